@@ -21,13 +21,19 @@ MOST_LINES = 9_000
 
 # Crate: modules that are in an import cycle, lines outside of tests.
 ALLOWED = {
-    "pod-sync": (0, 12_900),
+    "pod-sync": (0, 9_800),
 }
 
 # Every program in one file.
 ALL_IN_ONE = "quintlet"
 # The crates below pod-sync, lowest first: one may depend on those before it.
-POD_SYNC = ["pod-sync-decisions", "pod-sync-cri-config", "pod-sync-cgroups", "pod-sync-clients", "pod-sync-plugins", "pod-sync-csi", "pod-sync-volume-manager", "pod-sync-volumes", "pod-sync-images", "pod-sync-sources"]
+POD_SYNC = [
+    f"pod-sync-{name}"
+    for name in (
+        "decisions", "metrics", "cri-config", "cgroups", "clients", "plugins", "csi", "volume-manager", "volumes", "images",
+        "sources", "state", "containment", "node",
+    )
+]
 
 
 def product(text):

@@ -64,7 +64,7 @@ REPLACED_FILES = {
 ALLOWED = {
     "cri-proxy": 11,
     "node-api": 39,
-    "pod-sync": 28,
+    "pod-sync": 20,
     "pod-sync-csi": 16,
     "pod-sync-volume-manager": 14,
 }

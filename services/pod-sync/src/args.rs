@@ -306,7 +306,7 @@ pub struct ResourceArgs {
     #[arg(long, default_value_t = 0, value_name = "COUNT")]
     pub pods_per_core: u32,
     /// User ids of a pod with a user namespace of its own, a multiple of 65536.
-    #[arg(long, default_value_t = crate::userns::UNIT, value_parser = ids, value_name = "COUNT")]
+    #[arg(long, default_value_t = pod_sync_state::ID_UNIT, value_parser = ids, value_name = "COUNT")]
     pub ids_per_pod: u32,
     /// Processes in a pod. -1: no limit.
     #[arg(long, default_value_t = -1, allow_negative_numbers = true, value_name = "COUNT")]
@@ -428,10 +428,10 @@ fn index(n: u32) -> usize {
 
 fn ids(text: &str) -> Result<u32, String> {
     let ids: u32 = text.parse().map_err(|e| format!("{e}"))?;
-    if ids > 0 && ids.is_multiple_of(crate::userns::UNIT) {
+    if ids > 0 && ids.is_multiple_of(pod_sync_state::ID_UNIT) {
         Ok(ids)
     } else {
-        Err(format!("no multiple of {}", crate::userns::UNIT))
+        Err(format!("no multiple of {}", pod_sync_state::ID_UNIT))
     }
 }
 

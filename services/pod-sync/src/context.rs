@@ -9,14 +9,15 @@ use k8s_openapi::api::core::v1::Pod;
 use parking_lot::RwLock;
 use pod_sync_cgroups::Cgroups;
 use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
+use pod_sync_cri_config::NodeSettings;
 use pod_sync_cri_config::objects::ObjectSource;
-use pod_sync_cri_config::{HandlerFeatures, NodeSettings};
 use pod_sync_decisions::admission::Rejection;
 use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_decisions::status::NodeFacts;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::pull_records::PullRecords;
 use pod_sync_images::pulls::PullLimits;
+use pod_sync_node::RuntimeState;
 use pod_sync_sources::{ManifestProblem, SourceKind};
 use pod_sync_volumes::Volumes;
 use pod_sync_volumes::token::TokenSource;
@@ -27,46 +28,15 @@ use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::PodRuntime;
 use tokio::sync::watch;
 
-use crate::allocations::Allocations;
-use crate::containment::Containment;
 use crate::measured::Measured;
-use crate::metrics::PodMetrics;
 use crate::pod_workers::PodWorkers;
-use crate::state::StateDir;
 use crate::static_pod_gate::StaticPodGate;
-use crate::userns::UserNamespaces;
 use crate::view::{View, Waiting};
-
-/// What the runtime says of itself, asked every few seconds.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RuntimeState {
-    /// Name of the runtime, scheme of container ids. Empty until it answered once.
-    pub name: String,
-    /// Its version.
-    pub version: String,
-    /// Why no pod can be run, none where one can.
-    pub not_ready: Option<String>,
-    /// Why no pod with a network can be run, none where one can.
-    pub network_not_ready: Option<String>,
-    /// What each runtime handler can do.
-    pub handlers: BTreeMap<String, HandlerFeatures>,
-    /// Whether it knows `supplementalGroupsPolicy`, where it tells of its features.
-    pub supplemental_groups_policy: Option<bool>,
-}
-
-impl RuntimeState {
-    /// Pods can be run, with a network if they want one.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.is_known() && self.not_ready.is_none() && self.network_not_ready.is_none()
-    }
-
-    /// It answered once.
-    #[must_use]
-    pub fn is_known(&self) -> bool {
-        !self.name.is_empty()
-    }
-}
+use pod_sync_containment::Containment;
+use pod_sync_metrics::PodMetrics;
+use pod_sync_state::Allocations;
+use pod_sync_state::StateDir;
+use pod_sync_state::UserNamespaces;
 
 /// Reason of the event and of the wait after a panic or a death of a process in the work of a pod.
 pub const INTERNAL_ERROR: &str = "InternalError";
@@ -200,7 +170,7 @@ impl Context {
     /// Takes note of a panic in the work of a pod, and has its worker show what it waits for now. `object`: the pod, where it
     /// is not shown yet.
     pub fn panicked(&self, pod: &PodWork, panic: &Panic, object: Option<&Arc<Pod>>) {
-        let wait = self.containment.panicked(&pod.uid, panic);
+        let wait = self.containment.record_panic(&pod.uid, panic);
         let shown = self.views.get(&pod.uid).map(|view| Arc::clone(&view.pod));
         if let Some(object) = object.or(shown.as_ref()) {
             self.events.pod(object, EventType::Warning, INTERNAL_ERROR, &wait.message, "");

@@ -144,7 +144,7 @@ async fn pull(
     };
     let pulled = ctx.pulls.run(&image, lane).await;
     let uid = wanted.pod.metadata.uid.as_deref().unwrap_or_default();
-    ctx.metrics.starts.pulled(uid, ctx.clock.boot().saturating_sub(asked));
+    ctx.metrics.start_latency.image_pulled(uid, ctx.clock.boot().saturating_sub(asked));
     match pulled {
         Ok(Pulled { image_ref, pull_credentials, begun }) => {
             let found = ctx.runtime.image_status(cri::ImageSpec { image: image_ref.clone(), ..spec }).await;

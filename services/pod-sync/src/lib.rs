@@ -1,46 +1,35 @@
 //! pod-sync: desired pods, one worker per pod, pod status.
 //!
 //! Tasks: a source each (`source`), the sync loop ([`pod_manager`]), a worker per pod ([`worker`]), a follower of pleg-service, a
-//! driver per instance of probe-service, the streams to status-reporter ([`clients`]), the runtime poll and the node facts
-//! ([`node`]), and the server of podsync.v1 ([`serve`]). Workers are woken by bells, never fed by queues; what they
+//! driver per instance of probe-service, the streams to status-reporter ([`pod_sync_clients`]), the runtime poll and the node facts
+//! ([`pod_sync_node`]), and the server of podsync.v1 ([`serve`]). Workers are woken by bells, never fed by queues; what they
 //! decide is in [`pod_sync_decisions`], which does no I/O.
 //!
-//! Life cycle: take the root directory ([`owner`]), put back the records of an earlier run ([`state`]), follow the other
+//! Life cycle: take the root directory ([`pod_sync_state`]), put back the records of an earlier run ([`pod_sync_state`]), follow the other
 //! services, then the sources. SIGTERM leaves every pod running. SIGUSR1 removes the pods of manifests, then ends.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
-pub mod addresses;
-pub mod allocations;
+mod admission;
 pub mod args;
 pub mod checkpoint;
-pub mod cluster;
-pub mod containment;
 pub mod context;
 pub mod housekeeping;
 pub mod image;
 pub mod image_gc;
 pub mod logs;
-pub mod machine;
 mod measured;
-pub mod metrics;
 pub mod mirror;
-pub mod node;
-pub mod node_status;
-pub mod owner;
 mod pending_resizes;
-pub mod pod_cidrs;
 pub mod pod_manager;
 pub mod pod_workers;
 mod process;
 pub mod serve;
 mod settings;
 pub mod shutdown;
-pub mod state;
 pub mod static_pod_gate;
 pub mod storage;
-pub mod userns;
 pub mod view;
 mod volume_counts;
 pub mod worker;
@@ -77,13 +66,14 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
-use crate::containment::Containment;
-use crate::context::{Context, RuntimeState, Views};
+use crate::context::{Context, Views};
 use crate::pod_manager::PodManager;
 use crate::settings::settings;
-use crate::state::StateDir;
 use crate::static_pod_gate::StaticPodGate;
-use crate::userns::{Pool, UserNamespaces};
+use pod_sync_containment::Containment;
+use pod_sync_node::RuntimeState;
+use pod_sync_state::StateDir;
+use pod_sync_state::{IdPool, UserNamespaces};
 
 /// How long tasks get to end.
 const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
@@ -96,7 +86,7 @@ const GRACE: std::time::Duration = std::time::Duration::from_secs(3);
 pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationToken) -> anyhow::Result<()> {
     let clock = Clock::system();
     let paths = args.common.paths();
-    let owner = owner::Owner::take(&args.root_dir, &clock)?;
+    let owner = pod_sync_state::Owner::take(&args.root_dir, &clock)?;
     let settings = settings(&args)?;
     pod_sync_volumes::layout::prepare_root(&args.root_dir)
         .with_context(|| format!("{}", args.root_dir.display()))?;
@@ -129,7 +119,11 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     });
     let manifests = Arc::new(ManifestObjects::default());
     let view = Arc::new(ClusterView::default());
-    let objects = Arc::new(cluster::Objects::new(Arc::clone(&manifests), client.clone(), Arc::clone(&view)));
+    let objects = Arc::new(pod_sync_sources::cluster::Objects::new(
+        Arc::clone(&manifests),
+        client.clone(),
+        Arc::clone(&view),
+    ));
     let cgroups = pod_sync_cgroups::Cgroups::new(
         std::path::Path::new("/sys/fs/cgroup"),
         &args.cgroup_root,
@@ -137,8 +131,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     )
     .with_cgroups_per_qos(args.resources.cgroups_per_qos)
     .with_owner(&format!("{} {}", settings.node_name, args.root_dir.display()));
-    metrics::cgroup_version(pod_sync_cgroups::is_v2(std::path::Path::new("/sys/fs/cgroup")));
-    let limits = node::pod_limits(&settings);
+    pod_sync_metrics::set_cgroup_version(pod_sync_cgroups::is_v2(std::path::Path::new("/sys/fs/cgroup")));
+    let limits = pod_sync_node::pod_limits(&settings);
     if args.cgroup_driver == args::CgroupDriver::Systemd {
         cgroups.set_driver(pod_sync_cgroups::CgroupDriver::Systemd);
     }
@@ -150,11 +144,11 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     }
     let ctx = Arc::new(Context {
         volumes: pod_sync_volumes::Volumes::new(args.root_dir.clone()),
-        tokens: client
-            .clone()
-            .map(|c| Arc::new(cluster::Tokens(c)) as Arc<dyn pod_sync_volumes::token::TokenSource>),
+        tokens: client.clone().map(|c| {
+            Arc::new(pod_sync_sources::cluster::Tokens(c)) as Arc<dyn pod_sync_volumes::token::TokenSource>
+        }),
         node: Arc::new(settings.clone()),
-        allocations: allocations::Allocations::open(&args.root_dir),
+        allocations: pod_sync_state::Allocations::open(&args.root_dir),
         cgroups,
         clock: clock.clone(),
         epoch: owner.epoch(),
@@ -179,9 +173,9 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         credentials: credentials(&args, &clock)?,
         user_namespaces: UserNamespaces::new(
             &args.root_dir,
-            Pool::of_host(settings.max_pods, args.resources.ids_per_pod)?,
+            IdPool::of_host(settings.max_pods, args.resources.ids_per_pod)?,
         ),
-        metrics: metrics::PodMetrics::default(),
+        metrics: pod_sync_metrics::PodMetrics::default(),
         measured: measured::Measured::default(),
         dead: args.resources.dead_containers(),
         crash_loop: BackoffDelays {
@@ -195,7 +189,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     ctx.events.node(&ctx.node.node_name, EventType::Normal, "Starting", "Starting kubelet.");
     tasks.spawn(
         "runtime-poll",
-        node::poll_runtime(
+        pod_sync_node::poll_runtime(
             runtime,
             clock.clone(),
             runtime_tx,
@@ -204,13 +198,14 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
             stop.clone(),
         ),
     );
-    let (broken, exit_note) = (ctx.runtime.broken(), paths.exit(containment::peers::CRI_PROXY));
+    let (broken, exit_note) = (ctx.runtime.broken(), paths.exit(pod_sync_containment::CRI_PROXY));
     let blamer = Arc::clone(&ctx);
     let blame = move |cause: &ProcessExit, pods: &BTreeSet<PodUid>| {
-        blamer.containment.died(containment::peers::CRI_PROXY, cause, pods);
+        blamer.containment.record_crash(pod_sync_containment::CRI_PROXY, cause, pods);
         pods.iter().for_each(|uid| blamer.wakes.wake(uid));
     };
-    let deaths = containment::peers::follow(broken, exit_note, ctx.clock.clone(), blame, stop.clone());
+    let deaths =
+        pod_sync_containment::follow_cri_proxy(broken, exit_note, ctx.clock.clone(), blame, stop.clone());
     tasks.spawn("cri-proxy-deaths", deaths);
     tasks.spawn("pleg-follow", Arc::clone(&pleg).follow(stop.clone()));
     tasks.spawn("probes", Arc::clone(&probes).run(stop.clone()));
@@ -230,17 +225,22 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         let most = usize::try_from(args.resources.node_status_max_images).ok();
         tasks.spawn(
             "node-images",
-            node_status::poll_images(ctx.runtime.clone(), most, images_tx, stop.clone()),
+            pod_sync_node::poll_images(ctx.runtime.clone(), most, images_tx, stop.clone()),
         );
         let (ips_tx, ips) = watch::channel(None);
         let name = settings.node_name.clone();
-        let follow =
-            addresses::follow(args.node_ip.clone(), name, settings.node_ips.clone(), ips_tx, stop.clone());
+        let follow = pod_sync_node::follow_addresses(
+            args.node_ip.clone(),
+            name,
+            settings.node_ips.clone(),
+            ips_tx,
+            stop.clone(),
+        );
         tasks.spawn("node-addresses", follow);
-        let facts = node::report(
+        let facts = pod_sync_node::report_node(
             settings.clone(),
             args.labels(),
-            node::Changing {
+            pod_sync_node::NodeInputs {
                 runtime: runtime_state.clone(),
                 shutting_down: shutting_down.clone(),
                 images,
@@ -259,10 +259,10 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         tasks.spawn("watch-services", Arc::clone(&view).watch_services(client.clone(), stop.clone()));
         let watch = Arc::clone(&view).watch_runtime_classes(client.clone(), stop.clone());
         tasks.spawn("watch-runtime-classes", watch);
-        let cidrs = pod_cidrs::follow(view.nodes(), ctx.runtime.clone(), stop.clone());
+        let cidrs = pod_sync_node::follow_pod_cidrs(view.nodes(), ctx.runtime.clone(), stop.clone());
         tasks.spawn("pod-cidrs", cidrs);
     } else if !args.pod_cidr.is_empty() {
-        let told = pod_cidrs::tell_once(args.pod_cidr.clone(), ctx.runtime.clone(), stop.clone());
+        let told = pod_sync_node::set_pod_cidrs(args.pod_cidr.clone(), ctx.runtime.clone(), stop.clone());
         tasks.spawn("pod-cidr", told);
     }
 
@@ -292,8 +292,14 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
 
     let (sources, kinds) = sources(&args, client.clone(), &settings.node_name, &tasks, &stop);
     let labels = args.labels();
-    let admission =
-        Arc::new(node::NodeAdmission::new(settings, &labels, view, client, runtime_state, shutting_down));
+    let admission = Arc::new(admission::NodeAdmission::new(
+        settings,
+        &labels,
+        view,
+        client,
+        runtime_state,
+        shutting_down,
+    ));
     tasks.spawn("container-logs", logs::run(Arc::clone(&ctx), args.container_logs(), stop.clone()));
     let mut manager = PodManager::new(ctx, manifests, admission, &kinds);
     manager.restore(known);

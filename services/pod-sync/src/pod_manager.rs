@@ -22,7 +22,6 @@ use tokio_util::sync::CancellationToken;
 use crate::context::{Context, Desired, PodWork, Victim};
 use crate::housekeeping::{HousekeepingPace, LogSweeper};
 use crate::pending_resizes::PendingResizes;
-use crate::state::{PodRecord, Termination};
 use crate::view::{self, Decision, View, unix_ns};
 use crate::worker::Worker;
 use manifest_gate::ManifestGate;
@@ -36,6 +35,7 @@ use pod_sync_decisions::worker::{Effect, Input, KillPodOptions, PodFacts, SyncPo
 use pod_sync_decisions::{grace, preempt};
 use pod_sync_sources::objects::ManifestObjects;
 use pod_sync_sources::{SourceEvent, SourceKind, SourceMessage};
+use pod_sync_state::{PodRecord, Termination};
 
 /// Housekeeping period (pkg/kubelet/kubelet.go).
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -566,12 +566,12 @@ impl PodManager {
         let (rejected, after) = match admitted {
             Ok(after) => (None, after),
             Err(rejection) => {
-                self.ctx.metrics.rejected(&rejection.reason);
+                self.ctx.metrics.pod_rejected(&rejection.reason);
                 (Some(rejection), Vec::new())
             }
         };
         if source == SourceKind::Api && rejected.is_none() {
-            self.ctx.metrics.starts.accepted(&pod_ref.uid, &pod);
+            self.ctx.metrics.start_latency.pod_accepted(&pod_ref.uid, &pod);
         }
         let key = (pod_ref.namespace.to_string(), pod_ref.name.to_string());
         let mirror = self.mirrors.get(&key).cloned();

@@ -10,17 +10,16 @@ use pod_sync_decisions::qos::ResourceList;
 use quintlet_model::quantity::Quantity;
 
 use crate::args::Args;
-use crate::{addresses, node};
 
 /// Settings and facts of the node.
 ///
 /// # Errors
 /// Arguments that do not go together, or not with this machine.
 pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
-    addresses::check(&args.node_ip).map_err(anyhow::Error::msg)?;
+    pod_sync_node::check_addresses(&args.node_ip).map_err(anyhow::Error::msg)?;
     let node_name = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
     let mut settings = NodeSettings {
-        node_ips: addresses::at_start(&args.node_ip, &node_name),
+        node_ips: pod_sync_node::initial_addresses(&args.node_ip, &node_name),
         node_name,
         node_api_port: args.node_api_port,
         root_dir: args.root_dir.clone(),
@@ -66,13 +65,13 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
         settings.single_process_oom_kill = single;
     }
     settings.limited_swap_bytes =
-        (given.memory_swap_behavior == "LimitedSwap" && settings.cgroup_v2).then(node::swap_bytes);
-    settings.max_pods = node::max_pods(node::cpus(), given.max_pods, given.pods_per_core);
+        (given.memory_swap_behavior == "LimitedSwap" && settings.cgroup_v2).then(pod_sync_node::swap_bytes);
+    settings.max_pods = pod_sync_node::max_pods(pod_sync_node::cpus(), given.max_pods, given.pods_per_core);
     settings.enforce_reserved = given.enforce_node_allocatable.iter().any(|w| w == "pods");
     settings.reserved = reserved(&given.system_reserved, &given.kube_reserved)?;
-    let capacity = node::capacity(settings);
+    let capacity = pod_sync_node::capacity(settings);
     settings.eviction_reserve =
-        crate::machine::eviction_reserve(&given.eviction_hard, &capacity).map_err(anyhow::Error::msg)?;
+        pod_sync_node::eviction_reserve(&given.eviction_hard, &capacity).map_err(anyhow::Error::msg)?;
     for (name, wanted) in settings.reserved.iter().chain(&settings.eviction_reserve) {
         let Some(have) = capacity.get(name).map(Quantity::of) else { continue };
         // One of the two may be missing.
@@ -83,8 +82,10 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
              Expected capacity >= reservation."
         );
     }
-    settings.allocatable =
-        node::allocatable(settings).iter().map(|(name, q)| (name.clone(), Quantity::of(q))).collect();
+    settings.allocatable = pod_sync_node::allocatable(settings)
+        .iter()
+        .map(|(name, q)| (name.clone(), Quantity::of(q)))
+        .collect();
     Ok(())
 }
 
@@ -93,9 +94,9 @@ fn reserved(system: &[(String, String)], kube: &[(String, String)]) -> anyhow::R
     let mut all = ResourceList::new();
     for (name, amount) in system.iter().chain(kube) {
         ensure!(
-            node::RESERVABLE.contains(&name.as_str()),
+            pod_sync_node::RESERVABLE.contains(&name.as_str()),
             "{name} cannot be reserved, want {}",
-            node::RESERVABLE.join(", ")
+            pod_sync_node::RESERVABLE.join(", ")
         );
         let amount = Quantity::parse(amount).with_context(|| format!("reservation of {name}"))?;
         let sum = all.get(name).copied().unwrap_or_default() + amount;
@@ -117,13 +118,13 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::context::RuntimeState;
-    use crate::node::{NodeAdmission, RESERVABLE};
+    use crate::admission::NodeAdmission;
     use crate::pod_manager::Admission as _;
     use pod_sync_cri_config::resources::container_resources;
     use pod_sync_decisions::admission::AdmitResult;
     use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
     use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
+    use pod_sync_node::{RESERVABLE, RuntimeState};
     use pod_sync_sources::api::ClusterView;
     use quintlet_testkit::pods::pod_of;
 
@@ -315,12 +316,12 @@ mod tests {
         for (cpus, most, per_core, want) in
             [(4, 110, 0, 110), (4, 110, 10, 40), (40, 110, 10, 110), (4, 5, 10, 5)]
         {
-            assert_eq!(node::max_pods(cpus, most, per_core), want, "{cpus} {most} {per_core}");
+            assert_eq!(pod_sync_node::max_pods(cpus, most, per_core), want, "{cpus} {most} {per_core}");
         }
-        let pods = |settings: &NodeSettings| node::capacity(settings)["pods"].0.clone();
+        let pods = |settings: &NodeSettings| pod_sync_node::capacity(settings)["pods"].0.clone();
         assert_eq!(pods(&of("maxPods: 7\n", &[])), "7");
         assert_eq!(pods(&of("maxPods: 7\n", &["--max-pods", "9"])), "9");
-        assert_eq!(pods(&of("podsPerCore: 1\n", &[])), node::cpus().min(110).to_string());
+        assert_eq!(pods(&of("podsPerCore: 1\n", &[])), pod_sync_node::cpus().min(110).to_string());
         assert_eq!(pods(&of("", &[])), "110");
     }
 
@@ -329,22 +330,27 @@ mod tests {
         let file = "systemReserved: {cpu: 100m, memory: 16Mi, pid: \"100\"}\nkubeReserved: {cpu: 150m}\n";
         let settings = of(file, &[]);
         let whole = of("", &[]);
-        let left = |settings: &NodeSettings, name: &str| Quantity::of(&node::allocatable(settings)[name]);
-        assert_eq!(left(&settings, "cpu").milli_value(), node::cpus() * 1000 - 250);
+        let left =
+            |settings: &NodeSettings, name: &str| Quantity::of(&pod_sync_node::allocatable(settings)[name]);
+        assert_eq!(left(&settings, "cpu").milli_value(), pod_sync_node::cpus() * 1000 - 250);
         assert_eq!(
             settings.allocatable["cpu"].milli_value(),
-            node::cpus() * 1000 - 250,
+            pod_sync_node::cpus() * 1000 - 250,
             "for the downward API, too"
         );
         assert_eq!(left(&whole, "memory").value() - left(&settings, "memory").value(), 16 << 20);
-        assert_eq!(node::capacity(&settings), node::capacity(&whole), "capacity is the machine");
-        let limits = node::pod_limits(&settings);
-        assert_eq!(limits.cpu_milli, Some(node::cpus() * 1000 - 250));
+        assert_eq!(
+            pod_sync_node::capacity(&settings),
+            pod_sync_node::capacity(&whole),
+            "capacity is the machine"
+        );
+        let limits = pod_sync_node::pod_limits(&settings);
+        assert_eq!(limits.cpu_milli, Some(pod_sync_node::cpus() * 1000 - 250));
         assert_eq!(limits.memory_bytes, Some(settings.memory_bytes - (16 << 20)));
         assert!(limits.pids.is_some_and(|p| p > 0), "{limits:?}");
-        assert_eq!(node::pod_limits(&whole).pids, None);
+        assert_eq!(pod_sync_node::pod_limits(&whole).pids, None);
         let free = of(&format!("{file}enforceNodeAllocatable: [none]\n"), &[]);
-        assert_eq!(node::pod_limits(&free), node::pod_limits(&whole));
+        assert_eq!(pod_sync_node::pod_limits(&free), pod_sync_node::pod_limits(&whole));
         assert_eq!(left(&free, "cpu"), left(&settings, "cpu"));
 
         let error = super::settings(&args("kubeReserved: {memory: 1Ei}\n", &[])).unwrap_err().to_string();
@@ -362,11 +368,11 @@ mod tests {
     fn what_hard_eviction_keeps_free_is_not_allocatable() {
         let kept = |file: &str, flags: &[&str], name: &str| {
             let settings = of(file, flags);
-            let whole = Quantity::of(&node::capacity(&settings)[name]).value();
-            whole - Quantity::of(&node::allocatable(&settings)[name]).value()
+            let whole = Quantity::of(&pod_sync_node::capacity(&settings)[name]).value();
+            whole - Quantity::of(&pod_sync_node::allocatable(&settings)[name]).value()
         };
-        let disk = Quantity::of(&node::capacity(&of("", &[]))["ephemeral-storage"]).value();
-        let huge: i64 = crate::machine::huge_pages(
+        let disk = Quantity::of(&pod_sync_node::capacity(&of("", &[]))["ephemeral-storage"]).value();
+        let huge: i64 = pod_sync_node::huge_pages(
             std::path::Path::new("/sys/kernel/mm/hugepages"),
             &of("", &[]).hugepage_sizes,
         )
@@ -384,7 +390,7 @@ mod tests {
             "a flag wins"
         );
         let settings = of(file, &[]);
-        let limits = node::pod_limits(&settings);
+        let limits = pod_sync_node::pod_limits(&settings);
         assert_eq!(
             limits.memory_bytes,
             Some(settings.memory_bytes - (1 << 20)),
@@ -398,7 +404,7 @@ mod tests {
     #[test]
     fn swap_is_for_nobody_unless_limited_swap_is_set() {
         let given = args("memorySwap: {swapBehavior: LimitedSwap}\n", &[]);
-        for (v2, want) in [(true, Some(node::swap_bytes())), (false, None)] {
+        for (v2, want) in [(true, Some(pod_sync_node::swap_bytes())), (false, None)] {
             let mut settings =
                 NodeSettings { cgroup_v2: v2, memory_bytes: 1 << 30, ..NodeSettings::default() };
             resources(&given, &mut settings).unwrap();
@@ -436,7 +442,11 @@ mod tests {
     #[test]
     fn a_kubelet_that_takes_the_node_over_finds_no_label_of_ours_to_keep() {
         let held = |flags: &[&str]| {
-            let node = crate::node::held(&of("", &[]), &args("", flags).labels(), &RuntimeState::default());
+            let node = pod_sync_node::managed_node(
+                &of("", &[]),
+                &args("", flags).labels(),
+                &RuntimeState::default(),
+            );
             (node.metadata.labels.unwrap(), node.metadata.annotations.unwrap())
         };
         let (labels, annotations) = held(&["--node-label=tier=edge"]);

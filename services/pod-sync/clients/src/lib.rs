@@ -32,5 +32,5 @@ pub use crate::events::{EventNumber, EventType, Events, RecordedEvent};
 pub use crate::pleg::{ObserveError, Observed, Pleg, PlegHealthError};
 pub use crate::probes::{PodMemory, ProbeFailure, Probes};
 pub use crate::runtime::{CallError, ExecOutput, Runtime};
-pub use crate::status::{StatusAck, Statuses};
+pub use crate::status::{NodeReportError, StatusAck, Statuses};
 pub use crate::wakeups::WorkerWakeups;

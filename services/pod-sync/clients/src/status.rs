@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::Node;
 use parking_lot::Mutex;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
@@ -40,6 +41,15 @@ pub enum StatusAck {
     Deleted,
 }
 
+/// The Node was not reported.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeReportError {
+    #[error("failed to encode the Node")]
+    Encode(#[source] serde_json::Error),
+    #[error("status-reporter did not take the Node")]
+    Refused(#[source] tonic::Status),
+}
+
 #[derive(Debug, Default)]
 struct Inner {
     // With the trace of the sync that produced the status.
@@ -65,6 +75,27 @@ impl Statuses {
     pub fn new(path: PathBuf, wakes: Arc<WorkerWakeups>) -> Self {
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(path));
         Self { client, inner: Mutex::default(), changed: Notify::new(), wakes }
+    }
+
+    /// Reports the Node object. The node is Ready if `not_ready`, the reasons against it, is empty. `observed` is the time of the
+    /// observation (CLOCK_BOOTTIME).
+    ///
+    /// # Errors
+    /// status-reporter did not take the report.
+    pub async fn report_node(
+        &self,
+        node: &Node,
+        not_ready: Vec<String>,
+        observed: Duration,
+    ) -> Result<(), NodeReportError> {
+        let request = wire::UpdateNodeRequest {
+            source: "pod-sync".to_owned(),
+            node: serde_json::to_vec(node).map_err(NodeReportError::Encode)?,
+            not_ready,
+            observed_boottime_ns: u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX),
+        };
+        self.client().update_node(request).await.map_err(NodeReportError::Refused)?;
+        Ok(())
     }
 
     /// Returns a client for unary calls to status-reporter.

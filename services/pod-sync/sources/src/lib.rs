@@ -3,13 +3,14 @@
 //! Each source is a task ([`file::run`], [`http::run`], [`api`]) that sends all of its pods as a [`Snapshot`] over one channel
 //! of [`SOURCE_QUEUE`] entries. A source that waits for the channel is only late: its next snapshot has everything. The pod
 //! manager of pod-sync merges the snapshots ([`pod_sync_decisions::merge`]). [`decode`] parses manifests, [`validate`] rejects
-//! those that a kubelet rejects.
+//! those that a kubelet rejects. [`cluster`] reads the objects that pods refer to.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 pub mod api;
+pub mod cluster;
 pub mod decode;
 pub mod file;
 pub mod http;

@@ -20,9 +20,9 @@ use quintlet_model::ids::ContainerId;
 use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
 use tokio_util::sync::CancellationToken;
 
-use crate::containment::Containment;
 use crate::context::{Context, PodWork};
 use links::Link;
+use pod_sync_containment::Containment;
 use pod_sync_cri_config::paths;
 
 /// `containerLogMaxSize`, `containerLogMaxFiles`, `containerLogMaxWorkers` and `containerLogMonitorInterval` of a

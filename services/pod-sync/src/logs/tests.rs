@@ -251,7 +251,7 @@ async fn a_panic_over_one_log_ends_that_work_alone_and_a_pod_that_waits_is_left_
     };
     assert_eq!(asked().await, ["u0", "u1", "u2"]);
     let panic = contain::Panic { message: "boom".to_owned(), location: "here".to_owned() };
-    containment.panicked(&PodUid::parse("u2").unwrap(), &panic);
+    containment.record_panic(&PodUid::parse("u2").unwrap(), &panic);
     assert_eq!(asked().await, ["u0", "u1"]);
 }
 

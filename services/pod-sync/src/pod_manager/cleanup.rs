@@ -12,7 +12,7 @@ use quintlet_model::pod as pods;
 
 use super::PodManager;
 use crate::context::PodWork;
-use crate::metrics::Counted;
+use pod_sync_metrics::Counted;
 
 impl PodManager {
     pub(super) fn housekeeping(&mut self) {
@@ -27,7 +27,7 @@ impl PodManager {
     // As HandlePodCleanups: what nobody wants any more, each kind after those it follows from.
     fn clean_up(&mut self) {
         self.count();
-        self.ctx.containment.count();
+        self.ctx.containment.update_gauge();
         self.change_held();
         // Nothing is an orphan before every source has spoken and the runtime was read as a whole.
         if !self.sources_ready() {
@@ -56,7 +56,7 @@ impl PodManager {
             tracing::info!(pod.uid = %uid, pod = %pod.pod, "a pod of ours that no source wants is removed");
             let full_name = pod.pod.full_name();
             self.ctx.pod_workers.step(Input::Orphan { uid: uid.clone(), full_name });
-            self.ctx.metrics.census.orphan();
+            self.ctx.metrics.census.count_orphan();
             let ctx = Arc::clone(&self.ctx);
             let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
             self.orphans.insert(uid, task);
@@ -67,7 +67,7 @@ impl PodManager {
             let listing = crate::housekeeping::orphaned(Arc::clone(&self.ctx), known.clone());
             self.listing = Some(quintlet_kit::task::spawn("list-orphans", listing));
         }
-        self.ctx.metrics.starts.retain(&known);
+        self.ctx.metrics.start_latency.retain(&known);
         self.ctx.allocations.retain(&known.iter().map(PodUid::as_str).collect());
         self.sweeper.tick(&self.ctx, &known);
     }
@@ -101,7 +101,7 @@ impl PodManager {
                 worker: view.worker,
                 is_static: pods::is_static(&view.pod),
                 is_removed: view.is_removed,
-                is_over: self.ctx.is_over(&view.pod_ref.uid),
+                is_terminated: self.ctx.is_over(&view.pod_ref.uid),
             })
             .collect();
         let orphans = self.orphans.values().filter(|task| !task.is_finished()).count();

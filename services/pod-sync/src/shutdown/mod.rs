@@ -28,8 +28,6 @@ use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
 use self::logind::{Login, LoginError, Session};
 use self::times::Times;
 
-/// What holds Ready back meanwhile.
-pub const NOT_READY: &str = "node is shutting down";
 /// Message of a pod's status and of its DisruptionTarget condition.
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 /// Until logind is tried again.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::metrics::PodMetrics;
+use pod_sync_metrics::PodMetrics;
 
 const FILE: &str = "graceful_node_shutdown_state";
 

@@ -46,10 +46,8 @@ use tracing::{Instrument as _, Span};
 
 use crate::context::{Context, Desired, INTERNAL_ERROR, PodWork};
 use crate::image;
-use crate::metrics;
 use crate::mirror::MirrorReconciler;
 use crate::pod_workers::NextWork;
-use crate::state::{PodRecord, Termination};
 use crate::view::{Decision, Waiting, unix_ns};
 use pod_sync_cri_config::mounts::MountedVolumes;
 use pod_sync_decisions::active::PodStart;
@@ -61,6 +59,7 @@ use pod_sync_decisions::unknown_calls::UnknownCalls;
 use pod_sync_decisions::worker::freshness::{Freshness, NextObservation};
 use pod_sync_decisions::worker::{self, Input, Outcome, Work};
 use pod_sync_decisions::{status, waiting};
+use pod_sync_state::{PodRecord, Termination};
 
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
 const ERROR_WAIT: Duration = Duration::from_secs(10);
@@ -289,7 +288,7 @@ impl Worker {
         let now = self.desired();
         let ends = |d: &Desired| (d.removed, d.pod.metadata.deletion_timestamp.is_some());
         if now.pod.spec != before.pod.spec || ends(&now) != ends(&before) {
-            self.ctx.containment.changed(&self.pod_ref.uid);
+            self.ctx.containment.record_spec_change(&self.pod_ref.uid);
         }
         self.left_alone_as = Some(now);
         true
@@ -332,7 +331,7 @@ impl Worker {
                 KILL
             }
         };
-        self.ctx.metrics.passed(kind, began.elapsed());
+        self.ctx.metrics.sync_completed(kind, began.elapsed());
         if self.is_settled() {
             self.operation = None;
         }
@@ -340,7 +339,7 @@ impl Worker {
         let outcome = self.outcome(next, first_event);
         // A pass that was cut has not shown that the pod does no harm.
         if outcome != Outcome::Interrupted {
-            self.ctx.containment.worked(&self.pod_ref.uid);
+            self.ctx.containment.record_success(&self.pod_ref.uid);
         }
         let told = self.ctx.pod_workers.done(&self.pod_ref.uid, outcome);
         if outcome == Outcome::Advance {
@@ -634,7 +633,7 @@ impl Worker {
             probes,
             waiting: &self.record.waiting,
             termination_messages: &self.messages,
-            resize: &self.ctx.allocations.shown(&self.pod_ref.uid),
+            resize: &self.ctx.allocations.condition_list(&self.pod_ref.uid),
             actuated: self.ctx.allocations.actuated(&self.pod_ref.uid).as_ref(),
             node: &facts,
             is_terminal,
@@ -741,9 +740,14 @@ impl Worker {
 
     fn count(&self, status: &PodStatus) {
         let old = self.record.status.as_deref().or(self.pod.status.as_ref());
-        self.ctx.metrics.changed(old, status);
-        self.ctx.metrics.starts.seen(&self.pod_ref.uid, &self.pod, status, self.ctx.clock.wall());
-        if metrics::began_to_run(old, status) {
+        self.ctx.metrics.status_changed(old, status);
+        self.ctx.metrics.start_latency.status_changed(
+            &self.pod_ref.uid,
+            &self.pod,
+            status,
+            self.ctx.clock.wall(),
+        );
+        if pod_sync_metrics::began_to_run(old, status) {
             let since = self.ctx.clock.boot().saturating_sub(self.record.accepted);
             self.ctx.metrics.pod_start.observe(since.as_secs_f64());
         }

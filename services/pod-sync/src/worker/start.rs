@@ -147,7 +147,7 @@ impl Worker {
         let began = self.ctx.clock.boot();
         let made = self.ctx.runtime.run_sandbox(config, &self.handler).await;
         let took = self.ctx.clock.boot().saturating_sub(began);
-        self.ctx.metrics.sandbox(&self.handler, took, made.is_ok());
+        self.ctx.metrics.sandbox_started(&self.handler, took, made.is_ok());
         let id = match made {
             Ok(id) => id,
             Err(e) => {

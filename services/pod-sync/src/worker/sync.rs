@@ -26,7 +26,6 @@ use tracing::{Instrument as _, Span};
 
 use super::{ERROR_WAIT, Halt, Next, Pass, Step, Worker, jitter};
 use crate::context::Desired;
-use crate::metrics;
 use crate::mirror::MirrorReconciler;
 
 /// For how long an error is shown before the back-off takes its place: the kubelet's next sync comes with its next relist.
@@ -60,9 +59,9 @@ impl Kind {
     /// What metrics call it.
     pub(super) fn label(self) -> &'static str {
         match self {
-            Self::Init => metrics::INIT,
-            Self::Regular => metrics::REGULAR,
-            Self::Ephemeral => metrics::EPHEMERAL,
+            Self::Init => pod_sync_metrics::INIT,
+            Self::Regular => pod_sync_metrics::REGULAR,
+            Self::Ephemeral => pod_sync_metrics::EPHEMERAL,
         }
     }
 }
@@ -449,13 +448,13 @@ impl Worker {
             if self.is_ending() {
                 return Ok(());
             }
-            self.ctx.metrics.starting(kind.label());
+            self.ctx.metrics.container_starting(kind.label());
             match self.start_container(pass, kind, &container, sandbox, config, ips).await {
                 Ok(()) => {
                     self.record.waiting.remove(&container.name);
                 }
                 Err(super::start::NotStarted::Waits(reason)) => {
-                    self.ctx.metrics.not_started(kind.label(), &reason.reason);
+                    self.ctx.metrics.container_start_failed(kind.label(), &reason.reason);
                     self.note_waiting(&container.name, reason);
                     if kind == Kind::Init && !pods::is_sidecar(&container) {
                         break;

@@ -14,7 +14,7 @@ use quintlet_model::pod as pods;
 use quintlet_model::runtime::{Container, ContainerState};
 
 use super::{Halt, Next, Step, Worker};
-use crate::state::TerminationCause;
+use pod_sync_decisions::worker::TerminationCause;
 
 impl Worker {
     pub(super) async fn terminating(&mut self) -> Result<Next, Halt> {

@@ -1,7 +1,7 @@
-//! How long pods of the API server take to start, as the scalability SLO has it (pkg/kubelet/util/pod_startup_latency_tracker.go):
-//! from their creation until each container runs, less the time of pulls and init containers.
+//! Start latency of API server pods, as in the scalability SLO (pkg/kubelet/util/pod_startup_latency_tracker.go): from the creation
+//! until all containers run, without the time of pulls and init containers.
 //!
-//! The kubelet looks at the clock when its own status comes back by the watch; here it is when the status is made.
+//! The kubelet takes the time when it observes its own status by the watch. pod-sync takes it when the status is computed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use prometheus_client::metrics::histogram::Histogram;
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::metrics::{float_gauge, histogram_of};
 
-use super::POD_START;
+use crate::POD_START;
 
-/// Pods that start, each with the time that its pulls took.
+/// Pods that are starting, with the duration of their pulls.
 #[derive(Debug, Clone)]
-pub struct Starts {
+pub struct StartLatency {
     pulls: Arc<Mutex<HashMap<PodUid, Duration>>>,
     sli: Histogram,
     total: Histogram,
     first_network: Gauge<f64, AtomicU64>,
 }
 
-impl Default for Starts {
+impl Default for StartLatency {
     fn default() -> Self {
         Self {
             pulls: Arc::default(),
@@ -52,9 +52,9 @@ impl Default for Starts {
     }
 }
 
-impl Starts {
-    /// A pod of the API server is taken. One that was begun before, or that waited for a place on a node, tells nothing of this one.
-    pub fn accepted(&self, uid: &PodUid, pod: &Pod) {
+impl StartLatency {
+    /// Adds a pod of the API server, unless it has started before or had to wait for a node.
+    pub fn pod_accepted(&self, uid: &PodUid, pod: &Pod) {
         let status = pod.status.as_ref();
         let is_begun = status.is_some_and(|s| s.start_time.is_some());
         let conditions = status.and_then(|s| s.conditions.as_ref());
@@ -65,21 +65,21 @@ impl Starts {
         }
     }
 
-    /// An image was pulled for a pod, or was tried to.
-    pub fn pulled(&self, uid: &str, took: Duration) {
+    /// Adds the duration of a pull, which may have failed.
+    pub fn image_pulled(&self, uid: &str, took: Duration) {
         let mut pulls = self.pulls.lock();
         if let Some(total) = PodUid::parse(uid).ok().and_then(|uid| pulls.get_mut(&uid)) {
             *total = total.saturating_add(took);
         }
     }
 
-    /// Only these pods are there.
+    /// Removes all other pods.
     pub fn retain(&self, known: &HashSet<PodUid>) {
         self.pulls.lock().retain(|uid, _| known.contains(uid));
     }
 
-    /// A pod has this status now.
-    pub fn seen(&self, uid: &PodUid, pod: &Pod, status: &PodStatus, now: Timestamp) {
+    /// Records the start latency of a pod once all its containers run.
+    pub fn status_changed(&self, uid: &PodUid, pod: &Pod, status: &PodStatus, now: Timestamp) {
         if !has_started(status) {
             return;
         }
@@ -107,7 +107,7 @@ impl Starts {
     }
 }
 
-/// Each container has started and runs.
+/// Returns whether all containers run.
 fn has_started(status: &PodStatus) -> bool {
     let all = status.container_statuses.as_deref().unwrap_or_default();
     let runs = |c: &k8s_openapi::api::core::v1::ContainerStatus| {
@@ -116,7 +116,7 @@ fn has_started(status: &PodStatus) -> bool {
     !all.is_empty() && all.iter().all(runs)
 }
 
-/// It mounts more than what the node makes for it.
+/// Returns whether the pod has volumes other than those that the node creates.
 fn is_stateful(pod: &Pod) -> bool {
     let is_made = |v: &Volume| {
         v.secret.is_some()
@@ -134,9 +134,9 @@ mod tests {
 
     use super::*;
 
-    fn starts() -> Starts {
+    fn latency() -> StartLatency {
         // Of their own: the registry's are the process's.
-        Starts {
+        StartLatency {
             pulls: Arc::default(),
             sli: Histogram::new(POD_START),
             total: Histogram::new(POD_START),
@@ -179,17 +179,17 @@ mod tests {
 
     #[test]
     fn a_start_counts_once_when_all_run_without_pulls_and_init_containers() {
-        let starts = starts();
+        let starts = latency();
         let (uid, now) = (PodUid::parse("u1").unwrap(), "2026-01-01T00:00:20Z".parse().unwrap());
         let plain = pod(json!([{"name": "v", "emptyDir": {}}]), json!({}));
-        starts.accepted(&uid, &plain);
-        starts.pulled("u1", Duration::from_secs(4));
-        starts.pulled("u1", Duration::from_secs(1));
-        starts.pulled("another", Duration::from_secs(9));
-        starts.seen(&uid, &plain, &status(false), now);
+        starts.pod_accepted(&uid, &plain);
+        starts.image_pulled("u1", Duration::from_secs(4));
+        starts.image_pulled("u1", Duration::from_secs(1));
+        starts.image_pulled("another", Duration::from_secs(9));
+        starts.status_changed(&uid, &plain, &status(false), now);
         assert_eq!(figures(&starts.total), (0.0, 0), "one does not run yet");
-        starts.seen(&uid, &plain, &status(true), now);
-        starts.seen(&uid, &plain, &status(true), now);
+        starts.status_changed(&uid, &plain, &status(true), now);
+        starts.status_changed(&uid, &plain, &status(true), now);
         assert_eq!((figures(&starts.total), figures(&starts.sli)), ((20.0, 1), (12.0, 1)));
         assert_eq!(starts.first_network.get(), 12.0);
     }
@@ -204,17 +204,17 @@ mod tests {
             (json!([]), unscheduled, 0),
             (json!([{"name": "v", "hostPath": {"path": "/"}}]), json!({}), 1),
         ] {
-            let starts = starts();
+            let starts = latency();
             let pod = pod(volumes, before);
-            starts.accepted(&uid, &pod);
-            starts.seen(&uid, &pod, &status(true), now);
+            starts.pod_accepted(&uid, &pod);
+            starts.status_changed(&uid, &pod, &status(true), now);
             assert_eq!((figures(&starts.total).1, figures(&starts.sli).1), (total, 0), "{pod:?}");
         }
-        let starts = starts();
+        let starts = latency();
         let plain = pod(json!([]), json!({}));
-        starts.accepted(&uid, &plain);
+        starts.pod_accepted(&uid, &plain);
         starts.retain(&HashSet::new());
-        starts.seen(&uid, &plain, &status(true), now);
+        starts.status_changed(&uid, &plain, &status(true), now);
         assert_eq!(figures(&starts.total).1, 0, "it was gone");
     }
 }

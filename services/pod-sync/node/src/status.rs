@@ -1,4 +1,4 @@
-//! What the Node's status says of the runtime: its images, what its handlers can do, and what pods may ask of this node.
+//! The parts of `Node.status` that come from the runtime: images, runtime handlers, features.
 
 use std::time::Duration;
 
@@ -10,16 +10,15 @@ use pod_sync_decisions::image_gc::Image;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::context::RuntimeState;
+use crate::runtime::RuntimeState;
 
-/// How often images are listed (pkg/kubelet/images/image_gc_manager.go).
+/// Interval between lists of images (pkg/kubelet/images/image_gc_manager.go).
 const PERIOD: Duration = Duration::from_secs(30);
-/// While they cannot be listed.
+/// Interval between attempts while lists fail.
 const RETRY: Duration = Duration::from_secs(1);
-/// Names of an image that are told (pkg/kubelet/nodestatus/setters.go).
+/// Names reported per image (pkg/kubelet/nodestatus: MaxNamesPerImageInNodeStatus).
 const MAX_NAMES: usize = 5;
-/// What pods may ask of a node that tells of it (component-helpers/nodedeclaredfeatures/features), in the order of the alphabet:
-/// an API server takes no other.
+/// Declared features of the node, sorted as the API server requires (component-helpers/nodedeclaredfeatures/features).
 const DECLARED: [&str; 4] = [
     "ExtendWebSocketsToKubelet",
     "InPlacePodLevelResourcesVerticalScaling",
@@ -27,7 +26,7 @@ const DECLARED: [&str; 4] = [
     "RestartAllContainersOnContainerExits",
 ];
 
-/// Lists the runtime's images now and then, until told to stop. Those listed last count while it does not answer.
+/// Lists the runtime's images periodically until `stop`. While lists fail, the last images stay published.
 pub async fn poll_images(
     runtime: Runtime,
     most: Option<usize>,
@@ -46,11 +45,11 @@ pub async fn poll_images(
                 PERIOD
             }
             Err(error) => {
-                tracing::debug!(%error, "images not listed");
+                tracing::debug!(%error, "image list failed, retrying");
                 RETRY
             }
         };
-        // Cutting the sleep only ends the loop.
+        // Dropping the sleep ends the loop.
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
@@ -58,9 +57,8 @@ pub async fn poll_images(
     }
 }
 
-/// The largest images, as many as `most`; all without it.
-#[must_use]
-pub fn largest(mut images: Vec<Image>, most: Option<usize>) -> Vec<ContainerImage> {
+/// Returns the `most` largest images, or all.
+fn largest(mut images: Vec<Image>, most: Option<usize>) -> Vec<ContainerImage> {
     images.sort_by(|a, b| (b.size, &b.id).cmp(&(a.size, &a.id)));
     images.truncate(most.unwrap_or(usize::MAX));
     images
@@ -75,8 +73,8 @@ pub fn largest(mut images: Vec<Image>, most: Option<usize>) -> Vec<ContainerImag
         .collect()
 }
 
-/// Adds what the runtime told. What it has not told stays as it is in the API server.
-pub fn of_runtime(
+/// Sets the fields that come from the runtime. A field that the runtime has not reported keeps its value in the API server.
+pub(crate) fn set_runtime_status(
     status: &mut NodeStatus,
     runtime: &RuntimeState,
     images: Option<Vec<ContainerImage>>,
@@ -94,26 +92,26 @@ pub fn of_runtime(
         .supplemental_groups_policy
         .map(|policy| NodeFeatures { supplemental_groups_policy: Some(policy) });
     status.images = images;
-    let declared = declared(has_node_api).into_iter();
+    let declared = declared_features(has_node_api).into_iter();
     status.declared_features = Some(declared.map(str::to_owned).collect());
 }
 
-/// A runtime's version as the kubelet tells it (component-base/version ParseGeneric): `1.6.20~ds1` of a distribution is 1.6.20,
-/// `v2.1.0-rc.1` is 2.1.0-rc.1.
+/// Returns a runtime version as the kubelet reports it: `1.6.20~ds1` is 1.6.20, `v2.1.0-rc.1` is 2.1.0-rc.1
+/// (apimachinery/pkg/util/version: ParseGeneric).
 #[must_use]
-pub fn plain_version(version: &str) -> &str {
+pub(crate) fn plain_version(version: &str) -> &str {
     let text = version.trim().trim_start_matches('v');
     let numbers = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let is_semantic = text[numbers..].starts_with(['-', '+'])
         && text[numbers..].chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.'));
     let plain = if is_semantic { text } else { text[..numbers].trim_end_matches('.') };
-    // One that is no version is told as it is.
+    // A text that is not a version is reported unchanged.
     if plain.starts_with(|c: char| c.is_ascii_digit()) { plain } else { version }
 }
 
-/// Features that the node tells of, in the order of the alphabet.
+/// Returns the declared features of the node, sorted.
 #[must_use]
-pub fn declared(has_node_api: bool) -> Vec<&'static str> {
+pub fn declared_features(has_node_api: bool) -> Vec<&'static str> {
     DECLARED.into_iter().filter(|name| has_node_api || *name != "ExtendWebSocketsToKubelet").collect()
 }
 
@@ -128,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_images_are_told_with_five_names() {
+    fn the_largest_images_are_reported_with_five_names_each() {
         let images = || {
             vec![
                 image("a", 5, &["small:1"]),
@@ -154,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_declared_is_what_the_table_of_gates_says() {
+    fn a_feature_is_declared_if_its_feature_gate_is_on() {
         // component-helpers/nodedeclaredfeatures/features/registry.go: each is declared if its gate is on.
         const REGISTRY: [&str; 5] = [
             "RestartAllContainersOnContainerExits",
@@ -170,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_version_is_told_without_what_a_distribution_adds() {
+    fn the_suffix_of_a_distribution_is_dropped_from_a_version() {
         let cases = [
             ("1.6.20~ds1", "1.6.20"),
             ("v2.1.0-rc.1", "2.1.0-rc.1"),
@@ -186,9 +184,9 @@ mod tests {
     }
 
     #[test]
-    fn what_the_runtime_can_do_is_told_once_it_answered() {
+    fn runtime_handlers_are_reported_after_the_first_answer_of_the_runtime() {
         let mut status = NodeStatus::default();
-        of_runtime(&mut status, &RuntimeState::default(), None, true);
+        set_runtime_status(&mut status, &RuntimeState::default(), None, true);
         assert_eq!((&status.runtime_handlers, &status.features, &status.images), (&None, &None, &None));
         assert_eq!(status.declared_features.clone().unwrap_or_default(), DECLARED);
         assert!(DECLARED.is_sorted());
@@ -200,7 +198,7 @@ mod tests {
             supplemental_groups_policy: Some(false),
             ..RuntimeState::default()
         };
-        of_runtime(&mut status, &runtime, Some(Vec::new()), false);
+        set_runtime_status(&mut status, &runtime, Some(Vec::new()), false);
         let features = NodeRuntimeHandlerFeatures {
             recursive_read_only_mounts: Some(false),
             user_namespaces: Some(true),
@@ -212,7 +210,7 @@ mod tests {
         let declared = status.declared_features.unwrap_or_default();
         assert!(
             !declared.contains(&"ExtendWebSocketsToKubelet".to_owned()),
-            "nobody serves it: {declared:?}"
+            "node-api is not served: {declared:?}"
         );
     }
 }

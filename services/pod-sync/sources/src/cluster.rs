@@ -10,10 +10,11 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service, ServiceAccount};
 use kube::api::{Api, PostParams};
 use parking_lot::Mutex;
 use pod_sync_cri_config::objects::{ObjectError, ObjectKind, ObjectSource};
-use pod_sync_sources::api::ClusterView;
-use pod_sync_sources::objects::ManifestObjects;
 use pod_sync_volumes::token::{Token, TokenKey, TokenSource};
 use tokio::time::Instant;
+
+use crate::api::ClusterView;
+use crate::objects::ManifestObjects;
 
 /// The API server's authorizer and admission follow the pods by watches of their own. Just after a pod came they may
 /// not know that it is this node's, and refuse what it needs: that is asked again after these pauses.

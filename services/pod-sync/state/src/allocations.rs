@@ -1,8 +1,8 @@
-//! What each pod was given, in memory and in the kubelet's two checkpoints below the root directory, and what the status
-//! says of its resize.
+//! Allocated and actuated resources of pods, in memory and in the two checkpoints of the kubelet below the root directory, and the
+//! resize conditions of pods.
 //!
-//! A file is written whenever its content changed, and not synced: who reads it after a crash of the machine finds either
-//! version, and containers of neither.
+//! A file is written whenever its content changes, without fsync: after a crash of the machine either version may be on disk,
+//! and no container of either version is running.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -31,18 +31,18 @@ struct Checkpoint {
 }
 
 impl Checkpoint {
-    // One that cannot be used is put aside for whoever wants to look, and begins anew.
+    // An unusable checkpoint is renamed for inspection, and an empty one replaces it.
     fn open(path: PathBuf) -> Self {
         let entries = match std::fs::read(&path) {
             Ok(bytes) => checkpoint::decode(&bytes).unwrap_or_else(|e| {
                 let aside = path.with_extension("corrupt");
                 let moved = std::fs::rename(&path, &aside).is_ok();
-                tracing::error!(path = %path.display(), error = quintlet_kit::error_chain(&e), moved, "checkpoint of resources cannot be used, it is put aside");
+                tracing::error!(path = %path.display(), error = quintlet_kit::error_chain(&e), moved, "resource checkpoint is unusable, starting an empty one");
                 PodResourceEntries::new()
             }),
             Err(e) => {
                 if e.kind() != std::io::ErrorKind::NotFound {
-                    tracing::error!(path = %path.display(), error = %e, "checkpoint of resources cannot be read");
+                    tracing::error!(path = %path.display(), error = %e, "failed to read resource checkpoint");
                 }
                 PodResourceEntries::new()
             }
@@ -73,13 +73,13 @@ impl Checkpoint {
         }
     }
 
-    // What is lost by a failure is recovered by the next start; nothing waits for it.
+    // A failure does not stop the pod: the next start recovers the allocation from the status.
     fn write(&self) {
         let written = checkpoint::encode(&self.entries)
             .map_err(std::io::Error::from)
             .and_then(|bytes| quintlet_kit::atomic_file::write(&self.path, &bytes, 0o600));
         if let Err(e) = written {
-            tracing::error!(path = %self.path.display(), error = %e, "checkpoint of resources not written");
+            tracing::error!(path = %self.path.display(), error = %e, "failed to write resource checkpoint");
         }
     }
 }
@@ -91,14 +91,14 @@ struct State {
     conditions: BTreeMap<PodUid, ResizeConditions>,
 }
 
-/// How many resizes there are, under the kubelet's names.
+/// Numbers of resizes, under the names of the kubelet.
 #[derive(Debug)]
 struct Gauges {
     pending: Family<[(&'static str, &'static str); 1], Gauge>,
     in_progress: Gauge,
 }
 
-/// Label `reason` of those that wait, for the reason in the condition.
+/// Label `reason` of pending resizes, by the reason of the condition.
 const PENDING: [(&str, PendingReason); 2] =
     [("deferred", PendingReason::Deferred), ("infeasible", PendingReason::Infeasible)];
 
@@ -107,12 +107,9 @@ impl Gauges {
         Self {
             pending: metrics::gauge_family(
                 "kubelet_pod_pending_resizes",
-                "PendingResizes that were not allocated, by reason",
+                "Number of pending resizes that are not allocated, by reason",
             ),
-            in_progress: metrics::gauge(
-                "kubelet_pod_in_progress_resizes",
-                "PendingResizes that are being made",
-            ),
+            in_progress: metrics::gauge("kubelet_pod_in_progress_resizes", "Number of resizes in progress"),
         }
     }
 
@@ -128,7 +125,7 @@ impl Gauges {
     }
 }
 
-/// Resources of all pods.
+/// Allocated and actuated resources of all pods.
 #[derive(Debug)]
 pub struct Allocations {
     state: Mutex<State>,
@@ -137,7 +134,7 @@ pub struct Allocations {
 }
 
 impl Allocations {
-    /// Reads the checkpoints below `root`. One that cannot be used is logged and put aside.
+    /// Reads the checkpoints below `root`. An unusable checkpoint is logged and renamed.
     #[must_use]
     pub fn open(root: &Path) -> Self {
         let state = State {
@@ -148,13 +145,13 @@ impl Allocations {
         Self { state: Mutex::new(state), gauges: Gauges::registered(), room: Notify::new() }
     }
 
-    /// Something was allocated to the pod.
+    /// Returns whether the pod has an allocation.
     #[must_use]
     pub fn is_allocated(&self, uid: &PodUid) -> bool {
         self.state.lock().allocated.entries.contains_key(uid.as_str())
     }
 
-    /// The pod with what was allocated to it; as it is where that is what it asks for, or nothing was.
+    /// Returns the pod with its allocated resources in place of the desired ones.
     #[must_use]
     pub fn apply(&self, uid: &PodUid, pod: &Arc<Pod>) -> Arc<Pod> {
         let state = self.state.lock();
@@ -164,19 +161,19 @@ impl Allocations {
         }
     }
 
-    /// Allocates what `pod` asks for.
+    /// Allocates the resources in the spec of `pod`.
     pub fn allocate(&self, uid: &PodUid, pod: &Pod) {
         let resources = allocation::of_pod(pod);
         self.state.lock().allocated.change(uid, |entry| *entry = resources);
     }
 
-    /// Takes a pod over of which there is no allocation though it ran before: `status` tells what it had.
+    /// Restores the allocation of a pod that ran before, from its status, if there is none on disk.
     pub fn recover(&self, uid: &PodUid, pod: &Pod, status: Option<&PodStatus>) {
         let mut state = self.state.lock();
         if !state.allocated.entries.contains_key(uid.as_str())
             && let Some(had) = status.and_then(|s| allocation::of_status(pod, s))
         {
-            tracing::info!(pod.uid = %uid, "its allocation is taken from its status");
+            tracing::info!(pod.uid = %uid, "restored allocation of pod from its status");
             state.allocated.change(uid, |entry| *entry = had);
         }
         if let Some(status) = status {
@@ -185,25 +182,25 @@ impl Allocations {
         }
     }
 
-    /// What the runtime was last given.
+    /// Returns the resources that the runtime was last asked to set.
     #[must_use]
     pub fn actuated(&self, uid: &PodUid) -> Option<PodResources> {
         self.state.lock().actuated.entries.get(uid.as_str()).cloned()
     }
 
-    /// The runtime is given this for a container.
+    /// Records the resources that the runtime is asked to set for a container.
     pub fn actuate(&self, uid: &PodUid, container: &str, resources: ResourceRequirements) {
         self.state.lock().actuated.change(uid, |entry| {
             entry.containers.insert(container.to_owned(), resources);
         });
     }
 
-    /// The pod's group is given this.
+    /// Records the resources that are set for the pod's cgroup.
     pub fn actuate_pod(&self, uid: &PodUid, resources: Option<ResourceRequirements>) {
         self.state.lock().actuated.change(uid, |entry| entry.pod_level = resources);
     }
 
-    /// Reads or changes what the status says of a resize.
+    /// Reads or changes the resize conditions of a pod.
     pub fn conditions<T>(&self, uid: &PodUid, f: impl FnOnce(&mut ResizeConditions) -> T) -> T {
         let mut state = self.state.lock();
         let result = f(state.conditions.entry(uid.clone()).or_default());
@@ -211,9 +208,8 @@ impl Allocations {
         result
     }
 
-    /// Ends the resize of a pod that has what `pod` shows as allocated; none where there was none to end.
-    ///
-    /// A newer allocation of which `pod` does not know yet is not over: who calls this was overtaken.
+    /// Completes the resize of a pod, and returns the condition that ended. Returns `None` if no resize was in progress, or if
+    /// there is a newer allocation than the one in `pod`.
     pub fn complete(&self, uid: &PodUid, pod: &Pod) -> Option<PodCondition> {
         let mut state = self.state.lock();
         let allocated = state.allocated.entries.get(uid.as_str());
@@ -225,13 +221,13 @@ impl Allocations {
         over
     }
 
-    /// Those to show.
+    /// Returns the resize conditions for the status.
     #[must_use]
-    pub fn shown(&self, uid: &PodUid) -> Vec<PodCondition> {
+    pub fn condition_list(&self, uid: &PodUid) -> Vec<PodCondition> {
         self.state.lock().conditions.get(uid).map(ResizeConditions::list).unwrap_or_default()
     }
 
-    /// Forgets a pod.
+    /// Removes all data of a pod.
     pub fn remove(&self, uid: &PodUid) {
         let mut state = self.state.lock();
         state.allocated.remove(uid);
@@ -240,7 +236,7 @@ impl Allocations {
         self.gauges.set(state.conditions.values());
     }
 
-    /// Forgets all pods but these.
+    /// Removes the data of all other pods.
     pub fn retain(&self, known: &HashSet<&str>) {
         let mut state = self.state.lock();
         state.allocated.retain(known);
@@ -249,12 +245,12 @@ impl Allocations {
         self.gauges.set(state.conditions.values());
     }
 
-    /// A pod that ended left room for others.
+    /// Wakes [`Self::room`], after a pod released its resources.
     pub fn freed(&self) {
         self.room.notify_one();
     }
 
-    /// Waits until a pod left room.
+    /// Waits until a pod releases its resources. Dropping the future loses no wake-up.
     pub async fn room(&self) {
         self.room.notified().await;
     }
@@ -276,22 +272,22 @@ mod tests {
     }
 
     #[test]
-    fn a_resize_is_not_over_for_one_who_does_not_know_of_it_yet() {
+    fn an_outdated_pod_does_not_complete_a_newer_resize() {
         let dir = tempfile::tempdir().unwrap();
         let all = Allocations::open(dir.path());
         let (before, after) = (pod("1"), pod("2"));
         all.allocate(&uid(), &before);
         all.allocate(&uid(), &after);
         all.conditions(&uid(), |c| c.set_in_progress(Some(2), jiff::Timestamp::UNIX_EPOCH));
-        assert_eq!(all.complete(&uid(), &before), None, "a look from before the allocation");
-        assert_eq!(all.shown(&uid()).len(), 1);
+        assert_eq!(all.complete(&uid(), &before), None, "observed before the allocation");
+        assert_eq!(all.condition_list(&uid()).len(), 1);
         assert_eq!(all.complete(&uid(), &after).unwrap().observed_generation, Some(2));
-        assert!(all.shown(&uid()).is_empty());
-        assert_eq!(all.complete(&uid(), &after), None, "it ends once");
+        assert!(all.condition_list(&uid()).is_empty());
+        assert_eq!(all.complete(&uid(), &after), None, "it completes once");
     }
 
     #[test]
-    fn what_was_allocated_and_given_outlives_the_process_until_the_pod_is_removed() {
+    fn allocated_and_actuated_resources_survive_a_restart_until_the_pod_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let all = Allocations::open(dir.path());
         assert!(!all.is_allocated(&uid()));
@@ -307,11 +303,11 @@ mod tests {
         assert!(!last.is_allocated(&uid()) && last.actuated(&uid()).is_none());
         last.allocate(&uid(), &pod("1"));
         last.retain(&HashSet::new());
-        assert!(!Allocations::open(dir.path()).is_allocated(&uid()), "nobody knows it");
+        assert!(!Allocations::open(dir.path()).is_allocated(&uid()), "the pod is not known");
     }
 
     #[test]
-    fn resizes_are_counted_by_what_becomes_of_them() {
+    fn resizes_are_counted_by_state() {
         use pod_sync_decisions::resize::feasibility::PendingResize;
         let dir = tempfile::tempdir().unwrap();
         let mut all = Allocations::open(dir.path());
@@ -370,7 +366,7 @@ mod tests {
         .unwrap();
         all.recover(&uid(), &pod("2"), Some(&status));
         assert_eq!(all.apply(&uid(), &pod("2")), pod("1"));
-        assert_eq!(all.shown(&uid()).len(), 1);
+        assert_eq!(all.condition_list(&uid()).len(), 1);
         all.allocate(&uid(), &pod("2"));
         all.recover(&uid(), &pod("2"), Some(&status));
         assert_eq!(all.apply(&uid(), &pod("2")), pod("2"), "what is known counts more");

@@ -1,4 +1,4 @@
-//! Tells the runtime which addresses the pods of this node are to have: runtimes make their network configuration of it.
+//! Pod CIDRs for the runtime, which may write its network configuration from them.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-/// After the runtime could not be told.
+/// Interval between attempts while the runtime does not take the CIDRs.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Hands each new value of the Node's `podCIDRs` to the runtime, until told to stop.
-pub async fn follow(
+/// Sends each new value of the Node's `podCIDRs` to the runtime, until `stop`.
+pub async fn follow_pod_cidrs(
     mut node: watch::Receiver<Option<SharedNode>>,
     runtime: Runtime,
     stop: CancellationToken,
 ) {
-    let mut told = String::new();
+    let mut sent = String::new();
     loop {
         let wanted = node.borrow_and_update().as_ref().map(joined).unwrap_or_default();
-        // A Node that lost its range keeps what the runtime has: there is nothing to tell.
-        let retry = !wanted.is_empty() && wanted != told && {
-            let failed = !tell(&runtime, &wanted).await;
+        // If the Node loses its CIDRs, the runtime keeps the last ones.
+        let retry = !wanted.is_empty() && wanted != sent && {
+            let failed = !send(&runtime, &wanted).await;
             if !failed {
-                told = wanted;
+                sent = wanted;
             }
             failed
         };
-        // All of them only wait.
+        // Each branch only waits.
         tokio::select! {
             () = stop.cancelled() => return,
             changed = node.changed() => if changed.is_err() { return },
@@ -37,9 +37,10 @@ pub async fn follow(
     }
 }
 
-/// Tells the runtime of a range that no API server gives, until it was told.
-pub async fn tell_once(cidr: String, runtime: Runtime, stop: CancellationToken) {
-    while !tell(&runtime, &cidr).await {
+/// Sends the configured CIDR of a node without an API server to the runtime. Retries until it succeeds or until `stop`.
+pub async fn set_pod_cidrs(cidr: String, runtime: Runtime, stop: CancellationToken) {
+    while !send(&runtime, &cidr).await {
+        // Each branch only waits.
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(RETRY) => {}
@@ -52,16 +53,16 @@ fn joined(node: &SharedNode) -> String {
     cidrs.join(",")
 }
 
-/// True where there is nothing more to tell.
-async fn tell(runtime: &Runtime, cidrs: &str) -> bool {
+/// Returns whether the runtime took the CIDRs or does not support them.
+async fn send(runtime: &Runtime, cidrs: &str) -> bool {
     match runtime.update_config(cidrs).await {
         Ok(()) => {
-            tracing::info!(cidrs, "the runtime was told the pods' addresses");
+            tracing::info!(cidrs, "sent pod CIDRs to the runtime");
             true
         }
         Err(e) if e.is_refused_by_runtime() && e.code == Code::Unimplemented => true,
         Err(e) => {
-            tracing::debug!(cidrs, error = %e, "the runtime was not told the pods' addresses");
+            tracing::debug!(cidrs, error = %e, "failed to send pod CIDRs to the runtime, retrying");
             false
         }
     }

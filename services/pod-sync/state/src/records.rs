@@ -1,7 +1,7 @@
-//! Records that outlive the process, one per pod, each written before the action that it describes (docs/design/state.md).
+//! Pod records: one file per pod, written before the action that it describes (docs/design/state.md).
 //!
-//! A record is a line with version, boot id and checksum, then JSON. One that is torn, foreign or of another boot is
-//! dropped with a warning; it never stops anything.
+//! A record is a line with version, boot ID and checksum, followed by JSON. A record that is damaged, of a later version or of
+//! another boot is dropped with a warning.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,44 +14,42 @@ use pod_sync_decisions::backoff::{CrashLoopBackoffs, ImagePullBackoffs};
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::probes::ContainerStarts;
 use pod_sync_decisions::status::KillOverride;
-use pod_sync_decisions::worker::Termination as WorkerTermination;
+use pod_sync_decisions::worker::{Termination as WorkerTermination, TerminationCause};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
 use serde::{Deserialize, Serialize};
 
-/// Version of the record. A larger one on disk is from a later build and is dropped.
+/// Version of the format. Records of any other version are dropped.
 const SCHEMA: u32 = 1;
 
-pub use pod_sync_decisions::worker::TerminationCause;
-
-/// A termination that began.
+/// A termination in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Termination {
-    /// Why.
     pub cause: TerminationCause,
-    /// Effective grace, seconds; it can only shrink.
+    /// Effective grace period in seconds. It can only shrink.
     pub grace_seconds: i64,
-    /// CLOCK_BOOTTIME at which the grace is over.
+    /// End of the grace period (CLOCK_BOOTTIME).
     pub deadline: Duration,
-    /// CLOCK_BOOTTIME at which it began.
+    /// Start of the termination (CLOCK_BOOTTIME).
     pub since: Duration,
-    /// CLOCK_BOOTTIME at which each container's stop began, preStop hook first, by container id: no hook is begun twice.
+    /// Start time (CLOCK_BOOTTIME) of each container's stop, which begins with the preStop hook, by container ID. A hook is never
+    /// started twice.
     #[serde(default)]
     pub stops: BTreeMap<String, Duration>,
-    /// Containers have stopped; what is left is volumes, cgroup and status.
+    /// All containers have stopped. Volumes, cgroup and status are left.
     #[serde(default)]
     pub stopped: bool,
-    /// Nothing is left but the final status.
+    /// Only the final status is left.
     #[serde(default)]
     pub finished: bool,
-    /// What the status says, where the node killed it.
+    /// Reason and message of the status, if the node killed the pod.
     #[serde(default)]
     pub killed_as: Option<KillOverride>,
 }
 
 impl Termination {
-    /// The end that `termination` tells of, with what `before` knows of the stops.
+    /// Creates the record of `termination`, with the stops of the previous record.
     #[must_use]
     pub fn of(termination: &WorkerTermination, before: Option<&Self>) -> Self {
         Self {
@@ -66,7 +64,7 @@ impl Termination {
         }
     }
 
-    /// Without the stops.
+    /// Returns the termination without the stops of containers.
     #[must_use]
     pub fn to_worker(&self) -> WorkerTermination {
         WorkerTermination {
@@ -81,74 +79,66 @@ impl Termination {
     }
 }
 
-/// Everything kept of one pod.
+/// The record of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodRecord {
-    /// Last accepted pod.
+    /// The last version of the pod that was accepted.
     pub pod: Option<Arc<Pod>>,
-    /// Last status made.
+    /// The last status that was computed.
     pub status: Option<Arc<PodStatus>>,
-    /// CLOCK_BOOTTIME at which the pod was accepted.
+    /// Time at which the pod was accepted (CLOCK_BOOTTIME).
     #[serde(default)]
     pub accepted: Duration,
-    /// When it started, as its status has it, once it has.
+    /// Start of the pod, as in its status.
     #[serde(default)]
     pub active: Option<PodStart>,
-    /// Probe memory by container and probe.
     #[serde(default)]
     pub probes: Vec<(String, ProbeType, ProbeMemory)>,
-    /// When its containers started. On record before a probe target names them, so that a restart moves no initial delay.
+    /// Start times of containers. Recorded before a probe target names them, so that initial delays survive a restart.
     #[serde(default)]
     pub container_starts: ContainerStarts,
-    /// Crash-loop back-off.
     #[serde(default)]
     pub crash_loop: CrashLoopBackoffs,
-    /// Pull back-off.
     #[serde(default)]
     pub pulls: ImagePullBackoffs,
-    /// Waiting reasons by container.
     #[serde(default)]
     pub waiting: BTreeMap<String, WaitingReason>,
-    /// Termination, once it began.
     #[serde(default)]
     pub termination: Option<Termination>,
-    /// It began to run: a static pod has its name from then on.
+    /// The pod has started to run. From then on a static pod holds its full name.
     #[serde(default)]
     pub started: bool,
-    /// Its cgroup is being made: one that is there may not have its limits yet.
+    /// The cgroup is being created; an existing one may lack its limits.
     #[serde(default)]
     pub limiting: bool,
-    /// Containers whose start was asked for and not answered, by name: the instance's id.
+    /// IDs of containers whose StartContainer has no answer yet, by container name.
     #[serde(default)]
     pub starting: BTreeMap<String, String>,
-    /// postStart hooks that are owed to a container, by its id: CLOCK_BOOTTIME at which each began, none where it has not.
+    /// postStart hooks that have not completed, by container ID, with their start time (CLOCK_BOOTTIME) if they have started.
     #[serde(default)]
     pub post_starts: BTreeMap<String, Option<Duration>>,
-    /// CLOCK_BOOTTIME at which stops of containers of a pod that does not end began, as in [`Termination::stops`].
+    /// Like [`Termination::stops`], for containers of a pod that does not terminate.
     #[serde(default)]
     pub stops: BTreeMap<String, Duration>,
 }
 
-/// The directory of records.
+/// The directory of pod records.
 #[derive(Debug, Clone)]
 pub struct StateDir {
     dir: PathBuf,
     boot: String,
 }
 
-/// Why a record could not be written.
+/// A pod record was not written.
 #[derive(Debug, thiserror::Error)]
-#[error("{path}: state cannot be written")]
+#[error("failed to write {}", path.display())]
 pub struct StateError {
     path: PathBuf,
     source: std::io::Error,
 }
 
 impl StateDir {
-    /// Uses `dir`, made if it is not there, with mode 0700.
-    ///
-    /// # Errors
-    /// It cannot be made.
+    /// Opens `dir`, which is created with mode 0700 if it does not exist.
     pub fn open(dir: &Path, boot: String) -> Result<Self, StateError> {
         let error = |source| StateError { path: dir.to_owned(), source };
         std::fs::create_dir_all(dir).map_err(error)?;
@@ -161,10 +151,7 @@ impl StateDir {
         self.dir.join(uid.as_str())
     }
 
-    /// Writes a record in place of the last one.
-    ///
-    /// # Errors
-    /// The directory cannot be written.
+    /// Replaces the record of a pod.
     pub fn save(&self, uid: &PodUid, record: &PodRecord) -> Result<(), StateError> {
         let path = self.path(uid);
         let error = |source| StateError { path: path.clone(), source };
@@ -174,23 +161,23 @@ impl StateDir {
         quintlet_kit::atomic_file::write(&path, &bytes, 0o600).map_err(error)
     }
 
-    /// Forgets a pod.
+    /// Removes the record of a pod.
     pub fn remove(&self, uid: &PodUid) {
         let path = self.path(uid);
         if let Err(e) = failpoint::file!("record removed", || std::fs::remove_file(&path))
             && e.kind() != std::io::ErrorKind::NotFound
         {
-            tracing::warn!(path = %path.display(), error = %e, "state record not removed");
+            tracing::warn!(path = %path.display(), error = %e, "failed to remove pod record");
         }
     }
 
-    /// Reads one record; none where there is none that can be used.
+    /// Returns the record of a pod, or `None` if it is missing or unusable.
     #[must_use]
     pub fn read(&self, uid: &PodUid) -> Option<PodRecord> {
         self.parse(&std::fs::read(self.path(uid)).ok()?).ok()
     }
 
-    /// Reads every record that can be used.
+    /// Returns all usable records. Removes the others.
     #[must_use]
     pub fn load(&self) -> Vec<(PodUid, PodRecord)> {
         let Ok(entries) = std::fs::read_dir(&self.dir) else { return Vec::new() };
@@ -201,8 +188,8 @@ impl StateDir {
             match std::fs::read(entry.path()).map_err(|e| e.to_string()).and_then(|bytes| self.parse(&bytes))
             {
                 Ok(record) => out.push((uid, record)),
-                Err(why) => {
-                    tracing::warn!(pod.uid = %uid, why, "state record dropped");
+                Err(error) => {
+                    tracing::warn!(pod.uid = %uid, error, "pod record is unusable, dropping");
                     let _ = std::fs::remove_file(entry.path());
                 }
             }
@@ -213,15 +200,15 @@ impl StateDir {
     fn parse(&self, bytes: &[u8]) -> Result<PodRecord, String> {
         let mut parts = bytes.splitn(2, |&b| b == b'\n');
         let header = parts.next().unwrap_or_default();
-        let body = parts.next().ok_or("no header")?;
-        let header = std::str::from_utf8(header).map_err(|_| "header is not text")?;
+        let body = parts.next().ok_or("has no header")?;
+        let header = std::str::from_utf8(header).map_err(|_| "header is not UTF-8")?;
         let fields: Vec<&str> = header.split(' ').collect();
-        let [magic, schema, boot, sum] = fields[..] else { return Err("header is torn".to_owned()) };
+        let [magic, schema, boot, sum] = fields[..] else { return Err("header is incomplete".to_owned()) };
         if magic != "quintlet" || schema != SCHEMA.to_string() {
             return Err(format!("written by another version ({header})"));
         }
         if boot != self.boot {
-            return Err("of another boot".to_owned());
+            return Err("written in another boot".to_owned());
         }
         if sum != format!("{:016x}", checksum(body)) {
             return Err("checksum does not match".to_owned());
@@ -248,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_comes_back_as_it_was() {
+    fn a_record_is_read_as_it_was_written() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path(), "b1".into()).unwrap();
         let record = PodRecord {
@@ -267,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_foreign_or_old_record_is_dropped_and_harms_no_other() {
+    fn a_damaged_record_or_one_of_another_boot_is_dropped_and_others_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path(), "b1".into()).unwrap();
         state.save(&uid(), &PodRecord::default()).unwrap();

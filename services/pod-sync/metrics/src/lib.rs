@@ -1,9 +1,17 @@
-//! What is counted of pods, under the kubelet's names (pkg/kubelet/metrics, pkg/volume/util).
+//! Metrics of pods, under the names of the kubelet (pkg/kubelet/metrics, pkg/volume/util).
+//!
+//! [`PodMetrics`] has counters and histograms of starts, restarts and syncs; [`Census`] counts pods by state; [`StartLatency`] measures the
+//! start latency of the scalability SLO. There are no tasks and no channels.
+
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod census;
 mod sli;
 
-pub use census::{Census, Counted};
+pub use crate::census::{Census, Counted};
+pub use crate::sli::StartLatency;
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -18,27 +26,27 @@ use quintlet_telemetry::metrics::{
     Buckets, counter, counter_family, float_gauge, gauge, histogram_family_of, histogram_of,
 };
 
-/// Seconds from when a pod was first seen until it runs.
+/// Buckets of the pod start duration, in seconds.
 const POD_START: [f64; 25] = [
     0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0,
     480.0, 600.0, 900.0, 1200.0, 1800.0, 2700.0, 3600.0,
 ];
-/// Prometheus' own default.
+/// Default buckets of Prometheus.
 const WORKER: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
-/// Which list of the spec a container stands in.
+/// Label of the list of the spec that has the container.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ContainerLabel {
     container_type: &'static str,
 }
 
-/// A start that failed.
+/// Labels of a failed container start.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StartErrorLabel {
     container_type: &'static str,
     code: String,
 }
 
-/// How a container ended.
+/// Labels of a container exit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct TerminatedLabel {
     container_type: &'static str,
@@ -46,63 +54,58 @@ pub struct TerminatedLabel {
     reason: String,
 }
 
-/// What a worker did.
+/// Label of a sync of a pod worker.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OperationLabel {
     operation_type: &'static str,
 }
 
-/// As which handler of the runtime a sandbox runs.
+/// Label of the runtime handler of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct HandlerLabel {
     runtime_handler: String,
 }
 
-/// Why the node did not take a pod.
+/// Label of the reason of a rejection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct RejectionLabel {
     reason: String,
 }
 
-/// How a volume was measured.
+/// Label of the method by which a volume was measured.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SourceLabel {
     metric_source: &'static str,
 }
 
-/// Types of containers, as labels.
+/// Value of `container_type` for init containers.
 pub const INIT: &str = "init_container";
-/// A regular one.
 pub const REGULAR: &str = "container";
-/// One that was added to a pod that runs.
 pub const EPHEMERAL: &str = "ephemeral_container";
 
-/// All of them; clones, and those of another `default`, count in the same series.
+/// Metrics of pods. All instances share the series of the process.
 #[derive(Debug, Clone)]
 pub struct PodMetrics {
-    /// Pods that were begun to be started.
     pub started_pods: Counter,
-    /// Those whose sandbox the runtime refused.
+    /// Pods whose sandbox the runtime refused to start.
     pub started_pods_errors: Counter,
-    /// HTTPS hooks that were made in plain HTTP, since they were answered so.
+    /// HTTPS lifecycle hooks that fell back to HTTP, because the server answered in HTTP.
     pub http_fallbacks: Counter,
     started_containers: Family<ContainerLabel, Counter>,
     started_containers_errors: Family<StartErrorLabel, Counter>,
     terminated: Family<TerminatedLabel, Counter>,
-    /// Seconds from when a pod was first seen until it runs.
+    /// Seconds from the first observation of a pod until it runs.
     pub pod_start: Histogram,
     worker: Family<OperationLabel, Histogram, Buckets>,
     measured: Family<SourceLabel, Histogram, Buckets>,
     sandboxes: Family<HandlerLabel, Histogram, Buckets>,
     sandbox_errors: Family<HandlerLabel, Counter>,
     rejections: Family<RejectionLabel, Counter>,
-    /// How many pods there are of each kind.
     pub census: Census,
-    /// How long pods take to start.
-    pub starts: sli::Starts,
-    /// When the last shutdown of the machine began, seconds since 1970.
+    pub start_latency: StartLatency,
+    /// Start of the last graceful node shutdown, in seconds since 1970.
     pub shutdown_start: Gauge<f64, AtomicU64>,
-    /// When its pods had ended.
+    /// Time at which all pods had terminated in that shutdown, in seconds since 1970.
     pub shutdown_end: Gauge<f64, AtomicU64>,
 }
 
@@ -154,7 +157,7 @@ impl Default for PodMetrics {
                 "Cumulative number pod admission rejections by the Kubelet",
             ),
             census: Census::default(),
-            starts: sli::Starts::default(),
+            start_latency: StartLatency::default(),
             worker: histogram_family_of(
                 "kubelet_pod_worker_duration_seconds",
                 "Duration in seconds of a pass over a pod, by operation type: create, update, sync or kill",
@@ -173,24 +176,24 @@ impl Default for PodMetrics {
 }
 
 impl PodMetrics {
-    /// A container is started, as which its metrics say.
-    pub fn starting(&self, container_type: &'static str) {
+    /// Counts an attempt to start a container.
+    pub fn container_starting(&self, container_type: &'static str) {
         self.started_containers.get_or_create(&ContainerLabel { container_type }).inc();
     }
 
-    /// It did not start, for this reason.
-    pub fn not_started(&self, container_type: &'static str, reason: &str) {
+    /// Counts a failed start of a container.
+    pub fn container_start_failed(&self, container_type: &'static str, reason: &str) {
         let label = StartErrorLabel { container_type, code: reason.to_owned() };
         self.started_containers_errors.get_or_create(&label).inc();
     }
 
-    /// A pass of a worker is over.
-    pub fn passed(&self, operation_type: &'static str, took: Duration) {
+    /// Records the duration of a sync of a pod worker.
+    pub fn sync_completed(&self, operation_type: &'static str, took: Duration) {
         self.worker.get_or_create(&OperationLabel { operation_type }).observe(took.as_secs_f64());
     }
 
-    /// The runtime made a sandbox, or did not.
-    pub fn sandbox(&self, handler: &str, took: Duration, ok: bool) {
+    /// Records a RunPodSandbox call.
+    pub fn sandbox_started(&self, handler: &str, took: Duration, ok: bool) {
         let label = HandlerLabel { runtime_handler: handler.to_owned() };
         self.sandboxes.get_or_create(&label).observe(took.as_secs_f64());
         if !ok {
@@ -198,25 +201,25 @@ impl PodMetrics {
         }
     }
 
-    /// The node does not take a pod.
-    pub fn rejected(&self, reason: &str) {
+    /// Counts a pod that admission rejected.
+    pub fn pod_rejected(&self, reason: &str) {
         self.rejections.get_or_create(&RejectionLabel { reason: rejection(reason).to_owned() }).inc();
     }
 
-    /// What a volume takes was counted, file by file.
+    /// Records a measurement of a volume.
     pub fn volume_measured(&self, took: Duration) {
         self.measured.get_or_create(&SourceLabel { metric_source: "du" }).observe(took.as_secs_f64());
     }
 
-    /// A pod has another status now.
-    pub fn changed(&self, old: Option<&PodStatus>, new: &PodStatus) {
+    /// Counts the containers that have terminated since the `old` status of a pod.
+    pub fn status_changed(&self, old: Option<&PodStatus>, new: &PodStatus) {
         for ended in terminations(old, new) {
             self.terminated.get_or_create(&ended).inc();
         }
     }
 }
 
-/// Reasons that are told by name (pkg/kubelet/kubelet.go:admissionRejectionReasons).
+/// Reasons that are label values (pkg/kubelet/kubelet.go: admissionRejectionReasons).
 const REJECTIONS: [&str; 21] = [
     "AppArmor",
     "Evicted",
@@ -241,7 +244,7 @@ const REJECTIONS: [&str; 21] = [
     "node(s) had taints that the pod didn't tolerate",
 ];
 
-/// As what a rejection is counted: names of extended resources are without number.
+/// Returns the label value of a reason. Names of extended resources are unbounded and share one value.
 fn rejection(reason: &str) -> &str {
     match reason {
         known if REJECTIONS.contains(&known) => known,
@@ -250,7 +253,7 @@ fn rejection(reason: &str) -> &str {
     }
 }
 
-/// Containers that have ended by the new status and had not by the old one.
+/// Returns the containers that are terminated in the new status and were not in the old one.
 fn terminations(old: Option<&PodStatus>, new: &PodStatus) -> Vec<TerminatedLabel> {
     type List = fn(&PodStatus) -> Option<&Vec<ContainerStatus>>;
     let lists: [(&'static str, List); 3] = [
@@ -273,12 +276,12 @@ fn terminations(old: Option<&PodStatus>, new: &PodStatus) -> Vec<TerminatedLabel
     out
 }
 
-/// Tells the version of the machine's cgroups.
-pub fn cgroup_version(is_v2: bool) {
+/// Sets the gauge of the machine's cgroup version.
+pub fn set_cgroup_version(is_v2: bool) {
     gauge("kubelet_cgroup_version", "cgroup version on the hosts").set(if is_v2 { 2 } else { 1 });
 }
 
-/// Whether a pod that did not run runs now.
+/// Returns whether a pod has begun to run since the old status.
 #[must_use]
 pub fn began_to_run(old: Option<&PodStatus>, new: &PodStatus) -> bool {
     let phase = |s: &PodStatus| s.phase.clone().unwrap_or_default();
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_ended_is_counted_once() {
+    fn a_terminated_container_is_counted_once() {
         let of = |name: &str, state: serde_json::Value| json!({"name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 0, "state": state});
         let ended = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
         let running = json!({"running": {}});
@@ -336,15 +339,15 @@ mod tests {
             text.lines().find_map(|l| l.strip_prefix(series)?.parse::<u64>().ok()).unwrap_or(0)
         };
         let before = count();
-        metrics.rejected("OutOfexample.com/gpu");
+        metrics.pod_rejected("OutOfexample.com/gpu");
         assert_eq!(count(), before + 1);
     }
 
     #[test]
-    fn sandboxes_are_told_of_by_their_handler() {
+    fn sandboxes_are_counted_by_their_runtime_handler() {
         let metrics = PodMetrics::default();
-        metrics.sandbox("kata", Duration::from_secs(3), true);
-        metrics.sandbox("kata", Duration::from_secs(4), false);
+        metrics.sandbox_started("kata", Duration::from_secs(3), true);
+        metrics.sandbox_started("kata", Duration::from_secs(4), false);
         let text = quintlet_telemetry::metrics::text();
         for line in [
             "kubelet_run_podsandbox_duration_seconds_sum{runtime_handler=\"kata\"} 7.0",

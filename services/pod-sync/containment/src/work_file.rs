@@ -1,8 +1,7 @@
-//! The pods in work, in a file that outlives the process: one slot per pod in work, written in place.
+//! The work file: the pods whose work is in progress, one slot per pod, written in place.
 //!
-//! A process that dies has no time to say what it did. So the UID of a pod is in the file before its work begins, with the
-//! number of threads that execute it at this moment. That takes a write of some bytes to a tmpfs, about a microsecond, when the
-//! work begins and ends and when a thread starts and stops to execute it.
+//! A process that crashes cannot record what it was doing. So the UID of a pod is written before its work begins, with the number
+//! of threads that are running the work. Each change is a write of a few bytes to a tmpfs, which takes about a microsecond.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -15,44 +14,42 @@ use parking_lot::Mutex;
 use quintlet_kit::contain::OnThread;
 use quintlet_model::ids::PodUid;
 
-/// Bytes of the first line, and of a slot: a state, a number of threads, a length of two bytes, a UID of up to 256.
+/// Bytes of the first line.
 const HEADER: usize = 256;
+/// Bytes of a slot: state (1), threads (1), length of the UID (2), UID (up to 256).
 const SLOT: usize = 264;
 const UID_AT: usize = 4;
 
 const FREE: u8 = 0;
 const IN_WORK: u8 = 1;
 
-/// What an earlier process left in the file.
+/// Content of the work file of the previous process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Left {
-    /// Boot, and what was noted of it.
-    pub note: String,
-    /// Pods that were in work.
-    pub in_work: BTreeSet<PodUid>,
-    /// Those of them that a thread executed at that moment.
-    pub on_thread: BTreeSet<PodUid>,
+pub(crate) struct PreviousWork {
+    /// Text of the first line.
+    pub(crate) note: String,
+    /// Pods whose work was in progress.
+    pub(crate) in_work: BTreeSet<PodUid>,
+    /// Pods of `in_work` whose work a thread was running.
+    pub(crate) on_thread: BTreeSet<PodUid>,
 }
 
-/// The file. Clones share it.
+/// The open work file. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Marks(Arc<Inner>);
+pub(crate) struct WorkFile(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     file: File,
-    // Slots that may be taken, and how many there are.
+    // Free slots, and the number of all slots.
     slots: Mutex<(Vec<usize>, usize)>,
 }
 
-impl Marks {
-    /// Reads what an earlier process left at `path`, and starts with an empty file that has `note` in its first line.
-    ///
-    /// # Errors
-    /// The file cannot be written.
-    pub fn open(path: &Path, note: &str) -> io::Result<(Self, Left)> {
+impl WorkFile {
+    /// Reads the file of the previous process at `path`, and creates an empty one with `note` in its first line.
+    pub(crate) fn open(path: &Path, note: &str) -> io::Result<(Self, PreviousWork)> {
         let left = std::fs::read(path).map(|bytes| read(&bytes)).unwrap_or_default();
-        // A file of its own: that of the earlier process may still be open.
+        // A new file, since the previous process may still have the old one open.
         match std::fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             Ok(()) | Err(_) => {}
@@ -64,9 +61,9 @@ impl Marks {
         Ok((Self(Arc::new(Inner { file, slots: Mutex::default() })), left))
     }
 
-    /// The pod is in work until the mark is dropped.
+    /// Records that work of a pod is in progress until the entry is dropped.
     #[must_use]
-    pub fn begin(&self, uid: &PodUid) -> Mark {
+    pub(crate) fn begin(&self, uid: &PodUid) -> WorkEntry {
         let number = {
             let mut slots = self.0.slots.lock();
             slots.0.pop().unwrap_or_else(|| {
@@ -75,57 +72,57 @@ impl Marks {
                 number
             })
         };
-        let mark = Mark { marks: self.clone(), number };
+        let entry = WorkEntry { file: self.clone(), number };
         let length = u16::try_from(uid.as_str().len()).unwrap_or(u16::MAX).to_le_bytes();
         let [low, high] = length;
         let mut bytes = vec![IN_WORK, 0, low, high];
         bytes.extend_from_slice(uid.as_str().as_bytes());
-        mark.write(&bytes, 0);
-        mark
+        entry.write(&bytes, 0);
+        entry
     }
 }
 
-/// A pod in work.
+/// The slot of a pod whose work is in progress.
 #[derive(Debug)]
-pub struct Mark {
-    marks: Marks,
+pub(crate) struct WorkEntry {
+    file: WorkFile,
     number: usize,
 }
 
-impl Mark {
+impl WorkEntry {
     fn write(&self, bytes: &[u8], at: usize) {
         let at = self.number.saturating_mul(SLOT).saturating_add(HEADER).saturating_add(at);
-        // A file that cannot be written names no pod after a death: the work itself must not fail for it.
-        let _ = self.marks.0.file.write_all_at(bytes, u64::try_from(at).unwrap_or(u64::MAX));
+        // A failed write only loses the attribution of a crash; the work must not fail because of it.
+        let _ = self.file.0.file.write_all_at(bytes, u64::try_from(at).unwrap_or(u64::MAX));
     }
 
-    /// For the work: tells the file when a thread executes it.
+    /// Returns an observer that records when a thread runs the work.
     #[must_use]
-    pub fn threads(self: &Arc<Self>) -> Threads {
-        Threads { mark: Arc::clone(self), number: Mutex::new(0) }
+    pub(crate) fn threads(self: &Arc<Self>) -> Threads {
+        Threads { entry: Arc::clone(self), number: Mutex::new(0) }
     }
 }
 
-impl Drop for Mark {
+impl Drop for WorkEntry {
     fn drop(&mut self) {
         self.write(&[FREE, 0], 0);
-        self.marks.0.slots.lock().0.push(self.number);
+        self.file.0.slots.lock().0.push(self.number);
     }
 }
 
-/// The threads that execute the work of one mark.
+/// Number of threads that run the work of one entry.
 #[derive(Debug)]
-pub struct Threads {
-    mark: Arc<Mark>,
+pub(crate) struct Threads {
+    entry: Arc<WorkEntry>,
     number: Mutex<u8>,
 }
 
 impl Threads {
     fn change(&self, change: impl FnOnce(u8) -> u8) {
-        // Held over the write: the last number written is the right one.
+        // Held during the write, so that writes are in order.
         let mut number = self.number.lock();
         *number = change(*number);
-        self.mark.write(&[*number], 1);
+        self.entry.write(&[*number], 1);
     }
 }
 
@@ -139,10 +136,10 @@ impl OnThread for Threads {
     }
 }
 
-fn read(bytes: &[u8]) -> Left {
+fn read(bytes: &[u8]) -> PreviousWork {
     let (header, slots) = bytes.split_at(bytes.len().min(HEADER));
     let note = String::from_utf8_lossy(header).trim_end().to_owned();
-    let mut left = Left { note, ..Left::default() };
+    let mut left = PreviousWork { note, ..PreviousWork::default() };
     for slot in slots.chunks(SLOT) {
         let Some((&[state, threads, low, high], rest)) = slot.split_first_chunk::<UID_AT>() else { continue };
         let uid = rest.get(..usize::from(u16::from_le_bytes([low, high])));
@@ -165,11 +162,11 @@ mod tests {
     }
 
     #[test]
-    fn the_next_process_reads_who_was_in_work_and_whom_a_thread_executed() {
+    fn the_next_process_reads_pods_in_work_and_those_that_a_thread_was_running() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(".work");
-        let (marks, left) = Marks::open(&path, "first").unwrap();
-        assert_eq!(left, Left::default());
+        let (marks, left) = WorkFile::open(&path, "first").unwrap();
+        assert_eq!(left, PreviousWork::default());
         let done = marks.begin(&uid("done"));
         let waits = Arc::new(marks.begin(&uid("waits")));
         let runs = Arc::new(marks.begin(&uid("runs")));
@@ -181,22 +178,22 @@ mod tests {
         of_runs.enters();
         of_runs.enters();
         of_runs.leaves();
-        let (second, left) = Marks::open(&path, "second").unwrap();
+        let (second, left) = WorkFile::open(&path, "second").unwrap();
         assert_eq!(left.note, "first");
         assert_eq!(left.in_work, [uid("waits"), uid("runs"), uid(&"l".repeat(256))].into());
         assert_eq!(left.on_thread, [uid("runs")].into());
-        // What the first still does is nothing to the second.
+        // Later writes to the first file do not change the second.
         drop((longest, of_waits, of_runs, waits, runs));
         drop(second);
-        let (_third, left) = Marks::open(&path, "third").unwrap();
+        let (_third, left) = WorkFile::open(&path, "third").unwrap();
         assert_eq!((left.note.as_str(), left.in_work.len()), ("second", 0));
     }
 
     #[test]
-    fn a_torn_file_names_nobody_it_does_not_have() {
+    fn a_truncated_file_names_no_pod() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(".work");
-        let (marks, _) = Marks::open(&path, "note").unwrap();
+        let (marks, _) = WorkFile::open(&path, "note").unwrap();
         let _mark = marks.begin(&uid("runs"));
         let bytes = std::fs::read(&path).unwrap();
         for end in 0..bytes.len() {
@@ -207,10 +204,10 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_used_again() {
+    fn slots_are_reused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(".work");
-        let (marks, _) = Marks::open(&path, "").unwrap();
+        let (marks, _) = WorkFile::open(&path, "").unwrap();
         for n in 0..1000 {
             drop(marks.begin(&uid(&format!("u{n}"))));
         }

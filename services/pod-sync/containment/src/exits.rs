@@ -1,41 +1,41 @@
-//! How a process of this node ended, as its supervisor noted it.
+//! Exit notes: how a service of this node ended, as its supervisor recorded it.
 //!
-//! `quintctl up` and systemd (`ExecStopPost=`) write a line `RESULT STATUS` to a file per service, with systemd's words: see
-//! systemd.exec(5), `$SERVICE_RESULT` and `$EXIT_STATUS`. Where no supervisor writes the file, nobody knows.
+//! `quintctl up` and systemd (`ExecStopPost=`) write a line `RESULT STATUS` to a file per service, with the values of
+//! `$SERVICE_RESULT` and `$EXIT_STATUS` in systemd.exec(5). Without a supervisor there is no note, and the cause is unknown.
 
 use std::path::Path;
 
 use pod_sync_decisions::containment::ProcessExit;
 
-/// Signals by which a process ends itself.
-const OWN: [&str; 7] = ["ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP"];
+/// Signals of a crash.
+const CRASH_SIGNALS: [&str; 7] = ["ABRT", "BUS", "FPE", "ILL", "SEGV", "SYS", "TRAP"];
 
-/// Reads the note of a supervisor; `oom_killed`: the kernel's OOM killer was at work in the cgroup of the process.
+/// Returns the cause of an exit. `oom_killed`: the kernel's OOM killer has killed a process in the cgroup of the service.
 #[must_use]
-pub fn cause(note: &str, oom_killed: bool) -> ProcessExit {
+pub(crate) fn cause(note: &str, oom_killed: bool) -> ProcessExit {
     let mut words = note.split_whitespace();
     match (words.next().unwrap_or_default(), words.next().unwrap_or_default()) {
         ("oom-kill", _) => ProcessExit::OutOfMemory,
         ("signal", "KILL") if oom_killed => ProcessExit::OutOfMemory,
-        ("signal" | "core-dump", signal) if OWN.contains(&signal) => {
+        ("signal" | "core-dump", signal) if CRASH_SIGNALS.contains(&signal) => {
             ProcessExit::Crash(format!("SIG{signal}"))
         }
-        // A panic outside of the work of pods, too: no pod is to blame.
+        // This includes a panic outside of the work of pods, which no pod has caused.
         (_, _) => ProcessExit::External,
     }
 }
 
-/// Takes the note at `path` away and reads it. Without one nobody knows how the process ended.
+/// Reads and removes the note at `path`. Returns an empty text if there is none.
 #[must_use]
-pub fn take(path: &Path) -> String {
+pub(crate) fn take(path: &Path) -> String {
     let note = std::fs::read_to_string(path).unwrap_or_default();
     let _ = std::fs::remove_file(path);
     note
 }
 
-/// How many processes of this process' own cgroup the OOM killer has ended; none where the cgroup does not tell, as the root.
+/// Returns the number of OOM kills in the cgroup of this process, or `None` if the cgroup has no such counter, like the root cgroup.
 #[must_use]
-pub fn oom_kills() -> Option<u64> {
+pub(crate) fn oom_kills() -> Option<u64> {
     let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = |line: &str| -> Option<String> {
         let (_, rest) = line.split_once(':')?;
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_a_process_does_to_itself_and_the_oom_killer_are_deaths() {
+    fn only_crash_signals_and_oom_kills_are_held_against_pods() {
         let crash = |signal: &str| ProcessExit::Crash(signal.to_owned());
         for (note, oom_killed, want) in [
             ("signal ABRT", false, crash("SIGABRT")),
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn both_kinds_of_cgroups_count_kills() {
+    fn oom_kills_are_read_from_both_cgroup_versions() {
         assert_eq!(count("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"), Some(3));
         assert_eq!(count("low 0\noom 5\noom_kill 2\noom_group_kill 0\n"), Some(2));
         assert_eq!(count("low 0\n"), None);

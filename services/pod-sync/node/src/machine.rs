@@ -1,4 +1,4 @@
-//! Facts of the machine that only the Node object tells, and what hard eviction keeps free of it.
+//! IDs and huge pages of the machine, and the resources that hard eviction thresholds keep free.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,11 +7,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use pod_sync_decisions::qos::ResourceList;
 use quintlet_model::quantity::{Format, Quantity};
 
-/// Thresholds that keep something back from pods, and of what.
-const KEPT_BACK: [(&str, &str); 2] =
+/// Eviction signals with a resource whose allocatable amount they reduce.
+const RESERVING_SIGNALS: [(&str, &str); 2] =
     [("memory.available", "memory"), ("nodefs.available", "ephemeral-storage")];
 
-/// Content of the first of some files that says anything, below `root`.
+/// Returns the content of the first of these files below `root` that is not empty.
 fn first_of(root: &Path, files: &[&str]) -> String {
     let read = |file: &&str| std::fs::read_to_string(root.join(file)).ok();
     // Files of a device tree end with a zero byte.
@@ -19,9 +19,9 @@ fn first_of(root: &Path, files: &[&str]) -> String {
     files.iter().filter_map(read).map(text).find(|text| !text.is_empty()).unwrap_or_default()
 }
 
-/// The machine's own id; that of its installation where firmware tells none.
+/// Returns the UUID of the machine, or the ID of its installation if the firmware has none.
 #[must_use]
-pub fn system_uuid(root: &Path) -> String {
+pub(crate) fn system_uuid(root: &Path) -> String {
     let files = [
         "sys/class/dmi/id/product_uuid",
         "proc/device-tree/system-id",
@@ -31,13 +31,13 @@ pub fn system_uuid(root: &Path) -> String {
     first_of(root, &files)
 }
 
-/// Id of the installation; empty where it has none.
+/// Returns the ID of the installation, or an empty text.
 #[must_use]
-pub fn machine_id(root: &Path) -> String {
+pub(crate) fn machine_id(root: &Path) -> String {
     first_of(root, &["etc/machine-id", "var/lib/dbus/machine-id"])
 }
 
-/// Bytes of huge pages by resource name, for each size that the kernel has, none included.
+/// Returns the bytes of huge pages by resource name, for each size that the kernel supports. The amount may be 0.
 #[must_use]
 pub fn huge_pages(dir: &Path, sizes: &[u64]) -> BTreeMap<String, i64> {
     let of = |size: &u64| {
@@ -50,24 +50,30 @@ pub fn huge_pages(dir: &Path, sizes: &[u64]) -> BTreeMap<String, i64> {
     sizes.iter().filter_map(of).collect()
 }
 
-/// What hard eviction keeps free, by resource.
-///
-/// # Errors
-/// A threshold is neither a quantity nor a percentage.
+/// A threshold of `evictionHard` is neither a quantity nor a percentage.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{signal}: {threshold:?} {problem}")]
+pub struct EvictionThresholdError {
+    signal: &'static str,
+    threshold: String,
+    problem: String,
+}
+
+/// Returns the amounts that hard eviction keeps free, by resource.
 pub fn eviction_reserve(
     thresholds: &[(String, String)],
     capacity: &BTreeMap<String, ApiQuantity>,
-) -> Result<ResourceList, String> {
+) -> Result<ResourceList, EvictionThresholdError> {
     let mut all = ResourceList::new();
-    for (signal, resource) in KEPT_BACK {
+    for (signal, resource) in RESERVING_SIGNALS {
         let Some((_, threshold)) = thresholds.iter().rfind(|(name, _)| name == signal) else { continue };
-        quintlet_config::checks::threshold(threshold)
-            .map_err(|why| format!("{signal}: {threshold:?} {why}"))?;
+        let error =
+            |problem: String| EvictionThresholdError { signal, threshold: threshold.clone(), problem };
+        quintlet_config::checks::threshold(threshold).map_err(|problem| error(problem.to_string()))?;
         let amount = match threshold.strip_suffix('%') {
             Some(percent) => {
                 let whole = capacity.get(resource).map(Quantity::of).unwrap_or_default().value();
-                let percent: f64 =
-                    percent.parse().map_err(|_| format!("{signal}: {threshold:?} is no number"))?;
+                let percent: f64 = percent.parse().map_err(|_| error("is not a number".to_owned()))?;
                 #[expect(
                     clippy::cast_possible_truncation,
                     clippy::cast_precision_loss,
@@ -76,7 +82,7 @@ pub fn eviction_reserve(
                 let bytes = (whole as f64 * percent / 100.0) as i64;
                 Quantity::from_units(bytes, Format::Binary)
             }
-            None => Quantity::parse(threshold).map_err(|e| format!("{signal}: {e}"))?,
+            None => Quantity::parse(threshold).map_err(|e| error(e.to_string()))?,
         };
         all.insert(resource.to_owned(), amount);
     }
@@ -127,7 +133,7 @@ mod tests {
             .map(|(k, v)| (k.to_owned(), ApiQuantity(v.into())));
         let reserve = |pairs: &[(&str, &str)]| {
             let pairs: Vec<_> = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-            let reserve = eviction_reserve(&pairs, &capacity.clone().into())?;
+            let reserve = eviction_reserve(&pairs, &capacity.clone().into()).map_err(|e| e.to_string())?;
             Ok::<_, String>(reserve.into_iter().map(|(k, v)| (k, v.value())).collect::<Vec<_>>())
         };
         assert_eq!(reserve(&[]).unwrap(), []);

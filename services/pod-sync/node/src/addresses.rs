@@ -1,4 +1,5 @@
-//! The node's addresses, found anew now and then: they may come after this process, and change (pkg/kubelet/nodestatus/setters.go).
+//! The addresses of the node. They are looked up periodically, since they may appear after pod-sync starts and may change
+//! (pkg/kubelet/nodestatus: NodeAddress).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,32 +8,32 @@ use pod_sync_cri_config::node_ips::NodeIps;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// How often they are looked up.
+/// Interval between lookups.
 const PERIOD: Duration = Duration::from_secs(10);
-/// While there are none.
+/// Interval between lookups while the node has no address.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long the node's name is looked up for; a resolver that hangs is no reason to have no address.
+/// Limit of a lookup of the node's name, so that a resolver that hangs does not leave the node without an address.
 const LOOKUP: Duration = Duration::from_secs(2);
-/// The same for the first time, when the Node waits for an address.
+/// The same for the first lookup, which delays the first report of the Node.
 const FIRST_LOOKUP: Duration = Duration::from_millis(250);
 
-/// What addresses are chosen from.
+/// Addresses and routes of the machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Machine {
-    /// Addresses of the interfaces that are up.
-    pub addresses: Vec<(String, IpAddr)>,
-    /// Interface of the default route of IPv4.
-    pub route_v4: Option<String>,
-    /// The same of IPv6.
-    pub route_v6: Option<String>,
-    /// What the node's name resolves to.
-    pub resolved: Vec<IpAddr>,
+struct Machine {
+    /// Addresses of the interfaces that are up, by interface.
+    addresses: Vec<(String, IpAddr)>,
+    /// Interface of the IPv4 default route.
+    route_v4: Option<String>,
+    /// Interface of the IPv6 default route.
+    route_v6: Option<String>,
+    /// Addresses that the node's name resolves to.
+    resolved: Vec<IpAddr>,
 }
 
 impl Machine {
-    /// This one, without what needs a resolver.
+    /// Reads interfaces and routes, without resolving the name.
     #[must_use]
-    pub fn read() -> Self {
+    fn read() -> Self {
         let up = |flags: nix::net::if_::InterfaceFlags| flags.contains(nix::net::if_::InterfaceFlags::IFF_UP);
         let addresses = nix::ifaddrs::getifaddrs()
             .into_iter()
@@ -58,7 +59,7 @@ impl Machine {
         self.addresses.iter().any(|(_, a)| *a == ip)
     }
 
-    /// An address of the interface that the default route of a family leaves by.
+    /// Returns an address of the interface of the default route.
     fn by_route(&self, v4: bool) -> Option<IpAddr> {
         let out = if v4 { self.route_v4.as_ref() } else { self.route_v6.as_ref() }?;
         self.global().find(|(name, ip)| *name == out && ip.is_ipv4() == v4).map(|(_, ip)| ip)
@@ -69,7 +70,7 @@ impl Machine {
     }
 }
 
-/// The interface of the default route in `/proc/net/route`.
+/// Returns the interface of the default route in `/proc/net/route`.
 fn default_v4(text: &str) -> Option<String> {
     text.lines().skip(1).find_map(|line| {
         let mut fields = line.split_whitespace();
@@ -78,7 +79,7 @@ fn default_v4(text: &str) -> Option<String> {
     })
 }
 
-/// The same in `/proc/net/ipv6_route`, where the kernel lists its own refusals on `lo`.
+/// Returns the interface of the default route in `/proc/net/ipv6_route`, where the kernel lists unreachable routes on `lo`.
 fn default_v6(text: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
@@ -88,7 +89,7 @@ fn default_v6(text: &str) -> Option<String> {
     })
 }
 
-/// Why an address is no node's.
+/// Returns why an address cannot be a node IP.
 fn unusable(ip: IpAddr) -> Option<&'static str> {
     let link_local = match ip {
         IpAddr::V4(ip) => ip.is_link_local(),
@@ -107,31 +108,37 @@ fn unusable(ip: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Checks what was given: one address, an unspecified one included, or one of each family.
-///
-/// # Errors
-/// It is neither.
-pub fn check(given: &[IpAddr]) -> Result<(), String> {
+/// The configured node IPs are neither one address nor one of each family.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddressesError {
+    #[error("node IPs {0} and {1} are of one family: want one, or one of each family")]
+    SameFamily(IpAddr, IpAddr),
+    #[error("node IPs {0} and {1}: the unspecified address must be the only one")]
+    Unspecified(IpAddr, IpAddr),
+    #[error("{0} node IPs: want one, or one of each family")]
+    TooMany(usize),
+}
+
+/// Checks the configured node IPs: one address, which may be unspecified, or one of each family.
+pub fn check_addresses(given: &[IpAddr]) -> Result<(), AddressesError> {
     match given {
         [] | [_] => Ok(()),
-        [one, two] if one.is_ipv4() == two.is_ipv4() => {
-            Err(format!("node IPs {one} and {two} are of one family: want one, or one of each family"))
-        }
+        [one, two] if one.is_ipv4() == two.is_ipv4() => Err(AddressesError::SameFamily(*one, *two)),
         [one, two] if one.is_unspecified() || two.is_unspecified() => {
-            Err(format!("node IPs {one} and {two}: the unspecified address stands alone"))
+            Err(AddressesError::Unspecified(*one, *two))
         }
         [_, _] => Ok(()),
-        more => Err(format!("{} node IPs: want one, or one of each family", more.len())),
+        more => Err(AddressesError::TooMany(more.len())),
     }
 }
 
-/// The node's addresses: those given if they are the machine's, else that of its name, else that of the default route.
+/// Returns the node's addresses: the configured ones, else the address of its name, else that of the default route.
 ///
-/// An unspecified one that was given only says which family goes first.
+/// A configured unspecified address only selects the preferred family.
 ///
 /// # Errors
-/// There is none.
-pub fn choose(given: &[IpAddr], name: &str, machine: &Machine) -> Result<Vec<IpAddr>, String> {
+/// The reason why there is no address.
+fn choose(given: &[IpAddr], name: &str, machine: &Machine) -> Result<Vec<IpAddr>, String> {
     let valid = |ip: IpAddr| match unusable(ip) {
         Some(why) => Err(format!("{ip} is {why}")),
         None if !machine.has(ip) => Err(format!("{ip} is on no interface of this machine")),
@@ -152,27 +159,27 @@ pub fn choose(given: &[IpAddr], name: &str, machine: &Machine) -> Result<Vec<IpA
         .or(first)
         .or_else(|| machine.by_route(v4))
         .or_else(|| machine.by_route(!v4))
-        // Without any way out, pods of a node that stands alone are still told where they are.
+        // Without a default route, a node that stands alone still has an address for `status.hostIP`.
         .or_else(|| machine.global().find(|(_, ip)| ip.is_ipv4() == v4).map(|(_, ip)| ip))
         .map(|ip| vec![ip])
         .ok_or_else(|| "there is no route out and no address".to_owned())
 }
 
-/// What can be said at once, before the node's name was looked up.
+/// Returns the addresses that are known without resolving the node's name.
 #[must_use]
-pub fn at_start(given: &[IpAddr], name: &str) -> NodeIps {
+pub fn initial_addresses(given: &[IpAddr], name: &str) -> NodeIps {
     choose(given, name, &Machine::read()).unwrap_or_default().into()
 }
 
-/// Keeps the addresses up to date until told to stop; `found` has them once they were looked up.
-pub async fn follow(
+/// Looks up the addresses periodically until `stop`. Sets `ips`, and publishes on `found`.
+pub async fn follow_addresses(
     given: Vec<IpAddr>,
     name: String,
     ips: NodeIps,
     found: watch::Sender<Option<Vec<IpAddr>>>,
     stop: CancellationToken,
 ) {
-    let mut told = None;
+    let mut logged = None;
     let mut limit = FIRST_LOOKUP;
     loop {
         let mut machine = Machine::read();
@@ -181,7 +188,7 @@ pub async fn follow(
         }
         let wait = match choose(&given, &name, &machine) {
             Ok(chosen) => {
-                told = None;
+                logged = None;
                 ips.set(&chosen);
                 found.send_if_modified(|old| {
                     let chosen = Some(chosen);
@@ -192,14 +199,18 @@ pub async fn follow(
                 PERIOD
             }
             Err(why) => {
-                if told.as_ref() != Some(&why) {
-                    tracing::warn!("can't get ip address of node {name}. error: {why}");
-                    told = Some(why);
+                if logged.as_ref() != Some(&why) {
+                    tracing::warn!(
+                        node = name,
+                        error = why,
+                        "failed to find the address of the node, retrying"
+                    );
+                    logged = Some(why);
                 }
                 RETRY
             }
         };
-        // Both only wait.
+        // Each branch only waits.
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
@@ -210,7 +221,7 @@ pub async fn follow(
 async fn lookup(name: &str, limit: Duration) -> Vec<IpAddr> {
     match tokio::time::timeout(limit, tokio::net::lookup_host((name, 0))).await {
         Ok(Ok(found)) => found.map(|a| a.ip()).collect(),
-        // A name that nobody knows is usual.
+        // Most node names do not resolve.
         Ok(Err(_)) | Err(_) => Vec::new(),
     }
 }
@@ -248,7 +259,7 @@ mod tests {
     const BOTH: (Option<&str>, Option<&str>) = (Some("eth0"), Some("eth0"));
 
     #[test]
-    fn the_nodes_addresses_are_chosen_as_the_kubelet_chooses_them() {
+    fn node_addresses_are_chosen_as_by_the_kubelet() {
         let usual = |resolved: &[&str]| machine(USUAL, BOTH, resolved);
         type Case<'a> = (&'a [&'a str], &'a str, Machine, Result<&'a [&'a str], &'a str>);
         let cases: &[Case<'_>] = &[
@@ -293,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn two_addresses_are_one_of_each_family() {
+    fn two_node_ips_must_be_one_of_each_family() {
         for (given, good) in [
             (&[][..], true),
             (&["::"], true),
@@ -302,7 +313,7 @@ mod tests {
             (&["0.0.0.0", "fd00::1"], false),
             (&["10.0.0.1", "fd00::1", "fd00::2"], false),
         ] {
-            assert_eq!(check(&ips(given)).is_ok(), good, "{given:?}");
+            assert_eq!(check_addresses(&ips(given)).is_ok(), good, "{given:?}");
         }
     }
 
@@ -324,12 +335,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_given_and_not_there_is_told_to_nobody() {
+    async fn a_configured_address_that_the_machine_lacks_is_not_published() {
         let (found, seen) = watch::channel(None);
         let (stop, ips) = (CancellationToken::new(), NodeIps::default());
         let follow = quintlet_kit::task::spawn(
             "addresses",
-            follow(self::ips(&["192.0.2.77"]), "n".to_owned(), ips.clone(), found, stop.clone()),
+            follow_addresses(self::ips(&["192.0.2.77"]), "n".to_owned(), ips.clone(), found, stop.clone()),
         );
         tokio::task::yield_now().await;
         assert_eq!((seen.borrow().clone(), ips.get()), (None, vec![]));

@@ -1,7 +1,7 @@
-//! Deaths of cri-proxy, and the pods that it was working for: those whose calls broke with the connection.
+//! Crashes of cri-proxy, and the pods whose calls they broke.
 //!
-//! A broken call alone says nothing, since a kill from outside breaks calls, too. A death counts only if the supervisor of
-//! cri-proxy noted that the process ended by itself.
+//! A broken call alone is no evidence, since a kill from outside breaks calls, too. A crash counts only if the supervisor of
+//! cri-proxy recorded it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -16,35 +16,34 @@ use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
 use tokio_util::sync::CancellationToken;
 
-use super::exits;
+use crate::exits;
 
-/// Name of the service, as its supervisor has it.
+/// Name of the service in exit notes.
 pub const CRI_PROXY: &str = "cri-proxy";
 
-/// Limit of the wait for the supervisor's note.
-const NOTED_WITHIN: Duration = Duration::from_secs(3);
-/// A note that is older than this when the first call breaks is of an earlier process.
-const NOTED_BEFORE: Duration = Duration::from_secs(1);
-/// Interval between two looks for the note.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Longest wait for the exit note.
+const NOTE_TIMEOUT: Duration = Duration::from_secs(3);
+/// An exit note that is older than this when the first call breaks is from an earlier exit.
+const NOTE_MAX_AGE: Duration = Duration::from_secs(1);
+/// Interval between checks for the exit note.
+const NOTE_POLL: Duration = Duration::from_millis(50);
 
-/// Finds deaths of cri-proxy and gives each with its pods to `blame`, until told to stop. `exit_note`: where the supervisor of
-/// cri-proxy notes how the process ended.
-pub async fn follow(
+/// Calls `blame` with the cause and the pods of each crash of cri-proxy, until `stop`. `exit_note` is the path of its exit note.
+pub async fn follow_cri_proxy(
     broken: Arc<BrokenCalls>,
     exit_note: PathBuf,
     clock: Clock,
     blame: impl Fn(&ProcessExit, &BTreeSet<PodUid>),
     stop: CancellationToken,
 ) {
-    // A death that was not counted when this process stops is not counted at all.
+    // A crash whose note has not arrived when pod-sync stops is not counted.
     tokio::select! {
         () = stop.cancelled() => {}
-        () = find_deaths(&broken, &exit_note, &clock, blame) => {}
+        () = find_crashes(&broken, &exit_note, &clock, blame) => {}
     }
 }
 
-async fn find_deaths(
+async fn find_crashes(
     broken: &BrokenCalls,
     exit_note: &Path,
     clock: &Clock,
@@ -63,16 +62,16 @@ async fn find_deaths(
     }
 }
 
-// Waits for the note of an end at about `began`, and takes it. Empty where no supervisor writes one in time.
+// Waits for the exit note of a crash at about `began`, and removes it. Returns an empty text if there is none in time.
 async fn take_note(path: &Path, began: Timestamp, clock: &Clock) -> String {
-    let oldest = began.checked_sub(NOTED_BEFORE).unwrap_or(Timestamp::UNIX_EPOCH);
-    let deadline = clock.boot().saturating_add(NOTED_WITHIN);
+    let oldest = began.checked_sub(NOTE_MAX_AGE).unwrap_or(Timestamp::UNIX_EPOCH);
+    let deadline = clock.boot().saturating_add(NOTE_TIMEOUT);
     loop {
         let path = path.to_owned();
         match blocking(move || take_if_newer(&path, oldest)).await {
             Some(note) => return note,
             None if clock.boot() >= deadline => return String::new(),
-            None => tokio::time::sleep(LOOK_EVERY).await,
+            None => tokio::time::sleep(NOTE_POLL).await,
         }
     }
 }
@@ -80,7 +79,7 @@ async fn take_note(path: &Path, began: Timestamp, clock: &Clock) -> String {
 fn take_if_newer(path: &Path, oldest: Timestamp) -> Option<String> {
     let modified = std::fs::metadata(path).and_then(|m| m.modified()).ok()?;
     let modified = Timestamp::try_from(modified).ok()?;
-    // A shell empties the file before it writes.
+    // A shell truncates the file before it writes.
     let is_written = || std::fs::read_to_string(path).is_ok_and(|note| !note.trim().is_empty());
     (modified >= oldest && is_written()).then(|| exits::take(path))
 }
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_pods_whose_calls_broke_are_blamed_for_what_the_supervisor_noted() {
+    async fn pods_whose_calls_broke_are_blamed_for_a_crash_in_the_exit_note() {
         for (notes, want) in [
             (["signal ABRT\n"; 2], vec![ProcessExit::Crash("SIGABRT".to_owned()); 2]),
             (["oom-kill KILL\n", "signal KILL\n"], vec![ProcessExit::OutOfMemory]),
@@ -121,7 +120,7 @@ mod tests {
                     breaks(&broken, pod).await;
                 }
                 std::fs::write(&note, text).unwrap();
-                until("the note is taken", NOTED_WITHIN, async || {
+                until("the note is taken", NOTE_TIMEOUT, async || {
                     if note.exists() { Err("it is there") } else { Ok(()) }
                 })
                 .await;
@@ -130,9 +129,9 @@ mod tests {
                 for text in notes {
                     die(&["a", "b"], text).await;
                 }
-                // Once this one is blamed, so are those before it.
+                // Crashes are reported in order, so the earlier ones have been reported after this one.
                 die(&["last"], "core-dump SEGV").await;
-                until("the last is blamed", NOTED_WITHIN, async || {
+                until("the last is blamed", NOTE_TIMEOUT, async || {
                     let blamed = blamed.lock();
                     if blamed.iter().any(|(_, pods)| pods.contains(&uid("last"))) {
                         Ok(())
@@ -143,7 +142,7 @@ mod tests {
                 .await;
             };
             tokio::select! {
-                () = find_deaths(&broken, &note, &clock, blame) => {}
+                () = find_crashes(&broken, &note, &clock, blame) => {}
                 () = deaths => {}
             }
             let pods: BTreeSet<PodUid> = [uid("a"), uid("b")].into();
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_of_an_earlier_process_and_an_empty_one_stay() {
+    fn an_exit_note_that_is_old_or_empty_is_not_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(CRI_PROXY);
         let now = Clock::system().wall();
@@ -164,7 +163,7 @@ mod tests {
         std::fs::write(&path, "signal ABRT\n").unwrap();
         let later = now.checked_add(Duration::from_secs(60)).unwrap();
         assert_eq!(take_if_newer(&path, later), None);
-        assert_eq!(take_if_newer(&path, now.checked_sub(NOTED_BEFORE).unwrap()).unwrap(), "signal ABRT\n");
+        assert_eq!(take_if_newer(&path, now.checked_sub(NOTE_MAX_AGE).unwrap()).unwrap(), "signal ABRT\n");
         assert!(!path.exists());
     }
 }

@@ -1,4 +1,4 @@
-//! How many pods there are, of which kind and how far (pkg/kubelet/kubelet_pods.go:HandlePodCleanups).
+//! Gauges of pods by source and state (pkg/kubelet/kubelet_pods.go: HandlePodCleanups).
 
 use std::collections::BTreeMap;
 
@@ -8,13 +8,13 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_telemetry::metrics::{counter, gauge, gauge_family};
 
-/// Where a pod comes from: "true" for a static one.
+/// Label of the source of a pod: "true" for a static pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StaticLabel {
     r#static: &'static str,
 }
 
-/// How far the worker of a pod is, and who wants the pod.
+/// Labels of the state of a pod worker, and of whether the pod is desired.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
 struct WorkingLabel {
     lifecycle: &'static str,
@@ -23,24 +23,22 @@ struct WorkingLabel {
 }
 
 const LIFECYCLES: [&str; 3] = ["sync", "terminating", "terminated"];
-/// Who wants a pod, with whether it is static; of what only the runtime has, nobody knows that.
+/// Whether a pod is desired, with whether it is static. Pods that only the runtime has may be either.
 const CONFIGS: [(&str, &str); 5] =
     [("desired", "true"), ("desired", ""), ("orphan", "true"), ("orphan", ""), ("runtime_only", "unknown")];
 
-/// A pod that has a worker.
+/// A pod with a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counted {
-    /// Phase of the worker: sync, terminating, terminated, finished; empty before it has one.
+    /// Phase of the worker: sync, terminating, terminated or finished; empty before its first sync.
     pub worker: &'static str,
-    /// Of a manifest.
     pub is_static: bool,
-    /// Its source no longer has it.
+    /// The source no longer has the pod.
     pub is_removed: bool,
-    /// Its end is known: it takes no room.
-    pub is_over: bool,
+    /// The pod has terminated and uses no resources.
+    pub is_terminated: bool,
 }
 
-/// The gauges.
 #[derive(Debug, Clone)]
 pub struct Census {
     desired: Family<StaticLabel, Gauge>,
@@ -83,7 +81,7 @@ impl Default for Census {
 }
 
 impl Census {
-    /// These pods there are, so many mirrors, and so many pods that only the runtime has are being removed.
+    /// Sets the gauges. `runtime_only` is the number of pods that only the runtime has and that are being removed.
     pub fn set(&self, pods: &[Counted], mirrors: usize, runtime_only: usize) {
         let gauge = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         for (is_static, label) in [(false, ""), (true, "true")] {
@@ -92,7 +90,7 @@ impl Census {
             };
             let label = StaticLabel { r#static: label };
             self.desired.get_or_create(&label).set(of(|p| !p.is_removed));
-            self.active.get_or_create(&label).set(of(|p| !p.is_removed && !p.is_over));
+            self.active.get_or_create(&label).set(of(|p| !p.is_removed && !p.is_terminated));
         }
         self.mirrors.set(gauge(mirrors));
         for (label, count) in working(pods, runtime_only) {
@@ -100,13 +98,13 @@ impl Census {
         }
     }
 
-    /// The runtime has a pod that nobody knows.
-    pub fn orphan(&self) {
+    /// Counts a pod that the runtime has and pod-sync does not know.
+    pub fn count_orphan(&self) {
         self.orphaned.inc();
     }
 }
 
-/// Every combination that there is, zeros among them.
+/// Returns the counts of all label combinations, including zeros.
 fn working(pods: &[Counted], runtime_only: usize) -> BTreeMap<WorkingLabel, usize> {
     let mut counts = BTreeMap::new();
     for lifecycle in LIFECYCLES {
@@ -121,7 +119,7 @@ fn working(pods: &[Counted], runtime_only: usize) -> BTreeMap<WorkingLabel, usiz
         };
         let config = if pod.is_removed { "orphan" } else { "desired" };
         let is_static = if pod.is_static { "true" } else { "" };
-        // One without a worker yet is not worked on.
+        // A pod without a phase has no worker yet and is not counted.
         if let Some(count) = counts.get_mut(&WorkingLabel { lifecycle, config, r#static: is_static }) {
             *count = usize::saturating_add(*count, 1);
         }
@@ -136,8 +134,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pods_are_counted_by_who_wants_them_and_how_far_they_are() {
-        let pod = |worker, is_static, is_removed, is_over| Counted { worker, is_static, is_removed, is_over };
+    fn pods_are_counted_by_phase_and_by_whether_they_are_desired() {
+        let pod = |worker, is_static, is_removed, is_terminated| Counted {
+            worker,
+            is_static,
+            is_removed,
+            is_terminated,
+        };
         let pods = [
             pod("sync", false, false, false),
             pod("sync", false, false, false),

@@ -1,12 +1,22 @@
-//! Keeps what goes wrong in the work of one pod to that pod: see [`pod_sync_decisions::containment`] for the rules.
+//! Containment: a panic or crash in the work of one pod affects only that pod. [`pod_sync_decisions::containment`] has the rules.
 //!
-//! [`Containment::contained`] runs all work that is for one pod: a pass of its worker, its mirror, its removal. The pods in
-//! work are in a file ([`marks`]); how the last process ended is in another, by its supervisor ([`exits`]). A death of cri-proxy
-//! is held against the pods whose calls broke with it ([`peers`]).
+//! - [`Containment::contained`] runs the work of one pod: a sync of its worker, of its mirror pod, its removal. A panic ends that
+//!   work alone, and the pod is retried after a back-off.
+//! - The pods in work are in a file ([`work_file`]), so that the next process knows which work the last one crashed in. How the
+//!   last process ended is in a note of its supervisor ([`exits`]).
+//! - [`follow_cri_proxy`] is a future that the caller spawns. It attributes crashes of cri-proxy to the pods whose calls broke.
+//!
+//! There are no other tasks, and no channels.
 
-pub mod exits;
-pub mod marks;
-pub mod peers;
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+
+mod cri_proxy;
+mod exits;
+mod work_file;
+
+pub use crate::cri_proxy::{CRI_PROXY, follow_cri_proxy};
 
 use std::io;
 use std::path::PathBuf;
@@ -22,15 +32,15 @@ use quintlet_kit::paths::Paths;
 use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
-use marks::{Left, Marks};
 use pod_sync_decisions::containment::{ContainmentRecords, ProcessExit, Suspension, WorkPermission};
+use work_file::{PreviousWork, WorkFile};
 
-/// Name of the service, as its supervisor has it.
+/// Name of this service in exit notes.
 const SERVICE: &str = "pod-sync";
-/// What is known of pods, beside their records.
+/// File of the ledger, in the state directory.
 const LEDGER: &str = ".containment";
-/// Pods in work.
-const MARKS: &str = ".work";
+/// Work file, in the state directory.
+const WORK_FILE: &str = ".work";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Saved {
@@ -38,14 +48,14 @@ struct Saved {
     ledger: ContainmentRecords,
 }
 
-/// Panics and deaths in the work of pods.
+/// Runs the work of pods, and remembers panics and crashes in it.
 #[derive(Debug)]
 pub struct Containment {
     ledger: Mutex<ContainmentRecords>,
     file: PathBuf,
     boot: String,
-    marks: Marks,
-    // Held by the one suspected pod in work.
+    work_file: WorkFile,
+    // Held by the work of a suspected pod: such pods are worked on one at a time.
     turn: tokio::sync::Mutex<()>,
     clock: Clock,
     panics: Counter,
@@ -54,10 +64,7 @@ pub struct Containment {
 }
 
 impl Containment {
-    /// Goes on with what an earlier process left in the state directory.
-    ///
-    /// # Errors
-    /// The state directory cannot be written.
+    /// Reads the state of the previous process from the state directory, and holds its crash against the pods in work.
     pub fn open(paths: &Paths, boot: String, clock: Clock) -> io::Result<Self> {
         let dir = paths.state_dir();
         let file = dir.join(LEDGER);
@@ -72,35 +79,35 @@ impl Containment {
             Some(n) => format!("{boot} {n}"),
             None => boot.clone(),
         };
-        let (marks, left) = Marks::open(&dir.join(MARKS), &note)?;
+        let (work_file, previous) = WorkFile::open(&dir.join(WORK_FILE), &note)?;
         let new = Self {
             ledger: Mutex::new(ledger),
             file,
             boot,
-            marks,
+            work_file,
             turn: tokio::sync::Mutex::default(),
             clock,
             panics: quintlet_telemetry::metrics::counter(
                 "quintlet_contained_panics",
-                "Panics in the work of one pod that ended that work alone",
+                "Panics that ended only the work of one pod",
             ),
             deaths: quintlet_telemetry::metrics::counter(
                 "quintlet_deaths_in_pod_work",
-                "Deaths of a process that are held against the pods in work",
+                "Crashes of a service that are held against the pods in work",
             ),
             waiting: quintlet_telemetry::metrics::gauge(
                 "quintlet_pods_set_aside",
-                "Pods that wait after a panic or a death of a process in their work",
+                "Pods that wait after a panic or a crash of a service in their work",
             ),
         };
         let told = exits::take(&paths.exit(SERVICE));
-        new.find_death(&told, &left, oom_kills);
-        new.count();
+        new.attribute_exit(&told, &previous, oom_kills);
+        new.update_gauge();
         Ok(new)
     }
 
-    // Blames the last process' death on the pods it left in work.
-    fn find_death(&self, told: &str, left: &Left, oom_kills: Option<u64>) {
+    // Holds a crash of the previous process against the pods whose work was in progress.
+    fn attribute_exit(&self, told: &str, left: &PreviousWork, oom_kills: Option<u64>) {
         let (boot, before) = left.note.split_once(' ').unwrap_or((&left.note, ""));
         if boot != self.boot {
             return;
@@ -108,17 +115,17 @@ impl Containment {
         let oom_killed = before.parse::<u64>().ok().zip(oom_kills).is_some_and(|(before, now)| now > before);
         let cause = exits::cause(told, oom_killed);
         let in_work = match &cause {
-            // What a process does to itself, it does on the thread that executes the work.
+            // A crash happens on the thread that runs the work.
             ProcessExit::Crash(_) => &left.on_thread,
-            // Whoever holds the memory need not be on a thread.
+            // Work that holds the memory need not be running on a thread.
             ProcessExit::OutOfMemory => &left.in_work,
             ProcessExit::External => return,
         };
-        self.died(SERVICE, &cause, in_work);
+        self.record_crash(SERVICE, &cause, in_work);
     }
 
-    /// A process died while it worked on these pods.
-    pub fn died(
+    /// Records that a service crashed while it worked on these pods.
+    pub fn record_crash(
         &self,
         process: &'static str,
         cause: &ProcessExit,
@@ -126,7 +133,7 @@ impl Containment {
     ) {
         self.deaths.inc();
         let aside = self.change(|ledger, now| ledger.process_exited(process, cause, in_work, now));
-        tracing::warn!(process, ?cause, ?in_work, ?aside, "process died while it worked on pods");
+        tracing::warn!(process, ?cause, ?in_work, ?aside, "service crashed while it worked on pods");
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut ContainmentRecords, Duration) -> T) -> T {
@@ -138,19 +145,19 @@ impl Containment {
             .and_then(|bytes| quintlet_kit::atomic_file::write(&self.file, &bytes, 0o600));
         drop(ledger);
         if let Err(error) = written {
-            tracing::error!(%error, "panics and deaths of pods not saved");
+            tracing::error!(%error, "failed to write the ledger of panics and crashes");
         }
-        self.count();
+        self.update_gauge();
         changed
     }
 
-    /// Brings the gauge up to date: waits end by themselves.
-    pub fn count(&self) {
+    /// Updates the gauge of waiting pods, since waits end without a call.
+    pub fn update_gauge(&self) {
         let waiting = self.ledger.lock().suspended_count(self.clock.boot());
         self.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
     }
 
-    /// What the pod waits for before it may be worked on.
+    /// Returns the back-off of a pod after a panic or crash, if it is in one.
     #[must_use]
     pub fn wait(&self, uid: &PodUid) -> Option<Suspension> {
         match self.ledger.lock().permission(uid, self.clock.boot()) {
@@ -159,12 +166,10 @@ impl Containment {
         }
     }
 
-    /// Runs work of one pod. A suspected pod waits here until no other such pod is in work.
-    ///
-    /// Cancellation safety: that of the work.
+    /// Runs work of one pod. The work of a suspected pod waits until no other suspected pod is in work. Cancel safe if the work is.
     ///
     /// # Errors
-    /// The work panicked: [`Containment::panicked`] says what the pod waits for now.
+    /// The work panicked. Call [`Containment::record_panic`] for the back-off.
     pub async fn contained<T>(
         &self,
         uid: &PodUid,
@@ -176,52 +181,49 @@ impl Containment {
             WorkPermission::OneAtATime => Some(self.turn.lock().await),
             WorkPermission::Allowed | WorkPermission::Suspended(_) => None,
         };
-        let mark = Arc::new(self.marks.begin(uid));
-        let done = contain::contained(Work::marked(uid.as_str(), name, mark.threads()), work).await;
+        let entry = Arc::new(self.work_file.begin(uid));
+        let done = contain::contained(Work::marked(uid.as_str(), name, entry.threads()), work).await;
         if done.is_err() {
             self.panics.inc();
         }
         done
     }
 
-    /// As [`Containment::contained`], for work that does not wait.
-    ///
-    /// # Errors
-    /// The work panicked.
+    /// Like [`Containment::contained`], for work that is not async.
     pub fn contained_now<T>(&self, uid: &PodUid, name: String, work: impl FnOnce() -> T) -> Result<T, Panic> {
-        let mark = Arc::new(self.marks.begin(uid));
-        let done = contain::contained_now(&Work::marked(uid.as_str(), name, mark.threads()), work);
+        let entry = Arc::new(self.work_file.begin(uid));
+        let done = contain::contained_now(&Work::marked(uid.as_str(), name, entry.threads()), work);
         if done.is_err() {
             self.panics.inc();
         }
         done
     }
 
-    /// The work of a pod panicked; returns what the pod waits for now.
-    pub fn panicked(&self, uid: &PodUid, panic: &Panic) -> Suspension {
+    /// Records a panic in the work of a pod, and returns the back-off.
+    pub fn record_panic(&self, uid: &PodUid, panic: &Panic) -> Suspension {
         let message = format!("{SERVICE} {panic}");
         self.change(|ledger, now| ledger.record_panic(uid, message, now))
     }
 
-    /// A pass over a pod ended well.
-    pub fn worked(&self, uid: &PodUid) {
+    /// Records that a sync of a pod succeeded.
+    pub fn record_success(&self, uid: &PodUid) {
         let is_known = self.ledger.lock().has_record(uid);
         if is_known {
             self.change(|ledger, now| ledger.record_success(uid, now));
         }
     }
 
-    /// The pod is another one now.
-    pub fn changed(&self, uid: &PodUid) {
+    /// Ends the back-off of a pod after a panic, since its spec has changed. A pod that is set aside stays so.
+    pub fn record_spec_change(&self, uid: &PodUid) {
         self.change(|ledger, _| ledger.pod_changed(uid));
     }
 
-    /// An operator wants the pod to be tried now. Returns whether it waited.
+    /// Ends the back-off of a pod at the request of an operator. Returns whether there was one.
     pub fn retry(&self, uid: &PodUid) -> bool {
         self.change(|ledger, now| ledger.retry(uid, now))
     }
 
-    /// Nothing is left of the pod.
+    /// Removes the data of a pod that has been cleaned up.
     pub fn forget(&self, uid: &PodUid) {
         let is_known = self.ledger.lock().has_record(uid);
         if is_known {
@@ -255,7 +257,7 @@ mod tests {
         let waiting = process.contained(&other, String::new(), std::future::pending::<()>());
         let mut waiting = Box::pin(waiting);
         assert!(futures::poll!(&mut waiting).is_pending());
-        let marks = run.join("state").join(MARKS);
+        let marks = run.join("state").join(WORK_FILE);
         let at_death = process.contained(&k, String::new(), async {
             std::fs::copy(&marks, run.join("left")).unwrap();
         });
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pod_with_which_the_process_dies_twice_is_set_aside_and_a_kill_sets_none_aside() {
+    async fn a_pod_is_set_aside_after_two_crashes_in_its_work_and_not_after_kills() {
         for (note, is_aside) in [
             (Some("signal ABRT"), true),
             (Some("core-dump SEGV"), true),
@@ -295,11 +297,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn suspected_pods_are_worked_on_one_at_a_time_and_others_beside_them() {
+    async fn suspected_pods_are_worked_on_one_at_a_time_and_others_concurrently() {
         let run = tempfile::tempdir().unwrap();
         let c = open(run.path());
         for _ in 0..2 {
-            c.died(SERVICE, &ProcessExit::Crash("SIGABRT".to_owned()), &[uid("a"), uid("b")].into());
+            c.record_crash(SERVICE, &ProcessExit::Crash("SIGABRT".to_owned()), &[uid("a"), uid("b")].into());
         }
         let (pending, none) = (std::future::pending::<()>, String::new);
         let (a, b) = (uid("a"), uid("b"));
@@ -309,7 +311,7 @@ mod tests {
         let (mut first, mut second) = (Box::pin(first), std::pin::pin!(second));
         assert!(futures::poll!(&mut first).is_pending());
         assert!(futures::poll!(&mut second).is_pending());
-        assert!(!second_runs.get(), "it is not its turn");
+        assert!(!second_runs.get(), "another suspected pod is in work");
         c.contained(&uid("free"), none(), async {}).await.unwrap();
         drop(first);
         second.await.unwrap();
@@ -317,12 +319,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_makes_its_pod_wait_and_is_counted() {
+    async fn a_panic_starts_a_back_off_of_its_pod_and_is_counted() {
         let run = tempfile::tempdir().unwrap();
         let c = open(run.path());
         let before = c.panics.get();
         let panic = c.contained(&uid("a"), String::new(), async { panic!("boom") }).await.map(|(): ()| ());
-        let wait = c.panicked(&uid("a"), &panic.unwrap_err());
+        let wait = c.record_panic(&uid("a"), &panic.unwrap_err());
         assert!(
             wait.message.starts_with("pod-sync panicked at ") && wait.message.ends_with(": boom"),
             "{wait:?}"

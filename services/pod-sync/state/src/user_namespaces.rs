@@ -1,7 +1,7 @@
-//! Ranges of ids for pods with a user namespace of their own (`pkg/kubelet/userns`).
+//! Ranges of host IDs for pods with a user namespace (pkg/kubelet/userns).
 //!
-//! A pod's range is in `pods/<uid>/userns`, written before anything of the pod is made: it outlives this process and is
-//! read again at start. No two pods share an id, and none has the host's first range.
+//! The range of a pod is in `pods/<uid>/userns`, which is written before the sandbox is created and read again at the next start.
+//! No two pods share an ID, and no pod has the first range, which is the host's.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use pod_sync_cri_config::paths;
 use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
-/// Ids come in units of this many: what 16 bits of user ids need.
-pub const UNIT: u32 = 65_536;
+/// Ranges are a multiple of this many IDs, so that a pod has 16-bit user IDs.
+pub const ID_UNIT: u32 = 65_536;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -37,19 +37,19 @@ impl WireFile {
         Self { uid_mappings: all.clone(), gid_mappings: all }
     }
 
-    // The one range of both, if it is such a file at all.
+    // Returns the range, if it is the same for users and groups and is usable.
     fn range(&self) -> Option<Range> {
         let [WireMapping { host_id: first, container_id: 0, length }] = self.uid_mappings[..] else {
             return None;
         };
-        let whole = |n: u32| n > 0 && n.is_multiple_of(UNIT);
+        let whole = |n: u32| n > 0 && n.is_multiple_of(ID_UNIT);
         let last = length.checked_sub(1).and_then(|behind| first.checked_add(behind));
         let usable = whole(first) && whole(length) && last.is_some();
         (self.uid_mappings == self.gid_mappings && usable).then_some(Range { first, length })
     }
 }
 
-/// Ids of one pod.
+/// Host IDs of one pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Range {
     first: u32,
@@ -68,88 +68,55 @@ impl Range {
     }
 }
 
-/// A pod has no range.
+/// A pod did not get a range.
 #[derive(Debug, thiserror::Error)]
-pub enum NoRange {
-    /// All are taken.
+pub enum UserNamespaceError {
+    /// All ranges are in use.
     #[error("could not find an empty slot to allocate a user namespace")]
     Exhausted,
-    /// What is on disk is not a range, or another pod's.
-    #[error("{}: not a range of ids, or one that is taken", .0.display())]
+    /// The file of the pod has no usable range, or that of another pod.
+    #[error("{}: range of IDs is invalid or in use", .0.display())]
     Bad(PathBuf),
-    /// It cannot be read or written.
-    #[error("{path}: {source}", path = path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    #[error("failed to access {}: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
 }
 
-/// The host's ids that are for pods.
+/// Host IDs that are set aside for pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pool {
+pub struct IdPool {
     first: u32,
     ranges: u32,
-    // Of one range.
+    // IDs per range.
     ids: u32,
 }
 
-/// The ids of the host user `kubelet` cannot be used.
+/// The subordinate IDs of the host user `kubelet` cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadPool {
-    /// Users and groups differ, or there is more than one range.
+pub enum IdPoolError {
+    /// The ranges of users and groups differ, or there is more than one.
     #[error("mismatched subuids and subgids for user \"kubelet\"")]
     Mismatched,
-    /// The range is not aligned.
     #[error("first subordinate id {first} is not a multiple of {ids}")]
-    Unaligned {
-        /// First id.
-        first: u32,
-        /// Ids of a pod.
-        ids: u32,
-    },
-    /// There are ids left over.
+    Unaligned { first: u32, ids: u32 },
     #[error("{all} subordinate ids are not a multiple of {ids}")]
-    Uneven {
-        /// Ids there are.
-        all: u32,
-        /// Ids of a pod.
-        ids: u32,
-    },
-    /// The range ends behind the largest id.
+    Uneven { all: u32, ids: u32 },
     #[error("{all} subordinate ids from {first} do not fit into 32 bits")]
-    OutOfIds {
-        /// First id.
-        first: u32,
-        /// Ids there are.
-        all: u32,
-    },
-    /// The range is too small.
+    OutOfIds { first: u32, all: u32 },
     #[error("{ids} subordinate ids are not enough for {pods} pods")]
-    Small {
-        /// Ids there are.
-        ids: u32,
-        /// Pods the node takes.
-        pods: u32,
-    },
+    Small { ids: u32, pods: u32 },
 }
 
-impl Pool {
-    /// One range of `ids` for each of `pods`, right after the host's own, as far as ids go.
+impl IdPool {
+    /// Returns ranges of `ids` IDs for `pods` pods after the host's own range, as far as 32 bits go.
     #[must_use]
     pub fn after_the_host(pods: u32, ids: u32) -> Self {
         let fitting = u32::MAX.checked_div(ids).unwrap_or(0);
         Self { first: ids, ranges: pods.min(fitting.saturating_sub(1)), ids }
     }
 
-    /// What is set aside for the host user `kubelet`, where there is one and `getsubids` can tell; else
-    /// [`Self::after_the_host`]. Runs programs.
-    ///
-    /// # Errors
-    /// What is set aside cannot be used.
-    pub fn of_host(pods: u32, ids: u32) -> Result<Self, BadPool> {
+    /// Returns the subordinate IDs of the host user `kubelet`, if this user and the program `getsubids` exist; else
+    /// [`Self::after_the_host`].
+    pub fn of_host(pods: u32, ids: u32) -> Result<Self, IdPoolError> {
         let kubelet = nix::unistd::User::from_name("kubelet").ok().flatten();
         let ask = |arguments: &[&str]| {
             let output = Command::new("getsubids").args(arguments).output().ok()?;
@@ -161,46 +128,51 @@ impl Pool {
         }
     }
 
-    // The output of getsubids: `0: kubelet 65536 7208960`.
-    fn of_subids(users: &str, groups: &str, pods: u32, ids: u32) -> Result<Self, BadPool> {
+    // Parses the output of getsubids: `0: kubelet 65536 7208960`.
+    fn of_subids(users: &str, groups: &str, pods: u32, ids: u32) -> Result<Self, IdPoolError> {
         let mut lines = users.lines();
         let range = lines.next().filter(|_| users.trim() == groups.trim() && lines.next().is_none());
-        let mut fields = range.ok_or(BadPool::Mismatched)?.split_whitespace().skip(2).map(str::parse::<u32>);
+        let mut fields =
+            range.ok_or(IdPoolError::Mismatched)?.split_whitespace().skip(2).map(str::parse::<u32>);
         let (Some(Ok(first)), Some(Ok(all))) = (fields.next(), fields.next()) else {
-            return Err(BadPool::Mismatched);
+            return Err(IdPoolError::Mismatched);
         };
         if !first.is_multiple_of(ids) || first == 0 {
-            return Err(BadPool::Unaligned { first, ids });
+            return Err(IdPoolError::Unaligned { first, ids });
         }
         if !all.is_multiple_of(ids) {
-            return Err(BadPool::Uneven { all, ids });
+            return Err(IdPoolError::Uneven { all, ids });
         }
         if all.checked_sub(1).is_some_and(|behind| first.checked_add(behind).is_none()) {
-            return Err(BadPool::OutOfIds { first, all });
+            return Err(IdPoolError::OutOfIds { first, all });
         }
         let ranges = all.checked_div(ids).unwrap_or(0);
-        if ranges < pods { Err(BadPool::Small { ids: all, pods }) } else { Ok(Self { first, ranges, ids }) }
+        if ranges < pods {
+            Err(IdPoolError::Small { ids: all, pods })
+        } else {
+            Ok(Self { first, ranges, ids })
+        }
     }
 
     fn ranges(self) -> impl Iterator<Item = Range> {
-        // No range is outside of u32: each way of making a pool sees to it.
+        // Both constructors keep all ranges within u32.
         let firsts = (0..self.ranges).filter_map(move |i| self.first.checked_add(i.checked_mul(self.ids)?));
         firsts.map(move |first| Range { first, length: self.ids })
     }
 }
 
-/// Gives out ranges.
+/// Allocates ranges of host IDs to pods.
 #[derive(Debug)]
 pub struct UserNamespaces {
     root: PathBuf,
-    pool: Pool,
+    pool: IdPool,
     taken: Mutex<Vec<(Range, PodUid)>>,
 }
 
 impl UserNamespaces {
-    /// Ranges of `pool` for the pods below `root`; those on disk are taken, whatever their length.
+    /// Creates the allocator for the pods below `root`. Ranges on disk are in use, whatever their length.
     #[must_use]
-    pub fn new(root: &Path, pool: Pool) -> Self {
+    pub fn new(root: &Path, pool: IdPool) -> Self {
         let mut taken = Vec::new();
         for entry in std::fs::read_dir(paths::pods_dir(root)).into_iter().flatten().flatten() {
             let Some(uid) = entry.file_name().to_str().and_then(|n| PodUid::parse(n).ok()) else { continue };
@@ -211,17 +183,14 @@ impl UserNamespaces {
                     }
                 }
                 Ok(None) => {}
-                Err(e) => tracing::warn!(pod.uid = %uid, error = %e, "user namespace of a pod not read"),
+                Err(e) => tracing::warn!(pod.uid = %uid, error = %e, "failed to read user namespace of pod"),
             }
         }
         Self { root: root.to_owned(), pool, taken: Mutex::new(taken) }
     }
 
-    /// The mappings of a pod, made on first use. Reads and writes a file.
-    ///
-    /// # Errors
-    /// See [`NoRange`].
-    pub fn mappings(&self, uid: &PodUid) -> Result<cri::UserNamespace, NoRange> {
+    /// Returns the mappings of a pod, which are allocated on first use. Reads and writes a file.
+    pub fn mappings(&self, uid: &PodUid) -> Result<cri::UserNamespace, UserNamespaceError> {
         let path = paths::pod_dir(&self.root, uid).join("userns");
         let mut taken = self.taken.lock();
         if let Some(range) = read(&path)? {
@@ -229,15 +198,15 @@ impl UserNamespaces {
                 return Ok(range.namespace());
             }
             if !is_free(&taken, range) {
-                return Err(NoRange::Bad(path));
+                return Err(UserNamespaceError::Bad(path));
             }
             taken.push((range, uid.clone()));
             return Ok(range.namespace());
         }
-        let range = self.pool.ranges().find(|r| is_free(&taken, *r)).ok_or(NoRange::Exhausted)?;
+        let range = self.pool.ranges().find(|r| is_free(&taken, *r)).ok_or(UserNamespaceError::Exhausted)?;
         let bytes = serde_json::to_vec(&WireFile::of(range)).unwrap_or_default();
         quintlet_kit::atomic_file::write_durable(&path, &bytes, 0o644)
-            .map_err(|source| NoRange::Io { path, source })?;
+            .map_err(|source| UserNamespaceError::Io { path, source })?;
         taken.push((range, uid.clone()));
         Ok(range.namespace())
     }
@@ -260,15 +229,15 @@ fn is_free(taken: &[(Range, PodUid)], range: Range) -> bool {
     !taken.iter().any(|(other, _)| other.overlaps(range))
 }
 
-fn read(path: &Path) -> Result<Option<Range>, NoRange> {
+fn read(path: &Path) -> Result<Option<Range>, UserNamespaceError> {
     match std::fs::read(path) {
         Ok(bytes) => {
             let file = serde_json::from_slice::<WireFile>(&bytes).ok();
             let range = file.and_then(|f| f.range());
-            range.map(Some).ok_or_else(|| NoRange::Bad(path.to_owned()))
+            range.map(Some).ok_or_else(|| UserNamespaceError::Bad(path.to_owned()))
         }
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(NoRange::Io { path: path.to_owned(), source }),
+        Err(source) => Err(UserNamespaceError::Io { path: path.to_owned(), source }),
     }
 }
 
@@ -295,14 +264,14 @@ mod tests {
     #[test]
     fn each_pod_has_the_lowest_free_range_and_keeps_it_over_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let make = || UserNamespaces::new(dir.path(), Pool::after_the_host(3, UNIT));
+        let make = || UserNamespaces::new(dir.path(), IdPool::after_the_host(3, ID_UNIT));
         let all = make();
         let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| pod(dir.path(), n));
         assert_eq!([&a, &b, &c].map(|u| first(&all, u)), [65_536, 131_072, 196_608]);
         assert_eq!(first(&all, &b), 131_072);
-        assert!(matches!(all.mappings(&d), Err(NoRange::Exhausted)));
+        assert!(matches!(all.mappings(&d), Err(UserNamespaceError::Exhausted)));
         let all = make();
-        assert!(matches!(all.mappings(&d), Err(NoRange::Exhausted)), "those on disk are taken");
+        assert!(matches!(all.mappings(&d), Err(UserNamespaceError::Exhausted)), "those on disk are taken");
         all.release(&b);
         assert_eq!(first(&all, &d), 131_072);
         assert_eq!(first(&all, &a), 65_536);
@@ -315,20 +284,24 @@ mod tests {
     fn a_pod_has_as_many_ids_as_are_set_and_one_of_another_setting_keeps_those_it_has() {
         let dir = tempfile::tempdir().unwrap();
         let [old, a, b] = ["old", "a", "b"].map(|n| pod(dir.path(), n));
-        let all = UserNamespaces::new(dir.path(), Pool::after_the_host(2, UNIT));
-        assert_eq!(first(&all, &old), UNIT);
-        let all = UserNamespaces::new(dir.path(), Pool::after_the_host(3, 2 * UNIT));
-        assert_eq!(first(&all, &old), UNIT);
+        let all = UserNamespaces::new(dir.path(), IdPool::after_the_host(2, ID_UNIT));
+        assert_eq!(first(&all, &old), ID_UNIT);
+        let all = UserNamespaces::new(dir.path(), IdPool::after_the_host(3, 2 * ID_UNIT));
+        assert_eq!(first(&all, &old), ID_UNIT);
         let ids = |uid: &PodUid| {
             let n = all.mappings(uid).unwrap();
             (n.uids[0].host_id, n.uids[0].length)
         };
-        assert_eq!([&a, &b].map(ids), [(2 * UNIT, 2 * UNIT), (4 * UNIT, 2 * UNIT)]);
+        assert_eq!([&a, &b].map(ids), [(2 * ID_UNIT, 2 * ID_UNIT), (4 * ID_UNIT, 2 * ID_UNIT)]);
         all.release(&old);
-        let all = UserNamespaces::new(dir.path(), Pool::after_the_host(9, UNIT));
+        let all = UserNamespaces::new(dir.path(), IdPool::after_the_host(9, ID_UNIT));
         let more = ["c", "d", "e"].map(|n| first(&all, &pod(dir.path(), n)));
-        assert_eq!(more, [UNIT, 6 * UNIT, 7 * UNIT], "what is taken with another length is not given again");
-        assert_eq!(Pool::after_the_host(110, 1 << 30).ranges, 2, "as far as ids go");
+        assert_eq!(
+            more,
+            [ID_UNIT, 6 * ID_UNIT, 7 * ID_UNIT],
+            "what is taken with another length is not given again"
+        );
+        assert_eq!(IdPool::after_the_host(110, 1 << 30).ranges, 2, "as far as ids go");
     }
 
     #[test]
@@ -336,17 +309,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let [good, torn, host, copy] = ["good", "torn", "host", "copy"].map(|n| pod(dir.path(), n));
         let at = |u: &PodUid| paths::pod_dir(dir.path(), u).join("userns");
-        let all = UserNamespaces::new(dir.path(), Pool::after_the_host(5, UNIT));
+        let all = UserNamespaces::new(dir.path(), IdPool::after_the_host(5, ID_UNIT));
         assert_eq!(first(&all, &good), 65_536);
         std::fs::write(at(&torn), "{").unwrap();
         std::fs::write(
             at(&host),
-            serde_json::to_vec(&WireFile::of(Range { first: 0, length: UNIT })).unwrap(),
+            serde_json::to_vec(&WireFile::of(Range { first: 0, length: ID_UNIT })).unwrap(),
         )
         .unwrap();
         std::fs::copy(at(&good), at(&copy)).unwrap();
         for bad in [&torn, &host, &copy] {
-            assert!(matches!(all.mappings(bad), Err(NoRange::Bad(_))), "{bad}");
+            assert!(matches!(all.mappings(bad), Err(UserNamespaceError::Bad(_))), "{bad}");
         }
         assert_eq!(first(&all, &good), 65_536);
     }
@@ -356,28 +329,28 @@ mod tests {
         let line = |first: u32, ids: u32| format!("0: kubelet {first} {ids}\n");
         let ok = line(131_072, 131_072);
         for (users, groups, want) in [
-            (ok.clone(), ok.clone(), Ok(Pool { first: 131_072, ranges: 2, ids: UNIT })),
-            (ok.clone(), line(65_536, 131_072), Err(BadPool::Mismatched)),
-            (format!("{ok}{ok}"), format!("{ok}{ok}"), Err(BadPool::Mismatched)),
-            (String::new(), String::new(), Err(BadPool::Mismatched)),
+            (ok.clone(), ok.clone(), Ok(IdPool { first: 131_072, ranges: 2, ids: ID_UNIT })),
+            (ok.clone(), line(65_536, 131_072), Err(IdPoolError::Mismatched)),
+            (format!("{ok}{ok}"), format!("{ok}{ok}"), Err(IdPoolError::Mismatched)),
+            (String::new(), String::new(), Err(IdPoolError::Mismatched)),
             (
                 line(100_000, 131_072),
                 line(100_000, 131_072),
-                Err(BadPool::Unaligned { first: 100_000, ids: UNIT }),
+                Err(IdPoolError::Unaligned { first: 100_000, ids: ID_UNIT }),
             ),
             (
                 line(131_072, 131_073),
                 line(131_072, 131_073),
-                Err(BadPool::Uneven { all: 131_073, ids: UNIT }),
+                Err(IdPoolError::Uneven { all: 131_073, ids: ID_UNIT }),
             ),
             (
                 line(u32::MAX - 65_535, 131_072),
                 line(u32::MAX - 65_535, 131_072),
-                Err(BadPool::OutOfIds { first: u32::MAX - 65_535, all: 131_072 }),
+                Err(IdPoolError::OutOfIds { first: u32::MAX - 65_535, all: 131_072 }),
             ),
-            (line(65_536, 65_536), line(65_536, 65_536), Err(BadPool::Small { ids: 65_536, pods: 2 })),
+            (line(65_536, 65_536), line(65_536, 65_536), Err(IdPoolError::Small { ids: 65_536, pods: 2 })),
         ] {
-            assert_eq!(Pool::of_subids(&users, &groups, 2, UNIT), want, "{users}");
+            assert_eq!(IdPool::of_subids(&users, &groups, 2, ID_UNIT), want, "{users}");
         }
     }
 }

@@ -1,7 +1,7 @@
-//! One owner of a root directory: a lock, and an epoch that grows with every owner.
+//! Ownership of the root directory: a lock, and an epoch that grows with every owner.
 //!
-//! The lock is held on `quintlet-owner`. The epoch stands in `quintlet-owner-epoch`, which is replaced as a whole, so that a kill
-//! at any moment leaves the old number or the new one.
+//! The lock is on `quintlet-owner`. The epoch is in `quintlet-owner-epoch`, which is replaced atomically, so that a kill at any
+//! time leaves the old number or the new one.
 
 use std::path::{Path, PathBuf};
 
@@ -9,26 +9,16 @@ use nix::fcntl::{Flock, FlockArg};
 use quintlet_kit::atomic_file;
 use quintlet_kit::clock::Clock;
 
-/// Why the root directory cannot be taken.
+/// The root directory cannot be owned.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnerError {
-    /// Another pod-sync holds it.
     #[error("{path}: another pod-sync owns this root directory")]
-    Held {
-        /// The lock file.
-        path: PathBuf,
-    },
-    /// A file of the owner cannot be used.
-    #[error("{path}: file of the owner cannot be used")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Held { path: PathBuf },
+    #[error("failed to access {}", path.display())]
+    Io { path: PathBuf, source: std::io::Error },
 }
 
-/// Holds the root directory until dropped, or until the process is gone.
+/// Owns the root directory until it is dropped or the process ends.
 #[derive(Debug)]
 pub struct Owner {
     epoch: u64,
@@ -36,13 +26,10 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Takes `root` and raises its epoch.
+    /// Locks `root` and increments its epoch.
     ///
-    /// Without a readable number the epoch begins at the seconds of the wall clock. cri-proxy refuses an epoch below one that
-    /// it has seen, and no sequence of restarts comes near that number.
-    ///
-    /// # Errors
-    /// Another process holds the root directory, or a file of the owner cannot be read or written.
+    /// If the number cannot be read, the epoch starts at the seconds of the wall clock: cri-proxy refuses an epoch that is lower
+    /// than one that it has seen, and no sequence of restarts comes near that number.
     pub fn take(root: &Path, clock: &Clock) -> Result<Self, OwnerError> {
         let path = root.join("quintlet-owner");
         let io = |path: &Path| {
@@ -65,22 +52,22 @@ impl Owner {
             }
         })?;
         let number = root.join("quintlet-owner-epoch");
-        // Earlier versions wrote the epoch into the lock file.
+        // Earlier releases wrote the epoch into the lock file.
         let (now, earlier) = (read(&number).map_err(io(&number))?, read(&path).map_err(io(&path))?);
         let last = now.max(earlier);
-        let epoch = last.unwrap_or_else(|| beginning(clock)).saturating_add(1);
+        let epoch = last.unwrap_or_else(|| first_epoch(clock)).saturating_add(1);
         atomic_file::write_durable(&number, epoch.to_string().as_bytes(), 0o600).map_err(io(&number))?;
         Ok(Self { epoch, _lock: lock })
     }
 
-    /// The epoch of this owner; every later one is larger.
+    /// Returns the epoch of this owner. Every later owner has a larger one.
     #[must_use]
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 }
 
-/// Returns the number in a file; none where the file is missing, empty or damaged.
+/// Returns the number in a file, or `None` if the file is missing, empty or damaged.
 fn read(path: &Path) -> std::io::Result<Option<u64>> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok())),
@@ -89,7 +76,7 @@ fn read(path: &Path) -> std::io::Result<Option<u64>> {
     }
 }
 
-fn beginning(clock: &Clock) -> u64 {
+fn first_epoch(clock: &Clock) -> u64 {
     u64::try_from(clock.wall().as_second()).unwrap_or(0)
 }
 
@@ -121,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn the_epoch_of_an_earlier_version_goes_on() {
+    fn the_epoch_of_an_earlier_release_is_continued() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("quintlet-owner"), "41").unwrap();
         assert_eq!((next(dir.path()), next(dir.path())), (42, 43));
@@ -140,7 +127,7 @@ mod tests {
             assert_eq!(next(dir.path()), NOW + 2, "{damage:?}");
         }
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(next(dir.path()), NOW + 1, "cri-proxy may have seen the owners of an earlier root");
+        assert_eq!(next(dir.path()), NOW + 1, "cri-proxy may have seen owners of an earlier root directory");
     }
 
     #[test]

@@ -1,0 +1,33 @@
+//! The node as pod-sync reports it: addresses, resources, runtime state, the Node object.
+//!
+//! Futures that the caller spawns, each until its `stop`:
+//! - [`poll_runtime`] asks the runtime for its Status and publishes [`RuntimeState`] on a `watch` channel.
+//! - [`poll_images`] lists images for `Node.status.images`.
+//! - [`follow_addresses`] keeps the node's addresses up to date, in [`NodeIps`](pod_sync_cri_config::node_ips::NodeIps) and on a
+//!   `watch` channel.
+//! - [`follow_pod_cidrs`] and [`set_pod_cidrs`] send the pod CIDRs to the runtime.
+//! - [`report_node`] reads these channels ([`NodeInputs`]) and reports the Node to status-reporter.
+//!
+//! The rest are functions of [`NodeSettings`](pod_sync_cri_config::NodeSettings) and of files below `/proc` and `/sys`.
+
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+
+mod addresses;
+mod machine;
+mod object;
+mod pod_cidrs;
+mod report;
+mod resources;
+mod runtime;
+mod status;
+
+pub use crate::addresses::{AddressesError, check_addresses, follow_addresses, initial_addresses};
+pub use crate::machine::{EvictionThresholdError, eviction_reserve, huge_pages};
+pub use crate::object::{managed_node, node_object};
+pub use crate::pod_cidrs::{follow_pod_cidrs, set_pod_cidrs};
+pub use crate::report::{NodeInputs, report_node};
+pub use crate::resources::{RESERVABLE, allocatable, capacity, cpus, max_pods, pod_limits, swap_bytes};
+pub use crate::runtime::{RuntimeState, poll_runtime};
+pub use crate::status::{declared_features, poll_images};

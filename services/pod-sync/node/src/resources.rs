@@ -1,0 +1,102 @@
+//! Capacity and allocatable resources of the node.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use pod_sync_cgroups::KubepodsLimits;
+use pod_sync_cri_config::NodeSettings;
+use quintlet_model::quantity::{Format, Quantity as Amount};
+
+use crate::machine;
+
+/// Resources that can be reserved. `pid` is not part of the capacity.
+pub const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
+
+/// Returns the capacity of the node: CPUs, memory, huge pages, disk of the root directory, pods.
+#[must_use]
+pub fn capacity(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
+    let disk = nix::sys::statvfs::statvfs(&settings.root_dir)
+        .map_or(0, |s| s.blocks().saturating_mul(s.fragment_size()));
+    [
+        ("cpu", cpus().to_string()),
+        ("memory", format!("{}Ki", settings.memory_bytes / 1024)),
+        ("ephemeral-storage", format!("{}Ki", disk / 1024)),
+        ("pods", settings.max_pods.to_string()),
+    ]
+    .into_iter()
+    .map(|(k, v)| (k.to_owned(), Quantity(v)))
+    .chain(huge_pages(settings).into_iter().map(|(k, v)| (k, Amount::from_units(v, Format::Binary).to_api())))
+    .collect()
+}
+
+fn huge_pages(settings: &NodeSettings) -> BTreeMap<String, i64> {
+    machine::huge_pages(Path::new("/sys/kernel/mm/hugepages"), &settings.hugepage_sizes)
+}
+
+/// Returns the allocatable resources: the capacity without reservations and hard eviction thresholds, and memory without huge
+/// pages (pkg/kubelet/cm: GetNodeAllocatableReservation).
+#[must_use]
+pub fn allocatable(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
+    let mut left = capacity(settings);
+    let mut take = |name: &str, taken: Amount| {
+        if let Some(amount) = left.get_mut(name).filter(|_| taken.is_positive()) {
+            let rest = Amount::of(amount) - taken;
+            *amount = if rest.is_positive() { rest } else { Amount::default() }.to_api();
+        }
+    };
+    for (name, reserved) in settings.reserved.iter().chain(&settings.eviction_reserve) {
+        take(name, *reserved);
+    }
+    for bytes in huge_pages(settings).into_values() {
+        take("memory", Amount::from_units(bytes, Format::Binary));
+    }
+    left
+}
+
+/// Returns the limits of all pods together: the resources of the machine, without reservations if they are enforced.
+#[must_use]
+pub fn pod_limits(settings: &NodeSettings) -> KubepodsLimits {
+    let reserved = |name: &str| {
+        let amount = settings.reserved.get(name).copied().filter(|_| settings.enforce_reserved);
+        amount.unwrap_or_default()
+    };
+    let pids = reserved("pid");
+    KubepodsLimits {
+        memory_bytes: (settings.memory_bytes > 0)
+            .then(|| settings.memory_bytes.saturating_sub(reserved("memory").value()).max(0)),
+        cpu_milli: Some((cpus().saturating_mul(1000)).saturating_sub(reserved("cpu").milli_value()).max(0)),
+        pids: pids.is_positive().then(|| pid_capacity().saturating_sub(pids.value()).max(1)),
+    }
+}
+
+/// Returns the number of CPUs of the machine.
+#[must_use]
+pub fn cpus() -> i64 {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    i64::try_from(cpus).unwrap_or(i64::MAX)
+}
+
+/// Returns the number of pods that the node accepts (`maxPods`, `podsPerCore`).
+#[must_use]
+pub fn max_pods(cpus: i64, most: u32, per_core: u32) -> u32 {
+    if per_core == 0 {
+        return most;
+    }
+    let by_cores = i64::from(per_core).saturating_mul(cpus);
+    most.min(u32::try_from(by_cores).unwrap_or(u32::MAX))
+}
+
+/// Returns the number of processes that the machine can run.
+fn pid_capacity() -> i64 {
+    let read = |path: &str| std::fs::read_to_string(path).ok().and_then(|t| t.trim().parse::<i64>().ok());
+    let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"].map(read);
+    limits.into_iter().flatten().min().unwrap_or(i64::MAX)
+}
+
+/// Returns the swap of the machine, in bytes.
+#[must_use]
+pub fn swap_bytes() -> i64 {
+    use procfs::Current as _;
+    procfs::Meminfo::current().map_or(0, |m| i64::try_from(m.swap_total).unwrap_or(i64::MAX))
+}

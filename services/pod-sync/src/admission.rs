@@ -1,0 +1,102 @@
+//! Admission of pods by the Node object.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use pod_sync_cri_config::NodeSettings;
+use pod_sync_decisions::admission::{
+    AdmitResult, NodeView, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
+};
+use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
+use pod_sync_node::{RuntimeState, declared_features, node_object};
+use pod_sync_sources::api::ClusterView;
+use tokio::sync::watch;
+
+use crate::pod_manager::Admission;
+
+/// Returns the major and minor version of the kernel.
+fn kernel() -> (u32, u32) {
+    let text = std::fs::read_to_string(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
+    let mut parts = text.split(['.', '-']).map(|p| p.parse().unwrap_or(0));
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
+/// Admits pods by the Node object of the API server, or by the one that this node would register.
+pub(crate) struct NodeAdmission {
+    settings: NodeSettings,
+    own: Node,
+    view: Arc<ClusterView>,
+    client: Option<kube::Client>,
+    runtime: watch::Receiver<RuntimeState>,
+    shutting_down: watch::Receiver<bool>,
+}
+
+impl NodeAdmission {
+    #[must_use]
+    pub(crate) fn new(
+        settings: NodeSettings,
+        labels: &BTreeMap<String, String>,
+        view: Arc<ClusterView>,
+        client: Option<kube::Client>,
+        runtime: watch::Receiver<RuntimeState>,
+        shutting_down: watch::Receiver<bool>,
+    ) -> Self {
+        let own = node_object(&settings, labels, &RuntimeState::default());
+        Self { settings, own, view, client, runtime, shutting_down }
+    }
+}
+
+#[async_trait]
+impl Admission for NodeAdmission {
+    async fn refresh(&self) -> bool {
+        let Some(client) = &self.client else { return false };
+        match self.view.read_node(client.clone(), &self.settings.node_name).await {
+            Ok(()) => true,
+            Err(e) => {
+                tracing::info!(error = quintlet_kit::error_chain(&e), "failed to read the node");
+                false
+            }
+        }
+    }
+
+    fn resize_rules(&self) -> NodeResizePolicy {
+        // CPUs and memory are not assigned exclusively: the policies of both managers are `none`.
+        NodeResizePolicy {
+            limited_swap: self.settings.limited_swap_bytes.is_some(),
+            ..NodeResizePolicy::default()
+        }
+    }
+
+    fn awaits_runtime(&self, rejection: &Rejection) -> bool {
+        rejection.reason == SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED && !self.runtime.borrow().is_known()
+    }
+
+    async fn runtime_known(&self) {
+        // The sender is dropped when pod-sync stops, and then no pod is admitted.
+        let _ = self.runtime.clone().wait_for(RuntimeState::is_known).await;
+    }
+
+    fn admit(&self, pod: &Pod, others: &[&Pod]) -> AdmitResult {
+        let node = self.view.node();
+        let strict_supplemental_groups =
+            self.runtime.borrow().handlers.values().any(|h| h.supplemental_groups_policy);
+        admit(
+            pod,
+            others,
+            &NodeView {
+                node: Some(node.as_deref().unwrap_or(&self.own)),
+                allocatable: &self.settings.allocatable,
+                pressure: &[],
+                allowed_sysctls: &self.settings.allowed_sysctls,
+                kernel: kernel(),
+                strict_supplemental_groups,
+                app_armor: self.settings.app_armor,
+                declared: &declared_features(self.settings.node_api_port != 0),
+                shutting_down: *self.shutting_down.borrow(),
+            },
+        )
+    }
+}

@@ -1,0 +1,25 @@
+//! Files that a restarted pod-sync reads.
+//!
+//! | type | files |
+//! |---|---|
+//! | [`Owner`] | lock and epoch of the root directory; one pod-sync owns it at a time |
+//! | [`StateDir`] | one [`PodRecord`] per pod below `<run>/state`, written before the action that it describes |
+//! | [`Allocations`] | the kubelet's checkpoints of allocated and actuated resources |
+//! | [`UserNamespaces`] | the range of host ids of each pod with a user namespace, in the pod's directory |
+//!
+//! A file that is damaged affects only its own pod, and its content is observed or computed again. There are no tasks and no
+//! channels; calls read and write files.
+
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+
+mod allocations;
+mod owner;
+mod records;
+mod user_namespaces;
+
+pub use crate::allocations::Allocations;
+pub use crate::owner::{Owner, OwnerError};
+pub use crate::records::{PodRecord, StateDir, StateError, Termination};
+pub use crate::user_namespaces::{ID_UNIT, IdPool, IdPoolError, UserNamespaceError, UserNamespaces};
