@@ -174,13 +174,19 @@ async fn without_its_driver_nothing_is_attempted_and_nothing_is_removed() {
     let before = (machine.mounts(), left(&machine));
     fs::remove_file(machine.root.join("plugins_registry/reg.sock")).unwrap();
     common::eventually("the driver is deregistered", || agent.drivers.get(DRIVER).is_err()).await;
-    for error in [
-        agent.mounter.unpublish(POD, "pv-1").await.unwrap_err(),
-        agent.mounter.unstage(&machine.global_mount()).await.unwrap_err(),
-    ] {
-        assert_eq!(error.outcome(), Outcome::Transient, "{}", error.text());
-        assert!(error.text().ends_with(&missing), "{}", error.text());
-    }
+    let error = agent.mounter.unpublish(POD, "pv-1").await.unwrap_err();
+    assert_eq!(
+        error.text(),
+        format!("kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI client: {missing}")
+    );
+    assert_eq!(error.outcome(), Outcome::Transient);
+    assert_eq!((machine.mounts(), left(&machine)), before);
+    volumes::unmount(&machine.mount()).unwrap();
+    let before = (machine.mounts(), left(&machine));
+    let error = agent.mounter.unstage(&machine.global_mount()).await.unwrap_err();
+    let step = "attacher.UnmountDevice failed to create newCsiDriverClient";
+    assert_eq!(error.text(), format!("kubernetes.io/csi: {step}: {missing}"));
+    assert_eq!(error.outcome(), Outcome::Transient);
     assert_eq!((machine.mounts(), left(&machine)), before);
 }
 
@@ -242,6 +248,11 @@ async fn one_fault(call: &str, fault: &Fault) {
         _ => "desc = injected by the test",
     };
     assert!(error.text().contains(text), "{context}");
+    if !unmounting && !is_final {
+        // Whoever unmounts the volume needs its metadata.
+        let mount = if call == "NodeStageVolume" { machine.global_mount() } else { machine.mount() };
+        assert!(mount.with_file_name("vol_data.json").exists(), "{context}");
+    }
     if call == "NodeStageVolume" && *fault == Fault::Code(13) {
         assert_eq!(left(&machine), Vec::<String>::new(), "{context}");
     }
@@ -290,18 +301,39 @@ async fn a_mount_that_the_driver_left_is_an_error_and_its_content_is_not_deleted
     fs::write(machine.mount().join("data"), "precious").unwrap();
     fault::set(&machine.state, &[("NodeUnpublishVolume", Fault::Lie), ("NodeUnstageVolume", Fault::Lie)])
         .unwrap();
-    for error in [
-        agent.mounter.unpublish(POD, "pv-1").await.unwrap_err(),
-        agent.mounter.unstage(&machine.global_mount()).await.unwrap_err(),
-    ] {
+    let lie = |error: pod_sync_csi::error::CsiError| {
         assert_eq!(error.outcome(), Outcome::Uncertain);
         assert!(error.text().contains("is still mounted after Node"), "{}", error.text());
-    }
-    assert_eq!(machine.mounts().len(), 2);
+    };
+    lie(agent.mounter.unpublish(POD, "pv-1").await.unwrap_err());
     assert_eq!(fs::read_to_string(machine.mount().join("data")).unwrap(), "precious");
+    volumes::unmount(&machine.mount()).unwrap();
+    lie(agent.mounter.unstage(&machine.global_mount()).await.unwrap_err());
+    assert_eq!(fs::read_to_string(machine.global_mount().join("data")).unwrap(), "precious");
     fault::set(&machine.state, &[]).unwrap();
     unmount_all(&machine, &agent).await;
     assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn a_staged_volume_that_a_pod_has_is_not_unstaged() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    mount_all(&agent).await;
+    let error = agent.mounter.unstage(&machine.global_mount()).await.unwrap_err();
+    let (global, mount) = (machine.global_mount(), machine.mount());
+    let expected = format!(
+        "the device mount path {:?} is still mounted by other references [{}]",
+        global.display().to_string(),
+        mount.display()
+    );
+    assert_eq!(error.text(), expected);
+    assert_eq!(error.outcome(), Outcome::Transient);
+    let calls = fault::calls(&machine.state);
+    assert!(!calls.iter().any(|call| call.starts_with("NodeUnstageVolume")), "{calls:?}");
+    unmount_all(&machine, &agent).await;
 }
 
 #[tokio::test]

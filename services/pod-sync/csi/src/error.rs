@@ -57,6 +57,18 @@ pub enum CsiError {
         /// The call.
         call: &'static str,
     },
+    /// Pods have the volume, so its device stays mounted.
+    #[error(
+        "the device mount path {:?} is still mounted by other references [{}]",
+        .path.display().to_string(),
+        .mounts.join(" ")
+    )]
+    InUse {
+        /// The global mount point.
+        path: PathBuf,
+        /// The mounts of pods.
+        mounts: Vec<String>,
+    },
     /// There are mounts of a volume whose `vol_data.json` is missing or unreadable, so its driver is unknown.
     #[error("{} is mounted, but its driver is unknown", .0.display())]
     UnknownDriver(PathBuf),
@@ -78,7 +90,7 @@ impl CsiError {
     pub fn outcome(&self) -> Outcome {
         match self {
             // The operation goes on when the driver is back.
-            Self::NotRegistered(_) | Self::NotCalled(_) => Outcome::Transient,
+            Self::NotRegistered(_) | Self::NotCalled(_) | Self::InUse { .. } => Outcome::Transient,
             Self::Call(error) if error.is_final() => Outcome::Finished,
             Self::Call(_) | Self::StillMounted { .. } | Self::UnknownDriver(_) => Outcome::Uncertain,
             Self::Unsupported { .. } | Self::Volume(_) | Self::File { .. } => Outcome::Finished,

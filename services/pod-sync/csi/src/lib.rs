@@ -22,6 +22,7 @@ pub mod version;
 pub mod volume;
 pub mod volume_data;
 
+mod references;
 mod removal;
 
 /// Name of the volume plugin.

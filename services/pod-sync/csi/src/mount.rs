@@ -23,6 +23,7 @@ use crate::client::{Access, Capabilities, ExpandCall, LIMIT, MountCall, VolumeSt
 use crate::drivers::{Driver, Drivers};
 use crate::error::{CsiError, Outcome};
 use crate::paths::{self, Root};
+use crate::references;
 use crate::removal;
 use crate::volume::{Secrets, Volume};
 use crate::volume_data::{LifecycleMode, VolumeData};
@@ -223,16 +224,22 @@ impl Mounter {
         })
     }
 
-    /// Unstages the volume at a global mount point and removes its directory (`UnmountDevice`). No pod uses the volume. Does
-    /// nothing if the directory does not exist.
+    /// Unstages the volume at a global mount point and removes its directory (`UnmountDevice`). Does nothing if the directory does
+    /// not exist.
     ///
     /// # Errors
-    /// Fails if the driver is not registered or refuses, if a mount is left, or if the directory has other content. The volume
+    /// Returns [`CsiError::InUse`] if a pod has a mount of the volume. Fails if the driver is not registered or refuses, if a mount is left, or if the directory has other content. The volume
     /// then counts as staged.
     pub async fn unstage(&self, global_mount: &Path) -> Result<(), CsiError> {
         let Some(data) = self.load(global_mount).await? else {
             return self.remove_unknown(global_mount).await;
         };
+        let (path, pods) = (global_mount.to_owned(), self.root.pods());
+        let references = task::blocking(move || references::in_pods(&path, &pods)).await;
+        let mounts = references.map_err(CsiError::file("read the mounts of", global_mount))?;
+        if !mounts.is_empty() {
+            return Err(CsiError::InUse { path: global_mount.to_owned(), mounts });
+        }
         let driver = self
             .drivers
             .get(&data.driver_name)
