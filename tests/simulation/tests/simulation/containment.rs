@@ -321,7 +321,7 @@ async fn kills_from_outside_and_a_panic_outside_of_pods_set_none_aside() {
         kill(blocked.pid(), Signal::SIGKILL).unwrap();
         assert_eq!(blocked.end().await.signal(), Some(Signal::SIGKILL as i32));
     }
-    let mut panics = Mortal::new(&sim, "task", "pass");
+    let mut panics = Mortal::new(&sim, "task", "pod worker pass");
     for _ in 0..3 {
         panics.start();
         let ended = panics.end().await;
