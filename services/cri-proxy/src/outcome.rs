@@ -1,10 +1,11 @@
-//! Which of the four outcomes a call had: by code, by the kind of failure, and in one place by text.
+//! Derives the outcome of a call from its status code and, in one function, from its message.
+
 use quintlet_model::outcome::Outcome;
 use tonic::Code;
 
-/// The outcome of a call the runtime answered.
+/// Returns the outcome of a call to which the runtime responded.
 ///
-/// Codes that a connection, a proxy or a cancelled context make as well are unknown: the work may have been done.
+/// It is unknown for status codes that a connection, a proxy or a cancelled context also produce: the call may have had its effect.
 #[must_use]
 pub fn of_status(method: &str, code: Code, message: &str) -> Outcome {
     match code {
@@ -29,9 +30,9 @@ pub fn of_status(method: &str, code: Code, message: &str) -> Outcome {
     }
 }
 
-/// Whether the runtime says that an earlier call for the same thing is still under way.
+/// Returns whether the runtime rejects a call because an earlier call for the same name or container is in progress.
 ///
-/// The one place that reads text: neither containerd nor CRI-O has a code for it. For a name, containerd says
+/// This is the only function that depends on a message, since neither containerd nor CRI-O has a status code for it. For a name, containerd says
 /// `failed to reserve sandbox name "…": name "…" is reserved for "…"` (code Unknown, in 2.1 FailedPrecondition); CRI-O says
 /// `… name is reserved` while it still creates the first. For a container, containerd says
 /// `… container is already in starting state`, and `… in removing state`.

@@ -147,8 +147,10 @@ async fn remove(runtime: &Runtime, image: &Image, why: &str) -> Result<(), Failu
 
 // Ids and names: of every container, running or dead, of image volumes, and of the sandboxes' own image.
 async fn in_use(ctx: &Context) -> Result<BTreeSet<String>, Failure> {
-    let all =
-        ctx.pleg.all().ok_or_else(|| Failure::Unavailable("the runtime has not been read".to_owned()))?;
+    let all = ctx
+        .pleg
+        .all()
+        .ok_or_else(|| Failure::Unavailable("runtime state has not been inspected yet".to_owned()))?;
     let containers = all.iter().flat_map(|p| &p.containers);
     let mut out: BTreeSet<String> = containers
         .flat_map(|c| [&c.image, &c.image_ref, &c.image_id])

@@ -71,7 +71,7 @@ fn a_pod_of_the_api_server_with_an_extreme_value_is_decoded_or_refused_as_a_whol
         let bytes = cases.pod(case, "hostile").to_string();
         match serde_json::from_str::<Pod>(&bytes) {
             Ok(mut pod) => {
-                decode::set_defaults(&mut pod);
+                pod_sync_sources::defaults::set_defaults(&mut pod);
                 let again: Pod = serde_json::from_value(serde_json::to_value(&pod).unwrap()).unwrap();
                 assert_eq!(again, pod, "what is decoded is encoded as it was");
                 "decoded".to_owned()

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_process_left_that_is_no_more_is_taken_away_with_its_mounts_and_groups() {
+    fn leftovers_of_a_dead_process_are_removed_with_its_mounts_and_cgroups() {
         assert!(nix::unistd::geteuid().is_root(), "mounts and cgroups are made: run this test as root");
         let mut dead = std::process::Command::new("true").spawn().unwrap();
         dead.wait().unwrap();

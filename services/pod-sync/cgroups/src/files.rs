@@ -139,7 +139,7 @@ pub(super) fn make_v2(root: &Path, group: &Path) -> Result<(), CgroupError> {
             // Each controller is enabled on its own, so that an unavailable one does not prevent the others. Those missing at the end of
             // the path are the error.
             if let Err(e) = put(&dir.join("cgroup.subtree_control"), &format!("+{controller}")) {
-                tracing::debug!(path = %dir.display(), controller, error = %e, "cannot hand a controller down");
+                tracing::debug!(path = %dir.display(), controller, error = %e, "failed to enable controller for descendants");
             }
         }
         dir.push(part);

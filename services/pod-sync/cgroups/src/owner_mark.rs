@@ -11,7 +11,7 @@ const LONGEST: usize = 512;
 /// Marks a cgroup. A kernel without such attributes leaves it unmarked, and it never counts as an orphan.
 pub(super) fn set(dir: &Path, owner: &str) {
     if let Err(e) = rustix::fs::setxattr(dir, NAME, owner.as_bytes(), XattrFlags::empty()) {
-        tracing::debug!(dir = %dir.display(), error = %e, "a cgroup cannot be marked");
+        tracing::debug!(dir = %dir.display(), error = %e, "failed to mark cgroup with its owner");
     }
 }
 

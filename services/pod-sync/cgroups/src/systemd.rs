@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn systemd_is_asked_in_its_words_and_its_refusal_is_told() {
+    fn systemd_properties_are_set_and_its_errors_are_returned() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("systemctl");
         let log = dir.path().join("log");

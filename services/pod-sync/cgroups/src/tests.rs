@@ -12,7 +12,7 @@ fn pod(resources: Value) -> Pod {
 }
 
 #[test]
-fn a_pods_group_is_named_as_the_driver_wants_it() {
+fn a_pods_cgroup_is_named_by_the_drivers_rules() {
     use QosClass::{BestEffort, Burstable, Guaranteed};
     let id = uid("5f0c-1a");
     for (driver, root, class, want) in [
@@ -100,7 +100,7 @@ fn values_are_written_in_the_words_of_each_version() {
 }
 
 #[test]
-fn version_two_hands_controllers_down_and_names_what_is_missing() {
+fn cgroup_v2_enables_controllers_for_descendants_and_names_the_missing_ones() {
     let tmp = tempfile::tempdir().unwrap();
     let root = tmp.path();
     let group = root.join("q/kubepods");
@@ -279,7 +279,7 @@ fn version_two_is_read_in_its_own_words() {
 }
 
 #[test]
-fn groups_are_told_from_those_of_another_agent_by_their_mark() {
+fn owned_cgroups_are_recognised_by_their_mark() {
     // With v1, the v2 hierarchy may be mounted as well.
     for mount in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
         let mount = Path::new(mount);
@@ -323,7 +323,7 @@ fn a_group_missing_in_one_hierarchy_is_completed() {
 }
 
 #[test]
-fn a_slice_lies_below_those_it_is_named_after_and_tells_its_pod() {
+fn a_slice_path_has_its_parent_slices_and_contains_the_pods_uid() {
     let cgroups = Cgroups::new(Path::new("/nowhere"), "/", CgroupSettings::default());
     assert_eq!(cgroups.driver(), CgroupDriver::Cgroupfs);
     assert!(cgroups.clone().set_driver(CgroupDriver::Systemd), "clones are of one mind");

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_carries_what_the_kubelet_writes() {
+    fn a_container_has_the_annotations_that_the_kubelet_writes() {
         let c = build(json!({"name": "foo", "image": "bar", "command": ["sh", "$(A)", "$$(A)", "$(B)"],
             "args": ["x$(A)"], "workingDir": "/w", "stdin": true, "tty": true,
             "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File",

@@ -185,7 +185,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn both_parts_reach_a_reader_that_merges_and_an_older_one_reads_what_it_knows() {
+    fn a_receiver_merges_both_parts_and_an_older_one_reads_the_known_fields() {
         let base = cri::CreateContainerRequest {
             pod_sandbox_id: "s".to_owned(),
             config: Some(cri::ContainerConfig {

@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn without_cluster_dns_the_host_answers_and_the_user_is_told() {
+    fn without_cluster_dns_the_hosts_servers_are_used_with_a_warning() {
         let bare = NodeSettings { cluster_dns: vec![], ..node() };
         let (servers, .., warnings) = dns(json!({}), &bare);
         assert_eq!(servers, ["1.1.1.1"]);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_much_is_cut_with_a_warning() {
+    fn excess_dns_entries_are_dropped_with_a_warning() {
         let names: Vec<String> = (0..40).map(|i| format!("d{i}")).collect();
         let spec = json!({"dnsPolicy": "None", "dnsConfig": {
             "nameservers": ["1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4"], "searches": names}});

@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_breaks_a_rule_says_which() {
+    fn an_invalid_mount_names_the_violated_rule() {
         let root = Root::new();
         let m = |more: Value| {
             let mut mount = json!({"name": "v", "mountPath": "/m"});

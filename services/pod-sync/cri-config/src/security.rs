@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_containers_word_goes_before_the_pods() {
+    fn container_fields_take_precedence_over_pod_fields() {
         let c = context(
             json!({"runAsUser": 1, "runAsGroup": 2, "fsGroup": 7, "supplementalGroups": [8, 9]}),
             json!({"runAsUser": 3, "privileged": true, "allowPrivilegeEscalation": false,

@@ -220,7 +220,7 @@ fn every_branch_of_a_resize_has_a_row() {
 }
 
 #[test]
-fn a_restart_for_a_resize_is_said_in_the_kubelets_words() {
+fn a_restart_for_a_resize_has_the_kubelets_message() {
     let of = |cpu: &str| pod(json!([]), json!([restarting("a", cpu)]));
     let (runtime, actuated) = (RuntimeBuilder::ready().running("a").build(), of_pod(&of("1")));
     let got = compute_pod_actions(&ActionInput {

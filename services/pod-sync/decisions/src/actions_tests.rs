@@ -579,7 +579,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn no_decision_breaks_what_the_driver_relies_on(case in any_case()) {
+    fn actions_satisfy_the_invariants_of_the_worker(case in any_case()) {
         let Case { pod, runtime, probes, restart_all } = &case;
         let got = compute_pod_actions(&ActionInput { pod, runtime, probes, actuated: None, restart_all: *restart_all });
         let spec = pod::spec(pod);

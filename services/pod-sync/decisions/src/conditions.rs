@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_ready_names_who_is_not() {
+    fn containers_ready_names_the_containers_that_are_not_ready() {
         let p = two();
         let side = statuses(json!([{"name": "s", "ready": true}]));
         let both = statuses(json!([{"name": "a", "ready": true}, {"name": "b", "ready": true}]));

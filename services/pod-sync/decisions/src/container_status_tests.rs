@@ -105,7 +105,7 @@ fn a_container_the_runtime_does_not_have_is_waiting_by_default() {
 }
 
 #[test]
-fn what_was_known_of_a_lost_container_is_kept() {
+fn the_status_of_a_lost_container_is_kept() {
     let w = World::new(one("Always"), RuntimeBuilder::ready());
     let s = w.regular(&old("c", 3, ended(2), json!(null)));
     assert_eq!(brief(s.state.as_ref()), want("terminated", "Error", 2));
@@ -181,7 +181,7 @@ fn the_newest_instance_is_the_state_and_the_second_newest_the_last_state() {
 }
 
 #[test]
-fn the_old_end_becomes_the_last_state_when_its_instance_is_gone() {
+fn the_previous_termination_becomes_the_last_state_when_its_instance_is_removed() {
     let runtime = || RuntimeBuilder::ready().running("c").edit(|c| c.id = id("c-9"));
     let s = World::new(one("Always"), runtime()).regular(&old("c", 0, ended(5), json!(null)));
     assert_eq!(brief(s.last_state.as_ref()), want("terminated", "Error", 5));
@@ -392,7 +392,7 @@ fn resources_are_the_allocated_ones_corrected_by_the_runtime() {
 }
 
 #[test]
-fn a_request_for_memory_is_what_was_given_until_the_resize_is_made() {
+fn the_status_keeps_the_previous_memory_request_until_a_resize_is_actuated() {
     let spec =
         json!({"containers": [{"name": "c", "image": "i", "resources": {"requests": {"memory": "64Mi"}}}]});
     for (what, given, runtime, want) in [

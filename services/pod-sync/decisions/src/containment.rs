@@ -18,19 +18,19 @@ use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
 /// First suspension after a panic; each further panic doubles it.
-const PANIC_WAIT: Duration = Duration::from_secs(10);
+const PANIC_SUSPENSION: Duration = Duration::from_secs(10);
 /// First suspension of a pod that is set aside; each further one doubles it.
-const ASIDE_WAIT: Duration = Duration::from_secs(300);
+const SET_ASIDE_SUSPENSION: Duration = Duration::from_secs(300);
 /// Longest suspension of either kind.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+const LONGEST_SUSPENSION: Duration = Duration::from_secs(3600);
 /// Time without a panic or a crash after which earlier ones no longer count.
 pub const FORGET_AFTER: Duration = Duration::from_secs(600);
 /// Crashes in a row after which the pods in work are suspected.
-const SUSPECTS: u32 = 2;
+const CRASHES_TO_SUSPECT: u32 = 2;
 /// Crashes with one pod alone in work after which it is set aside.
-const SETS_ASIDE: u32 = 2;
+const CRASHES_TO_SET_ASIDE: u32 = 2;
 /// Successful passes that clear a suspicion.
-const RELEASES: u32 = 3;
+const PASSES_TO_CLEAR: u32 = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessExit {
@@ -130,20 +130,20 @@ impl ContainmentRecords {
             record.deaths = record.deaths.saturating_add(1);
             record.passes = 0;
             record.last = now;
-            record.message = format!("{process} died while it worked on this pod: {how}");
+            record.message = format!("{process} crashed while it worked on this pod: {how}");
             if alone.as_ref() != Some(uid) {
                 continue;
             }
             record.alone = record.alone.saturating_add(1);
-            if record.alone >= SETS_ASIDE {
-                record.until = now.saturating_add(doubled(ASIDE_WAIT, record.asides));
+            if record.alone >= CRASHES_TO_SET_ASIDE {
+                record.until = now.saturating_add(doubled(SET_ASIDE_SUSPENSION, record.asides));
                 record.asides = record.asides.saturating_add(1);
                 record.is_aside = true;
                 record.is_suspected = true;
                 aside.push(uid.clone());
             }
         }
-        if self.deaths >= SUSPECTS {
+        if self.deaths >= CRASHES_TO_SUSPECT {
             self.pods.values_mut().filter(|t| t.deaths > 0).for_each(|t| t.is_suspected = true);
         }
         aside
@@ -152,7 +152,7 @@ impl ContainmentRecords {
     /// Records a panic in the work of a pod. Returns its suspension.
     pub fn record_panic(&mut self, uid: &PodUid, message: String, now: Duration) -> Suspension {
         let record = self.pods.entry(uid.clone()).or_default();
-        let wait = doubled(PANIC_WAIT, record.panics);
+        let wait = doubled(PANIC_SUSPENSION, record.panics);
         record.panics = record.panics.saturating_add(1);
         record.last = now;
         // A pod that is set aside stays so.
@@ -169,7 +169,7 @@ impl ContainmentRecords {
             return true;
         }
         record.passes = record.passes.saturating_add(1);
-        let is_released = (record.is_suspected || record.is_aside) && record.passes >= RELEASES;
+        let is_released = (record.is_suspected || record.is_aside) && record.passes >= PASSES_TO_CLEAR;
         if is_released {
             (record.is_suspected, record.is_aside) = (false, false);
         }
@@ -193,7 +193,7 @@ impl ContainmentRecords {
         record.until = Duration::ZERO;
         (record.panics, record.asides, record.passes) = (0, 0, 0);
         record.is_aside = false;
-        record.alone = record.alone.min(SETS_ASIDE.saturating_sub(1));
+        record.alone = record.alone.min(CRASHES_TO_SET_ASIDE.saturating_sub(1));
         waited
     }
 
@@ -232,9 +232,9 @@ impl ContainmentRecords {
     }
 }
 
-// Returns `first` doubled `times` times, bounded by LONGEST_WAIT.
+// Returns `first` doubled `times` times, bounded by LONGEST_SUSPENSION.
 fn doubled(first: Duration, times: u32) -> Duration {
-    first.saturating_mul(2_u32.saturating_pow(times)).min(LONGEST_WAIT)
+    first.saturating_mul(2_u32.saturating_pow(times)).min(LONGEST_SUSPENSION)
 }
 
 #[cfg(test)]
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn deaths_and_the_pods_in_work_say_who_is_free_suspected_or_aside() {
+    fn crashes_and_the_pods_in_work_determine_the_permission_of_each_pod() {
         type Row<'a> = (&'a str, &'a [(u64, ProcessExit, &'a [&'a str])], &'a [(&'a str, &'a str)]);
         let rows: &[Row<'_>] = &[
             ("one death says nothing", &[(0, crash(), &["a", "b"])], &[("a", "free"), ("b", "free")]),
@@ -355,7 +355,7 @@ mod tests {
                 panic!("not aside")
             };
             aside.push(wait.until.saturating_sub(now).as_secs());
-            assert_eq!(wait.message, "pod-sync died while it worked on this pod: SIGABRT");
+            assert_eq!(wait.message, "pod-sync crashed while it worked on this pod: SIGABRT");
             now = wait.until;
             assert_eq!(word(&ledger, "k", now), "one at a time");
         }
@@ -392,7 +392,7 @@ mod tests {
         assert!(!ledger.retry(&uid("k"), now), "it waits no more");
         assert_eq!((word(&ledger, "a", now), word(&ledger, "k", now)), ("free", "one at a time"));
         let wait = ledger.record_panic(&uid("a"), "boom".to_owned(), now);
-        assert_eq!(wait.until.saturating_sub(now), PANIC_WAIT, "it starts over");
+        assert_eq!(wait.until.saturating_sub(now), PANIC_SUSPENSION, "it starts over");
         ledger.process_exited("pod-sync", &crash(), &uids(&["k"]), now);
         assert_eq!(word(&ledger, "k", now), "aside");
     }

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_two_instances_stay_and_nothing_that_runs_goes() {
+    fn the_newest_two_instances_are_kept_and_no_running_one_is_removed() {
         let crashed = || RuntimeBuilder::ready().exited("c", 1).exited("c", 1).exited("c", 1);
         for (what, runtime, stays, goes) in [
             ("nothing", RuntimeBuilder::none(), vec![], vec![]),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_goes_when_nothing_is_in_it_and_a_newer_one_is_there() {
+    fn an_empty_sandbox_is_removed_if_there_is_a_newer_one() {
         let old = RuntimeBuilder::none().sandbox(SandboxState::NotReady).exited("c", 1);
         let both = old.sandbox(SandboxState::Ready).running("c").build();
         let count = |r: &PodRuntime, removed: &[ContainerId], fate| dead_sandboxes(r, removed, fate).len();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_directory_tells_whose_it_is() {
+    fn a_log_directory_name_contains_the_pods_uid() {
         for (name, want) in [
             ("default_web_u-1", Some("u-1")),
             ("ns_a_b_u", Some("u")),

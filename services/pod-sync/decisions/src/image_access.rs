@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_says_which_images_are_verified() {
+    fn the_verification_policy_selects_the_verified_images() {
         let policies = [
             VerificationPolicy::NeverVerify,
             VerificationPolicy::NeverVerifyPreloadedImages,
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_may_use_what_its_credentials_opened() {
+    fn a_pod_may_use_an_image_that_its_credentials_pulled() {
         let known = opened_by(&[secret("a", "h1"), secret("b", "h2"), secret("odd", "")], &[account("sa")]);
         let full: Vec<_> = (0..MOST_LEARNT).map(|i| secret(&format!("s{i}"), &format!("h{i}"))).collect();
         let full = opened_by(&full, &[]);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_opened_an_image_is_kept_once_and_everybody_outweighs_all() {
+    fn credentials_are_recorded_once_and_node_wide_access_replaces_them() {
         let mut pull_credentials = PullCredentials::default();
         assert!(pull_credentials.merge(opened_by(&[secret("b", "h")], &[account("y")])));
         assert!(pull_credentials.merge(opened_by(&[secret("a", "h")], &[account("x")])));

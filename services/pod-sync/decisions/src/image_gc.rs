@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_age_is_looked_at_as_often() {
+    fn images_are_collected_as_often_as_a_short_maximum_age_requires() {
         for (max_age, want) in [(0, 300), (1, 5), (60, 60), (300, 300), (86_400, 300)] {
             assert_eq!(ImageGcPolicy { max_age: s(max_age), ..POLICY }.period(s(5)), s(want), "{max_age}");
         }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unused_goes_first_and_what_is_used_new_or_pinned_stays() {
+    fn the_least_recently_used_image_is_removed_first_and_used_new_or_pinned_images_stay() {
         let mut pinned = image("pinned");
         pinned.pinned = true;
         let all = [image("a"), image("b"), image("c"), pinned];

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_name_is_refused_in_the_words_of_the_kubelet() {
+    fn an_invalid_image_name_is_rejected_with_the_kubelets_message() {
         let hex = "0".repeat(64);
         for (name, why) in [
             ("", INVALID),

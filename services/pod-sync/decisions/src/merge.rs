@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_snapshot_given_again_only_what_is_another_object_is_looked_at() {
+    fn only_changed_objects_of_a_repeated_snapshot_are_compared() {
         let mut store = SourceStore::new("api");
         let (a, b) = (Arc::new(pod("a", "a")), Arc::new(pod("b", "b")));
         store.set(vec![Arc::clone(&a), Arc::clone(&b)], at(0));
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_with_one_name_the_first_stays() {
+    fn of_two_pods_with_one_name_the_first_is_kept() {
         let mut store = SourceStore::new("file");
         let merged = store
             .set(arcs(vec![pod("u1", "web"), pod("u2", "web"), pod("", "x"), pod("u1", "other")]), at(0));

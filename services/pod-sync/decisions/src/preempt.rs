@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn critical_pods_are_no_victims_and_the_error_says_what_is_missing() {
+    fn critical_pods_are_not_preempted_and_the_error_names_the_insufficient_resources() {
         let other = pod("other", json!({"cpu": "5"}), json!({}), Some(2_000_000_000));
         let small = pod("small", json!({"cpu": "100m"}), json!({}), Some(5));
         let got = pods_to_preempt(&critical(), &[&other, &small], &short(&[("cpu", 300)]));

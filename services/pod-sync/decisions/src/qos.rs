@@ -485,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_needs_what_its_most_expensive_moment_needs() {
+    fn pod_requests_are_the_maximum_over_init_and_regular_containers() {
         let cpu = |name: &str, milli: &str, sidecar: bool| {
             let mut v = c(name, json!({"cpu": milli}), json!({}));
             if sidecar {

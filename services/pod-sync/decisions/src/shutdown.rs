@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_end_by_priority_each_with_its_share() {
+    fn pods_are_terminated_by_priority_each_with_its_grace_period() {
         let pods: [(Option<i32>, &str); 6] = [
             (Some(i32::MAX), "highest"),
             (Some(CRITICAL), "critical"),

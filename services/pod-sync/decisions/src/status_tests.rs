@@ -258,7 +258,7 @@ fn a_stopped_pod_keeps_its_address_and_a_host_network_pod_has_the_nodes() {
 }
 
 #[test]
-fn a_deleted_pod_ends_by_its_exit_codes_and_a_static_one_does_not_end() {
+fn a_deleted_pod_gets_its_phase_from_exit_codes_and_a_static_pod_keeps_its_phase() {
     let mut w = World::new(one("Always"), RuntimeBuilder::ready().exited("c", 0));
     w.is_terminal = true;
     assert_eq!(w.at(None, 1).phase.as_deref(), Some("Succeeded"));
@@ -294,7 +294,7 @@ fn times_lose_their_fractions_and_messages_share_the_room() {
 }
 
 #[test]
-fn the_last_status_says_that_nothing_runs() {
+fn the_last_status_has_only_terminated_containers() {
     let spec = json!({"containers": [{"name": "c", "image": "i"}], "initContainers": [{"name": "n", "image": "i"}, {"name": "m", "image": "i"}]});
     let pod = pod_json(spec);
     let status = |list: Value, init: Value| {

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_ends_at_a_terminal_phase_and_waits_for_the_network() {
+    fn a_sync_ends_at_a_terminal_phase_and_waits_for_the_network() {
         let host = pod_json(json!({"hostNetwork": true, "containers": []}));
         for (name, p, phase, network, want) in [
             ("failed", pod("Always"), "Failed", true, SyncGate::Terminal),

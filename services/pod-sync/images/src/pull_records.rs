@@ -159,7 +159,7 @@ impl PullRecords {
                     PullCredentials { kubernetes_secrets: vec![secret], ..PullCredentials::default() };
                 // Without the record the pod's credentials are checked again.
                 if let Err(error) = self.merge(&mut inner, image, id, pull_credentials) {
-                    tracing::warn!(image, %error, "record of a pull not written");
+                    tracing::warn!(image, %error, "failed to write record of pulled image");
                 }
                 true
             }
@@ -196,7 +196,7 @@ impl PullRecords {
                 came.try_for_each(|i| self.merge(&mut inner, &image, &i.id, PullCredentials::default()));
             match recorded {
                 Ok(()) => self.drop_intent(&mut inner, &image),
-                Err(error) => tracing::warn!(image, %error, "record of a pull not written"),
+                Err(error) => tracing::warn!(image, %error, "failed to write record of pulled image"),
             }
         }
     }
@@ -221,7 +221,7 @@ impl PullRecords {
         for id in gone {
             match remove(&self.pulled_dir.join(file_name(&id))) {
                 Ok(()) => drop(inner.pulled.remove(&id)),
-                Err(error) => tracing::warn!(image = id, %error, "record of a pull not removed"),
+                Err(error) => tracing::warn!(image = id, %error, "failed to remove record of pulled image"),
             }
         }
     }
@@ -265,7 +265,7 @@ impl PullRecords {
                 inner.intents.remove(image);
                 inner.unreadable.remove(&file_name(image));
             }
-            Err(error) => tracing::warn!(image, %error, "intent of a pull not removed"),
+            Err(error) => tracing::warn!(image, %error, "failed to remove intent of image pull"),
         }
     }
 }
@@ -296,7 +296,9 @@ impl PullInProgress<'_> {
         match self.records.merge(&mut inner, &self.image, id, pull_credentials) {
             Ok(()) => self.records.drop_intent(&mut inner, &self.image),
             // The intent stays, so that the image does not look preloaded.
-            Err(error) => tracing::warn!(image = self.image, %error, "record of a pull not written"),
+            Err(error) => {
+                tracing::warn!(image = self.image, %error, "failed to write record of pulled image")
+            }
         }
     }
 

@@ -260,11 +260,7 @@ impl ClusterView {
 
 // The API server may be unavailable for hours: errors of one watch are logged once a minute.
 fn log_watch_error(of: &'static str, error: &watcher::Error) {
-    tracing::warn!(
-        watch = of,
-        error = quintlet_kit::error_chain(error),
-        "a watch broke, it goes on by itself"
-    );
+    tracing::warn!(watch = of, error = quintlet_kit::error_chain(error), "watch failed, retrying");
 }
 
 /// Waits for the next event with an object that can be decoded; none when stopped. An object that cannot stays as it was last.
@@ -284,7 +280,7 @@ where
                 Err(undecodable) => {
                     let (namespace, name) = key(&undecodable.metadata);
                     let Undecodable { field, error, .. } = undecodable;
-                    tracing::warn!(watch = of, namespace, name, field, error, "failed to decode an object");
+                    tracing::warn!(watch = of, namespace, name, field, error, "failed to decode object");
                 }
             },
             Err(e) => {

@@ -188,7 +188,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
             // A recreated directory is another inode and needs a new watch.
             watcher = None;
             if !was_missing {
-                tracing::info!(path = %path.display(), "no manifests: the path does not exist, it is looked for");
+                tracing::info!(path = %path.display(), "manifest path does not exist, waiting for it");
             }
         }
         let read = {
@@ -201,7 +201,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
                 () = stop.cancelled() => return,
                 sent = out.send((SourceKind::File, update)) => if sent.is_err() { return },
             },
-            Err(e) => tracing::error!(path = %path.display(), error = %e, "manifests not read"),
+            Err(e) => tracing::error!(path = %path.display(), error = %e, "failed to read manifests"),
         }
         if watcher.is_none() {
             // Without inotify the kubelet retries every second.
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_and_cannot_be_read_removes_no_pod_and_what_is_missing_removes_all() {
+    fn an_unreadable_path_removes_no_pod_and_a_missing_one_removes_all() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("one.yaml");
         std::fs::write(&file, pod("a")).unwrap();
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_change_behind_a_link_is_found_at_the_next_look() {
+    async fn a_change_behind_a_link_is_found_at_the_next_read() {
         let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let real = elsewhere.path().join("real.yaml");
         std::fs::write(&real, pod("a")).unwrap();

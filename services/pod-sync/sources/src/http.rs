@@ -32,7 +32,7 @@ pub fn system_tls() -> ClientConfig {
             .expect("the provider has the default protocol versions")
     };
     let trusting = builder().with_native_roots().unwrap_or_else(|error| {
-        tracing::info!(%error, "no certificate authorities on this machine: https manifests are not read");
+        tracing::info!(%error, "no certificate authorities found, https manifest URLs cannot be read");
         builder().with_root_certificates(RootCertStore::empty())
     });
     trusting.with_no_client_auth()
@@ -84,7 +84,7 @@ pub async fn run(
                 if of_fetch.as_ref() == Some(&message) {
                     continue;
                 }
-                tracing::warn!(url, error = message, "manifest URL not read");
+                tracing::warn!(url, error = message, "failed to read manifest URL");
                 let problems = vec![problem(&url, message.clone())];
                 of_fetch = Some(message);
                 SourceEvent::Problems(problems)

@@ -12,6 +12,7 @@
 pub mod api;
 pub mod cluster;
 pub mod decode;
+pub mod defaults;
 pub mod file;
 pub mod http;
 pub mod lenient;

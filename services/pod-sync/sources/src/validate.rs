@@ -5,6 +5,7 @@
 
 mod containers;
 mod errors;
+mod handlers;
 mod names;
 mod resources;
 mod scheduling;

@@ -1,4 +1,4 @@
-//! What a pod needs before anything of it runs: cgroup, directories, volumes.
+//! Prepares a pod before its containers start: cgroup, directories, volumes, runtime handler and pull secrets.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,11 +24,11 @@ fn shown(pod: &Pod) -> super::Shown {
 }
 
 impl Worker {
-    /// Makes what is missing; what is there stays as it is.
+    /// Creates the cgroup and sets up the volumes. An existing cgroup is not changed.
     pub(super) async fn prepare(&mut self, pass: &Pass) -> Result<(), Halt> {
         let pod = &pass.pod;
         let uid = self.pod_ref.uid.clone();
-        // One that is there is as it was made, or as a resize left it.
+        // An existing cgroup has the values of its creation or of the last resize.
         let exists = self.ctx.cgroups.exists(pod, &uid) && !self.record.limiting;
         if sync::cgroup_plan(pod, exists, &pass.runtime).ensure {
             self.record.limiting = true;
@@ -62,7 +62,7 @@ impl Worker {
         if self.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
     }
 
-    /// Finds the runtime handler of the pod's class and its range of ids.
+    /// Resolves the runtime handler of the pod's RuntimeClass and its user namespace mappings.
     pub(super) async fn resolve(&mut self, pod: &Pod) -> Result<(), Halt> {
         let spec = quintlet_model::pod::spec(pod);
         self.handler = match spec.runtime_class_name.as_deref().unwrap_or_default() {
@@ -76,7 +76,7 @@ impl Worker {
                 Err(e) => return Err(self.no_sandbox(pod, "Failed to create sandbox", &e.to_string())),
             },
         };
-        // What the handler cannot do is refused where the configuration is made.
+        // Features that the handler lacks are rejected when the configuration is built.
         self.userns = None;
         if spec.host_users == Some(false) && self.features(&self.handler).user_namespaces {
             let (ctx, uid) = (Arc::clone(&self.ctx), self.pod_ref.uid.clone());
@@ -90,7 +90,7 @@ impl Worker {
         Ok(())
     }
 
-    // Without a secret the pull may still succeed: it is tried.
+    // A pull may succeed without a secret, so missing ones are only reported.
     async fn fetch_pull_secrets(&mut self, pod: &Pod) {
         let names = quintlet_model::pod::spec(pod).image_pull_secrets.iter().flatten();
         let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -99,7 +99,7 @@ impl Worker {
             match objects.secret(&self.pod_ref.namespace, name).await {
                 Ok(secret) => found.push(secret),
                 Err(e) => {
-                    tracing::info!(pod.uid = %self.pod_ref.uid, secret = name, error = %e, "no pull secret");
+                    tracing::info!(pod.uid = %self.pod_ref.uid, secret = name, error = %e, "failed to get image pull secret");
                     missing.push(name);
                 }
             }
@@ -118,12 +118,12 @@ impl Worker {
         }
     }
 
-    /// Stops containers that run without the pod's cgroup, whose limits they are free of. True if there were any.
+    /// Kills containers that run outside of the pod's cgroup and thus without its limits. Returns whether there were any.
     pub(super) async fn leave_lost_cgroup(&mut self, pass: &Pass) -> Result<bool, Halt> {
         let exists = self.ctx.cgroups.exists(&pass.pod, &self.pod_ref.uid);
         let lost = sync::cgroup_plan(&pass.pod, exists, &pass.runtime).kill_first;
         if lost {
-            tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, "containers run without the pod's cgroup: they are stopped");
+            tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, "pod cgroup is missing, killing its containers");
             self.kill_pod(&pass.runtime, None).await?;
         }
         Ok(lost)
@@ -147,7 +147,7 @@ impl Worker {
 
     fn failed_mounts(&self, pod: &Pod, failures: &[VolumeFailure]) {
         if self.cancel.is_cancelled() {
-            // What was cut failed nobody.
+            // A cancelled set-up is not a failure.
             return;
         }
         for failure in failures {
@@ -171,7 +171,7 @@ impl Worker {
         Halt::failed(waiting, e).after(super::jitter(self.mount_wait.next_wait()))
     }
 
-    /// Brings ConfigMaps, Secrets, tokens and downward API files up to date. What fails leaves the old content.
+    /// Refreshes files of ConfigMaps, Secrets, tokens and the downward API. A failure leaves the old content.
     pub(super) async fn refresh_volumes(&mut self, pass: &Pass) {
         let pod = &pass.pod;
         let due = self
@@ -199,7 +199,7 @@ impl Worker {
         let (pod, container, env) = (pod.clone(), container.clone(), env.clone());
         let (uid, node, pod_ips) = (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node), pod_ips.to_vec());
         let volumes = self.mounted.clone().unwrap_or_default();
-        // It binds and writes files.
+        // Blocks: it mounts and writes files.
         blocking(move || {
             make_mounts(MountsInput {
                 pod: &pod,

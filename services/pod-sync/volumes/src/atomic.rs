@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_vanishes_from_the_payload_vanishes_from_the_volume() {
+    fn a_file_removed_from_the_payload_is_removed_from_the_volume() {
         let dir = tempfile::tempdir().unwrap();
         put(dir.path(), &[("a", "1"), ("b/x", "2"), ("b/y", "3")]);
         fs::create_dir(dir.path().join("nested")).unwrap();

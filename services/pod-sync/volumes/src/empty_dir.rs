@@ -179,7 +179,7 @@ impl EmptyDir {
         if let Some(gid) = self.fs_group
             && let Err(e) = ownership::set_volume_ownership(&self.path, gid, false)
         {
-            tracing::warn!(path = %self.path.display(), gid, error = %e, "cannot give an emptyDir to its group");
+            tracing::warn!(path = %self.path.display(), gid, error = %e, "failed to change group of emptyDir");
         }
         fs::DirBuilder::new().recursive(true).mode(0o750).create(&self.marker_dir)?;
         failpoint::file!("volume marked ready", || fs::File::create(self.marker()))?;

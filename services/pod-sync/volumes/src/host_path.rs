@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_type_checks_what_it_promises() {
+    fn each_host_path_type_is_checked() {
         let tmp = tempfile::tempdir().unwrap();
         let at = |name: &str| tmp.path().join(name).display().to_string();
         fs::write(at("f"), "").unwrap();

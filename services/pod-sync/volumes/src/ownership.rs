@@ -39,7 +39,7 @@ impl Give<'_> {
             Ok(()) | Err(rustix::io::Errno::NOENT) => {}
             Err(error) => {
                 let (volume, gid) = (self.root.display(), self.gid);
-                tracing::info!(%volume, gid, %error, "group change of a volume's file failed");
+                tracing::info!(%volume, gid, %error, "failed to change group of volume file");
             }
         }
     }

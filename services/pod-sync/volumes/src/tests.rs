@@ -195,7 +195,7 @@ async fn content_follows_the_object_and_outlives_it() {
 }
 
 #[tokio::test]
-async fn what_fails_is_named_as_the_kubelet_names_it() {
+async fn a_failure_has_the_kubelets_message() {
     let node = Node::new();
     let fail = async |volume: Value| {
         let mut volume = volume;
@@ -262,7 +262,7 @@ async fn what_fails_is_named_as_the_kubelet_names_it() {
 }
 
 #[tokio::test]
-async fn a_volume_nobody_mounts_is_ignored() {
+async fn a_volume_that_no_container_mounts_is_ignored() {
     let node = Node::new();
     let pod = pod_of(
         json!({"volumes": [{"name": "v", "configMap": {"name": "gone"}}], "containers": [{"name": "c"}]}),
@@ -271,7 +271,7 @@ async fn a_volume_nobody_mounts_is_ignored() {
 }
 
 #[tokio::test]
-async fn the_pods_group_can_read_what_belongs_to_it() {
+async fn the_fs_group_can_read_its_volume() {
     let node = Node::new();
     let pod = pod_with(every_kind(&node.dir.path().join("h")), json!({"fsGroup": 4242, "runAsUser": 7}));
     let done = node.set_up(&pod).await.unwrap();

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tokens_of_a_gone_pod_and_expired_ones_are_dropped_and_none_is_printed() {
+    async fn tokens_of_a_deleted_pod_and_expired_ones_are_dropped_and_none_is_printed() {
         let fake = Fake { life: 3600, clock: Mutex::new(at(0)), ..Fake::default() };
         let cache = TokenCache::default();
         let token = cache.get(&key(), Some(&fake), at(0), Duration::ZERO).await.unwrap();

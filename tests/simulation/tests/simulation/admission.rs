@@ -19,7 +19,7 @@ fn requesting(name: &str, milli: usize, priority: i64) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_needs_a_feature_is_not_refused_before_the_runtime_told_what_it_can() {
+async fn a_pod_that_needs_a_feature_is_not_rejected_before_the_runtimes_features_are_known() {
     let strict = |name: &str| {
         let mut pod = pods::single(name);
         pod["spec"]["securityContext"] = json!({"supplementalGroupsPolicy": "Strict"});
@@ -52,7 +52,7 @@ async fn a_pod_that_needs_a_feature_is_not_refused_before_the_runtime_told_what_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_critical_pod_takes_the_room_of_others_once_they_are_gone() {
+async fn a_critical_pod_starts_once_the_preempted_pods_have_terminated() {
     const CRITICAL: i64 = 2_000_000_000;
     let sim = Sim::start(Options::default()).await;
     let victim = sim.create(requesting("victim", cpu_milli() - 500, 0));

@@ -10,7 +10,7 @@ fn waits(view: &PodView) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_is_told_of_before_the_images_are_there() {
+async fn a_sandbox_is_reported_before_its_images_are_present() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = pods::single("pulls");
     pod["spec"]["containers"][0]["image"] = json!("example.test/large:1");
@@ -26,7 +26,7 @@ async fn a_sandbox_is_told_of_before_the_images_are_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_is_said_to_be_pulled_only_where_it_is() {
+async fn an_image_pull_is_reported_only_if_the_image_is_pulled() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(pods::single("first"));
     sim.wait_ready("first").await;
@@ -47,7 +47,7 @@ async fn an_image_is_said_to_be_pulled_only_where_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_log_directory_that_cannot_be_made_is_told_as_a_failed_sandbox() {
+async fn a_log_directory_that_cannot_be_created_is_reported_as_a_failed_sandbox() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(pods::single("first"));
     sim.wait_ready("first").await;

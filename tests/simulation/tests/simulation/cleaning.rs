@@ -60,7 +60,7 @@ async fn two_instances_of_a_container_are_kept_and_older_ones_go_with_logs_and_s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fewer_dead_instances_are_kept_where_asked_for_and_one_that_cannot_be_removed_is_told_of_the_node() {
+async fn fewer_dead_containers_are_kept_if_configured_and_a_failed_removal_is_reported_for_the_node() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_pod_sync_args(&["--maximum-dead-containers-per-container=1"]);
     let stuck = sim.runtime.script(Rule::on(Method::RemoveContainer).fail(Code::Unknown, "device busy"));
@@ -101,7 +101,7 @@ async fn containers_that_run_without_their_pods_cgroup_are_stopped_and_made_in_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_cgroup_of_a_pod_that_is_gone_but_for_its_volumes_has_the_least_cpu() {
+async fn the_cgroup_of_a_deleted_pod_with_remaining_volumes_has_the_least_cpu() {
     let sim = Sim::prepare(Options::default()).await;
     let volumes = sim.root_dir().join("pods/gone/volumes");
     std::fs::create_dir_all(&volumes).unwrap();
@@ -138,7 +138,7 @@ async fn the_cgroup_of_a_pod_that_is_gone_but_for_its_volumes_has_the_least_cpu(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cgroup_of_ours_without_its_pods_directory_goes_and_that_of_another_agent_stays() {
+async fn an_owned_cgroup_without_its_pods_directory_is_removed_and_that_of_another_agent_stays() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(pods::single("left"));
     sim.wait_ready("left").await;
@@ -178,7 +178,7 @@ async fn a_cgroup_of_ours_without_its_pods_directory_goes_and_that_of_another_ag
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn logs_of_pods_that_are_gone_are_swept_and_those_of_strangers_stay() {
+async fn logs_of_deleted_pods_are_removed_and_foreign_logs_stay() {
     let sim = Sim::prepare(Options::default()).await;
     sim.runtime.add_sandbox("stranger", "theirs", "default", 0);
     let dir = |name: &str| sim.pod_logs_dir().join(name);
@@ -201,7 +201,7 @@ async fn logs_of_pods_that_are_gone_are_swept_and_those_of_strangers_stay() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn images_that_nobody_uses_go_where_the_disk_is_fuller_than_wanted() {
+async fn unused_images_are_removed_if_disk_usage_exceeds_the_threshold() {
     let runtime = fake_runtime::Options { image_mountpoint: "/".to_owned(), ..Default::default() };
     let mut sim = Sim::prepare(Options { runtime, ..Options::default() }).await;
     sim.disturb();

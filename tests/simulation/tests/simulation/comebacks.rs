@@ -80,7 +80,7 @@ async fn a_pod_of_the_api_server_that_comes_while_it_is_removed_as_an_orphan_run
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_orphan_that_cannot_be_stopped_is_told_of() {
+async fn an_orphan_that_cannot_be_stopped_is_reported() {
     let sim = Sim::prepare(Options::default()).await;
     sim.runtime.add_sandbox("u-lost", "lost", "default", 0);
     std::fs::create_dir_all(sim.root_dir().join("pods/u-lost")).unwrap();

@@ -104,7 +104,7 @@ async fn a_pod_whose_calls_end_cri_proxy_is_set_aside_and_a_kill_sets_none_aside
             sim.wait_calls(Method::RunPodSandbox, "bad", n).await;
             end_cri_proxy(&sim, note).await;
             if n == 2 && is_aside {
-                wait_contained(&sim, "bad", "cri-proxy died while it worked on this pod: SIGABRT").await;
+                wait_contained(&sim, "bad", "cri-proxy crashed while it worked on this pod: SIGABRT").await;
             }
             sim.up(Service::CriProxy);
         }
@@ -262,7 +262,7 @@ async fn a_pod_that_ends_the_process_is_set_aside_and_the_others_run() {
         loop {
             pod_sync.start();
             let is_aside = async {
-                wait_contained(&sim, "bad", "died while it worked on this pod").await;
+                wait_contained(&sim, "bad", "crashed while it worked on this pod").await;
             };
             tokio::select! {
                 () = is_aside => break,
@@ -291,7 +291,7 @@ async fn a_pod_that_ends_the_process_is_set_aside_and_the_others_run() {
         pod_sync.end().await;
         let mut harmless = Mortal::new(&sim, "", at);
         harmless.start();
-        wait_contained(&sim, "bad", "died while it worked on this pod").await;
+        wait_contained(&sim, "bad", "crashed while it worked on this pod").await;
         assert!(retry(&sim, "bad").await);
         sim.wait_gone("bad").await;
         sim.finish().await;

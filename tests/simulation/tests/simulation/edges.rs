@@ -29,7 +29,7 @@ async fn a_pod_deleted_while_its_image_is_pulled_never_starts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_deleted_while_its_volume_waits_goes_at_once() {
+async fn a_pod_deleted_while_it_waits_for_a_volume_is_removed_at_once() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = pods::single("volume");
     pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "slow"}}]);
@@ -92,7 +92,7 @@ async fn pods_of_one_name_follow_each_other_within_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_killed_or_removed_from_outside_is_made_again_once() {
+async fn a_container_killed_or_removed_by_another_client_is_recreated_once() {
     let sim = Sim::start(Options::default()).await;
     let sandbox = sim.create(pods::single("sandbox"));
     let container = sim.create(pods::single("removed"));
@@ -259,7 +259,7 @@ async fn a_wall_clock_that_is_an_hour_off_changes_no_back_off() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_cluster_dns_is_told_of_the_pod_and_of_the_node() {
+async fn a_missing_cluster_dns_is_reported_for_the_pod_and_for_the_node() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.disturb();
     sim.set_pod_sync_args(&["--cluster-dns="]);
@@ -292,7 +292,7 @@ async fn go_down(sim: &Sim) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_reboot_restart_counts_go_on_and_no_old_address_is_told() {
+async fn after_a_reboot_restart_counts_continue_and_no_old_address_is_reported() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(pods::single("web"));
     sim.manifest("static", &pods::manifest("static"));

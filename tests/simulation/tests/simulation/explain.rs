@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 // The rows of each test. Together they cover every reason.
-const BEFORE: [&str; 3] = ["EarlierLifeEnding", "NotAdmitted", "RuntimeNotRead"];
+const BEFORE: [&str; 3] = ["PreviousPodTerminating", "NotAdmitted", "RuntimeNotRead"];
 const START: [&str; 28] = [
     "CgroupFailing",
     "ContainerCreating",
@@ -55,7 +55,7 @@ const END: [&str; 14] = [
     "CgroupRemoval",
     "DirectoriesRemoval",
     "FinalDelete",
-    "MakingRoom",
+    "PreemptingPods",
     "NetworkNotReady",
     "PreStopHook",
     "RemovalFailing",
@@ -195,7 +195,7 @@ async fn every_wait_before_a_worker_may_act_is_named() {
     table.sim.up(Service::PodSync);
     table.sim.wait_runtime("the orphan is stopped", |r| r.in_flight(Method::StopPodSandbox) > 0).await;
     table.sim.manifest("w-again", &fixed);
-    table.row(name, "EarlierLifeEnding").await;
+    table.row(name, "PreviousPodTerminating").await;
     table.sim.runtime.unscript(hang);
     table.sim.wait_ready(name).await;
     table.end(&BEFORE).await;
@@ -368,7 +368,7 @@ fn unmount(at: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_wait_of_an_end_and_for_others_is_named() {
+async fn every_waiting_reason_of_a_termination_and_for_other_pods_is_reported() {
     let mut table = Table::of(Sim::start(Options::default()).await);
     table.sim.runtime.on_exec(|_, _| ExecReply { after: Duration::from_secs(3600), ..ExecReply::default() });
     for name in ["c-w-stop", "c-w-static", "c-w-victim"] {
@@ -452,7 +452,7 @@ async fn every_wait_of_an_end_and_for_others_is_named() {
     let mut critical = asking("w-critical", 1000);
     critical["spec"]["priority"] = json!(2_000_000_000);
     let _uid = table.sim.create(critical);
-    table.row("w-critical", "MakingRoom").await;
+    table.row("w-critical", "PreemptingPods").await;
 
     let mut next = pods::manifest("w-static");
     next["metadata"]["labels"] = json!({"second": "one"});

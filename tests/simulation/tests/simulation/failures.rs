@@ -37,7 +37,7 @@ async fn a_refused_pull_backs_off_with_its_error_and_works_later() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refused_sandboxes_and_containers_are_told_and_tried_again_without_hammering() {
+async fn failed_sandboxes_and_containers_are_reported_and_retried_with_a_back_off() {
     let sim = Sim::start(Options::default()).await;
     for (name, method) in [
         ("sandbox", Method::RunPodSandbox),
@@ -80,7 +80,7 @@ async fn refused_sandboxes_and_containers_are_told_and_tried_again_without_hamme
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_was_just_made_is_seen_where_no_hint_tells_of_it() {
+async fn a_new_container_is_observed_without_an_event() {
     let sim = Sim::start(Options { runtime: fake_runtime::Options::silent(), ..Options::default() }).await;
     sim.runtime.script(Rule::on(Method::StartContainer).fail(Code::Unknown, "no such command").times(1));
     let uid = sim.create(pods::single("start"));

@@ -19,7 +19,7 @@ fn set_condition(status: &mut Value, kind: &str, value: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_another_client_changes_of_a_status_is_put_right_with_one_write() {
+async fn a_status_changed_by_another_client_is_restored_with_one_write() {
     let sim = Sim::start(Options::default()).await;
     type Change = fn(&mut Value);
     let changes: [(&str, Change); 6] = [
@@ -63,7 +63,7 @@ async fn what_another_client_changes_of_a_status_is_put_right_with_one_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_others_own_in_a_status_stays_and_makes_no_write() {
+async fn status_fields_of_other_owners_stay_and_cause_no_write() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = pods::single("gated");
     pod["spec"]["readinessGates"] = json!([{"conditionType": "example.com/gate"}]);

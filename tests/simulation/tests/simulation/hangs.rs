@@ -82,7 +82,7 @@ async fn a_manifest_removed_while_its_start_hangs_is_shown_as_ending() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_happened_while_the_runtime_was_down_is_caught_up_with() {
+async fn changes_while_the_runtime_was_down_are_observed_afterwards() {
     let sim = Sim::start(Options::default()).await;
     let mut uids = Vec::new();
     for name in ["stays", "dies", "leaves"] {

@@ -23,7 +23,7 @@ fn execs(sim: &Sim, word: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hook_that_fails_is_told_and_a_failed_post_start_stops_its_container() {
+async fn a_failed_hook_is_reported_and_a_failed_post_start_stops_its_container() {
     let sim = Sim::start(Options::default()).await;
     sim.runtime.on_exec(|_, command| ExecReply {
         exit_code: i32::from(command[0].starts_with("bad")),
@@ -210,7 +210,7 @@ async fn the_pre_stop_hook_of_a_container_that_is_made_anew_runs_once_whoever_di
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_https_hook_that_is_answered_in_plain_http_is_made_so_and_told_of() {
+async fn an_https_hook_with_a_plain_http_response_is_repeated_over_http_and_reported() {
     let sim = Sim::start(Options::default()).await;
     let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = server.local_addr().unwrap().port();

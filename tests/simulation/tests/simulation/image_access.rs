@@ -109,7 +109,7 @@ async fn an_image_is_for_those_whose_credentials_opened_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_whose_pull_outlived_pod_sync_is_nobodys() {
+async fn an_image_whose_pull_outlived_pod_sync_is_accessible_to_no_pod() {
     let sim = Sim::start(Options::default()).await;
     sim.runtime.protect("private.test/", "good", "good-pass");
     secret(&sim, "good", "good");

@@ -115,7 +115,7 @@ async fn a_static_pod_pulls_with_a_secret_of_the_manifests_and_the_nodes_file_is
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_reason_without_an_image_is_told_as_the_kubelet_tells_it() {
+async fn every_failure_reason_of_an_image_is_reported_as_by_the_kubelet() {
     let sim = Sim::start(Options::default()).await;
     let image = |name: &str| format!("example.test/{name}:1");
     let pull = |name: &str, text: &str| {

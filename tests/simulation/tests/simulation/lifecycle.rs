@@ -53,7 +53,7 @@ async fn init_containers_and_sidecars_start_in_order_and_sidecars_end_last_in_re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_ends_as_its_restart_policy_says() {
+async fn a_pod_gets_its_phase_by_its_restart_policy() {
     let sim = Sim::start(Options::default()).await;
     for (name, policy, code) in [
         ("never-0", "Never", 0),

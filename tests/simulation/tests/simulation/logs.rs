@@ -47,7 +47,7 @@ async fn a_clean_run_logs_nothing_at_warn_or_above() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_alone_without_a_cluster_dns_tells_its_pods_and_logs_nothing_at_warn() {
+async fn a_standalone_node_without_cluster_dns_reports_it_for_pods_and_logs_nothing_at_warn() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_standalone();
     sim.set_pod_sync_args(&["--cluster-dns="]);

@@ -58,7 +58,7 @@ async fn a_node_whose_network_comes_late_is_ready_as_soon_as_it_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_runtime_is_told_the_addresses_of_the_pods() {
+async fn the_runtime_receives_the_pod_cidrs() {
     let sim = Sim::start(Options::default()).await;
     wait_node(&sim, "Ready", |n| ready(n).0 == "True").await;
     assert_eq!(told(&sim), [""; 0], "there is nothing to tell yet");
@@ -104,7 +104,7 @@ async fn labels_of_the_configuration_are_for_a_node_that_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_address_that_the_machine_does_not_have_is_told_to_nobody() {
+async fn an_address_that_the_machine_does_not_have_is_not_reported() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_pod_sync_args(&["--node-ip=192.0.2.77"]);
     // An error about the address is logged.

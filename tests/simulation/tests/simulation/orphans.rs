@@ -6,7 +6,7 @@ use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::ContainerSeed;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_foreign_pod_is_never_touched_and_an_orphan_of_ours_goes_once_all_sources_spoke() {
+async fn a_foreign_pod_is_never_touched_and_an_owned_orphan_is_removed_once_all_sources_are_ready() {
     let sim = Sim::prepare(Options::default()).await;
     let foreign = sim.runtime.add_sandbox("foreign-uid", "foreign", "default", 0);
     let foreign_container = sim.runtime.add_container(&foreign, &ContainerSeed::running("theirs"));

@@ -32,7 +32,7 @@ async fn a_pod_with_resource_claims_waits_with_the_kubelets_event_and_starts_not
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_that_nothing_enforces_is_told_once_and_the_pod_runs() {
+async fn a_limit_that_is_not_enforced_is_reported_once_and_the_pod_runs() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = pods::single("limited");
     pod["spec"]["volumes"] = json!([{"name": "cache", "emptyDir": {"sizeLimit": "10Mi"}}]);

@@ -80,7 +80,7 @@ async fn an_initial_delay_does_not_end_early_when_pod_sync_restarts_within_it() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_probe_of_a_port_that_no_container_names_says_so_in_the_kubelets_words() {
+async fn a_probe_of_an_unknown_port_name_has_the_kubelets_message() {
     let sim = Sim::start(Options::default()).await;
     for (name, kind) in [("by-http", "httpGet"), ("by-tcp", "tcpSocket")] {
         let mut pod = pods::single(name);

@@ -308,7 +308,7 @@ fn cpu() -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[allow(clippy::print_stderr)]
-async fn whatever_happens_pods_end_up_as_wanted_and_nothing_is_there_twice() {
+async fn pods_settle_after_any_sequence_of_faults_and_nothing_exists_twice() {
     let seed = seed();
     let hex: String = seed.iter().map(|b| format!("{b:02x}")).collect();
     eprintln!("QSIM_SEED={hex}");

@@ -140,7 +140,7 @@ async fn a_container_grows_and_shrinks_as_it_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_fit_waits_until_another_pod_ends() {
+async fn a_resize_that_does_not_fit_waits_until_another_pod_terminates() {
     let sim = Sim::start(Options::default()).await;
     let large = cpu_milli() - 500;
     let _uid = sim.create(sized("large", milli(large)));
@@ -210,7 +210,7 @@ async fn a_critical_pods_resize_makes_room_for_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_critical_pods_resize_waits_for_a_victim_that_hangs_and_harms_nobody_else_meanwhile() {
+async fn a_critical_pods_resize_waits_for_a_preempted_pod_that_hangs_and_affects_no_other_pod() {
     let sim = Sim::start(Options::default()).await;
     let victim = cpu_milli() - 500;
     let uid = sim.create(sized("victim", milli(victim)));
@@ -241,7 +241,7 @@ async fn a_critical_pods_resize_waits_for_a_victim_that_hangs_and_harms_nobody_e
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_sandbox_is_told_back_what_it_has_where_its_cgroup_cannot_be_changed() {
+async fn the_sandbox_gets_its_current_resources_if_its_cgroup_cannot_be_changed() {
     const MIB: i64 = 1 << 20;
     let sim = Sim::start(Options::default()).await;
     sim.runtime.update_sandboxes(true);
@@ -337,7 +337,7 @@ async fn a_container_whose_policy_is_to_restart_is_restarted_with_other_resource
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_refused_is_said_and_tried_again() {
+async fn a_failed_call_is_reported_and_retried() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(sized("web", both("500m", "64Mi")));
     sim.wait_ready("web").await;
@@ -481,6 +481,6 @@ async fn a_corrupt_checkpoint_is_put_aside_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_all_of_its_own_records_lost_the_status_tells_what_was_allocated() {
+async fn without_any_record_the_allocation_comes_from_the_status() {
     restarted_with(Spoilt::AllLost).await;
 }

@@ -110,7 +110,7 @@ async fn a_shutdown_waits_until_pods_have_ended_by_their_priority() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_sync_that_is_started_while_the_machine_goes_down_knows_it() {
+async fn a_pod_sync_started_during_a_node_shutdown_detects_it() {
     let mut sim = Sim::prepare(Options::default()).await;
     let dir = sim.root_dir().with_file_name("logind");
     let drop_ins = dir.join("logind.conf.d");

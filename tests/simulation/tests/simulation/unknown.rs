@@ -137,7 +137,7 @@ async fn a_reserved_name_is_waited_out_without_another_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sandbox_that_comes_to_be_after_its_caller_is_gone_is_used() {
+async fn a_sandbox_created_after_its_client_disconnected_is_used() {
     let sim = Sim::start(Options::default()).await;
     sim.runtime.finish_abandoned_calls(true);
     let hang = sim.runtime.script(Rule::on(Method::RunPodSandbox).hang().times(1));

@@ -223,7 +223,7 @@ fn the_os_must_be_the_nodes() {
 }
 
 #[test]
-fn what_the_runtime_cannot_do_is_refused() {
+fn features_that_the_runtime_lacks_are_rejected() {
     let (n, a) = (node(), allocatable());
     let strict = with(|s| s["securityContext"] = json!({"supplementalGroupsPolicy": "Strict"}));
     assert_eq!(reason(&admit(&strict, &[], &view(Some(&n), &a))), "SupplementalGroupsPolicyNotSupported");
@@ -323,7 +323,7 @@ fn a_profile_needs_a_host_that_enforces_it_and_only_before_the_pod_runs() {
 }
 
 #[test]
-fn nobody_goes_for_a_critical_pod_that_is_refused_all_the_same() {
+fn no_pod_is_preempted_for_a_critical_pod_that_is_rejected_anyway() {
     let (n, a) = (node(), allocatable());
     let mut p = requesting(json!({"cpu": "3"}));
     p.spec.as_mut().unwrap().priority = Some(2_000_000_000);
@@ -386,7 +386,7 @@ fn every_refusal_reads_as_the_kubelets() {
 }
 
 #[test]
-fn a_pod_that_needs_what_the_node_does_not_declare_is_refused_with_the_names() {
+fn a_pod_that_needs_undeclared_features_is_rejected_with_their_names() {
     let (n, a) = (node(), allocatable());
     let rule = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [3]}}]);
     let restarts_all = |spec: &mut Value| {

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_asks_for_what_it_was_given_is_left_as_it_is() {
+    fn a_pod_whose_spec_equals_its_allocation_is_not_changed() {
         let given = of_pod(&pod(cpu("500m")));
         assert!(matches!(apply(&pod(cpu("500m")), &given), Cow::Borrowed(_)));
         let written_otherwise = pod(cpu("0.5"));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_asks_for_more_works_on_with_what_it_was_given() {
+    fn a_pod_with_a_pending_resize_keeps_its_allocated_resources() {
         let (before, mut after) = (pod(cpu("500m")), pod(cpu("2")));
         after.metadata.generation = Some(7);
         let got = apply(&after, &of_pod(&before)).into_owned();
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_tells_what_was_allocated() {
+    fn the_allocation_is_derived_from_a_status() {
         let asks = pod(cpu("2"));
         let status = status_json(json!({"containerStatuses": [{
             "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,

@@ -28,7 +28,7 @@ pub enum CorruptCheckpoint {
     #[error("not a checkpoint")]
     Unreadable(#[source] serde_json::Error),
     /// The checksum does not match.
-    #[error("checkpoint is corrupted: checksum is {found}, that of its data {expected}")]
+    #[error("checkpoint is corrupt: its checksum is {found}, that of its data is {expected}")]
     Checksum {
         /// Checksum in the file.
         found: u64,
@@ -36,7 +36,7 @@ pub enum CorruptCheckpoint {
         expected: u64,
     },
     /// The checksum matches, but the entries cannot be parsed.
-    #[error("entries cannot be read")]
+    #[error("failed to parse entries of the checkpoint")]
     PodResourceEntries(#[source] serde_json::Error),
 }
 
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_wrote_or_half_wrote_is_not_believed() {
+    fn an_incomplete_or_foreign_volume_directory_is_replaced() {
         let good = encode(&entries()).unwrap();
         for cut in [0, 1, good.len() / 2, good.len() - 1] {
             assert!(matches!(decode(&good[..cut]), Err(CorruptCheckpoint::Unreadable(_))), "{cut}");

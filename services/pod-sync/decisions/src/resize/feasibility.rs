@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_this_node_cannot_do_is_said_in_the_kubelets_words() {
+    fn unsupported_volumes_have_the_kubelets_message() {
         let swap = NodeResizePolicy { limited_swap: true, ..NodeResizePolicy::default() };
         let cpu = NodeResizePolicy { static_cpu: true, ..NodeResizePolicy::default() };
         let memory = NodeResizePolicy { static_memory: true, ..NodeResizePolicy::default() };
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_goes_by_growth_priority_class_and_wait() {
+    fn the_resize_queue_is_sorted_by_increase_priority_class_and_time() {
         let uid = |u: &str| PodUid::parse(u).unwrap();
         let base = QueuedResize {
             uid: uid("x"),

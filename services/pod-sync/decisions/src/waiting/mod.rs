@@ -195,9 +195,9 @@ impl Waiting {
         Self::Runtime { .. } => "RuntimeNotRead",
         Self::Service { .. } => "ServiceNotReachable",
         Self::NotAdmitted { .. } => "NotAdmitted",
-        Self::PreviousPod => "EarlierLifeEnding",
+        Self::PreviousPod => "PreviousPodTerminating",
         Self::StaticName { .. } => "StaticPodNameTaken",
-        Self::Preempting { .. } => "MakingRoom",
+        Self::Preempting { .. } => "PreemptingPods",
         Self::NetworkNotReady { .. } => "NetworkNotReady",
         Self::Cgroup { .. } => "CgroupFailing",
         Self::DataDirs { .. } => "DirectoriesFailing",
@@ -237,13 +237,15 @@ impl Waiting {
             None => text.to_owned(),
         };
         match self {
-            Self::Runtime { error } => with("the runtime has not been read", error),
-            Self::Service { name } => format!("{name} does not answer"),
+            Self::Runtime { error } => with("runtime state has not been inspected yet", error),
+            Self::Service { name } => format!("{name} does not respond"),
             Self::NotAdmitted { what } => format!("not admitted yet: {what}"),
-            Self::PreviousPod => "an earlier pod of the same UID is not gone yet".to_owned(),
-            Self::StaticName { other } => format!("static pod {other} of the same name is not gone yet"),
+            Self::PreviousPod => "a previous pod with the same UID has not terminated yet".to_owned(),
+            Self::StaticName { other } => {
+                format!("static pod {other} with the same name has not terminated yet")
+            }
             Self::Preempting { victims } => {
-                format!("pods that make room are not gone: {}", victims.join(", "))
+                format!("preempted pods have not terminated yet: {}", victims.join(", "))
             }
             Self::NetworkNotReady { message } => format!("network is not ready: {message}"),
             Self::Cgroup { message } => format!("unable to ensure pod container exists: {message}"),
@@ -251,7 +253,7 @@ impl Waiting {
             Self::Volumes { unmounted, error } => {
                 with(&format!("volumes not mounted: {}", unmounted.join(", ")), error)
             }
-            Self::SandboxCreating { attempt } => format!("sandbox is being made, attempt {attempt}"),
+            Self::SandboxCreating { attempt } => format!("sandbox is being created, attempt {attempt}"),
             Self::SandboxFailing { message }
             | Self::StartFailed { message, .. }
             | Self::ResizeDeferred { message }
@@ -262,29 +264,29 @@ impl Waiting {
             Self::CrashLoop { exit_code, delay, .. } => {
                 format!("restart after exit {exit_code}, back-off {}", go_duration(*delay))
             }
-            Self::PodInitializing { container } => format!("init container {container} is not done"),
+            Self::PodInitializing { container } => format!("init container {container} has not completed"),
             Self::ContainerCreating { container } => format!("container {container} is not started yet"),
             Self::HookRunning { container, hook: Hook::PostStart } => {
-                format!("postStart hook of {container} runs")
+                format!("postStart hook of {container} is running")
             }
             Self::HookRunning { container, hook: Hook::PreStop } => {
-                format!("preStop hook of {container} runs")
+                format!("preStop hook of {container} is running")
             }
             Self::StartupProbe { container } => format!("startup probe of {container} has not succeeded"),
-            Self::ReadinessProbe { container } => format!("readiness probe of {container} does not succeed"),
-            Self::ReadinessGates { gates } => format!("readiness gates not open: {}", gates.join(", ")),
+            Self::ReadinessProbe { container } => format!("readiness probe of {container} has not succeeded"),
+            Self::ReadinessGates { gates } => format!("readiness gates are not True: {}", gates.join(", ")),
             Self::RestartingAll => "all containers are restarted".to_owned(),
             Self::Terminating { containers, grace } => {
                 format!("stopping {}, grace {grace}s", containers.join(", "))
             }
             Self::SandboxStopping => "sandbox is being stopped".to_owned(),
-            Self::StopFailing { message } => format!("cannot be stopped: {message}"),
-            Self::RemovalFailing { message } => format!("cannot be removed: {message}"),
+            Self::StopFailing { message } => format!("failed to stop: {message}"),
+            Self::RemovalFailing { message } => format!("failed to remove: {message}"),
             Self::VolumesUnmounting { error } => format!("volumes still mounted: {error}"),
-            Self::CgroupRemoval { error } => format!("cgroup not removed: {error}"),
-            Self::DirectoriesRemoval { error } => format!("directory not removed: {error}"),
-            Self::StatusWrite => "the API server has not got the last status".to_owned(),
-            Self::FinalDelete => "the API server is to delete the object".to_owned(),
+            Self::CgroupRemoval { error } => format!("failed to remove cgroup: {error}"),
+            Self::DirectoriesRemoval { error } => format!("failed to remove directory: {error}"),
+            Self::StatusWrite => "the API server does not have the last status yet".to_owned(),
+            Self::FinalDelete => "the API server has not deleted the object yet".to_owned(),
         }
     }
 

@@ -142,7 +142,7 @@ fn every_start_failure_reads_back() {
 }
 
 #[test]
-fn a_decision_reads_as_what_will_be_done() {
+fn explain_lists_the_actions_of_a_sync() {
     let explained = |p: &Pod, r: RuntimeBuilder, start_backoffs: &StartBackoffs| {
         let runtime = r.build();
         let probes = ProbeResults::default();

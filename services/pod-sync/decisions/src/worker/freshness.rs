@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_that_pleg_service_calls_gone_is_asked_for_before_anything_is_decided() {
+    fn a_pod_without_a_cached_state_is_inspected_before_any_decision() {
         let mut freshness = Freshness::default();
         assert_eq!(freshness.next_observation(None), NextObservation::Inspect { full: true });
         freshness.observed(7);

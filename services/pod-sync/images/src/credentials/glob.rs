@@ -195,7 +195,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(20_000))]
 
         #[test]
-        fn a_match_is_the_one_that_trying_everything_finds(
+        fn matching_equals_exhaustive_search(
             pattern in r"[ab*?\[\]\^\-\\]{0,9}",
             text in r"[ab\\\[^\-]{0,7}",
         ) {

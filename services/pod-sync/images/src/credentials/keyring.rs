@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_for_what_its_host_port_and_path_say() {
+    fn a_key_matches_by_host_port_and_path() {
         for (key, image, want) in [
             ("r.example", "r.example/a", true),
             ("r.example", "r.example:5000/a", false),

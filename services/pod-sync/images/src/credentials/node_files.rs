@@ -92,14 +92,14 @@ impl NodeFiles {
                     continue;
                 }
                 Err(e) => {
-                    tracing::info!(path = %path.display(), error = %e, "credentials of the node not read");
+                    tracing::info!(path = %path.display(), error = %e, "failed to read credentials of the node");
                     continue;
                 }
             };
             match parse(&bytes) {
                 Ok(entries) => return entries,
                 Err(e) => {
-                    tracing::warn!(path = %path.display(), error = %e, "credentials of the node not read")
+                    tracing::warn!(path = %path.display(), error = %e, "failed to read credentials of the node")
                 }
             }
         }

@@ -127,7 +127,7 @@ fn records_of_a_kubelet_are_taken_over_and_others_are_left_alone() {
 }
 
 #[test]
-fn what_a_pod_shows_is_learnt_and_outlives_the_process() {
+fn a_matching_credential_is_recorded_and_survives_a_restart() {
     let scene = Scene::new();
     let records = scene.open();
     records.begin(IMAGE).unwrap().pulled(ID, opened_by(secret("a")));
@@ -181,7 +181,7 @@ fn intents_that_are_left_become_records_without_credentials_where_the_image_came
 }
 
 #[test]
-fn records_of_images_that_are_gone_go() {
+fn records_of_removed_images_are_removed() {
     let scene = Scene::new();
     let records = scene.open();
     for id in ["gone", "here"] {

@@ -2,7 +2,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use super::static_pod;
-use crate::decode::set_defaults;
+use crate::defaults::set_defaults;
 
 fn pod() -> Value {
     json!({

@@ -141,7 +141,7 @@ fn without_a_limit_of_its_own_a_container_follows_the_pod_level() {
 }
 
 #[test]
-fn what_does_not_run_is_not_in_progress_and_the_pod_level_is() {
+fn a_container_that_does_not_run_is_not_resized_and_the_pod_level_is() {
     let before = pod(json!([c("a", "1", "64Mi")]));
     let after = pod(json!([c("a", "2", "64Mi")]));
     let stopped = RuntimeBuilder::ready().exited("a", 1).build();
@@ -188,7 +188,7 @@ fn the_group_grows_before_its_containers_and_shrinks_after_them() {
 }
 
 #[test]
-fn memory_is_not_taken_from_under_what_is_in_use() {
+fn a_memory_limit_is_not_decreased_below_usage() {
     let update = |name: &str, from, to| ContainerUpdate {
         id: quintlet_testkit::pods::id(name),
         name: name.to_owned(),

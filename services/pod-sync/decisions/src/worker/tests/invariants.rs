@@ -99,7 +99,7 @@ impl Watcher {
         let Some(subject) = subject(input) else { return };
         for (uid, state) in &before.pods {
             if uid != subject && after.pods.get(uid) != Some(state) {
-                wrong.push(format!("6: {uid} changed by what was said of {subject}"));
+                wrong.push(format!("6: {uid} changed by an input for {subject}"));
             }
         }
         for effect in &step.effects {
@@ -110,7 +110,7 @@ impl Watcher {
             let known = before.is_known(of) || after.is_known(of);
             let may = matches!(effect, Effect::Forget(_) | Effect::Restart(_) | Effect::NotifyStopped(..));
             if !known && !may {
-                wrong.push(format!("4: an effect on {of}, which nobody knows"));
+                wrong.push(format!("4: an effect on {of}, which is unknown"));
             }
         }
     }
@@ -129,13 +129,13 @@ impl Watcher {
             let termination = state.termination.as_ref();
             if let Some(last) = self.ends.get(uid) {
                 match termination {
-                    None => wrong.push(format!("3: the end of {uid} was forgotten")),
+                    None => wrong.push(format!("3: the termination of {uid} was lost")),
                     Some(e) => {
                         if e.deadline > last.deadline || e.grace_seconds > last.grace_seconds {
                             wrong.push(format!("3: the grace of {uid} grew"));
                         }
                         if WorkerPhase::of(termination) < WorkerPhase::of(Some(last)) {
-                            wrong.push(format!("3: {uid} went back"));
+                            wrong.push(format!("3: {uid} returned to an earlier phase"));
                         }
                     }
                 }
@@ -144,14 +144,14 @@ impl Watcher {
             self.pace(uid, old, state.phase(), input, wrong);
             if let Some(e) = termination {
                 if e.grace_seconds < 1 || e.since > now {
-                    wrong.push(format!("3: an end of {uid} that cannot be: {e:?}"));
+                    wrong.push(format!("3: an invalid termination of {uid}: {e:?}"));
                 }
                 self.ends.insert(uid.clone(), e.clone());
             }
             // 10: housekeeping terminates only pods that are not desired.
             let wanted = sources.get(uid).is_some_and(|f| !f.deleted && !f.terminal);
             if matches!(input, Input::SyncKnownPods(_)) && wanted && old != Some(state.phase()) {
-                wrong.push(format!("10: {uid} is wanted and was ended"));
+                wrong.push(format!("10: {uid} is desired and was terminated"));
             }
         }
     }
@@ -206,14 +206,14 @@ impl Watcher {
         };
         let Some(state) = after.pods.get(uid) else { return };
         if asks && state.termination.is_none() && before.is_known(uid) {
-            wrong.push(format!("10: the end of {uid} was asked for and did not begin"));
+            wrong.push(format!("10: the termination of {uid} was requested and did not begin"));
         }
         let began =
             state.termination.is_some() && before.pods.get(uid).is_some_and(|s| s.termination.is_none());
         let interruptions = step.effects.contains(&Effect::Cancel(uid.clone()));
         let syncs = self.working.get(uid) == Some(&Work::Sync);
         if began && syncs && !self.entered.contains(uid) && !interruptions {
-            wrong.push(format!("10: the sync of {uid} keeps its end waiting"));
+            wrong.push(format!("10: the sync of {uid} delays its termination"));
         }
     }
 
@@ -241,7 +241,7 @@ impl Watcher {
                 let stops = self.working.get(uid) == Some(&Work::Terminating);
                 let syncs = self.working.get(uid) == Some(&Work::Sync);
                 if !stops && (self.entered.contains(uid) || !syncs) {
-                    wrong.push(format!("1: what {uid} does at the runtime was cut"));
+                    wrong.push(format!("1: a runtime call of {uid} was cancelled"));
                 }
             }
             Effect::Wait(uid, wait) => self.wait(uid, *wait, wrong),
@@ -255,7 +255,7 @@ impl Watcher {
             }
             Effect::Forget(uid) => {
                 if self.waiting.values().any(|u| u == uid) {
-                    wrong.push(format!("9: somebody waits for {uid} for ever"));
+                    wrong.push(format!("9: a caller waits for {uid} forever"));
                 }
                 let known = self.live.remove(uid);
                 let over = self.is_last_of(uid);
@@ -294,19 +294,19 @@ impl Watcher {
     // 5 and 9: no retry without a pause, and no wait beyond the event that it waits for.
     fn wait(&mut self, uid: &PodUid, wait: Duration, wrong: &mut Vec<String>) {
         if wait > RESYNC.mul_f64(1.5) {
-            wrong.push(format!("9: {uid} sleeps for {wait:?}"));
+            wrong.push(format!("9: {uid} waits for {wait:?}"));
         }
         let Some((of, outcome, work)) = &self.last else { return };
         let superseded = self.superseded.remove(of);
         if superseded && !wait.is_zero() && *outcome != Outcome::Advance {
-            wrong.push(format!("9: {uid} sleeps over what came meanwhile"));
+            wrong.push(format!("9: {uid} waits although an input arrived"));
         }
         match outcome {
             Outcome::Interrupted if wait > Duration::from_secs(1) => {
-                wrong.push(format!("9: {uid} looks again only after {wait:?}"));
+                wrong.push(format!("9: {uid} is retried only after {wait:?}"));
             }
             Outcome::Failed(None) if wait.is_zero() && !superseded => {
-                wrong.push(format!("5: {uid} is tried again without a pause"));
+                wrong.push(format!("5: {uid} is retried without a pause"));
             }
             _ => {}
         }
@@ -338,7 +338,7 @@ impl Watcher {
 // 5: nothing grows with anything but the number of pods.
 fn bounds(after: &PodSyncStatuses, wrong: &mut Vec<String>) {
     if after.name_queue.len() > after.pods.len() {
-        wrong.push(format!("5: {} in line of {} pods", after.name_queue.len(), after.pods.len()));
+        wrong.push(format!("5: {} queued names of {} pods", after.name_queue.len(), after.pods.len()));
     }
 }
 

@@ -279,7 +279,7 @@ fn seen() -> impl Strategy<Value = Vec<Seen>> {
 
 proptest! {
     #[test]
-    fn nothing_is_decided_on_what_is_older_than_the_last_action(history in seen()) {
+    fn nothing_is_decided_on_state_older_than_the_last_action(history in seen()) {
         prop_assert_eq!(decide_on_old(&Sound, &history), None);
     }
 }

@@ -123,7 +123,7 @@ fn a_static_pod_waits_for_its_name_and_is_woken_when_it_is_free() {
 }
 
 #[test]
-fn a_uid_that_is_used_again_starts_anew_once_the_old_life_is_over() {
+fn a_reused_uid_starts_once_the_previous_pod_has_terminated() {
     let facts = || PodFacts { full_name: "s_n".into(), is_static: true, ..api(30) };
     let mut w = workers();
     step(&mut w, update(facts(), SyncPodType::Create), 1);
