@@ -1,4 +1,4 @@
-//! An image registry on loopback that counts what is asked of it and can hold layers back.
+//! An image registry on loopback that counts requests and can delay layers.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -22,7 +22,7 @@ use crate::wait::{LONG, until};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// A registry; it ends when dropped. containerd speaks plain HTTP with a registry on loopback.
+/// A registry, which stops when dropped. containerd uses plain HTTP with registries on loopback.
 #[derive(Debug)]
 pub struct Registry {
     address: std::net::SocketAddr,
@@ -34,7 +34,7 @@ pub struct Registry {
 struct Shared {
     content: Mutex<Content>,
     open: watch::Sender<bool>,
-    /// The header that is wanted of everybody.
+    /// The required `Authorization` header.
     wanted: Mutex<Option<String>>,
 }
 
@@ -43,14 +43,14 @@ struct Content {
     /// Digests of manifests, by `name:tag`.
     tags: BTreeMap<String, String>,
     blobs: BTreeMap<String, Vec<u8>>,
-    /// Questions for what a tag is, by `name:tag`.
+    /// Number of requests that resolve a tag, by `name:tag`.
     resolved: BTreeMap<String, usize>,
-    /// Layers asked for while the registry was closed, once per request.
+    /// Number of layer requests while the registry was closed.
     held: usize,
 }
 
 impl Registry {
-    /// Starts one without images.
+    /// Starts a registry without images.
     ///
     /// # Panics
     /// No port is free.
@@ -75,13 +75,13 @@ impl Registry {
         Self { address, shared, task }
     }
 
-    /// The full reference of an image here.
+    /// Returns the full reference of an image in this registry.
     #[must_use]
     pub fn reference(&self, image: &str) -> String {
         format!("{}/{image}", self.address)
     }
 
-    /// Puts an image here: a shell, and a file that makes its layer another than that of any other image.
+    /// Adds an image: a shell, and a file that makes its layer different from that of any other image.
     ///
     /// # Panics
     /// There is no busybox.
@@ -113,29 +113,29 @@ impl Registry {
         content.blobs.extend(blobs);
     }
 
-    /// From now on everybody has to say this.
+    /// Requires these credentials from now on.
     pub fn require(&self, user: &str, password: &str) {
         let pair = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
         *self.shared.wanted.lock() = Some(format!("Basic {pair}"));
     }
 
-    /// How often it was asked what a tag is.
+    /// Returns how often a tag was resolved.
     #[must_use]
     pub fn resolved(&self, image: &str) -> usize {
         self.shared.content.lock().resolved.get(image).copied().unwrap_or_default()
     }
 
-    /// From now on layers are held back.
+    /// Delays layers from now on.
     pub fn close(&self) {
         self.shared.open.send_replace(false);
     }
 
-    /// Layers go out again.
+    /// Sends delayed layers.
     pub fn open(&self) {
         self.shared.open.send_replace(true);
     }
 
-    /// Waits until so many requests for layers were held back.
+    /// Waits until a number of layer requests are delayed.
     pub async fn wait_held(&self, at_least: usize) -> usize {
         until(&format!("{at_least} requests for layers"), LONG, async || {
             let held = self.shared.content.lock().held;
@@ -205,7 +205,7 @@ async fn blob(
     if !*open.borrow() {
         shared.content.lock().held += 1;
     }
-    // The sender lives in what this function holds.
+    // This function holds the sender.
     let _opened = open.wait_for(|open| *open).await;
     let found = shared.content.lock().blobs.get(&digest).cloned();
     match found {

@@ -1,4 +1,4 @@
-//! Sandboxes and containers as the runtime has them.
+//! Sandboxes and containers of the runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 /// Label with the UID of a pod.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 
-/// Everything the runtime lists.
+/// All sandboxes and containers of the runtime.
 #[derive(Debug, Clone, Default)]
 pub struct Listed {
     /// Sandboxes in any state.
@@ -24,10 +24,10 @@ pub struct Listed {
     pub containers: Vec<Container>,
 }
 
-/// Lists through any CRI endpoint.
+/// Lists sandboxes and containers through a CRI endpoint.
 ///
 /// # Errors
-/// As the endpoint answers.
+/// The error of the endpoint.
 pub async fn list(channel: Channel) -> Result<Listed, Status> {
     let mut client = RuntimeServiceClient::new(channel);
     let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
@@ -35,10 +35,10 @@ pub async fn list(channel: Channel) -> Result<Listed, Status> {
     Ok(Listed { sandboxes, containers })
 }
 
-/// Major and minor version.
+/// Returns major and minor version of the runtime.
 ///
 /// # Errors
-/// As the endpoint answers.
+/// The error of the endpoint.
 pub async fn version(channel: Channel) -> Result<(u32, u32), Status> {
     let request = VersionRequest { version: "v1".to_owned() };
     let reply = RuntimeServiceClient::new(channel).version(request).await?.into_inner();
@@ -48,9 +48,9 @@ pub async fn version(channel: Channel) -> Result<(u32, u32), Status> {
 }
 
 impl Listed {
-    /// What is there twice though it may be there once: live sandboxes of a pod, live containers of a name, attempts of either.
+    /// Returns what exists twice: live sandboxes of a pod, live containers of a name, attempts of either.
     ///
-    /// A dead sandbox is none: the runtime leaves one behind when the caller dies inside RunPodSandbox.
+    /// Dead sandboxes do not count: the runtime leaves one if its client disconnects during RunPodSandbox.
     #[must_use]
     pub fn duplicates(&self) -> Vec<String> {
         let mut all: BTreeMap<(&str, &str), (usize, Vec<u32>)> = BTreeMap::new();
@@ -74,7 +74,7 @@ impl Listed {
             .collect()
     }
 
-    /// Instances of a container, by attempt: when each was created, nanoseconds since 1970.
+    /// Returns the creation times of a container's instances, by attempt, in nanoseconds since 1970.
     #[must_use]
     pub fn attempts(&self, uid: &str, name: &str) -> BTreeMap<u32, i64> {
         self.containers
@@ -84,7 +84,7 @@ impl Listed {
             .collect()
     }
 
-    /// Whether there is anything of a pod.
+    /// Returns whether the runtime has anything of a pod.
     #[must_use]
     pub fn has_pod(&self, uid: &str) -> bool {
         let of = |labels: &std::collections::HashMap<String, String>| label(labels, POD_UID) == uid;

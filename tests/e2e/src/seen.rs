@@ -1,4 +1,4 @@
-//! A pod as somebody shows it.
+//! A pod as shown by pod-sync or the API server.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,90 +6,81 @@ use std::fmt;
 use quintlet_proto::podsync::v1::PodView;
 use serde_json::Value;
 
-/// A container in a pod's status.
+/// Status of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerSeen {
-    /// With its scheme: `containerd://…`.
+    /// ID with its scheme: `containerd://…`.
     pub id: String,
-    /// When the instance started, for one that runs or has run.
+    /// Start time of the instance, if it has started.
     pub started_at: String,
-    /// Restarts.
     pub restarts: i64,
-    /// Whether it is ready.
     pub ready: bool,
-    /// Whether its startup probe has passed.
     pub started: bool,
-    /// running, waiting: REASON, or terminated: REASON.
+    /// `running`, `waiting: REASON`, or `terminated: REASON`.
     pub state: String,
 }
 
-/// What a settled pod shows and a fault must not change.
+/// The part of a settled pod's status that a fault must not change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Steady {
-    /// UID.
     pub uid: String,
-    /// Phase.
     pub phase: String,
-    /// Status and last transition of each condition.
+    /// Status and last transition time of each condition.
     pub conditions: BTreeMap<String, (String, String)>,
     /// Containers of all kinds, by name.
     pub containers: BTreeMap<String, ContainerSeen>,
 }
 
-/// A pod at one moment.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// The pod, with its status.
+    /// The pod with its status.
     pub pod: Value,
-    /// What pod-sync adds; default when the API server showed it.
+    /// Fields that only pod-sync shows; default for a pod of the API server.
     pub view: PodView,
 }
 
 impl Seen {
-    /// As pod-sync shows it.
+    /// Reads a pod of podsync.v1.
     #[must_use]
     pub fn from_view(mut view: PodView) -> Self {
         let pod = serde_json::from_slice(&std::mem::take(&mut view.pod)).unwrap_or_default();
         Self { pod, view }
     }
 
-    /// As the API server has it.
+    /// Reads a pod of the API server.
     #[must_use]
     pub fn from_api(pod: Value) -> Self {
         Self { pod, view: PodView::default() }
     }
 
-    /// UID.
     #[must_use]
     pub fn uid(&self) -> &str {
         self.text("/metadata/uid")
     }
 
-    /// Name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.text("/metadata/name")
     }
 
-    /// Text at a JSON pointer, empty where there is none.
+    /// Returns the text at a JSON pointer, or an empty one.
     #[must_use]
     pub fn text(&self, pointer: &str) -> &str {
         self.pod.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Phase.
     #[must_use]
     pub fn phase(&self) -> &str {
         self.text("/status/phase")
     }
 
-    /// First address.
+    /// Returns the primary IP address.
     #[must_use]
     pub fn ip(&self) -> &str {
         self.text("/status/podIP")
     }
 
-    /// Status and last transition of a condition; both empty where it is not there.
+    /// Returns status and last transition time of a condition; empty if it does not exist.
     #[must_use]
     pub fn condition(&self, kind: &str) -> (String, String) {
         self.conditions().remove(kind).unwrap_or_default()
@@ -104,13 +95,12 @@ impl Seen {
         .collect()
     }
 
-    /// Whether its condition Ready is true.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.condition("Ready").0 == "True"
     }
 
-    /// Containers of all kinds, by name.
+    /// Returns the containers of all kinds, by name.
     #[must_use]
     pub fn containers(&self) -> BTreeMap<String, ContainerSeen> {
         let lists = ["/status/initContainerStatuses", "/status/containerStatuses"];
@@ -118,16 +108,16 @@ impl Seen {
         all.map(|c| (c["name"].as_str().unwrap_or_default().to_owned(), container(c))).collect()
     }
 
-    /// One container.
+    /// Returns a container.
     ///
     /// # Panics
-    /// The status has none of this name.
+    /// The status does not have it.
     #[must_use]
     pub fn container(&self, name: &str) -> ContainerSeen {
         self.containers().remove(name).unwrap_or_else(|| panic!("no container {name} in {self:?}"))
     }
 
-    /// What must stay.
+    /// Returns the part that a fault must not change.
     #[must_use]
     pub fn steady(&self) -> Steady {
         Steady {
@@ -138,7 +128,7 @@ impl Seen {
         }
     }
 
-    /// Reason of the wait, empty when it waits for nothing.
+    /// Returns the waiting reason; empty if the pod waits for nothing.
     #[must_use]
     pub fn waits_for(&self) -> &str {
         self.view.waiting.as_ref().map_or("", |w| w.reason.as_str())

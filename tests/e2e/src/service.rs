@@ -1,4 +1,4 @@
-//! One supervised process in a process group of its own.
+//! A supervised process in its own process group.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -13,58 +13,53 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Before a process that ended is started again, as `quintctl up` has it.
+/// Delay of a restart, as in `quintctl up`.
 const RESTART: Duration = Duration::from_millis(200);
 
-/// Between SIGTERM and SIGKILL at the end.
+/// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// What is started.
+/// The process to start.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Name of the service.
     pub name: &'static str,
-    /// Its binary.
     pub binary: PathBuf,
-    /// Its arguments.
     pub args: Vec<OsString>,
-    /// What its environment has beside that of this process.
+    /// Additional environment variables.
     pub env: Vec<(&'static str, OsString)>,
-    /// Where its output goes.
+    /// File for its output.
     pub log: PathBuf,
-    /// As which user and group; as this process when there is none.
+    /// User and group; `None`: those of this process.
     pub uid: Option<u32>,
-    /// Of which boot of the machine; of that of this process when there is none.
+    /// Boot of the machine; `None`: that of this process.
     pub boot: Option<Boot>,
 }
 
-/// Another boot of the machine, for those who are of it.
+/// A simulated boot of the machine.
 #[derive(Debug, Clone)]
 pub struct Boot {
-    /// A file that has its id.
+    /// File with the boot ID.
     pub id: PathBuf,
-    /// When it began, seconds of the machine's own CLOCK_BOOTTIME.
+    /// Time of the boot, in seconds of the machine's CLOCK_BOOTTIME.
     pub began: u64,
 }
 
-/// Run in namespaces of its own for mounts and time. Nothing but the boot id is hidden by it: what is mounted below shared mounts is
-/// seen within and without.
+/// Runs in its own mount and time namespaces. They hide only the boot ID: mounts below shared mounts propagate both ways.
 const OF_ANOTHER_BOOT: &str =
     r#"mount --make-private /proc && mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@""#;
 
-/// The process as it is now.
+/// State of the process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Process {
-    /// None between an end and the next start.
+    /// `None` between an exit and the next start.
     pub pid: Option<i32>,
-    /// Starts so far.
+    /// Number of starts so far.
     pub starts: u32,
 }
 
-/// A service that is started again whenever it ends, until told otherwise.
+/// A process that is restarted whenever it exits.
 #[derive(Debug)]
 pub struct Service {
-    /// What it runs.
     pub plan: Plan,
     process: watch::Receiver<Process>,
     once: CancellationToken,
@@ -72,7 +67,6 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts it.
     #[must_use]
     pub fn start(plan: Plan) -> Self {
         let (tx, process) = watch::channel(Process::default());
@@ -81,21 +75,21 @@ impl Service {
         Self { plan, process, once, supervisor }
     }
 
-    /// The process now.
+    /// Returns the state of the process.
     #[must_use]
     pub fn process(&self) -> Process {
         *self.process.borrow()
     }
 
-    /// Sends a signal; nothing happens between an end and the next start.
+    /// Sends a signal. Has no effect between an exit and the next start.
     pub fn signal(&self, signal: Signal) {
         if let Some(pid) = self.process().pid {
-            // It may have ended by itself just now.
+            // It may have exited just now.
             let _gone = kill(Pid::from_raw(pid), signal);
         }
     }
 
-    /// Ends it for good with a signal it is to obey. Returns whether it did within `limit`; else it was killed.
+    /// Stops it for good with this signal. Returns false if it did not exit within `limit` and was killed.
     pub async fn end(&mut self, signal: Signal, limit: Duration) -> bool {
         self.once.cancel();
         self.signal(signal);
@@ -103,13 +97,13 @@ impl Service {
         let obeyed = tokio::time::timeout(limit, &mut self.supervisor).await.is_ok();
         if !obeyed {
             self.signal(Signal::SIGKILL);
-            // The process is gone after SIGKILL; a task that panicked has dropped, thus killed it.
+            // The process is gone after SIGKILL. A supervisor that panicked has killed it when it was dropped.
             let _ended = tokio::time::timeout(GRACE, &mut self.supervisor).await;
         }
         obeyed
     }
 
-    /// Ends it with SIGTERM.
+    /// Stops it with SIGTERM.
     pub async fn terminate(&mut self) -> bool {
         self.end(Signal::SIGTERM, GRACE).await
     }
@@ -129,7 +123,7 @@ async fn supervise(plan: Plan, process: watch::Sender<Process>, once: Cancellati
             p.pid = child.id().map(u32::cast_signed);
             p.starts += 1;
         });
-        // How it ended is in its log; here it only matters that it did.
+        // The exit status is in its log.
         let _status = child.wait().await;
         process.send_modify(|p| p.pid = None);
         // Either arm may be dropped: both only wait.

@@ -1,12 +1,12 @@
-//! TCP connections that processes have open.
+//! Open TCP connections of processes.
 
 use crate::Node;
 
-/// Connections of a process, by what is at the other end.
+/// Returns the remote addresses of a process's connections.
 fn connections(pid: i32) -> Vec<String> {
     let mut sockets = std::collections::HashSet::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process is there").flatten() {
-        // A descriptor may be closed while one looks.
+        // A descriptor may be closed meanwhile.
         let Ok(target) = std::fs::read_link(entry.path()) else { continue };
         let name = target.to_string_lossy();
         if let Some(inode) = name.strip_prefix("socket:[").and_then(|n| n.strip_suffix(']')) {
@@ -18,16 +18,16 @@ fn connections(pid: i32) -> Vec<String> {
     let lines = tables.iter().flat_map(|t| t.lines().skip(1));
     lines
         .map(|line| line.split_whitespace().collect::<Vec<_>>())
-        // 0A: it listens.
+        // 0A: the state LISTEN.
         .filter(|fields| fields[3] != "0A" && sockets.contains(fields[9]))
         .map(|fields| format!("{} -> {} in state {}", fields[1], fields[2], fields[3]))
         .collect()
 }
 
-/// Connections of node-api, but those to the API server.
+/// Returns the connections of node-api, except those to the API server.
 ///
 /// # Panics
-/// It does not run.
+/// It is not running.
 #[must_use]
 pub fn of_node_api(node: &Node) -> Vec<String> {
     let url = node.api().url();
@@ -37,10 +37,10 @@ pub fn of_node_api(node: &Node) -> Vec<String> {
     connections(pid).into_iter().filter(|c| !c.contains(&to_api)).collect()
 }
 
-/// Connections of the runtime.
+/// Returns the connections of the runtime.
 ///
 /// # Panics
-/// It does not run.
+/// It is not running.
 #[must_use]
 pub fn of_runtime(node: &Node) -> Vec<String> {
     connections(i32::try_from(node.containerd.pid().expect("containerd runs")).expect("a pid is small"))

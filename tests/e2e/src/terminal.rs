@@ -1,4 +1,4 @@
-//! A program in a terminal of its own, with somebody who types and looks.
+//! Runs a program in a terminal with simulated input.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use crate::until;
 use crate::wait::LONG;
 
-/// A terminal, and the program that runs in it. The program is killed when this is dropped.
+/// A terminal with a program. Dropping it kills the program.
 #[derive(Debug)]
 pub struct Terminal {
     child: tokio::process::Child,
@@ -25,10 +25,10 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a program in a terminal of this many rows and columns.
+    /// Starts a program in a terminal with this number of rows and columns.
     ///
     /// # Panics
-    /// The system gives none, or the program does not start.
+    /// There is no terminal, or the program does not start.
     #[must_use]
     pub fn open(program: &Command, rows: u16, columns: u16) -> Self {
         let size = nix::pty::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
@@ -36,7 +36,7 @@ impl Terminal {
         let name = nix::unistd::ttyname(&pty.slave).expect("a terminal has a name");
         let copy = |fd: &OwnedFd| fd.try_clone().expect("descriptors can be copied");
         let end = || Stdio::from(copy(&pty.slave));
-        // A terminal tells a new size only to those whose controlling terminal it is.
+        // Only processes with this controlling terminal are notified of a new size.
         let mut command = tokio::process::Command::new("setsid");
         command.arg("--ctty").arg("--wait").arg(program.get_program()).args(program.get_args());
         for (variable, value) in program.get_envs() {
@@ -55,7 +55,7 @@ impl Terminal {
         let reading = std::thread::spawn(move || {
             let mut master = File::from(pty.master);
             let mut block = [0; 4096];
-            // A terminal without the other end is an error, not an end.
+            // Reading a terminal whose other end is closed is an error instead of an end.
             while let Ok(n @ 1..) = master.read(&mut block) {
                 seen.lock().push_str(&String::from_utf8_lossy(&block[..n]));
             }
@@ -63,24 +63,24 @@ impl Terminal {
         Self { child, name, keys, screen, reading }
     }
 
-    /// Types.
+    /// Sends keys.
     ///
     /// # Panics
-    /// The terminal is gone.
+    /// The terminal is closed.
     pub fn types(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).expect("the terminal is there");
     }
 
-    /// All that was shown so far.
+    /// Returns all output so far.
     #[must_use]
     pub fn screen(&self) -> String {
         self.screen.lock().clone()
     }
 
-    /// Waits until something is shown.
+    /// Waits until a text is shown.
     ///
     /// # Panics
-    /// It is not, in [`LONG`].
+    /// The wait exceeds [`LONG`].
     pub async fn shows(&self, what: &str) {
         until(&format!("{what:?} on the terminal"), LONG, async || {
             let seen = self.screen();
@@ -89,10 +89,10 @@ impl Terminal {
         .await;
     }
 
-    /// Types something again and again until its effect is shown.
+    /// Sends keys repeatedly until a text is shown.
     ///
     /// # Panics
-    /// It is not, in [`LONG`].
+    /// The wait exceeds [`LONG`].
     pub async fn types_until(&mut self, keys: &str, what: &str) {
         until(&format!("{what:?} on the terminal"), LONG, async || {
             self.types(keys);
@@ -103,10 +103,10 @@ impl Terminal {
         .await;
     }
 
-    /// Gives the terminal another size.
+    /// Changes the size of the terminal.
     ///
     /// # Panics
-    /// It does not take it.
+    /// The change fails.
     pub fn resize(&self, rows: u16, columns: u16) {
         let [rows, columns] = [rows, columns].map(|n| n.to_string());
         let mut stty = Command::new("stty");
@@ -114,10 +114,10 @@ impl Terminal {
         assert!(stty.status().expect("stty is there").success(), "no new size");
     }
 
-    /// Waits for the program's end; its exit code, none after a signal.
+    /// Waits until the program exits. Returns its exit code; `None` after a signal.
     ///
     /// # Panics
-    /// It does not end in [`LONG`].
+    /// The wait exceeds [`LONG`].
     pub async fn ends(mut self) -> Option<i32> {
         let status = tokio::time::timeout(LONG, self.child.wait()).await;
         let status = status.unwrap_or_else(|_| panic!("it does not end: {}", self.screen()));

@@ -1,20 +1,20 @@
-//! Waiting for a predicate, never for a delay.
+//! Waits for predicates instead of delays.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Between two looks: more of them would take the processor from those that are waited for.
+/// Interval between checks. Shorter ones would slow down the processes that are waited for.
 const STEP: Duration = Duration::from_millis(20);
 
-/// For what takes as long as the machine needs: generous, since it only bounds a failure.
+/// Limit for anything whose duration depends on the machine. It bounds failures only.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// Looks until `look` gives a value, at most for `limit`.
+/// Calls `look` until it returns a value, at most for `limit`.
 ///
 /// # Panics
-/// The limit passed; the message names `what` and the last thing seen.
+/// The limit passed. The message names `what` and the last state.
 pub async fn until<T, S: Debug>(
     what: &str,
     limit: Duration,

@@ -1,4 +1,4 @@
-//! Makes one pod per field and extreme value.
+//! Builds one pod per field and extreme value.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,18 +8,17 @@ use serde_json::{Map, Value, json};
 
 use crate::class::{self, Class};
 
-/// A pod with one extreme value, and everything else as an ordinary user has it.
+/// A pod with one extreme value; all other values are ordinary.
 #[derive(Debug, Clone)]
 pub struct Case {
-    /// The field with the extreme value.
+    /// Path of the field with the extreme value.
     pub path: String,
-    /// What is extreme about it.
+    /// Name of the extreme value.
     pub extreme: String,
-    /// The extreme value.
     value: Value,
 }
 
-/// All cases, and what is needed to make their pods.
+/// All cases, and what their pods are built from.
 #[derive(Debug)]
 pub struct Cases {
     classes: BTreeMap<String, Class>,
@@ -27,11 +26,11 @@ pub struct Cases {
     all: Vec<Case>,
 }
 
-/// Containers of kinds other than the first: their fields are those of the first, handled by the same code mostly.
+/// Container lists other than the first. Their fields are those of the first, and mostly handled by the same code.
 const ALIKE: [&str; 2] = ["spec.initContainers[].", "spec.ephemeralContainers[]."];
 
-/// Fields that others need beside them, or else a validator refuses the pod for what it lacks and never looks at the extreme value: a
-/// part of a path, the field beside its last name (or the path of one elsewhere in the spec), and a good value.
+/// Fields that others require, since a validator would otherwise reject the pod before it reads the extreme value: a part of a
+/// path, the required sibling field (or the path of another field of the spec), and a valid value.
 fn needed_beside() -> Vec<(&'static str, &'static str, Value)> {
     vec![
         ("volumes[].secret.", "secretName", json!("x")),
@@ -78,7 +77,7 @@ fn needed_beside() -> Vec<(&'static str, &'static str, Value)> {
 }
 
 impl Cases {
-    /// The cases of a pod.
+    /// Returns the cases of a pod.
     ///
     /// # Panics
     /// A field has no class.
@@ -94,7 +93,7 @@ impl Cases {
         let mut owners = BTreeSet::new();
         for field in &fields {
             let mut of_field = cases.of_field(field);
-            // What is longest takes longest, too: once for each field of a type.
+            // The longest values take the longest time, so they are used once per field of a type.
             if !owners.insert((field.owner.as_str(), field.path.ends_with('}'))) {
                 of_field.retain(|case| !case.extreme.ends_with("1-mib"));
             }
@@ -106,13 +105,13 @@ impl Cases {
         cases
     }
 
-    /// All of them, in the order of the fields.
+    /// Returns all cases, in the order of the fields.
     #[must_use]
     pub fn all(&self) -> &[Case] {
         &self.all
     }
 
-    /// Type and name of the field of a case, with a mark where it is an item or a value: `ContainerPort.hostPort`.
+    /// Returns type and name of a case's field, with a mark for list items and map values: `ContainerPort.hostPort`.
     #[must_use]
     pub fn owner(&self, case: &Case) -> String {
         let mark = if case.path.ends_with([']', '}']) { "[]" } else { "" };
@@ -144,12 +143,12 @@ impl Cases {
         }
     }
 
-    /// A good value for a field, with what it must have below it.
+    /// Returns a valid value for a field, with its required fields.
     fn good_at(&self, path: &str) -> Value {
         if let Some(class) = self.classes.get(path) {
             return class.good();
         }
-        // An object: what the types fill in of themselves is what it must have.
+        // An object: its required fields are those that the types set by default.
         let mut pod = base(path);
         place(&mut pod, path, json!({}));
         self.fill(&mut pod);
@@ -164,7 +163,7 @@ impl Cases {
         at.clone()
     }
 
-    /// Makes the pod of a case.
+    /// Builds the pod of a case.
     #[must_use]
     pub fn pod(&self, case: &Case, name: &str) -> Value {
         let mut pod = base(&case.path);
@@ -183,7 +182,7 @@ impl Cases {
         pod
     }
 
-    /// Adds the fields that must be there: the types have them even where the JSON does not.
+    /// Adds the required fields, which the types have even if the JSON does not.
     fn fill(&self, pod: &mut Value) {
         let typed: Pod = serde_json::from_value(pod.clone()).expect("good values are decoded");
         let full = serde_json::to_value(typed).expect("a pod is JSON");
@@ -218,7 +217,7 @@ impl Cases {
     }
 }
 
-/// The same item under its own name, since names and paths are given once.
+/// Returns the item under another name, since names and paths must be unique.
 fn numbered(item: &Value, number: usize) -> Value {
     let mut item = item.clone();
     match &mut item {
@@ -237,7 +236,7 @@ fn numbered(item: &Value, number: usize) -> Value {
     item
 }
 
-/// A pod of one container that has what its kind needs around the field at `path`.
+/// Returns a pod with one container that has the fields around `path`.
 fn base(path: &str) -> Value {
     let image = "example.test/app:1";
     let mut pod = json!({
@@ -290,7 +289,7 @@ fn steps(path: &str) -> Vec<Step<'_>> {
     out
 }
 
-/// Puts a value at a path; lists and maps on the way get one item.
+/// Sets a value at a path. Lists and maps on the path get one item.
 fn place(pod: &mut Value, path: &str, value: Value) {
     let mut at = pod;
     for step in steps(path) {

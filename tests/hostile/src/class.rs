@@ -1,42 +1,36 @@
-//! Says of which class each field is, and which values are extreme for a class.
+//! Assigns a class to each field, and extreme values to each class.
 
 use quintlet_testkit::fields::{self, Field, Kind};
 use serde_json::{Value, json};
 
-/// A class of fields with the same extremes.
+/// A class of fields with the same extreme values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Class {
-    /// True or false.
     Flag,
-    /// 32 bits with a sign.
     Int32,
-    /// 64 bits with a sign.
     Int64,
-    /// A number or the name of a port.
+    /// A number or name of a port.
     Port,
-    /// An amount.
     Quantity,
-    /// A moment.
     Time,
-    /// A word of a list; one of them.
+    /// A value of an enumeration, with one of them.
     Word(&'static str),
-    /// The name of an object, a key or the like; one that is good.
+    /// The name of an object, a key or the like, with a valid one.
     Name(&'static str),
-    /// A path or an address with parts; one that is good.
+    /// A path or an address, with a valid one.
     Path(&'static str),
-    /// An image.
     Image,
-    /// A command's word or another text that the product does not read.
+    /// A command argument or another text that the product does not interpret, with a valid one.
     Text(&'static str),
-    /// JSON that the product does not read.
+    /// JSON that the product does not interpret.
     Json,
-    /// A list; so many items are many.
+    /// A list, with the number of items that is extreme.
     List(usize),
-    /// A map; so many entries are many.
+    /// A map, with the number of entries that is extreme.
     Map(usize),
 }
 
-/// Fields with a word of a list, and a word that is on it.
+/// Enumerations, each with one of its values.
 const WORDS: &[(&str, &str)] = &[
     ("AppArmorProfile.type", "RuntimeDefault"),
     ("AzureDiskVolumeSource.cachingMode", "None"),
@@ -87,7 +81,7 @@ const WORDS: &[(&str, &str)] = &[
     ("VolumeMount.recursiveReadOnly", "Disabled"),
 ];
 
-/// Fields with a path or an address, and one that is good.
+/// Paths and addresses, each with a valid value.
 const PATHS: &[(&str, &str)] = &[
     ("AppArmorProfile.localhostProfile", "x"),
     ("CephFSVolumeSource.monitors", "192.0.2.1"),
@@ -134,7 +128,7 @@ const PATHS: &[(&str, &str)] = &[
     ("VsphereVirtualDiskVolumeSource.volumePath", "x"),
 ];
 
-/// Fields with a name, and one that is good where it is not `x`.
+/// Names, each with a valid value other than `x`.
 const NAMES: &[(&str, &str)] = &[
     ("AWSElasticBlockStoreVolumeSource.fsType", "ext4"),
     ("AWSElasticBlockStoreVolumeSource.volumeID", "x"),
@@ -276,7 +270,7 @@ const NAMES: &[(&str, &str)] = &[
     ("WindowsSecurityContextOptions.runAsUserName", "x"),
 ];
 
-/// Fields with a text that may be anything, and one that is good.
+/// Arbitrary texts, each with a valid value.
 const TEXTS: &[(&str, &str)] = &[
     ("CSIVolumeSource.volumeAttributes", "x"),
     ("Container.args", "x"),
@@ -301,23 +295,22 @@ const TEXTS: &[(&str, &str)] = &[
     ("WindowsSecurityContextOptions.gmsaCredentialSpec", "x"),
 ];
 
-/// Fields with an image.
 const IMAGES: &[&str] = &["Container.image", "EphemeralContainer.image", "ImageVolumeSource.reference"];
 
-/// Lists whose items are costly: each container has its own directories, log and cgroup.
+/// Lists with expensive items: each container has its own directories, log and cgroup.
 const CONTAINERS: &[&str] = &["PodSpec.containers", "PodSpec.initContainers", "PodSpec.ephemeralContainers"];
 
 fn find(table: &[(&str, &'static str)], owner: &str) -> Option<&'static str> {
     table.iter().find(|(of, _)| *of == owner).map(|(_, good)| *good)
 }
 
-/// Returns the fields of a pod that hold a value; the fields of a struct stand for the struct.
+/// Returns the fields of a pod that hold a value. A struct is represented by its fields.
 #[must_use]
 pub fn fields_of_pod() -> Vec<Field> {
     fields::of_pod().into_iter().filter(|field| !matches!(field.kind, Kind::Struct(_))).collect()
 }
 
-/// Returns the class of a field; none where nobody has said of which one it is.
+/// Returns the class of a field; `None` if it has none yet.
 #[must_use]
 pub fn of(field: &Field) -> Option<Class> {
     let owner = field.owner.as_str();
@@ -342,7 +335,7 @@ pub fn of(field: &Field) -> Option<Class> {
     })
 }
 
-/// Owners of the tables that no field has.
+/// Returns the entries of the tables that match no field.
 #[must_use]
 pub fn unused(fields: &[Field]) -> Vec<&'static str> {
     let tables = [WORDS, PATHS, NAMES, TEXTS].into_iter().flatten().map(|(owner, _)| *owner);
@@ -350,13 +343,13 @@ pub fn unused(fields: &[Field]) -> Vec<&'static str> {
     all.filter(|owner| !fields.iter().any(|f| f.owner == *owner)).collect()
 }
 
-/// Length of the longest texts.
+/// Length of the longest texts, in bytes.
 pub const MIB: usize = 1 << 20;
 /// Levels of the deepest paths.
 pub const LEVELS: usize = 20_000;
 
 impl Class {
-    /// Returns a value that harms nobody.
+    /// Returns a valid value.
     #[must_use]
     pub fn good(self) -> Value {
         match self {
@@ -373,8 +366,7 @@ impl Class {
         }
     }
 
-    /// Returns the extreme values, the worst first, each with a name that says what it is. Lists and maps have none here,
-    /// since their items depend on the field.
+    /// Returns the named extreme values, the worst first. Lists and maps have none here, since their items depend on the field.
     #[must_use]
     pub fn extremes(self) -> Vec<(&'static str, Value)> {
         let long = || json!("x".repeat(MIB));

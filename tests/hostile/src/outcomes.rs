@@ -1,23 +1,23 @@
-//! Compares what became of each case with a committed file.
+//! Compares the outcome of each case with a committed file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-/// Set to write the file in place of comparing with it. What changed is then to be read line by line: it is what users see.
+/// Environment variable that writes the file instead of comparing with it. Review each changed line: users see these outcomes.
 const UPDATE: &str = "QUINTLET_UPDATE_EXPECTED";
 
-/// What became of each case, by field and extreme.
+/// Outcomes by field and extreme value.
 #[derive(Debug, Default)]
 pub struct Outcomes(BTreeMap<String, BTreeMap<String, String>>);
 
 impl Outcomes {
-    /// Notes what became of a case.
+    /// Records the outcome of a case.
     pub fn note(&mut self, path: &str, extreme: &str, outcome: impl Into<String>) {
         self.0.entry(path.to_owned()).or_default().insert(extreme.to_owned(), outcome.into());
     }
 
-    /// One line per field and outcome, with the extremes that had it.
+    /// Returns one line per field and outcome, with the extreme values that had it.
     fn text(&self) -> String {
         let mut out = String::new();
         for (path, by_extreme) in &self.0 {
@@ -32,10 +32,10 @@ impl Outcomes {
         out
     }
 
-    /// Asserts that every case ended as `expected/FILE` says.
+    /// Asserts that all outcomes are those of `expected/FILE`.
     ///
     /// # Panics
-    /// One did not, or one is in the file and was not tried, or the other way round.
+    /// An outcome differs, or a case is missing on either side.
     pub fn assert_expected(&self, file: &str) {
         let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("expected").join(file);
         let got = self.text();

@@ -1,22 +1,22 @@
-//! Reads from a pod's status and events what became of it.
+//! Reads the outcome of a pod from its status and events.
 
 use serde_json::Value;
 
-/// What became of a pod.
+/// Outcome of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It runs and is Ready, or has ended well.
+    /// It is Ready, or has succeeded.
     Good,
-    /// It has a reason, in its status.
+    /// Its status has a reason.
     Reason(String),
-    /// It has no reason in its status, but a Warning. It may still become Ready.
+    /// Its status has no reason, but there is a Warning event. It may still become Ready.
     Warning(String),
 }
 
-/// Reasons that follow each other while nothing changes, by the first.
+/// Reasons that alternate while nothing changes, by the first.
 const SAME: [(&str, &str); 2] = [("ImagePullBackOff", "ErrImagePull"), ("CrashLoopBackOff", "ended")];
 
-/// Reads the verdict on a pod; none as long as there is no reason for what it does.
+/// Reads the outcome of a pod; `None` as long as there is neither success nor a reason.
 ///
 /// `warnings` are the reasons of its Warning events, oldest first.
 #[must_use]

@@ -1,4 +1,4 @@
-//! Every case through the decoder and the validation of manifests, and through the decoder of the API server's watch.
+//! Decodes and validates every case as a manifest and as an object of the API server.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use pod_sync_sources::{Snapshot, SourceKind};
 use quintlet_hostile::cases::{Case, Cases};
 use quintlet_hostile::outcomes::Outcomes;
 
-/// Bounds a failure only: the slowest case takes a tenth of it in a debug build.
+/// Limit per case. It bounds failures only: the slowest case takes a tenth of it in a debug build.
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn accepted_or_why(bytes: &[u8], kind: SourceKind) -> String {
@@ -34,7 +34,7 @@ fn shortened(message: &str) -> String {
     if line.len() < message.len() { format!("{line}...") } else { line }
 }
 
-/// Runs `each` on all cases, with as many threads as there are processors.
+/// Calls `each` on all cases, with one thread per processor.
 fn on_all(each: impl Fn(&Cases, &Case) -> String + Sync) -> Outcomes {
     let cases = Cases::of_pod();
     let left = Mutex::new(cases.all().iter());

@@ -1,7 +1,7 @@
-//! Hostile pods beside an ordinary one, with the built binaries on a real containerd.
+//! Runs hostile pods beside an ordinary one, with the built binaries on a real containerd.
 //!
-//! `make test` runs these with binaries of the profile `unoptimized`, which has the semantics of a release. Without
-//! `QUINTLET_BIN_DIR` they run with those of the tests' own profile, where an overflow is a panic.
+//! `make test` uses binaries of the profile `unoptimized`, which has the semantics of a release. Without `QUINTLET_BIN_DIR` the
+//! tests use those of their own profile, in which an overflow is a panic.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -30,11 +30,11 @@ use quintlet_hostile::verdict::{self, Verdict};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 
-/// So much later than without hostile pods an ordinary one may be Ready.
+/// Largest ratio of an ordinary pod's start time with hostile pods to that without.
 const RATIO: u32 = 4;
-/// A pod that was warned of may become Ready yet.
+/// Time for a pod with a Warning event to become Ready.
 const YET: Duration = Duration::from_secs(10);
-/// Below this a ratio says nothing: it is what one look at the runtime takes.
+/// Start times below this have no meaningful ratio: they are dominated by one runtime call.
 const LEAST: Duration = Duration::from_millis(1500);
 
 async fn start(name: &'static str) -> Node {
@@ -43,12 +43,12 @@ async fn start(name: &'static str) -> Node {
     Node::start(options).await
 }
 
-/// All processes, each with how often it was started.
+/// Returns the processes of all services, with the number of their starts.
 fn processes(node: &Node) -> BTreeMap<&'static str, Process> {
     SERVICES.into_iter().map(|name| (name, node.service(name).process())).collect()
 }
 
-/// Makes an ordinary pod and takes it away again. Returns how long it took to be Ready.
+/// Creates and deletes an ordinary pod. Returns its time to Ready.
 async fn ordinary(node: &Node, name: &str) -> Duration {
     let began = Instant::now();
     let made = node.api().create_pod(pods::bound(pods::sleeper(name)));
@@ -61,7 +61,7 @@ async fn ordinary(node: &Node, name: &str) -> Duration {
     took
 }
 
-/// The median of three ordinary pods.
+/// Returns the median of three ordinary pods.
 async fn usual(node: &Node, name: &str) -> Duration {
     let mut all = Vec::new();
     for n in 0..3 {
@@ -90,7 +90,7 @@ fn create(node: &Node, pod: Value) -> String {
     made["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 
-/// Waits until a pod has the reason.
+/// Waits until a pod has this reason.
 async fn wait_reason(node: &Node, name: &str, reason: &str) {
     until(&format!("{name}: {reason}"), LONG, async || {
         let pod = node.api().get("pods", "default", name).unwrap_or_default();
@@ -104,7 +104,7 @@ async fn wait_reason(node: &Node, name: &str, reason: &str) {
     .await;
 }
 
-/// Makes directories in each other, as a container does with `mkdir` and `cd`: there is no path to the innermost.
+/// Creates nested directories, like a container with `mkdir` and `cd`: the innermost has no usable path.
 fn nest(dir: &Path) {
     let mut at = open(dir, OFlag::O_DIRECTORY, Mode::empty()).unwrap();
     for _ in 0..LEVELS {
@@ -113,7 +113,8 @@ fn nest(dir: &Path) {
     }
 }
 
-/// Runs a scenario beside ordinary pods: no process ends, they are Ready as always, and nothing stays of the hostile ones.
+/// Runs a scenario beside ordinary pods: no process exits, ordinary pods start as fast as before, and nothing of the hostile
+/// pods remains.
 async fn beside_ordinary_pods<F>(name: &'static str, hostile: F)
 where
     F: AsyncFnOnce(&Node) -> Vec<String>,
@@ -128,7 +129,7 @@ where
     assert_usual(name, during, before);
     for pod in node.api().list("pods") {
         let name = pod["metadata"]["name"].as_str().unwrap();
-        // It may have gone by itself.
+        // It may have been deleted before.
         let _gone = node.api().delete("pods", "default", name, None);
     }
     for uid in &uids {
@@ -245,7 +246,7 @@ async fn texts_that_grow_when_they_are_expanded_are_refused() {
     .await;
 }
 
-/// Pods of the sizes that an API server may let through, each with what is extreme about it.
+/// Pods of the largest sizes that an API server accepts, each with a name for its extreme value.
 fn extremes() -> Vec<(&'static str, Value)> {
     let with = |name: &str, change: &dyn Fn(&mut Value)| {
         let mut pod = pods::sleeper(name);
@@ -256,7 +257,7 @@ fn extremes() -> Vec<(&'static str, Value)> {
     let main = |pod: &mut Value, field: &str, value: Value| pod["spec"]["containers"][0][field] = value;
     let failing = json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
     vec![
-        // A node has no processes for 1,000 of them: most wait for an image that is not there.
+        // A node lacks the processes for 1,000 containers: most of them wait for an image that does not exist.
         (
             "1,000 containers",
             with("containers", &|pod| {
@@ -339,7 +340,7 @@ fn extremes() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Waits for the verdict on each pod of the API server: pod name, what is extreme about it, extreme value.
+/// Waits for the outcome of each pod: pod name, name of the extreme value, extreme value.
 async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes: &mut Outcomes) {
     let mut warned: BTreeMap<String, Instant> = BTreeMap::new();
     let mut ready: BTreeMap<String, Instant> = BTreeMap::new();
@@ -355,14 +356,14 @@ async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes
                 return !is_restarted;
             }
             let outcome = match verdict::of(&pod, &warnings(node, name)) {
-                // A runtime reports a container as running before its command is executed, which can fail.
+                // A runtime reports a container as running before it executes the command, which may fail.
                 Some(Verdict::Good)
                     if ready.entry(name.clone()).or_insert_with(Instant::now).elapsed() < YET =>
                 {
                     return true;
                 }
                 Some(Verdict::Good) => "Ready".to_owned(),
-                // Which one is seen depends on when the pod is looked at.
+                // Which reason is observed depends on the time of the check.
                 Some(Verdict::Reason(reason))
                     if ["RunContainerError", "PostStartHookError", "ended"].contains(&reason.as_str()) =>
                 {
