@@ -85,7 +85,7 @@ fn is_zero(n: &i32) -> bool {
 ///
 /// # Errors
 /// Serialization failed; no input is known to cause this.
-pub fn ports(ports: &[ContainerPort]) -> Result<String, serde_json::Error> {
+pub(crate) fn ports(ports: &[ContainerPort]) -> Result<String, serde_json::Error> {
     let all: Vec<Port<'_>> = ports
         .iter()
         .map(|p| Port {
@@ -103,7 +103,7 @@ pub fn ports(ports: &[ContainerPort]) -> Result<String, serde_json::Error> {
 ///
 /// # Errors
 /// Serialization failed; no input is known to cause this.
-pub fn handler(hook: &LifecycleHandler) -> Result<String, serde_json::Error> {
+pub(crate) fn handler(hook: &LifecycleHandler) -> Result<String, serde_json::Error> {
     let handler = Handler {
         exec: hook.exec.as_ref().map(|e| Exec { command: e.command.as_deref().unwrap_or_default() }),
         http_get: hook.http_get.as_ref().map(http_get),

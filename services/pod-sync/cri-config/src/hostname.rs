@@ -11,17 +11,17 @@ const MAX_FQDN: usize = 64;
 
 /// Hostname and domain of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodHostname {
-    pub host: String,
+pub(crate) struct PodHostname {
+    pub(crate) host: String,
     /// Domain, if the pod has a subdomain.
-    pub domain: Option<String>,
+    pub(crate) domain: Option<String>,
 }
 
 /// Returns hostname and domain of a pod.
 ///
 /// # Errors
 /// `spec.hostname` or `spec.hostnameOverride` is not a valid name.
-pub fn pod_hostname(pod: &Pod, cluster_domain: &str) -> Result<PodHostname, ConfigError> {
+pub(crate) fn pod_hostname(pod: &Pod, cluster_domain: &str) -> Result<PodHostname, ConfigError> {
     let spec = pod::spec(pod);
     if let Some(name) = spec.hostname_override.as_deref() {
         if let Some(problem) = subdomain_problem(name) {
@@ -61,7 +61,7 @@ pub fn pod_hostname(pod: &Pod, cluster_domain: &str) -> Result<PodHostname, Conf
 ///
 /// # Errors
 /// The FQDN has more than 64 characters.
-pub fn kernel_hostname(pod: &Pod, name: &PodHostname) -> Result<String, ConfigError> {
+pub(crate) fn kernel_hostname(pod: &Pod, name: &PodHostname) -> Result<String, ConfigError> {
     let full = pod::spec(pod).set_hostname_as_fqdn.unwrap_or(false);
     match &name.domain {
         Some(domain) if full => {

@@ -18,7 +18,7 @@ const FIXED: &str = "127.0.0.1\tlocalhost\n\
 
 /// Returns the file for a pod with its own network namespace.
 #[must_use]
-pub fn pod_hosts(ips: &[IpAddr], name: &PodHostname, aliases: &[HostAlias]) -> String {
+pub(crate) fn pod_hosts(ips: &[IpAddr], name: &PodHostname, aliases: &[HostAlias]) -> String {
     let mut out = format!("{HEADER}{FIXED}");
     for ip in ips {
         let _ = match &name.domain {
@@ -32,7 +32,7 @@ pub fn pod_hosts(ips: &[IpAddr], name: &PodHostname, aliases: &[HostAlias]) -> S
 
 /// Returns the file for a pod with hostNetwork: that of the node with the pod's aliases.
 #[must_use]
-pub fn host_network_hosts(node_file: &str, aliases: &[HostAlias]) -> String {
+pub(crate) fn host_network_hosts(node_file: &str, aliases: &[HostAlias]) -> String {
     let mut out = format!("{HOST_NETWORK_HEADER}{node_file}");
     add_aliases(&mut out, aliases);
     out

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Service;
 
 /// Service whose variables every container has.
-pub const MASTER_SERVICE: &str = "kubernetes";
+pub(crate) const MASTER_SERVICE: &str = "kubernetes";
 /// Namespace of [`MASTER_SERVICE`].
-pub const MASTER_NAMESPACE: &str = "default";
+pub(crate) const MASTER_NAMESPACE: &str = "default";
 
 /// Returns the variables for a pod of `namespace`. With `links` they include all services of that namespace.
 #[must_use]
-pub fn service_variables(
+pub(crate) fn service_variables(
     services: &[Arc<Service>],
     namespace: &str,
     links: bool,

@@ -43,8 +43,8 @@ pub mod probes;
 pub mod qos;
 pub mod reconcile;
 pub mod resize;
-pub mod restart;
-pub mod restart_all;
+mod restart;
+mod restart_all;
 pub mod sandbox;
 pub mod shutdown;
 #[cfg(test)]

@@ -5,7 +5,7 @@ use quintlet_model::pod;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 /// Reason of the states that a restart of all containers leaves.
-pub const RESTARTING_ALL: &str = "RestartingAllContainers";
+pub(crate) const RESTARTING_ALL: &str = "RestartingAllContainers";
 /// Rule action that restarts the container.
 const RESTART: &str = "Restart";
 /// Rule action that restarts all containers of the pod in place.
@@ -13,7 +13,7 @@ const RESTART_ALL: &str = "RestartAllContainers";
 
 /// Action of a restart rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RuleAction {
+pub(crate) enum RuleAction {
     /// Restart this container.
     Restart,
     /// Restart every container of the pod in the same sandbox.
@@ -22,7 +22,7 @@ pub enum RuleAction {
 
 /// Returns the action of the first rule that matches `exit_code`. Rules apply only with a container-level restart policy.
 #[must_use]
-pub fn matching_rule(container: &Container, exit_code: i32) -> Option<RuleAction> {
+pub(crate) fn matching_rule(container: &Container, exit_code: i32) -> Option<RuleAction> {
     container.restart_policy.as_ref()?;
     container.restart_policy_rules.iter().flatten().find_map(|rule| {
         let codes = rule.exit_codes.as_ref()?;
@@ -42,13 +42,13 @@ pub fn matching_rule(container: &Container, exit_code: i32) -> Option<RuleAction
 
 /// Returns the restart policy of a container: its own, else the pod's.
 #[must_use]
-pub fn effective_policy<'a>(container: &'a Container, pod: &'a Pod) -> &'a str {
+pub(crate) fn effective_policy<'a>(container: &'a Container, pod: &'a Pod) -> &'a str {
     container.restart_policy.as_deref().unwrap_or_else(|| pod::restart_policy(pod))
 }
 
 /// Returns whether a container that exited with `exit_code` is restarted.
 #[must_use]
-pub fn container_should_restart(container: &Container, pod: &Pod, exit_code: i32) -> bool {
+pub(crate) fn container_should_restart(container: &Container, pod: &Pod, exit_code: i32) -> bool {
     if matching_rule(container, exit_code).is_some() {
         return true;
     }
@@ -61,7 +61,7 @@ pub fn container_should_restart(container: &Container, pod: &Pod, exit_code: i32
 
 /// Returns whether a container is to be started in the next sync, according to its newest instance.
 #[must_use]
-pub fn should_container_be_restarted(container: &Container, pod: &Pod, runtime: &PodRuntime) -> bool {
+pub(crate) fn should_container_be_restarted(container: &Container, pod: &Pod, runtime: &PodRuntime) -> bool {
     if pod.metadata.deletion_timestamp.is_some() {
         return false;
     }
@@ -77,13 +77,13 @@ pub fn should_container_be_restarted(container: &Container, pod: &Pod, runtime: 
 
 /// Returns whether a running container is started again after a kill. Rules do not apply, since it has not exited.
 #[must_use]
-pub fn restarts_after_kill(container: &Container, pod: &Pod) -> bool {
+pub(crate) fn restarts_after_kill(container: &Container, pod: &Pod) -> bool {
     effective_policy(container, pod) != "Never"
 }
 
 /// Returns whether any container may ever be started again. Only then does a pod get a new cgroup.
 #[must_use]
-pub fn pod_is_restartable(pod: &Pod) -> bool {
+pub(crate) fn pod_is_restartable(pod: &Pod) -> bool {
     pod::restart_policy(pod) != "Never"
         || pod::spec(pod).containers.iter().chain(pod::init_containers(pod)).any(|c| {
             c.restart_policy.as_deref().is_some_and(|p| p != "Never")
@@ -97,7 +97,7 @@ pub fn pod_is_restartable(pod: &Pod) -> bool {
 
 /// Returns whether a container of the pod has a rule that restarts all containers.
 #[must_use]
-pub fn has_restart_all_rule(pod: &Pod) -> bool {
+pub(crate) fn has_restart_all_rule(pod: &Pod) -> bool {
     pod::spec(pod).containers.iter().chain(pod::init_containers(pod)).any(|c| {
         c.restart_policy.is_some() && c.restart_policy_rules.iter().flatten().any(|r| r.action == RESTART_ALL)
     })
@@ -105,7 +105,7 @@ pub fn has_restart_all_rule(pod: &Pod) -> bool {
 
 /// Returns whether the newest instance of `container` exited with a code for which a rule restarts all containers.
 #[must_use]
-pub fn is_restart_all_source(container: &Container, runtime: &PodRuntime) -> bool {
+pub(crate) fn is_restart_all_source(container: &Container, runtime: &PodRuntime) -> bool {
     runtime.newest(&container.name).is_some_and(|c| {
         c.state == ContainerState::Exited
             && matching_rule(container, c.exit_code) == Some(RuleAction::RestartAll)

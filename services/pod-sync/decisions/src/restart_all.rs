@@ -13,7 +13,7 @@ use super::restart::{
 /// Returns whether a restart of all containers is requested: by a current exit, by one in `old`, or by a restart that is still
 /// in progress.
 #[must_use]
-pub fn restart_all_triggered(pod: &Pod, runtime: &PodRuntime, old: &PodStatus) -> bool {
+pub(crate) fn restart_all_triggered(pod: &Pod, runtime: &PodRuntime, old: &PodStatus) -> bool {
     if !has_restart_all_rule(pod) {
         return false;
     }

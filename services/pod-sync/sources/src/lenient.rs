@@ -15,7 +15,7 @@ use serde_json::Value;
 ///
 /// `metadata.managedFields` are removed. An object that can be decoded without its status is decoded without it.
 #[derive(Debug, Clone)]
-pub struct Lenient<K>(Result<K, Undecodable>);
+pub(crate) struct Lenient<K>(Result<K, Undecodable>);
 
 /// An object that cannot be decoded.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,7 +33,7 @@ impl<K> Lenient<K> {
     ///
     /// # Errors
     /// Fails if it cannot be decoded.
-    pub fn into_result(self) -> Result<K, Undecodable> {
+    pub(crate) fn into_result(self) -> Result<K, Undecodable> {
         self.0
     }
 }

@@ -15,14 +15,15 @@ pub mod decode;
 pub mod defaults;
 pub mod file;
 pub mod http;
-pub mod lenient;
+mod lenient;
 pub mod objects;
 pub mod validate;
+
+pub use lenient::Undecodable;
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
-use lenient::Undecodable;
 use tokio::sync::mpsc;
 
 /// A source of pods (`pkg/kubelet/types: FileSource`, `HTTPSource`, `ApiserverSource`).

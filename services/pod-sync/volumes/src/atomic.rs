@@ -20,13 +20,13 @@ const MAX_NAME: usize = 255;
 
 /// A file of a volume.
 #[derive(Clone, PartialEq, Eq)]
-pub struct FileProjection {
+pub(crate) struct FileProjection {
     /// Content. Never printed, since it may be a secret.
-    pub data: Vec<u8>,
+    pub(crate) data: Vec<u8>,
     /// Permission bits.
-    pub mode: u32,
+    pub(crate) mode: u32,
     /// Owner; `None` means root.
-    pub owner: Option<u32>,
+    pub(crate) owner: Option<u32>,
 }
 
 impl std::fmt::Debug for FileProjection {
@@ -40,10 +40,10 @@ impl std::fmt::Debug for FileProjection {
 }
 
 /// Files by their path in the volume.
-pub type Payload = BTreeMap<String, FileProjection>;
+pub(crate) type Payload = BTreeMap<String, FileProjection>;
 
 #[derive(Debug, thiserror::Error)]
-pub enum AtomicWriteError {
+pub(crate) enum AtomicWriteError {
     /// A path could leave the volume or collide with the writer's own names.
     #[error("invalid path: {0}")]
     Path(String),
@@ -98,7 +98,7 @@ fn clean(path: &str) -> Result<PathBuf, AtomicWriteError> {
 ///
 /// # Errors
 /// A path is invalid, or a file operation failed. Readers then see the previous files.
-pub fn write(
+pub(crate) fn write(
     volume: &Path,
     payload: &Payload,
     now: jiff::Timestamp,

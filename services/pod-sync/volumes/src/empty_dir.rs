@@ -20,7 +20,7 @@ use quintlet_model::quantity::Quantity;
 
 /// Medium of an emptyDir.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Medium {
+pub(crate) enum Medium {
     Disk,
     /// A tmpfs of at most this many bytes; 0 uses the kernel's default.
     Memory(i64),
@@ -32,7 +32,7 @@ pub enum Medium {
 ///
 /// # Errors
 /// The medium is not supported; with the kubelet's message.
-pub fn medium(
+pub(crate) fn medium(
     pod: &Pod,
     name: &str,
     size_limit: Option<Quantity>,
@@ -52,7 +52,7 @@ pub fn medium(
 
 /// Returns the size of a tmpfs: the least of the node's allocatable memory, the pod's limit and the volume's `sizeLimit`.
 #[must_use]
-pub fn memory_size(pod: &Pod, size_limit: Option<Quantity>, node: &NodeSettings) -> i64 {
+pub(crate) fn memory_size(pod: &Pod, size_limit: Option<Quantity>, node: &NodeSettings) -> i64 {
     let of_pod = qos::pod_limits(pod).get("memory").copied();
     let of_node = node.allocatable.get("memory").copied();
     let all = [of_node, of_pod, size_limit].into_iter().flatten();
@@ -88,13 +88,13 @@ fn page_size(pod: &Pod, medium: &str, asked: &str) -> Result<String, String> {
 }
 
 #[derive(Debug, Clone)]
-pub struct EmptyDir {
-    pub path: PathBuf,
+pub(crate) struct EmptyDir {
+    pub(crate) path: PathBuf,
     /// Directory of the marker that exists once the volume is ready.
-    pub marker_dir: PathBuf,
-    pub medium: Medium,
+    pub(crate) marker_dir: PathBuf,
+    pub(crate) medium: Medium,
     /// Group that owns the volume.
-    pub fs_group: Option<u32>,
+    pub(crate) fs_group: Option<u32>,
 }
 
 impl EmptyDir {
@@ -106,7 +106,7 @@ impl EmptyDir {
     ///
     /// # Errors
     /// The mount table cannot be read.
-    pub fn is_ready(&self, table: &dyn MountTable) -> io::Result<bool> {
+    pub(crate) fn is_ready(&self, table: &dyn MountTable) -> io::Result<bool> {
         if !self.marker().exists() || !self.path.is_dir() {
             return Ok(false);
         }
@@ -140,7 +140,7 @@ impl EmptyDir {
     ///
     /// # Errors
     /// A directory or mount cannot be created.
-    pub fn set_up(&self, table: &dyn MountTable) -> io::Result<bool> {
+    pub(crate) fn set_up(&self, table: &dyn MountTable) -> io::Result<bool> {
         if self.is_ready(table)? {
             return Ok(false);
         }

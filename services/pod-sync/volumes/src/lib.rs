@@ -26,20 +26,22 @@ use quintlet_model::pod;
 use rand::RngExt as _;
 use tokio::time::Instant;
 
-pub mod atomic;
-pub mod empty_dir;
+mod atomic;
+mod empty_dir;
 pub mod error;
-pub mod host_path;
+mod host_path;
 pub mod layout;
 pub mod metrics;
 pub mod mount_table;
-pub mod ownership;
-pub mod payload;
-pub mod teardown;
+mod ownership;
+mod payload;
+mod teardown;
 pub mod token;
 
 #[cfg(test)]
 mod tests;
+
+pub use teardown::OrphanError;
 
 use atomic::Payload;
 use empty_dir::{EmptyDir, Medium};
@@ -51,7 +53,6 @@ use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
 use pod_sync_cri_config::objects::{ObjectError, ObjectSource};
 use pod_sync_cri_config::{NodeSettings, paths, subpath};
 use quintlet_model::quantity::Quantity;
-use teardown::OrphanError;
 use token::{TokenCache, TokenKey, TokenSource};
 
 /// The volumes of a pod.

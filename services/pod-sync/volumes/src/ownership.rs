@@ -17,7 +17,7 @@ const SETGID: u32 = 0o2000;
 ///
 /// # Errors
 /// A directory cannot be read.
-pub fn set_volume_ownership(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
+pub(crate) fn set_volume_ownership(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
     let mut give = Give { gid, mask: if read_only { RO } else { RW }, root };
     let stat = rustix::fs::statat(CWD, root, AtFlags::SYMLINK_NOFOLLOW)?;
     if tree::is_dir(&stat) {

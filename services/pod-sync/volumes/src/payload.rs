@@ -12,13 +12,13 @@ use pod_sync_cri_config::fields::{ResourceField, metadata_field, resource_field}
 
 /// Which keys of an object become files, and with which modes.
 #[derive(Debug, Clone, Copy)]
-pub struct KeySelection<'a> {
+pub(crate) struct KeySelection<'a> {
     /// Keys and their paths; `None`: every key under its own name.
-    pub items: Option<&'a [KeyToPath]>,
+    pub(crate) items: Option<&'a [KeyToPath]>,
     /// Mode of files without their own.
-    pub default_mode: Option<i32>,
+    pub(crate) default_mode: Option<i32>,
     /// Missing keys are ignored.
-    pub optional: bool,
+    pub(crate) optional: bool,
 }
 
 // Only the permission bits of the number are used.
@@ -65,7 +65,7 @@ fn select(
 ///
 /// # Errors
 /// The kubelet's message.
-pub fn config_map(object: Option<&ConfigMap>, how: KeySelection<'_>) -> Result<Payload, String> {
+pub(crate) fn config_map(object: Option<&ConfigMap>, how: KeySelection<'_>) -> Result<Payload, String> {
     let mut data = BTreeMap::new();
     if let Some(object) = object {
         data.extend(object.data.iter().flatten().map(|(k, v)| (k.as_str(), v.as_bytes().to_vec())));
@@ -78,7 +78,7 @@ pub fn config_map(object: Option<&ConfigMap>, how: KeySelection<'_>) -> Result<P
 ///
 /// # Errors
 /// The kubelet's message.
-pub fn secret(object: Option<&Secret>, how: KeySelection<'_>) -> Result<Payload, String> {
+pub(crate) fn secret(object: Option<&Secret>, how: KeySelection<'_>) -> Result<Payload, String> {
     let data = object
         .and_then(|o| o.data.as_ref())
         .into_iter()
@@ -92,7 +92,7 @@ pub fn secret(object: Option<&Secret>, how: KeySelection<'_>) -> Result<Payload,
 ///
 /// # Errors
 /// All errors, in brackets if there are several.
-pub fn downward_api(
+pub(crate) fn downward_api(
     pod: &Pod,
     items: &[DownwardAPIVolumeFile],
     default_mode: Option<i32>,
@@ -133,7 +133,7 @@ pub(super) fn too_large(most: usize) -> String {
 
 /// Joins errors into one message without duplicates: `[a, b]` (`k8s.io/apimachinery/pkg/util/errors: NewAggregate`).
 #[must_use]
-pub fn aggregate(mut problems: Vec<String>) -> String {
+pub(crate) fn aggregate(mut problems: Vec<String>) -> String {
     let mut seen = std::collections::BTreeSet::new();
     problems.retain(|p| seen.insert(p.clone()));
     if problems.len() == 1 { problems.remove(0) } else { format!("[{}]", problems.join(", ")) }
@@ -141,7 +141,7 @@ pub fn aggregate(mut problems: Vec<String>) -> String {
 
 /// Returns the owner of token files: the runAsUser that all containers share (`pkg/securitycontext: DetermineEffectiveRunAsUser`).
 #[must_use]
-pub fn fs_user(pod: &Pod) -> Option<i64> {
+pub(crate) fn fs_user(pod: &Pod) -> Option<i64> {
     let spec = pod::spec(pod);
     let of_pod = spec.security_context.as_ref().and_then(|c| c.run_as_user);
     let ephemeral: Vec<Container> =
@@ -158,7 +158,7 @@ pub fn fs_user(pod: &Pod) -> Option<i64> {
 
 /// Returns a token file. It is private if an owner or group is set, which can then still read it.
 #[must_use]
-pub fn token_file(
+pub(crate) fn token_file(
     token: &str,
     default_mode: i32,
     fs_user: Option<i64>,

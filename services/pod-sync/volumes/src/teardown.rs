@@ -13,7 +13,7 @@ use super::error::TearDownError;
 use super::mount_table::MountTable;
 
 /// Volume plugins whose directories hold only files of this node agent and of the pod.
-pub const SUPPORTED_PLUGINS: [&str; 5] = [
+pub(crate) const SUPPORTED_PLUGINS: [&str; 5] = [
     "kubernetes.io~empty-dir",
     "kubernetes.io~configmap",
     "kubernetes.io~secret",
@@ -57,7 +57,7 @@ fn volumes_of(plugin: &str) -> PathBuf {
 
 /// Returns the plugin of each volume in a pod's directory.
 #[must_use]
-pub fn volumes_by_plugin(pod_dir: &Path) -> Vec<String> {
+pub(crate) fn volumes_by_plugin(pod_dir: &Path) -> Vec<String> {
     let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().count();
     let of = |plugin: &str| vec![plugin.replace('~', "/"); entries(pod_dir.join(volumes_of(plugin)))];
     SUPPORTED_PLUGINS.into_iter().flat_map(of).collect()
@@ -67,7 +67,7 @@ pub fn volumes_by_plugin(pod_dir: &Path) -> Vec<String> {
 ///
 /// # Errors
 /// A mount is busy or a file cannot be removed. Nothing is deleted below a mount.
-pub fn tear_down_pod(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
+pub(crate) fn tear_down_pod(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
     let subpaths = Path::new("volume-subpaths");
     let mut mounts = Mounts::read(pod_dir, table)?;
     let mut unmounted = unmount(&mounts, subpaths)?;
@@ -164,7 +164,7 @@ fn uid_of(pod_dir: &Path) -> String {
 ///
 /// # Errors
 /// The directory stays, for the returned reason.
-pub fn remove_orphaned_pod_dir(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
+pub(crate) fn remove_orphaned_pod_dir(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
     tear_down_orphaned_volumes(pod_dir, table)?;
     let rest = |source| OrphanError::Rest { uid: uid_of(pod_dir), source };
     let mounts = Mounts::read(pod_dir, table).map_err(rest)?;
@@ -176,7 +176,7 @@ pub fn remove_orphaned_pod_dir(pod_dir: &Path, table: &dyn MountTable) -> Result
 ///
 /// # Errors
 /// A volume stays, for the returned reason.
-pub fn tear_down_orphaned_volumes(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
+pub(crate) fn tear_down_orphaned_volumes(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
     let uid = || uid_of(pod_dir);
     let rest = |source| OrphanError::Rest { uid: uid(), source };
     let mounts = Mounts::read(pod_dir, table).map_err(rest)?;
