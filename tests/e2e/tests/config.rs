@@ -220,7 +220,9 @@ async fn a_file_alone_is_enough_to_run_all_five() {
         assert!(child.try_wait().unwrap().is_none(), "{name} runs on");
     }
     let log = std::fs::read_to_string(dir.path().join("pod-sync.log")).unwrap();
-    let named = log.lines().filter(|l| l.contains("not supported yet: failSwapOn: true")).count();
+    let is_warning =
+        |l: &&str| l.contains("configured fields have no effect yet") && l.contains("failSwapOn: true");
+    let named = log.lines().filter(is_warning).count();
     assert_eq!(named, 1, "{log}");
 }
 

@@ -54,16 +54,16 @@ impl<T> Loaded<T> {
         let ours = crate::json::document(&self.config, Document::Kubelet, is_ours);
         quintlet_kit::server::set_configuration(ours.to_string());
         for (flag, until) in &self.unsupported {
-            tracing::warn!("--{flag} is not supported yet: {until}");
+            tracing::warn!(flag, behaviour = until, "kubelet flag has no effect yet");
         }
         for warning in &self.config.warnings {
-            tracing::warn!(origin = %warning.origin, "configuration: {}", warning.text());
+            tracing::warn!(origin = %warning.origin, field = warning.path, problem = warning.message, "configuration has a problem");
         }
         if let Some(fields) = self.config.not_yet(self.service) {
-            tracing::warn!("configuration: set, but not supported yet: {fields}");
+            tracing::warn!(fields, "configured fields have no effect yet");
         }
         for (field, why) in self.config.ignored(self.service) {
-            tracing::warn!("configuration: {field} is ignored: {why}");
+            tracing::warn!(field, reason = why, "configured field is ignored");
         }
     }
 

@@ -262,8 +262,8 @@ impl Containerd {
             };
             match tokio::time::timeout(GRACEFUL, removal).await {
                 Ok(Ok(pods)) => tracing::debug!(pods, "pods removed"),
-                Ok(Err(e)) => tracing::warn!(error = %e, "cannot remove pods through CRI"),
-                Err(_) => tracing::warn!("removing pods through CRI takes too long"),
+                Ok(Err(e)) => tracing::warn!(error = %e, "pod removal through CRI failed"),
+                Err(_) => tracing::warn!("pod removal through CRI timed out"),
             }
         }
         self.end_process().await;
@@ -421,7 +421,7 @@ fn remove_abandoned(lock_dir: &Path) {
         if record.index != index.number() || record.keep_pods {
             continue;
         }
-        tracing::info!(dir = %dir.display(), "removing what an earlier run left");
+        tracing::info!(dir = %dir.display(), "removing leftovers of an earlier run");
         let traces = record.traces(&dir);
         traces.remove();
         if traces.leftovers().is_empty() {
@@ -443,7 +443,7 @@ fn own(wanted: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
         if empty || marker.exists() {
             owned.push(dir.canonicalize().map_err(Error::file("resolve", dir))?);
         } else {
-            tracing::info!(dir = %dir.display(), "was there before and stays");
+            tracing::info!(dir = %dir.display(), "directory existed before, keeping it");
         }
     }
     Ok(owned)

@@ -1,7 +1,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// What can go wrong with a local node.
+/// An error of a private containerd or of its images.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -9,7 +9,7 @@ pub enum Error {
     #[error("{program} is not installed: looked in {looked_in}")]
     Missing { program: &'static str, looked_in: String },
     /// A file or directory could not be used.
-    #[error("cannot {action} {}", path.display())]
+    #[error("failed to {action} {}", path.display())]
     File { action: &'static str, path: PathBuf, source: io::Error },
     /// A program failed.
     #[error("{program} failed: {message}")]
@@ -30,7 +30,7 @@ pub enum Error {
     #[error("{call} failed: {} ({:?})", status.message(), status.code())]
     Call { call: &'static str, status: Box<tonic::Status> },
     /// No connection to the socket.
-    #[error("cannot connect to {}", path.display())]
+    #[error("failed to connect to {}", path.display())]
     Connect { path: PathBuf, source: tonic::transport::Error },
     /// An image archive that cannot be read.
     #[error("not a usable OCI image archive: {0}")]

@@ -107,7 +107,7 @@ fn pause_image(busybox: &Busybox) -> Image {
             ..named
         },
         Err(why) => {
-            tracing::warn!(%why, "cannot compile the pause program, a shell takes its place");
+            tracing::warn!(%why, "pause program does not compile, using a shell instead");
             Image {
                 entries: vec![file("bin/busybox", 0o755, busybox.binary.clone())],
                 entrypoint: ["/bin/busybox", "sh", "-c", PAUSE_SCRIPT].map(str::to_owned).to_vec(),

@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 use super::Shared;
-use super::cri::Leave;
+use super::calls::Leave;
 use super::script::Method;
 use super::serve::MAX_MESSAGE;
 use super::world::{ContainerRecord, SandboxRecord};

@@ -7,6 +7,7 @@
 //!
 //! All time is tokio's, so that a test that pauses time has the runtime paused too.
 
+mod calls;
 mod cri;
 mod cri_extensions;
 mod events;
