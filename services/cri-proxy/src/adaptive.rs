@@ -1,27 +1,30 @@
-//! How many mutations are in flight at once: more while the runtime answers faster, fewer when it slows.
+//! An adaptive limit of concurrent mutations: it rises while the runtime answers faster, and falls when it slows.
 //!
-//! Little's law makes one number of it: latency divided by the calls in flight is what one call costs the
-//! runtime. A window of answers under load is compared with the window before it; the limit climbs while the
-//! cost falls, and falls by a quarter when the cost rises. Measured on containerd 1.6 with two cores: 16 in flight
-//! made 100 pods faster than 8 in each of five runs of `make bench` (7.8 s and 10.5, 9.2 and 10.3, 10.0 and 11.4, 10.3 and
-//! 13.6, 11.3 and 13.1); in one other, 4, 8, 16 and 100 in flight took 10.1, 7.4, 7.9 and 9.4 s. Hence start and bounds.
+//! By Little's law, latency divided by the calls in flight is the cost of one call. The median cost of a window of answers is compared
+//! with that of the previous window. The limit rises while the cost falls, and falls by a quarter when the cost rises. Only answers
+//! under load count.
+//!
+//! The start value and the bounds were measured on containerd 1.6 with two cores: 16 calls in flight made 100 pods faster than 8 in
+//! each of five runs of `make bench` (7.8 s and 10.5, 9.2 and 10.3, 10.0 and 11.4, 10.3 and 13.6, 11.3 and 13.1). In one other run,
+//! 4, 8, 16 and 100 in flight took 10.1, 7.4, 7.9 and 9.4 s.
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Where the limit starts, and where it drifts back to while nothing changes.
+/// Initial limit. The limit returns to it while the cost does not change.
 pub const START: usize = 16;
-/// Never fewer in flight: one stuck call must not stop all others.
+/// Lowest limit: one call that hangs must not block all others.
 pub const MIN: usize = 2;
-/// Never more in flight.
+/// Highest limit.
 pub const MAX: usize = 24;
 
-/// A window this much cheaper than the last is better.
+/// Ratio of costs below which a window is better than the previous one.
 const BETTER: f64 = 0.95;
-/// A window this much dearer than the last is worse.
+/// Ratio of costs above which a window is worse than the previous one.
 const WORSE: f64 = 1.10;
-/// Share of a new sample in a method's usual cost: so small that what a step changed is seen before it is usual.
+/// Weight of a new sample in the average cost of a method. It is small, so that the effect of a step is measured before the average
+/// follows.
 const USUAL_SHARE: f64 = 0.002;
-/// Windows without a change before the limit takes a step towards [`START`].
+/// Number of unchanged windows before the limit takes a step towards [`START`].
 const QUIET_WINDOWS: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +34,7 @@ enum Direction {
     Still,
 }
 
-/// The limit and what it was learnt from. Pure: latencies are given.
+/// The limit and its measurements. Latencies are inputs.
 #[derive(Debug)]
 pub struct Adaptive {
     limit: usize,
@@ -56,14 +59,13 @@ impl Default for Adaptive {
 }
 
 impl Adaptive {
-    /// Calls that may be in flight now.
     #[must_use]
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Takes in one answer: its method, its latency, the calls in flight when it was sent (itself included) and
-    /// whether others waited then. Only answers under load say anything about the limit. Returns the limit.
+    /// Records an answer: its method, its latency, the calls in flight when it was sent (including itself), and whether calls were waiting.
+    /// Returns the new limit.
     pub fn answered(
         &mut self,
         method: &'static str,
@@ -79,7 +81,7 @@ impl Adaptive {
         if cost <= 0.0 {
             return self.limit;
         }
-        // A sandbox costs ten times what a start costs: each is measured against its own method's usual cost.
+        // A sandbox costs ten times as much as a start, so each call is compared with the average of its method.
         let usual = self.usual.entry(method).or_insert(cost);
         let relative = cost / *usual;
         *usual += (cost - *usual) * USUAL_SHARE;
@@ -92,7 +94,7 @@ impl Adaptive {
 
     fn close_window(&mut self) {
         self.window.sort_by(f64::total_cmp);
-        // The median: one call that hangs says nothing about the others.
+        // The median ignores a single call that hangs.
         let cost = self.window.get(self.window.len() / 2).copied().unwrap_or(1.0);
         self.window.clear();
         let Some(last) = self.last_cost.replace(cost) else {
@@ -127,7 +129,7 @@ impl Adaptive {
 
     fn step(&mut self, direction: Direction) {
         self.direction = direction;
-        // A smaller step would change the cost too little to be seen.
+        // The effect of a smaller step would be too small to measure.
         let by = (self.limit / 8).max(1);
         self.limit = match direction {
             Direction::Up => self.limit.saturating_add(by).min(MAX),
@@ -141,7 +143,7 @@ impl Adaptive {
 mod tests {
     use super::*;
 
-    /// Answers `calls` calls of a runtime whose latency at n in flight is `latency(n)` ms.
+    /// Answers `calls` calls of a runtime with latency `latency(n)` ms at n calls in flight.
     fn run(adaptive: &mut Adaptive, calls: usize, latency: impl Fn(usize) -> f64) -> (usize, usize) {
         let (mut low, mut high) = (adaptive.limit(), adaptive.limit());
         for _ in 0..calls {
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn it_starts_at_its_start_and_stays_in_bounds_whatever_happens() {
+    fn the_limit_starts_at_its_initial_value_and_stays_within_its_bounds() {
         let mut adaptive = Adaptive::default();
         assert_eq!(adaptive.limit(), START);
         for (name, factor) in [("faster", 0.5), ("slower", 2.0)] {
@@ -168,16 +170,16 @@ mod tests {
     }
 
     #[test]
-    fn it_climbs_while_more_in_flight_cost_less_each() {
-        // A runtime that waits rather than works: latency is the same however many are in flight.
+    fn the_limit_rises_while_more_concurrency_reduces_the_cost() {
+        // A runtime that waits rather than works: the latency does not depend on the calls in flight.
         let mut adaptive = Adaptive::default();
         run(&mut adaptive, 400, |_| 100.0);
         assert!(adaptive.limit() >= 8, "{}", adaptive.limit());
     }
 
     #[test]
-    fn it_comes_down_where_more_in_flight_cost_more_each() {
-        // Best at 4; each one more makes every call dearer.
+    fn the_limit_falls_where_more_concurrency_raises_the_cost() {
+        // The optimum is 4; each further call in flight makes all calls slower.
         let cost =
             |n: usize| f64::from(u32::try_from(n).unwrap_or(0)) * 25.0 * (1.0 + 0.2 * n.abs_diff(4) as f64);
         let mut adaptive = Adaptive::default();
@@ -186,24 +188,24 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_that_suddenly_slows_gets_fewer_at_once() {
+    fn the_limit_falls_when_the_runtime_slows() {
         let mut adaptive = Adaptive::default();
         run(&mut adaptive, 100, |_| 100.0);
         let before = adaptive.limit();
-        // Two windows: the first may have begun before.
+        // Two windows, since the first may have begun before.
         run(&mut adaptive, 4 * before.max(4) + 4, |_| 500.0);
         assert!(adaptive.limit() < before, "{} then {}", before, adaptive.limit());
     }
 
     #[test]
-    fn a_flat_runtime_ends_near_the_start() {
+    fn the_limit_stays_near_its_initial_value_if_the_cost_is_constant() {
         let mut adaptive = Adaptive::default();
         run(&mut adaptive, 3000, |n| 25.0 * n as f64);
         assert!((START - 1..=START + 1).contains(&adaptive.limit()), "{}", adaptive.limit());
     }
 
     #[test]
-    fn calls_without_a_queue_teach_nothing() {
+    fn calls_without_load_do_not_change_the_limit() {
         let mut adaptive = Adaptive::default();
         for _ in 0..1000 {
             adaptive.answered("RunPodSandbox", Duration::from_secs(9), 1, false);

@@ -7,33 +7,31 @@ use quintlet_config::ConfigArgs;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::args::{CommonArgs, user_id};
 
-/// Owns the container runtime: every CRI call, image pull and runtime event of this node goes through it.
+/// Owns the connection to the container runtime: forwards all CRI calls, image pulls and runtime events of the node.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "cri-proxy", version)]
 pub struct Args {
-    /// The runtime's socket.
+    /// Socket of the runtime.
     #[arg(long, alias = "container-runtime-endpoint", value_name = "URL", default_value = "unix:///run/containerd/containerd.sock", value_parser = endpoint)]
     pub runtime_endpoint: PathBuf,
-    /// The image service's socket. Default: the runtime's.
+    /// Socket of the image service. Default: the socket of the runtime.
     #[arg(long, value_name = "URL", value_parser = endpoint)]
     pub image_service_endpoint: Option<PathBuf>,
-    /// How long a call to the runtime may take, with a unit; pulls, execs and attaches have no such limit.
+    /// Time limit of a call to the runtime, with a unit. Pulls, execs and attaches have no such limit.
     #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = humantime::parse_duration)]
     pub runtime_request_timeout: Duration,
-    /// The containerd namespace pods run in.
+    /// The containerd namespace of pods.
     #[arg(long, value_name = "NAME", default_value = "k8s.io", value_parser = namespace)]
     pub containerd_namespace: String,
-    /// A user that may connect to one socket, besides root and this process's own: read=quintlet-pleg or read=65530.
-    /// Sockets: admin, sync, read, node-api, probe. May be given several times; no socket is open to others.
+    /// User that may connect to a socket, in addition to root and the process's own user: read=quintlet-pleg or read=65530.
+    /// Sockets: admin, sync, read, node-api, probe. May be repeated.
     #[arg(long, value_name = "SOCKET=USER", value_parser = allowed)]
     pub allow_uid: Vec<Allowed>,
-    /// Directory of the pods' logs; no log outside of it is read, whatever the runtime says.
+    /// Directory of container logs. Logs outside of it are not read.
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
     pub pod_logs_dir: PathBuf,
-    /// What every service has.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Where the configuration is.
     #[command(flatten)]
     pub config: ConfigArgs,
 }
@@ -41,13 +39,11 @@ pub struct Args {
 /// A user that may connect to a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Allowed {
-    /// The socket.
     pub socket: CriSocket,
-    /// The user.
     pub uid: u32,
 }
 
-/// Reads `SOCKET=USER`, where the user is a name or a number.
+/// Parses `SOCKET=USER`. The user is a name or a number.
 fn allowed(text: &str) -> Result<Allowed, String> {
     let sockets = CriSocket::ALL.map(CriSocket::name).join(", ");
     let (socket, user) =
@@ -59,13 +55,13 @@ fn allowed(text: &str) -> Result<Allowed, String> {
     Ok(Allowed { socket, uid: user_id(user).map_err(|error| error.to_string())? })
 }
 
-/// Reads `unix:///path` or an absolute path.
+/// Parses `unix:///path` or an absolute path.
 fn endpoint(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text.strip_prefix("unix://").unwrap_or(text));
     if path.is_absolute() { Ok(path) } else { Err("want unix:///absolute/path".to_owned()) }
 }
 
-/// containerd's own rule for namespaces, which also makes them safe in filters and metadata.
+/// Checks a namespace by containerd's rule, which also makes it safe in filters and metadata.
 fn namespace(text: &str) -> Result<String, String> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
     if !text.is_empty() && text.len() <= 76 && text.chars().all(fits) {
@@ -89,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_names_the_runtime() {
+    fn fields_of_the_file_become_arguments() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.yaml");
         let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
@@ -110,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn uids_come_from_flags_too() {
+    fn users_can_be_given_by_flags() {
         let line = ["cri-proxy", "--allow-uid", "read=root", "--allow-uid", "node-api=7"];
         let args =
             quintlet_config::cli::read::<Args>(Service::CriProxy, line.map(Into::into).into()).unwrap().args;
@@ -137,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_cannot_break_out_of_a_filter() {
+    fn a_namespace_with_characters_of_filters_is_refused() {
         assert!(namespace("k8s.io").is_ok());
         for bad in ["", "a\"b", "a,b", "a b", "a\n"] {
             assert!(namespace(bad).is_err(), "{bad:?}");

@@ -1,7 +1,7 @@
-//! Bytes of requests and answers that are held at once, bounded for each socket.
+//! Limits the bytes of requests and replies in memory, per socket.
 //!
-//! A request is held from its first byte until its call has ended, an answer until its caller has read it. The shares are
-//! apart, so that a caller that reads nothing holds up those of its own socket only.
+//! A request is counted from its first byte until its call has completed, a reply until the caller has read it. Each socket has its own
+//! limit, so that a caller that does not read blocks only callers of its own socket.
 use std::sync::Arc;
 
 use prometheus_client::metrics::counter::Counter;
@@ -11,62 +11,62 @@ use crate::policy::Socket;
 
 const MIB: usize = 1 << 20;
 
-/// Returns the bytes that the calls of one socket may hold. The largest request and the largest answer have 16 MiB, and their
-/// usual size is some KiB.
+/// Returns the limit of a socket. Requests and replies have 16 MiB at most and a few KiB usually.
 #[must_use]
-pub fn share(socket: Socket) -> usize {
+pub fn limit(socket: Socket) -> usize {
     match socket {
-        // The pods of a full node start at once: 500 answers of 64 KiB, and room for four of the largest.
+        // The pods of a full node start at once: 500 replies of 64 KiB, and four of the largest size.
         Socket::Sync => 96 * MIB,
-        // pleg-service reads lists as streams, which are bounded by themselves, and inspects pods.
+        // pleg-service inspects pods and reads lists as streams, which have a bound of their own.
         Socket::Read => 64 * MIB,
         Socket::Admin | Socket::NodeApi => 48 * MIB,
-        // The output of a probe's command is cut to some KiB where it is read.
+        // The output of a probe is truncated to a few KiB after it was read.
         Socket::Probe => 48 * MIB,
     }
 }
 
-/// The share of one socket. Clones share it.
+/// The byte limit of one socket. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Budget {
-    free: Arc<Semaphore>,
+pub struct ByteBudget {
+    permits: Arc<Semaphore>,
     total: usize,
     refused: Counter,
 }
 
-/// No room is left for a request or an answer.
+/// No bytes are left for a request or reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the calls of this socket hold all of their {total} bytes; try again")]
+#[error("calls on this socket have reached the limit of {total} bytes in memory, retry")]
 pub struct Exhausted {
     total: usize,
 }
 
-/// What one request or answer holds of a budget; dropping the last clone gives it back. The default holds nothing.
+/// Bytes reserved for a request or reply. They are released when the last clone is dropped. The default reserves nothing.
 #[derive(Debug, Clone, Default)]
-pub struct Held {
+pub struct Reservation {
     _permit: Option<Arc<OwnedSemaphorePermit>>,
 }
 
-impl Budget {
-    /// A budget of `total` bytes, which counts what it refuses.
+impl ByteBudget {
+    /// Creates a budget of `total` bytes. `refused` counts failed reservations.
     #[must_use]
     pub fn new(total: usize, refused: Counter) -> Self {
         let total = total.min(Semaphore::MAX_PERMITS);
-        Self { free: Arc::new(Semaphore::new(total)), total, refused }
+        Self { permits: Arc::new(Semaphore::new(total)), total, refused }
     }
 
-    /// Returns the bytes that are not held.
+    /// Returns the bytes that are not reserved.
     #[must_use]
-    pub fn free(&self) -> usize {
-        self.free.available_permits()
+    pub fn available(&self) -> usize {
+        self.permits.available_permits()
     }
 
-    /// Adds `bytes` to what `held` holds.
+    /// Adds `bytes` to a reservation.
     ///
     /// # Errors
-    /// They are not free; `held` is as before.
-    pub fn hold(&self, held: &mut Growing, bytes: usize) -> Result<(), Exhausted> {
-        let permit = u32::try_from(bytes).ok().and_then(|n| self.free.clone().try_acquire_many_owned(n).ok());
+    /// Fails without a change if they are not available.
+    pub fn reserve(&self, held: &mut GrowingReservation, bytes: usize) -> Result<(), Exhausted> {
+        let permit =
+            u32::try_from(bytes).ok().and_then(|n| self.permits.clone().try_acquire_many_owned(n).ok());
         let Some(permit) = permit else {
             self.refused.inc();
             return Err(Exhausted { total: self.total });
@@ -79,15 +79,15 @@ impl Budget {
     }
 }
 
-/// What a body holds while it is being read.
+/// The reservation of a body that is being read.
 #[derive(Debug, Default)]
-pub struct Growing(Option<OwnedSemaphorePermit>);
+pub struct GrowingReservation(Option<OwnedSemaphorePermit>);
 
-impl Growing {
-    /// The body is whole.
+impl GrowingReservation {
+    /// Returns the reservation of the complete body.
     #[must_use]
-    pub fn done(self) -> Held {
-        Held { _permit: self.0.map(Arc::new) }
+    pub fn finish(self) -> Reservation {
+        Reservation { _permit: self.0.map(Arc::new) }
     }
 }
 
@@ -96,28 +96,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_comes_back_with_the_last_clone() {
+    fn a_reservation_is_released_with_its_last_clone() {
         let refused = Counter::default();
-        let budget = Budget::new(10, refused.clone());
-        let mut growing = Growing::default();
-        budget.hold(&mut growing, 6).unwrap();
-        budget.hold(&mut growing, 3).unwrap();
-        assert_eq!(budget.hold(&mut growing, 2), Err(Exhausted { total: 10 }));
-        assert_eq!((budget.free(), refused.get()), (1, 1));
-        let held = growing.done();
+        let budget = ByteBudget::new(10, refused.clone());
+        let mut growing = GrowingReservation::default();
+        budget.reserve(&mut growing, 6).unwrap();
+        budget.reserve(&mut growing, 3).unwrap();
+        assert_eq!(budget.reserve(&mut growing, 2), Err(Exhausted { total: 10 }));
+        assert_eq!((budget.available(), refused.get()), (1, 1));
+        let held = growing.finish();
         let other = held.clone();
         drop(held);
-        assert_eq!(budget.free(), 1);
+        assert_eq!(budget.available(), 1);
         drop(other);
-        assert_eq!(budget.free(), 10);
-        drop(Growing::default().done());
-        assert_eq!(budget.free(), 10);
+        assert_eq!(budget.available(), 10);
+        drop(GrowingReservation::default().finish());
+        assert_eq!(budget.available(), 10);
     }
 
     #[test]
-    fn every_socket_has_room_for_the_largest_request_and_its_answer() {
+    fn the_limit_of_every_socket_allows_the_largest_request_and_reply() {
         for socket in Socket::ALL {
-            assert!(share(socket) > 2 * 16 * MIB, "{socket:?}");
+            assert!(limit(socket) > 2 * 16 * MIB, "{socket:?}");
         }
     }
 }

@@ -1,46 +1,40 @@
-//! The fence around mutations: owner epoch and boottime deadline.
+//! Fences mutations by owner epoch and by deadline (CLOCK_BOOTTIME).
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::HeaderMap;
 use quintlet_model::outcome::{DEADLINE_HEADER, OWNER_EPOCH_HEADER};
 
-/// What a mutation carries.
+/// The fencing metadata of a mutation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Terms {
-    /// Epoch of the pod-sync that makes it. None on every socket but `sync`: nobody else owns pods.
+pub struct FencingToken {
+    /// Epoch of the pod-sync that sends it. Only calls on the socket `sync` have one.
     pub epoch: Option<u64>,
-    /// CLOCK_BOOTTIME after which it must not be sent. None: whenever.
+    /// CLOCK_BOOTTIME after which the mutation must not be sent.
     pub deadline: Option<Duration>,
 }
 
-/// Why a mutation was not sent.
+/// The reason why a mutation is not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
-    /// `sync` takes no mutation without an epoch.
-    #[error("a mutation on this socket needs the metadata {OWNER_EPOCH_HEADER}")]
+pub enum FenceError {
+    /// A mutation on the socket `sync` has no epoch.
+    #[error("a mutation on this socket requires the metadata {OWNER_EPOCH_HEADER}")]
     NoEpoch,
-    /// One of the two is not a decimal number.
     #[error("the metadata {0} is not a decimal number")]
     NotANumber(&'static str),
-    /// A newer owner has been here.
-    #[error("owner epoch {given} is over: epoch {highest} has been seen")]
+    /// A call with a higher epoch was received.
+    #[error("owner epoch {given} is stale: epoch {highest} was seen")]
     OldEpoch {
-        /// The call's.
+        /// Epoch of this call.
         given: u64,
-        /// The highest seen.
+        /// Highest epoch seen.
         highest: u64,
     },
-    /// Too late.
-    #[error("its deadline passed {} ms before it could be sent", .late.as_millis())]
-    DeadlinePassed {
-        /// By how much.
-        late: Duration,
-    },
+    #[error("the deadline passed {} ms before the call could be sent", .late.as_millis())]
+    DeadlinePassed { late: Duration },
 }
 
-impl Refusal {
-    /// The gRPC code.
+impl FenceError {
     #[must_use]
     pub fn code(self) -> tonic::Code {
         match self {
@@ -50,7 +44,7 @@ impl Refusal {
         }
     }
 
-    /// The label in metrics.
+    /// Returns the label in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -62,12 +56,12 @@ impl Refusal {
     }
 }
 
-impl Terms {
-    /// Reads a call's metadata. Only the owner's calls have an epoch: anybody else's could shut the owner out.
+impl FencingToken {
+    /// Reads the metadata of a call. Epochs are read only from the owner's calls, so that no other caller can lock out the owner.
     ///
     /// # Errors
-    /// [`Refusal::NoEpoch`] where one is needed, [`Refusal::NotANumber`].
-    pub fn read(headers: &HeaderMap, of_owner: bool) -> Result<Self, Refusal> {
+    /// Fails if a required epoch is missing, or if a value is not a number.
+    pub fn read(headers: &HeaderMap, is_from_owner: bool) -> Result<Self, FenceError> {
         let number = |name: &'static str| match headers.get(name) {
             None => Ok(None),
             Some(value) => value
@@ -75,15 +69,16 @@ impl Terms {
                 .ok()
                 .and_then(|v| v.parse::<u64>().ok())
                 .map(Some)
-                .ok_or(Refusal::NotANumber(name)),
+                .ok_or(FenceError::NotANumber(name)),
         };
-        let epoch = if of_owner { Some(number(OWNER_EPOCH_HEADER)?.ok_or(Refusal::NoEpoch)?) } else { None };
+        let epoch =
+            if is_from_owner { Some(number(OWNER_EPOCH_HEADER)?.ok_or(FenceError::NoEpoch)?) } else { None };
         Ok(Self { epoch, deadline: number(DEADLINE_HEADER)?.map(Duration::from_nanos) })
     }
 
-    /// The terms of a call that an identical one has joined: whichever may run longer.
+    /// Returns the token of two identical calls that are joined: the higher epoch and the later deadline.
     #[must_use]
-    pub fn joined(self, other: Self) -> Self {
+    pub fn merged(self, other: Self) -> Self {
         Self {
             epoch: self.epoch.max(other.epoch),
             deadline: match (self.deadline, other.deadline) {
@@ -94,33 +89,34 @@ impl Terms {
     }
 }
 
-/// Remembers the highest owner epoch.
+/// The highest owner epoch that was seen.
 #[derive(Debug, Default)]
 pub struct Fence {
     highest: AtomicU64,
 }
 
 impl Fence {
-    /// The highest epoch seen; 0 before any.
+    /// Returns the highest epoch seen, or 0.
     #[must_use]
     pub fn highest(&self) -> u64 {
         self.highest.load(Ordering::SeqCst)
     }
 
-    /// Asked when a call arrives and again right before it is sent: in between this process may have been stopped.
+    /// Checks a token and records its epoch. Called when a call arrives, and again before it is sent, since the process may have been
+    /// suspended in between.
     ///
     /// # Errors
-    /// [`Refusal::OldEpoch`], [`Refusal::DeadlinePassed`].
-    pub fn check(&self, terms: Terms, boot: Duration) -> Result<(), Refusal> {
-        if let Some(given) = terms.epoch {
+    /// Fails if the epoch is stale or the deadline has passed.
+    pub fn check(&self, token: FencingToken, boot: Duration) -> Result<(), FenceError> {
+        if let Some(given) = token.epoch {
             let highest = self.highest.fetch_max(given, Ordering::SeqCst);
             if given < highest {
-                return Err(Refusal::OldEpoch { given, highest });
+                return Err(FenceError::OldEpoch { given, highest });
             }
         }
-        match terms.deadline {
+        match token.deadline {
             Some(deadline) if deadline <= boot => {
-                Err(Refusal::DeadlinePassed { late: boot.saturating_sub(deadline) })
+                Err(FenceError::DeadlinePassed { late: boot.saturating_sub(deadline) })
             }
             Some(_) | None => Ok(()),
         }
@@ -131,8 +127,8 @@ impl Fence {
 mod tests {
     use super::*;
 
-    fn terms(epoch: u64, deadline: Option<u64>) -> Terms {
-        Terms { epoch: Some(epoch), deadline: deadline.map(Duration::from_secs) }
+    fn token(epoch: u64, deadline: Option<u64>) -> FencingToken {
+        FencingToken { epoch: Some(epoch), deadline: deadline.map(Duration::from_secs) }
     }
 
     #[test]
@@ -140,13 +136,13 @@ mod tests {
         let fence = Fence::default();
         let boot = Duration::from_secs(100);
         let cases = [
-            (terms(5, None), Ok(())),
-            (terms(5, Some(101)), Ok(())),
-            (terms(4, None), Err(Refusal::OldEpoch { given: 4, highest: 5 })),
-            (terms(5, Some(100)), Err(Refusal::DeadlinePassed { late: Duration::ZERO })),
-            (terms(6, Some(98)), Err(Refusal::DeadlinePassed { late: Duration::from_secs(2) })),
-            (terms(5, Some(101)), Err(Refusal::OldEpoch { given: 5, highest: 6 })),
-            (Terms { epoch: None, deadline: None }, Ok(())),
+            (token(5, None), Ok(())),
+            (token(5, Some(101)), Ok(())),
+            (token(4, None), Err(FenceError::OldEpoch { given: 4, highest: 5 })),
+            (token(5, Some(100)), Err(FenceError::DeadlinePassed { late: Duration::ZERO })),
+            (token(6, Some(98)), Err(FenceError::DeadlinePassed { late: Duration::from_secs(2) })),
+            (token(5, Some(101)), Err(FenceError::OldEpoch { given: 5, highest: 6 })),
+            (FencingToken { epoch: None, deadline: None }, Ok(())),
         ];
         for (given, expected) in cases {
             assert_eq!(fence.check(given, boot), expected, "{given:?}");
@@ -155,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_read_or_refused_by_name() {
+    fn invalid_metadata_is_refused_with_its_name() {
         let read = |epoch: Option<&str>, deadline: Option<&str>, needed| {
             let mut headers = HeaderMap::new();
             for (name, value) in [(OWNER_EPOCH_HEADER, epoch), (DEADLINE_HEADER, deadline)] {
@@ -163,21 +159,21 @@ mod tests {
                     headers.insert(name, value.parse().unwrap());
                 }
             }
-            Terms::read(&headers, needed)
+            FencingToken::read(&headers, needed)
         };
         let at = Some(Duration::from_nanos(9));
-        assert_eq!(read(Some("7"), Some("9"), true), Ok(Terms { epoch: Some(7), deadline: at }));
-        assert_eq!(read(None, Some("9"), true), Err(Refusal::NoEpoch));
-        assert_eq!(read(None, Some("9"), false), Ok(Terms { epoch: None, deadline: at }));
-        assert_eq!(read(Some("7"), Some("9"), false), Ok(Terms { epoch: None, deadline: at }));
-        assert_eq!(read(Some("-1"), None, true), Err(Refusal::NotANumber(OWNER_EPOCH_HEADER)));
-        assert_eq!(read(Some("1"), Some("soon"), true), Err(Refusal::NotANumber(DEADLINE_HEADER)));
+        assert_eq!(read(Some("7"), Some("9"), true), Ok(FencingToken { epoch: Some(7), deadline: at }));
+        assert_eq!(read(None, Some("9"), true), Err(FenceError::NoEpoch));
+        assert_eq!(read(None, Some("9"), false), Ok(FencingToken { epoch: None, deadline: at }));
+        assert_eq!(read(Some("7"), Some("9"), false), Ok(FencingToken { epoch: None, deadline: at }));
+        assert_eq!(read(Some("-1"), None, true), Err(FenceError::NotANumber(OWNER_EPOCH_HEADER)));
+        assert_eq!(read(Some("1"), Some("soon"), true), Err(FenceError::NotANumber(DEADLINE_HEADER)));
     }
 
     #[test]
-    fn a_joined_call_may_run_as_long_as_either() {
-        let joined = terms(1, Some(5)).joined(terms(2, Some(4)));
-        assert_eq!(joined, terms(2, Some(5)));
-        assert_eq!(terms(1, Some(5)).joined(terms(1, None)).deadline, None);
+    fn a_joined_call_has_the_later_of_both_deadlines() {
+        let joined = token(1, Some(5)).merged(token(2, Some(4)));
+        assert_eq!(joined, token(2, Some(5)));
+        assert_eq!(token(1, Some(5)).merged(token(1, None)).deadline, None);
     }
 }

@@ -1,4 +1,4 @@
-//! The runtime's events: one reader, many subscribers.
+//! Distributes runtime events to subscribers.
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -10,10 +10,10 @@ use tokio::sync::broadcast::error::RecvError;
 
 use crate::metrics::Metrics;
 
-/// Hints a subscriber may lag behind: a burst of 500 containers with five events each, and half as many again.
+/// Number of hints that a subscriber may lag behind: a burst of 500 containers with five events each, and half as many again.
 pub const CAPACITY: usize = 4096;
 
-/// Fans out what the one reader reads.
+/// Distributes events to subscribers.
 #[derive(Debug, Clone)]
 pub struct Hub {
     inner: Arc<Mutex<Inner>>,
@@ -27,7 +27,7 @@ struct Inner {
 }
 
 impl Hub {
-    /// A hub with no source yet, for subscribers that lag by at most `capacity`.
+    /// Creates a hub without a source, for subscribers that lag by at most `capacity`.
     #[must_use]
     pub fn new(capacity: usize, metrics: Metrics) -> Self {
         let state = pb::SourceState {
@@ -39,13 +39,13 @@ impl Hub {
         Self { inner: Arc::new(Mutex::new(inner)), metrics }
     }
 
-    /// The source now.
+    /// Returns the state of the source.
     #[must_use]
     pub fn state(&self) -> pb::SourceState {
         self.inner.lock().state.clone()
     }
 
-    /// Tells everybody of a change of the source; the same state again is not told.
+    /// Sends a changed state of the source to all subscribers.
     pub fn set_state(&self, state: pb::SourceState) {
         let mut inner = self.inner.lock();
         if inner.state == state {
@@ -54,19 +54,19 @@ impl Hub {
         let same_place = inner.state.source == state.source && inner.state.live == state.live;
         inner.state = state.clone();
         if !same_place {
-            tracing::info!(source = ?state.source(), live = state.live, detail = state.detail, "hint source");
+            tracing::info!(source = ?state.source(), live = state.live, detail = state.detail, "hint source changed");
         }
-        // Nobody listening is fine: who comes later starts with the state.
+        // There may be no subscriber. A later one starts with the state.
         let _ = inner.sender.send(Event::Source(state));
     }
 
-    /// Passes one hint on.
+    /// Sends a hint to all subscribers.
     pub fn hint(&self, hint: pb::Hint) {
         self.metrics.hint(hint.kind().as_str_name());
         let _ = self.inner.lock().sender.send(Event::Hint(hint));
     }
 
-    /// A subscriber, which begins with the state as it is now.
+    /// Subscribes. The first event is the current state of the source.
     #[must_use]
     pub fn subscribe(&self) -> Subscriber {
         let inner = self.inner.lock();
@@ -79,10 +79,10 @@ impl Hub {
     }
 }
 
-/// One reader of the hub.
+/// A subscriber of the hub.
 #[derive(Debug)]
 pub struct Subscriber {
-    /// What comes before the next from the channel, last first.
+    /// Events before those of the channel, last first.
     next: Vec<Event>,
     receiver: broadcast::Receiver<Event>,
     hub: Hub,
@@ -95,7 +95,7 @@ impl Drop for Subscriber {
 }
 
 impl Subscriber {
-    /// The next event. None when the hub is gone. Cancel-safe.
+    /// Returns the next event, or none if the hub was dropped. Cancel-safe.
     pub async fn next(&mut self) -> Option<Event> {
         if let Some(event) = self.next.pop() {
             return Some(event);
@@ -104,7 +104,7 @@ impl Subscriber {
             Ok(event) => Some(event),
             Err(RecvError::Lagged(missed)) => {
                 self.hub.metrics.hints_missed.inc_by(missed);
-                // A change of the source may be among what was missed.
+                // The missed events may include a change of the source.
                 self.next.push(Event::Source(self.hub.state()));
                 Some(Event::Overrun(pb::Overrun { missed }))
             }
@@ -113,7 +113,7 @@ impl Subscriber {
     }
 }
 
-/// The topics asked of containerd.
+/// Subscribed topics of containerd.
 pub const TOPICS: [&str; 6] = [
     "/containers/create",
     "/tasks/start",
@@ -123,9 +123,9 @@ pub const TOPICS: [&str; 6] = [
     "/tasks/oom",
 ];
 
-/// A containerd event as a hint. None for exits of exec processes, for what is not a hint, and for what cannot be read.
+/// Converts a containerd event to a hint. Returns none for exits of exec processes, other topics, and undecodable events.
 #[must_use]
-pub fn of_containerd(envelope: &containerd_client::types::Envelope) -> Option<pb::Hint> {
+pub fn from_containerd(envelope: &containerd_client::types::Envelope) -> Option<pb::Hint> {
     use containerd_client::events as ev;
     let value = envelope.event.as_ref()?.value.as_slice();
     let (kind, id, exit_code) = match envelope.topic.as_str() {
@@ -140,8 +140,7 @@ pub fn of_containerd(envelope: &containerd_client::types::Envelope) -> Option<pb
             }
             (pb::HintKind::Exited, exit.container_id, exit.exit_status)
         }
-        // containerd deletes the task of a process that ended just before the CRI shows the exit: the exit's own event
-        // is some 20 ms too early.
+        // containerd deletes the task of an exited process right before the CRI shows the exit. The exit event is about 20 ms too early.
         "/tasks/delete" => {
             let deleted = ev::TaskDelete::decode(value).ok()?;
             if !deleted.id.is_empty() && deleted.id != deleted.container_id {
@@ -163,9 +162,9 @@ pub fn of_containerd(envelope: &containerd_client::types::Envelope) -> Option<pb
     })
 }
 
-/// A CRI event as a hint.
+/// Converts a CRI event to a hint.
 #[must_use]
-pub fn of_cri(event: k8s_cri::v1::ContainerEventResponse) -> Option<pb::Hint> {
+pub fn from_cri(event: k8s_cri::v1::ContainerEventResponse) -> Option<pb::Hint> {
     use k8s_cri::v1::ContainerEventType as Type;
     let kind = match event.container_event_type() {
         Type::ContainerCreatedEvent => pb::HintKind::Created,
@@ -183,14 +182,14 @@ pub fn of_cri(event: k8s_cri::v1::ContainerEventResponse) -> Option<pb::Hint> {
     })
 }
 
-/// Which sources to try, in order, for a runtime by its own account.
+/// Returns the event sources to try, in order, for a runtime.
 #[must_use]
 pub fn sources(runtime_name: &str, version: &str) -> &'static [pb::HintSource] {
     let major = version.trim_start_matches('v').split('.').next().unwrap_or_default();
     match (runtime_name, major) {
         ("containerd", "0" | "1") => &[pb::HintSource::Containerd, pb::HintSource::Cri],
         ("containerd", _) => &[pb::HintSource::Cri, pb::HintSource::Containerd],
-        // CRI-O has it; others are asked and say Unimplemented.
+        // CRI-O supports CRI events. Other runtimes may answer Unimplemented.
         (_, _) => &[pb::HintSource::Cri],
     }
 }
@@ -218,7 +217,7 @@ mod tests {
                 exit_status: 3,
                 ..Default::default()
             };
-            of_containerd(&envelope("/tasks/exit", &exit))
+            from_containerd(&envelope("/tasks/exit", &exit))
         };
         let hint = exit("c").unwrap();
         assert_eq!((hint.kind(), hint.id.as_str(), hint.exit_code), (pb::HintKind::Exited, "c", 3));
@@ -226,7 +225,7 @@ mod tests {
         assert_eq!(exit("exec-1"), None);
         let deleted = |id: &str| {
             let deleted = ev::TaskDelete { container_id: "c".into(), id: id.into(), ..Default::default() };
-            of_containerd(&envelope("/tasks/delete", &deleted))
+            from_containerd(&envelope("/tasks/delete", &deleted))
         };
         for of_the_container in ["", "c"] {
             assert_eq!(deleted(of_the_container).unwrap().kind(), pb::HintKind::Exited);
@@ -234,13 +233,13 @@ mod tests {
         assert_eq!(deleted("exec-1"), None);
         let created = ev::ContainerCreate { id: "c".into(), ..Default::default() };
         assert_eq!(
-            of_containerd(&envelope("/containers/create", &created)).unwrap().kind(),
+            from_containerd(&envelope("/containers/create", &created)).unwrap().kind(),
             pb::HintKind::Created
         );
-        assert_eq!(of_containerd(&envelope("/images/create", &created)), None);
+        assert_eq!(from_containerd(&envelope("/images/create", &created)), None);
         let mut broken = envelope("/tasks/start", &created);
         broken.event.as_mut().unwrap().value = vec![0xff];
-        assert_eq!(of_containerd(&broken), None);
+        assert_eq!(from_containerd(&broken), None);
     }
 
     #[test]
@@ -259,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_subscriber_is_told_what_it_missed_and_where_the_source_stands() {
+    async fn a_slow_subscriber_gets_the_number_of_missed_hints_and_the_state_of_the_source() {
         let hub = Hub::new(4, Metrics::default());
         let mut slow = hub.subscribe();
         assert!(matches!(slow.next().await, Some(Event::Hello(_))));

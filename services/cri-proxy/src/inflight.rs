@@ -1,4 +1,4 @@
-//! Mutations in flight, so that an identical call joins instead of running twice.
+//! Mutations in flight. An identical call joins the one in flight instead of running twice.
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -6,111 +6,108 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::facts::Key;
-use crate::fence::Terms;
+use crate::fence::FencingToken;
 use crate::reply::Reply;
+use crate::request_info::CallKey;
 
-/// The answer to come. A sender dropped without one means that the call's task died.
+/// A pending reply. A sender dropped without a reply means that the task of the call ended unexpectedly.
 pub type Answer = watch::Receiver<Option<Arc<Reply>>>;
 
-/// What a new call finds.
+/// The decision about a new call.
 #[derive(Debug)]
 pub enum Admission {
-    /// Nothing like it is in flight: run it.
-    Lead(Lead),
-    /// The same call is: wait for its answer.
+    /// No call with this key is in flight: the caller runs it.
+    Lead(Leader),
+    /// An identical call is in flight: the caller waits for its reply.
     Join(Answer),
-    /// Another call under the same key is.
+    /// A different call with the same key is in flight.
     Conflict,
 }
 
 #[derive(Debug)]
 struct Entry {
     bytes: Bytes,
-    terms: Arc<Mutex<Terms>>,
+    token: Arc<Mutex<FencingToken>>,
     answer: Answer,
 }
 
-type Entries = Arc<Mutex<HashMap<Key, Entry>>>;
+type Entries = Arc<Mutex<HashMap<CallKey, Entry>>>;
 
-/// All mutations in flight.
 #[derive(Debug, Default)]
 pub struct InFlight(Entries);
 
-/// The call that runs for all who joined it. Dropped unanswered, it makes room and its joiners learn that nothing is known.
+/// The call that runs for all that joined it. If it is dropped without a reply, its key is free and the joined calls get an unknown outcome.
 #[derive(Debug)]
-pub struct Lead {
+pub struct Leader {
     entries: Entries,
-    key: Key,
-    terms: Arc<Mutex<Terms>>,
+    key: CallKey,
+    token: Arc<Mutex<FencingToken>>,
     answer: watch::Sender<Option<Arc<Reply>>>,
 }
 
 impl InFlight {
     /// Enters a call.
     #[must_use]
-    pub fn enter(&self, key: Key, bytes: &Bytes, terms: Terms) -> Admission {
+    pub fn enter(&self, key: CallKey, bytes: &Bytes, token: FencingToken) -> Admission {
         let mut entries = self.0.lock();
         if let Some(entry) = entries.get(&key) {
             if entry.bytes != *bytes {
                 return Admission::Conflict;
             }
-            let mut of_lead = entry.terms.lock();
-            *of_lead = of_lead.joined(terms);
+            let mut of_leader = entry.token.lock();
+            *of_leader = of_leader.merged(token);
             return Admission::Join(entry.answer.clone());
         }
         let (answer, receiver) = watch::channel(None);
-        let terms = Arc::new(Mutex::new(terms));
-        entries.insert(key.clone(), Entry { bytes: bytes.clone(), terms: terms.clone(), answer: receiver });
-        Admission::Lead(Lead { entries: self.0.clone(), key, terms, answer })
+        let token = Arc::new(Mutex::new(token));
+        entries.insert(key.clone(), Entry { bytes: bytes.clone(), token: token.clone(), answer: receiver });
+        Admission::Lead(Leader { entries: self.0.clone(), key, token, answer })
     }
 
-    /// The answer of an identical call, where one is in flight.
+    /// Joins an identical call, if one is in flight.
     #[must_use]
-    pub fn join(&self, key: &Key, bytes: &Bytes, terms: Terms) -> Option<Answer> {
+    pub fn join(&self, key: &CallKey, bytes: &Bytes, token: FencingToken) -> Option<Answer> {
         let entries = self.0.lock();
         let entry = entries.get(key).filter(|e| e.bytes == *bytes)?;
-        let mut of_lead = entry.terms.lock();
-        *of_lead = of_lead.joined(terms);
+        let mut of_leader = entry.token.lock();
+        *of_leader = of_leader.merged(token);
         Some(entry.answer.clone())
     }
 
-    /// Calls in flight.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.lock().len()
     }
 
-    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
     }
 }
 
-impl Lead {
-    /// The terms as joiners have extended them.
+impl Leader {
+    /// Returns the token, which joined calls may have extended.
     #[must_use]
-    pub fn terms(&self) -> Arc<Mutex<Terms>> {
-        self.terms.clone()
+    pub fn token(&self) -> Arc<Mutex<FencingToken>> {
+        self.token.clone()
     }
 
-    /// The answer as joiners get it.
+    /// Returns the pending reply.
     #[must_use]
     pub fn subscribe(&self) -> Answer {
         self.answer.subscribe()
     }
 
-    /// Ends the call: a later one like it runs anew.
+    /// Completes the call. A later identical call runs anew.
     pub fn finish(self, reply: Reply) {
         self.entries.lock().remove(&self.key);
         self.answer.send_replace(Some(Arc::new(reply)));
     }
 }
 
-impl Drop for Lead {
+impl Drop for Leader {
     fn drop(&mut self) {
-        // After `finish` the key may already be another call's.
+        // After `finish`, the key may belong to another call.
         if self.answer.borrow().is_none() {
             self.entries.lock().remove(&self.key);
         }
@@ -125,45 +122,46 @@ mod tests {
 
     use super::*;
 
-    const TERMS: Terms = Terms { epoch: Some(1), deadline: None };
+    const TOKEN: FencingToken = FencingToken { epoch: Some(1), deadline: None };
 
-    fn key(id: &str) -> Key {
-        Key::Named { method: "StartContainer", parts: vec![id.into()] }
+    fn key(id: &str) -> CallKey {
+        CallKey::Named { method: "StartContainer", parts: vec![id.into()] }
     }
 
     #[test]
-    fn identical_calls_join_others_conflict_and_the_end_makes_room() {
+    fn identical_calls_join_different_ones_conflict_and_completion_frees_the_key() {
         let calls = InFlight::default();
         let (a, b) = (Bytes::from_static(b"a"), Bytes::from_static(b"b"));
-        let Admission::Lead(lead) = calls.enter(key("1"), &a, TERMS) else { panic!("first") };
-        let Admission::Join(answer) = calls.enter(key("1"), &a, Terms { epoch: Some(2), ..TERMS }) else {
+        let Admission::Lead(lead) = calls.enter(key("1"), &a, TOKEN) else { panic!("first") };
+        let Admission::Join(answer) = calls.enter(key("1"), &a, FencingToken { epoch: Some(2), ..TOKEN })
+        else {
             panic!("same")
         };
-        assert!(matches!(calls.enter(key("1"), &b, TERMS), Admission::Conflict));
-        assert!(matches!(calls.enter(key("2"), &b, TERMS), Admission::Lead(_)));
+        assert!(matches!(calls.enter(key("1"), &b, TOKEN), Admission::Conflict));
+        assert!(matches!(calls.enter(key("2"), &b, TOKEN), Admission::Lead(_)));
         assert_eq!(
-            lead.terms().lock().epoch,
+            lead.token().lock().epoch,
             Some(2),
             "the newer owner's call must not fall to the older's fence"
         );
-        lead.finish(Reply::refused(tonic::Code::Ok, "", Outcome::Ok, Duration::ZERO));
+        lead.finish(Reply::local(tonic::Code::Ok, "", Outcome::Ok, Duration::ZERO));
         assert!(answer.borrow().is_some());
-        assert!(matches!(calls.enter(key("1"), &b, TERMS), Admission::Lead(_)));
+        assert!(matches!(calls.enter(key("1"), &b, TOKEN), Admission::Lead(_)));
         assert!(calls.is_empty(), "leads dropped unanswered make room too");
     }
 
     #[test]
-    fn one_that_only_joins_never_begins_a_call() {
+    fn a_call_that_may_only_join_does_not_start_a_new_one() {
         let calls = InFlight::default();
         let (a, b) = (Bytes::from_static(b"a"), Bytes::from_static(b"b"));
-        assert!(calls.join(&key("1"), &a, TERMS).is_none());
+        assert!(calls.join(&key("1"), &a, TOKEN).is_none());
         assert!(calls.is_empty());
-        let Admission::Lead(lead) = calls.enter(key("1"), &a, TERMS) else { panic!("first") };
+        let Admission::Lead(lead) = calls.enter(key("1"), &a, TOKEN) else { panic!("first") };
         assert!(
-            calls.join(&key("1"), &b, TERMS).is_none(),
+            calls.join(&key("1"), &b, TOKEN).is_none(),
             "another call under the same key is not the same"
         );
-        assert!(calls.join(&key("1"), &a, Terms { epoch: Some(2), ..TERMS }).is_some());
-        assert_eq!(lead.terms().lock().epoch, Some(2), "it runs on for the newer owner");
+        assert!(calls.join(&key("1"), &a, FencingToken { epoch: Some(2), ..TOKEN }).is_some());
+        assert_eq!(lead.token().lock().epoch, Some(2), "it runs on for the newer owner");
     }
 }

@@ -1,4 +1,4 @@
-//! Lanes bound how much is sent to the runtime at once, each with a queue of its own.
+//! Lanes: one queue and concurrency limit per kind of call to the runtime.
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,21 +9,21 @@ use tokio::sync::oneshot;
 use crate::adaptive::Adaptive;
 use crate::policy::Lane;
 
-/// Calls that may wait in one lane: 8 for each of 512 pods. One more is refused, not-dispatched.
+/// Maximum number of waiting calls per lane: 8 for each of 512 pods. Further calls are refused with the outcome not-dispatched.
 pub const MAX_QUEUE: usize = 4096;
-/// Pulls in flight from one registry.
+/// Maximum number of concurrent pulls per registry.
 const PULLS_PER_HOST: usize = 4;
-/// Pulls in flight in all.
+/// Maximum number of concurrent pulls.
 const PULLS: usize = 8;
-/// Registry hosts remembered before idle ones are forgotten.
+/// Number of registry limiters from which idle ones are removed.
 const MAX_HOSTS: usize = 64;
 
-/// The lane's queue is full.
+/// The queue of the lane is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{} calls are already waiting in lane {}", MAX_QUEUE, .0.name())]
 pub struct Full(pub Lane);
 
-/// First come, first served, with a limit that may change.
+/// A FIFO semaphore with a variable limit.
 #[derive(Debug, Clone)]
 struct Limiter(Arc<Mutex<State>>);
 
@@ -34,7 +34,7 @@ struct State {
     queue: VecDeque<oneshot::Sender<Permit>>,
 }
 
-/// One slot; dropping it lets the next in.
+/// A slot of the limiter, released when dropped.
 #[derive(Debug)]
 struct Permit {
     limiter: Option<Limiter>,
@@ -60,7 +60,7 @@ impl Limiter {
             let Some(waiter) = state.queue.pop_front() else { return };
             state.in_flight = state.in_flight.saturating_add(1);
             if let Err(mut unwanted) = waiter.send(Permit { limiter: Some(self.clone()) }) {
-                // Its caller went away. Its drop must not come back for the lock held here.
+                // The waiting call was cancelled. The permit must not take the lock again when it is dropped.
                 unwanted.limiter = None;
                 state.in_flight = state.in_flight.saturating_sub(1);
             }
@@ -73,13 +73,13 @@ impl Limiter {
         self.admit(&mut state);
     }
 
-    /// Slots taken and calls waiting.
+    /// Returns the number of occupied slots and of waiting calls.
     fn load(&self) -> (usize, usize) {
         let state = self.0.lock();
         (state.in_flight, state.queue.iter().filter(|w| !w.is_closed()).count())
     }
 
-    /// Waits for a slot; None when too many wait already. Dropping the future gives up the place.
+    /// Waits for a slot. Returns none if the queue is full. Dropping the future leaves the queue.
     async fn enter(&self) -> Option<Permit> {
         let turn = {
             let mut state = self.0.lock();
@@ -101,17 +101,16 @@ impl Limiter {
     }
 }
 
-/// A call's place in flight; dropping it lets the next in.
+/// The slot of a call, released when dropped.
 #[derive(Debug)]
 pub struct Slot {
     _permits: [Option<Permit>; 2],
-    /// Calls in flight in the lane when this one got in, itself included.
+    /// Calls in flight in the lane when this one was admitted, including itself.
     pub in_flight: usize,
-    /// Whether others waited behind it then.
+    /// Whether calls were waiting behind it then.
     pub waiting: bool,
 }
 
-/// All lanes.
 #[derive(Debug)]
 pub struct Lanes {
     lanes: HashMap<Lane, Limiter>,
@@ -123,17 +122,17 @@ impl Default for Lanes {
     fn default() -> Self {
         let limit = |lane| match lane {
             Lane::Start => crate::adaptive::START,
-            // Only sending counts here.
+            // The slot is held only until the call was sent.
             Lane::Stop => 16,
-            // CNI teardown and file removal: mostly waiting for the kernel.
+            // CNI teardown and removal of files mostly wait for the kernel.
             Lane::Remove => 8,
-            // Inspection outruns relists: four times their slots and a queue of its own.
+            // Inspections are more urgent than relists, so they have more slots.
             Lane::Inspect => 16,
             Lane::List => 4,
             Lane::Pull => PULLS,
             Lane::ExecHook | Lane::ExecProbe | Lane::ExecUser => 16,
             Lane::Stats => 4,
-            // Users ask for them; the disk is the pods'.
+            // Checkpoints are requested by users and write to the disk that pods use.
             Lane::Checkpoint => 2,
         };
         Self {
@@ -145,10 +144,10 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// Waits for a slot. Cancel-safe: dropping the future gives up the place.
+    /// Waits for a slot. Cancel-safe: dropping the future leaves the queue.
     ///
     /// # Errors
-    /// [`Full`] when too many wait already.
+    /// Returns [`Full`] if too many calls wait.
     pub async fn enter(&self, lane: Lane, registry: Option<&str>) -> Result<Slot, Full> {
         let of_host = match registry.filter(|_| lane == Lane::Pull).map(|host| self.host(host)) {
             Some(limiter) => Some(limiter.enter().await.ok_or(Full(lane))?),
@@ -160,7 +159,7 @@ impl Lanes {
         Ok(Slot { _permits: [of_host, Some(permit)], in_flight, waiting: waiting > 0 })
     }
 
-    /// Slots taken and calls waiting in a lane.
+    /// Returns the number of occupied slots and of waiting calls.
     #[must_use]
     pub fn load(&self, lane: Lane) -> (usize, usize) {
         let (in_flight, waiting) = self.lanes.get(&lane).map_or((0, 0), Limiter::load);
@@ -171,7 +170,7 @@ impl Lanes {
         (in_flight, waiting.saturating_add(of_hosts))
     }
 
-    /// Takes in the answer to a call of the adaptive lane; returns the limit then.
+    /// Records the reply to a call of the adaptive lane. Returns the new limit.
     pub fn answered(
         &self,
         method: &'static str,
@@ -202,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pulls_are_bounded_per_registry_and_in_all() {
+    fn pulls_are_limited_per_registry_and_in_total() {
         let lanes = Lanes::default();
         let pull = |host| lanes.enter(Lane::Pull, Some(host)).now_or_never().map(Result::unwrap);
         let mut held: Vec<_> = (0..4).map(|_| pull("a").expect("four from one host")).collect();
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_that_went_away_loses_nobodys_turn() {
+    fn a_cancelled_waiter_does_not_block_the_next_one() {
         let limiter = Limiter::new(1);
         let first = limiter.enter().now_or_never().flatten().unwrap();
         let mut gone = Box::pin(limiter.enter());
@@ -229,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_granted_turn_nobody_takes_goes_to_the_next() {
+    fn an_unclaimed_slot_is_released() {
         let limiter = Limiter::new(1);
         let first = limiter.enter().now_or_never().flatten().unwrap();
         let mut granted = Box::pin(limiter.enter());
@@ -241,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_refuses() {
+    fn a_full_queue_refuses_calls() {
         let limiter = Limiter::new(0);
         let mut waiting: Vec<_> = (0..MAX_QUEUE).map(|_| Box::pin(limiter.enter())).collect();
         for waiter in &mut waiting {
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn raising_the_limit_lets_waiters_in_and_lowering_it_takes_effect_as_slots_come_back() {
+    fn raising_the_limit_admits_waiters_and_lowering_it_applies_as_slots_are_released() {
         let limiter = Limiter::new(1);
         let first = limiter.enter().now_or_never().flatten().unwrap();
         let mut second = Box::pin(limiter.enter());

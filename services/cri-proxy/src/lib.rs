@@ -1,23 +1,32 @@
 //! cri-proxy: the only process that opens the runtime's socket.
 //!
-//! A call comes in at a [`serve`] socket for its kind of caller; [`policy`] says whether it may and how; [`forward`] takes
-//! it through [`fence`], [`inflight`], [`ended`] and [`lanes`] to the runtime ([`upstream`]) and puts its outcome behind the answer.
-//! [`lists`] makes streams of lists and lists of streams. [`repair`] ends what keeps a container from being removed. [`source`] is the one reader of the runtime's events,
-//! [`hints`] fans them out. [`logs`] reads containers' log files for the node API. [`budget`] bounds the bytes that calls hold. [`adaptive`], [`facts`], [`fence`],
-//! [`lists`], [`outcome`] and [`policy`] decide and do no I/O.
+//! [`serve`] accepts calls on one socket per kind of caller. [`policy`] decides whether a caller may make a call, and how the call is
+//! forwarded. [`forward`] then passes it through [`fence`] (owner epoch and deadline), [`inflight`] (identical calls join),
+//! [`completed_execs`] and [`lanes`] (concurrency limits) to the runtime ([`upstream`]), and adds the call's outcome to the trailers.
 //!
-//! Tasks: `listen` per socket, `connection` per caller, `mutation` per mutating call (it outlives its caller),
-//! `runtime-connection` per connection to the runtime, `runtime-events`, `health`, `log-reader` per log being read. Stopping: health says NOT_SERVING,
-//! nobody new is let in, unary calls in flight get 5 s, then every connection ends.
+//! - [`lists`] converts list responses to streams and back.
+//! - [`event_reader`] reads the runtime's events; [`hints`] distributes them.
+//! - [`logs`] reads log files of containers for node-api.
+//! - [`orphaned_tasks`] kills tasks that keep containerd from removing a container.
+//! - [`budget`] bounds the bytes that calls hold.
+//!
+//! [`adaptive`], [`fence`], [`lists`], [`outcome`], [`policy`] and [`request_info`] decide and do no I/O.
+//!
+//! Tasks: `listen` per socket, `connection` per connection of a caller, `mutation` per mutating call (it outlives the caller's
+//! connection), `list` per streamed list, `runtime-connection` per connection to the runtime, `runtime-events`, `health`, `log-reader`
+//! per log that is read.
+//!
+//! Stopping: health reports NOT_SERVING, no connection is accepted, unary calls in flight have 5 s to complete, then all connections
+//! are closed.
 
-// A value of a pod, a runtime or a file must not end this process.
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod adaptive;
 pub mod args;
 pub mod budget;
-pub mod ended;
-pub mod facts;
+pub mod completed_execs;
+pub mod event_reader;
 pub mod fence;
 pub mod forward;
 pub mod hints;
@@ -26,14 +35,14 @@ pub mod lanes;
 pub mod lists;
 pub mod logs;
 pub mod metrics;
+pub mod orphaned_tasks;
 pub mod outcome;
 pub mod policy;
 mod process;
-pub mod repair;
 pub mod reply;
+pub mod request_info;
 pub mod serve;
 pub mod services;
-pub mod source;
 pub mod upstream;
 
 pub use crate::process::main;

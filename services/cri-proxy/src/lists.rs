@@ -1,8 +1,8 @@
-//! Lists and their streams: which belong together, and how one is made of the other.
+//! Conversion between list replies and list streams.
 //!
-//! A list may be larger than a gRPC message (16 MiB at the runtime, at this proxy and at its callers). The CRI of Kubernetes 1.36 has a
-//! stream for each list. Both take the same request, and in every message of both the items are field 1: messages of a stream put one
-//! behind the other are the list's answer, and a list's answer cut between its fields is a stream. Nothing here knows the types.
+//! A list may exceed the size of a gRPC message (16 MiB at the runtime, here and at callers). The CRI of Kubernetes 1.36 has a stream for
+//! each list. Both have the same request, and items are field 1 in the messages of both. So the concatenated messages of a stream are a
+//! list reply, and a list reply split between its fields is a stream. The code does not depend on the message types.
 use std::collections::HashMap;
 
 use bytes::{Bytes, BytesMut};
@@ -10,17 +10,17 @@ use parking_lot::Mutex;
 
 use crate::policy::{IMAGE, Policy, RUNTIME};
 
-/// A message to a caller holds so much, unless a single item is larger.
+/// Maximum size of a message to a caller, unless a single item is larger.
 pub const CHUNK: usize = 1 << 20;
-/// The CRI's limit of a message.
+/// Maximum size of a CRI message.
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// Room behind a message being made for what comes with its last bytes: a few frames of HTTP/2.
+/// Extra capacity of a message for the data received with its last bytes: a few HTTP/2 frames.
 const SLACK: usize = 64 << 10;
-/// Before each message: whether it is compressed, and its length.
+/// Size of the gRPC prefix: the compression flag and the length.
 const PREFIX: usize = 5;
 
-/// The lists with their streams.
-const TWINS: &[(&str, &str, &str)] = &[
+/// List methods with their streams.
+const LIST_METHODS: &[(&str, &str, &str)] = &[
     (RUNTIME, "ListPodSandbox", "StreamPodSandboxes"),
     (RUNTIME, "ListContainers", "StreamContainers"),
     (RUNTIME, "ListContainerStats", "StreamContainerStats"),
@@ -29,109 +29,105 @@ const TWINS: &[(&str, &str, &str)] = &[
     (IMAGE, "ListImages", "StreamImages"),
 ];
 
-/// A list, whichever way it was asked for.
+/// The two methods of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Twins {
-    /// The call with one answer.
+pub struct ListMethods {
+    /// The unary method.
     pub list: &'static str,
-    /// The call with a stream of them.
+    /// The streaming method.
     pub stream: &'static str,
-    /// The caller wants a stream.
-    pub streamed: bool,
+    /// Whether the caller used the streaming method.
+    pub is_stream: bool,
 }
 
-/// The two calls of a list; None: the row is none.
+/// Returns the two methods of a list, or none for other calls.
 #[must_use]
-pub fn twins(row: &Policy) -> Option<Twins> {
-    let mut of_service = TWINS.iter().filter(|(service, ..)| *service == row.service);
+pub fn list_methods(row: &Policy) -> Option<ListMethods> {
+    let mut of_service = LIST_METHODS.iter().filter(|(service, ..)| *service == row.service);
     of_service.find_map(|&(_, list, stream)| {
-        (row.method == list || row.method == stream).then_some(Twins {
+        (row.method == list || row.method == stream).then_some(ListMethods {
             list,
             stream,
-            streamed: row.method == stream,
+            is_stream: row.method == stream,
         })
     })
 }
 
-/// Which streams the runtime has said it lacks, and on which connection: after an upgrade it is asked again.
+/// The list streams that the runtime does not implement, per connection: after a reconnect they are tried again.
 #[derive(Debug, Default)]
-pub struct Lacking(Mutex<HashMap<&'static str, u64>>);
+pub struct UnsupportedListStreams(Mutex<HashMap<&'static str, u64>>);
 
-impl Lacking {
-    /// It said so on this connection.
-    pub fn note(&self, stream: &'static str, connection: u64) {
+impl UnsupportedListStreams {
+    /// Records that the stream is unimplemented on this connection.
+    pub fn record(&self, stream: &'static str, connection: u64) {
         self.0.lock().insert(stream, connection);
     }
 
-    /// Whether it said so on this connection.
+    /// Returns whether the stream is unimplemented on this connection.
     #[must_use]
-    pub fn has(&self, stream: &'static str, connection: u64) -> bool {
+    pub fn contains(&self, stream: &'static str, connection: u64) -> bool {
         self.0.lock().get(stream) == Some(&connection)
     }
 }
 
-/// What is wrong with a list of the runtime.
+/// An invalid list reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadList {
-    /// The flag before a message is neither 0 nor 1.
     #[error("a gRPC prefix begins with {0}, neither 0 nor 1")]
     Flag(u8),
-    /// Compressed messages cannot be read here.
     #[error("compressed messages are not taken here")]
     Compressed,
-    /// A message is larger than the CRI allows.
     #[error("a message is larger than {MAX_MESSAGE} bytes")]
     TooLarge,
-    /// A message has bytes that are no field of protobuf, or ends within one.
-    #[error("byte {at} of a message begins no field")]
+    /// A message is not valid protobuf, or ends within a field.
+    #[error("byte {at} of a message does not start a valid field")]
     Field {
-        /// Where.
+        /// Offset of the field.
         at: usize,
     },
-    /// The body ends within a message.
-    #[error("the body is cut: {missing} bytes of a message are missing")]
-    Cut {
-        /// At least so many.
+    #[error("the body is truncated: {missing} bytes of a message are missing")]
+    Truncated {
+        /// Lower bound of the missing bytes.
         missing: usize,
     },
 }
 
-/// Takes the bytes of a list's answer, stream or not, and makes messages of whole items of them. Each byte is copied once.
+/// Splits list replies, streamed or not, into messages of whole items. Each byte is copied once.
 ///
-/// It holds the message being made and the item being read, so at most `chunk`, what was put in last, and one item.
+/// It holds the message in construction and the item being read: at most `chunk`, the last input, and one item.
 #[derive(Debug)]
-pub struct Cutter {
+pub struct ListSplitter {
     chunk: usize,
-    /// Bytes of a prefix read so far.
+    /// The part of a prefix read so far.
     prefix: [u8; PREFIX],
     has: usize,
-    /// What is missing of the message being read, and how long it is.
+    /// Missing bytes of the current message, and its length.
     left: usize,
     length: usize,
-    /// Room for a prefix, whole items, and the item being read.
+    /// Space for a prefix, whole items, and the item being read.
     out: BytesMut,
-    /// Where in `out` the item being read begins.
+    /// Offset in `out` of the item being read.
     item: usize,
 }
 
-impl Cutter {
-    /// Messages will be of at most `chunk` bytes, unless a single item is larger.
+impl ListSplitter {
+    /// Creates a splitter for messages of at most `chunk` bytes, unless a single item is larger.
     #[must_use]
     pub fn new(chunk: usize) -> Self {
         let out = BytesMut::from(&[0; PREFIX][..]);
         Self { chunk, prefix: [0; PREFIX], has: 0, left: 0, length: 0, out, item: PREFIX }
     }
 
-    /// Bytes held.
+    /// Returns the number of buffered bytes.
     #[must_use]
     pub fn held(&self) -> usize {
         self.out.len().saturating_sub(PREFIX)
     }
 
-    /// Takes bytes in; the messages that are full go to `full`, in their frames.
+    /// Adds input. Completed messages are appended to `full`, with their gRPC prefix.
     ///
     /// # Errors
-    /// See [`BadList`].
+    /// Fails if the input is invalid.
     pub fn push(&mut self, mut data: &[u8], full: &mut Vec<Bytes>) -> Result<(), BadList> {
         while let Some(&first) = data.first() {
             if self.left > 0 {
@@ -164,27 +160,27 @@ impl Cutter {
         Ok(())
     }
 
-    /// Finds the whole items in what there is of the message being read.
+    /// Finds the complete items in the current message.
     fn read_items(&mut self, full: &mut Vec<Bytes>) -> Result<(), BadList> {
         loop {
             let begun = self.out.get(self.item..).unwrap_or_default();
             let at = self.length.saturating_sub(self.left).saturating_sub(begun.len());
             let length = match field_length(begun) {
-                Field::Is(length) if length <= begun.len() => length,
-                // The rest of it is to come, if there is any.
-                Field::Is(_) | Field::Short if self.left > 0 || begun.is_empty() => return Ok(()),
-                Field::Is(_) | Field::Short | Field::Bad => return Err(BadList::Field { at }),
+                Field::Length(length) if length <= begun.len() => length,
+                // The rest of the item may follow.
+                Field::Length(_) | Field::Incomplete if self.left > 0 || begun.is_empty() => return Ok(()),
+                Field::Length(_) | Field::Incomplete | Field::Invalid => return Err(BadList::Field { at }),
             };
-            // The item is whole: it ends within `out`.
+            // The item is complete: it ends within `out`.
             if self.item.saturating_add(length) > self.chunk.saturating_add(PREFIX) && self.item > PREFIX {
-                full.push(self.cut());
+                full.push(self.take_message());
             }
             self.item = self.item.saturating_add(length);
         }
     }
 
-    /// The whole items so far as a message in its frame.
-    fn cut(&mut self) -> Bytes {
+    /// Returns the complete items as a message with its prefix.
+    fn take_message(&mut self) -> Bytes {
         let begun = self.out.split_off(self.item);
         let mut next = BytesMut::with_capacity(
             self.chunk.min(CHUNK).saturating_add(begun.len()).saturating_add(PREFIX + SLACK),
@@ -192,37 +188,38 @@ impl Cutter {
         next.extend_from_slice(&[0; PREFIX]);
         next.extend_from_slice(&begun);
         self.item = PREFIX;
-        sealed(std::mem::replace(&mut self.out, next))
+        with_prefix(std::mem::replace(&mut self.out, next))
     }
 
-    /// The last message; None: there was nothing left for one.
+    /// Returns the last message, if there is one.
     ///
     /// # Errors
-    /// [`BadList::Cut`] when the answer was not whole.
+    /// Fails with [`BadList::Truncated`] if the input was incomplete.
     pub fn finish(self) -> Result<Option<Bytes>, BadList> {
         if self.left > 0 || self.has > 0 {
-            return Err(BadList::Cut { missing: self.left.max(PREFIX.saturating_sub(self.has) % PREFIX) });
+            return Err(BadList::Truncated {
+                missing: self.left.max(PREFIX.saturating_sub(self.has) % PREFIX),
+            });
         }
-        Ok((self.held() > 0).then(|| sealed(self.out)))
+        Ok((self.held() > 0).then(|| with_prefix(self.out)))
     }
 }
 
-/// A message behind the room for its prefix, with its prefix.
-fn sealed(mut message: BytesMut) -> Bytes {
-    // At most MAX_MESSAGE, which is less.
+/// Sets the prefix of a message, for which space is reserved.
+fn with_prefix(mut message: BytesMut) -> Bytes {
+    // The length is at most MAX_MESSAGE.
     let length = u32::try_from(message.len().saturating_sub(PREFIX)).unwrap_or(u32::MAX);
     message[1..PREFIX].copy_from_slice(&length.to_be_bytes());
     message.freeze()
 }
 
-/// What the bytes at the begin of a field say.
+/// The result of parsing the start of a field.
 enum Field {
-    /// It is so long, its tag included.
-    Is(usize),
-    /// They do not tell yet.
-    Short,
-    /// They begin none.
-    Bad,
+    /// Length of the field, including its tag.
+    Length(usize),
+    /// More bytes are needed.
+    Incomplete,
+    Invalid,
 }
 
 fn field_length(bytes: &[u8]) -> Field {
@@ -235,19 +232,19 @@ fn field_length(bytes: &[u8]) -> Field {
         0 => varint(body).map(|(_, size)| size),
         1 => Ok(8),
         2 => varint(body).and_then(|(length, size)| {
-            usize::try_from(length).ok().and_then(|l| l.checked_add(size)).ok_or(Field::Bad)
+            usize::try_from(length).ok().and_then(|l| l.checked_add(size)).ok_or(Field::Invalid)
         }),
         5 => Ok(4),
-        // Groups are of proto2; the CRI has none.
-        _ => Err(Field::Bad),
+        // Groups exist in proto2 only; the CRI has none.
+        _ => Err(Field::Invalid),
     };
     match length {
-        Ok(length) => head.checked_add(length).map_or(Field::Bad, Field::Is),
+        Ok(length) => head.checked_add(length).map_or(Field::Invalid, Field::Length),
         Err(field) => field,
     }
 }
 
-/// A varint and how many bytes it took.
+/// Parses a varint. Returns it with its length.
 fn varint(bytes: &[u8]) -> Result<(u64, usize), Field> {
     let mut value = 0u64;
     for (i, byte) in (0u32..10).zip(bytes) {
@@ -256,7 +253,7 @@ fn varint(bytes: &[u8]) -> Result<(u64, usize), Field> {
             return Ok((value, (i as usize).saturating_add(1)));
         }
     }
-    Err(if bytes.len() < 10 { Field::Short } else { Field::Bad })
+    Err(if bytes.len() < 10 { Field::Incomplete } else { Field::Invalid })
 }
 
 #[cfg(test)]
@@ -269,25 +266,26 @@ mod tests {
     use crate::policy;
 
     #[test]
-    fn every_list_of_the_table_has_its_stream_there_and_the_same_rights() {
+    fn every_list_in_the_table_has_a_stream_with_the_same_policy() {
         let row = |method: &str| policy::TABLE.iter().find(|r| r.method == method).unwrap();
-        for (_, list, stream) in TWINS {
+        for (_, list, stream) in LIST_METHODS {
             let (list, stream) = (row(list), row(stream));
             assert_eq!((list.class, list.lane, list.sockets), (stream.class, stream.lane, stream.sockets));
-            assert!(!twins(list).unwrap().streamed && twins(stream).unwrap().streamed);
+            assert!(!list_methods(list).unwrap().is_stream && list_methods(stream).unwrap().is_stream);
         }
-        let others = policy::TABLE.iter().filter(|r| r.method.starts_with("List") && twins(r).is_none());
+        let others =
+            policy::TABLE.iter().filter(|r| r.method.starts_with("List") && list_methods(r).is_none());
         assert_eq!(others.map(|r| r.method).collect::<Vec<_>>(), ["ListMetricDescriptors"]);
     }
 
-    /// All messages that come of these bytes.
+    /// Returns all messages for the given bytes.
     fn cut(bytes: &[u8], piece: usize, chunk: usize) -> Result<Vec<Bytes>, BadList> {
-        let mut cutter = Cutter::new(chunk);
+        let mut splitter = ListSplitter::new(chunk);
         let mut full = Vec::new();
         for piece in bytes.chunks(piece) {
-            cutter.push(piece, &mut full)?;
+            splitter.push(piece, &mut full)?;
         }
-        full.extend(cutter.finish()?);
+        full.extend(splitter.finish()?);
         Ok(full)
     }
 
@@ -297,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_refused_and_not_cut() {
+    fn an_invalid_message_is_refused() {
         for bad in [&[0x0a, 5, 1][..], &[0x0b], &[0x0a], &[0x80], &[0x09, 1, 2], &[0xff; 11], &[0x0a, 0xff]] {
             for piece in 1..12 {
                 let answer = cut(&framed(bad), piece, 100);
@@ -305,8 +303,8 @@ mod tests {
             }
         }
         assert_eq!(cut(&framed(&[0x08, 1, 0x0a, 5, 1]), 3, 100), Err(BadList::Field { at: 2 }));
-        assert_eq!(cut(&[0, 0, 0], 9, 9), Err(BadList::Cut { missing: 2 }));
-        assert_eq!(cut(&[0, 0, 0, 0, 2, 8], 9, 9), Err(BadList::Cut { missing: 1 }));
+        assert_eq!(cut(&[0, 0, 0], 9, 9), Err(BadList::Truncated { missing: 2 }));
+        assert_eq!(cut(&[0, 0, 0, 0, 2, 8], 9, 9), Err(BadList::Truncated { missing: 1 }));
         assert_eq!(cut(&[1, 0, 0, 0, 0], 9, 9), Err(BadList::Compressed));
         assert_eq!(cut(&[7, 0, 0, 0, 0], 9, 9), Err(BadList::Flag(7)));
         assert_eq!(cut(&[0, 1, 0, 0, 1], 9, 9), Err(BadList::TooLarge));
@@ -328,13 +326,13 @@ mod tests {
             };
             let bytes = containers.chunks(per_message).map(message).collect::<Vec<_>>().concat();
             let largest = containers.iter().map(|c| message(std::slice::from_ref(c)).len()).max().unwrap_or(0);
-            let mut cutter = Cutter::new(chunk);
+            let mut splitter = ListSplitter::new(chunk);
             let mut full = Vec::new();
             for piece in bytes.chunks(piece) {
-                cutter.push(piece, &mut full).unwrap();
-                prop_assert!(cutter.held() <= chunk.max(largest) + piece.len() + largest);
+                splitter.push(piece, &mut full).unwrap();
+                prop_assert!(splitter.held() <= chunk.max(largest) + piece.len() + largest);
             }
-            full.extend(cutter.finish().unwrap());
+            full.extend(splitter.finish().unwrap());
             let mut seen = Vec::new();
             for message in full {
                 prop_assert_eq!(&framed(&message[PREFIX..]), &message);

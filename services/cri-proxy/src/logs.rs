@@ -1,8 +1,7 @@
-//! `ContainerLogs`: the bytes of log files, for the node API, which has no root and opens no files.
+//! `ContainerLogs`: reads log files for node-api, which has no root.
 //!
-//! The runtime says where a container's log is. It is opened beneath the directory of the pods' logs and through no link, whatever
-//! the runtime says, so that no other file of the host is read. A follower reads on through rotations; it ends when the container no longer
-//! runs and all is read.
+//! The runtime reports the path of a log. The file is opened beneath the log directory without following links, so that no other file of
+//! the host can be read. A follower continues through rotations. It ends when the container has terminated and the log is read.
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,33 +22,33 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status};
 
-use crate::budget::Held;
-use crate::facts::Facts;
+use crate::budget::Reservation;
 use crate::forward::{Call, Forwarder};
 use crate::policy::{self, RUNTIME, Socket, Verdict};
 use crate::reply;
-use crate::services::own_headers;
+use crate::request_info::RequestInfo;
+use crate::services::request_headers;
 
-/// Logs read at a time: as many as the node API has connections.
+/// Maximum number of concurrent readers: the number of connections of node-api.
 const READERS: usize = 1024;
-/// Blocks on their way to one reader.
+/// Number of blocks that are queued for a reader.
 const QUEUE: usize = 4;
-/// How often a followed log is looked at without being told, and its container asked after.
+/// Interval at which a follower checks the log and the container's state without a notification.
 const POLL: Duration = Duration::from_secs(1);
 
 type Chunk = Result<pb::LogChunk, Status>;
 
-/// Reads logs.
+/// Reads container logs.
 #[derive(Debug, Clone)]
 pub struct ContainerLogs {
     forwarder: Arc<Forwarder>,
     readers: Arc<Semaphore>,
-    /// `podLogsDir`: no log is read outside of it.
+    /// `podLogsDir`. Logs outside of it are not read.
     root: Arc<Path>,
 }
 
 impl ContainerLogs {
-    /// Asks the runtime through `forwarder`, and reads logs in the directory `root`.
+    /// Creates a reader of logs in the directory `root`.
     #[must_use]
     pub fn new(forwarder: Arc<Forwarder>, root: &Path) -> Self {
         Self { forwarder, readers: Arc::new(Semaphore::new(READERS)), root: root.into() }
@@ -62,11 +61,11 @@ impl ContainerLogs {
         let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         let call = Call {
             policy,
-            headers: own_headers(),
-            body: reply::framed(&request),
-            facts: Facts::default(),
+            headers: request_headers(),
+            body: reply::frame(&request),
+            info: RequestInfo::default(),
             budget: self.forwarder.budget(Socket::NodeApi),
-            held: Held::default(),
+            held: Reservation::default(),
         };
         let answer = self.forwarder.run(&call, None).await;
         let status = answer.status();
@@ -74,12 +73,12 @@ impl ContainerLogs {
             return Err(Status::new(status.code(), status.message()));
         }
         let internal = |e: &dyn std::error::Error| Status::internal(e.to_string());
-        let message = reply::message(&answer.data.concat().into()).map_err(|e| internal(&e))?;
+        let message = reply::unframe(&answer.data.concat().into()).map_err(|e| internal(&e))?;
         let answer = v1::ContainerStatusResponse::decode(message).map_err(|e| internal(&e))?;
-        answer.status.ok_or_else(|| Status::internal("the runtime gave no status"))
+        answer.status.ok_or_else(|| Status::internal("the runtime returned no status"))
     }
 
-    /// An answer that does not come says nothing about the container.
+    /// Returns whether the container is running. An error of the runtime counts as running.
     async fn still_runs(&self, id: &str) -> bool {
         match self.status(id).await {
             Ok(status) => status.state() == v1::ContainerState::ContainerRunning,
@@ -108,7 +107,7 @@ impl pb::container_logs_server::ContainerLogs for ContainerLogs {
         let (pod, failed) = (contain::current(), reader.chunks.clone());
         drop(task::spawn("log-reader", async move {
             let reading = async { if follow { reader.follow().await } else { reader.once().await } };
-            // A log that is cut short must not look complete.
+            // A truncated log must not look complete.
             if let Err(panic) = contained_request(pod, reading).await {
                 let _ = failed.send(Err(Status::internal(format!("cri-proxy {panic}")))).await;
             }
@@ -117,7 +116,7 @@ impl pb::container_logs_server::ContainerLogs for ContainerLogs {
     }
 }
 
-/// Opens a log beneath `root`. Looking for the last lines may take a while in a large file with few of them.
+/// Opens a log beneath `root`. Finding the last lines of a large file may take long, so this runs on a blocking thread.
 async fn open(root: Arc<Path>, path: PathBuf, tail: Option<u64>) -> Result<Followed, Status> {
     let opening = move || {
         let opened = Dir::open(&root).and_then(|root| Followed::open_beneath(&root, &path, tail));
@@ -136,7 +135,7 @@ struct Reader {
     logs: ContainerLogs,
     container_id: String,
     path: PathBuf,
-    /// Not here only while a block is being read.
+    /// Taken while a block is read.
     log: Option<Followed>,
     chunks: mpsc::Sender<Chunk>,
     _permit: OwnedSemaphorePermit,
@@ -144,7 +143,7 @@ struct Reader {
 
 impl Reader {
     async fn once(mut self) {
-        // Whoever no longer listens need not be told.
+        // The client may have disconnected.
         let _ = self.drain(false).await;
     }
 
@@ -163,21 +162,21 @@ impl Reader {
             } else {
                 next_question
             };
-            // All only wait.
+            // All arms only wait.
             tokio::select! {
                 () = grown.notified() => {}
                 () = tokio::time::sleep_until(wake) => {}
                 () = self.chunks.closed() => return,
             }
             if Instant::now() >= next_question {
-                // What it wrote last is in the file by the time it no longer runs: read once more.
+                // A terminated container has written all of its log, so one more read is enough.
                 ended = !self.logs.still_runs(&self.container_id).await;
                 next_question = deadline_after(Instant::now(), POLL);
             }
         }
     }
 
-    /// Sends what there is to read, and tells whether a rotation is under way. None when nobody listens any more.
+    /// Sends what can be read. Returns whether a rotation is in progress, or none if the client has disconnected.
     async fn drain(&mut self, through: bool) -> Option<bool> {
         loop {
             let mut log = self.log.take()?;
@@ -202,11 +201,11 @@ impl Reader {
     }
 }
 
-/// Wakes on changes in the directory of the log. Without a watcher the log is looked at every second.
+/// Notifies on changes in the directory of the log. Without a watcher, the log is checked every second.
 fn watch(log: &Path, grown: &Arc<Notify>) -> Option<notify::RecommendedWatcher> {
     let wake = grown.clone();
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // To be read is no change, and would wake forever.
+        // Read accesses are not changes, and would cause a loop.
         if !event.is_ok_and(|e| e.kind.is_access()) {
             wake.notify_one();
         }

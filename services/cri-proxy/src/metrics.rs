@@ -1,4 +1,4 @@
-//! What this service counts.
+//! Metrics of this service.
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -15,54 +15,49 @@ use quintlet_telemetry::metrics::{
 use crate::lanes::Lanes;
 use crate::policy::{Lane, Socket};
 
-/// A method. Unknown ones share one label: the caller chooses their names.
+/// Labels by method. Unknown methods share one label, since callers choose their names.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct MethodLabel {
     method: &'static str,
 }
 
-/// A method and its outcome.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabel {
     method: &'static str,
     outcome: &'static str,
 }
 
-/// What the kubelet calls a method.
+/// The kubelet's name of a method.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OperationLabel {
     operation_type: &'static str,
 }
 
-/// A method and the socket it came by.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SocketLabel {
     method: &'static str,
     socket: &'static str,
 }
 
-/// A lane.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct LaneLabel {
     lane: &'static str,
 }
 
-/// Why a mutation was fenced off.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ReasonLabel {
     reason: &'static str,
 }
 
-/// What became of hints.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct HintLabel {
     kind: &'static str,
 }
 
-/// Label of methods the table does not have.
+/// Label of methods that are not in the table.
 pub const OTHER: &str = "other";
 
-/// Buckets of the kubelet's metric: 5 ms, each 2.5 times the one before (pkg/kubelet/metrics).
+/// Buckets of the kubelet's metric: 5 ms, growing by a factor of 2.5 (`pkg/kubelet/metrics`).
 const OPERATION_BUCKETS: &[f64] = &[
     0.005,
     0.0125,
@@ -80,7 +75,7 @@ const OPERATION_BUCKETS: &[f64] = &[
     745.058_059_692_382_8,
 ];
 
-/// What the kubelet calls the methods that it makes operations of (pkg/kubelet/kuberuntime/instrumented_services.go).
+/// Returns the kubelet's name of a method, if the kubelet counts it (`pkg/kubelet/kuberuntime: instrumentedRuntimeService`).
 fn operation(method: &str) -> Option<&'static str> {
     Some(match method {
         "Version" => "version",
@@ -121,7 +116,7 @@ fn operation(method: &str) -> Option<&'static str> {
     })
 }
 
-/// All of them; clones count in the same series.
+/// The metrics. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Metrics {
     outcomes: Family<OutcomeLabel, Counter>,
@@ -134,38 +129,22 @@ pub struct Metrics {
     in_flight: Family<LaneLabel, Gauge>,
     denied: Family<SocketLabel, Counter>,
     fenced: Family<ReasonLabel, Counter>,
-    /// Calls that joined an identical one.
     pub joined: Counter,
-    /// Calls refused because another under the same key was in flight.
     pub conflicts: Counter,
-    /// Connections refused by their peer's uid.
     pub refused_peers: Counter,
-    /// Requests and answers refused because the calls of their socket held all the bytes that they may.
     pub refused_bytes: Counter,
-    /// Connections refused because their socket had as many as it may.
     pub refused_connections: Counter,
-    /// Streams passed through now.
     pub streams: Gauge,
-    /// Streams cut because the runtime went away.
     pub cut_streams: Counter,
-    /// Streams ended because this process stops.
     pub closed_streams: Counter,
-    /// Bytes of lists on their way to callers.
     pub list_bytes: Gauge,
-    /// The most bytes of one list that were here at once.
     pub list_bytes_most: Gauge,
-    /// The largest message made of a list, bytes.
     pub list_message_largest: Gauge,
-    /// Tasks that containerd had lost and that were in the way of a removal.
     pub lost_tasks: Counter,
-    /// Calls the mutation lane may have in flight now.
     pub mutation_limit: Gauge,
-    /// 1 while the runtime is connected.
     pub connected: Gauge,
     hints: Family<HintLabel, Counter>,
-    /// Hints that slow subscribers missed.
     pub hints_missed: Counter,
-    /// Subscribers to hints.
     pub subscribers: Gauge,
 }
 
@@ -186,41 +165,68 @@ impl Default for Metrics {
                 "Duration in seconds of runtime operations by operation type",
                 OPERATION_BUCKETS,
             ),
-            latency: histogram_family("quintlet_cri_latency_seconds", "From sending to answer, by method"),
-            wait: histogram_family("quintlet_cri_queue_seconds", "Time before sending, by lane"),
+            latency: histogram_family(
+                "quintlet_cri_latency_seconds",
+                "Time from sending a call to its reply, by method",
+            ),
+            wait: histogram_family(
+                "quintlet_cri_queue_seconds",
+                "Time that calls wait before they are sent, by lane",
+            ),
             depth: gauge_family("quintlet_cri_queue_depth", "Calls waiting to be sent, by lane"),
-            in_flight: gauge_family("quintlet_cri_in_flight", "Slots taken, by lane"),
-            denied: counter_family("quintlet_cri_denied", "Calls on the wrong socket"),
-            fenced: counter_family("quintlet_cri_fenced", "Mutations fenced off, by reason"),
-            joined: counter("quintlet_cri_joined", "Calls that joined an identical one in flight"),
-            conflicts: counter("quintlet_cri_conflicts", "Calls refused for another one under the same key"),
-            refused_peers: counter("quintlet_cri_refused_peers", "Connections refused by uid"),
+            in_flight: gauge_family("quintlet_cri_in_flight", "Calls in flight, by lane"),
+            denied: counter_family(
+                "quintlet_cri_denied",
+                "Calls refused because the socket does not allow their method",
+            ),
+            fenced: counter_family("quintlet_cri_fenced", "Mutations refused by the fence, by reason"),
+            joined: counter("quintlet_cri_joined", "Calls that joined an identical call in flight"),
+            conflicts: counter(
+                "quintlet_cri_conflicts",
+                "Calls refused because a different call for the same object is in flight",
+            ),
+            refused_peers: counter("quintlet_cri_refused_peers", "Connections refused because of their user"),
             refused_bytes: counter(
                 "quintlet_cri_refused_bytes",
-                "Requests and answers refused because their socket held all the bytes that it may",
+                "Requests and replies refused because of the byte limit of their socket",
             ),
             refused_connections: counter(
                 "quintlet_cri_refused_connections",
-                "Connections refused because their socket had as many as it may",
+                "Connections refused because of the connection limit of their socket",
             ),
-            streams: gauge("quintlet_cri_streams", "Streams passed through now"),
-            cut_streams: counter("quintlet_cri_cut_streams", "Streams cut by a runtime that went away"),
-            closed_streams: counter("quintlet_cri_closed_streams", "Streams ended by a stop of this process"),
-            list_bytes: gauge("quintlet_cri_list_bytes", "Bytes of lists on their way to callers"),
-            list_bytes_most: gauge("quintlet_cri_list_bytes_most", "Most bytes of one list here at once"),
-            list_message_largest: gauge("quintlet_cri_list_message_largest_bytes", "Largest part of a list"),
-            lost_tasks: counter("quintlet_cri_lost_tasks", "Lost tasks of containerd ended before a removal"),
-            mutation_limit: gauge("quintlet_cri_mutation_limit", "Mutations allowed in flight now"),
+            streams: gauge("quintlet_cri_streams", "Open streams that are passed through"),
+            cut_streams: counter(
+                "quintlet_cri_cut_streams",
+                "Streams interrupted because the runtime disconnected",
+            ),
+            closed_streams: counter(
+                "quintlet_cri_closed_streams",
+                "Streams ended because this process stops",
+            ),
+            list_bytes: gauge("quintlet_cri_list_bytes", "Buffered bytes of lists"),
+            list_bytes_most: gauge(
+                "quintlet_cri_list_bytes_most",
+                "Maximum of buffered bytes of a single list",
+            ),
+            list_message_largest: gauge(
+                "quintlet_cri_list_message_largest_bytes",
+                "Largest message of a list, in bytes",
+            ),
+            lost_tasks: counter(
+                "quintlet_cri_lost_tasks",
+                "Orphaned containerd tasks killed before the removal of a container",
+            ),
+            mutation_limit: gauge("quintlet_cri_mutation_limit", "Limit of concurrent mutations"),
             connected: gauge("quintlet_cri_connected", "1 while the runtime is connected"),
             hints: counter_family("quintlet_cri_hints", "Hints read from the runtime, by kind"),
             hints_missed: counter("quintlet_cri_hints_missed", "Hints that slow subscribers missed"),
-            subscribers: gauge("quintlet_cri_hint_subscribers", "Subscribers to hints"),
+            subscribers: gauge("quintlet_cri_hint_subscribers", "Subscribers of hints"),
         }
     }
 }
 
 impl Metrics {
-    /// One call is over.
+    /// Counts a completed call.
     pub fn done(&self, method: &'static str, outcome: Outcome, latency: Option<Duration>) {
         self.outcomes.get_or_create(&OutcomeLabel { method, outcome: outcome.name() }).inc();
         if let Some(latency) = latency {
@@ -235,19 +241,19 @@ impl Metrics {
                     self.operation_errors.get_or_create(&label).inc();
                 }
             }
-            // One that was never sent took no time of the runtime's.
+            // A call that was not sent took none of the runtime's time.
             if let Some(latency) = latency {
                 self.operation_seconds.get_or_create(&label).observe(latency.as_secs_f64());
             }
         }
     }
 
-    /// One call left the queue, sent or not.
+    /// Records the time that a call waited, whether it was sent or not.
     pub fn waited(&self, lane: Lane, wait: Duration) {
         self.wait.get_or_create(&LaneLabel { lane: lane.name() }).observe(wait.as_secs_f64());
     }
 
-    /// Reads the lanes.
+    /// Sets the load of a lane.
     pub fn lane(&self, lane: Lane, lanes: &Lanes) {
         let (in_flight, depth) = lanes.load(lane);
         let label = LaneLabel { lane: lane.name() };
@@ -255,23 +261,23 @@ impl Metrics {
         self.depth.get_or_create(&label).set(i64::try_from(depth).unwrap_or(i64::MAX));
     }
 
-    /// A call on the wrong socket.
+    /// Counts a call that is not allowed on its socket.
     pub fn denied(&self, method: &'static str, socket: Socket) {
         self.denied.get_or_create(&SocketLabel { method, socket: socket.name() }).inc();
     }
 
-    /// Calls denied so far.
+    /// Returns the number of denied calls.
     #[must_use]
     pub fn denied_count(&self, method: &'static str, socket: Socket) -> u64 {
         self.denied.get_or_create(&SocketLabel { method, socket: socket.name() }).get()
     }
 
-    /// A mutation fenced off.
+    /// Counts a mutation that the fence refused.
     pub fn fenced(&self, reason: &'static str) {
         self.fenced.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// A hint read.
+    /// Counts a hint.
     pub fn hint(&self, kind: &'static str) {
         self.hints.get_or_create(&HintLabel { kind }).inc();
     }
@@ -283,16 +289,16 @@ mod tests {
     use crate::policy::TABLE;
 
     #[test]
-    fn every_call_that_the_kubelet_makes_is_one_of_its_operations() {
+    fn every_method_that_the_kubelet_counts_has_its_operation() {
         for row in TABLE {
-            // It is asked for once, at the start, and the kubelet does not count it either.
+            // Called once at the start; the kubelet does not count it either.
             let counted = row.method != "RuntimeConfig";
             assert_eq!(operation(row.method).is_some(), counted, "{}", row.method);
         }
     }
 
     #[test]
-    fn buckets_grow_as_the_kubelets_do() {
+    fn the_buckets_are_those_of_the_kubelet() {
         assert_eq!(OPERATION_BUCKETS.len(), 14);
         for pair in OPERATION_BUCKETS.windows(2) {
             assert!((pair[1] / pair[0] - 2.5).abs() < 1e-9, "{pair:?}");

@@ -1,13 +1,12 @@
-//! Derives the outcome of a call from its status code and, in one function, from its message.
-
+//! Classification of replies into the four outcomes, by code and in one case by text.
 use quintlet_model::outcome::Outcome;
 use tonic::Code;
 
-/// Returns the outcome of a call to which the runtime responded.
+/// Returns the outcome of a call that the runtime answered.
 ///
-/// It is unknown for status codes that a connection, a proxy or a cancelled context also produce: the call may have had its effect.
+/// Codes that a connection, a proxy or a cancelled context may also produce are unknown: the runtime may have executed the call.
 #[must_use]
-pub fn of_status(method: &str, code: Code, message: &str) -> Outcome {
+pub fn from_status(method: &str, code: Code, message: &str) -> Outcome {
     match code {
         Code::Ok => Outcome::Ok,
         Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable => Outcome::Unknown,
@@ -30,12 +29,11 @@ pub fn of_status(method: &str, code: Code, message: &str) -> Outcome {
     }
 }
 
-/// Returns whether the runtime rejects a call because an earlier call for the same name or container is in progress.
+/// Returns whether the runtime reports that an earlier call for the same object is still in progress.
 ///
-/// This is the only function that depends on a message, since neither containerd nor CRI-O has a status code for it. For a name, containerd says
-/// `failed to reserve sandbox name "…": name "…" is reserved for "…"` (code Unknown, in 2.1 FailedPrecondition); CRI-O says
-/// `… name is reserved` while it still creates the first. For a container, containerd says
-/// `… container is already in starting state`, and `… in removing state`.
+/// This is the only place that depends on texts, since neither containerd nor CRI-O has a code for it. containerd reports
+/// `failed to reserve sandbox name "…": name "…" is reserved for "…"` (code Unknown, in 2.1 FailedPrecondition), and for containers
+/// `… container is already in starting state` or `… in removing state`. CRI-O reports `… name is reserved` while it creates the first.
 #[must_use]
 pub fn is_in_flight(method: &str, message: &str) -> bool {
     match method {
@@ -54,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_follow_codes() {
+    fn the_outcome_follows_from_code_and_text() {
         let reserved = r#"failed to reserve sandbox name "web_default_1_0": name "web_default_1_0" is reserved for "abc""#;
         let starting =
             r#"failed to set starting state for container "c1": container is already in starting state"#;
@@ -77,7 +75,7 @@ mod tests {
             ("StreamImages", Code::Unimplemented, "", Outcome::RuntimeError),
         ];
         for (method, code, message, expected) in cases {
-            assert_eq!(of_status(method, code, message), expected, "{method} {code:?} {message}");
+            assert_eq!(from_status(method, code, message), expected, "{method} {code:?} {message}");
         }
     }
 }

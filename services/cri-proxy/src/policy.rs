@@ -1,48 +1,44 @@
-//! Who may call what, and how it is sent: one table, no I/O.
+//! Which caller may call which method, and how the call is forwarded: one table, no I/O.
 use std::time::Duration;
 
 pub use quintlet_kit::paths::CriSocket as Socket;
 
-/// What a call does to the runtime.
+/// The effect of a call on the runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
     /// Changes nothing.
     Read,
-    /// Changes something: fenced on `sync`, joined, and run to its end even if the caller goes away.
+    /// Changes state: fenced on the socket `sync`, joined with identical calls, and completed even if the caller disconnects.
     Mutation,
-    /// Server streaming without an end: passed on frame by frame, on a connection of its own.
+    /// An endless server stream: passed through frame by frame on a connection of its own.
     Stream,
 }
 
-/// The queue a call waits in before it is sent.
+/// A queue with a concurrency limit, in which a call waits before it is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Lane {
-    /// Sandbox run, container create and start, updates. Adaptive.
+    /// RunPodSandbox, CreateContainer, StartContainer and updates. The limit is adaptive.
     Start,
-    /// StopContainer.
     Stop,
     /// StopPodSandbox and removals.
     Remove,
     /// Status of one object.
     Inspect,
-    /// Lists.
     List,
-    /// Pulls, per registry host and in all.
+    /// Pulls, limited per registry and in total.
     Pull,
-    /// ExecSync from pod-sync: lifecycle hooks.
+    /// ExecSync of pod-sync: lifecycle hooks.
     ExecHook,
-    /// ExecSync by grant.
+    /// ExecSync of probe-service, by grant.
     ExecProbe,
-    /// Exec, Attach and PortForward URLs.
+    /// Exec, Attach and PortForward.
     ExecUser,
-    /// Statistics.
     Stats,
-    /// CheckpointContainer: all memory of a container goes to a disk.
+    /// CheckpointContainer, which writes all memory of a container to disk.
     Checkpoint,
 }
 
 impl Lane {
-    /// All of them.
     pub const ALL: [Self; 11] = [
         Self::Start,
         Self::Stop,
@@ -57,7 +53,7 @@ impl Lane {
         Self::Checkpoint,
     ];
 
-    /// The label in metrics.
+    /// Returns the label in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -75,7 +71,7 @@ impl Lane {
         }
     }
 
-    /// How long a call keeps its slot.
+    /// Returns how long a call holds its slot.
     #[must_use]
     pub fn hold(self) -> Hold {
         match self {
@@ -93,82 +89,92 @@ impl Lane {
     }
 }
 
-/// How long a call keeps its slot.
+/// How long a call holds its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
     /// Until the runtime has answered.
     UntilDone,
-    /// Until it has answered or this long after it was sent; zero: until it was sent.
+    /// Until the runtime has answered, but at most for this time. With zero, until the call was sent.
     AtMost(Duration),
 }
 
-/// When a call that was sent is given up.
+/// The time limit of a call that was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deadline {
-    /// `runtimeRequestTimeout` after it was sent.
-    Usual,
-    /// `runtimeRequestTimeout` and the seconds the request itself names; `zero_is_none` where 0 means no limit.
-    WithRequest {
-        /// Whether 0 in the request means that it may take forever.
-        zero_is_none: bool,
+    /// `runtimeRequestTimeout`.
+    Default,
+    /// `runtimeRequestTimeout` plus the seconds in the request.
+    DefaultPlusRequest {
+        /// Whether 0 in the request means no limit.
+        zero_is_unlimited: bool,
     },
-    /// Only when the caller says so.
+    /// Only the limit that the caller sets.
     CallerOnly,
 }
 
-/// The kubelet's default `runtimeRequestTimeout`.
+/// The kubelet's default of `runtimeRequestTimeout`.
 pub const CRI_TIMEOUT: Duration = Duration::from_secs(120);
-/// What starting a process in a container costs the runtime is over by then; the rest is waiting.
+/// By then, the runtime has started the process; the rest is waiting.
 const EXEC_HOLD: Duration = Duration::from_millis(500);
 
-/// The CRI's runtime service.
 pub const RUNTIME: &str = "runtime.v1.RuntimeService";
-/// The CRI's image service.
 pub const IMAGE: &str = "runtime.v1.ImageService";
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Full name of the service.
     pub service: &'static str,
-    /// Name of the method.
     pub method: &'static str,
-    /// Where it may be called; `admin` always may.
+    /// Sockets that allow the method, in addition to `admin`.
     pub sockets: &'static [Socket],
-    /// What it does.
     pub class: Class,
-    /// Where it waits.
     pub lane: Lane,
-    /// When it is given up.
     pub deadline: Deadline,
-    /// Sent once more when the connection broke under it: only what is idempotent.
+    /// Whether the call is sent again after its connection broke. Only for idempotent calls.
     pub retry: bool,
 }
 
 use Socket::{NodeApi, Read, Sync};
 
-const LOOK: &[Socket] = &[Sync, Read, NodeApi];
-const SYNC: &[Socket] = &[Sync];
-const NODE: &[Socket] = &[NodeApi];
-const NOBODY: &[Socket] = &[];
-const USUAL: Deadline = Deadline::Usual;
+const READ_SOCKETS: &[Socket] = &[Sync, Read, NodeApi];
+const SYNC_ONLY: &[Socket] = &[Sync];
+const NODE_API_ONLY: &[Socket] = &[NodeApi];
+const NO_SOCKET: &[Socket] = &[];
+const DEFAULT: Deadline = Deadline::Default;
 
 const fn read(service: &'static str, method: &'static str, lane: Lane) -> Policy {
-    Policy { service, method, sockets: LOOK, class: Class::Read, lane, deadline: USUAL, retry: true }
+    Policy {
+        service,
+        method,
+        sockets: READ_SOCKETS,
+        class: Class::Read,
+        lane,
+        deadline: DEFAULT,
+        retry: true,
+    }
 }
 
-const fn change(service: &'static str, method: &'static str, lane: Lane) -> Policy {
-    Policy { service, method, sockets: SYNC, class: Class::Mutation, lane, deadline: USUAL, retry: false }
+const fn mutation(service: &'static str, method: &'static str, lane: Lane) -> Policy {
+    Policy {
+        service,
+        method,
+        sockets: SYNC_ONLY,
+        class: Class::Mutation,
+        lane,
+        deadline: DEFAULT,
+        retry: false,
+    }
 }
 
-const fn url(method: &'static str) -> Policy {
+const fn streaming_url(method: &'static str) -> Policy {
     Policy {
         service: RUNTIME,
         method,
-        sockets: NODE,
+        sockets: NODE_API_ONLY,
         class: Class::Read,
         lane: Lane::ExecUser,
-        deadline: USUAL,
+        deadline: DEFAULT,
         retry: false,
     }
 }
@@ -188,81 +194,81 @@ pub const TABLE: &[Policy] = &[
     read(RUNTIME, "ListPodSandboxStats", Lane::Stats),
     read(RUNTIME, "ListMetricDescriptors", Lane::Stats),
     read(RUNTIME, "ListPodSandboxMetrics", Lane::Stats),
-    // Lists in many messages; this proxy answers them where the runtime has no such streams, too.
+    // Lists as streams. The proxy implements them if the runtime does not.
     read(RUNTIME, "StreamPodSandboxes", Lane::List),
     read(RUNTIME, "StreamContainers", Lane::List),
     read(RUNTIME, "StreamContainerStats", Lane::Stats),
     read(RUNTIME, "StreamPodSandboxStats", Lane::Stats),
     read(RUNTIME, "StreamPodSandboxMetrics", Lane::Stats),
-    // The proxy is the only reader of runtime events; others watch RuntimeEvents.
+    // Only the proxy reads runtime events. Other services watch RuntimeEvents.
     Policy {
         service: RUNTIME,
         method: "GetContainerEvents",
-        sockets: NOBODY,
+        sockets: NO_SOCKET,
         class: Class::Stream,
         lane: Lane::Inspect,
         deadline: Deadline::CallerOnly,
         retry: false,
     },
-    change(RUNTIME, "RunPodSandbox", Lane::Start),
-    change(RUNTIME, "CreateContainer", Lane::Start),
-    change(RUNTIME, "StartContainer", Lane::Start),
-    change(RUNTIME, "UpdateContainerResources", Lane::Start),
-    change(RUNTIME, "UpdatePodSandboxResources", Lane::Start),
-    change(RUNTIME, "UpdateRuntimeConfig", Lane::Start),
+    mutation(RUNTIME, "RunPodSandbox", Lane::Start),
+    mutation(RUNTIME, "CreateContainer", Lane::Start),
+    mutation(RUNTIME, "StartContainer", Lane::Start),
+    mutation(RUNTIME, "UpdateContainerResources", Lane::Start),
+    mutation(RUNTIME, "UpdatePodSandboxResources", Lane::Start),
+    mutation(RUNTIME, "UpdateRuntimeConfig", Lane::Start),
     Policy {
-        deadline: Deadline::WithRequest { zero_is_none: false },
-        ..change(RUNTIME, "StopContainer", Lane::Stop)
+        deadline: Deadline::DefaultPlusRequest { zero_is_unlimited: false },
+        ..mutation(RUNTIME, "StopContainer", Lane::Stop)
     },
-    change(RUNTIME, "StopPodSandbox", Lane::Remove),
-    change(RUNTIME, "RemovePodSandbox", Lane::Remove),
-    change(RUNTIME, "RemoveContainer", Lane::Remove),
-    change(RUNTIME, "ReopenContainerLog", Lane::Remove),
+    mutation(RUNTIME, "StopPodSandbox", Lane::Remove),
+    mutation(RUNTIME, "RemovePodSandbox", Lane::Remove),
+    mutation(RUNTIME, "RemoveContainer", Lane::Remove),
+    mutation(RUNTIME, "ReopenContainerLog", Lane::Remove),
     Policy {
-        deadline: Deadline::WithRequest { zero_is_none: false },
-        ..change(RUNTIME, "CheckpointContainer", Lane::Checkpoint)
+        deadline: Deadline::DefaultPlusRequest { zero_is_unlimited: false },
+        ..mutation(RUNTIME, "CheckpointContainer", Lane::Checkpoint)
     },
-    // Hooks have no timeout of their own: the grace period ends them.
+    // Hooks have no time limit of their own; the grace period ends them.
     Policy {
-        deadline: Deadline::WithRequest { zero_is_none: true },
-        ..change(RUNTIME, "ExecSync", Lane::ExecHook)
+        deadline: Deadline::DefaultPlusRequest { zero_is_unlimited: true },
+        ..mutation(RUNTIME, "ExecSync", Lane::ExecHook)
     },
-    url("Exec"),
-    url("Attach"),
-    url("PortForward"),
+    streaming_url("Exec"),
+    streaming_url("Attach"),
+    streaming_url("PortForward"),
     read(IMAGE, "ListImages", Lane::List),
     read(IMAGE, "ImageStatus", Lane::Inspect),
     read(IMAGE, "ImageFsInfo", Lane::Stats),
     read(IMAGE, "StreamImages", Lane::List),
-    // A pull takes as long as the registry does; whoever asked for it may say how long that is.
-    Policy { deadline: Deadline::CallerOnly, ..change(IMAGE, "PullImage", Lane::Pull) },
-    change(IMAGE, "RemoveImage", Lane::Remove),
+    // A pull takes as long as the registry needs, unless the caller sets a limit.
+    Policy { deadline: Deadline::CallerOnly, ..mutation(IMAGE, "PullImage", Lane::Pull) },
+    mutation(IMAGE, "RemoveImage", Lane::Remove),
 ];
 
-/// ExecSync as the service `ProbeExec` sends it.
+/// ExecSync of the service `ProbeExec`.
 pub const PROBE_EXEC: Policy = Policy {
     service: RUNTIME,
     method: "ExecSync",
-    sockets: NOBODY,
+    sockets: NO_SOCKET,
     class: Class::Read,
     lane: Lane::ExecProbe,
-    deadline: Deadline::WithRequest { zero_is_none: false },
+    deadline: Deadline::DefaultPlusRequest { zero_is_unlimited: false },
     retry: false,
 };
 
-/// ExecSync as the node API sends it for `/run`: a user's command, neither a hook nor fenced.
+/// ExecSync of node-api for `/run`: a command of a user, neither a hook nor fenced.
 pub const USER_EXEC: Policy = Policy {
     service: RUNTIME,
     method: "ExecSync",
-    sockets: NODE,
+    sockets: NODE_API_ONLY,
     class: Class::Read,
     lane: Lane::ExecUser,
     deadline: Deadline::CallerOnly,
     retry: false,
 };
 
-/// What this proxy answers itself, and where.
-const OWN: &[(&str, &[Socket])] = &[
+/// Services that the proxy implements itself, and their sockets.
+const LOCAL_SERVICES: &[(&str, &[Socket])] = &[
     ("quintlet.runtime.v1.RuntimeEvents", &[Socket::Admin, Sync, Read]),
     ("quintlet.runtime.v1.ProxyInfo", &[Socket::Admin, Sync, Read, NodeApi]),
     ("quintlet.runtime.v1.ProbeExec", &[Socket::Probe]),
@@ -273,33 +279,32 @@ const OWN: &[(&str, &[Socket])] = &[
     ("grpc.reflection.v1alpha.ServerReflection", &Socket::ALL),
 ];
 
-/// What becomes of a call.
+/// The decision about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// The proxy answers it itself.
-    Own,
-    /// Sent on by its row.
+    /// The proxy implements the service itself.
+    Local,
+    /// Forwarded by this row.
     Forward(&'static Policy),
-    /// Sent on as it is: a service no table here knows, on `admin`.
+    /// Passed through unchanged: an unknown service on `admin`.
     Passthrough,
-    /// The caller is on the wrong socket.
+    /// The socket does not allow the method.
     WrongSocket,
-    /// No such method is known, and this socket takes only known ones.
-    NotKnown,
+    /// The method is unknown, and the socket allows only known ones.
+    Unknown,
 }
 
-/// Splits `/package.Service/Method`.
 #[must_use]
 pub fn split_path(path: &str) -> Option<(&str, &str)> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     (!service.is_empty() && !method.is_empty() && !method.contains('/')).then_some((service, method))
 }
 
-/// Decides on one call by its socket and names.
+/// Decides on a call by its socket, service and method.
 #[must_use]
 pub fn verdict(socket: Socket, service: &str, method: &str) -> Verdict {
-    if let Some((_, sockets)) = OWN.iter().find(|(own, _)| *own == service) {
-        return if sockets.contains(&socket) { Verdict::Own } else { Verdict::WrongSocket };
+    if let Some((_, sockets)) = LOCAL_SERVICES.iter().find(|(own, _)| *own == service) {
+        return if sockets.contains(&socket) { Verdict::Local } else { Verdict::WrongSocket };
     }
     if socket == NodeApi && (service, method) == (USER_EXEC.service, USER_EXEC.method) {
         return Verdict::Forward(&USER_EXEC);
@@ -310,7 +315,7 @@ pub fn verdict(socket: Socket, service: &str, method: &str) -> Verdict {
         }
         Some(_) => Verdict::WrongSocket,
         None if socket == Socket::Admin => Verdict::Passthrough,
-        None => Verdict::NotKnown,
+        None => Verdict::Unknown,
     }
 }
 
@@ -327,18 +332,18 @@ mod tests {
     }
 
     #[test]
-    fn only_what_changes_nothing_is_retried_or_offered_to_readers() {
+    fn only_reads_are_retried_or_allowed_to_readers() {
         for row in TABLE {
             assert!(!row.retry || row.class == Class::Read, "{}", row.method);
             if row.class == Class::Mutation {
-                assert_eq!(row.sockets, SYNC, "{}", row.method);
+                assert_eq!(row.sockets, SYNC_ONLY, "{}", row.method);
             }
             assert!(!row.sockets.contains(&Socket::Probe), "{}", row.method);
         }
     }
 
     #[test]
-    fn paths_that_are_not_service_and_method_are_nothing() {
+    fn a_path_without_service_and_method_is_refused() {
         assert_eq!(split_path("/a.B/C"), Some(("a.B", "C")));
         for bad in ["", "/", "a/b", "//x", "/a/", "/a/b/c", "*"] {
             assert_eq!(split_path(bad), None, "{bad}");
@@ -346,19 +351,19 @@ mod tests {
     }
 
     #[test]
-    fn unknown_methods_pass_on_admin_and_nowhere_else() {
+    fn unknown_methods_are_allowed_on_admin_only() {
         for socket in Socket::ALL {
             for (service, method) in
                 [("containerd.services.content.v1.Content", "Write"), (RUNTIME, "NewThing")]
             {
-                let expected = if socket == Socket::Admin { Verdict::Passthrough } else { Verdict::NotKnown };
+                let expected = if socket == Socket::Admin { Verdict::Passthrough } else { Verdict::Unknown };
                 assert_eq!(verdict(socket, service, method), expected, "{socket:?} {service}/{method}");
             }
         }
     }
 
     #[test]
-    fn the_node_api_reads_runs_what_users_ask_for_and_changes_nothing_else() {
+    fn the_node_api_may_read_and_exec_but_not_mutate() {
         for row in TABLE.iter().filter(|row| row.class == Class::Mutation) {
             let expected =
                 if row.method == "ExecSync" { Verdict::Forward(&USER_EXEC) } else { Verdict::WrongSocket };
@@ -367,12 +372,12 @@ mod tests {
         for method in ["Exec", "Attach", "PortForward", "ContainerStatus"] {
             assert!(matches!(verdict(NodeApi, RUNTIME, method), Verdict::Forward(_)), "{method}");
         }
-        assert_eq!(verdict(NodeApi, "quintlet.runtime.v1.ContainerLogs", "Read"), Verdict::Own);
+        assert_eq!(verdict(NodeApi, "quintlet.runtime.v1.ContainerLogs", "Read"), Verdict::Local);
         assert_eq!(verdict(Socket::Read, "quintlet.runtime.v1.ContainerLogs", "Read"), Verdict::WrongSocket);
     }
 
     #[test]
-    fn the_probe_socket_takes_probe_execs_only() {
+    fn the_probe_socket_allows_probe_execs_only() {
         for row in TABLE {
             assert_eq!(
                 verdict(Socket::Probe, row.service, row.method),
@@ -381,7 +386,7 @@ mod tests {
                 row.method
             );
         }
-        assert_eq!(verdict(Socket::Probe, "quintlet.runtime.v1.ProbeExec", "Exec"), Verdict::Own);
+        assert_eq!(verdict(Socket::Probe, "quintlet.runtime.v1.ProbeExec", "Exec"), Verdict::Local);
         assert_eq!(verdict(Socket::Admin, "quintlet.runtime.v1.ProbeExec", "Exec"), Verdict::WrongSocket);
     }
 }

@@ -34,7 +34,7 @@ async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         sockets: Socket::ALL.map(|socket| (socket, paths.cri(socket))).into(),
         uids: args.allow_uid.iter().map(|allowed| (allowed.socket, allowed.uid)).collect(),
         pod_logs_dir: args.pod_logs_dir,
-        share: budget::share,
+        byte_limit: budget::limit,
         connections: CONNECTIONS,
         hint_capacity: hints::CAPACITY,
         clock: Clock::system(),

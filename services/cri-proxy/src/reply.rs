@@ -1,4 +1,4 @@
-//! Answers as frames: what the runtime said, untouched, and our trailers behind it.
+//! Replies as frames: the runtime's reply, unchanged, with the proxy's trailers. Helpers for gRPC over raw HTTP/2.
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,45 +13,42 @@ use quintlet_kit::contain::Panic;
 use quintlet_model::outcome::{OUTCOME_TRAILER, Outcome, QUEUED_MS_TRAILER};
 use tonic::{Code, Status};
 
-use crate::budget::Held;
+use crate::budget::Reservation;
 
-/// Any error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// A body on its way in either direction.
 pub type Body = UnsyncBoxBody<Bytes, BoxError>;
 
-/// A whole answer.
+/// A complete reply.
 #[derive(Debug, Clone)]
 pub struct Reply {
-    /// HTTP status, 200 from every gRPC server.
+    /// HTTP status: 200 from every gRPC server.
     pub http: StatusCode,
     /// Leading metadata.
     pub headers: HeaderMap,
-    /// Body bytes as they came.
+    /// Frames of the body.
     pub data: Vec<Bytes>,
-    /// Trailing metadata; None when the answer was one header block.
+    /// Trailing metadata. None for a trailers-only response.
     pub trailers: Option<HeaderMap>,
-    /// What became of the call.
     pub outcome: Outcome,
-    /// How long it waited before it was sent.
+    /// Time that the call waited before it was sent.
     pub queued: Duration,
-    /// Whether this proxy made it and not the runtime.
-    ours: bool,
-    /// What its body holds of the budget of its socket.
-    pub held: Held,
+    /// Whether the proxy made the reply, not the runtime.
+    is_local: bool,
+    /// Reservation of its body.
+    pub held: Reservation,
 }
 
 impl Reply {
-    /// An answer of this proxy's own.
+    /// Creates a reply of the proxy itself.
     #[must_use]
-    pub fn refused(code: Code, message: impl Into<String>, outcome: Outcome, queued: Duration) -> Self {
+    pub fn local(code: Code, message: impl Into<String>, outcome: Outcome, queued: Duration) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         let status = Status::new(code, message);
         if status.add_header(&mut headers).is_err() {
             headers.insert("grpc-status", HeaderValue::from(code as i32));
         }
-        let held = Held::default();
+        let held = Reservation::default();
         Self {
             http: StatusCode::OK,
             headers,
@@ -59,61 +56,61 @@ impl Reply {
             trailers: None,
             outcome,
             queued,
-            ours: true,
+            is_local: true,
             held,
         }
     }
 
-    /// The answer to a call whose handling panicked. The call may have been sent before.
+    /// Creates the reply to a call whose handling panicked. The call may have been sent.
     #[must_use]
     pub fn panicked(panic: &Panic) -> Self {
         let message = format!("cri-proxy {panic}");
-        Self::refused(Code::Internal, message, Outcome::Unknown, Duration::ZERO)
+        Self::local(Code::Internal, message, Outcome::Unknown, Duration::ZERO)
     }
 
-    /// An answer of the runtime, frames and outcome still to come.
+    /// Creates a reply of the runtime from its head.
     #[must_use]
-    pub fn begun(http: StatusCode, headers: HeaderMap) -> Self {
+    pub fn from_head(http: StatusCode, headers: HeaderMap) -> Self {
         let (outcome, queued) = (Outcome::Unknown, Duration::ZERO);
-        let held = Held::default();
-        Self { http, headers, data: Vec::new(), trailers: None, outcome, queued, ours: false, held }
+        let held = Reservation::default();
+        Self { http, headers, data: Vec::new(), trailers: None, outcome, queued, is_local: false, held }
     }
 
-    /// Whether this proxy made it and not the runtime.
+    /// Returns whether the proxy made the reply, not the runtime.
     #[must_use]
-    pub fn is_ours(&self) -> bool {
-        self.ours
+    pub fn is_local(&self) -> bool {
+        self.is_local
     }
 
-    /// The gRPC status. An answer without one is none of a gRPC server: code Unknown.
+    /// Returns the gRPC status. A response without one is not from a gRPC server and has code Unknown.
     #[must_use]
     pub fn status(&self) -> Status {
-        status_in(self.trailers.as_ref().unwrap_or(&self.headers))
-            .or_else(|| status_in(&self.headers))
+        status_from(self.trailers.as_ref().unwrap_or(&self.headers))
+            .or_else(|| status_from(&self.headers))
             .unwrap_or_else(|| Status::unknown(format!("HTTP {} without a gRPC status", self.http)))
     }
 
-    /// What comes behind an answer that has begun: data, and the status with our trailers.
+    /// Returns the frames after the head: data, and trailers with status and outcome.
     #[must_use]
     pub fn into_last_frames(self) -> VecDeque<Frame<Bytes>> {
         let status = self.status();
         let mut trailers = self.trailers.unwrap_or_default();
-        if status_in(&trailers).is_none() && status.add_header(&mut trailers).is_err() {
+        if status_from(&trailers).is_none() && status.add_header(&mut trailers).is_err() {
             trailers.insert("grpc-status", HeaderValue::from(status.code() as i32));
         }
-        mark(&mut trailers, self.outcome, self.queued);
+        insert_trailers(&mut trailers, self.outcome, self.queued);
         self.data.into_iter().map(Frame::data).chain([Frame::trailers(trailers)]).collect()
     }
 
-    /// As an HTTP answer with our trailers.
+    /// Converts the reply to an HTTP response with the proxy's trailers.
     #[must_use]
     pub fn into_response(mut self) -> Response<Body> {
         let mut frames: VecDeque<Frame<Bytes>> = self.data.into_iter().map(Frame::data).collect();
         if let Some(mut trailers) = self.trailers {
-            mark(&mut trailers, self.outcome, self.queued);
+            insert_trailers(&mut trailers, self.outcome, self.queued);
             frames.push_back(Frame::trailers(trailers));
         } else {
-            mark(&mut self.headers, self.outcome, self.queued);
+            insert_trailers(&mut self.headers, self.outcome, self.queued);
         }
         let mut response = Response::new(Body::new(Frames { frames, _held: self.held }));
         *response.status_mut() = self.http;
@@ -122,36 +119,36 @@ impl Reply {
     }
 }
 
-/// Adds our trailers.
-pub fn mark(trailers: &mut HeaderMap, outcome: Outcome, queued: Duration) {
+/// Adds the outcome and the queue time to trailers.
+pub fn insert_trailers(trailers: &mut HeaderMap, outcome: Outcome, queued: Duration) {
     trailers.insert(OUTCOME_TRAILER, HeaderValue::from_static(outcome.name()));
     let ms = u64::try_from(queued.as_millis()).unwrap_or(u64::MAX);
     trailers.insert(QUEUED_MS_TRAILER, HeaderValue::from(ms));
 }
 
-/// The gRPC status in a header block, if there is one.
+/// Returns the gRPC status in headers, if there is one.
 #[must_use]
-pub fn status_in(headers: &HeaderMap) -> Option<Status> {
+pub fn status_from(headers: &HeaderMap) -> Option<Status> {
     Status::from_header_map(headers)
 }
 
-/// Frames at hand. Its size stays unsaid, or hyper would add a content-length the runtime did not send.
+/// A body of frames. It reports no size hint, so that hyper does not add a content-length.
 #[derive(Debug)]
 pub struct Frames {
     frames: VecDeque<Frame<Bytes>>,
-    _held: Held,
+    _held: Reservation,
 }
 
 impl Frames {
-    /// A body of these frames, which holds nothing of a budget.
+    /// Creates a body without a reservation.
     #[must_use]
     pub fn new(frames: VecDeque<Frame<Bytes>>) -> Self {
-        Self { frames, _held: Held::default() }
+        Self { frames, _held: Reservation::default() }
     }
 
-    /// One body of bytes.
+    /// Creates a body of data frames.
     #[must_use]
-    pub fn of(data: Vec<Bytes>) -> Body {
+    pub fn from_data(data: Vec<Bytes>) -> Body {
         Body::new(Self::new(data.into_iter().map(Frame::data).collect()))
     }
 }
@@ -172,7 +169,7 @@ impl http_body::Body for Frames {
     }
 }
 
-/// Headers that belong to one hop, or that this proxy sets itself.
+/// Returns whether a header belongs to one hop, or is set by the proxy itself.
 fn is_hop_by_hop(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
@@ -180,9 +177,9 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
     )
 }
 
-/// The caller's metadata as the runtime gets it: hop-by-hop headers and our own `quintlet-*` are left out.
+/// Returns the caller's metadata without hop-by-hop headers and without `quintlet-*`.
 #[must_use]
-pub fn forwardable(headers: &HeaderMap) -> HeaderMap {
+pub fn forwardable_headers(headers: &HeaderMap) -> HeaderMap {
     let mut out: HeaderMap = headers
         .iter()
         .filter(|(name, _)| !is_hop_by_hop(name) && !name.as_str().starts_with("quintlet-"))
@@ -197,13 +194,13 @@ pub fn forwardable(headers: &HeaderMap) -> HeaderMap {
     out
 }
 
-/// A request to the runtime.
+/// Creates a request to the runtime.
 #[must_use]
 pub fn request(path: &str, headers: HeaderMap, body: Body) -> Request<Body> {
     let mut request = Request::new(body);
     *request.method_mut() = http::Method::POST;
     *request.version_mut() = http::Version::HTTP_2;
-    // The path came in as a valid path; what does not fit behind an authority goes to "/" and is refused there.
+    // The path was received as a valid path. If it is invalid behind an authority, the request goes to "/", which the runtime refuses.
     *request.uri_mut() = http::Uri::builder()
         .scheme("http")
         .authority("localhost")
@@ -214,7 +211,6 @@ pub fn request(path: &str, headers: HeaderMap, body: Body) -> Request<Body> {
     request
 }
 
-/// Any body as [`Body`].
 pub fn boxed<B>(body: B) -> Body
 where
     B: http_body::Body<Data = Bytes> + Send + 'static,
@@ -223,50 +219,49 @@ where
     body.map_err(Into::into).boxed_unsync()
 }
 
-/// What is wrong with the frames of a body.
+/// An invalid gRPC frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BadFrame {
-    /// Fewer bytes than the prefix promises, or none.
-    #[error("the body is cut: {got} bytes where the gRPC prefix promises {promised}")]
-    Cut {
-        /// Bytes there.
+    /// The body has fewer bytes than its prefix says.
+    #[error("the body is truncated: {got} bytes, want {expected} by its gRPC prefix")]
+    Truncated {
         got: usize,
-        /// Bytes promised, prefix included.
-        promised: usize,
+        /// Expected bytes, including the prefix.
+        expected: usize,
     },
-    /// More bytes than one message.
-    #[error("the body has bytes behind its one message")]
+    #[error("the body has data after its message")]
     Trailing,
-    /// The flag byte is neither 0 nor 1.
     #[error("the gRPC prefix begins with {0}, neither 0 nor 1")]
     Flag(u8),
-    /// A compressed message cannot be read, hence not fenced.
+    /// Compressed messages are not supported, since they could not be fenced.
     #[error("compressed messages are not taken here")]
     Compressed,
 }
 
-/// The one message in the body of a unary call.
+/// Returns the message of a unary call's body.
 ///
 /// # Errors
-/// When the body is not exactly one uncompressed gRPC frame.
-pub fn message(body: &Bytes) -> Result<Bytes, BadFrame> {
+/// Fails if the body is not exactly one uncompressed gRPC frame.
+pub fn unframe(body: &Bytes) -> Result<Bytes, BadFrame> {
     let Some((prefix, rest)) = body.split_at_checked(5) else {
-        return Err(BadFrame::Cut { got: body.len(), promised: 5 });
+        return Err(BadFrame::Truncated { got: body.len(), expected: 5 });
     };
-    let &[flag, a, b, c, d] = prefix else { return Err(BadFrame::Cut { got: body.len(), promised: 5 }) };
+    let &[flag, a, b, c, d] = prefix else {
+        return Err(BadFrame::Truncated { got: body.len(), expected: 5 });
+    };
     let length = u32::from_be_bytes([a, b, c, d]) as usize;
     match (flag, rest.len()) {
         (0, got) if got == length => Ok(body.slice(5..)),
         (0, got) if got > length => Err(BadFrame::Trailing),
-        (0, _) => Err(BadFrame::Cut { got: body.len(), promised: length.saturating_add(5) }),
+        (0, _) => Err(BadFrame::Truncated { got: body.len(), expected: length.saturating_add(5) }),
         (1, _) => Err(BadFrame::Compressed),
         (flag, _) => Err(BadFrame::Flag(flag)),
     }
 }
 
-/// A message in its gRPC frame.
+/// Encodes a message with its gRPC prefix.
 #[must_use]
-pub fn framed(message: &impl prost::Message) -> Bytes {
+pub fn frame(message: &impl prost::Message) -> Bytes {
     let encoded = message.encode_to_vec();
     let mut out = Vec::with_capacity(encoded.len().saturating_add(5));
     out.push(0);
@@ -275,7 +270,7 @@ pub fn framed(message: &impl prost::Message) -> Bytes {
     out.into()
 }
 
-/// Reads `grpc-timeout`.
+/// Parses `grpc-timeout`.
 #[must_use]
 pub fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
@@ -295,7 +290,7 @@ pub fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// Writes `grpc-timeout`: at most eight digits.
+/// Formats `grpc-timeout`, with at most eight digits.
 #[must_use]
 pub fn grpc_timeout_value(timeout: Duration) -> HeaderValue {
     let ms = timeout.as_millis();
@@ -309,20 +304,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_is_one_message_or_refused() {
-        let read = |bytes: &'static [u8]| message(&Bytes::from_static(bytes));
+    fn a_body_that_is_not_one_message_is_refused() {
+        let read = |bytes: &'static [u8]| unframe(&Bytes::from_static(bytes));
         assert_eq!(read(&[0, 0, 0, 0, 2, 7, 8]), Ok(Bytes::from_static(&[7, 8])));
         assert_eq!(read(&[0, 0, 0, 0, 0]), Ok(Bytes::new()));
-        assert_eq!(read(&[]), Err(BadFrame::Cut { got: 0, promised: 5 }));
-        assert_eq!(read(&[0, 0, 0, 0, 3, 7]), Err(BadFrame::Cut { got: 6, promised: 8 }));
+        assert_eq!(read(&[]), Err(BadFrame::Truncated { got: 0, expected: 5 }));
+        assert_eq!(read(&[0, 0, 0, 0, 3, 7]), Err(BadFrame::Truncated { got: 6, expected: 8 }));
         assert_eq!(read(&[0, 0, 0, 0, 1, 7, 8]), Err(BadFrame::Trailing));
         assert_eq!(read(&[9, 0, 0, 0, 0]), Err(BadFrame::Flag(9)));
         assert_eq!(read(&[1, 0, 0, 0, 0]), Err(BadFrame::Compressed));
-        assert!(matches!(read(&[0, 255, 255, 255, 255]), Err(BadFrame::Cut { .. })));
+        assert!(matches!(read(&[0, 255, 255, 255, 255]), Err(BadFrame::Truncated { .. })));
     }
 
     #[test]
-    fn timeouts_survive_the_round_trip() {
+    fn timeouts_are_parsed_as_they_are_formatted() {
         for ms in [0, 1, 1500, 120_000, 99_999_999, 100_000_000_000] {
             let timeout = Duration::from_millis(ms);
             let mut headers = HeaderMap::new();
@@ -338,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_and_hop_by_hop_headers_stay_here() {
+    fn hop_by_hop_headers_and_those_of_the_proxy_are_not_forwarded() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("quintlet-owner-epoch", "1"),
@@ -350,7 +345,7 @@ mod tests {
         ] {
             headers.append(name, value.parse().unwrap());
         }
-        let out = forwardable(&headers);
+        let out = forwardable_headers(&headers);
         assert_eq!(out.get_all("x-many").iter().count(), 2);
         assert_eq!(out.get("containerd-namespace").unwrap(), "k8s.io");
         assert_eq!(out.get("te").unwrap(), "trailers");

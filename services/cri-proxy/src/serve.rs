@@ -1,4 +1,4 @@
-//! The sockets: one per kind of caller, each with its own directory, peers checked by uid.
+//! The sockets: one per kind of caller, each in its own directory and with a list of allowed users.
 use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
@@ -22,55 +22,56 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower::ServiceExt as _;
 
+use crate::event_reader::{EventReader, RuntimeInfo};
 use crate::forward::Forwarder;
 use crate::hints::Hub;
 use crate::logs::ContainerLogs;
 use crate::metrics::Metrics;
 use crate::policy::{self, Socket, Verdict};
 use crate::reply::{self, Body, Reply};
-use crate::services::{Events, Grants, Info, OBSERVE_EVERY, ProbeExec};
-use crate::source::{Reader, RuntimeInfo};
+use crate::services::{
+    GrantVerifier, OBSERVE_INTERVAL, ProbeExecService, ProxyInfoService, RuntimeEventsService,
+};
 use crate::upstream::Upstream;
 
-/// Calls one connection may have open: 8 for each of 500 pods. A client makes further ones wait.
+/// Maximum number of concurrent calls on a connection: 8 for each of 500 pods. Clients queue further calls.
 const MAX_STREAMS: u32 = 4096;
-/// Connections one socket may have. A client has one for its calls, and one for each question about health or metrics.
+/// Maximum number of connections per socket. A client has one for its calls, and one per health or metrics request.
 pub const CONNECTIONS: usize = 64;
-/// Mode of the sockets. Who may connect is decided by the directory of each and by its list of users.
+/// Mode of the sockets. Access is restricted by the mode of each directory and by the list of users.
 const SOCKET_MODE: u32 = 0o660;
-/// Headers of a call may be this large.
+/// Maximum size of a call's headers.
 const MAX_HEADERS: u32 = 256 << 10;
-/// How long mutations in flight may take to end when the service stops.
+/// Grace period for mutations in flight when the service stops.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long the last frames of streams may take to be read by their callers.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Time limit for callers to read the last frames of streams.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// What a proxy needs to know.
+/// Configuration of the proxy.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The runtime's socket.
+    /// Socket of the runtime.
     pub runtime: PathBuf,
-    /// The image service's socket, if that is another one.
+    /// Socket of the image service, if it differs.
     pub images: Option<PathBuf>,
-    /// How long a call may usually take; [`policy::CRI_TIMEOUT`] unless configured.
+    /// Default time limit of a call; [`policy::CRI_TIMEOUT`] unless configured.
     pub timeout: Duration,
     /// The containerd namespace of pods.
     pub namespace: String,
-    /// Where each socket goes.
+    /// Path of each socket.
     pub sockets: Vec<(Socket, PathBuf)>,
-    /// Users that may connect to a socket, besides root and the user of this process.
+    /// Users that may connect to a socket, in addition to root and the process's own user.
     pub uids: Vec<(Socket, u32)>,
-    /// The directory of the pods' logs, outside of which no log is read.
+    /// Directory of container logs. Logs outside of it are not read.
     pub pod_logs_dir: PathBuf,
-    /// Bytes that the calls of a socket may hold; [`crate::budget::share`] but in tests.
-    pub share: fn(Socket) -> usize,
-    /// Connections that a socket may have; [`CONNECTIONS`] but in tests.
+    /// Byte limit of a socket; [`crate::budget::limit`] except in tests.
+    pub byte_limit: fn(Socket) -> usize,
+    /// Connection limit of a socket; [`CONNECTIONS`] except in tests.
     pub connections: usize,
-    /// Hints a subscriber may lag behind; [`crate::hints::CAPACITY`] but in tests.
+    /// Lag limit of a subscriber; [`crate::hints::CAPACITY`] except in tests.
     pub hint_capacity: usize,
-    /// Boottime, for deadlines.
     pub clock: Clock,
-    /// Where the key of exec grants is.
+    /// Path of the key of exec grants.
     pub grant_key: PathBuf,
 }
 
@@ -85,10 +86,10 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Binds all sockets. The runtime need not be there.
+    /// Binds all sockets. The runtime need not run.
     ///
     /// # Errors
-    /// When a socket cannot be bound; the message names it.
+    /// Fails if a socket cannot be bound. The message has its path.
     pub fn bind(config: Config) -> io::Result<Self> {
         let metrics = Metrics::default();
         let listeners = config
@@ -108,25 +109,24 @@ impl Proxy {
             config.timeout,
             config.clock.clone(),
             metrics.clone(),
-            config.share,
+            config.byte_limit,
         ));
         let hub = Hub::new(config.hint_capacity, metrics.clone());
         Ok(Self { listeners, config, forwarder, hub, metrics })
     }
 
-    /// What it counts.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Serves until stopped, then lets the mutations in flight end, for at most 5 s.
+    /// Serves until `stop` is cancelled. Mutations in flight then have 5 s to complete.
     pub async fn serve(self, stop: CancellationToken) {
         let upstream = Upstream::new(self.config.runtime.clone());
         let (info, runtime) = watch::channel(RuntimeInfo::default());
         let (reporter, health) = tonic_health::server::health_reporter();
         let tasks = TaskTracker::new();
-        let reader = Reader {
+        let reader = EventReader {
             upstream,
             hub: self.hub.clone(),
             info,
@@ -137,11 +137,11 @@ impl Proxy {
         let reporting = report_health(reporter.clone(), runtime.clone(), self.forwarder.clone());
         drop(task::spawn("health", stop.clone().run_until_cancelled_owned(reporting)));
 
-        let grants = Arc::new(Grants::new(self.config.grant_key.clone()));
+        let grants = Arc::new(GrantVerifier::new(self.config.grant_key.clone()));
         let debug = server::debug("cri-proxy");
         let logs = ContainerLogs::new(self.forwarder.clone(), &self.config.pod_logs_dir);
-        // Open connections outlive `stop`: what is in flight on them still gets its answer.
-        let hang_up = CancellationToken::new();
+        // Connections outlive `stop`, so that calls in flight get their replies.
+        let close_connections = CancellationToken::new();
         for (socket, listener) in self.listeners {
             let mut routes = Routes::new(health.clone());
             if let Ok(reflection) = tonic_reflection::server::Builder::configure()
@@ -151,42 +151,47 @@ impl Proxy {
             {
                 routes = routes.add_service(reflection);
             }
-            let info = Info {
+            let info = ProxyInfoService {
                 runtime: runtime.clone(),
                 hub: self.hub.clone(),
                 forwarder: self.forwarder.clone(),
                 endpoint: self.config.runtime.display().to_string(),
             };
-            let probe = ProbeExec { forwarder: self.forwarder.clone(), grants: grants.clone() };
-            // The table of verdicts decides who reaches which.
+            let probe = ProbeExecService { forwarder: self.forwarder.clone(), grants: grants.clone() };
+            // All services are added to every socket; `policy::verdict` restricts access.
             routes = routes
-                .add_service(pb::runtime_events_server::RuntimeEventsServer::new(Events(self.hub.clone())))
+                .add_service(pb::runtime_events_server::RuntimeEventsServer::new(RuntimeEventsService(
+                    self.hub.clone(),
+                )))
                 .add_service(pb::proxy_info_server::ProxyInfoServer::new(info))
                 .add_service(debug.clone())
                 .add_service(pb::probe_exec_server::ProbeExecServer::new(probe))
                 .add_service(pb::container_logs_server::ContainerLogsServer::new(logs.clone()));
             let of_socket = self.config.uids.iter().filter(|(of, _)| *of == socket);
             let of_socket: Vec<u32> = of_socket.map(|(_, uid)| *uid).collect();
-            let door = Door {
+            let server_of_socket = SocketServer {
                 socket,
                 routes: routes.prepare(),
                 forwarder: self.forwarder.clone(),
                 peers: Arc::new(PeerPolicy::root_and_self().and(&of_socket)),
-                room: Arc::new(Semaphore::new(self.config.connections)),
+                connection_slots: Arc::new(Semaphore::new(self.config.connections)),
                 metrics: self.metrics.clone(),
                 tasks: tasks.clone(),
-                hang_up: hang_up.clone(),
+                close_connections: close_connections.clone(),
             };
-            drop(task::spawn("listen", stop.clone().run_until_cancelled_owned(door.listen(listener))));
+            drop(task::spawn(
+                "listen",
+                stop.clone().run_until_cancelled_owned(server_of_socket.listen(listener)),
+            ));
         }
         stop.cancelled().await;
         reporter.set_service_status("", ServingStatus::NotServing).await;
         tasks.close();
-        if tokio::time::timeout(GRACE, self.forwarder.idle()).await.is_err() {
-            tracing::warn!("calls were still in flight when the grace ended");
+        if tokio::time::timeout(GRACE, self.forwarder.wait_idle()).await.is_err() {
+            tracing::warn!("calls still in flight after the grace period");
         }
         self.forwarder.end_streams();
-        hang_up.cancel();
+        close_connections.cancel();
         let _ = tokio::time::timeout(Duration::from_secs(1), tasks.wait()).await;
     }
 }
@@ -196,7 +201,7 @@ async fn report_health(
     mut runtime: watch::Receiver<RuntimeInfo>,
     forwarder: Arc<Forwarder>,
 ) {
-    let mut tick = tokio::time::interval(OBSERVE_EVERY);
+    let mut tick = tokio::time::interval(OBSERVE_INTERVAL);
     loop {
         let connected = runtime.borrow_and_update().connected;
         let status = if connected { ServingStatus::Serving } else { ServingStatus::NotServing };
@@ -209,28 +214,28 @@ async fn report_health(
     }
 }
 
-/// One socket's callers.
+/// The server of one socket.
 #[derive(Clone)]
-struct Door {
+struct SocketServer {
     socket: Socket,
     routes: Routes,
     forwarder: Arc<Forwarder>,
     peers: Arc<PeerPolicy>,
-    /// Connections that may still come.
-    room: Arc<Semaphore>,
+    /// Free connection slots.
+    connection_slots: Arc<Semaphore>,
     metrics: Metrics,
     tasks: TaskTracker,
-    hang_up: CancellationToken,
+    close_connections: CancellationToken,
 }
 
-impl Door {
+impl SocketServer {
     async fn listen(self, listener: UnixListener) {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) => {
-                    // Out of file descriptors, most likely: others will close some.
-                    tracing::warn!(socket = self.socket.name(), %error, "no connection accepted");
+                    // Most likely the process is out of file descriptors. Other connections will free some.
+                    tracing::warn!(socket = self.socket.name(), %error, "failed to accept connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -241,36 +246,33 @@ impl Door {
         let uid = stream.peer_cred().map(|peer| peer.uid());
         match uid {
             Ok(uid) if self.peers.allows(uid) => {
-                let Ok(place) = self.room.clone().try_acquire_owned() else {
+                let Ok(slot) = self.connection_slots.clone().try_acquire_owned() else {
                     self.metrics.refused_connections.inc();
-                    tracing::warn!(socket = self.socket.name(), uid, "too many connections, refused one");
+                    tracing::warn!(socket = self.socket.name(), uid, "connection refused, too many are open");
                     return;
                 };
-                let conversation = self.clone().converse(stream);
+                let serving = self.clone().serve_connection(stream);
                 let work = self.tasks.track_future(async move {
-                    conversation.await;
-                    drop(place);
+                    serving.await;
+                    drop(slot);
                 });
                 drop(task::spawn_contained("connection", None, work));
             }
             Ok(uid) => {
                 self.metrics.refused_peers.inc();
-                tracing::warn!(
-                    socket = self.socket.name(),
-                    uid,
-                    "connection refused: this uid is not allowed"
-                );
+                tracing::warn!(socket = self.socket.name(), uid, "connection refused, user is not allowed");
             }
-            Err(error) => tracing::debug!(%error, "the peer went away"),
+            Err(error) => tracing::debug!(%error, "peer disconnected"),
         }
     }
 
-    async fn converse(self, stream: UnixStream) {
-        let (socket, hang_up) = (self.socket, self.hang_up.clone());
+    async fn serve_connection(self, stream: UnixStream) {
+        let (socket, close_connections) = (self.socket, self.close_connections.clone());
         let service = hyper::service::service_fn(move |request| {
-            let door = self.clone();
-            // Boxed: one call's future is large, and a connection may hold thousands.
-            let answer: BoxFuture<'static, Response<Body>> = Box::pin(door.answer_contained(request));
+            let server_of_socket = self.clone();
+            // Boxed, since a call's future is large and a connection may have thousands.
+            let answer: BoxFuture<'static, Response<Body>> =
+                Box::pin(server_of_socket.answer_contained(request));
             async move { Ok::<_, Infallible>(answer.await) }
         });
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
@@ -283,18 +285,18 @@ impl Door {
         // Neither arm loses anything: the connection is only borrowed.
         let ended = tokio::select! {
             ended = &mut connection => ended,
-            () = hang_up.cancelled() => {
+            () = close_connections.cancelled() => {
                 connection.as_mut().graceful_shutdown();
-                // Watches of our own have no end; they are cut, and their callers come back to the next process.
-                tokio::time::timeout(LAST_WORDS, &mut connection).await.unwrap_or(Ok(()))
+                // Watches do not end by themselves. They are closed, and their callers reconnect to the next process.
+                tokio::time::timeout(CLOSE_TIMEOUT, &mut connection).await.unwrap_or(Ok(()))
             }
         };
         if let Err(error) = ended {
-            tracing::debug!(socket = socket.name(), %error, "a connection failed");
+            tracing::debug!(socket = socket.name(), %error, "connection failed");
         }
     }
 
-    // Without this a panic would end the connection, and all other calls of the client with it.
+    // Without this, a panic would end the connection with all other calls on it.
     async fn answer_contained(self, request: Request<Incoming>) -> Response<Body> {
         let work = contain::Work::of_request(request.headers());
         let answered = contain::contained_request(work, Box::pin(self.answer(request))).await;
@@ -303,7 +305,7 @@ impl Door {
 
     async fn answer(self, request: Request<Incoming>) -> Response<Body> {
         let own = policy::split_path(request.uri().path())
-            .is_some_and(|(service, method)| policy::verdict(self.socket, service, method) == Verdict::Own);
+            .is_some_and(|(service, method)| policy::verdict(self.socket, service, method) == Verdict::Local);
         if !own {
             return self.forwarder.forward(self.socket, request).await;
         }

@@ -1,4 +1,4 @@
-//! The services this proxy answers itself: hints, information, probe execs.
+//! The gRPC services that the proxy implements itself: runtime events, information, probe execs.
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -14,20 +14,19 @@ use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
 use tracing::Instrument as _;
 
-use crate::budget::Held;
-use crate::facts::Facts;
+use crate::budget::Reservation;
+use crate::event_reader::RuntimeInfo;
 use crate::forward::{self, Call, Forwarder};
 use crate::hints::Hub;
 use crate::policy::{PROBE_EXEC, Socket};
 use crate::reply;
-use crate::source::RuntimeInfo;
+use crate::request_info::RequestInfo;
 
-/// `RuntimeEvents`.
 #[derive(Debug, Clone)]
-pub struct Events(pub Hub);
+pub struct RuntimeEventsService(pub Hub);
 
 #[tonic::async_trait]
-impl pb::runtime_events_server::RuntimeEvents for Events {
+impl pb::runtime_events_server::RuntimeEvents for RuntimeEventsService {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::RuntimeEvent, Status>> + Send>>;
 
     async fn watch(&self, _: Request<pb::WatchHintsRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -40,21 +39,17 @@ impl pb::runtime_events_server::RuntimeEvents for Events {
     }
 }
 
-/// `ProxyInfo`.
 #[derive(Debug, Clone)]
-pub struct Info {
-    /// The runtime's state.
+pub struct ProxyInfoService {
     pub runtime: watch::Receiver<RuntimeInfo>,
-    /// The source's state.
     pub hub: Hub,
-    /// The owner's epoch.
     pub forwarder: Arc<Forwarder>,
-    /// The runtime's endpoint.
+    /// Endpoint of the runtime.
     pub endpoint: String,
 }
 
 #[tonic::async_trait]
-impl pb::proxy_info_server::ProxyInfo for Info {
+impl pb::proxy_info_server::ProxyInfo for ProxyInfoService {
     async fn get(&self, _: Request<pb::ProxyInfoRequest>) -> Result<Response<pb::ProxyInfoReply>, Status> {
         let runtime = self.runtime.borrow().clone();
         Ok(Response::new(pb::ProxyInfoReply {
@@ -70,15 +65,15 @@ impl pb::proxy_info_server::ProxyInfo for Info {
     }
 }
 
-/// The key that grants are checked with. A key that cannot be read yet is tried again at the next call.
+/// Verifies exec grants. If the key cannot be read, it is read again at the next call.
 #[derive(Debug)]
-pub struct Grants {
+pub struct GrantVerifier {
     path: PathBuf,
     key: OnceLock<GrantKey>,
 }
 
-impl Grants {
-    /// Grants by the key at `path`, which is made if it is not there.
+impl GrantVerifier {
+    /// Verifies grants with the key at `path`, which is created if it does not exist.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         Self { path, key: OnceLock::new() }
@@ -89,26 +84,23 @@ impl Grants {
             return Ok(key);
         }
         let key = GrantKey::load_or_create(&self.path).map_err(|error| {
-            Status::unavailable(format!("grants cannot be checked: {}: {error}", self.path.display()))
+            Status::unavailable(format!("failed to load the key of grants: {}: {error}", self.path.display()))
         })?;
         Ok(self.key.get_or_init(|| key))
     }
 }
 
-/// Output of a probe is cut to this many bytes, as the kubelet does.
+/// Maximum output of a probe, as in the kubelet (`pkg/probe/exec`).
 pub const MAX_OUTPUT: usize = 10 * 1024;
 
-/// `ProbeExec`.
 #[derive(Debug, Clone)]
-pub struct ProbeExec {
-    /// Sends the exec.
+pub struct ProbeExecService {
     pub forwarder: Arc<Forwarder>,
-    /// Checks the grant.
-    pub grants: Arc<Grants>,
+    pub grants: Arc<GrantVerifier>,
 }
 
 #[tonic::async_trait]
-impl pb::probe_exec_server::ProbeExec for ProbeExec {
+impl pb::probe_exec_server::ProbeExec for ProbeExecService {
     async fn exec(
         &self,
         request: Request<pb::ProbeExecRequest>,
@@ -133,11 +125,11 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
         };
         let call = Call {
             policy: &PROBE_EXEC,
-            headers: own_headers(),
-            body: reply::framed(&exec),
-            facts: Facts { seconds: Some(seconds), ..Facts::default() },
+            headers: request_headers(),
+            body: reply::frame(&exec),
+            info: RequestInfo { seconds: Some(seconds), ..RequestInfo::default() },
             budget: self.forwarder.budget(Socket::Probe),
-            held: Held::default(),
+            held: Reservation::default(),
         };
         let span = forward::span(call.policy.service, call.policy.method, Socket::Probe, metadata.as_ref());
         let reply = self.forwarder.run(&call, None).instrument(span).await;
@@ -145,7 +137,7 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
         match status.code() {
             Code::Ok => {
                 let body = reply.data.concat().into();
-                let message = reply::message(&body).map_err(|e| Status::internal(e.to_string()))?;
+                let message = reply::unframe(&body).map_err(|e| Status::internal(e.to_string()))?;
                 let answer =
                     v1::ExecSyncResponse::decode(message).map_err(|e| Status::internal(e.to_string()))?;
                 let mut output = answer.stdout;
@@ -157,8 +149,8 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
                     timed_out: false,
                 }))
             }
-            // The runtime's own word: the command ran out of time. A runtime that hangs says nothing.
-            Code::DeadlineExceeded if !reply.is_ours() => {
+            // The runtime reports that the command exceeded its time limit. A runtime that hangs does not answer.
+            Code::DeadlineExceeded if !reply.is_local() => {
                 Ok(Response::new(pb::ProbeExecReply { timed_out: true, ..Default::default() }))
             }
             Code::Cancelled => Err(Status::unavailable(status.message())),
@@ -167,13 +159,13 @@ impl pb::probe_exec_server::ProbeExec for ProbeExec {
     }
 }
 
-/// Metadata of calls that the proxy itself makes.
-pub(crate) fn own_headers() -> HeaderMap {
+/// Returns the metadata of calls that the proxy makes itself.
+pub(crate) fn request_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
     headers.insert(http::header::TE, http::HeaderValue::from_static("trailers"));
     headers
 }
 
-/// How often depths are written to the metrics.
-pub const OBSERVE_EVERY: Duration = Duration::from_secs(1);
+/// Interval at which the load of lanes is written to the metrics.
+pub const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);

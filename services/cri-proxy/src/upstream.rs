@@ -1,4 +1,4 @@
-//! Connections to the runtime: made when needed, at most every 100 ms, and honest about what was sent.
+//! Connections to the runtime. They are opened on demand, at most every 100 ms. Errors say whether a request was sent.
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,16 +15,16 @@ use tokio::time::Instant;
 
 use crate::reply::{Body, boxed};
 
-/// A runtime that is away is asked for at most this often.
-pub const RECONNECT_EVERY: Duration = Duration::from_millis(100);
-/// A local socket connects at once or its backlog is full.
+/// Minimum interval between connection attempts.
+pub const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
+/// A local socket accepts connections at once, unless its backlog is full.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The runtime's answers may be this large per stream before they are read. Lists are read as they come.
+/// HTTP/2 window of a stream: data of the runtime that may be unread.
 const STREAM_WINDOW: u32 = 4 << 20;
-/// And this large per connection, so that slow readers do not hold up the others: the four lists of their lane fill a quarter.
+/// HTTP/2 window of the connection. Slow readers do not block others: the four concurrent lists fill a quarter of it.
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
-/// Why there is no connection.
+/// There is no connection to the runtime.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("no runtime at {}: {why}", path.display())]
 pub struct NotConnected {
@@ -32,18 +32,18 @@ pub struct NotConnected {
     why: String,
 }
 
-/// Why a request has no answer.
+/// The reason why a request has no response.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// The runtime never saw it.
+    /// The runtime did not receive the request.
     #[error(transparent)]
     NotSent(#[from] NotConnected),
-    /// It was sent, or partly, and the connection or stream ended.
-    #[error("the runtime's answer was cut")]
-    Cut(#[source] hyper::Error),
+    /// The request was sent, maybe partly, and the connection or stream ended.
+    #[error("the runtime's reply was interrupted")]
+    Interrupted(#[source] hyper::Error),
 }
 
-/// One connection to the runtime, renewed when it ends. Clones share it.
+/// A connection to the runtime, reopened when it ends. Clones share it.
 #[derive(Clone)]
 pub struct Upstream {
     path: Arc<Path>,
@@ -53,8 +53,7 @@ pub struct Upstream {
 #[derive(Default)]
 struct State {
     sender: Option<SendRequest<Body>>,
-    /// Connections made so far.
-    made: u64,
+    connections_made: u64,
     failed: Option<(Instant, String)>,
 }
 
@@ -65,29 +64,27 @@ impl std::fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    /// A connection to the socket at `path`, not made yet.
+    /// Creates a connection to the socket at `path`. It is opened by the first request.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         Self { path: path.into(), state: Arc::default() }
     }
 
-    /// The runtime's socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Another connection to the same runtime, for one stream that must not hold up anything else.
+    /// Returns another connection to the same runtime, for a stream that must not block other calls.
     #[must_use]
-    pub fn another(&self) -> Self {
+    pub fn new_connection(&self) -> Self {
         Self { path: self.path.clone(), state: Arc::default() }
     }
 
-    /// Sends one request and waits for the head of the answer. What the connection gave back unsent is sent once
-    /// more on a new one.
+    /// Sends a request. Returns the head of the response. A request that the connection did not send is sent again on a new one.
     ///
     /// # Errors
-    /// [`SendError`], which says whether the runtime may have seen it.
+    /// The error says whether the runtime may have received the request.
     pub async fn send(&self, request: Request<Body>) -> Result<Response<Incoming>, SendError> {
         let mut request = request;
         let mut again = true;
@@ -104,10 +101,10 @@ impl Upstream {
                     Some(_) => return Err(self.not_connected("the connection closes at once").into()),
                     None => {
                         let error = failed.into_error();
-                        if never_processed(&error) {
-                            return Err(self.not_connected("the runtime takes no more calls").into());
+                        if is_unprocessed(&error) {
+                            return Err(self.not_connected("the runtime refuses the stream").into());
                         }
-                        return Err(SendError::Cut(error));
+                        return Err(SendError::Interrupted(error));
                     }
                 },
             }
@@ -117,22 +114,21 @@ impl Upstream {
     /// Connects if there is no connection.
     ///
     /// # Errors
-    /// [`NotConnected`], at once within 100 ms of the last failure.
+    /// Fails without an attempt within 100 ms of the last failure.
     pub async fn ensure(&self) -> Result<(), NotConnected> {
         self.sender().await.map(drop)
     }
 
-    /// Connects if there is no connection. Says which of this upstream's connections it is, counted from 1: a call sent after this
-    /// goes by it, or by a later one.
+    /// Connects if there is no connection. Returns the number of the connection, counted from 1. A call sent after this uses this
+    /// connection or a later one.
     ///
     /// # Errors
-    /// As [`Self::ensure`].
-    pub async fn connection(&self) -> Result<u64, NotConnected> {
+    /// Fails as [`Self::ensure`].
+    pub async fn connection_number(&self) -> Result<u64, NotConnected> {
         self.sender().await?;
-        Ok(self.state.lock().await.made)
+        Ok(self.state.lock().await.connections_made)
     }
 
-    /// Whether the connection stands.
     pub async fn is_connected(&self) -> bool {
         self.state.lock().await.sender.as_ref().is_some_and(|s| !s.is_closed())
     }
@@ -148,7 +144,7 @@ impl Upstream {
         }
         state.sender = None;
         if let Some((at, why)) = &state.failed
-            && at.elapsed() < RECONNECT_EVERY
+            && at.elapsed() < RECONNECT_INTERVAL
         {
             return Err(self.not_connected(why));
         }
@@ -157,7 +153,7 @@ impl Upstream {
         match result {
             Ok(sender) => {
                 state.failed = None;
-                state.made = state.made.saturating_add(1);
+                state.connections_made = state.connections_made.saturating_add(1);
                 state.sender = Some(sender.clone());
                 Ok(sender)
             }
@@ -175,8 +171,8 @@ impl Upstream {
         if !is_trusted(server, nix::unistd::geteuid().as_raw()) {
             return Err(format!("the socket is served by uid {server} and not by root: not trusted"));
         }
-        // No HTTP/2 pings: a socket on this machine says at once when its peer ends, Go's gRPC servers hang up on
-        // frequent ones, and a runtime that hangs must cost calls their deadline, not their connection.
+        // No HTTP/2 pings: a unix socket reports at once that its peer has ended, Go's gRPC servers close connections with frequent pings,
+        // and calls to a runtime that hangs must fail by their deadline, not by their connection.
         let (sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .initial_stream_window_size(STREAM_WINDOW)
@@ -187,27 +183,27 @@ impl Upstream {
             .map_err(|e| e.to_string())?;
         drop(quintlet_kit::task::spawn_contained("runtime-connection", None, async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "the connection to the runtime ended");
+                tracing::debug!(%error, "connection to the runtime failed");
             }
         }));
         Ok(sender)
     }
 }
 
-/// Whether a user may be the runtime of a proxy that runs as `own`. Whoever is gets the environment of every container, and says
-/// what is removed from the node.
+/// Returns whether a user may serve the runtime's socket. The runtime gets the environment of every container, and decides what is
+/// removed from the node.
 fn is_trusted(server: u32, own: u32) -> bool {
     server == 0 || server == own
 }
 
-/// Whether HTTP/2 itself says that the server did nothing with the request.
-fn never_processed(error: &hyper::Error) -> bool {
+/// Returns whether HTTP/2 guarantees that the server did not process the request.
+fn is_unprocessed(error: &hyper::Error) -> bool {
     std::error::Error::source(error)
         .and_then(|s| s.downcast_ref::<h2::Error>())
         .is_some_and(|e| e.reason() == Some(h2::Reason::REFUSED_STREAM))
 }
 
-/// For the generated clients.
+/// For generated clients.
 impl tower::Service<Request<tonic::body::Body>> for Upstream {
     type Response = Response<Body>;
     type Error = SendError;
@@ -222,7 +218,7 @@ impl tower::Service<Request<tonic::body::Body>> for Upstream {
         Box::pin(async move {
             let (head, body) = request.into_parts();
             let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
-            let headers = crate::reply::forwardable(&head.headers);
+            let headers = crate::reply::forwardable_headers(&head.headers);
             let response = upstream.send(crate::reply::request(path, headers, boxed(body))).await?;
             Ok(response.map(boxed))
         })

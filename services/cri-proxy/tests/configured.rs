@@ -25,7 +25,7 @@ async fn a_call_is_given_up_when_the_configuration_says() {
     let bench = Bench::changed("fake", "1", 64, Clock::system(), |config| config.timeout = limit).await;
     bench.script.on(STATUS, [Act::Hang]);
     let start = tokio::time::Instant::now();
-    let request = reply::framed(&v1::ContainerStatusRequest::default());
+    let request = reply::frame(&v1::ContainerStatusRequest::default());
     let given_up = bench.call(Socket::Sync, STATUS, &[], request);
     let got =
         tokio::time::timeout(Duration::from_secs(20), given_up).await.expect("not the default of 2 min");
@@ -46,7 +46,7 @@ async fn images_may_have_a_socket_of_their_own() {
     let bench = Bench::changed("fake", "1", 64, Clock::system(), |c| c.images = Some(socket.clone())).await;
     bench.script.on(LIST, [good(&v1::ListContainersResponse::default())]);
     let got = bench.call(Socket::Sync, IMAGES, &[], empty()).await;
-    assert_eq!(got.body, reply::framed(&answer));
+    assert_eq!(got.body, reply::frame(&answer));
     let got = bench.call(Socket::Sync, LIST, &[], empty()).await;
     assert_eq!(got.outcome(), "ok");
     assert_eq!((images.seen(IMAGES).len(), bench.script.seen(IMAGES).len()), (1, 0));

@@ -26,7 +26,7 @@ const EXEC: &str = "/runtime.v1.RuntimeService/ExecSync";
 const EPOCH: (&str, &str) = ("quintlet-owner-epoch", "1");
 
 fn start(id: &str) -> Bytes {
-    reply::framed(&v1::StartContainerRequest { container_id: id.into() })
+    reply::frame(&v1::StartContainerRequest { container_id: id.into() })
 }
 
 fn empty() -> Bytes {
@@ -182,8 +182,8 @@ async fn every_method_on_every_socket_is_answered_as_the_table_says() {
         }
         // A list is asked for by its stream or in whole, as the runtime has it.
         let row = policy::TABLE.iter().find(|row| row.service == service && row.method == method);
-        let sent_as = match row.and_then(lists::twins) {
-            Some(twins) => vec![twins.list, twins.stream],
+        let sent_as = match row.and_then(lists::list_methods) {
+            Some(methods) => vec![methods.list, methods.stream],
             None => vec![method],
         };
         let seen = || -> usize {
@@ -195,11 +195,11 @@ async fn every_method_on_every_socket_is_answered_as_the_table_says() {
             let forwarded = seen() > before;
             let place = format!("{service}/{method} on {}", socket.name());
             match policy::verdict(socket, service, method) {
-                Verdict::Own => assert!(!forwarded && got.code() != "12", "{place}: {got:?}"),
+                Verdict::Local => assert!(!forwarded && got.code() != "12", "{place}: {got:?}"),
                 Verdict::Forward(_) | Verdict::Passthrough => {
                     assert!(forwarded || method == "GetContainerEvents", "{place}: {got:?}");
                 }
-                Verdict::WrongSocket | Verdict::NotKnown => {
+                Verdict::WrongSocket | Verdict::Unknown => {
                     denied += 1;
                     assert_eq!((got.code(), got.outcome()), ("7", "not-dispatched"), "{place}: {got:?}");
                     assert!(got.meta("grpc-message").contains(method), "{place}: {got:?}");
@@ -255,7 +255,7 @@ async fn identical_calls_in_flight_run_once_and_others_under_the_same_key_are_re
             command: vec![command.into()],
             ..Default::default()
         };
-        reply::framed(&v1::CreateContainerRequest {
+        reply::frame(&v1::CreateContainerRequest {
             pod_sandbox_id: "s".into(),
             config: Some(config),
             ..Default::default()
@@ -274,7 +274,7 @@ async fn identical_calls_in_flight_run_once_and_others_under_the_same_key_are_re
     assert_eq!((other.code(), other.outcome()), ("10", "not-dispatched"));
     gate.add_permits(10);
     let (first, second) = (first.await.unwrap(), second.await.unwrap());
-    assert_eq!(first.body, reply::framed(&answer));
+    assert_eq!(first.body, reply::frame(&answer));
     assert_eq!(first.body, second.body);
     assert_eq!(bench.script.seen(path).len(), 1);
     assert_eq!(call(create("a")).await.unwrap().outcome(), "ok");
@@ -315,7 +315,7 @@ async fn an_exec_that_may_have_come_before_is_answered_or_made_and_never_made_tw
     let call = async |began: u64| {
         let began = boot(began).as_nanos().to_string();
         let meta = [EPOCH, ("quintlet-join-only", &*began)];
-        bench.call(Socket::Sync, EXEC, &meta, reply::framed(&hook)).await
+        bench.call(Socket::Sync, EXEC, &meta, reply::frame(&hook)).await
     };
     let early = call(999).await;
     assert_eq!(
@@ -436,7 +436,7 @@ async fn stops_do_not_hold_their_slots_while_the_runtime_waits() {
     for i in 0..50 {
         let bench = bench.clone();
         tokio::spawn(async move {
-            let body = reply::framed(&v1::StopContainerRequest { container_id: i.to_string(), timeout: 30 });
+            let body = reply::frame(&v1::StopContainerRequest { container_id: i.to_string(), timeout: 30 });
             bench.call(Socket::Sync, stop, &[EPOCH], body).await
         });
     }
@@ -450,7 +450,7 @@ async fn a_stop_and_a_caller_with_the_longest_times_are_answered_like_any_other(
     let answered = || good(&v1::StopContainerResponse::default());
     bench.script.on(stop, [answered(), answered(), answered()]);
     for (n, timeout) in [i64::MAX, i64::MAX - 1, i64::MIN].into_iter().enumerate() {
-        let body = reply::framed(&v1::StopContainerRequest { container_id: n.to_string(), timeout });
+        let body = reply::frame(&v1::StopContainerRequest { container_id: n.to_string(), timeout });
         let got = bench.call(Socket::Sync, stop, &[EPOCH], body).await;
         assert_eq!(got.outcome(), "ok", "{timeout}");
     }
@@ -484,16 +484,16 @@ async fn a_probe_exec_runs_exactly_what_was_granted() {
     ];
     for (request, code) in tampered {
         assert_eq!(
-            bench.call(Socket::Probe, path, &[], reply::framed(&request)).await.code(),
+            bench.call(Socket::Probe, path, &[], reply::frame(&request)).await.code(),
             code,
             "{request:?}"
         );
     }
     assert!(bench.script.seen(EXEC).is_empty());
     let exec = async || {
-        let got = bench.call(Socket::Probe, path, &[], reply::framed(&granted)).await;
+        let got = bench.call(Socket::Probe, path, &[], reply::frame(&granted)).await;
         let reply: Option<pb::ProbeExecReply> =
-            reply::message(&got.body).ok().and_then(|m| prost::Message::decode(m).ok());
+            reply::unframe(&got.body).ok().and_then(|m| prost::Message::decode(m).ok());
         (got, reply)
     };
     let reply = exec().await.1.unwrap();
@@ -503,7 +503,7 @@ async fn a_probe_exec_runs_exactly_what_was_granted() {
     assert_eq!(exec().await.0.code(), "14");
     let seen = bench.script.seen(EXEC);
     let sent = v1::ExecSyncRequest { container_id: "c".into(), cmd: command, timeout: 2 };
-    assert_eq!(seen[0].body, reply::framed(&sent));
+    assert_eq!(seen[0].body, reply::frame(&sent));
     let timeout = reply::grpc_timeout(&seen[0].headers).unwrap();
     assert!((Duration::from_secs(121)..=Duration::from_secs(122)).contains(&timeout), "{timeout:?}");
 }
@@ -516,7 +516,8 @@ async fn a_corrupt_frame_fails_its_call_and_nothing_else() {
         [b"", b"\0\0", b"\0\xff\xff\xff\xffx", b"\x07\0\0\0\0", b"\0\0\0\0\x02\x0a\xff"];
     let caller = bench.caller(Socket::Sync);
     let call = async |body: Bytes| {
-        let request = reply::request(START, headers(&[("te", "trailers"), EPOCH]), Frames::of(vec![body]));
+        let request =
+            reply::request(START, headers(&[("te", "trailers"), EPOCH]), Frames::from_data(vec![body]));
         got(caller.send(request).await.unwrap()).await
     };
     for body in corrupt {

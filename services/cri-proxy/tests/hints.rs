@@ -29,7 +29,7 @@ fn stream() -> (mpsc::Sender<Bytes>, Act) {
 fn exit(container: &str, process: &str) -> Bytes {
     let exit =
         TaskExit { container_id: container.into(), id: process.into(), exit_status: 7, ..Default::default() };
-    reply::framed(&Envelope {
+    reply::frame(&Envelope {
         topic: "/tasks/exit".into(),
         event: Some(prost_types::Any {
             type_url: "containerd.events.TaskExit".into(),
@@ -106,7 +106,7 @@ async fn a_source_that_is_not_there_gives_way_to_the_other_and_then_to_none() {
     assert_eq!(until_live(&mut events, true).await.source(), pb::HintSource::Cri);
     let mut event = v1::ContainerEventResponse { container_id: "c".into(), ..Default::default() };
     event.set_container_event_type(v1::ContainerEventType::ContainerStoppedEvent);
-    sender.send(reply::framed(&event)).await.unwrap();
+    sender.send(reply::frame(&event)).await.unwrap();
     assert!(matches!(next(&mut events).await, Event::Hint(h) if h.kind() == pb::HintKind::Exited));
 
     let bench = Bench::with("docker", "1", 64, Clock::system()).await;

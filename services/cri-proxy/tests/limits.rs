@@ -31,7 +31,7 @@ fn tasks(method: &str) -> String {
 }
 
 fn remove(id: &str) -> Bytes {
-    reply::framed(&v1::RemoveContainerRequest { container_id: id.into() })
+    reply::frame(&v1::RemoveContainerRequest { container_id: id.into() })
 }
 
 /// As containerd 1.6 answers.
@@ -59,7 +59,7 @@ async fn a_task_that_containerd_lost_is_ended_and_its_container_removed() {
     let sent = |method: &str| {
         let seen = bench.script.seen(&tasks(method)).pop().unwrap();
         assert_eq!(seen.headers["containerd-namespace"], "k8s.io", "{method}");
-        reply::message(&seen.body).unwrap()
+        reply::unframe(&seen.body).unwrap()
     };
     assert_eq!(GetRequest::decode(sent("Get")).unwrap().container_id, "c");
     let kill = KillRequest::decode(sent("Kill")).unwrap();
@@ -101,7 +101,7 @@ async fn an_answer_without_bound_is_refused_and_the_service_goes_on() {
     let just_fits = Act::Reply(head, vec![mib; 16], tail);
     for (socket, path, meta) in [(Socket::Read, LIST, &[][..]), (Socket::Sync, START, &[EPOCH])] {
         bench.script.on(path, [too_much.clone(), just_fits.clone()]);
-        let body = reply::framed(&v1::StartContainerRequest { container_id: "c".into() });
+        let body = reply::frame(&v1::StartContainerRequest { container_id: "c".into() });
         let body = if path == LIST { Bytes::from_static(&[0; 5]) } else { body };
         let got = bench.call(socket, path, meta, body.clone()).await;
         // What the runtime did stands in what was not read.
@@ -118,7 +118,7 @@ async fn streams_open_at_the_end_are_told_and_counted() {
     let path = "/some.future.v9.Service/Watch";
     let (sender, receiver) = mpsc::channel::<Bytes>(4);
     bench.script.on(path, [Act::Stream(Arc::new(Mutex::new(receiver)))]);
-    let request = reply::request(path, headers(&[("te", "trailers")]), Frames::of(vec![]));
+    let request = reply::request(path, headers(&[("te", "trailers")]), Frames::from_data(vec![]));
     let mut answer = bench.caller(Socket::Admin).send(request).await.unwrap().into_body();
     sender.send(Bytes::from_static(b"first")).await.unwrap();
     assert_eq!(answer.frame().await.unwrap().unwrap().into_data().unwrap(), "first");
@@ -142,7 +142,7 @@ async fn calls_of_one_socket_hold_no_more_bytes_than_its_share_and_other_sockets
     fn share(_: Socket) -> usize {
         12 << 20
     }
-    let bench = Bench::changed("fake", "1", 64, Clock::system(), |config| config.share = share).await;
+    let bench = Bench::changed("fake", "1", 64, Clock::system(), |config| config.byte_limit = share).await;
     let head = headers(&[("content-type", "application/grpc")]);
     let tail = headers(&[("grpc-status", "0")]);
     let answer =
@@ -152,7 +152,7 @@ async fn calls_of_one_socket_hold_no_more_bytes_than_its_share_and_other_sockets
     bench.script.on(STATUS, [answer(8)]);
     let request = |body: Bytes| {
         let meta = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
-        reply::request(STATUS, meta, Frames::of(vec![body]))
+        reply::request(STATUS, meta, Frames::from_data(vec![body]))
     };
     let empty = Bytes::from_static(&[0; 5]);
     let caller = bench.caller(Socket::NodeApi);
@@ -163,10 +163,8 @@ async fn calls_of_one_socket_hold_no_more_bytes_than_its_share_and_other_sockets
     assert_eq!(bench.metrics.refused_bytes.get(), before + 1);
     // A request that does not fit is not sent.
     let seen = bench.script.seen(STATUS).len();
-    let large = reply::framed(&v1::ContainerStatusRequest {
-        container_id: "c".repeat(5 << 20),
-        ..Default::default()
-    });
+    let large =
+        reply::frame(&v1::ContainerStatusRequest { container_id: "c".repeat(5 << 20), ..Default::default() });
     let got = bench.call(Socket::NodeApi, STATUS, &[], large).await;
     assert_eq!((got.code(), got.outcome()), ("8", "not-dispatched"), "{:?}", got.headers);
     assert_eq!((bench.metrics.refused_bytes.get(), bench.script.seen(STATUS).len()), (before + 2, seen));
@@ -188,7 +186,7 @@ async fn a_socket_has_so_many_connections_and_a_closed_one_makes_room() {
     let call = async |socket| {
         let meta = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
         let caller = bench.caller(socket);
-        let request = reply::request(STATUS, meta, Frames::of(vec![Bytes::from_static(&[0; 5])]));
+        let request = reply::request(STATUS, meta, Frames::from_data(vec![Bytes::from_static(&[0; 5])]));
         caller.send(request).await.map(|_| caller)
     };
     let before = bench.metrics.refused_connections.get();
@@ -249,9 +247,9 @@ async fn environments_are_told_on_the_sockets_of_root_alone() {
     let sandbox = |verbose| v1::PodSandboxStatusRequest { pod_sandbox_id: "s".into(), verbose };
     let bodies = |verbose| {
         [
-            reply::framed(&container(verbose)),
-            reply::framed(&sandbox(verbose)),
-            reply::framed(&v1::StatusRequest { verbose }),
+            reply::frame(&container(verbose)),
+            reply::frame(&sandbox(verbose)),
+            reply::frame(&v1::StatusRequest { verbose }),
         ]
     };
     for method in &methods {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{Act, Bench, Got, eventually, failing, good, headers, messages};
-use cri_proxy::forward::{HELD, PACE};
+use cri_proxy::forward::{MAX_BUFFERED, MIN_INTERVAL};
 use cri_proxy::policy::Socket;
 use cri_proxy::{lists, reply};
 use k8s_cri::v1;
@@ -22,7 +22,7 @@ const LIST: &str = "/runtime.v1.RuntimeService/ListContainers";
 const STREAM: &str = "/runtime.v1.RuntimeService/StreamContainers";
 
 fn all() -> Bytes {
-    reply::framed(&v1::ListContainersRequest::default())
+    reply::frame(&v1::ListContainersRequest::default())
 }
 
 fn ids(got: &Got) -> BTreeSet<String> {
@@ -69,7 +69,7 @@ async fn a_runtime_with_streams_is_asked_by_them_however_the_caller_asks() {
     assert_eq!(runtime.count(Method::ListContainers), 0);
     let one = there(&runtime).pop_first().unwrap();
     let filter = v1::ContainerFilter { id: one.clone(), ..Default::default() };
-    let request = reply::framed(&v1::ListContainersRequest { filter: Some(filter) });
+    let request = reply::frame(&v1::ListContainersRequest { filter: Some(filter) });
     let got = bench.call(Socket::Sync, LIST, &[], request).await;
     assert_eq!(ids(&got), [one].into(), "the filter goes with it");
     for (method, path) in [
@@ -153,7 +153,7 @@ async fn a_stream_that_does_not_end_runs_into_the_calls_deadline_as_a_whole() {
         Bench::changed("fake", "1", 64, Clock::system(), |c| c.timeout = Duration::from_millis(300)).await;
     let (frames, from) = mpsc::channel(4);
     let container = v1::Container { id: "a".into(), ..Default::default() };
-    let item = reply::framed(&v1::ListContainersResponse { containers: vec![container] });
+    let item = reply::frame(&v1::ListContainersResponse { containers: vec![container] });
     bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(from)))]);
     frames.send(item).await.unwrap();
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
@@ -171,7 +171,7 @@ async fn what_is_larger_than_a_message_comes_in_many_and_never_in_one() {
     assert_eq!(ids(&got), there(&runtime));
     let got = bench.call(Socket::Read, LIST, &[], all()).await;
     assert_eq!((got.code(), got.body.len()), ("8", 0));
-    assert!(got.meta("grpc-message").contains("its%20stream%20must%20be%20asked%20for"));
+    assert!(got.meta("grpc-message").contains("request%20its%20stream"));
 }
 
 #[tokio::test]
@@ -207,7 +207,7 @@ fn container(id: &str, bytes: usize) -> v1::Container {
 
 /// A frame of one message of the stream.
 fn item(id: &str, bytes: usize) -> Bytes {
-    reply::framed(&v1::ListContainersResponse { containers: vec![container(id, bytes)] })
+    reply::frame(&v1::ListContainersResponse { containers: vec![container(id, bytes)] })
 }
 
 #[tokio::test]
@@ -224,7 +224,7 @@ async fn of_18_000_containers_a_few_messages_are_here_at_once_and_none_is_large(
     assert_eq!(messages(&got.body).iter().map(Bytes::len).max(), Some(largest - 5));
     assert!(largest - 5 <= lists::CHUNK && largest > lists::CHUNK / 2, "{largest}");
     let most = usize::try_from(metrics.list_bytes_most.get()).unwrap();
-    assert!(most > lists::CHUNK && most <= HELD, "{most} of {HELD}");
+    assert!(most > lists::CHUNK && most <= MAX_BUFFERED, "{most} of {MAX_BUFFERED}");
     eventually("nothing is left here", async || (metrics.list_bytes.get() == 0).then_some(())).await;
     assert_eq!(runtime.count(Method::ListContainers), 0);
 }
@@ -237,7 +237,7 @@ async fn the_one_answer_of_a_runtime_without_streams_is_passed_on_piece_by_piece
     assert!(got.body.len() > 12 << 20, "{}", got.body.len());
     assert_eq!(ids(&got), there(&runtime));
     let most = usize::try_from(bench.metrics.list_bytes_most.get()).unwrap();
-    assert!(most > lists::CHUNK && most <= HELD, "{most} of {HELD}");
+    assert!(most > lists::CHUNK && most <= MAX_BUFFERED, "{most} of {MAX_BUFFERED}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -255,14 +255,15 @@ async fn a_caller_that_does_not_read_gets_the_begin_and_holds_up_its_own_list_fo
     });
     let head = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
     let caller = bench.caller(Socket::Read);
-    let response = caller.send(reply::request(STREAM, head, reply::Frames::of(vec![all()]))).await.unwrap();
+    let response =
+        caller.send(reply::request(STREAM, head, reply::Frames::from_data(vec![all()]))).await.unwrap();
     // Nothing else has anything to do, so that time goes on until the caller is given up.
     let sent = endless.await.unwrap();
     assert!(sent < 20 << 20, "{sent} bytes were taken from the runtime for a caller that reads none");
     assert_eq!(bench.call(Socket::Read, STREAM, &[], all()).await.code(), "0", "others get theirs");
     let got = common::got(response).await;
     assert_eq!((got.code(), got.outcome()), ("8", "unknown"));
-    assert!(got.meta("grpc-message").contains("its%20caller%20took%20nothing%20for%2010%20s"), "{got:?}");
+    assert!(got.meta("grpc-message").contains("the%20caller%20read%20nothing%20for%2010%20s"), "{got:?}");
     assert!(messages(&got.body).len() > 1, "what was given away before");
 }
 
@@ -279,7 +280,10 @@ async fn a_large_list_goes_at_a_pace_and_a_small_one_at_once() {
         let got = bench.call(Socket::Read, STREAM, &[], all()).await;
         assert_eq!(ids(&got).len(), items);
         // Two to a message; the last goes with the end. The clock is the test's.
-        assert!(began.elapsed() >= PACE * pauses && began.elapsed() < PACE * (pauses + 2), "{items}");
+        assert!(
+            began.elapsed() >= MIN_INTERVAL * pauses && began.elapsed() < MIN_INTERVAL * (pauses + 2),
+            "{items}"
+        );
     }
 }
 
@@ -291,7 +295,7 @@ async fn a_status_is_answered_while_a_list_is_being_read() {
     let status = "/runtime.v1.RuntimeService/ContainerStatus";
     bench.script.on(status, [good(&v1::ContainerStatusResponse::default())]);
     let head = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
-    let request = |path: &str| reply::request(path, head.clone(), reply::Frames::of(vec![all()]));
+    let request = |path: &str| reply::request(path, head.clone(), reply::Frames::from_data(vec![all()]));
     let (caller, list) = (bench.caller(Socket::Read), request(STREAM));
     let same = caller.clone();
     let list = tokio::spawn(async move { same.send(list).await.unwrap() });
@@ -316,7 +320,7 @@ async fn a_list_that_is_cut_is_asked_for_again_until_its_begin_is_given_away() {
     let (frames, from) = mpsc::channel(1);
     bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(from)))]);
     let head = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
-    let request = reply::request(STREAM, head, reply::Frames::of(vec![all()]));
+    let request = reply::request(STREAM, head, reply::Frames::from_data(vec![all()]));
     let caller = bench.caller(Socket::Read);
     let giving = tokio::spawn(async move { caller.send(request).await.unwrap() });
     for n in 0..40 {

@@ -34,9 +34,9 @@ impl Observer for Panics {
 async fn call(caller: &Upstream, path: &str, pod: &str) -> common::Got {
     let mut map = headers(&[("content-type", "application/grpc"), ("te", "trailers"), EPOCH]);
     map.extend(headers(&[(contain::POD_UID_HEADER, pod)]));
-    let body = reply::framed(&v1::StartContainerRequest { container_id: "c".into() });
+    let body = reply::frame(&v1::StartContainerRequest { container_id: "c".into() });
     let body = if path == LIST { Bytes::from_static(&[0; 5]) } else { body };
-    got(caller.send(reply::request(path, map, Frames::of(vec![body]))).await.unwrap()).await
+    got(caller.send(reply::request(path, map, Frames::from_data(vec![body]))).await.unwrap()).await
 }
 
 #[tokio::test]

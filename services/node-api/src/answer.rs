@@ -1,12 +1,11 @@
-//! Answers as Go's server writes them.
+//! Responses in the form of Go's HTTP server.
 
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 
-/// An answer.
 pub type Answer = Response<Body>;
 
-/// An answer with a body of this type.
+/// Returns a response with a body of the given content type.
 pub fn with_type(code: StatusCode, kind: &'static str, body: impl Into<Body>) -> Answer {
     let mut answer = Response::new(body.into());
     *answer.status_mut() = code;
@@ -14,29 +13,29 @@ pub fn with_type(code: StatusCode, kind: &'static str, body: impl Into<Body>) ->
     answer
 }
 
-/// Text as it is.
+/// Returns plain text.
 pub fn text(code: StatusCode, body: impl Into<String>) -> Answer {
     with_type(code, "text/plain; charset=utf-8", body.into())
 }
 
-/// As Go's `http.Error`: a line of text that no browser takes for anything else.
+/// Returns a line of plain text with `X-Content-Type-Options: nosniff` (Go: `net/http.Error`).
 pub fn error(code: StatusCode, message: impl std::fmt::Display) -> Answer {
     let mut answer = text(code, format!("{message}\n"));
     answer.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     answer
 }
 
-/// JSON.
+/// Returns JSON.
 pub fn json(body: impl Into<Body>) -> Answer {
     with_type(StatusCode::OK, "application/json", body)
 }
 
-/// 404, as for a path that no route has.
+/// Returns 404, as for a path without a route.
 pub fn not_found() -> Answer {
     error(StatusCode::NOT_FOUND, "404 page not found")
 }
 
-/// 405, as for a switch that is off.
+/// Returns 405, as for a disabled endpoint.
 pub fn disabled(what: &str) -> Answer {
     error(StatusCode::METHOD_NOT_ALLOWED, what)
 }

@@ -1,5 +1,5 @@
-//! The command line. Flags bear the kubelet's names and have its defaults for a node with a configuration file; fields of
-//! that file are their defaults.
+//! The command line. Flags have the names of the kubelet's flags and the defaults of a kubelet with a configuration file.
+//! Fields of that file replace the defaults.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,80 +9,80 @@ use clap::{ArgAction, Parser};
 use quintlet_config::ConfigArgs;
 use quintlet_kit::args::CommonArgs;
 
-/// How it is decided who may do what.
+/// How requests are authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Mode {
-    /// By the API server.
+    /// By SubjectAccessReviews of the API server.
     #[value(name = "Webhook")]
     Webhook,
-    /// Whoever shows who they are may do everything.
+    /// Every authenticated request is allowed.
     #[value(name = "AlwaysAllow")]
     AlwaysAllow,
 }
 
-/// The node's HTTPS API: logs, exec, attach, port-forward, pods, statistics and metrics. Needs neither root nor the
-/// runtime's socket; asks cri-proxy and pod-sync.
+/// Serves the kubelet's HTTPS API: logs, exec, attach, port-forward, pods, statistics and metrics. Needs neither root nor the
+/// runtime's socket.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "node-api", version)]
 pub struct NodeApiArgs {
-    /// Name of the node. Default: the host's name in lower case
+    /// Name of the node. Default: the host name in lower case
     #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Serve HTTPS and, if it has a port, the read-only API; without it there is health alone
+    /// Serve HTTPS and, if it has a port, the read-only API. If false, only the health endpoint is served
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = true)]
     pub enable_server: bool,
-    /// Address to serve HTTPS on
+    /// Address for HTTPS
     #[arg(long, value_name = "IP", default_value = "0.0.0.0")]
     pub address: IpAddr,
-    /// Port to serve HTTPS on; 0 takes a free one
+    /// Port for HTTPS; 0 selects a free port
     #[arg(long, alias = "port", value_name = "PORT", default_value_t = 10250)]
     pub node_api_port: u16,
-    /// Port to serve health, metrics, statistics and pods on without TLS and without authentication; 0 for none
+    /// Port for health, metrics, statistics and pods without TLS and without authentication; 0 disables it
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub read_only_port: u16,
-    /// Address of the plain health endpoint
+    /// Address of the health endpoint without TLS
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     pub healthz_bind_address: IpAddr,
-    /// Port of the plain health endpoint; 0 for none
+    /// Port of the health endpoint without TLS; 0 disables it
     #[arg(long, value_name = "PORT", default_value_t = 10248)]
     pub healthz_port: u16,
-    /// API server access, for token and access reviews
+    /// Kubeconfig of the API server, for TokenReviews and SubjectAccessReviews
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// CA bundle that client certificates are verified with; read again when it changes
+    /// CA bundle that verifies client certificates; reloaded when it changes
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
-    /// Ask the API server about bearer tokens
+    /// Authenticate bearer tokens by TokenReviews of the API server
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = true)]
     pub authentication_token_webhook: bool,
-    /// How long an answer about a token counts
+    /// How long the result of a TokenReview is cached
     #[arg(long, value_name = "DURATION", default_value = "2m", value_parser = humantime::parse_duration)]
     pub authentication_token_webhook_cache_ttl: Duration,
-    /// Let requests without credentials in, as system:anonymous
+    /// Admit requests without credentials, as system:anonymous
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = false)]
     pub anonymous_auth: bool,
-    /// Who may do what: Webhook asks the API server, AlwaysAllow nobody
+    /// Authorization mode: Webhook asks the API server, AlwaysAllow allows every authenticated request
     #[arg(long, value_enum, value_name = "MODE", default_value_t = Mode::Webhook)]
     pub authorization_mode: Mode,
-    /// How long the API server's yes counts
+    /// How long an allowed SubjectAccessReview is cached
     #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = humantime::parse_duration)]
     pub authorization_webhook_cache_authorized_ttl: Duration,
-    /// How long the API server's no counts
+    /// How long a denied SubjectAccessReview is cached
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
     pub authorization_webhook_cache_unauthorized_ttl: Duration,
-    /// Serving certificate with its chain; read again when it changes. Default: a self-signed one in --cert-dir
+    /// Serving certificate with its chain; reloaded when it changes. Default: a self-signed certificate in --cert-dir
     #[arg(long, value_name = "FILE")]
     pub tls_cert_file: Option<PathBuf>,
     /// Key of the serving certificate
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// Where a self-signed certificate is kept
+    /// Directory of the self-signed certificate
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/pki")]
     pub cert_dir: PathBuf,
-    /// Oldest TLS version: VersionTLS12 or VersionTLS13. Default: the former
+    /// Oldest TLS version: VersionTLS12 or VersionTLS13. Default: VersionTLS12
     #[arg(long, value_name = "VERSION", default_value = "")]
     pub tls_min_version: String,
-    /// TLS 1.2 cipher suites by their IANA names; those that are unsafe are left out. Default: all that are safe
+    /// Cipher suites of TLS 1.2 by their IANA names; insecure ones are ignored. Default: all secure suites
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub tls_cipher_suites: Vec<String>,
     /// Key exchange groups by their IANA numbers: 29 (X25519), 23 (P-256), 24 (P-384). Default: all
@@ -94,35 +94,33 @@ pub struct NodeApiArgs {
     /// Serve the files of --system-log-dir at /logs/
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = true)]
     pub enable_system_log_handler: bool,
-    /// Let clients of /logs/ query files and the journal of services by name, time and pattern
+    /// Let clients of /logs/ query files and the journal by service, time and pattern
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = false)]
     pub enable_system_log_query: bool,
-    /// What /logs/ shows
+    /// Directory that is served at /logs/
     #[arg(long, value_name = "DIR", default_value = "/var/log")]
     pub system_log_dir: PathBuf,
-    /// A feature gate, `Name=true`; may be given more than once. PodLogsQuerySplitStreams can be set: readers of container logs
-    /// may then choose stdout or stderr. ContainerCheckpoint=false: /checkpoint is not there
+    /// Feature gate, `Name=true`. May be repeated. Two gates have an effect: PodLogsQuerySplitStreams lets readers of container logs
+    /// select stdout or stderr; ContainerCheckpoint=false disables /checkpoint
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
-    /// The node's root directory, for the statistics of its file system
+    /// Root directory of the node, for statistics of its file system
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     pub root_dir: PathBuf,
-    /// Cgroup under which `kubepods` stands, for the statistics of all pods together
+    /// Cgroup that contains `kubepods`, for statistics of all pods together
     #[arg(long, default_value = "/", value_name = "CGROUP")]
     pub cgroup_root: String,
-    /// Where containers' logs are, for the statistics of their size
+    /// Directory of container logs, for statistics of their size
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
     pub pod_logs_dir: PathBuf,
-    /// What every service has.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Where the configuration is.
     #[command(flatten)]
     pub config: ConfigArgs,
 }
 
 impl NodeApiArgs {
-    /// Whether a feature gate is on; the last word counts, and without any `default`.
+    /// Returns whether a feature gate is on. The last occurrence of a gate applies.
     #[must_use]
     pub fn has_gate(&self, name: &str, default: bool) -> bool {
         let mut of_gate =
@@ -148,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_counts_as_it_was_said_last() {
+    fn the_last_occurrence_of_a_feature_gate_applies() {
         let args = |flags: &[&str]| NodeApiArgs::parse_from([&["node-api"], flags].concat());
         assert!(!args(&[]).has_gate("A", false));
         assert!(args(&[]).has_gate("A", true));
@@ -159,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_the_node_api_arrive() {
+    fn fields_of_the_file_become_arguments() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("c.yaml");
         let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nenableServer: false\n\

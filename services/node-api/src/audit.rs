@@ -1,5 +1,5 @@
-//! A line for whatever acts on containers: who wanted what, and what became of it. Its target is `audit`, which no log filter
-//! leaves out.
+//! The audit log: one line per request that acts on a container, with its user and result. The target of the lines is `audit`, which
+//! no log filter disables.
 
 use std::net::SocketAddr;
 
@@ -8,27 +8,27 @@ use http::StatusCode;
 use crate::auth::User;
 use crate::uri::segments_after_first;
 
-/// How it went.
+/// The decision about a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nobody who may; it was not tried.
+    /// The request was not authenticated or not authorized.
     Refused,
-    /// They may. Whether it worked, the code tells.
+    /// The request was allowed. The status code says whether it succeeded.
     Allowed,
 }
 
-/// What somebody wants to do to a pod.
+/// An action on a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Act {
+pub(crate) struct PodAction {
     action: &'static str,
     namespace: String,
     pod: String,
     container: String,
 }
 
-impl Act {
-    /// What a path means; none if nothing is done to a pod.
-    pub(crate) fn of(path: &str) -> Option<Self> {
+impl PodAction {
+    /// Returns the action that a path names, if it acts on a pod.
+    pub(crate) fn from_path(path: &str) -> Option<Self> {
         let action = match path.split('/').nth(1)? {
             "exec" => "exec",
             "attach" => "attach",
@@ -44,8 +44,7 @@ impl Act {
         Some(Self { action, namespace, pod, container: container.unwrap_or_default() })
     }
 
-    /// Writes the line.
-    pub(crate) fn write(&self, user: &User, from: Option<SocketAddr>, code: StatusCode, verdict: Verdict) {
+    pub(crate) fn log(&self, user: &User, from: Option<SocketAddr>, code: StatusCode, verdict: Verdict) {
         let verdict = match verdict {
             Verdict::Refused => "refused",
             Verdict::Allowed if code == StatusCode::SWITCHING_PROTOCOLS || code.is_success() => "allowed",
@@ -72,26 +71,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_that_act_on_a_pod_say_on_which() {
-        let act = |action, container: &str| {
+    fn a_path_that_acts_on_a_pod_names_the_action_and_its_target() {
+        let action = |action, container: &str| {
             let [namespace, pod, container] = ["ns", "p", container].map(str::to_owned);
-            Some(Act { action, namespace, pod, container })
+            Some(PodAction { action, namespace, pod, container })
         };
         for (path, want) in [
-            ("/exec/ns/p/c", act("exec", "c")),
-            ("/exec/ns/p/uid/c", act("exec", "c")),
-            ("/attach/ns/p/c", act("attach", "c")),
-            ("/run/ns/p/c", act("run", "c")),
-            ("/run/ns/p", act("run", "")),
-            ("/checkpoint/ns/p/c", act("checkpoint", "c")),
-            ("/portForward/ns/p", act("portforward", "")),
-            ("/portForward/ns/p/uid", act("portforward", "")),
+            ("/exec/ns/p/c", action("exec", "c")),
+            ("/exec/ns/p/uid/c", action("exec", "c")),
+            ("/attach/ns/p/c", action("attach", "c")),
+            ("/run/ns/p/c", action("run", "c")),
+            ("/run/ns/p", action("run", "")),
+            ("/checkpoint/ns/p/c", action("checkpoint", "c")),
+            ("/portForward/ns/p", action("portforward", "")),
+            ("/portForward/ns/p/uid", action("portforward", "")),
             ("/containerLogs/ns/p/c", None),
             ("/pods", None),
             ("/", None),
         ] {
-            assert_eq!(Act::of(path), want, "{path}");
+            assert_eq!(PodAction::from_path(path), want, "{path}");
         }
-        assert!(Act::of("/exec").is_some(), "a path that names nothing is told of, too");
+        assert!(PodAction::from_path("/exec").is_some(), "a path that names nothing is told of, too");
     }
 }

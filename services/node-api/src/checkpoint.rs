@@ -1,18 +1,18 @@
-//! `POST /checkpoint/{namespace}/{pod}/{container}`: a running container's state in a file on the node
-//! (pkg/kubelet/server/server.go:checkpoint).
+//! `POST /checkpoint/{namespace}/{pod}/{container}`: writes the state of a running container to a file on the node
+//! (`pkg/kubelet/server: checkpoint`).
 //!
-//! pod-sync has it done and names the file. This process only names the container: whoever could name the file would write, with
-//! the runtime's rights, wherever they like.
+//! pod-sync makes the checkpoint and chooses the file. This process passes only the name of the container: a caller that could name
+//! the file could write anywhere with the runtime's rights.
 
 use http::StatusCode;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, json as json_answer, not_found, text};
-use crate::node::Node;
-use crate::select;
+use crate::pod_lookup;
+use crate::services::Services;
 
-/// Answers; `segments` is the path after its first part.
-pub async fn checkpoint(node: &Node, segments: &[String], query: &[(String, String)]) -> Answer {
+/// Handles a request. `segments` is the path after its first segment.
+pub async fn checkpoint(node: &Services, segments: &[String], query: &[(String, String)]) -> Answer {
     let [namespace, pod, container] = segments else { return not_found() };
     if [namespace, pod, container].into_iter().any(String::is_empty) {
         return not_found();
@@ -24,7 +24,7 @@ pub async fn checkpoint(node: &Node, segments: &[String], query: &[(String, Stri
 }
 
 async fn checkpointed(
-    node: &Node,
+    node: &Services,
     namespace: &str,
     pod: &str,
     container: &str,
@@ -39,14 +39,14 @@ async fn checkpointed(
     let view = view.map_err(|status| fault(&format!("pod-sync: {}", status.message())))?;
     let view = view.ok_or_else(|| missing("pod does not exist".to_owned()))?;
     let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
-    if select::spec(&object, container).is_none() {
+    if pod_lookup::spec(&object, container).is_none() {
         return Err(missing(format!("container {container} does not exist")));
     }
     let seconds = timeout(query).map_err(|why| missing(why.to_owned()))?;
     node.checkpoint(&view.uid, container, seconds).await.map_err(|status| fault(status.message()))
 }
 
-/// Of several values the last one counts; 0 is the runtime's own.
+/// Returns the timeout. The last of several values applies; 0 means the runtime's default.
 fn timeout(query: &[(String, String)]) -> Result<i64, &'static str> {
     match query.iter().rfind(|(k, _)| k == "timeout") {
         Some((_, seconds)) => seconds.parse().map_err(|_| "cannot parse value of timeout parameter"),
@@ -60,7 +60,7 @@ mod tests {
     use crate::uri::decode_form;
 
     #[test]
-    fn the_last_timeout_counts() {
+    fn the_last_of_several_timeouts_applies() {
         for (query, want) in [
             ("", Ok(0)),
             ("timeout=5", Ok(5)),

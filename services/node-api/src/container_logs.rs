@@ -1,8 +1,7 @@
 //! `/containerLogs/{namespace}/{pod}/{container}`.
 //!
-//! The bytes of the file come from cri-proxy (`ContainerLogs` on its `node-api` socket): log files belong to root, and a
-//! runtime need not let a group read them, so that this process opens none of them. What they say is decoded here.
-//! Nothing is read from cri-proxy that the client has not taken: a slow client holds four blocks, not the log.
+//! cri-proxy reads the log file (`ContainerLogs` on its socket `node-api`), because log files belong to root. This process decodes its
+//! lines. It reads from cri-proxy only as fast as the client reads: a slow client holds four blocks, not the log.
 
 use axum::body::Body;
 use bytes::Bytes;
@@ -15,10 +14,10 @@ use tonic::Streaming;
 
 use crate::answer::{Answer, text, with_type};
 use crate::counters::Counters;
-use crate::node::Node;
-use crate::select::{self, Instance};
+use crate::pod_lookup::{self, Instance};
+use crate::services::Services;
 
-/// What is asked for.
+/// The parameters of a request (`PodLogOptions`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
     follow: bool,
@@ -31,14 +30,14 @@ pub struct Query {
     stream: Option<String>,
 }
 
-/// Why a query is no good.
+/// The reason to refuse a query.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BadQuery {
-    /// It cannot be read.
+    /// A value cannot be parsed.
     Undecodable,
-    /// Its values do not fit.
+    /// Values are invalid together.
     Invalid,
-    /// Streams cannot be chosen here.
+    /// The selection of a stream is disabled.
     Stream(String),
 }
 
@@ -58,16 +57,16 @@ impl BadQuery {
     }
 }
 
-/// The kubelet's own form of JSON.
+/// Returns a message in the JSON form of the kubelet.
 fn message(code: StatusCode, text: &str) -> Answer {
     with_type(code, "application/json", format!("{{\"message\": \"{text}\"}}"))
 }
 
 impl Query {
-    /// Reads a query as the API machinery reads PodLogOptions.
+    /// Parses a query as the API machinery parses `PodLogOptions`.
     ///
     /// # Errors
-    /// It cannot be read, or its values do not fit.
+    /// Fails if a value cannot be parsed or is invalid.
     pub fn parse(pairs: &[(String, String)], split_streams: bool) -> Result<Self, BadQuery> {
         let get = |name: &str| pairs.iter().find(|(k, _)| k == name).map(|(_, v)| v.as_str());
         let flag = |name: &str| get(name).is_some_and(|v| !v.eq_ignore_ascii_case("false") && v != "0");
@@ -106,7 +105,7 @@ impl Query {
         match one {
             _ if !fits => Err(BadQuery::Invalid),
             Some(name) if !split_streams => Err(BadQuery::Stream(name.to_owned())),
-            // The last lines of one stream are not the last lines of the file.
+            // The last lines of one stream cannot be found from the last lines of the file.
             Some("Stdout" | "Stderr") if self.tail_lines.is_none() => Ok(self),
             Some(_) => Err(BadQuery::Invalid),
             None => Ok(self),
@@ -128,9 +127,9 @@ impl Query {
     }
 }
 
-/// Answers with a container's log.
+/// Responds with the log of a container.
 pub async fn logs(
-    node: &Node,
+    node: &Services,
     counters: &Counters,
     segments: &[String],
     query: &[(String, String)],
@@ -157,11 +156,11 @@ pub async fn logs(
             return text(StatusCode::INTERNAL_SERVER_ERROR, format!("pod-sync: {}", status.message()));
         }
     };
-    if select::spec(&pod, container).is_none() {
+    if pod_lookup::spec(&pod, container).is_none() {
         let message = format!("container {container:?} not found in pod {name:?}");
         return text(StatusCode::NOT_FOUND, message);
     }
-    let instance = match select::log_instance(&pod, container, query.previous) {
+    let instance = match pod_lookup::log_instance(&pod, container, query.previous) {
         Ok(instance) => instance,
         Err(error) => return text(StatusCode::BAD_REQUEST, error.to_string()),
     };
@@ -177,11 +176,11 @@ pub async fn logs(
     }
 }
 
-async fn open(node: &Node, instance: &Instance, query: &Query) -> Result<Streaming<LogChunk>, String> {
+async fn open(node: &Services, instance: &Instance, query: &Query) -> Result<Streaming<LogChunk>, String> {
     let request = ReadLogRequest {
         container_id: instance.id.clone(),
         tail_lines: query.tail_lines.and_then(|n| u64::try_from(n).ok()),
-        // The log of an instance that has ended does not grow.
+        // The log of a terminated container does not grow.
         follow: query.follow && !query.previous,
     };
     let mut client = ContainerLogsClient::new(node.cri());
@@ -190,7 +189,7 @@ async fn open(node: &Node, instance: &Instance, query: &Query) -> Result<Streami
         if of_file || status.code() == tonic::Code::ResourceExhausted {
             status.message().to_owned()
         } else {
-            tracing::debug!(error = status.message(), "no log");
+            tracing::debug!(error = status.message(), "failed to read container log");
             format!("unable to retrieve container logs for {}://{}", instance.runtime, instance.id)
         }
     })
@@ -230,7 +229,7 @@ impl Log {
         Self { chunks, decoder, follow, ended: false, _open: Open(counters.log_streams.clone()) }
     }
 
-    /// What comes next; none at the end. An error is the last of the text, as nothing else can be said by then.
+    /// Returns the next chunk, or none at the end. An error is appended to the text, since the status has been sent.
     async fn next(&mut self) -> Option<Bytes> {
         let mut out = Vec::new();
         while out.is_empty() && !self.ended {
@@ -242,17 +241,14 @@ impl Log {
                 },
                 Ok(None) => {
                     self.ended = true;
-                    // A line without its end may still get it while somebody writes.
+                    // While the container runs, the end of an unterminated line may follow.
                     if !self.follow
                         && let Err(unsupported) = self.decoder.end(&mut out)
                     {
                         self.fail(&mut out, &unsupported.to_string());
                     }
                     if self.decoder.skipped() > 0 {
-                        tracing::warn!(
-                            lines = self.decoder.skipped(),
-                            "lines of a log were in no known form"
-                        );
+                        tracing::warn!(lines = self.decoder.skipped(), "log has lines of unknown format");
                     }
                 }
                 Err(status) => self.fail(&mut out, status.message()),
@@ -277,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_are_read_as_the_api_machinery_reads_them() {
+    fn queries_are_parsed_as_by_the_api_machinery() {
         let query =
             parse("follow=true&previous=1&timestamps=&tailLines=5&limitBytes=10&sinceSeconds=3", false);
         let want = Query {

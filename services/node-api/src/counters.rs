@@ -1,4 +1,4 @@
-//! What is counted.
+//! Metrics of this process.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use quintlet_telemetry::metrics::{
 };
 use tokio::time::Instant;
 
-/// Prometheus' own default, in seconds.
+/// Default buckets of Prometheus, in seconds.
 const DURATION: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -32,7 +32,6 @@ struct CodeLabel {
     code: u16,
 }
 
-/// The counters of this process.
 #[derive(Debug, Clone)]
 pub struct Counters {
     requests: Family<RequestLabels, Counter>,
@@ -43,9 +42,7 @@ pub struct Counters {
     displaced: Counter,
     reviews: Counter,
     handshakes: Counter,
-    /// Upgraded connections open now.
     pub upgrades: Gauge,
-    /// Log streams open now.
     pub log_streams: Gauge,
 }
 
@@ -64,19 +61,19 @@ impl Default for Counters {
             inflight: gauge_family("kubelet_http_inflight_requests", "Number of the inflight http requests"),
             refused: counter_family(
                 "quintlet_node_api_refused_requests",
-                "Requests refused for want of credentials (401) or rights (403), by answer",
+                "Requests refused because of missing credentials (401) or permissions (403), by status code",
             ),
             connections: counter(
                 "quintlet_node_api_refused_connections",
-                "Connections closed because too many are open",
+                "Connections refused because too many are open",
             ),
             displaced: counter(
                 "quintlet_node_api_displaced_connections",
-                "Connections without a request that was let in, closed to make place for another",
+                "Untrusted connections closed in favour of a new one",
             ),
             reviews: counter(
                 "quintlet_node_api_unreviewed_requests",
-                "Requests answered 429 because too many wait for a review of their token",
+                "Requests answered with 429 because too many wait for a TokenReview",
             ),
             handshakes: counter("quintlet_node_api_failed_handshakes", "TLS handshakes that failed"),
             upgrades: gauge(
@@ -89,10 +86,10 @@ impl Default for Counters {
 }
 
 impl Counters {
-    /// A request, by the first part of its path; what no route has is one path, or a scanner would fill the registry. It is under way
-    /// until what is given back is dropped.
+    /// Counts a request by the first segment of its path. Paths without a route share one label, so that a scanner does not grow the
+    /// registry. The request is in flight until the returned guard is dropped.
     #[must_use]
-    pub fn request(&self, method: &http::Method, route: &str, is_readonly: bool) -> UnderWay {
+    pub fn request(&self, method: &http::Method, route: &str, is_readonly: bool) -> InFlightRequest {
         let labels = RequestLabels {
             method: if is_usual(method) { method.to_string() } else { "other".to_owned() },
             path: route.to_owned(),
@@ -101,53 +98,52 @@ impl Counters {
         };
         self.requests.get_or_create(&labels).inc();
         self.inflight.get_or_create(&labels).inc();
-        UnderWay { labels, began: Instant::now(), of: self.clone() }
+        InFlightRequest { labels, began: Instant::now(), of: self.clone() }
     }
 
-    /// A request that was refused.
     pub fn refused(&self, code: http::StatusCode) {
         self.refused.get_or_create(&CodeLabel { code: code.as_u16() }).inc();
     }
 
-    /// How many were refused with `code`.
+    /// Returns the number of refused requests with this status code.
     #[must_use]
     pub fn refused_so_far(&self, code: http::StatusCode) -> u64 {
         self.refused.get_or_create(&CodeLabel { code: code.as_u16() }).get()
     }
 
-    /// A connection closed for there being too many.
+    /// Counts a connection that was refused because too many are open.
     pub fn refused_connection(&self) {
         self.connections.inc();
     }
 
-    /// A connection of a stranger closed in favour of another.
+    /// Counts an untrusted connection that was closed in favour of a new one.
     pub fn displaced_connection(&self) {
         self.displaced.inc();
     }
 
-    /// A request that nobody has time to find the user of.
-    pub fn unreviewed(&self) {
+    /// Counts a request that was refused because too many wait for a TokenReview.
+    pub fn refused_review(&self) {
         self.reviews.inc();
     }
 
-    /// A handshake that failed.
     pub fn failed_handshake(&self) {
         self.handshakes.inc();
     }
 }
 
-/// What the kubelet takes for requests that last; port-forward is not among them, since it looks for another spelling.
+/// Paths that the kubelet counts as long-running (`pkg/kubelet/server: isLongRunningRequest`). Port-forward is missing there, too:
+/// the kubelet looks for another spelling.
 const LONG_RUNNING: [&str; 3] = ["exec", "attach", "debug"];
 
-/// A request that is being answered: for one that is upgraded, and for a log that is followed, until its end.
+/// A request in flight. An upgraded connection and a followed log are in flight until they end.
 #[derive(Debug)]
-pub struct UnderWay {
+pub struct InFlightRequest {
     labels: RequestLabels,
     began: Instant,
     of: Counters,
 }
 
-impl Drop for UnderWay {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
         self.of.inflight.get_or_create(&self.labels).dec();
         self.of.durations.get_or_create(&self.labels).observe(self.began.elapsed().as_secs_f64());
@@ -172,12 +168,12 @@ fn is_usual(method: &http::Method) -> bool {
 /// A body whose request counts as in flight until the body was sent.
 pub(crate) struct CountedBody {
     body: Body,
-    _under_way: Arc<UnderWay>,
+    _in_flight: Arc<InFlightRequest>,
 }
 
 impl CountedBody {
-    pub(crate) fn new(body: Body, in_flight: Arc<UnderWay>) -> Self {
-        Self { body, _under_way: in_flight }
+    pub(crate) fn new(body: Body, in_flight: Arc<InFlightRequest>) -> Self {
+        Self { body, _in_flight: in_flight }
     }
 }
 
@@ -210,7 +206,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn requests_are_told_of_as_the_kubelet_tells() {
+    async fn requests_have_the_labels_that_the_kubelet_gives_them() {
         let counters = Counters::default();
         for (method, route, is_readonly, labels) in [
             (Method::GET, "metrics/cadvisor", false, ["GET", "metrics/cadvisor", "readwrite", "false"]),
@@ -226,12 +222,12 @@ mod tests {
                 let text = quintlet_telemetry::metrics::text();
                 text.lines().find_map(|l| l.strip_prefix(&series)?.parse::<f64>().ok())
             };
-            let under_way = counters.request(&method, route, is_readonly);
+            let in_flight = counters.request(&method, route, is_readonly);
             assert_eq!(of("kubelet_http_requests_total", ""), Some(1.0), "{labels:?}");
             assert_eq!(of("kubelet_http_inflight_requests", ""), Some(1.0), "{labels:?}");
             assert_eq!(of("kubelet_http_requests_duration_seconds_count", ""), None, "{labels:?}");
             tokio::time::advance(Duration::from_secs(2)).await;
-            drop(under_way);
+            drop(in_flight);
             assert_eq!(of("kubelet_http_inflight_requests", ""), Some(0.0), "{labels:?}");
             assert_eq!(of("kubelet_http_requests_duration_seconds_sum", ""), Some(2.0), "{labels:?}");
             assert_eq!(

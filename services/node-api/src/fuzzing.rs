@@ -1,4 +1,4 @@
-//! What `tests/fuzz` calls of the private parts.
+//! Entry points of `tests/fuzz` to private functions.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -7,7 +7,7 @@ pub use crate::log_query::Journal;
 use crate::remote_command::Streams;
 use crate::{log_query, uri, websocket};
 
-/// Serves a WebSocket client of `v5.channel.k8s.io` with all streams that a runtime has: error, stdin, stdout, stderr, resize.
+/// Serves a WebSocket client of `v5.channel.k8s.io` with all streams: error, stdin, stdout, stderr, resize.
 pub async fn channels<C, R>(client: C, runtime: R)
 where
     C: AsyncRead + AsyncWrite + Unpin + Send,
@@ -17,10 +17,10 @@ where
     websocket::channels(client, runtime, all).await;
 }
 
-/// What a log query asks of the journal; none where it is no query or one for a file.
+/// Parses a log query. Returns the query of the journal, or none if it is no query or one for a file.
 ///
 /// # Errors
-/// Why the query is refused.
+/// Returns the reason why the query is refused.
 pub fn log_query(form: &str) -> Result<Option<Journal>, String> {
     log_query::journal_of(&uri::decode_form(form))
 }

@@ -1,17 +1,17 @@
-//! `/healthz`: one word, or a line per check.
+//! `/healthz`: one word, or one line per check.
 
 use std::fmt::Write as _;
 
 use http::{HeaderValue, StatusCode, header};
 
 use crate::answer::{Answer, not_found, text};
-use crate::node::Node;
+use crate::services::Services;
 
-/// The checks there are. The loop is pod-sync's: without it no pod gets on.
+/// Names of the checks. `syncloop` is the sync loop of pod-sync.
 pub const CHECKS: [&str; 3] = ["ping", "log", "syncloop"];
 
-/// Answers `/healthz` and what is below it.
-pub async fn healthz(node: &Node, path: &str, query: &[(String, String)]) -> Answer {
+/// Responds to `/healthz` and the paths below it.
+pub async fn healthz(node: &Services, path: &str, query: &[(String, String)]) -> Answer {
     let below = path.trim_start_matches("/healthz").trim_matches('/');
     let names: Vec<&str> = match CHECKS.iter().find(|name| **name == below) {
         Some(name) => vec![name],
@@ -42,11 +42,11 @@ pub async fn healthz(node: &Node, path: &str, query: &[(String, String)]) -> Ans
     answer
 }
 
-/// Whether one check is passed.
-pub async fn check(node: &Node, name: &str) -> bool {
+/// Returns whether a check passes.
+pub async fn check(node: &Services, name: &str) -> bool {
     match name {
         "syncloop" => node.podsync_serves("syncloop").await,
-        // To answer at all is to be well.
+        // This process responds, so it is healthy.
         _ => true,
     }
 }

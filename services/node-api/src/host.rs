@@ -1,13 +1,13 @@
-//! What the node itself uses, from `/proc`, which anybody may read: network and pressure. Parsing is pure.
+//! Network and pressure statistics of the node, from `/proc`. This module parses and does no I/O.
 
 use serde_json::{Map, Value, json};
 
-/// The interface whose figures stand for the whole node, where there is one of this name (pkg/kubelet/stats).
+/// The default interface, whose statistics are those of the node (`pkg/kubelet/stats`).
 const DEFAULT_INTERFACE: &str = "eth0";
-/// Interfaces that are the loopback or the outer ends of pods' own: what goes through them is counted elsewhere.
+/// Prefixes of the loopback and of the host's ends of the pods' interfaces, which are not counted for the node.
 const NOT_THE_NODES: [&str; 2] = ["lo", "veth"];
 
-/// Network figures of the node by `/proc/net/dev`; null where there is no interface. `route` is `/proc/net/route`.
+/// Returns the network statistics of the node from `/proc/net/dev`, or null without an interface. `route` is `/proc/net/route`.
 #[must_use]
 pub fn network(dev: &str, route: &str, time: &str) -> Value {
     let interfaces: Vec<Map<String, Value>> = interfaces(dev).map(fields).collect();
@@ -22,31 +22,23 @@ pub fn network(dev: &str, route: &str, time: &str) -> Value {
     Value::Object(out)
 }
 
-/// What went one way through an interface.
+/// Counters of one direction of an interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Bytes.
     pub bytes: u64,
-    /// Packets.
     pub packets: u64,
-    /// Packets that were bad.
     pub errors: u64,
-    /// Packets there was no room for.
     pub dropped: u64,
 }
 
-/// A line of `/proc/net/dev`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
     pub name: String,
-    /// What came.
     pub received: Traffic,
-    /// What went.
     pub sent: Traffic,
 }
 
-/// The interfaces of `/proc/net/dev`, but for the loopback and the outer ends of pods' own.
+/// Returns the interfaces in `/proc/net/dev`, except for the loopback and the host's ends of the pods' interfaces.
 pub fn interfaces(dev: &str) -> impl Iterator<Item = Interface> {
     dev.lines().skip(2).filter_map(interface)
 }
@@ -88,14 +80,14 @@ fn default_route(route: &str) -> Option<&str> {
     })
 }
 
-/// Pressure stall figures by a file of `/proc/pressure`; null where the kernel has none.
+/// Returns pressure stall statistics from a file of `/proc/pressure`, or null if the kernel has none.
 #[must_use]
 pub fn pressure(text: &str) -> Value {
     let line = |kind: &str| {
         let figures = text.lines().find_map(|line| line.strip_prefix(kind))?;
         let mut out = Map::new();
         for (name, value) in figures.split_whitespace().filter_map(|figure| figure.split_once('=')) {
-            // Times are in microseconds; the summary has nanoseconds.
+            // The kernel reports microseconds; the summary has nanoseconds.
             let value = match name {
                 "total" => json!(value.parse::<u64>().ok()?.saturating_mul(1000)),
                 _ => json!(value.parse::<f64>().ok()?),
@@ -104,7 +96,7 @@ pub fn pressure(text: &str) -> Value {
         }
         Some(Value::Object(out))
     };
-    // The CPU of a whole machine knows no `full` before Linux 5.13.
+    // Before Linux 5.13, the CPU pressure of a machine has no line `full`.
     let none = || json!({"total": 0, "avg10": 0.0, "avg60": 0.0, "avg300": 0.0});
     line("some ")
         .map_or(Value::Null, |some| json!({"some": some, "full": line("full ").unwrap_or_else(none)}))
@@ -123,7 +115,7 @@ mod tests {
     const ROUTE: &str = "Iface\tDestination\tGateway\ncni0\t0005000A\t0\nens3\t00000000\t010200C0\n";
 
     #[test]
-    fn the_nodes_network_is_that_of_its_interfaces_and_the_default_one_stands_for_it() {
+    fn the_network_of_the_node_is_that_of_its_default_interface() {
         let network = network(DEV, ROUTE, "now");
         assert_eq!(
             network,
@@ -142,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn pressure_is_told_in_nanoseconds() {
+    fn pressure_is_reported_in_nanoseconds() {
         let both = "some avg10=1.50 avg60=0.20 avg300=0.00 total=12\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=3\n";
         assert_eq!(
             pressure(both),

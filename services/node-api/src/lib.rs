@@ -1,14 +1,15 @@
-//! The node's HTTPS API: what the API server, kubectl and metrics scrapers ask a node for.
+//! The node's HTTPS API, for the API server, kubectl and scrapers of metrics.
 //!
-//! A process of its own without root and without the runtime's socket, so that the one network
-//! listener, TLS and upgrades never share a process with the runtime's owner. It is a client of cri-proxy's `node-api`
-//! socket, of pod-sync's read side, and of the others' `debug.v1`; it keeps no state but caches.
+//! node-api is a process without root and without access to the runtime's socket, so that the only network listener is separate from
+//! the owner of the runtime. It is a client of cri-proxy (socket `node-api`), of pod-sync (read-only) and of `debug.v1` of all
+//! services. Its only state are caches.
 //!
-//! A request goes [`server`] → [`routes`] → [`auth`] → a page. [`auth::authz`] has the table of rights, [`limits`] what
-//! anybody may take, [`life`] how long a connection lives.
+//! A request passes [`server`], [`routes`] and [`auth`], and ends in a page. [`auth::authz`] has the table of permissions, [`limits`]
+//! the limits of each client, [`connection`] the life cycle of a connection.
 //!
-//! Tasks: one per listener, connection and upgraded connection; `reload`, which reads files again that have changed.
+//! Tasks: one per listener, per connection and per upgraded connection, and `reload` for files that have changed.
 
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod answer;
@@ -17,21 +18,19 @@ mod audit;
 pub mod auth;
 pub mod cgroups;
 pub mod checkpoint;
+pub mod connection;
 pub mod container_logs;
 pub mod counters;
 pub mod digest;
-pub mod files;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod health;
 pub mod host;
-pub mod life;
 pub mod limits;
 pub mod log_query;
-pub mod measured;
 pub mod metrics;
 mod negotiate;
-pub mod node;
+pub mod pod_lookup;
 pub mod pods;
 mod process;
 mod relay;
@@ -39,11 +38,13 @@ mod reload;
 pub mod remote_command;
 pub mod routes;
 mod run;
-pub mod select;
+pub mod runtime_stats;
 pub mod server;
+pub mod services;
 pub mod state;
 pub mod stats;
 pub mod streaming;
+pub mod system_logs;
 pub mod tls;
 pub mod uri;
 pub mod websocket;

@@ -1,7 +1,7 @@
-//! How much anybody may take, and the guards that count it.
+//! Limits of what a client may use, and the guards that enforce them.
 //!
-//! A connection begins as a stranger's and is trusted from the first request on whose user may do what they asked for.
-//! Strangers have few places, for a short time, and one more displaces another: whoever fills their places keeps nobody out.
+//! A connection is untrusted until a request on it is authorized. Untrusted connections have few slots and a short deadline, and a new
+//! one displaces an old one, so that a client that fills the slots does not lock others out.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,47 +11,47 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-/// What one listener allows.
+/// Limits of one listener.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Connections in all: the API server keeps a few, every `kubectl exec` and `logs -f` one.
+    /// Maximum number of connections. The API server keeps a few; each `kubectl exec` and `logs -f` has one.
     pub connections: usize,
-    /// Of them, those on which nobody has shown yet that they may do something. Times [`Limits::header_bytes`], that is 32 MiB:
-    /// what people without any right can make the node keep.
+    /// Maximum number of untrusted connections. Times [`Limits::header_bytes`], they hold 32 MiB at most.
     pub strangers: usize,
-    /// Connections of one network (an IPv4 address, an IPv6 /64): the rest stays for the others. kubectl port-forward opens
-    /// one per forwarding, not per connection through it.
+    /// Maximum number of connections from one network (an IPv4 address, an IPv6 /64). kubectl port-forward opens one per command, not
+    /// one per forwarded connection.
     pub per_address: usize,
-    /// Upgraded connections (exec, attach, port-forward) in all.
+    /// Maximum number of upgraded connections (exec, attach, port-forward).
     pub upgrades: usize,
-    /// Requests that wait for a review of their token, in all. Times [`Limits::header_bytes`], that is 32 MiB more.
+    /// Maximum number of requests that wait for a TokenReview. Times [`Limits::header_bytes`], they hold 32 MiB more.
     pub reviews: usize,
-    /// The same of one network.
+    /// The same for one network.
     pub reviews_per_address: usize,
-    /// From accepting to the end of the TLS handshake.
+    /// Time limit from accepting a connection to the end of the TLS handshake.
     pub handshake: Duration,
-    /// For the header of a request, idle time on a kept HTTP/1 connection included.
+    /// Time limit for the header of a request, including idle time on a kept-alive HTTP/1 connection.
     pub header: Duration,
-    /// From accepting to the first request that is let in.
+    /// Time limit from accepting a connection to its first authorized request.
     pub stranger: Duration,
-    /// What may still be said on a connection that is to end.
+    /// Time limit for closing a connection.
     pub linger: Duration,
-    /// Without a request in flight, as the kubelet's.
+    /// Time after which a connection without a request in flight is closed, as in the kubelet.
     pub idle: Duration,
-    /// For the next bytes of an answer to be taken, as the kubelet's for a whole one: `kubectl logs -f | less` reads slowly.
+    /// Time limit for the client to read the next bytes of a response. The kubelet has the same limit for a whole response; `kubectl logs
+    /// -f | less` reads slowly.
     pub write: Duration,
-    /// Bytes of a request's header. The kubelet takes 1 MiB, which times the connections is more memory than a node has to
-    /// spare; tokens and exec commands fit into far less.
+    /// Maximum size of a request's header. The kubelet accepts 1 MiB, which times the connections is too much memory. Tokens and exec
+    /// commands are far smaller.
     pub header_bytes: usize,
-    /// Bytes of a request's body, which only forms have.
+    /// Maximum size of a request's body. Only forms have one.
     pub body_bytes: usize,
-    /// For a request's body.
+    /// Time limit for a request's body.
     pub body: Duration,
-    /// Requests at a time on one HTTP/2 connection.
+    /// Maximum number of concurrent requests on one HTTP/2 connection.
     pub streams: u32,
-    /// From the start of an upgrade until the runtime has answered.
+    /// Time limit from the start of an upgrade to the runtime's response.
     pub upgrade: Duration,
-    /// How long the other direction of an upgraded connection may go on after one has ended.
+    /// How long one direction of an upgraded connection may continue after the other one ended.
     pub half_open: Duration,
 }
 
@@ -80,7 +80,7 @@ impl Default for Limits {
     }
 }
 
-/// Whoever has one address of it has them all.
+/// A client with one address of the /64 usually has all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Network(IpAddr);
 
@@ -105,19 +105,19 @@ struct Connection {
 
 #[derive(Debug, Default)]
 struct Count {
-    /// Of the next connection: they grow, so that the least is the oldest.
+    /// Id of the next connection. Ids grow, so the smallest is the oldest.
     next: u64,
     open: HashMap<u64, Connection>,
 }
 
 impl Count {
-    /// The oldest stranger of these networks.
+    /// Returns the oldest untrusted connection of these networks.
     fn oldest(&self, within: impl Fn(Network) -> bool) -> Option<u64> {
         let strangers = self.open.iter().filter(|(_, c)| !c.trusted && within(c.network));
         strangers.map(|(id, _)| *id).min()
     }
 
-    /// The network that has the most strangers, the one with the oldest of several.
+    /// Returns the network with the most untrusted connections. Of several, it returns the one with the oldest connection.
     fn fullest(&self) -> Option<Network> {
         let mut of: HashMap<Network, (usize, u64)> = HashMap::new();
         for (id, connection) in self.open.iter().filter(|(_, c)| !c.trusted) {
@@ -135,22 +135,22 @@ impl Count {
     }
 }
 
-/// Connections that are open.
+/// The open connections.
 #[derive(Debug, Clone, Default)]
-pub struct Gate(Arc<Mutex<Count>>);
+pub struct ConnectionLimiter(Arc<Mutex<Count>>);
 
-/// One open connection; it counts until dropped or displaced.
+/// An open connection. Its slot is free when this is dropped or displaced.
 #[derive(Debug)]
-pub struct Pass {
-    gate: Gate,
+pub struct ConnectionSlot {
+    gate: ConnectionLimiter,
     id: u64,
     displaced: CancellationToken,
 }
 
-impl Gate {
-    /// Lets a connection in, in place of a stranger if need be; none if only the trusted are there.
+impl ConnectionLimiter {
+    /// Admits a connection, if necessary in place of an untrusted one. Returns none if all connections are trusted.
     #[must_use]
-    pub fn enter(&self, address: IpAddr, limits: &Limits) -> Option<Pass> {
+    pub fn enter(&self, address: IpAddr, limits: &Limits) -> Option<ConnectionSlot> {
         let network = Network::from(address);
         let mut count = self.0.lock();
         let of_network = count.open.values().filter(|c| c.network == network).count();
@@ -171,62 +171,62 @@ impl Gate {
         count.next = count.next.saturating_add(1);
         let displaced = CancellationToken::new();
         count.open.insert(id, Connection { network, trusted: false, displaced: displaced.clone() });
-        Some(Pass { gate: self.clone(), id, displaced })
+        Some(ConnectionSlot { gate: self.clone(), id, displaced })
     }
 
-    /// Connections open now.
+    /// Returns the number of open connections.
     #[must_use]
     pub fn open(&self) -> usize {
         self.0.lock().open.len()
     }
 }
 
-impl Pass {
-    /// From now on nobody takes its place.
+impl ConnectionSlot {
+    /// Marks the connection as trusted, so that it is not displaced.
     pub fn trust(&self) {
         if let Some(connection) = self.gate.0.lock().open.get_mut(&self.id) {
             connection.trusted = true;
         }
     }
 
-    /// Somebody has taken its place.
+    /// Completes when another connection takes the slot.
     pub async fn displaced(&self) {
         self.displaced.cancelled().await;
     }
 }
 
-impl Drop for Pass {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.gate.0.lock().open.remove(&self.id);
     }
 }
 
-/// Requests that wait for the API server's word on who they are from.
+/// The requests that wait for a TokenReview.
 #[derive(Debug, Clone, Default)]
-pub struct Waiting(Arc<Mutex<HashMap<Network, usize>>>);
+pub struct ReviewQueue(Arc<Mutex<HashMap<Network, usize>>>);
 
-/// One of them; it counts until dropped.
+/// A waiting request. Its slot is free when this is dropped.
 #[derive(Debug)]
-pub struct Turn {
-    waiting: Waiting,
+pub struct ReviewSlot {
+    waiting: ReviewQueue,
     network: Network,
 }
 
-impl Waiting {
-    /// A place to wait; none if there are too many who do.
+impl ReviewQueue {
+    /// Takes a slot. Returns none if too many requests wait.
     #[must_use]
-    pub fn enter(&self, network: Network, limits: &Limits) -> Option<Turn> {
+    pub fn enter(&self, network: Network, limits: &Limits) -> Option<ReviewSlot> {
         let mut waiting = self.0.lock();
         let of_network = waiting.get(&network).copied().unwrap_or(0);
         if of_network >= limits.reviews_per_address || waiting.values().sum::<usize>() >= limits.reviews {
             return None;
         }
         waiting.insert(network, of_network.saturating_add(1));
-        Some(Turn { waiting: self.clone(), network })
+        Some(ReviewSlot { waiting: self.clone(), network })
     }
 }
 
-impl Drop for Turn {
+impl Drop for ReviewSlot {
     fn drop(&mut self) {
         let mut waiting = self.waiting.0.lock();
         if let Some(n) = waiting.get_mut(&self.network) {
@@ -247,10 +247,10 @@ mod tests {
     }
 
     #[test]
-    fn the_trusted_of_one_network_cannot_take_the_places_of_the_others() {
+    fn trusted_connections_of_one_network_do_not_take_the_slots_of_other_networks() {
         let limits = Limits { connections: 3, per_address: 2, ..Limits::default() };
-        let gate = Gate::default();
-        let enter = |address| gate.enter(address, &limits).inspect(Pass::trust);
+        let gate = ConnectionLimiter::default();
+        let enter = |address| gate.enter(address, &limits).inspect(ConnectionSlot::trust);
         let first = enter(v4(1)).unwrap();
         let _second = enter(v4(1)).unwrap();
         assert!(enter(v4(1)).is_none());
@@ -262,20 +262,21 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_takes_the_place_of_the_oldest_stranger_where_there_are_most() {
+    fn a_new_connection_displaces_the_oldest_untrusted_one_of_the_network_with_the_most() {
         let limits = Limits { connections: 9, strangers: 5, per_address: 4, ..Limits::default() };
-        let gate = Gate::default();
+        let gate = ConnectionLimiter::default();
         let enter = |address| gate.enter(address, &limits).unwrap();
-        let displaced =
-            |passes: &[&Pass]| passes.iter().map(|p| p.displaced.is_cancelled()).collect::<Vec<bool>>();
+        let displaced = |passes: &[&ConnectionSlot]| {
+            passes.iter().map(|p| p.displaced.is_cancelled()).collect::<Vec<bool>>()
+        };
         let trusted = enter(v4(1));
         trusted.trust();
         let (a, b, c) = (enter(v4(1)), enter(v4(1)), enter(v4(1)));
         assert_eq!(displaced(&[&trusted, &a, &b, &c]), [false; 4]);
-        // One more of this network is too many for it.
+        // The limit of this network is reached.
         let d = enter(v4(1));
         assert_eq!(displaced(&[&trusted, &a, &b, &c, &d]), [false, true, false, false, false]);
-        // And one more of others is too many strangers: the most are of the first.
+        // The limit of untrusted connections is reached; the first network has the most.
         let (other, another) = (enter(v4(2)), enter(v4(2)));
         assert_eq!(displaced(&[&b, &c, &d, &other, &another]), [false; 5]);
         let third = enter(v4(3));
@@ -284,13 +285,13 @@ mod tests {
             [false, true, false, false, false, false, false]
         );
         assert_eq!(gate.open(), 6);
-        // A displaced one has given its place back already.
+        // A displaced connection has returned its slot already.
         drop((a, b));
         assert_eq!(gate.open(), 6);
     }
 
     #[test]
-    fn who_has_a_network_of_addresses_has_one_share() {
+    fn all_addresses_of_a_network_share_one_limit() {
         let networks =
             ["2001:db8:0:1::1", "2001:db8:0:1:ffff::2", "2001:db8:0:2::1", "::ffff:10.0.0.1", "10.0.0.1"];
         let networks = networks.map(|a| Network::from(a.parse::<IpAddr>().unwrap()));
@@ -301,9 +302,9 @@ mod tests {
     }
 
     #[test]
-    fn few_requests_wait_for_a_review_and_fewer_of_one_network() {
+    fn requests_that_wait_for_a_review_are_limited_in_total_and_per_network() {
         let limits = Limits { reviews: 3, reviews_per_address: 2, ..Limits::default() };
-        let waiting = Waiting::default();
+        let waiting = ReviewQueue::default();
         let [one, two, three] = [1, 2, 3].map(|n| Network::from(v4(n)));
         let (first, _second) = (waiting.enter(one, &limits).unwrap(), waiting.enter(one, &limits).unwrap());
         assert!(waiting.enter(one, &limits).is_none());

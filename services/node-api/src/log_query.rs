@@ -1,6 +1,6 @@
-//! `/logs/?query=`: the journal of services, or their files below the directory of logs (`enableSystemLogQuery`).
+//! `/logs/?query=`: queries the journal of services, or their files in the log directory (`enableSystemLogQuery`).
 //!
-//! It shows what this process may read: the journal to a member of the group `systemd-journal`, files by their modes.
+//! This process can read the journal as a member of the group `systemd-journal`, and files according to their modes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -17,22 +17,22 @@ use tokio::sync::Semaphore;
 use tokio_util::io::ReaderStream;
 
 use crate::answer::{Answer, error, with_type};
-use crate::files;
+use crate::system_logs;
 
-/// Services in one query.
+/// Maximum number of services in one query.
 const SERVICES: usize = 4;
-/// Bytes of a service's name.
+/// Maximum length of a service's name.
 const NAME: usize = 256;
-/// Lines asked for from the end.
+/// Maximum of `tailLines`.
 const TAIL: i64 = 100_000;
-/// For all that a query says.
+/// Time limit for the output of a query.
 const LIMIT: Duration = Duration::from_secs(30);
-/// For finding out whether the journal knows a service.
+/// Time limit for asking whether the journal has a service.
 const PEEK: Duration = Duration::from_secs(5);
-/// Queries at a time: each has a process.
+/// Maximum number of concurrent queries. Each runs a process.
 const AT_ONCE: usize = 8;
 
-/// Answers queries.
+/// Runs queries.
 #[derive(Debug)]
 pub struct LogQuery {
     journalctl: PathBuf,
@@ -45,7 +45,7 @@ impl Default for LogQuery {
     }
 }
 
-/// What is asked for.
+/// The parameters of a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Asked {
     files: Vec<String>,
@@ -62,14 +62,14 @@ struct Options {
     pattern: Option<String>,
 }
 
-/// Why a query is no good: it cannot be read (400), or asks for what there is not (406, as the kubelet).
+/// The reason to refuse a query: it cannot be parsed (400), or is not valid (406, as in the kubelet).
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Bad {
+enum QueryError {
     Unreadable(String),
     Unacceptable(String),
 }
 
-impl Bad {
+impl QueryError {
     fn answer(&self) -> Answer {
         match self {
             Self::Unreadable(why) => error(StatusCode::BAD_REQUEST, why),
@@ -79,8 +79,8 @@ impl Bad {
 }
 
 impl Asked {
-    /// None: this is no query.
-    fn parse(pairs: &[(String, String)]) -> Result<Option<Self>, Bad> {
+    /// Returns none if the request is not a query.
+    fn parse(pairs: &[(String, String)]) -> Result<Option<Self>, QueryError> {
         if !pairs.iter().any(|(k, _)| k == "query") {
             return Ok(None);
         }
@@ -88,19 +88,20 @@ impl Asked {
             pairs.iter().filter(|(k, v)| k == "query" && !v.trim().is_empty()).map(|(_, v)| v.clone());
         let (files, services): (Vec<_>, Vec<_>) = queries.partition(|q| q.contains(['/', '\\']));
         if files.is_empty() && services.is_empty() {
-            return Err(Bad::Unreadable("query: names nothing".to_owned()));
+            return Err(QueryError::Unreadable("query: names nothing".to_owned()));
         }
         let get =
             |name: &str| pairs.iter().find(|(k, v)| k == name && !v.is_empty()).map(|(_, v)| v.as_str());
         let time = |name: &str| {
             let read = |v: &str| {
-                v.parse().map_err(|_| Bad::Unreadable(format!("{name}: {v:?} is no time of RFC 3339")))
+                v.parse().map_err(|_| QueryError::Unreadable(format!("{name}: {v:?} is no time of RFC 3339")))
             };
             get(name).map(read).transpose()
         };
         let number = |name: &str| {
-            let read =
-                |v: &str| v.parse().map_err(|_| Bad::Unreadable(format!("{name}: {v:?} is no number")));
+            let read = |v: &str| {
+                v.parse().map_err(|_| QueryError::Unreadable(format!("{name}: {v:?} is no number")))
+            };
             get(name).map(read).transpose()
         };
         let options = Options {
@@ -111,7 +112,7 @@ impl Asked {
             pattern: get("pattern").map(str::to_owned),
         };
         let asked = Self { files, services, options };
-        asked.check().map_err(Bad::Unacceptable)?;
+        asked.check().map_err(QueryError::Unacceptable)?;
         Ok(Some(asked))
     }
 
@@ -151,7 +152,7 @@ impl Asked {
         Ok(())
     }
 
-    /// Arguments of journalctl.
+    /// Returns the arguments of journalctl.
     fn arguments(&self, services: &[String]) -> Vec<String> {
         let Options { since, until, tail, boot, pattern } = &self.options;
         let day = |t: &jiff::Timestamp| t.strftime("%Y-%m-%d %H:%M:%S").to_string();
@@ -171,13 +172,12 @@ impl Asked {
 /// A query of services, for [`crate::fuzzing::log_query`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Journal {
-    /// The services that it names.
     pub services: Vec<String>,
-    /// Arguments of journalctl for them.
+    /// Arguments of journalctl.
     pub arguments: Vec<String>,
 }
 
-/// For [`crate::fuzzing::log_query`].
+/// Parses a query for [`crate::fuzzing::log_query`].
 pub(crate) fn journal_of(pairs: &[(String, String)]) -> Result<Option<Journal>, String> {
     match Asked::parse(pairs) {
         Ok(Some(asked)) if asked.files.is_empty() => {
@@ -185,21 +185,21 @@ pub(crate) fn journal_of(pairs: &[(String, String)]) -> Result<Option<Journal>, 
             Ok(Some(Journal { services: asked.services, arguments }))
         }
         Ok(_) => Ok(None),
-        Err(Bad::Unreadable(why) | Bad::Unacceptable(why)) => Err(why),
+        Err(QueryError::Unreadable(why) | QueryError::Unacceptable(why)) => Err(why),
     }
 }
 
 type Part = BoxStream<'static, std::io::Result<Bytes>>;
 
 impl LogQuery {
-    /// Answers a query; none where there is none.
+    /// Responds to a query. Returns none if the request is not a query.
     pub async fn page(&self, root: &Path, pairs: &[(String, String)]) -> Option<Answer> {
         let asked = match Asked::parse(pairs) {
             Ok(asked) => asked?,
             Err(bad) => return Some(bad.answer()),
         };
         if let Some(file) = asked.files.first() {
-            return Some(files::below(root, &file.replace('\\', "/")).await);
+            return Some(system_logs::below(root, &file.replace('\\', "/")).await);
         }
         let Ok(place) = self.places.clone().try_acquire_owned() else {
             return Some(error(StatusCode::TOO_MANY_REQUESTS, "too many log queries"));
@@ -247,7 +247,7 @@ impl LogQuery {
         command
     }
 
-    /// Whether the journal has a line of a service.
+    /// Returns whether the journal has a line of the service.
     async fn knows(&self, service: &str) -> bool {
         let ask = ["--quiet", "--no-pager", "--lines=1", "--output=cat"].map(str::to_owned);
         let ask = [&ask[..], &[format!("--unit={service}")]].concat();
@@ -261,7 +261,7 @@ impl LogQuery {
         let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
             return said("error: journal output not available\n".to_owned());
         };
-        // It ends with whoever reads it.
+        // The process ends when its output is no longer read.
         let held = move |block| {
             let _held = &child;
             block
@@ -274,10 +274,10 @@ fn said(text: String) -> Part {
     stream::once(async move { Ok(Bytes::from(text)) }).boxed()
 }
 
-/// The log file of a service, by the usual names.
+/// Returns the log file of a service, by the usual names.
 async fn file_of(root: &Path, service: &str) -> Option<tokio::io::Take<tokio::fs::File>> {
     for name in [service.to_owned(), format!("{service}.log"), format!("{service}/{service}.log")] {
-        if let Some(file) = files::open(root, &name).await {
+        if let Some(file) = system_logs::open(root, &name).await {
             return Some(file);
         }
     }
@@ -293,7 +293,7 @@ mod tests {
     use super::*;
     use crate::uri::decode_form;
 
-    /// A journal that knows `known.service` and says with what it was asked.
+    /// Writes a fake journalctl that knows `known.service` and prints its arguments.
     fn query(dir: &Path) -> LogQuery {
         let path = dir.join("journalctl");
         let script = "#!/bin/sh\ncase \"$*\" in\n*--quiet*--unit=known*) echo line;;\n*--quiet*) ;;\n*) echo \"asked: $*\";;\nesac\n";
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_query_reads_files_and_the_journal_of_services() {
+    async fn a_query_returns_files_or_the_journal_of_services() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().join("log");
         std::fs::create_dir_all(root.join("deep")).unwrap();
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_query_may_not_ask_is_said() {
+    async fn an_invalid_query_is_refused_with_the_reason() {
         let dir = tempfile::tempdir().unwrap();
         let journal = query(dir.path());
         for (form, code) in [

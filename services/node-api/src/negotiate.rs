@@ -1,8 +1,7 @@
-//! The form in which `/statusz` and `/flagz` are asked for, by `Accept`.
+//! Content negotiation of `/statusz` and `/flagz` by `Accept`.
 //!
-//! As in Kubernetes 1.36 (staging/src/k8s.io/apiserver/pkg/endpoints/handlers/negotiation, and `negotiate` beside statusz and
-//! flagz): an object only for who names its group, version and kind, text for everybody else who takes it. CBOR is behind a gate
-//! that is off.
+//! As in Kubernetes 1.36 (`staging/src/k8s.io/apiserver/pkg/endpoints/handlers/negotiation`): a client that names group, version and
+//! kind gets an object, other clients get text. CBOR is behind a feature gate that is off.
 
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
@@ -10,24 +9,23 @@ use serde_json::{Value, json};
 use crate::answer::{Answer, with_type};
 
 const GROUP: &str = "config.k8s.io";
-/// Its answers bear a warning.
+/// A deprecated version, whose responses have a warning.
 const DEPRECATED: &str = "v1alpha1";
 const VERSIONS: [&str; 2] = [DEPRECATED, "v1beta1"];
 
-/// How it is asked for.
+/// The negotiated format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// For people.
     Text,
     /// An object of this version as JSON.
     Json(&'static str),
-    /// The same as YAML.
+    /// An object of this version as YAML.
     Yaml(&'static str),
-    /// In none that there is.
+    /// None of the accepted formats is available.
     Unacceptable,
 }
 
-/// One of the types that a client takes.
+/// A media type that the client accepts.
 struct Clause<'a> {
     kind: &'a str,
     subkind: &'a str,
@@ -61,14 +59,14 @@ impl<'a> Clause<'a> {
         self.params.iter().rfind(|(name, _)| *name == wanted).map_or("", |(_, value)| value)
     }
 
-    /// The version of `kind` that is named, if all of its name is.
+    /// Returns the version of `kind`, if the media type names group, version and kind.
     fn version(&self, kind: &str) -> Option<&'static str> {
         let is_meant = self.param("as") == kind && self.param("g") == GROUP;
         VERSIONS.into_iter().find(|version| is_meant && *version == self.param("v"))
     }
 
     fn form(&self, kind: &str) -> Option<Form> {
-        // There are no streams and no versions of a server.
+        // Neither watches nor transformations are supported.
         if !self.param("stream").is_empty() || !self.param("sv").is_empty() {
             return None;
         }
@@ -86,27 +84,27 @@ impl<'a> Clause<'a> {
 }
 
 impl Form {
-    /// What an `Accept` asks for, of a page of this kind.
+    /// Returns the format for an `Accept` header.
     pub(crate) fn asked(accept: Option<&str>, kind: &str) -> Self {
         let accept = accept.unwrap_or_default();
         if accept.trim().is_empty() {
             return Self::Text;
         }
         let mut clauses: Vec<Clause<'_>> = accept.split(',').filter_map(Clause::parse).collect();
-        // What is wanted most goes first; of equals, what is named.
+        // Higher quality first; among equal ones, the order of the header.
         let is_any = |c: &Clause<'_>| (c.kind == "*", c.subkind == "*");
         clauses.sort_by(|a, b| b.quality.total_cmp(&a.quality).then(is_any(a).cmp(&is_any(b))));
         clauses.iter().find_map(|clause| clause.form(kind)).unwrap_or(Self::Unacceptable)
     }
 
-    /// The answer with an object of this kind, or that there is none in a form that is taken.
+    /// Responds with an object of this kind, or with 406.
     pub(crate) fn answer(self, kind: &str, mut fields: Value) -> Answer {
         let (Self::Json(version) | Self::Yaml(version)) = self else { return not_acceptable() };
         fields["kind"] = json!(kind);
         fields["apiVersion"] = json!(format!("{GROUP}/{version}"));
         fields["metadata"] = json!({"name": "kubelet"});
         let mut answer = match self {
-            // JSON is YAML, but not what people ask for by that name.
+            // JSON is valid YAML, but not what a client means by it.
             Self::Yaml(_) => match serde_saphyr::to_string(&fields) {
                 Ok(text) => with_type(StatusCode::OK, "application/yaml", text),
                 Err(_) => return not_acceptable(),
@@ -143,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_for_who_names_them_in_full_and_text_for_the_rest() {
+    fn a_client_that_names_group_version_and_kind_gets_an_object_and_others_text() {
         for (accept, want) in [
             ("", Form::Text),
             (" ", Form::Text),
@@ -176,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_has_its_kind_and_an_old_version_a_warning() {
+    async fn an_object_has_its_kind_and_a_deprecated_version_a_warning() {
         let read = async |form: Form| {
             let answer = form.answer("Flagz", json!({"flags": {"a": "b"}}));
             let header = |name| answer.headers().get(name).map(|v| v.to_str().unwrap().to_owned());

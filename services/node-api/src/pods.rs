@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tonic::Request;
 
 use crate::answer::{Answer, error, json};
-use crate::node::Node;
+use crate::services::Services;
 
 const POD_NAME: &str = "io.kubernetes.pod.name";
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
@@ -26,7 +26,7 @@ struct PodList<T> {
     #[serde(rename = "apiVersion")]
     api_version: &'static str,
     metadata: Value,
-    /// Null when there is none.
+    /// Omitted if it is null.
     items: Option<Vec<T>>,
 }
 
@@ -39,8 +39,8 @@ fn list<T: serde::Serialize>(items: Vec<T>) -> Answer {
     }
 }
 
-/// The pods of this node as pod-sync has them, with their newest status.
-pub async fn pods(node: &Node) -> Answer {
+/// Returns the pods of the node as pod-sync has them, with their newest status.
+pub async fn pods(node: &Services) -> Answer {
     let mut pods = match node.pods().await {
         Ok(pods) => pods,
         Err(status) => {
@@ -48,23 +48,23 @@ pub async fn pods(node: &Node) -> Answer {
         }
     };
     pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
-    // Passed on as they are: there may be hundreds, and nothing here reads them.
+    // The objects are passed through without parsing: there may be hundreds.
     list(
         pods.into_iter().filter_map(|p| RawValue::from_string(String::from_utf8(p.pod).ok()?).ok()).collect(),
     )
 }
 
-/// What runs, as the runtime says.
-pub async fn running(node: &Node) -> Answer {
+/// Returns the pods that the runtime runs.
+pub async fn running(node: &Services) -> Answer {
     match find_running(node).await {
         Ok(pods) => list(pods),
         Err(status) => error(StatusCode::INTERNAL_SERVER_ERROR, status.message()),
     }
 }
 
-async fn find_running(node: &Node) -> Result<Vec<Value>, tonic::Status> {
+async fn find_running(node: &Services) -> Result<Vec<Value>, tonic::Status> {
     let mut pods: BTreeMap<(String, String, String), Vec<Value>> = BTreeMap::new();
-    // Of each message only this is kept: all of a full node is larger than its answer by far.
+    // Only this part of each message is kept: the full messages of a full node are much larger than the response.
     let take = |message: ListPodSandboxResponse| {
         let ready = message.items.iter().filter(|s| s.state == PodSandboxState::SandboxReady as i32);
         for pod in ready.filter_map(|s| pod_of(&s.labels)) {

@@ -7,8 +7,8 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Re
 /// Size of the buffer for one direction of a connection.
 const BUFFER: usize = 32 << 10;
 
-/// Copies both ways until both have ended, or one has and the other does not within `half_open`. A client that has to speak
-/// within `first` and does not has ended.
+/// Copies both directions until both have ended. After one has ended, the other has `half_open` to end. The client has to send its first
+/// byte within `first`.
 pub(crate) async fn copy<A, B>(client: A, runtime: B, first: Option<Duration>, half_open: Duration)
 where
     A: AsyncRead + AsyncWrite + Unpin,
@@ -18,7 +18,7 @@ where
     let (runtime_in, runtime_out) = tokio::io::split(runtime);
     let mut up = std::pin::pin!(one_way(client_in, runtime_out, first));
     let mut down = std::pin::pin!(one_way(runtime_in, client_out, None));
-    // What has ended is not polled again; the other gets the rest of the time.
+    // A completed direction is not polled again.
     tokio::select! {
         () = up.as_mut() => drop(tokio::time::timeout(half_open, down).await),
         () = down.as_mut() => drop(tokio::time::timeout(half_open, up).await),
@@ -44,7 +44,7 @@ async fn one_way<R: AsyncRead, W: AsyncWrite>(
                 }
             }
             _ => {
-                // The other end may be gone, too.
+                // The other side may be closed as well.
                 let _ = to.shutdown().await;
                 return;
             }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn when_one_direction_has_ended_the_other_has_a_moment_and_no_more() {
+    async fn after_one_direction_ends_the_other_one_ends_within_its_time_limit() {
         let (client, mut far_client) = tokio::io::duplex(64);
         let (runtime, mut far_runtime) = tokio::io::duplex(64);
         let copied = task::spawn("copy", copy(client, runtime, None, Duration::from_secs(10)));
@@ -68,14 +68,14 @@ mod tests {
         far_runtime.read_exact(&mut four).await.unwrap();
         assert_eq!(&four, b"ping");
         far_client.shutdown().await.unwrap();
-        // The runtime neither answers nor hangs up.
+        // The runtime neither answers nor closes the connection.
         let before = tokio::time::Instant::now();
         copied.await.unwrap();
         assert_eq!(before.elapsed(), Duration::from_secs(10));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_to_speak_first_and_does_not_is_hung_up_on_and_who_spoke_may_be_silent() {
+    async fn a_client_that_sends_no_first_byte_in_time_is_disconnected_and_may_be_idle_later() {
         let (first, half_open) = (Duration::from_secs(30), Duration::from_secs(10));
         for (speaks, kept) in [(false, false), (true, true)] {
             let (client, mut far_client) = tokio::io::duplex(64);

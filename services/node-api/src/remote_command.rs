@@ -2,18 +2,18 @@
 
 use crate::uri::segments_after_first;
 
-/// What a client wants of a pod.
+/// The kind of a stream request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// A new process.
+    /// Runs a new process in a container.
     Exec,
-    /// The streams of the main process.
+    /// Attaches to the main process of a container.
     Attach,
-    /// A connection to a port.
+    /// Connects to a port of a pod.
     PortForward,
 }
 
-/// Which streams.
+/// The streams of an exec or attach request (`pkg/kubelet/... remotecommand.Options`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Streams {
     pub(crate) stdin: bool,
@@ -36,7 +36,7 @@ impl Streams {
     }
 }
 
-/// What a path names.
+/// The pod and container that a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) namespace: String,
@@ -46,7 +46,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// `{namespace}/{pod}[/{uid}][/{container}]`.
+    /// Parses `{namespace}/{pod}[/{uid}][/{container}]`.
     pub(crate) fn parse(path: &str, has_container: bool) -> Option<Self> {
         let parts = segments_after_first(path);
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn streams_are_those_that_are_exactly_one_and_a_terminal_has_no_stderr() {
+    fn a_stream_is_requested_by_the_value_1_and_a_terminal_has_no_stderr() {
         let parse = |q: &str| Streams::parse(&crate::uri::decode_form(q));
         let streams = |stdin, stdout, stderr, tty| Some(Streams { stdin, stdout, stderr, tty });
         assert_eq!(parse("input=1&output=1&error=1&tty=1"), streams(true, true, false, true));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_name_pod_and_container_and_maybe_the_uid() {
+    fn a_path_names_a_pod_and_container_and_optionally_the_uid() {
         let target = |uid: Option<&str>, container: &str| Target {
             namespace: "ns".into(),
             pod: "p".into(),

@@ -1,4 +1,4 @@
-//! From a request to its answer: who asks, whether they may, and which page it is.
+//! Routes requests to pages, after authentication and authorization.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,40 +11,36 @@ use quintlet_kit::contain::{Work, contained_request};
 use quintlet_kit::failpoint;
 
 use crate::answer::{Answer, disabled, error, not_found, text};
-use crate::audit::{Act, Verdict};
+use crate::audit::{PodAction, Verdict};
 use crate::auth::User;
-use crate::auth::authn::Unauthenticated;
-use crate::auth::authz::{Refusal, needed};
+use crate::auth::authn::AuthenticationError;
+use crate::auth::authz::{AuthorizationError, required_permission};
 use crate::counters::CountedBody;
-use crate::node::Node;
 use crate::remote_command::Action;
 use crate::server::{Handler, Peer};
+use crate::services::Services;
 use crate::state::State;
 use crate::streaming;
 use crate::uri::{decode_form, query, segments_after_first};
-use crate::{checkpoint, container_logs, files, health, pods};
+use crate::{checkpoint, container_logs, health, pods, system_logs};
 
-/// Answers on one of the ports.
+/// Handles the requests of one port.
 #[derive(Debug, Clone)]
 pub struct Routes {
-    /// What pages need.
     pub state: Arc<State>,
-    /// The port this is.
     pub port: Port,
 }
 
-/// A port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Port {
-    /// HTTPS, everything, for whoever may.
+    /// HTTPS: all pages, with authentication and authorization.
     Main,
-    /// Plain, for everybody, without what acts on containers.
+    /// Plain HTTP without authentication: no pages that action on containers.
     ReadOnly,
-    /// Plain, `/healthz` only.
+    /// Plain HTTP: `/healthz` only.
     Healthz,
 }
 
-/// A page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Page {
     Healthz,
@@ -63,7 +59,7 @@ enum Page {
     Debug,
 }
 
-/// Pages by the first part of their path, and whether they need the debugging handlers.
+/// Pages by the first segment of their path. The flag says whether the page requires `enableDebuggingHandlers`.
 const PAGES: &[(&str, Page, bool)] = &[
     ("healthz", Page::Healthz, false),
     ("pods", Page::Pods, false),
@@ -83,10 +79,10 @@ const PAGES: &[(&str, Page, bool)] = &[
     ("debug", Page::Debug, true),
 ];
 
-/// Pages below `/metrics` that are counted by themselves.
+/// Pages below `/metrics` that have their own label in metrics.
 const METRICS: [&str; 3] = ["metrics/cadvisor", "metrics/probes", "metrics/resource"];
 
-/// As what a request for this path is counted.
+/// Returns the label of a path in metrics.
 fn route(path: &str) -> &'static str {
     let mut parts = path.trim_start_matches('/').split('/');
     match (parts.next().unwrap_or_default(), parts.next()) {
@@ -97,7 +93,7 @@ fn route(path: &str) -> &'static str {
     }
 }
 
-/// The read-only port and a node without debugging handlers say this.
+/// The response of a disabled page, on the read-only port or without `enableDebuggingHandlers`.
 const DISABLED: &str = "Debug endpoints are disabled.";
 
 impl Handler for Routes {
@@ -106,13 +102,13 @@ impl Handler for Routes {
             return self.answer(request).await;
         }
         let route = route(request.uri().path());
-        let under_way =
+        let in_flight =
             Arc::new(self.state.counters.request(request.method(), route, self.port == Port::ReadOnly));
-        // For who goes on after the answer: an upgraded connection.
-        request.extensions_mut().insert(Arc::clone(&under_way));
+        // An upgraded connection holds it after the response.
+        request.extensions_mut().insert(Arc::clone(&in_flight));
         let path = request.uri().path().to_owned();
         let answer = unless_panicked(&path, Box::pin(self.answer(request))).await;
-        answer.map(|body| Body::new(CountedBody::new(body, under_way)))
+        answer.map(|body| Body::new(CountedBody::new(body, in_flight)))
     }
 }
 
@@ -120,7 +116,7 @@ impl Routes {
     async fn answer(&self, request: Request<Incoming>) -> Answer {
         match self.port {
             Port::Main => self.main(request).await,
-            // Everybody may here.
+            // These ports need no authentication.
             Port::ReadOnly | Port::Healthz => {
                 if let Some(peer) = request.extensions().get::<Peer>() {
                     peer.life.trust();
@@ -136,13 +132,13 @@ impl Routes {
 
     async fn main(&self, request: Request<Incoming>) -> Answer {
         let peer = request.extensions().get::<Peer>().cloned();
-        let act = Act::of(request.uri().path());
+        let pod_action = PodAction::from_path(request.uri().path());
         let (user, answer, verdict) = match self.admit(peer.as_ref(), &request).await {
             Ok(user) => {
                 if let Some(peer) = &peer {
                     peer.life.trust();
                 }
-                // Here and not only around the whole: the audit has an entry for this request, too.
+                // Contained here as well, so that a panic is recorded in the audit log.
                 let path = request.uri().path().to_owned();
                 let answer = unless_panicked(&path, Box::pin(self.page(request, self.state.debugging))).await;
                 (user, answer, Verdict::Allowed)
@@ -155,13 +151,13 @@ impl Routes {
                 (user, answer, Verdict::Refused)
             }
         };
-        if let Some(act) = act {
-            act.write(&user, peer.map(|p| p.address), answer.status(), verdict);
+        if let Some(action) = pod_action {
+            action.log(&user, peer.map(|p| p.address), answer.status(), verdict);
         }
         answer
     }
 
-    /// Who asks, if they may; else what they are told, and who they are as far as that is known.
+    /// Authenticates and authorizes a request. Returns the user, or the response together with the user as far as it is known.
     async fn admit(&self, peer: Option<&Peer>, request: &Request<Incoming>) -> Result<User, (User, Answer)> {
         let state = &self.state;
         let chain = peer.map(|p| p.chain.clone()).unwrap_or_default();
@@ -169,23 +165,23 @@ impl Routes {
         let path = request.uri().path();
         let user = match state.authn.user(&chain, request.headers(), from.into()).await {
             Ok(user) => user,
-            Err(Unauthenticated::Invalid(why)) => {
-                tracing::debug!(%from, path, why, "not authenticated");
+            Err(AuthenticationError::Invalid(why)) => {
+                tracing::debug!(%from, path, why, "authentication failed");
                 return Err((User::default(), text(StatusCode::UNAUTHORIZED, "Unauthorized")));
             }
-            Err(Unauthenticated::Busy) => {
-                state.counters.unreviewed();
+            Err(AuthenticationError::Busy) => {
+                state.counters.refused_review();
                 let mut answer =
-                    text(StatusCode::TOO_MANY_REQUESTS, "too many requests wait for a review of their token");
+                    text(StatusCode::TOO_MANY_REQUESTS, "too many requests are waiting for a token review");
                 answer.headers_mut().insert(http::header::RETRY_AFTER, http::HeaderValue::from_static("1"));
                 return Err((User::default(), answer));
             }
         };
-        let needed = needed(request.method(), path);
-        match state.authz.check(&user, needed, &state.node_name).await {
+        let required = required_permission(request.method(), path);
+        match state.authz.check(&user, required, &state.node_name).await {
             Ok(()) => Ok(user),
             Err(refusal) => {
-                let answer = refused(&user, needed, &refusal);
+                let answer = refused(&user, required, &refusal);
                 Err((user, answer))
             }
         }
@@ -204,7 +200,7 @@ impl Routes {
             };
         }
         let state = &self.state;
-        let node = &state.node;
+        let node = &state.services;
         let accept =
             request.headers().get(http::header::ACCEPT).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let accept = accept.as_deref();
@@ -248,7 +244,7 @@ impl Routes {
                 }
                 None => disabled("logs endpoint is disabled."),
             },
-            // Profiles of Go and its log flags: there is neither here.
+            // There are no Go profiles and no klog flags.
             Page::Debug if path.starts_with("/debug/pprof") => disabled("profiling endpoint is disabled."),
             Page::Debug if path.starts_with("/debug/flags") => disabled("flags endpoint is disabled."),
             Page::Checkpoint if state.checkpoints => {
@@ -273,11 +269,13 @@ impl Routes {
             match tokio::time::timeout(limits.body, body).await {
                 Ok(Ok(body)) => asked.extend(decode_form(&String::from_utf8_lossy(&body.to_bytes()))),
                 Ok(Err(_)) => return error(StatusCode::PAYLOAD_TOO_LARGE, "http: request body too large"),
-                Err(_) => return error(StatusCode::REQUEST_TIMEOUT, "the body does not come"),
+                Err(_) => {
+                    return error(StatusCode::REQUEST_TIMEOUT, "timeout while reading the request body");
+                }
             }
         }
         let light = asked.iter().any(|(k, v)| k == "only_cpu_and_memory" && v == "true");
-        self.state.stats.summary(&self.state.node, light).await
+        self.state.stats.summary(&self.state.services, light).await
     }
 
     async fn system_log(&self, root: &Path, path: &str, asked: Vec<(String, String)>) -> Answer {
@@ -287,20 +285,21 @@ impl Routes {
         };
         match queried {
             Some(answer) => answer,
-            None => files::page(root, path).await,
+            None => system_logs::page(root, path).await,
         }
     }
 
     async fn metrics(&self, path: &str) -> Answer {
-        let State { node, stats, board, node_name, features, clock, started, .. } = &*self.state;
+        let State { services: node, stats, metrics_cache, node_name, features, clock, started, .. } =
+            &*self.state;
         match path {
-            "/metrics" => board.page(node, node_name, features).await,
+            "/metrics" => metrics_cache.page(node, node_name, features).await,
             "/metrics/resource" => stats.resource(node).await,
             "/metrics/cadvisor" => stats.cadvisor(node).await,
             "/metrics/probes" => {
                 let up = clock.boot().saturating_sub(*started);
                 let up = jiff::SignedDuration::try_from(up).unwrap_or_default();
-                board.probes(node, clock.wall().checked_sub(up).unwrap_or_default()).await
+                metrics_cache.probes(node, clock.wall().checked_sub(up).unwrap_or_default()).await
             }
             "/metrics/slis" => slis(node).await,
             _ => not_found(),
@@ -308,10 +307,10 @@ impl Routes {
     }
 }
 
-/// Pages whose path goes on with the namespace and the name of a pod.
+/// Pages whose path has the namespace and name of a pod.
 const OF_PODS: [&str; 6] = ["containerLogs", "exec", "attach", "portForward", "run", "checkpoint"];
 
-/// The pod that a path names. Its UID is not known here.
+/// Returns the pod that a path names. Its UID is unknown here.
 fn pod_of(path: &str) -> Option<Work> {
     let first = path.split('/').nth(1)?;
     let parts = segments_after_first(path);
@@ -319,32 +318,36 @@ fn pod_of(path: &str) -> Option<Work> {
     OF_PODS.contains(&first).then(|| Work::new("", format!("{namespace}/{name}")))
 }
 
-/// The answer, or 500 with the text of the panic that answering ended with.
+/// Returns the response, or 500 with the message of a panic.
 async fn unless_panicked(path: &str, answer: impl Future<Output = Answer>) -> Answer {
     let answered = contained_request(pod_of(path), answer).await;
     answered.unwrap_or_else(|panic| error(StatusCode::INTERNAL_SERVER_ERROR, format!("node-api {panic}")))
 }
 
-fn refused(user: &User, needed: crate::auth::authz::Needed, refusal: &Refusal) -> Answer {
+fn refused(
+    user: &User,
+    required: crate::auth::authz::RequiredPermission,
+    refusal: &AuthorizationError,
+) -> Answer {
     match refusal {
-        Refusal::Denied => error(
+        AuthorizationError::Denied => error(
             StatusCode::FORBIDDEN,
             format!(
                 "Forbidden (user={}, verb={}, resource=nodes, subresource(s)=[{}])",
                 user.name,
-                needed.verb,
-                needed.subresources.join(" ")
+                required.verb,
+                required.subresources.join(" ")
             ),
         ),
-        Refusal::Unknown { subresource, source } => {
+        AuthorizationError::Review { subresource, source } => {
             tracing::warn!(
                 user = user.name,
                 error = quintlet_kit::error_chain(source),
-                "no answer to an access review"
+                "access review failed"
             );
             let message = format!(
                 "Authorization error (user={}, verb={}, resource=nodes, subresource={subresource})",
-                user.name, needed.verb
+                user.name, required.verb
             );
             text(StatusCode::INTERNAL_SERVER_ERROR, message)
         }
@@ -359,8 +362,8 @@ async fn only<B, F: Future<Output = Answer>>(
     if *request.method() == method { page().await } else { wrong_method() }
 }
 
-/// The health checks as service level indicators.
-async fn slis(node: &Node) -> Answer {
+/// Returns the health checks as service level indicators.
+async fn slis(node: &Services) -> Answer {
     let mut out = String::from(
         "# HELP kubernetes_healthcheck This metric records the result of a single healthcheck.\n\
          # TYPE kubernetes_healthcheck gauge\n",
@@ -372,7 +375,7 @@ async fn slis(node: &Node) -> Answer {
     crate::answer::with_type(StatusCode::OK, crate::metrics::CONTENT_TYPE, out)
 }
 
-/// The path has one part.
+/// Returns whether the path has one segment.
 fn is_exact(path: &str) -> bool {
     !path.trim_start_matches('/').contains('/')
 }
@@ -400,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_counted_in_the_kubelets_buckets() {
+    fn a_path_has_the_label_that_the_kubelet_gives_it() {
         for (path, want) in [
             ("/healthz/ping", "healthz"),
             ("/exec/default/web/main", "exec"),

@@ -1,4 +1,4 @@
-//! From the command line to a process that serves.
+//! Builds the node API from its arguments, and serves it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -24,72 +24,66 @@ use crate::auth::cache::Cache;
 use crate::auth::review::{ReviewError, Reviewer};
 use crate::auth::x509::ClientCa;
 use crate::counters::Counters;
-use crate::limits::{Gate, Limits};
+use crate::limits::{ConnectionLimiter, Limits};
 use crate::log_query::LogQuery;
-use crate::metrics::Board;
-use crate::node::Node;
-use crate::reload::Files;
+use crate::metrics::MetricsCache;
+use crate::reload::ReloadedFiles;
 use crate::routes::{Port, Routes};
-use crate::server::{GRACE, Listener, STUCK};
+use crate::server::{GRACE, Listener, STUCK_AFTER};
+use crate::services::Services;
 use crate::state::State;
-use crate::stats::{Places, Stats};
-use crate::tls::{self, Serving, TlsError};
+use crate::stats::{Stats, StatsPaths};
+use crate::tls::{self, ServingCertificate, TlsError};
 use crate::zpages::Settings;
 
-/// Between two tries to bind the health port.
+/// Interval between attempts to bind the health port.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Why it cannot start.
+/// The reason why node-api cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// Nobody could ever be let in.
     #[error("no authentication method configured")]
     NoAuthentication,
-    /// Tokens cannot be reviewed.
     #[error("no client provided, cannot use webhook authentication")]
     NoClientForTokens,
-    /// Access cannot be reviewed.
     #[error("no client provided, cannot use webhook authorization")]
     NoClientForAccess,
-    /// Certificates, keys, TLS settings.
-    #[error("TLS")]
+    #[error("failed to configure TLS")]
     Tls(#[from] TlsError),
-    /// The kubeconfig.
-    #[error("API access")]
+    #[error("failed to create the API client")]
     Api(#[from] ReviewError),
-    /// The port is taken.
-    #[error("cannot listen on {address}")]
+    #[error("failed to listen on {address}")]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
     /// The socket for health and metrics.
-    #[error("cannot bind {}", path.display())]
+    #[error("failed to bind {}", path.display())]
     Socket {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: std::io::Error,
     },
 }
 
-/// A node API whose ports are bound.
+/// The node API with its ports bound.
 pub struct NodeApi {
     state: Arc<State>,
     main: Option<TcpListener>,
     read_only: Option<TcpListener>,
     socket: tokio::net::UnixListener,
-    /// Where it is.
+    /// Path of `socket`.
     path: PathBuf,
-    /// Users that may ask for health and metrics.
+    /// Users that may read health and metrics.
     observers: Vec<u32>,
     acceptor: TlsAcceptor,
-    files: Files,
+    files: ReloadedFiles,
     healthz: Option<SocketAddr>,
-    gate: Gate,
+    gate: ConnectionLimiter,
 }
 
 impl std::fmt::Debug for NodeApi {
@@ -99,17 +93,17 @@ impl std::fmt::Debug for NodeApi {
 }
 
 impl NodeApi {
-    /// Reads what there is to read and binds the ports. None of the other services need be there.
+    /// Reads certificates and the kubeconfig, and binds the ports. The other services need not run.
     ///
     /// # Errors
-    /// A setting or file cannot be used, or a port is taken.
+    /// Fails if an argument or file is invalid, or if a port is in use.
     pub async fn bind(
         loaded: &Loaded<NodeApiArgs>,
         limits: Limits,
         clock: Clock,
     ) -> Result<Self, StartError> {
         let args = &loaded.args;
-        // Before anything can fail: where the socket is and nobody serves it, `quintctl health` tells of it.
+        // Bound first: `quintctl health` reports a socket without a server, so a later failure is visible.
         let paths = args.common.paths();
         let path = paths.node_api();
         let socket = quintlet_kit::socket::bind_unix(&path, 0o660)
@@ -124,10 +118,10 @@ impl NodeApi {
         let node_name = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
         let (cert, key) = match (&args.tls_cert_file, &args.tls_private_key_file) {
             (Some(cert), Some(key)) => (cert.clone(), key.clone()),
-            // One without the other is a mistake of the configuration.
+            // The configuration check reports a certificate without a key.
             (None, _) | (_, None) => tls::self_signed(&args.cert_dir, &node_name, clock.wall())?,
         };
-        let serving = Arc::new(Serving::load(&cert, &key)?);
+        let serving = Arc::new(ServingCertificate::load(&cert, &key)?);
         let settings = tls::Settings {
             min_version: args.tls_min_version.clone(),
             cipher_suites: args.tls_cipher_suites.clone(),
@@ -142,20 +136,20 @@ impl NodeApi {
             (true, port) if port != 0 => Some(listen(SocketAddr::new(args.address, port)).await?),
             _ => None,
         };
-        let places = Places {
+        let stats_paths = StatsPaths {
             root_dir: args.root_dir.clone(),
             pod_logs_dir: args.pod_logs_dir.clone(),
             cgroups: PathBuf::from("/sys/fs/cgroup"),
             cgroup_root: args.cgroup_root.clone(),
         };
-        let stats = Stats::new(node_name.clone(), places, clock.clone());
+        let stats = Stats::new(node_name.clone(), stats_paths, clock.clone());
         let state = State {
             settings: Settings::new(args, &loaded.config),
             stats,
-            board: Board::default(),
+            metrics_cache: MetricsCache::default(),
             started: clock.boot(),
             system_logs: args.enable_system_log_handler.then(|| args.system_log_dir.clone()),
-            node: Node::new(paths),
+            services: Services::new(paths),
             node_name,
             authn,
             authz,
@@ -163,7 +157,7 @@ impl NodeApi {
             limits,
             upgrades: Arc::new(Semaphore::new(limits.upgrades)),
             tasks: TaskTracker::new(),
-            cut: CancellationToken::new(),
+            abort: CancellationToken::new(),
             clock,
             debugging: args.enable_debugging_handlers,
             log_query: args.enable_system_log_query.then(LogQuery::default),
@@ -179,32 +173,32 @@ impl NodeApi {
             path,
             observers: args.common.observer_uid.clone(),
             acceptor: TlsAcceptor::from(Arc::new(config)),
-            files: Files { serving, ca, reviewer },
+            files: ReloadedFiles { serving, ca, reviewer },
             healthz: (args.healthz_port != 0)
                 .then(|| SocketAddr::new(args.healthz_bind_address, args.healthz_port)),
-            gate: Gate::default(),
+            gate: ConnectionLimiter::default(),
         })
     }
 
-    /// Where HTTPS is served; none where the server is off.
+    /// Returns the address of HTTPS, unless the server is disabled.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.main.as_ref()?.local_addr().ok()
     }
 
-    /// What pages share.
+    /// Returns the state that all pages share.
     #[must_use]
     pub fn state(&self) -> Arc<State> {
         self.state.clone()
     }
 
-    /// Connections open now.
+    /// Returns the connection limiter of the main port.
     #[must_use]
-    pub fn gate(&self) -> Gate {
+    pub fn gate(&self) -> ConnectionLimiter {
         self.gate.clone()
     }
 
-    /// Serves until stopped, then lets requests in flight end, for at most 3 s.
+    /// Serves until `stop` is cancelled. Requests in flight then have 3 s to complete.
     pub async fn serve(self, stop: CancellationToken) {
         let state = self.state;
         let listener = |port, tls| Listener {
@@ -216,26 +210,27 @@ impl NodeApi {
             heartbeat: Heartbeat::new(state.clock.clone()),
             tasks: state.tasks.clone(),
             stop: stop.clone(),
-            cut: state.cut.clone(),
+            abort: state.abort.clone(),
         };
         let tasks = task::TaskGroup::new();
-        tasks.spawn("reload", self.files.keep_fresh(stop.clone()));
+        tasks.spawn("reload", self.files.reload_changes(stop.clone()));
         let server = kit_server::Server::new("node-api").observers(&self.observers);
         let health = server.health();
         if let Some(main) = self.main {
             let listener = listener(Port::Main, Some(self.acceptor));
-            let watch = listener.heartbeat.clone().watch(HTTPS_LOOP, STUCK, health.clone(), stop.clone());
+            let watch =
+                listener.heartbeat.clone().watch(HTTPS_LOOP, STUCK_AFTER, health.clone(), stop.clone());
             tasks.spawn("watch-listener", watch);
             tasks.spawn("listen", listener.run(main));
         }
         if let Some(read_only) = self.read_only {
-            // A gate of its own: nobody has to show there that they may.
-            let listener = Listener { gate: Gate::default(), ..listener(Port::ReadOnly, None) };
+            // A limiter of its own, since this port has no authentication.
+            let listener = Listener { gate: ConnectionLimiter::default(), ..listener(Port::ReadOnly, None) };
             tasks.spawn("listen-read-only", listener.run(read_only));
         }
         if let Some(address) = self.healthz {
-            // Another: whoever fills the others does not make the node look dead.
-            let listener = Listener { gate: Gate::default(), ..listener(Port::Healthz, None) };
+            // A limiter of its own: full ports do not make the node look dead.
+            let listener = Listener { gate: ConnectionLimiter::default(), ..listener(Port::Healthz, None) };
             tasks.spawn("listen-healthz", listen_again(listener, address, stop.clone()));
         }
         health.set_serving("").await;
@@ -244,21 +239,21 @@ impl NodeApi {
             if let Err(error) = own.await {
                 tracing::warn!(
                     error = quintlet_kit::error_chain(&error),
-                    "health and metrics are not served"
+                    "failed to serve health and metrics"
                 );
             }
         });
         stop.cancelled().await;
         state.tasks.close();
         if tokio::time::timeout(GRACE, state.tasks.wait()).await.is_err() {
-            tracing::info!(connections = state.tasks.len(), "cutting connections that go on");
-            state.cut.cancel();
+            tracing::info!(connections = state.tasks.len(), "closing connections that are still open");
+            state.abort.cancel();
             let _ = tokio::time::timeout(Duration::from_secs(1), state.tasks.wait()).await;
         }
         for name in tasks.shutdown(GRACE).await {
-            tracing::warn!(task = name, "did not end");
+            tracing::warn!(task = name, "task did not stop in time");
         }
-        // One that was told to end is not missed by `quintctl health`.
+        // `quintctl health` does not report a service that was stopped on purpose.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -305,10 +300,13 @@ async fn listen_again(listener: Listener<Routes>, address: SocketAddr, stop: Can
         match listen(address).await {
             Ok(bound) => return listener.run(bound).await,
             Err(error) => {
-                tracing::warn!(error = quintlet_kit::error_chain(&error), "no health port; trying again")
+                tracing::warn!(
+                    error = quintlet_kit::error_chain(&error),
+                    "failed to bind health port, retrying"
+                )
             }
         }
-        // Both only wait.
+        // Both arms only wait.
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(RETRY) => {}

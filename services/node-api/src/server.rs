@@ -1,7 +1,9 @@
-//! The listeners: TCP and TLS in, requests out to [`crate::routes`], upgrades included.
+//! The listeners: accept TCP connections, terminate TLS, pass requests to [`crate::routes`], including upgrades.
 //!
-//! Tasks: one per listener, one per connection, one per request of HTTP/2, one per upgraded connection. Stopping: nobody new is let in, idle
-//! connections end, requests in flight and upgraded connections get the grace, then everything is cut.
+//! Tasks: one per listener, per connection, per HTTP/2 request and per upgraded connection.
+//!
+//! Stopping: no connection is accepted, idle connections are closed, requests in flight and upgraded connections have the grace period,
+//! then all are closed.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -22,99 +24,93 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::connection::{ConnectionState, ResponseBody, Streams, Verdict, WriteTimeout};
 use crate::counters::Counters;
-use crate::life::{Answering, Impatient, Life, Streams, Verdict};
-use crate::limits::{Gate, Limits};
+use crate::limits::{ConnectionLimiter, Limits};
 
-/// How long requests in flight may go on after the stop.
+/// How long requests in flight may continue after the stop.
 pub const GRACE: Duration = Duration::from_secs(3);
-/// A peer that has vanished is noticed after about so long.
+/// Idle time after which TCP keepalive probes begin.
 const KEEPALIVE: Duration = Duration::from_secs(30);
-/// Interval between TCP keepalive probes of a connection that does not answer.
+/// Interval between TCP keepalive probes.
 const KEEPALIVE_PROBES: Duration = Duration::from_secs(10);
 
-/// Time between two heartbeats of a listener without clients.
-const BEAT_EVERY: Duration = Duration::from_secs(5);
-/// A listener without a heartbeat for this long is stuck.
-pub const STUCK: Duration = Duration::from_secs(60);
+/// Interval between heartbeats of an idle listener.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+/// Age of the heartbeat at which a listener is considered stuck.
+pub const STUCK_AFTER: Duration = Duration::from_secs(60);
 
-/// Who is at the other end; in the extensions of every request.
+/// The client of a connection. Every request has it as an extension.
 #[derive(Debug, Clone)]
 pub struct Peer {
-    /// Where from.
     pub address: SocketAddr,
-    /// What the client showed; empty without TLS or certificate.
+    /// The client's certificate chain; empty without TLS or a certificate.
     pub chain: Arc<[CertificateDer<'static>]>,
-    /// The connection's life and place, for whoever judges its requests or goes on with it after an upgrade.
-    pub life: Arc<Life>,
+    /// ConnectionState cycle and slot of the connection.
+    pub life: Arc<ConnectionState>,
 }
 
-/// What answers requests.
+/// Handles requests.
 pub trait Handler: Clone + Send + Sync + 'static {
-    /// Answers one.
     fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Response<Body>> + Send;
 }
 
 /// One listener.
 #[derive(Clone)]
 pub struct Listener<H> {
-    /// What answers.
     pub handler: H,
-    /// With TLS, or without.
+    /// None: plain HTTP.
     pub tls: Option<TlsAcceptor>,
-    /// What is allowed.
     pub limits: Limits,
-    /// Connections.
-    pub gate: Gate,
-    /// What is counted.
+    pub gate: ConnectionLimiter,
     pub counters: Counters,
-    /// Tells that connections are accepted.
+    /// Beats while connections are accepted.
     pub heartbeat: Heartbeat,
     /// Tasks of connections.
     pub tasks: TaskTracker,
-    /// Nobody new is let in.
+    /// Cancelled when no more connections are accepted.
     pub stop: CancellationToken,
-    /// What goes on is cut.
-    pub cut: CancellationToken,
+    /// Cancelled when open connections are closed.
+    pub abort: CancellationToken,
 }
 
 impl<H: Handler> Listener<H> {
-    /// Accepts until stopped.
+    /// Accepts connections until `stop` is cancelled.
     pub async fn run(self, listener: TcpListener) {
         loop {
             self.heartbeat.beat();
-            // Dropping accept loses nothing: the connection stays in the backlog.
+            // A dropped `accept` loses nothing: the connection stays in the backlog.
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
                 () = self.stop.cancelled() => return,
-                () = tokio::time::sleep(BEAT_EVERY) => continue,
+                () = tokio::time::sleep(HEARTBEAT_INTERVAL) => continue,
             };
             let (stream, address) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of descriptors, most likely; others give some back.
-                    tracing::warn!(%error, "accept failed");
+                    // Most likely the process is out of file descriptors. Other connections will free some.
+                    tracing::warn!(%error, "failed to accept connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             };
             let Some(pass) = self.gate.enter(address.ip(), &self.limits) else {
                 self.counters.refused_connection();
-                tracing::debug!(%address, "connection refused: too many are open");
+                tracing::debug!(%address, "connection refused, too many are open");
                 continue;
             };
-            let work = self.clone().converse(stream, address, Life::new(pass, self.limits));
+            let work = self.clone().converse(stream, address, ConnectionState::new(pass, self.limits));
             drop(task::spawn_contained("node-api-connection", None, self.tasks.track_future(Box::pin(work))));
         }
     }
 
-    async fn converse(self, stream: TcpStream, address: SocketAddr, life: Life) {
-        // Without these a connection still works.
+    async fn converse(self, stream: TcpStream, address: SocketAddr, life: ConnectionState) {
+        // The connection works without these options.
         let _ = stream.set_nodelay(true);
         let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_PROBES);
         let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive);
         let life = Arc::new(life);
-        let stream = Impatient::new(stream, life.clone());
+        let stream = WriteTimeout::new(stream, life.clone());
         let Some(tls) = self.tls.clone() else {
             return self.serve(stream, Peer { address, chain: Arc::new([]), life }).await;
         };
@@ -134,13 +130,13 @@ impl<H: Handler> Listener<H> {
             }
             Err(_) => {
                 self.counters.failed_handshake();
-                tracing::debug!(%address, "TLS handshake took too long");
+                tracing::debug!(%address, "TLS handshake timed out");
             }
         }
     }
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer) {
-        let Self { handler, limits, stop, cut, counters, .. } = self;
+        let Self { handler, limits, stop, abort, counters, .. } = self;
         let (address, life) = (peer.address, peer.life.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let handler = handler.clone();
@@ -148,7 +144,7 @@ impl<H: Handler> Listener<H> {
             request.extensions_mut().insert(peer.clone());
             async move {
                 let answer = handler.handle(request).await;
-                Ok::<_, Infallible>(answer.map(|body| Answering::new(body, in_flight)))
+                Ok::<_, Infallible>(answer.map(|body| ResponseBody::new(body, in_flight)))
             }
         });
         let mut builder = auto::Builder::new(Streams(life.clone()));
@@ -170,23 +166,23 @@ impl<H: Handler> Listener<H> {
         let mut ends = false;
         loop {
             let (is_last, next) = match life.verdict() {
-                Verdict::Goes(next) => (stop.is_cancelled(), next),
-                Verdict::Ends(next) => (true, next),
-                Verdict::Over => return tracing::debug!(%address, "hung up"),
+                Verdict::Keep(next) => (stop.is_cancelled(), next),
+                Verdict::Drain(next) => (true, next),
+                Verdict::Close => return tracing::debug!(%address, "connection closed"),
             };
             if is_last && !ends {
                 connection.as_mut().graceful_shutdown();
                 ends = true;
             }
-            // The connection is polled on; dropping the others loses nothing.
+            // The connection is polled again; dropping the other arms loses nothing.
             tokio::select! {
                 served = connection.as_mut() => {
                     if let Err(error) = served {
-                        tracing::debug!(%address, %error, "a connection failed");
+                        tracing::debug!(%address, %error, "connection failed");
                     }
                     return;
                 }
-                () = cut.cancelled() => return,
+                () = abort.cancelled() => return,
                 () = stop.cancelled(), if !ends => {}
                 () = life.displaced() => return counters.displaced_connection(),
                 () = life.changed() => {}
@@ -213,30 +209,30 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_listener_without_clients_has_a_heartbeat_and_one_that_is_stuck_has_none() {
+    async fn an_idle_listener_has_a_heartbeat_and_a_stuck_one_has_none() {
         let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1000));
         let heartbeat = Heartbeat::new(clock.clone());
         let listener = Listener {
             handler: Nothing,
             tls: None,
             limits: Limits::default(),
-            gate: Gate::default(),
+            gate: ConnectionLimiter::default(),
             counters: Counters::default(),
             heartbeat: heartbeat.clone(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
-            cut: CancellationToken::new(),
+            abort: CancellationToken::new(),
         };
         let bound = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let accepting = task::spawn("listen", listener.run(bound));
         for _ in 0..3 {
-            clock.advance(STUCK.saturating_mul(2));
-            tokio::time::sleep(BEAT_EVERY.saturating_mul(2)).await;
+            clock.advance(STUCK_AFTER.saturating_mul(2));
+            tokio::time::sleep(HEARTBEAT_INTERVAL.saturating_mul(2)).await;
             assert_eq!(heartbeat.age(), Duration::ZERO);
         }
         accepting.abort();
-        clock.advance(STUCK.saturating_mul(2));
-        tokio::time::sleep(BEAT_EVERY.saturating_mul(2)).await;
-        assert!(heartbeat.age() > STUCK);
+        clock.advance(STUCK_AFTER.saturating_mul(2));
+        tokio::time::sleep(HEARTBEAT_INTERVAL.saturating_mul(2)).await;
+        assert!(heartbeat.age() > STUCK_AFTER);
     }
 }

@@ -14,52 +14,43 @@ use crate::auth::authz::Authorizer;
 use crate::counters::Counters;
 use crate::limits::Limits;
 use crate::log_query::LogQuery;
-use crate::metrics::Board;
-use crate::node::Node;
+use crate::metrics::MetricsCache;
+use crate::services::Services;
 use crate::stats::Stats;
 use crate::zpages::Settings;
 
-/// What pages need.
 #[derive(Debug)]
 pub struct State {
-    /// The other services.
-    pub node: Node,
-    /// The node's name.
+    pub services: Services,
     pub node_name: String,
-    /// Who asks.
     pub authn: Authenticator,
-    /// Whether they may.
     pub authz: Authorizer,
-    /// What is counted.
     pub counters: Counters,
-    /// What is allowed.
     pub limits: Limits,
-    /// Places for upgraded connections.
+    /// Slots for upgraded connections.
     pub upgrades: Arc<Semaphore>,
-    /// Tasks of upgraded connections.
+    /// Tasks of connections.
     pub tasks: TaskTracker,
-    /// Cuts them.
-    pub cut: CancellationToken,
-    /// Time.
+    /// Cancelled when open connections are closed.
+    pub abort: CancellationToken,
     pub clock: Clock,
-    /// Logs, exec, attach, port-forward, run and runningpods are there.
+    /// `enableDebuggingHandlers`: serves logs, exec, attach, port-forward, run and runningpods.
     pub debugging: bool,
-    /// Readers of logs may choose a stream.
+    /// Readers of container logs may select a stream.
     pub split_streams: bool,
-    /// Users may have containers checkpointed.
+    /// `/checkpoint` is served.
     pub checkpoints: bool,
-    /// What `/logs/` shows; none: it is off.
+    /// Directory that `/logs/` serves; none if it is disabled.
     pub system_logs: Option<PathBuf>,
-    /// Answers its queries; none: they are off.
+    /// Runs log queries; none if they are disabled.
     pub log_query: Option<LogQuery>,
-    /// Statistics.
     pub stats: Stats,
-    /// The last figures of each service.
-    pub board: Board,
+    /// The last metrics of each service.
+    pub metrics_cache: MetricsCache,
     /// The metric of feature gates.
     pub features: String,
-    /// What this process was told.
+    /// The command line and configuration of this process.
     pub settings: Settings,
-    /// CLOCK_BOOTTIME at the start.
+    /// CLOCK_BOOTTIME at the start of the process.
     pub started: Duration,
 }

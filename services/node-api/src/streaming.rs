@@ -1,8 +1,7 @@
-//! `/exec`, `/attach`, `/portForward`: the runtime's streaming server, with bytes passed on both ways as they are.
+//! `/exec`, `/attach`, `/portForward`: connects the client to the runtime's streaming server.
 //!
-//! The runtime gives a URL for one use; the client's request goes there with its upgrade, and after a 101 neither SPDY nor
-//! WebSocket is looked into, but for the two protocols of [`crate::websocket`]. Whatever says who the client is, is taken
-//! out before.
+//! The runtime returns a URL that is valid once. The client's request is sent there with its upgrade. After the 101, bytes are copied
+//! unchanged, except for the two protocols of [`crate::websocket`]. Credentials of the client are removed from the request.
 
 use std::sync::Arc;
 
@@ -17,94 +16,94 @@ use tonic::{Code, Status};
 
 use crate::answer::{Answer, error, text};
 use crate::auth::authn;
-use crate::counters::UnderWay;
+use crate::counters::InFlightRequest;
+use crate::pod_lookup;
 use crate::relay;
 use crate::remote_command::{Action, Streams, Target};
-use crate::select;
 use crate::server::Peer;
 use crate::state::State;
 use crate::uri::query;
-use crate::websocket::{self, Form, TUNNEL};
+use crate::websocket::{self, StreamProtocol, TUNNEL};
 
-/// What the runtime has ready.
-struct Place {
+/// The runtime's streaming URL for a request.
+struct StreamingEndpoint {
     url: String,
-    /// The streams it waits for; none of a port-forward's are known before.
+    /// The streams that the runtime expects. A port-forward has none.
     streams: Streams,
 }
 
-/// Answers.
+/// Handles exec, attach and port-forward.
 pub async fn stream(state: &State, action: Action, mut request: Request<Incoming>) -> Answer {
     let Some(target) = Target::parse(request.uri().path(), action != Action::PortForward) else {
         return crate::answer::not_found();
     };
-    match place(state, action, &target, &request).await {
-        Ok(place) => pass_on(state, action, place, &mut request).await,
+    match endpoint(state, action, &target, &request).await {
+        Ok(endpoint) => proxy(state, action, endpoint, &mut request).await,
         Err(answer) => answer,
     }
 }
 
-fn fault(why: impl std::fmt::Display) -> Answer {
+fn server_error(why: impl std::fmt::Display) -> Answer {
     text(StatusCode::INTERNAL_SERVER_ERROR, why.to_string())
 }
 
-/// What the proxy of the kubelet says, which ends its lines.
-fn proxy_fault(why: impl std::fmt::Display) -> Answer {
+/// Returns an error as the kubelet's upgrade-aware proxy does, with a line end.
+fn proxy_error(why: impl std::fmt::Display) -> Answer {
     error(StatusCode::INTERNAL_SERVER_ERROR, why)
 }
 
-/// The pod that a path names.
+/// Returns the object and UID of the pod that a path names.
 ///
 /// # Errors
-/// There is none, or pod-sync does not answer.
-async fn pod(state: &State, target: &Target, unlike: &str) -> Result<(Value, String), Answer> {
-    let view = state.node.pod(&target.namespace, &target.pod).await;
-    // In the runtime's form: kubectl reads `pod-sync: why` as YAML of an empty Status and tells nothing.
+/// Fails if there is no such pod, or if pod-sync does not answer.
+async fn pod(state: &State, target: &Target, mismatch: &str) -> Result<(Value, String), Answer> {
+    let view = state.services.pod(&target.namespace, &target.pod).await;
+    // The format of a runtime error: kubectl parses `pod-sync: …` as YAML of an empty Status and prints nothing.
     let view = view.map_err(|status| {
-        fault(format!("rpc error: code = {:?} desc = pod-sync: {}", status.code(), status.message()))
+        server_error(format!("rpc error: code = {:?} desc = pod-sync: {}", status.code(), status.message()))
     })?;
     let view = view.ok_or_else(|| text(StatusCode::NOT_FOUND, "pod does not exist"))?;
     let pod: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
-    // The API server knows a static pod by the UID of its copy.
+    // The API server knows a static pod by the UID of its mirror pod.
     if let Some(uid) = &target.uid
         && *uid != view.uid
         && (view.mirror_uid.is_empty() || *uid != view.mirror_uid)
     {
-        return Err(text(StatusCode::NOT_FOUND, unlike));
+        return Err(text(StatusCode::NOT_FOUND, mismatch));
     }
     Ok((pod, view.uid))
 }
 
-/// Where the runtime serves what is asked for.
-async fn place(
+/// Requests the streaming URL from the runtime.
+async fn endpoint(
     state: &State,
     action: Action,
     target: &Target,
     request: &Request<Incoming>,
-) -> Result<Place, Answer> {
+) -> Result<StreamingEndpoint, Answer> {
     let query = query(request);
     let mut streams = Streams::parse(&query);
     if action != Action::PortForward && streams.is_none() {
         let message = "you must specify at least 1 of stdin, stdout, stderr";
         return Err(text(StatusCode::BAD_REQUEST, message));
     }
-    let unlike = if action == Action::PortForward { "pod not found" } else { "pod does not exist" };
-    let (object, uid) = pod(state, target, unlike).await?;
+    let mismatch = if action == Action::PortForward { "pod not found" } else { "pod does not exist" };
+    let (object, uid) = pod(state, target, mismatch).await?;
     let id = match action {
-        Action::Exec => select::running(&object, &target.container)
-            .ok_or_else(|| fault(format!("container not found ({:?})", target.container)))?,
-        Action::Attach => select::running(&object, &target.container).ok_or_else(|| {
+        Action::Exec => pod_lookup::running(&object, &target.container)
+            .ok_or_else(|| server_error(format!("container not found ({:?})", target.container)))?,
+        Action::Attach => pod_lookup::running(&object, &target.container).ok_or_else(|| {
             let full = format!("{}_{}", target.pod, target.namespace);
-            fault(format!("container {} not found in pod {full}", target.container))
+            server_error(format!("container {} not found in pod {full}", target.container))
         })?,
-        Action::PortForward => sandbox(state, &uid)
-            .await?
-            .ok_or_else(|| fault(format!("pod not found (\"{}_{}\")", target.pod, target.namespace)))?,
+        Action::PortForward => sandbox(state, &uid).await?.ok_or_else(|| {
+            server_error(format!("pod not found (\"{}_{}\")", target.pod, target.namespace))
+        })?,
     };
     if !is_upgrade(request.headers()) {
-        return Err(proxy_fault("Upgrade request required"));
+        return Err(proxy_error("Upgrade request required"));
     }
-    let mut runtime = state.node.runtime();
+    let mut runtime = state.services.runtime();
     let url = match (action, streams) {
         (Action::Exec, Some(s)) => {
             let cmd = query.into_iter().filter(|(k, _)| k == "command").map(|(_, v)| v).collect();
@@ -119,8 +118,8 @@ async fn place(
             runtime.exec(request).await.map(|r| r.into_inner().url)
         }
         (Action::Attach, Some(s)) => {
-            // Whether there is a terminal was settled when the container was made.
-            let spec = select::spec(&object, &target.container);
+            // Whether the container has a terminal was decided at its creation.
+            let spec = pod_lookup::spec(&object, &target.container);
             let tty = spec.is_some_and(|c| c["tty"] == true);
             let s = Streams { tty, stderr: s.stderr && !tty, ..s };
             streams = Some(s);
@@ -138,11 +137,11 @@ async fn place(
             runtime.port_forward(request).await.map(|r| r.into_inner().url)
         }
     };
-    let url = url.map_err(|status| of_runtime(&status))?;
-    Ok(Place { url, streams: streams.unwrap_or(Streams::NONE) })
+    let url = url.map_err(|status| runtime_error(&status))?;
+    Ok(StreamingEndpoint { url, streams: streams.unwrap_or(Streams::NONE) })
 }
 
-/// Ports of a WebSocket client; a SPDY client names them in its streams.
+/// Returns the ports that a WebSocket client requests. A SPDY client names them in its streams.
 fn ports(query: &[(String, String)]) -> Vec<i32> {
     let named = query.iter().filter(|(k, _)| k == "port" || k == "ports");
     named.flat_map(|(_, v)| v.split(',')).filter_map(|p| p.trim().parse().ok()).collect()
@@ -155,13 +154,13 @@ async fn sandbox(state: &State, uid: &str) -> Result<Option<String>, Answer> {
         ..Default::default()
     };
     let request = v1::ListPodSandboxRequest { filter: Some(filter) };
-    let listed = state.node.runtime().list_pod_sandbox(request).await.map_err(|s| of_runtime(&s))?;
+    let listed = state.services.runtime().list_pod_sandbox(request).await.map_err(|s| runtime_error(&s))?;
     let newest = listed.into_inner().items.into_iter().max_by_key(|s| s.created_at);
     Ok(newest.map(|s| s.id))
 }
 
-/// An error of the runtime, as the kubelet answers it.
-fn of_runtime(status: &Status) -> Answer {
+/// Converts an error of the runtime to the kubelet's response.
+fn runtime_error(status: &Status) -> Answer {
     let code = match status.code() {
         Code::NotFound => StatusCode::NOT_FOUND,
         Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
@@ -185,54 +184,62 @@ fn is_spdy(headers: &HeaderMap) -> bool {
     upgrade.get(..4).is_some_and(|u| u.eq_ignore_ascii_case("spdy"))
 }
 
-async fn pass_on(state: &State, action: Action, place: Place, request: &mut Request<Incoming>) -> Answer {
+async fn proxy(
+    state: &State,
+    action: Action,
+    endpoint: StreamingEndpoint,
+    request: &mut Request<Incoming>,
+) -> Answer {
     let Ok(permit) = state.upgrades.clone().try_acquire_owned() else {
         return error(StatusCode::TOO_MANY_REQUESTS, "too many exec, attach and port-forward connections");
     };
     let client = hyper::upgrade::on(&mut *request);
-    let form = Form::of(action, request.headers());
-    let dialled = tokio::time::timeout(state.limits.upgrade, dial(&place.url, request, &form)).await;
+    let stream_protocol = StreamProtocol::negotiate(action, request.headers());
+    let dialled =
+        tokio::time::timeout(state.limits.upgrade, dial(&endpoint.url, request, &stream_protocol)).await;
     let mut answer = match dialled {
         Ok(Ok(answer)) => answer,
-        Ok(Err(why)) => return proxy_fault(format!("error dialing backend: {why}")),
-        Err(_) => return proxy_fault("the runtime's streaming server does not answer"),
+        Ok(Err(why)) => return proxy_error(format!("error dialing backend: {why}")),
+        Err(_) => return proxy_error("the runtime's streaming server does not answer"),
     };
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         if answer.status().is_redirection() {
-            return proxy_fault("the runtime's streaming server redirects, which is not followed");
+            return proxy_error("the runtime's streaming server redirects, which is not followed");
         }
         return answer.map(Body::new);
     }
     let runtime = hyper::upgrade::on(&mut answer);
-    if let Some(headers) = form.towards_client() {
+    if let Some(headers) = stream_protocol.client_headers() {
         *answer.headers_mut() = headers;
     }
     let life = request.extensions().get::<Peer>().map(|p| p.life.clone());
-    let under_way = request.extensions().get::<Arc<UnderWay>>().cloned();
+    let in_flight = request.extensions().get::<Arc<InFlightRequest>>().cloned();
     let open = state.counters.upgrades.clone();
-    let (cut, half_open, wait) = (state.cut.clone(), state.limits.half_open, state.limits.upgrade);
-    // Who switches to SPDY opens streams; a runtime keeps one that does not for as long as a stream may be idle.
+    let (abort, half_open, wait) = (state.abort.clone(), state.limits.half_open, state.limits.upgrade);
+    // A client that upgrades to SPDY opens streams at once. The runtime would keep a silent one for its stream idle timeout.
     let first = is_spdy(request.headers()).then_some(wait);
     let work = async move {
         open.inc();
-        // A client that never takes the 101 holds its place for no longer than a header may take.
+        // A client that does not read the 101 holds its slot for as long as a header may take.
         let both = tokio::time::timeout(wait, async { tokio::try_join!(client, runtime) }).await;
         if let Ok(Ok((client, runtime))) = both {
             let (client, runtime) = (TokioIo::new(client), TokioIo::new(runtime));
             let carried = async {
-                match form {
-                    Form::Runtime => relay::copy(client, runtime, first, half_open).await,
-                    Form::Translated { protocol: TUNNEL, .. } => {
+                match stream_protocol {
+                    StreamProtocol::PassThrough => relay::copy(client, runtime, first, half_open).await,
+                    StreamProtocol::Translated { protocol: TUNNEL, .. } => {
                         websocket::tunnel(client, runtime, wait).await
                     }
-                    Form::Translated { .. } => websocket::channels(client, runtime, place.streams).await,
+                    StreamProtocol::Translated { .. } => {
+                        websocket::channels(client, runtime, endpoint.streams).await
+                    }
                 }
             };
-            // Cut at the end of the process only.
-            let _ = cut.run_until_cancelled(carried).await;
+            // `abort` is cancelled only when the process ends.
+            let _ = abort.run_until_cancelled(carried).await;
         }
         open.dec();
-        drop((permit, life, under_way));
+        drop((permit, life, in_flight));
     };
     drop(task::spawn_contained("node-api-upgraded", contain::current(), state.tasks.track_future(work)));
     answer.map(|_| Body::empty())
@@ -240,7 +247,11 @@ async fn pass_on(state: &State, action: Action, place: Place, request: &mut Requ
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-async fn dial(url: &str, request: &Request<Incoming>, form: &Form) -> Result<Response<Incoming>, BoxError> {
+async fn dial(
+    url: &str,
+    request: &Request<Incoming>,
+    stream_protocol: &StreamProtocol,
+) -> Result<Response<Incoming>, BoxError> {
     let uri: Uri = url.parse()?;
     let authority = uri.authority().ok_or("the runtime's URL has no address")?;
     let stream = quintlet_spdy::dial(&uri).await?;
@@ -248,16 +259,16 @@ async fn dial(url: &str, request: &Request<Incoming>, form: &Form) -> Result<Res
         hyper::client::conn::http1::handshake::<_, Body>(TokioIo::new(stream)).await?;
     drop(task::spawn_contained("node-api-to-runtime", contain::current(), async move {
         if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(%error, "the runtime's streaming server hung up");
+            tracing::debug!(%error, "connection to the runtime's streaming server failed");
         }
     }));
-    let (method, mut headers) = match form.towards_runtime() {
+    let (method, mut headers) = match stream_protocol.runtime_headers() {
         Some(headers) => (Method::POST, headers),
         None => (request.method().clone(), request.headers().clone()),
     };
-    authn::strip(&mut headers);
+    authn::remove_credentials(&mut headers);
     headers.insert(header::HOST, HeaderValue::from_str(authority.as_str())?);
-    // Neither SPDY nor WebSocket clients send a body before the upgrade.
+    // SPDY and WebSocket clients send no body before the upgrade.
     headers.remove(header::TRANSFER_ENCODING);
     headers.remove(header::CONTENT_LENGTH);
     let mut sent = Request::new(Body::empty());
@@ -267,7 +278,7 @@ async fn dial(url: &str, request: &Request<Incoming>, form: &Form) -> Result<Res
     Ok(sender.send_request(sent).await?)
 }
 
-/// `/run/{namespace}/{pod}[/{uid}]/{container}?cmd=`: a command's output, once it has ended.
+/// Handles `/run/{namespace}/{pod}[/{uid}]/{container}?cmd=`: responds with the output of a command when it has exited.
 pub async fn run(state: &State, request: &Request<Incoming>) -> Answer {
     let Some(target) = Target::parse(request.uri().path(), true) else { return crate::answer::not_found() };
     run_in(state, &target, &query(request)).await.unwrap_or_else(|answer| answer)
@@ -275,20 +286,21 @@ pub async fn run(state: &State, request: &Request<Incoming>) -> Answer {
 
 async fn run_in(state: &State, target: &Target, query: &[(String, String)]) -> Result<Answer, Answer> {
     let (object, _) = pod(state, target, "pod does not exist").await?;
-    let id = select::running(&object, &target.container)
-        .ok_or_else(|| fault(format!("container not found ({:?})", target.container)))?;
+    let id = pod_lookup::running(&object, &target.container)
+        .ok_or_else(|| server_error(format!("container not found ({:?})", target.container)))?;
     let cmd = query.iter().find(|(k, _)| k == "cmd").map(|(_, v)| v.as_str()).unwrap_or_default();
     let request = v1::ExecSyncRequest {
         container_id: id,
         cmd: cmd.split(' ').map(str::to_owned).collect(),
         timeout: 0,
     };
-    let reply = state.node.runtime().exec_sync(request).await.map_err(|s| of_runtime(&s))?.into_inner();
+    let reply =
+        state.services.runtime().exec_sync(request).await.map_err(|s| runtime_error(&s))?.into_inner();
     let mut out = reply.stdout;
     out.extend(reply.stderr);
     if reply.exit_code != 0 {
         let out = String::from_utf8_lossy(&out);
-        return Err(fault(format!("command '{cmd}' exited with {}: {out}", reply.exit_code)));
+        return Err(server_error(format!("command '{cmd}' exited with {}: {out}", reply.exit_code)));
     }
     Ok(crate::answer::json(out))
 }

@@ -1,7 +1,7 @@
-//! The serving certificate and what TLS may be: versions, cipher suites, groups.
+//! The serving certificate and the TLS settings: versions, cipher suites, key exchange groups.
 //!
-//! A client certificate is asked for and never required, and a foreign one does not fail the handshake: whether it says
-//! who the client is, is decided with each request ([`crate::auth::x509`]). That the client has its key is checked here.
+//! A client certificate is requested but not required, and an untrusted one does not fail the handshake: each request decides whether
+//! it identifies a user ([`crate::auth::x509`]). The handshake proves that the client has the certificate's key.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,70 +20,64 @@ use rustls::{DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureSc
 
 use crate::digest::{self, Digest};
 
-/// Why TLS cannot be served.
+/// The reason why TLS cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file cannot be read or written.
-    #[error("cannot use {}", path.display())]
+    #[error("failed to access {}", path.display())]
     File {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// A file is not what it should be.
-    #[error("{} holds no usable {what}", path.display())]
+    #[error("{} has no valid {what}", path.display())]
     Pem {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What was looked for.
+        /// The expected content.
         what: &'static str,
-        /// What is wrong.
+        /// The cause.
         source: rustls::pki_types::pem::Error,
     },
-    /// Key and certificate do not serve.
-    #[error("{} cannot be served", path.display())]
+    #[error("failed to use certificate {} with its key", path.display())]
     Pair {
-        /// The certificate.
+        /// Path of the certificate.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: rustls::Error,
     },
-    /// A certificate cannot be made.
-    #[error("no self-signed certificate")]
+    #[error("failed to create a self-signed certificate")]
     SelfSigned(#[source] rcgen::Error),
-    /// A setting names what is not there.
     #[error("{setting}: {value:?} is not one of {known}")]
     Setting {
-        /// Its flag.
+        /// The flag.
         setting: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What could be.
+        /// The valid values.
         known: String,
     },
-    /// The settings leave nothing.
-    #[error("TLS settings")]
+    #[error("failed to apply the TLS settings")]
     Config(#[source] rustls::Error),
 }
 
-/// What may be negotiated.
+/// Settings of TLS.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// `VersionTLS12` or `VersionTLS13`; empty: the former.
+    /// `VersionTLS12` or `VersionTLS13`; empty means `VersionTLS12`.
     pub min_version: String,
-    /// Names of suites for TLS 1.2; empty: all.
+    /// Names of cipher suites for TLS 1.2; empty means all.
     pub cipher_suites: Vec<String>,
-    /// IANA numbers: 29 (X25519), 23 (P-256), 24 (P-384); empty: all.
+    /// IANA numbers: 29 (X25519), 23 (P-256), 24 (P-384); empty means all.
     pub curves: Vec<u16>,
 }
 
-/// The cryptography that `settings` leave. What Go has and this has not is left out: the configuration was told of it when it
-/// was read.
+/// Returns a provider with the configured cipher suites and groups. Those that Go has and rustls lacks are ignored; the check of the
+/// configuration warns of them.
 ///
 /// # Errors
-/// Nobody has what is named, or nothing is left.
+/// Fails if a name is unknown, or if nothing remains.
 pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
     let mut provider = rustls::crypto::ring::default_provider();
     if !settings.cipher_suites.is_empty() {
@@ -109,7 +103,7 @@ pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
         let spoken: Vec<&str> = spoken.iter().map(String::as_str).collect();
         for number in &settings.curves {
             match names::group(*number) {
-                // In the order of their preference.
+                // In the configured order of preference.
                 Support::Supported(_) => provider
                     .kx_groups
                     .extend(known.iter().copied().filter(|kx| u16::from(kx.name()) == *number)),
@@ -127,7 +121,7 @@ pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
 const SUITES: &str = "--tls-cipher-suites";
 const CURVES: &str = "--tls-curve-preferences";
 
-/// Its name in the registry of IANA.
+/// Returns the name of a suite in IANA's registry.
 fn suite_name(suite: &rustls::SupportedCipherSuite) -> String {
     format!("{:?}", suite.suite())
 }
@@ -136,11 +130,14 @@ fn unknown(setting: &'static str, value: &str, known: &[&str]) -> TlsError {
     TlsError::Setting { setting, value: value.to_owned(), known: known.join(", ") }
 }
 
-/// What a listener needs.
+/// Returns the TLS configuration of a listener.
 ///
 /// # Errors
-/// A setting is not known, or they leave nothing.
-pub fn server_config(settings: &Settings, serving: Arc<Serving>) -> Result<ServerConfig, TlsError> {
+/// Fails if a setting is invalid.
+pub fn server_config(
+    settings: &Settings,
+    serving: Arc<ServingCertificate>,
+) -> Result<ServerConfig, TlsError> {
     let versions: &[&rustls::SupportedProtocolVersion] = match settings.min_version.as_str() {
         "" | "VersionTLS12" => &[&rustls::version::TLS13, &rustls::version::TLS12],
         "VersionTLS13" => &[&rustls::version::TLS13],
@@ -159,33 +156,32 @@ pub fn server_config(settings: &Settings, serving: Arc<Serving>) -> Result<Serve
     Ok(config)
 }
 
-/// The certificate that is served now.
+/// The serving certificate, which is reloaded when its files change.
 #[derive(Debug)]
-pub struct Serving {
+pub struct ServingCertificate {
     files: [PathBuf; 2],
     now: RwLock<Arc<CertifiedKey>>,
-    /// Of what was read last, whether it could be used or not.
+    /// Digest of the files that were read last, whether valid or not.
     seen: Mutex<Digest>,
 }
 
-impl Serving {
-    /// Serves from two files.
+impl ServingCertificate {
+    /// Loads a certificate and its key.
     ///
     /// # Errors
-    /// They cannot be read or do not belong together.
+    /// Fails if the files cannot be read or do not belong together.
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let files = [cert.to_owned(), key.to_owned()];
-        // Taken before reading: what changes in between is read again.
+        // Computed before the files are read, so that a change in between is noticed later.
         let seen = Mutex::new(digest::of_files(&files));
         let now = RwLock::new(Arc::new(read_pair(cert, key)?));
         Ok(Self { files, now, seen })
     }
 
-    /// Reads the files again if they have changed, and tells whether they had; what cannot be used leaves the certificate
-    /// that is served.
+    /// Reloads the files if they have changed. Returns whether they have. Invalid files leave the previous certificate in use.
     ///
     /// # Errors
-    /// As [`Serving::load`], once per change.
+    /// Fails as [`ServingCertificate::load`], once per change.
     pub fn refresh(&self) -> Result<bool, TlsError> {
         let found = digest::of_files(&self.files);
         if std::mem::replace(&mut *self.seen.lock(), found) == found {
@@ -197,7 +193,7 @@ impl Serving {
     }
 }
 
-impl ResolvesServerCert for Serving {
+impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.now.read().clone())
     }
@@ -214,10 +210,10 @@ fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, TlsError> {
         .map_err(|source| TlsError::Pair { path: cert.to_owned(), source })
 }
 
-/// The certificates of a PEM file; at least one.
+/// Returns the certificates of a PEM file, at least one.
 ///
 /// # Errors
-/// It cannot be read or holds none.
+/// Fails if the file cannot be read or has no certificate.
 pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let bad = |source| TlsError::Pem { path: path.to_owned(), what: "certificate", source };
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
@@ -229,13 +225,13 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     std::fs::read(path).map_err(|source| TlsError::File { path: path.to_owned(), source })
 }
 
-/// `kubelet.crt` and `kubelet.key` in `dir`, made for `host` unless they are there and usable.
+/// Returns the paths of `kubelet.crt` and `kubelet.key` in `dir`. Creates them for `host` if they are missing or invalid.
 ///
-/// A certificate of one year, signed by a CA whose key is thrown away and whose certificate stands behind it in the file
-/// (cmd/kubelet/app/server.go:InitializeTLS).
+/// The certificate is valid for a year. It is signed by a CA whose certificate is appended and whose key is discarded
+/// (`cmd/kubelet/app: InitializeTLS`).
 ///
 /// # Errors
-/// They cannot be made or written.
+/// Fails if they cannot be created or written.
 pub fn self_signed(dir: &Path, host: &str, now: jiff::Timestamp) -> Result<(PathBuf, PathBuf), TlsError> {
     let (cert, key) = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
     if read_pair(&cert, &key).is_ok() {
@@ -263,7 +259,7 @@ fn make(host: &str, now: jiff::Timestamp) -> Result<(String, String), rcgen::Err
     let params = |name: String| {
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
-        // Dates are whole days: a day of grace on both sides.
+        // Dates have no time of day: one more day on each side.
         (params.not_before, params.not_after) = (from(-24 * 3600), from(YEAR));
         params
     };
@@ -281,7 +277,7 @@ fn make(host: &str, now: jiff::Timestamp) -> Result<(String, String), rcgen::Err
     Ok((format!("{}{ca_pem}", signed.pem()), key.serialize_pem()))
 }
 
-/// Takes any certificate whose key the client has.
+/// Accepts any certificate whose key the client has.
 #[derive(Debug)]
 struct AnyCertificate {
     provider: Arc<CryptoProvider>,
@@ -293,7 +289,7 @@ impl ClientCertVerifier for AnyCertificate {
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // Without a hint a client sends what it has; the CA bundle may change while the listener lives.
+        // Without hints, a client sends any certificate it has. The CA bundle may change while the listener runs.
         &[]
     }
 
@@ -334,7 +330,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_self_signed_certificate_is_made_once_and_names_its_host() {
+    fn a_self_signed_certificate_is_created_once_and_names_its_host() {
         let dir = tempfile::tempdir().unwrap();
         let now = "2026-11-21T02:31:07Z".parse().unwrap();
         let (cert, key) = self_signed(dir.path(), "node-1", now).unwrap();
@@ -364,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn the_names_that_the_configuration_takes_for_spoken_are_those_of_the_library() {
+    fn the_names_that_the_configuration_supports_are_those_of_rustls() {
         let (mut suites, mut groups) = left(&[], &[]).unwrap();
         suites.sort();
         groups.sort_unstable();
@@ -374,12 +370,12 @@ mod tests {
     }
 
     #[test]
-    fn suites_and_groups_are_those_named_as_far_as_they_are_spoken() {
+    fn the_provider_has_the_configured_suites_and_groups_that_rustls_supports() {
         let gcm = "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256";
         let chacha = "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256";
         let (suites, groups) = left(&[gcm, "TLS_AES_128_GCM_SHA256"], &[24, 23]).unwrap();
         assert_eq!((suites, groups), (vec![gcm.to_owned()], vec![24, 23]));
-        // The list that hardening guides give, with a name from before the registry and suites that no longer are safe.
+        // A list from hardening guides, with a name from before the registry and with insecure suites.
         let usual = [
             "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
             "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
@@ -402,10 +398,10 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_in_the_files_leaves_the_certificate_that_is_served() {
+    fn invalid_files_leave_the_previous_certificate_in_use() {
         let dir = tempfile::tempdir().unwrap();
         let (cert, key) = self_signed(dir.path(), "n", jiff::Timestamp::UNIX_EPOCH).unwrap();
-        let serving = Serving::load(&cert, &key).unwrap();
+        let serving = ServingCertificate::load(&cert, &key).unwrap();
         let before = serving.now.read().cert.clone();
         std::fs::write(&cert, "rubbish").unwrap();
         assert!(serving.refresh().is_err());

@@ -1,5 +1,5 @@
-//! WebSocket clients that no runtime understands: `v5.channel.k8s.io` (exec and attach, with a signal that ends one stream) and
-//! SPDY in a tunnel (port-forward). Both become SPDY towards the runtime; older protocols it speaks itself.
+//! Translates two WebSocket protocols that runtimes do not support to SPDY: `v5.channel.k8s.io` (exec and attach, with a signal that
+//! closes a single stream), and SPDY tunneled in WebSocket messages (port-forward). Runtimes support the older protocols themselves.
 
 use std::time::Duration;
 
@@ -21,48 +21,48 @@ use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
 use crate::remote_command::{Action, Streams};
 
-/// The protocol whose streams end one by one.
+/// The exec and attach protocol with a close signal per stream.
 pub const CHANNELS: &str = "v5.channel.k8s.io";
-/// The protocol that carries SPDY's bytes in messages.
+/// The port-forward protocol that carries SPDY in WebSocket messages.
 pub const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
 
-/// So often a client is shown that the connection lives, as the kubelet does.
-const PING: Duration = Duration::from_secs(5);
-/// Largest message taken: kubectl sends blocks of 32 KiB.
+/// Interval of pings to the client, as in the kubelet.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum size of a message: kubectl sends blocks of 32 KiB.
 const MAX_MESSAGE: usize = 1 << 20;
-/// Read of a tunnel at once.
-const BLOCK: usize = 32 << 10;
-/// After the status has come, output under way may take so long.
-const DRAIN: Duration = Duration::from_secs(10);
-/// So long a client may take to hear of the end, and to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+/// Size of the read buffer of a tunnel.
+const TUNNEL_BUFFER: usize = 32 << 10;
+/// Time limit for remaining output after the exit status.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for sending the close frame, and for the client's answer.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
-/// The next byte names the stream that ends.
+/// A signal whose next byte names the stream to close.
 const CLOSE: u8 = 255;
 
-/// How a client wants what it asks for.
+/// How a stream request is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Form {
-    /// As the runtime serves it: bytes are passed on.
-    Runtime,
-    /// By [`CHANNELS`] or [`TUNNEL`]; the answer to the client's key.
+pub enum StreamProtocol {
+    /// By the runtime: bytes are copied.
+    PassThrough,
+    /// By translation from [`CHANNELS`] or [`TUNNEL`].
     Translated {
-        /// What is spoken.
+        /// The WebSocket subprotocol.
         protocol: &'static str,
         /// Value of Sec-WebSocket-Accept.
         accept: String,
     },
 }
 
-impl Form {
-    /// What the headers of an upgrade ask for.
+impl StreamProtocol {
+    /// Returns how to serve an upgrade with these headers.
     #[must_use]
-    pub fn of(action: Action, headers: &HeaderMap) -> Self {
+    pub fn negotiate(action: Action, headers: &HeaderMap) -> Self {
         let protocol = match action {
             Action::Exec | Action::Attach => CHANNELS,
             Action::PortForward => TUNNEL,
@@ -76,13 +76,13 @@ impl Form {
         if is_websocket && is_key && offers.flat_map(|v| v.split(',')).any(|p| p.trim() == protocol) {
             Self::Translated { protocol, accept: derive_accept_key(key.as_bytes()) }
         } else {
-            Self::Runtime
+            Self::PassThrough
         }
     }
 
-    /// Headers of the request to the runtime, in place of the client's; none where those are passed on.
+    /// Returns the headers of the request to the runtime, or none if the client's headers are used.
     #[must_use]
-    pub fn towards_runtime(&self) -> Option<HeaderMap> {
+    pub fn runtime_headers(&self) -> Option<HeaderMap> {
         let Self::Translated { protocol, .. } = self else { return None };
         let spoken = if *protocol == TUNNEL { "portforward.k8s.io" } else { "v4.channel.k8s.io" };
         let mut headers = HeaderMap::new();
@@ -92,27 +92,27 @@ impl Form {
         Some(headers)
     }
 
-    /// Headers of the 101 to the client, in place of the runtime's.
+    /// Returns the headers of the 101 to the client, or none if the runtime's headers are used.
     #[must_use]
-    pub fn towards_client(&self) -> Option<HeaderMap> {
+    pub fn client_headers(&self) -> Option<HeaderMap> {
         let Self::Translated { protocol, accept } = self else { return None };
         let mut headers = HeaderMap::new();
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
         headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
-        // Base64 fits in a header.
+        // Base64 is a valid header value.
         headers.extend(HeaderValue::from_str(accept).ok().map(|a| (header::SEC_WEBSOCKET_ACCEPT, a)));
         Some(headers)
     }
 }
 
-async fn server<C: AsyncRead + AsyncWrite + Unpin>(client: C) -> WebSocketStream<C> {
+async fn websocket_server<C: AsyncRead + AsyncWrite + Unpin>(client: C) -> WebSocketStream<C> {
     let config =
         WebSocketConfig::default().max_message_size(Some(MAX_MESSAGE)).max_frame_size(Some(MAX_MESSAGE));
     WebSocketStream::from_raw_socket(client, Role::Server, Some(config)).await
 }
 
-/// Goes on until the process has ended and all it said is with the client, or one of the two is gone.
+/// Translates until the process has exited and its output has been sent, or until one of both sides has closed the connection.
 pub(crate) async fn channels<C, R>(client: C, runtime: R, streams: Streams)
 where
     C: AsyncRead + AsyncWrite + Unpin + Send,
@@ -120,34 +120,34 @@ where
 {
     let (read, write) = tokio::io::split(runtime);
     let connection = Connection::over(BufReader::new(read), write);
-    let (to_client, from_client) = server(client).await.split();
+    let (to_client, from_client) = websocket_server(client).await.split();
     let opened = open(&connection, streams).await;
     if let Some((input, output)) = opened {
-        either(up(from_client, input), down(output, to_client)).await;
+        run_both(client_to_runtime(from_client, input), runtime_to_client(output, to_client)).await;
     }
     connection.close();
 }
 
-/// Goes on until one of the two has ended. A client that was told the end is listened to until it answers: what is closed
-/// with words of its unread takes with it what it has not read.
-async fn either(up: impl Future<Output = ()>, down: impl Future<Output = ()>) {
-    let mut up = std::pin::pin!(up);
+/// Runs both directions until one has ended. If the runtime's direction has ended, the client has [`CLOSE_TIMEOUT`] to answer the close frame:
+/// closing a socket with unread data discards data that the client has not read.
+async fn run_both(client_to_runtime: impl Future<Output = ()>, runtime_to_client: impl Future<Output = ()>) {
+    let mut client_to_runtime = std::pin::pin!(client_to_runtime);
     tokio::select! {
-        () = &mut up => {}
-        () = down => {
-            let _ = timeout(ANSWER, up).await;
+        () = &mut client_to_runtime => {}
+        () = runtime_to_client => {
+            let _ = timeout(CLOSE_TIMEOUT, client_to_runtime).await;
         }
     }
 }
 
-/// Tells the client that all is said. Any other end is an error to it, one without a code too.
-async fn end<C>(mut client: SplitSink<WebSocketStream<C>, Message>)
+/// Sends a normal close frame. A client treats any other end, or a close frame without a code, as an error.
+async fn send_close<C>(mut client: SplitSink<WebSocketStream<C>, Message>)
 where
     C: AsyncRead + AsyncWrite + Unpin,
 {
     let normal = CloseFrame { code: CloseCode::Normal, reason: Utf8Bytes::default() };
-    // A client that does not take it is hung up on.
-    let _ = timeout(ANSWER, client.send(Message::Close(Some(normal)))).await;
+    // A client that does not read it is disconnected.
+    let _ = timeout(CLOSE_TIMEOUT, client.send(Message::Close(Some(normal)))).await;
 }
 
 struct Input {
@@ -159,11 +159,11 @@ struct Output {
     stdout: Option<Receiver<Vec<u8>>>,
     stderr: Option<Receiver<Vec<u8>>>,
     error: Receiver<Vec<u8>>,
-    /// Streams whose other half is in use or says nothing; they stay open as long as this does.
+    /// Streams of which the other direction is unused. They stay open as long as this value.
     _open: Vec<Writer>,
 }
 
-/// The streams that the runtime waits for, in the order in which kubectl opens them.
+/// Opens the streams that the runtime expects, in the order of kubectl.
 async fn open(connection: &Connection, streams: Streams) -> Option<(Input, Output)> {
     let open = async |wanted: bool, kind: &str| match wanted {
         true => connection.stream(&[("streamType", kind)]).await.map(Some),
@@ -185,8 +185,8 @@ async fn open(connection: &Connection, streams: Streams) -> Option<(Input, Outpu
     Some((input, Output { stdout, stderr, error: error.blocks, _open: open }))
 }
 
-/// What the client says, until it says no more or what makes no sense.
-async fn up<C>(mut client: SplitStream<WebSocketStream<C>>, mut input: Input)
+/// Forwards messages of the client until it closes the connection or sends an invalid message.
+async fn client_to_runtime<C>(mut client: SplitStream<WebSocketStream<C>>, mut input: Input)
 where
     C: AsyncRead + AsyncWrite + Unpin,
 {
@@ -197,15 +197,15 @@ where
             Message::Text(_) | Message::Close(_) | Message::Frame(_) => return,
         };
         let goes_on = match (data.get_u8(), data.first()) {
-            (STDIN, _) => say(input.stdin.as_ref(), &data).await,
-            (RESIZE, _) => say(input.resize.as_ref(), &data).await,
+            (STDIN, _) => send_data(input.stdin.as_ref(), &data).await,
+            (RESIZE, _) => send_data(input.resize.as_ref(), &data).await,
             (CLOSE, Some(&STDIN)) => {
                 if let Some(stdin) = input.stdin.take() {
                     stdin.end().await;
                 }
                 true
             }
-            // The others are not the client's to end, and ending them harms nobody.
+            // A client cannot close the other streams; the request is ignored.
             (CLOSE, Some(_)) => true,
             _ => false,
         };
@@ -215,25 +215,25 @@ where
     }
 }
 
-/// What nobody asked for, or what comes after the end, is dropped. False: the runtime is gone.
-async fn say(to: Option<&Writer>, data: &Bytes) -> bool {
+/// Sends data. Data for a stream that is not requested or already closed is dropped. Returns false if the runtime is gone.
+async fn send_data(to: Option<&Writer>, data: &Bytes) -> bool {
     match to {
         Some(to) if !data.is_empty() => to.send(data).await,
         Some(_) | None => true,
     }
 }
 
-/// What the runtime says, until all streams have ended.
-async fn down<C>(mut output: Output, mut client: SplitSink<WebSocketStream<C>, Message>)
+/// Forwards output of the runtime until all streams have ended.
+async fn runtime_to_client<C>(mut output: Output, mut client: SplitSink<WebSocketStream<C>, Message>)
 where
     C: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut ping = interval_at(deadline_after(Instant::now(), PING), PING);
+    let mut ping = interval_at(deadline_after(Instant::now(), PING_INTERVAL), PING_INTERVAL);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut status = Some(());
     let mut last = None;
     while status.is_some() || output.stdout.is_some() || output.stderr.is_some() {
-        // Receiving and ticking lose nothing when dropped.
+        // Dropping a receive or a tick loses nothing.
         let (channel, block) = tokio::select! {
             block = next(&mut output.stdout) => (STDOUT, block),
             block = next(&mut output.stderr) => (STDERR, block),
@@ -256,14 +256,14 @@ where
             None => match channel {
                 STDOUT => output.stdout = None,
                 STDERR => output.stderr = None,
-                _ => (status, last) = (None, Some(deadline_after(Instant::now(), DRAIN))),
+                _ => (status, last) = (None, Some(deadline_after(Instant::now(), DRAIN_TIMEOUT))),
             },
         }
     }
-    end(client).await;
+    send_close(client).await;
 }
 
-/// A block of a stream that is open; waits for ever for others.
+/// Returns the next block of an open stream. Never completes for others.
 async fn next(from: &mut Option<Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
     match from {
         Some(from) => from.recv().await,
@@ -278,15 +278,15 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// Carries SPDY's bytes, as they are, until one side ends or the client opens no stream within `first`.
+/// Copies SPDY between the messages of the client and the runtime, until one side ends or the client opens no stream within `first`.
 pub(crate) async fn tunnel<C, R>(client: C, runtime: R, first: Duration)
 where
     C: AsyncRead + AsyncWrite + Unpin,
     R: AsyncRead + AsyncWrite + Unpin,
 {
     let (mut read, mut write) = tokio::io::split(runtime);
-    let (mut to_client, mut from_client) = server(client).await.split();
-    let up = async {
+    let (mut to_client, mut from_client) = websocket_server(client).await.split();
+    let client_to_runtime = async {
         let mut silent_until = Some(deadline_after(Instant::now(), first));
         loop {
             let message = tokio::select! {
@@ -306,12 +306,12 @@ where
             }
         }
     };
-    let down = async {
-        let mut ping = interval_at(deadline_after(Instant::now(), PING), PING);
+    let runtime_to_client = async {
+        let mut ping = interval_at(deadline_after(Instant::now(), PING_INTERVAL), PING_INTERVAL);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut buffer = vec![0; BLOCK];
+        let mut buffer = vec![0; TUNNEL_BUFFER];
         loop {
-            // A read that is dropped has read nothing.
+            // A dropped read has read nothing.
             let message = tokio::select! {
                 read = read.read(&mut buffer) => match read {
                     Ok(n) if n > 0 => Message::Binary(Bytes::copy_from_slice(&buffer[..n])),
@@ -323,10 +323,10 @@ where
                 break;
             }
         }
-        end(to_client).await;
+        send_close(to_client).await;
     };
-    // A tunnel has no half that could go on alone.
-    either(up, down).await;
+    // A tunnel cannot be half-closed.
+    run_both(client_to_runtime, runtime_to_client).await;
 }
 
 #[cfg(test)]
@@ -338,36 +338,42 @@ mod tests {
     }
 
     #[test]
-    fn only_what_no_runtime_speaks_is_translated() {
+    fn only_protocols_that_runtimes_lack_are_translated() {
         let websocket = |offers: &'static str| {
             headers(&[
                 ("upgrade", "WebSocket"),
                 ("sec-websocket-version", "13"),
-                // The key and its answer of RFC 6455.
+                // The example key and its answer in RFC 6455.
                 ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
                 ("sec-websocket-protocol", offers),
             ])
         };
         let accept = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=".to_owned();
         let both = websocket("v5.channel.k8s.io, v4.channel.k8s.io");
-        let translated = Form::Translated { protocol: CHANNELS, accept: accept.clone() };
-        assert_eq!(Form::of(Action::Exec, &both), translated);
-        assert_eq!(Form::of(Action::Attach, &both), translated);
-        assert_eq!(Form::of(Action::PortForward, &both), Form::Runtime);
+        let translated = StreamProtocol::Translated { protocol: CHANNELS, accept: accept.clone() };
+        assert_eq!(StreamProtocol::negotiate(Action::Exec, &both), translated);
+        assert_eq!(StreamProtocol::negotiate(Action::Attach, &both), translated);
+        assert_eq!(StreamProtocol::negotiate(Action::PortForward, &both), StreamProtocol::PassThrough);
         let tunnel = websocket(TUNNEL);
-        assert_eq!(Form::of(Action::PortForward, &tunnel), Form::Translated { protocol: TUNNEL, accept });
-        assert_eq!(Form::of(Action::Exec, &tunnel), Form::Runtime);
-        assert_eq!(Form::of(Action::Exec, &websocket("v4.channel.k8s.io")), Form::Runtime);
+        assert_eq!(
+            StreamProtocol::negotiate(Action::PortForward, &tunnel),
+            StreamProtocol::Translated { protocol: TUNNEL, accept }
+        );
+        assert_eq!(StreamProtocol::negotiate(Action::Exec, &tunnel), StreamProtocol::PassThrough);
+        assert_eq!(
+            StreamProtocol::negotiate(Action::Exec, &websocket("v4.channel.k8s.io")),
+            StreamProtocol::PassThrough
+        );
         let mut spdy = both.clone();
         spdy.insert("upgrade", HeaderValue::from_static("SPDY/3.1"));
-        assert_eq!(Form::of(Action::Exec, &spdy), Form::Runtime);
+        assert_eq!(StreamProtocol::negotiate(Action::Exec, &spdy), StreamProtocol::PassThrough);
         let mut no_key = both;
         no_key.insert("sec-websocket-key", HeaderValue::from_static("short"));
-        assert_eq!(Form::of(Action::Exec, &no_key), Form::Runtime);
+        assert_eq!(StreamProtocol::negotiate(Action::Exec, &no_key), StreamProtocol::PassThrough);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_tunnel_whose_client_opens_nothing_ends_and_one_that_is_used_goes_on() {
+    async fn a_tunnel_ends_if_the_client_opens_no_stream_and_continues_if_it_does() {
         for (speaks, kept) in [(false, false), (true, true)] {
             let (client, far_client) = tokio::io::duplex(64 << 10);
             let (runtime, mut far_runtime) = tokio::io::duplex(64 << 10);

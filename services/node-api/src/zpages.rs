@@ -1,7 +1,7 @@
-//! `/configz`: how all services are set up. `/statusz`, `/flagz`: how this process is.
+//! `/configz`: the configuration of all services. `/statusz` and `/flagz`: the state and flags of this process.
 //!
-//! The last two are as in Kubernetes 1.36 (staging/src/k8s.io/apiserver/pkg/server/statusz and flagz: `api/v1beta1`, `v1alpha1`,
-//! `textserializer.go`): text for people, and for programs objects of `config.k8s.io`, whose version and kind have to be named.
+//! The last two are as in Kubernetes 1.36 (`staging/src/k8s.io/apiserver/pkg/server/statusz` and `flagz`): text for people, and objects
+//! of `config.k8s.io` for clients that name version and kind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use crate::answer::{Answer, json as json_answer, text};
 use crate::args::NodeApiArgs;
 use crate::negotiate::Form;
-use crate::node::Node;
+use crate::services::Services;
 
-/// What the process was told, for those who ask.
+/// The command line and configuration of this process.
 #[derive(Debug)]
 pub struct Settings {
     config: Value,
-    /// What the other services said last, by name.
+    /// The last configuration of each other service, by name.
     others: Mutex<BTreeMap<&'static str, Value>>,
     flags: Vec<(&'static str, String)>,
 }
@@ -30,7 +30,7 @@ const WARNING: &str = "Warning: This endpoint is not meant to be machine parseab
     guarantees and is for debugging purposes only.";
 
 impl Settings {
-    /// Of a command line and the configuration behind it.
+    /// Creates the settings from a command line and its configuration.
     #[must_use]
     pub fn new(args: &NodeApiArgs, config: &Config) -> Self {
         let path =
@@ -83,9 +83,9 @@ impl Settings {
         Self { config, others: Mutex::default(), flags }
     }
 
-    /// `/configz`: what the services run with together. Each was started with flags of its own, so each is asked for the fields that it
-    /// honours; one that does not answer has them as it said before, or as this process would.
-    pub async fn configz(&self, node: &Node) -> Answer {
+    /// Responds to `/configz`: the combined configuration of all services. Services may have different flags, so each is asked for the fields
+    /// that it honours. For one that does not answer, its last answer is used, or else the configuration of this process.
+    pub async fn configz(&self, node: &Services) -> Answer {
         let others = Service::ALL.into_iter().filter(|service| *service != Service::NodeApi);
         let sources = node.sources();
         let asked = others.filter_map(|service| {
@@ -108,7 +108,7 @@ impl Settings {
         json_answer(json!({"kubeletconfig": out}).to_string())
     }
 
-    /// `/flagz`, in the form that is asked for.
+    /// Responds to `/flagz`.
     #[must_use]
     pub fn flagz(&self, accept: Option<&str>) -> Answer {
         match Form::asked(accept, "Flagz") {
@@ -125,7 +125,7 @@ impl Settings {
         }
     }
 
-    /// `/statusz`, in the form that is asked for.
+    /// Responds to `/statusz`.
     #[must_use]
     pub fn statusz(&self, now: jiff::Timestamp, up: Duration, accept: Option<&str>) -> Answer {
         let started = now.checked_sub(jiff::SignedDuration::try_from(up).unwrap_or_default()).unwrap_or(now);
@@ -158,11 +158,11 @@ impl Settings {
     }
 }
 
-/// Whose API this is.
+/// Group of the objects.
 const EMULATED: &str = "1.36";
-/// The field is always there; nothing here is built with Go.
+/// Value of the required field for the version of Go: this process is not built with Go.
 const GO: &str = "";
-/// What there is beside `/statusz` for whoever looks into a node, of the paths that the kubelet lists; it has `/debug`, too.
+/// Paths that `/statusz` lists. The kubelet also lists `/debug`.
 const PATHS: [&str; 4] = ["/configz", "/flagz", "/healthz", "/metrics"];
 
 #[cfg(test)]
@@ -173,12 +173,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_flag_of_the_command_line_is_shown_as_text_and_as_json() {
+    async fn flagz_has_each_flag_as_text_and_as_json() {
         let args = NodeApiArgs::parse_from(["node-api", "--tls-cipher-suites=A,B", "--node-name=n1"]);
         let file = b"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let config = Config::from_bytes(file, std::path::Path::new("c.yaml"), false).unwrap();
         let settings = Settings::new(&args, &config);
-        // Ends the process instead of serving, or tells what the process tells of itself elsewhere.
+        // Flags that end the process, or that are reported elsewhere.
         let elsewhere = [
             "help",
             "version",
@@ -192,7 +192,7 @@ mod tests {
             .get_arguments()
             .filter_map(|a| a.get_long().map(str::to_owned))
             .filter(|long| !elsewhere.contains(&long.as_str()))
-            // Shown under the names that the kubelet has for them.
+            // Shown under the kubelet's names.
             .map(|long| match long.as_str() {
                 "node-name" => "hostname-override".to_owned(),
                 "node-api-port" => "port".to_owned(),
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn statusz_says_what_the_kubelet_says_and_as_it_says_it() {
+    async fn statusz_has_the_fields_and_the_format_of_the_kubelet() {
         let args = NodeApiArgs::parse_from(["node-api"]);
         let file = b"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let config = Config::from_bytes(file, std::path::Path::new("c.yaml"), false).unwrap();

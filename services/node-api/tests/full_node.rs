@@ -2,8 +2,8 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use http_body_util::BodyExt as _;
-use node_api::node::Node;
 use node_api::pods;
+use node_api::services::Services;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options};
 
@@ -21,7 +21,7 @@ async fn running_pods_are_told_of_a_node_whose_list_is_larger_than_a_message() {
             runtime.add_container(&sandbox, &seed);
         }
     }
-    let answer = pods::running(&Node::new(paths)).await;
+    let answer = pods::running(&Services::new(paths)).await;
     assert_eq!(answer.status(), 200);
     let body = answer.into_body().collect().await.unwrap().to_bytes();
     let list: serde_json::Value = serde_json::from_slice(&body).unwrap();

@@ -62,7 +62,7 @@ async fn status(caller: &Upstream, method: &str, body: &'static [u8]) -> Option<
     {
         headers.insert(name, value.parse().unwrap());
     }
-    let body = Frames::of(vec![Bytes::from_static(body)]);
+    let body = Frames::from_data(vec![Bytes::from_static(body)]);
     let response = caller.send(reply::request(method, headers, body)).await.ok()?;
     let (head, body) = response.into_parts();
     let trailers = body.collect().await.ok()?.trailers().cloned();

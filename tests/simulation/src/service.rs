@@ -198,7 +198,7 @@ async fn cri_proxy(places: &Places, stop: CancellationToken) {
         sockets: Socket::ALL.map(|socket| (socket, paths.cri(socket))).into(),
         uids: Vec::new(),
         pod_logs_dir: places.dir("pod-logs"),
-        share: cri_proxy::budget::share,
+        byte_limit: cri_proxy::budget::limit,
         connections: cri_proxy::serve::CONNECTIONS,
         hint_capacity: cri_proxy::hints::CAPACITY,
         clock: Clock::system(),

@@ -1,114 +1,141 @@
-//! Lists: by stream where the runtime has it, in whole where not, and to the caller as it asked.
+//! List calls. The runtime's stream is used if it has one, and its unary list otherwise. The caller gets what it asked for: a list or a
+//! stream.
 //!
-//! Who asks for a stream gets messages of whole items while the runtime still sends, so that a list of any size is here for a few
-//! messages only ([`HELD`]). One that fails in the middle ends with its error, and its caller drops what came before it, as of every
-//! stream of the CRI; until the first message is on its way a list that is cut is asked for again. A task of its own reads it: a
-//! caller that is slow holds up its own list, and for [`STALL`] at most.
+//! A caller of a stream gets messages of whole items while the runtime is still sending, so only a few messages of a list are in memory
+//! ([`MAX_BUFFERED`]). If a list fails after its first message, the stream ends with the error, and the caller discards the messages
+//! before it, as for every CRI stream. Before that, an interrupted list is requested again. Each list is read by its own task: a slow
+//! caller delays only its own list, for [`SEND_TIMEOUT`] at most.
 use std::collections::VecDeque;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
+use bytes::Bytes;
+use http::{HeaderMap, Response};
 use http_body::Frame;
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
+use quintlet_kit::clock::deadline_after;
+use quintlet_kit::contain::{self, contained_request};
+use quintlet_kit::task;
+use quintlet_model::outcome::Outcome;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tonic::Code;
+use tracing::{Instrument as _, Span};
 
-use super::*;
-use crate::lists::{BadList, CHUNK, Cutter, MAX_MESSAGE, Twins};
-use crate::reply::BoxError;
+use super::dispatch::{QueueError, failed, outcome_of};
+use super::request_body::{BadRequest, read_body};
+use super::{Call, Forwarder, InProgress, MAX_REPLY, record_reply};
+use crate::budget::{ByteBudget, Exhausted, GrowingReservation};
+use crate::lists::{BadList, CHUNK, ListMethods, ListSplitter, MAX_MESSAGE};
+use crate::metrics::Metrics;
+use crate::policy::{Policy, Socket};
+use crate::reply::{self, Body, BoxError, Reply};
+use crate::request_info::RequestInfo;
+use crate::upstream::SendError;
 
-/// A caller that takes nothing for so long is not given the rest.
-const STALL: Duration = Duration::from_secs(10);
-/// A caller gets a message at most so often: the list of a full node, some seventy messages, takes two seconds and leaves the runtime,
-/// this process and the caller most of their time for whoever waits for one pod.
-pub const PACE: Duration = Duration::from_millis(30);
-/// Bytes held of one list on its way to a caller, of items no larger than a message: the message being made, one that waits to be
-/// given away, one that was, and what came last from the runtime.
-pub const HELD: usize = 3 * CHUNK + (64 << 10);
+/// Time limit for the caller to accept the next message.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum interval between messages to a caller. The list of a full node, about seventy messages, takes two seconds and leaves the
+/// runtime, this process and the caller most of their time for other calls.
+pub const MIN_INTERVAL: Duration = Duration::from_millis(30);
+/// Maximum of buffered bytes of a list whose items are smaller than a message: the message in construction, one that is queued, one that
+/// was sent, and the last data from the runtime.
+pub const MAX_BUFFERED: usize = 3 * CHUNK + (64 << 10);
 
 impl Forwarder {
-    /// Asks for a list once, for a caller that wants one answer.
+    /// Requests a list for a caller of the unary method.
     pub(super) async fn list_once(
         &self,
         call: &Call,
-        twins: Twins,
+        methods: ListMethods,
         deadline: Option<Instant>,
     ) -> Result<Reply, SendError> {
-        let connection = self.connection_of(call).await?;
-        if !self.lacking.has(twins.stream, connection) {
-            let whole = Some((call.budget.clone(), Growing::default()));
-            let mut taken = Taken { cutter: Cutter::new(MAX_MESSAGE), any: false, giver: None, whole };
-            let mut reply = self.read_list(call, twins.stream, deadline, &mut taken).await?;
+        let connection = self.connection_number_for(call).await?;
+        if !self.unsupported_streams.contains(methods.stream, connection) {
+            let whole = Some((call.budget.clone(), GrowingReservation::default()));
+            let mut buffer = ListBuffer {
+                splitter: ListSplitter::new(MAX_MESSAGE),
+                received_any: false,
+                sender: None,
+                whole,
+            };
+            let mut reply = self.read_list(call, methods.stream, deadline, &mut buffer).await?;
             if !reply.data.is_empty()
-                && let Some((_, held)) = taken.whole.take()
+                && let Some((_, held)) = buffer.whole.take()
             {
-                reply.held = held.done();
+                reply.held = held.finish();
             }
-            if taken.any || reply.status().code() != Code::Unimplemented {
+            if buffer.received_any || reply.status().code() != Code::Unimplemented {
                 return Ok(reply);
             }
-            self.note_lacking(twins, connection);
+            self.record_unsupported_stream(methods, connection);
         }
-        self.exchange(call, twins.list, deadline, MAX_ANSWER).await
+        self.exchange(call, methods.list, deadline, MAX_REPLY).await
     }
 
-    /// Answers a list with a stream.
+    /// Responds to a caller of the stream method.
     pub(super) async fn list_stream(
         self: &Arc<Self>,
         socket: Socket,
         row: &'static Policy,
-        twins: Twins,
+        methods: ListMethods,
         mut headers: HeaderMap,
         body: Incoming,
     ) -> Response<Body> {
         let budget = self.budget(socket);
-        let checked = match whole(body, &budget).await {
-            Ok((body, of_request)) => {
-                reply::message(&body).map(|_| (body, of_request)).map_err(BadRequest::Frame)
+        let checked = match read_body(body, &budget).await {
+            Ok((body, request_bytes)) => {
+                reply::unframe(&body).map(|_| (body, request_bytes)).map_err(BadRequest::Frame)
             }
             Err(bad) => Err(bad),
         };
-        let (body, of_request) = match checked {
+        let (body, request_bytes) = match checked {
             Ok(whole) => whole,
             Err(bad) => {
                 self.metrics.done(row.method, Outcome::NotDispatched, None);
                 let message = format!("{}: {bad}", row.method);
-                return Reply::refused(bad.code(), message, Outcome::NotDispatched, Duration::ZERO)
+                return Reply::local(bad.code(), message, Outcome::NotDispatched, Duration::ZERO)
                     .into_response();
             }
         };
         headers.remove(http::header::CONTENT_LENGTH);
-        let call = Call { policy: row, headers, body, facts: Facts::default(), budget, held: of_request };
-        let held = Held::new(&self.metrics);
+        let call =
+            Call { policy: row, headers, body, info: RequestInfo::default(), budget, held: request_bytes };
+        let held = BufferedBytes::new(&self.metrics);
         let (to, from) = mpsc::channel(1);
-        let (head, begun) = oneshot::channel();
+        let (head, started) = oneshot::channel();
         let (last, end) = oneshot::channel();
-        let giver = Giver { to, head: Some(head), next: Instant::now(), held: held.clone() };
+        let sender = ListSender { to, head: Some(head), next: Instant::now(), held: held.clone() };
         let (this, pod) = (self.clone(), contain::current());
         let work = async move {
-            let given = contained_request(pod, this.give_list(&call, twins, giver)).await;
-            let reply = given.unwrap_or_else(|panic| Reply::panicked(&panic));
-            // Nobody waits for it where the caller went away.
+            let sent = contained_request(pod, this.send_list(&call, methods, sender)).await;
+            let reply = sent.unwrap_or_else(|panic| Reply::panicked(&panic));
+            // The caller may have disconnected.
             let _ = last.send(reply);
         };
         drop(task::spawn("list", work.instrument(Span::current())));
-        match begun.await {
+        match started.await {
             Ok((status, headers)) => {
-                let body = Listing { from, end, rest: None, held };
+                let body = ListBody { from, end, rest: None, held };
                 let mut response = Response::new(Body::new(body));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;
                 response
             }
-            // It was over before a message was full.
-            Err(_) => ended(end.await.ok()).into_response(),
+            // The list ended before its first message.
+            Err(_) => reply_or_lost_task(end.await.ok()).into_response(),
         }
     }
 
-    /// Queues, asks and gives away message by message; returns what is left to be said.
-    async fn give_list(&self, call: &Call, twins: Twins, giver: Giver) -> Reply {
-        self.busy.send_modify(|n| *n = n.saturating_add(1));
-        let _busy = Busy(&self.busy);
+    /// Queues the call and sends its messages to the caller. Returns the end of the response.
+    async fn send_list(&self, call: &Call, methods: ListMethods, sender: ListSender) -> Reply {
+        self.in_progress.send_modify(|n| *n = n.saturating_add(1));
+        let _in_progress = InProgress(&self.in_progress);
         let (row, span) = (call.policy, Span::current());
         let arrived = Instant::now();
         let slot = self.queue(call, None).await;
@@ -118,232 +145,231 @@ impl Forwarder {
         let sent = Instant::now();
         let mut reply = match slot {
             Ok(slot) => {
-                let reply = self.read_for(call, twins, giver).await;
+                let reply = self.read_with_retry(call, methods, sender).await;
                 drop(slot);
                 reply
             }
-            Err(NoSlot::Full(full)) => {
+            Err(QueueError::Full(full)) => {
                 let message = full.to_string();
-                Reply::refused(Code::ResourceExhausted, message, Outcome::NotDispatched, queued)
+                Reply::local(Code::ResourceExhausted, message, Outcome::NotDispatched, queued)
             }
-            Err(NoSlot::Fenced(refusal)) => self.fenced(row.method, refusal, queued),
+            Err(QueueError::Fenced(error)) => self.fenced(row.method, error, queued),
         };
         reply.queued = queued;
         let dispatched = reply.outcome != Outcome::NotDispatched;
         self.metrics.done(row.method, reply.outcome, dispatched.then(|| sent.elapsed()));
-        note(&span, &reply);
+        record_reply(&span, &reply);
         reply
     }
 
-    async fn read_for(&self, call: &Call, twins: Twins, giver: Giver) -> Reply {
+    async fn read_with_retry(&self, call: &Call, methods: ListMethods, sender: ListSender) -> Reply {
         let timeout = call.timeout(self.timeout);
         let deadline = timeout.map(|t| deadline_after(Instant::now(), t));
         let reading = async {
-            let mut taken = Taken::by(giver);
-            let first = match self.stream_once(call, twins, deadline, &mut taken).await {
+            let mut buffer = ListBuffer::sending_to(sender);
+            let first = match self.stream_once(call, methods, deadline, &mut buffer).await {
                 Ok(reply) => return reply,
                 Err(error) => error,
             };
-            // Nothing was changed by it and nothing given away, so it may simply be asked again.
-            let retry = call.policy.retry && matches!(first, SendError::Cut(_));
-            let giver = taken.giver.take().filter(|giver| retry && giver.head.is_some());
-            let Some(again) = giver else { return failed(call.policy.method, first) };
-            again.held.remove(taken.cutter.held());
-            let mut taken = Taken::by(again);
-            let again = self.stream_once(call, twins, deadline, &mut taken).await;
+            // The call changes nothing and no message was sent, so it may be sent again.
+            let retry = call.policy.retry && matches!(first, SendError::Interrupted(_));
+            let sender = buffer.sender.take().filter(|sender| retry && sender.head.is_some());
+            let Some(again) = sender else { return failed(call.policy.method, first) };
+            again.held.remove(buffer.splitter.held());
+            let mut buffer = ListBuffer::sending_to(again);
+            let again = self.stream_once(call, methods, deadline, &mut buffer).await;
             again.unwrap_or_else(|_| failed(call.policy.method, first))
         };
         let Some(deadline) = deadline else { return reading.await };
         tokio::time::timeout_at(deadline, reading).await.unwrap_or_else(|_| {
             let ms = timeout.unwrap_or_default().as_millis();
             let message = format!("the runtime did not answer {} within {ms} ms", call.policy.method);
-            Reply::refused(Code::DeadlineExceeded, message, Outcome::Unknown, Duration::ZERO)
+            Reply::local(Code::DeadlineExceeded, message, Outcome::Unknown, Duration::ZERO)
         })
     }
 
     async fn stream_once(
         &self,
         call: &Call,
-        twins: Twins,
+        methods: ListMethods,
         deadline: Option<Instant>,
-        taken: &mut Taken,
+        buffer: &mut ListBuffer,
     ) -> Result<Reply, SendError> {
-        let connection = self.connection_of(call).await?;
-        if !self.lacking.has(twins.stream, connection) {
-            let reply = self.read_list(call, twins.stream, deadline, taken).await?;
-            if taken.any || reply.status().code() != Code::Unimplemented {
+        let connection = self.connection_number_for(call).await?;
+        if !self.unsupported_streams.contains(methods.stream, connection) {
+            let reply = self.read_list(call, methods.stream, deadline, buffer).await?;
+            if buffer.received_any || reply.status().code() != Code::Unimplemented {
                 return Ok(reply);
             }
-            self.note_lacking(twins, connection);
+            self.record_unsupported_stream(methods, connection);
         }
-        self.read_list(call, twins.list, deadline, taken).await
+        self.read_list(call, methods.list, deadline, buffer).await
     }
 
-    /// Which connection a call goes by. What the runtime lacks is remembered for as long as that lasts.
-    async fn connection_of(&self, call: &Call) -> Result<u64, SendError> {
+    /// Returns the number of the connection that a call uses. Missing streams are remembered per connection.
+    async fn connection_number_for(&self, call: &Call) -> Result<u64, SendError> {
         let path = format!("/{}/{}", call.policy.service, call.policy.method);
-        Ok(self.upstream_of(&path).connection().await?)
+        Ok(self.upstream_of(&path).connection_number().await?)
     }
 
-    fn note_lacking(&self, twins: Twins, connection: u64) {
-        self.lacking.note(twins.stream, connection);
-        tracing::debug!(method = twins.stream, "the runtime has no such stream");
+    fn record_unsupported_stream(&self, methods: ListMethods, connection: u64) {
+        self.unsupported_streams.record(methods.stream, connection);
+        tracing::debug!(method = methods.stream, "runtime does not implement list stream");
     }
 
-    /// Sends the call as `method` and reads its answer; what is not given away is in the reply.
+    /// Sends the call as `method` and reads its reply. Data that was not sent to the caller is in the returned reply.
     async fn read_list(
         &self,
         call: &Call,
         method: &'static str,
         deadline: Option<Instant>,
-        taken: &mut Taken,
+        buffer: &mut ListBuffer,
     ) -> Result<Reply, SendError> {
         let response = self.send_as(call, method, deadline).await?;
         let (head, mut body) = response.into_parts();
-        let mut reply = Reply::begun(head.status, head.headers);
+        let mut reply = Reply::from_head(head.status, head.headers);
         reply.headers.remove(http::header::CONTENT_LENGTH);
         while let Some(frame) = body.frame().await {
-            match frame.map_err(SendError::Cut)?.into_data() {
+            match frame.map_err(SendError::Interrupted)?.into_data() {
                 Ok(data) => {
-                    if let Err(end) = taken.take(&data, &reply).await {
+                    if let Err(end) = buffer.push(&data, &reply).await {
                         return Ok(end.reply(method));
                     }
                 }
                 Err(frame) => reply.trailers = frame.into_trailers().ok(),
             }
         }
-        reply.outcome = answered(method, &reply);
+        reply.outcome = outcome_of(method, &reply);
         if reply.status().code() == Code::Ok {
-            match taken.rest() {
+            match buffer.finish() {
                 Ok(last) => reply.data.extend(last),
-                Err(bad) => return Ok(End::Bad(bad).reply(method)),
+                Err(bad) => return Ok(ListError::Bad(bad).reply(method)),
             }
         }
         Ok(reply)
     }
 }
 
-/// Why a list is not read to its end.
-enum End {
+/// The reason why a list is not read to its end.
+enum ListError {
     Bad(BadList),
-    /// It does not fit in the one message that is asked for.
+    /// The list exceeds a single message.
     TooLarge,
-    /// The calls of the caller's socket hold all that they may.
+    /// The byte limit of the socket is reached.
     NoRoom(Exhausted),
-    /// The caller is away.
+    /// The caller has disconnected.
     Gone,
-    /// It does not read.
+    /// The caller does not read.
     Stalled,
 }
 
-impl From<BadList> for End {
+impl From<BadList> for ListError {
     fn from(bad: BadList) -> Self {
         Self::Bad(bad)
     }
 }
 
-impl End {
+impl ListError {
     fn reply(&self, method: &str) -> Reply {
         let (code, why) = match self {
             Self::Bad(bad @ BadList::TooLarge) => (Code::ResourceExhausted, bad.to_string()),
             Self::Bad(bad) => (Code::Internal, bad.to_string()),
             Self::TooLarge => {
-                let why =
-                    format!("the list is larger than {MAX_MESSAGE} bytes: its stream must be asked for");
+                let why = format!("the list is larger than {MAX_MESSAGE} bytes: request its stream");
                 (Code::ResourceExhausted, why)
             }
             Self::NoRoom(full) => (Code::ResourceExhausted, full.to_string()),
-            Self::Gone => (Code::Cancelled, "its caller is away".to_owned()),
+            Self::Gone => (Code::Cancelled, "the caller has disconnected".to_owned()),
             Self::Stalled => {
-                (Code::ResourceExhausted, format!("its caller took nothing for {} s", STALL.as_secs()))
+                (Code::ResourceExhausted, format!("the caller read nothing for {} s", SEND_TIMEOUT.as_secs()))
             }
         };
         let message = format!("the runtime's answer to {method}: {why}");
-        Reply::refused(code, message, Outcome::Unknown, Duration::ZERO)
+        Reply::local(code, message, Outcome::Unknown, Duration::ZERO)
     }
 }
 
-/// What was read of a list and not given away.
-struct Taken {
-    cutter: Cutter,
-    /// The runtime sent something.
-    any: bool,
-    /// None: all of it is to be in the reply.
-    giver: Option<Giver>,
-    /// Where the bytes of a list that is taken in whole are counted; one that is given away has few at once.
-    whole: Option<(Budget, Growing)>,
+/// Data of a list that was not sent yet.
+struct ListBuffer {
+    splitter: ListSplitter,
+    /// Whether the runtime has sent data.
+    received_any: bool,
+    /// None: all data goes into the reply.
+    sender: Option<ListSender>,
+    /// Byte limit and reservation of a list that is read as a whole.
+    whole: Option<(ByteBudget, GrowingReservation)>,
 }
 
-impl Taken {
-    fn by(giver: Giver) -> Self {
-        Self { cutter: Cutter::new(CHUNK), any: false, giver: Some(giver), whole: None }
+impl ListBuffer {
+    fn sending_to(sender: ListSender) -> Self {
+        Self { splitter: ListSplitter::new(CHUNK), received_any: false, sender: Some(sender), whole: None }
     }
 
-    async fn take(&mut self, data: &[u8], reply: &Reply) -> Result<(), End> {
-        self.any |= !data.is_empty();
+    async fn push(&mut self, data: &[u8], reply: &Reply) -> Result<(), ListError> {
+        self.received_any |= !data.is_empty();
         if let Some((budget, held)) = &mut self.whole {
-            budget.hold(held, data.len()).map_err(End::NoRoom)?;
+            budget.reserve(held, data.len()).map_err(ListError::NoRoom)?;
         }
         let mut full = Vec::new();
-        let before = self.cutter.held();
-        self.cutter.push(data, &mut full)?;
-        let Some(giver) = &mut self.giver else {
-            return if full.is_empty() { Ok(()) } else { Err(End::TooLarge) };
+        let before = self.splitter.held();
+        self.splitter.push(data, &mut full)?;
+        let Some(sender) = &mut self.sender else {
+            return if full.is_empty() { Ok(()) } else { Err(ListError::TooLarge) };
         };
-        let after = full.iter().map(Bytes::len).fold(self.cutter.held(), usize::saturating_add);
-        giver.held.add(after.saturating_sub(before));
+        let after = full.iter().map(Bytes::len).fold(self.splitter.held(), usize::saturating_add);
+        sender.held.add(after.saturating_sub(before));
         for message in full {
-            giver.give(message, reply).await?;
+            sender.send(message, reply).await?;
         }
         Ok(())
     }
 
-    fn rest(&mut self) -> Result<Option<Bytes>, BadList> {
-        let last = std::mem::replace(&mut self.cutter, Cutter::new(CHUNK)).finish()?;
-        // One answer is a message, of nothing too.
-        let empty = self.giver.is_none().then(|| Bytes::from_static(&[0; 5]));
+    fn finish(&mut self) -> Result<Option<Bytes>, BadList> {
+        let last = std::mem::replace(&mut self.splitter, ListSplitter::new(CHUNK)).finish()?;
+        // A unary reply has a message even if it is empty.
+        let empty = self.sender.is_none().then(|| Bytes::from_static(&[0; 5]));
         Ok(last.or(empty))
     }
 }
 
-/// The way to a caller.
-struct Giver {
+/// Sends messages to the caller.
+struct ListSender {
     to: mpsc::Sender<Bytes>,
-    /// Until the first message is given.
+    /// Present until the first message is sent.
     head: Option<oneshot::Sender<(http::StatusCode, HeaderMap)>>,
-    /// The next message goes no earlier.
+    /// Earliest time of the next message.
     next: Instant,
-    held: Held,
+    held: BufferedBytes,
 }
 
-impl Giver {
-    async fn give(&mut self, message: Bytes, reply: &Reply) -> Result<(), End> {
+impl ListSender {
+    async fn send(&mut self, message: Bytes, reply: &Reply) -> Result<(), ListError> {
         self.held.sent(message.len());
         if let Some(head) = self.head.take() {
-            head.send((reply.http, reply.headers.clone())).map_err(|_| End::Gone)?;
+            head.send((reply.http, reply.headers.clone())).map_err(|_| ListError::Gone)?;
         }
         tokio::time::sleep_until(self.next).await;
-        self.next = deadline_after(Instant::now(), PACE);
-        match tokio::time::timeout(STALL, self.to.send(message)).await {
-            Ok(given) => given.map_err(|_| End::Gone),
-            Err(_) => Err(End::Stalled),
+        self.next = deadline_after(Instant::now(), MIN_INTERVAL);
+        match tokio::time::timeout(SEND_TIMEOUT, self.to.send(message)).await {
+            Ok(sent) => sent.map_err(|_| ListError::Gone),
+            Err(_) => Err(ListError::Stalled),
         }
     }
 }
 
-/// Counts the bytes of one list that are here.
+/// Counts the buffered bytes of a list.
 #[derive(Clone)]
-struct Held(Arc<Count>);
+struct BufferedBytes(Arc<BufferedBytesInner>);
 
-struct Count {
+struct BufferedBytesInner {
     metrics: Metrics,
-    /// Of this list alone.
+    /// Bytes of this list.
     bytes: Gauge,
 }
 
-impl Held {
+impl BufferedBytes {
     fn new(metrics: &Metrics) -> Self {
-        Self(Arc::new(Count { metrics: metrics.clone(), bytes: Gauge::default() }))
+        Self(Arc::new(BufferedBytesInner { metrics: metrics.clone(), bytes: Gauge::default() }))
     }
 
     fn add(&self, bytes: usize) {
@@ -353,7 +379,7 @@ impl Held {
         self.0.metrics.list_bytes_most.inner().fetch_max(now, Ordering::Relaxed);
     }
 
-    /// A message of so many bytes is full.
+    /// Records the size of a message.
     fn sent(&self, bytes: usize) {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.0.metrics.list_message_largest.inner().fetch_max(bytes, Ordering::Relaxed);
@@ -366,22 +392,22 @@ impl Held {
     }
 }
 
-impl Drop for Count {
+impl Drop for BufferedBytesInner {
     fn drop(&mut self) {
         self.metrics.list_bytes.dec_by(self.bytes.get());
     }
 }
 
-/// The body of a list on its way to its caller.
-struct Listing {
+/// The response body of a list.
+struct ListBody {
     from: mpsc::Receiver<Bytes>,
     end: oneshot::Receiver<Reply>,
-    /// What comes behind the messages.
+    /// Frames after the messages.
     rest: Option<VecDeque<Frame<Bytes>>>,
-    held: Held,
+    held: BufferedBytes,
 }
 
-impl http_body::Body for Listing {
+impl http_body::Body for ListBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -396,14 +422,19 @@ impl http_body::Body for Listing {
                 return Poll::Ready(Some(Ok(Frame::data(message))));
             }
             let reply = ready!(Pin::new(&mut this.end).poll(cx)).ok();
-            this.rest = Some(ended(reply).into_last_frames());
+            this.rest = Some(reply_or_lost_task(reply).into_last_frames());
         }
         Poll::Ready(this.rest.as_mut().and_then(VecDeque::pop_front).map(Ok))
     }
 }
 
-fn ended(reply: Option<Reply>) -> Reply {
+fn reply_or_lost_task(reply: Option<Reply>) -> Reply {
     reply.unwrap_or_else(|| {
-        Reply::refused(Code::Internal, "the list's task died", Outcome::Unknown, Duration::ZERO)
+        Reply::local(
+            Code::Internal,
+            "the task of the list ended unexpectedly",
+            Outcome::Unknown,
+            Duration::ZERO,
+        )
     })
 }

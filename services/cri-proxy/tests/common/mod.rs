@@ -107,7 +107,7 @@ impl Script {
                     response
                 }
                 Act::TrailersOnly(headers) => {
-                    let mut response = Response::new(Frames::of(Vec::new()));
+                    let mut response = Response::new(Frames::from_data(Vec::new()));
                     *response.headers_mut() = headers;
                     response
                 }
@@ -170,7 +170,7 @@ pub(crate) fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
 /// A good answer with one message.
 pub(crate) fn good(message: &impl prost::Message) -> Act {
     let head = headers(&[("content-type", "application/grpc")]);
-    Act::Reply(head, vec![reply::framed(message)], headers(&[("grpc-status", "0")]))
+    Act::Reply(head, vec![reply::frame(message)], headers(&[("grpc-status", "0")]))
 }
 
 pub(crate) fn failing(code: u8, message: &str) -> Act {
@@ -276,7 +276,7 @@ impl Bench {
             sockets: sockets.into(),
             uids: Vec::new(),
             pod_logs_dir: dir.path().join("pod-logs"),
-            share: cri_proxy::budget::share,
+            byte_limit: cri_proxy::budget::limit,
             connections: cri_proxy::serve::CONNECTIONS,
             hint_capacity,
             clock: clock.clone(),
@@ -311,7 +311,7 @@ impl Bench {
     ) -> Got {
         let mut map = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
         map.extend(headers(meta));
-        let request = reply::request(path, map, Frames::of(vec![body]));
+        let request = reply::request(path, map, Frames::from_data(vec![body]));
         got(self.caller(socket).send(request).await.unwrap()).await
     }
 

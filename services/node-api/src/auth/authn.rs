@@ -1,7 +1,7 @@
-//! Authentication: certificate, then token, then nobody (cmd/kubelet/app/auth.go:BuildAuthn).
+//! Authentication: by client certificate, then by bearer token, else anonymous (`cmd/kubelet/app: BuildAuthn`).
 //!
-//! A certificate that fails does not stop a token and the other way round, but when nothing succeeds a failure wins over
-//! anonymous: an invalid token never becomes system:anonymous.
+//! If a certificate is invalid, a token may still authenticate the request, and vice versa. If both fail, the request is not anonymous:
+//! an invalid token never becomes `system:anonymous`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,80 +18,80 @@ use super::cache::Cache;
 use super::review::Reviewer;
 use super::x509::ClientCa;
 use crate::digest;
-use crate::limits::{Limits, Network, Waiting};
+use crate::limits::{Limits, Network, ReviewQueue};
 
-/// A subprotocol of this form carries a token, since browsers cannot set headers.
+/// Prefix of a WebSocket subprotocol that carries a token, since browsers cannot set headers.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
-/// A longer token is none: it would only fill the API server's memory.
+/// Maximum size of a token. A longer one would only use memory of the API server.
 const MAX_TOKEN: usize = 32 << 10;
 
-/// Finds out who asks.
+/// Authenticates requests.
 #[derive(Debug)]
 pub struct Authenticator {
-    /// For client certificates; none: they say nothing.
+    /// Verifies client certificates; none: they are ignored.
     pub ca: Option<Arc<ClientCa>>,
-    /// For tokens; none: they say nothing.
+    /// Authenticates bearer tokens; none: they are ignored.
     pub tokens: Option<Tokens>,
-    /// Requests without credentials are let in.
+    /// Requests without credentials are admitted as anonymous.
     pub anonymous: bool,
-    /// For the validity of certificates.
+    /// Time at which certificates have to be valid.
     pub clock: Clock,
 }
 
-/// Tokens, and what the API server said of them.
+/// Authenticates tokens by TokenReviews, with a cache.
 #[derive(Debug)]
 pub struct Tokens {
     reviewer: Arc<Reviewer>,
     ttl: Duration,
     known: Cache<Option<User>>,
-    waiting: Waiting,
+    waiting: ReviewQueue,
     limits: Limits,
 }
 
 impl Tokens {
-    /// Asks `reviewer`; an answer counts for `ttl`. No more wait for one than `limits` allow.
+    /// Creates an authenticator that caches results for `ttl`, and bounds the requests that wait for a review.
     #[must_use]
     pub fn new(reviewer: Arc<Reviewer>, ttl: Duration, limits: Limits) -> Self {
-        Self { reviewer, ttl, known: Cache::default(), waiting: Waiting::default(), limits }
+        Self { reviewer, ttl, known: Cache::default(), waiting: ReviewQueue::default(), limits }
     }
 
-    async fn user(&self, token: &str, from: Network) -> Result<User, Unauthenticated> {
-        let invalid = || Unauthenticated::Invalid("invalid bearer token".to_owned());
+    async fn user(&self, token: &str, from: Network) -> Result<User, AuthenticationError> {
+        let invalid = || AuthenticationError::Invalid("invalid bearer token".to_owned());
         let key = digest::of_parts([token.as_bytes()]);
         if let Some(known) = self.known.get(&key, Instant::now()) {
             return known.ok_or_else(invalid);
         }
-        let _turn = self.waiting.enter(from, &self.limits).ok_or(Unauthenticated::Busy)?;
+        let _turn = self.waiting.enter(from, &self.limits).ok_or(AuthenticationError::Busy)?;
         let user = self
             .reviewer
             .token(token)
             .await
-            .map_err(|error| Unauthenticated::Invalid(quintlet_kit::error_chain(&error)))?;
+            .map_err(|error| AuthenticationError::Invalid(quintlet_kit::error_chain(&error)))?;
         self.known.put(key, user.clone(), Instant::now(), self.ttl);
         user.ok_or_else(invalid)
     }
 }
 
-/// Why nobody is known to ask.
+/// The reason why a request is not authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unauthenticated {
-    /// Nobody who could be let in; why is for the log, never for the client.
+pub enum AuthenticationError {
+    /// The credentials are missing or invalid. The message is for the log, not for the client.
     Invalid(String),
-    /// Too many wait for the API server's word.
+    /// Too many requests wait for a TokenReview.
     Busy,
 }
 
 impl Authenticator {
-    /// Who asks.
+    /// Returns the user of a request.
     ///
     /// # Errors
-    /// Nobody who could be let in.
+    /// Fails if the credentials are missing or invalid.
     pub async fn user(
         &self,
         chain: &[CertificateDer<'static>],
         headers: &HeaderMap,
         from: Network,
-    ) -> Result<User, Unauthenticated> {
+    ) -> Result<User, AuthenticationError> {
         let mut failures = Vec::new();
         if let Some(ca) = self.ca.as_ref().filter(|_| !chain.is_empty()) {
             let now = u64::try_from(self.clock.wall().as_second()).unwrap_or(0);
@@ -102,33 +102,31 @@ impl Authenticator {
         }
         match (&self.tokens, credential(headers)) {
             (None, _) | (_, Credential::Absent) => {}
-            (Some(_), Credential::Bad(why)) => failures.push(why.to_owned()),
+            (Some(_), Credential::Invalid(why)) => failures.push(why.to_owned()),
             (Some(tokens), Credential::Token(token)) => match tokens.user(&token, from).await {
                 Ok(user) => return Ok(user),
-                Err(Unauthenticated::Invalid(why)) => failures.push(why),
-                Err(Unauthenticated::Busy) => return Err(Unauthenticated::Busy),
+                Err(AuthenticationError::Invalid(why)) => failures.push(why),
+                Err(AuthenticationError::Busy) => return Err(AuthenticationError::Busy),
             },
         }
         match (failures.is_empty(), self.anonymous) {
             (true, true) => Ok(User::anonymous()),
-            (true, false) => Err(Unauthenticated::Invalid("no credentials".to_owned())),
-            (false, _) => Err(Unauthenticated::Invalid(failures.join("; "))),
+            (true, false) => Err(AuthenticationError::Invalid("no credentials".to_owned())),
+            (false, _) => Err(AuthenticationError::Invalid(failures.join("; "))),
         }
     }
 }
 
-/// What a request shows besides a certificate.
+/// The token of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Credential {
-    /// Nothing.
     Absent,
-    /// Something that is meant for a token and cannot be one, and why not.
-    Bad(&'static str),
-    /// A token.
+    /// A token that cannot be valid, and the reason.
+    Invalid(&'static str),
     Token(String),
 }
 
-/// The token of a request, in its header or, from a WebSocket client, in a subprotocol.
+/// Returns the token in the Authorization header or, of a WebSocket client, in a subprotocol.
 #[must_use]
 pub fn credential(headers: &HeaderMap) -> Credential {
     match bearer(headers) {
@@ -160,7 +158,7 @@ fn subprotocol(headers: &HeaderMap) -> Credential {
     match encoded.map(|e| base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(e)) {
         None => Credential::Absent,
         Some(Ok(bytes)) => token(&bytes),
-        Some(Err(_)) => Credential::Bad("the token in the subprotocol is no base64"),
+        Some(Err(_)) => Credential::Invalid("the token in the subprotocol is not base64"),
     }
 }
 
@@ -168,13 +166,13 @@ fn token(bytes: &[u8]) -> Credential {
     match std::str::from_utf8(bytes) {
         Ok("") => Credential::Absent,
         Ok(token) if token.len() <= MAX_TOKEN => Credential::Token(token.to_owned()),
-        Ok(_) => Credential::Bad("the token is too long"),
-        Err(_) => Credential::Bad("the token is no text"),
+        Ok(_) => Credential::Invalid("the token is too long"),
+        Err(_) => Credential::Invalid("the token is not UTF-8"),
     }
 }
 
-/// Takes what says who asks out of a request that is passed on: the runtime must not see it.
-pub fn strip(headers: &mut HeaderMap) {
+/// Removes credentials from a request that is forwarded to the runtime.
+pub fn remove_credentials(headers: &mut HeaderMap) {
     headers.remove(AUTHORIZATION);
     let kept: Vec<String> = headers
         .get_all(SEC_WEBSOCKET_PROTOCOL)
@@ -213,12 +211,12 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_in_a_header_or_in_a_subprotocol_and_what_is_meant_for_one_is_never_nothing() {
+    fn a_token_comes_from_a_header_or_a_subprotocol_and_an_invalid_one_is_never_absent() {
         let encode = |bytes: &[u8]| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(bytes);
         let protocols = format!("v4.channel.k8s.io, {TOKEN_PROTOCOL}{}", encode(b"abc.def"));
         let token = || Credential::Token("abc.def".to_owned());
         let long = "x".repeat(MAX_TOKEN + 1);
-        let too_long = Credential::Bad("the token is too long");
+        let too_long = Credential::Invalid("the token is too long");
         for (list, want) in [
             (headers(&[("authorization", "Bearer abc.def")]), token()),
             (headers(&[("authorization", "bearer  abc.def ")]), token()),
@@ -229,12 +227,12 @@ mod tests {
             (headers(&[("sec-websocket-protocol", &protocols)]), Credential::Absent),
             (
                 websocket(&["base64url.bearer.authorization.k8s.io.!!"]),
-                Credential::Bad("the token in the subprotocol is no base64"),
+                Credential::Invalid("the token in the subprotocol is not base64"),
             ),
             (websocket(&["base64url.bearer.authorization.k8s.io."]), Credential::Absent),
             (
                 websocket(&[&format!("{TOKEN_PROTOCOL}{}", encode(b"\xff\xfe"))]),
-                Credential::Bad("the token is no text"),
+                Credential::Invalid("the token is not UTF-8"),
             ),
             (websocket(&[&format!("{TOKEN_PROTOCOL}{}", encode(long.as_bytes()))]), too_long),
             (headers(&[]), Credential::Absent),
@@ -243,9 +241,9 @@ mod tests {
         }
         let mut no_text = HeaderMap::new();
         no_text.insert(AUTHORIZATION, http::HeaderValue::from_bytes(b"Bearer \xff").unwrap());
-        assert_eq!(credential(&no_text), Credential::Bad("the token is no text"));
+        assert_eq!(credential(&no_text), Credential::Invalid("the token is not UTF-8"));
         let mut list = headers(&[("authorization", "Bearer x"), ("sec-websocket-protocol", &protocols)]);
-        strip(&mut list);
+        remove_credentials(&mut list);
         assert_eq!(list, headers(&[("sec-websocket-protocol", "v4.channel.k8s.io")]));
     }
 
@@ -260,7 +258,7 @@ mod tests {
                 list.insert(AUTHORIZATION, value);
             }
             let _ = credential(&list);
-            strip(&mut list);
+            remove_credentials(&mut list);
             prop_assert_eq!(credential(&list), Credential::Absent);
         }
 
@@ -272,11 +270,11 @@ mod tests {
             let encoded = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(&sent);
             let mut list = websocket(&["v5.channel.k8s.io", &format!("{TOKEN_PROTOCOL}{encoded}")]);
             prop_assert_eq!(credential(&list), Credential::Token(sent));
-            strip(&mut list);
+            remove_credentials(&mut list);
             prop_assert_eq!(list, websocket(&["v5.channel.k8s.io"]));
         }
 
-        /// Any bytes that a header can hold: a token only comes from a bearer, and is a part of what was sent.
+        /// For any bytes in the header: a token only follows `bearer`, and is a part of the header.
         #[test]
         fn only_a_bearer_has_a_token(value in proptest::collection::vec(any::<u8>(), 0..80)) {
             let mut list = HeaderMap::new();

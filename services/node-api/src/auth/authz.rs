@@ -1,4 +1,4 @@
-//! Authorization: which right a request needs (pkg/kubelet/server/auth.go), and whether its user has it.
+//! Authorization: the permission that a request needs (`pkg/kubelet/server: NodeRequestAttributesGetter`), and whether the user has it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use super::cache::Cache;
 use super::review::{Question, ReviewError, Reviewer};
 use crate::digest::{self, Digest};
 
-/// What a request needs: a verb on any one of these subresources of the node.
+/// The permission that a request needs: a verb on one of these subresources of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needed {
-    /// `get`, `create`…; empty for methods that have none.
+pub struct RequiredPermission {
+    /// `get`, `create`…; empty for other methods.
     pub verb: &'static str,
-    /// Tried in this order.
+    /// Checked in this order; one suffices.
     pub subresources: &'static [&'static str],
 }
 
@@ -33,9 +33,9 @@ const RULES: &[(&str, &[&str])] = &[
     ("/flagz", &["configz"]),
 ];
 
-/// What a request needs. A path is below another only from a `/` on.
+/// Returns the permission that a request needs. A rule covers its path and the paths below it.
 #[must_use]
-pub fn needed(method: &Method, path: &str) -> Needed {
+pub fn required_permission(method: &Method, path: &str) -> RequiredPermission {
     let verb = match *method {
         Method::POST => "create",
         Method::GET => "get",
@@ -47,66 +47,67 @@ pub fn needed(method: &Method, path: &str) -> Needed {
     let is_at =
         |rule: &str| path.strip_prefix(rule).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     let rule = RULES.iter().find(|(rule, _)| is_at(rule));
-    Needed { verb, subresources: rule.map_or(&["proxy"], |(_, subresources)| subresources) }
+    RequiredPermission { verb, subresources: rule.map_or(&["proxy"], |(_, subresources)| subresources) }
 }
 
-/// Why a request is not let in.
+/// The reason to refuse a request.
 #[derive(Debug)]
-pub enum Refusal {
-    /// The user has none of the rights.
+pub enum AuthorizationError {
+    /// The user has none of the permissions.
     Denied,
-    /// It cannot be found out.
-    Unknown {
-        /// The right that was asked about.
+    /// The API server did not answer.
+    Review {
+        /// The subresource that was being checked.
         subresource: &'static str,
-        /// Why not.
+        /// The cause.
         source: ReviewError,
     },
 }
 
-/// Decides who may.
+/// Authorizes requests.
 #[derive(Debug)]
 pub enum Authorizer {
-    /// Everybody may.
     AlwaysAllow,
-    /// The API server knows.
     Webhook(Webhook),
 }
 
-/// Rights, and what the API server said of them.
+/// Authorizes by SubjectAccessReviews, with a cache.
 #[derive(Debug)]
 pub struct Webhook {
-    /// Asks.
     pub reviewer: Arc<Reviewer>,
-    /// How long a yes counts.
+    /// How long an allowed review is cached.
     pub allow_ttl: Duration,
-    /// How long a no counts.
+    /// How long a denied review is cached.
     pub deny_ttl: Duration,
-    /// What was answered.
     pub known: Cache<bool>,
 }
 
 impl Authorizer {
-    /// Whether `user` may do what is `needed` at the node.
+    /// Checks whether `user` has the permission.
     ///
     /// # Errors
-    /// They may not, or it cannot be found out.
-    pub async fn check(&self, user: &User, needed: Needed, node: &str) -> Result<(), Refusal> {
+    /// Fails if the user lacks it, or if the API server does not answer.
+    pub async fn check(
+        &self,
+        user: &User,
+        required: RequiredPermission,
+        node: &str,
+    ) -> Result<(), AuthorizationError> {
         let Self::Webhook(webhook) = self else { return Ok(()) };
-        for subresource in needed.subresources {
-            let question = Question { user, verb: needed.verb, node, subresource };
-            match webhook.may(&question).await {
+        for subresource in required.subresources {
+            let question = Question { user, verb: required.verb, node, subresource };
+            match webhook.is_allowed(&question).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
-                Err(source) => return Err(Refusal::Unknown { subresource, source }),
+                Err(source) => return Err(AuthorizationError::Review { subresource, source }),
             }
         }
-        Err(Refusal::Denied)
+        Err(AuthorizationError::Denied)
     }
 }
 
 impl Webhook {
-    async fn may(&self, question: &Question<'_>) -> Result<bool, ReviewError> {
+    async fn is_allowed(&self, question: &Question<'_>) -> Result<bool, ReviewError> {
         let key = question_key(question);
         if let Some(known) = self.known.get(&key, Instant::now()) {
             return Ok(known);
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_path_needs_the_rights_of_its_row() {
+    fn each_path_needs_the_permission_of_its_rule() {
         for (path, want) in [
             ("/pods", &["pods", "proxy"][..]),
             ("/pods/", &["pods", "proxy"]),
@@ -162,12 +163,12 @@ mod tests {
             ("//pods", &["proxy"]),
             ("/", &["proxy"]),
         ] {
-            assert_eq!(needed(&Method::GET, path).subresources, want, "{path}");
+            assert_eq!(required_permission(&Method::GET, path).subresources, want, "{path}");
         }
     }
 
     #[test]
-    fn the_verb_is_that_of_the_method() {
+    fn the_verb_follows_the_method() {
         for (method, want) in [
             (Method::GET, "get"),
             (Method::POST, "create"),
@@ -177,12 +178,12 @@ mod tests {
             (Method::HEAD, ""),
             (Method::OPTIONS, ""),
         ] {
-            assert_eq!(needed(&method, "/exec/a/b/c").verb, want, "{method}");
+            assert_eq!(required_permission(&method, "/exec/a/b/c").verb, want, "{method}");
         }
     }
 
     #[test]
-    fn users_that_differ_in_anything_have_answers_of_their_own() {
+    fn users_that_differ_in_any_field_do_not_share_cache_entries() {
         let user = |name: &str, groups: &[&str]| User {
             name: name.to_owned(),
             groups: groups.iter().map(|g| (*g).to_owned()).collect(),

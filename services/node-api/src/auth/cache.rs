@@ -1,4 +1,4 @@
-//! Answers that count for a while: bounded, oldest out first.
+//! A cache of review results with expiry. It is bounded; the least recently used entry is removed first.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use crate::digest::Digest;
 
-/// Answers kept, of each kind: more users than a node has ever seen at a time; a key is 32 bytes.
+/// Maximum number of entries. A key has 32 bytes.
 const CAPACITY: NonZeroUsize = NonZeroUsize::new(4096).expect("4096 is not zero");
 
-/// Answers by what was asked.
+/// Results by the digest of the question.
 #[derive(Debug)]
 pub struct Cache<V> {
     entries: Mutex<LruCache<Digest, (Instant, V)>>,
@@ -26,7 +26,7 @@ impl<V: Clone> Default for Cache<V> {
 }
 
 impl<V: Clone> Cache<V> {
-    /// The answer, unless its time is over.
+    /// Returns a result, unless it has expired.
     pub fn get(&self, key: &Digest, now: Instant) -> Option<V> {
         let mut entries = self.entries.lock();
         let (until, value) = entries.get(key)?;
@@ -37,7 +37,7 @@ impl<V: Clone> Cache<V> {
         None
     }
 
-    /// Keeps an answer for `ttl`.
+    /// Stores a result for `ttl`.
     pub fn put(&self, key: Digest, value: V, now: Instant, ttl: Duration) {
         if !ttl.is_zero() {
             self.entries.lock().put(key, (deadline_after(now, ttl), value));
@@ -51,7 +51,7 @@ mod tests {
     use crate::digest::of_parts;
 
     #[tokio::test(start_paused = true)]
-    async fn an_answer_counts_until_its_time_is_over() {
+    async fn a_result_expires() {
         let cache = Cache::default();
         let k = of_parts([b"a".as_slice()]);
         cache.put(k, 1, Instant::now(), Duration::from_secs(2));
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn it_never_holds_more_than_its_bound() {
+    async fn the_cache_never_exceeds_its_capacity() {
         let cache = Cache::default();
         for i in 0..CAPACITY.get() as u64 + 10 {
             cache.put(of_parts([i.to_le_bytes().as_slice()]), i, Instant::now(), Duration::from_secs(9));

@@ -1,4 +1,4 @@
-//! Who asks, and whether they may.
+//! Authentication and authorization.
 
 pub mod authn;
 pub mod authz;
@@ -8,24 +8,22 @@ pub mod x509;
 
 use std::collections::BTreeMap;
 
-/// Everybody who showed who they are.
+/// The group of all authenticated users.
 pub const AUTHENTICATED: &str = "system:authenticated";
 
-/// Who asks.
+/// An authenticated user.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct User {
-    /// Name.
     pub name: String,
-    /// An id that a name used again does not share.
+    /// Unique ID, unlike the name.
     pub uid: String,
-    /// Groups.
     pub groups: Vec<String>,
-    /// What else the authenticator says.
+    /// Additional attributes from the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
 impl User {
-    /// A request without credentials.
+    /// Returns the user of requests without credentials.
     #[must_use]
     pub fn anonymous() -> Self {
         Self {
@@ -35,7 +33,7 @@ impl User {
         }
     }
 
-    /// Adds the group of everybody who showed who they are.
+    /// Adds the group of all authenticated users.
     #[must_use]
     pub fn authenticated(mut self) -> Self {
         if !self.groups.iter().any(|g| g == AUTHENTICATED) {

@@ -1,7 +1,7 @@
-//! TokenReview and SubjectAccessReview: asking the API server.
+//! TokenReviews and SubjectAccessReviews.
 //!
-//! The client is made again when the kubeconfig or a file it names changes. Reviews in flight are bounded, each kind for
-//! itself, so that a flood of tokens neither becomes a flood on the API server nor keeps those out whose user is known.
+//! The client is recreated when the kubeconfig or a file that it names changes. Concurrent reviews are bounded per kind: a flood of tokens
+//! neither reaches the API server nor delays access reviews of authenticated users.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -16,34 +16,30 @@ use tokio::sync::Semaphore;
 use super::User;
 use crate::digest::{self, Digest};
 
-/// Reviews of one kind in flight: the API server's own clients have as many.
+/// Maximum number of concurrent reviews of one kind.
 const IN_FLIGHT: usize = 32;
-/// How long a review may wait for its turn and for its answer.
+/// Time limit of a review, including the wait for its turn.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Tries of one review, as the kubelet's webhooks: 500 ms growing by half.
+/// Attempts of one review, as in webhooks of the kubelet: the delay starts at 500 ms and grows by half.
 const STEPS: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 
-/// Why there is no answer.
+/// The reason why a review has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReviewError {
-    /// The kubeconfig cannot be used.
-    #[error("cannot use {}", path.display())]
+    #[error("failed to use kubeconfig {}", path.display())]
     Kubeconfig {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: kube::config::KubeconfigError,
     },
-    /// No client can be made from it.
-    #[error("no API client")]
+    #[error("failed to create the API client")]
     Client(#[source] kube::Error),
-    /// The API server says no, or nothing.
-    #[error("the API server does not answer the review")]
+    #[error("review by the API server failed")]
     Api(#[source] kube::Error),
-    /// It took too long.
-    #[error("the review took longer than {}s", LIMIT.as_secs())]
+    #[error("review took longer than {}s", LIMIT.as_secs())]
     Slow,
 }
 
@@ -57,24 +53,22 @@ impl ReviewError {
     }
 }
 
-/// What is asked about access: one row of the table in [`super::authz`].
+/// The question of a SubjectAccessReview.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question<'a> {
-    /// Who.
     pub user: &'a User,
-    /// What they do.
     pub verb: &'a str,
     /// Name of the node.
     pub node: &'a str,
-    /// To what of it.
+    /// Subresource of the node.
     pub subresource: &'a str,
 }
 
-/// Asks the API server.
+/// Sends reviews to the API server.
 pub struct Reviewer {
     path: PathBuf,
     client: RwLock<kube::Client>,
-    /// Of the files that were read last, whether they could be used or not.
+    /// Digest of the files that were read last, whether valid or not.
     seen: Mutex<Digest>,
     tokens: Semaphore,
     accesses: Semaphore,
@@ -87,23 +81,23 @@ impl std::fmt::Debug for Reviewer {
 }
 
 impl Reviewer {
-    /// Asks with the identity of a kubeconfig.
+    /// Creates a reviewer with the identity of a kubeconfig.
     ///
     /// # Errors
-    /// It cannot be used. A server that does not answer is no error.
+    /// Fails if the kubeconfig is invalid. An unreachable API server is not an error.
     pub async fn load(path: &Path) -> Result<Self, ReviewError> {
-        // Taken before reading: what changes in between is read again.
+        // Computed before the files are read, so that a change in between is noticed later.
         let seen = Mutex::new(digest::of_files(&files(path)));
         let client = RwLock::new(client(path).await?);
         let [tokens, accesses] = [IN_FLIGHT; 2].map(Semaphore::new);
         Ok(Self { path: path.to_owned(), client, seen, tokens, accesses })
     }
 
-    /// Reads the kubeconfig again if it or a file it names has changed, and tells whether one had; what cannot be used
-    /// leaves the client of before.
+    /// Recreates the client if the kubeconfig or a file that it names has changed. Returns whether it has. An invalid kubeconfig leaves the
+    /// previous client in use.
     ///
     /// # Errors
-    /// As [`Reviewer::load`], once per change.
+    /// Fails as [`Reviewer::load`], once per change.
     pub async fn refresh(&self) -> Result<bool, ReviewError> {
         let found = digest::of_files(&files(&self.path));
         if std::mem::replace(&mut *self.seen.lock(), found) == found {
@@ -114,10 +108,10 @@ impl Reviewer {
         Ok(true)
     }
 
-    /// Whose token it is; none when nobody's.
+    /// Returns the user of a token, or none if the token is invalid.
     ///
     /// # Errors
-    /// There is no answer.
+    /// Fails if the API server does not answer.
     pub async fn token(&self, token: &str) -> Result<Option<User>, ReviewError> {
         let review = TokenReview {
             spec: TokenReviewSpec { token: token.to_owned(), audiences: None },
@@ -139,10 +133,10 @@ impl Reviewer {
         ))
     }
 
-    /// Whether somebody may.
+    /// Returns whether access is allowed.
     ///
     /// # Errors
-    /// There is no answer.
+    /// Fails if the API server does not answer.
     pub async fn access(&self, question: &Question<'_>) -> Result<bool, ReviewError> {
         let Question { user, verb, node, subresource } = *question;
         let review = SubjectAccessReview {
@@ -200,7 +194,7 @@ impl Reviewer {
     }
 }
 
-/// The kubeconfig and the files it names.
+/// Returns the kubeconfig and the files that it names.
 fn files(path: &Path) -> Vec<PathBuf> {
     let read = Kubeconfig::read_from(path).unwrap_or_default();
     let users = read.auth_infos.into_iter().filter_map(|u| u.auth_info);

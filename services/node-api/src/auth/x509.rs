@@ -1,4 +1,4 @@
-//! Users by client certificate: name from CN, groups from O, verified with the CA bundle of now.
+//! Authentication by client certificate: the name from CN, the groups from O. The CA bundle is reloaded when it changes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,42 +12,40 @@ use super::User;
 use crate::digest::{self, Digest};
 use crate::tls::{TlsError, certificates};
 
-/// Why a certificate says nothing.
+/// The reason why a certificate does not identify a user.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum X509Error {
-    /// Not signed by our CA, expired, not for clients.
-    #[error("verifying the client certificate")]
+    #[error("failed to verify the client certificate")]
     Verify(#[source] rustls::Error),
-    /// It has no readable name.
-    #[error("the client certificate has no common name that can be read")]
+    #[error("the client certificate has no valid common name")]
     Name,
 }
 
-/// The CA bundle.
+/// The CA bundle of client certificates.
 #[derive(Debug)]
 pub struct ClientCa {
     path: PathBuf,
     now: RwLock<Arc<dyn ClientCertVerifier>>,
-    /// Of what was read last, whether it could be used or not.
+    /// Digest of the file that was read last, whether valid or not.
     seen: Mutex<Digest>,
 }
 
 impl ClientCa {
-    /// Reads a bundle.
+    /// Loads a bundle.
     ///
     /// # Errors
-    /// It cannot be read or holds no certificate that can be a root.
+    /// Fails if the file cannot be read or has no valid CA certificate.
     pub fn load(path: &Path) -> Result<Self, TlsError> {
-        // Taken before reading: what changes in between is read again.
+        // Computed before the file is read, so that a change in between is noticed later.
         let seen = Mutex::new(digest::of_files(&[path.to_owned()]));
         Ok(Self { path: path.to_owned(), now: RwLock::new(read(path)?), seen })
     }
 
-    /// Reads the bundle again if it has changed, and tells whether it had; one that cannot be used leaves that of before.
+    /// Reloads the bundle if it has changed. Returns whether it has. An invalid bundle leaves the previous one in use.
     ///
     /// # Errors
-    /// As [`ClientCa::load`], once per change.
+    /// Fails as [`ClientCa::load`], once per change.
     pub fn refresh(&self) -> Result<bool, TlsError> {
         let found = digest::of_files(std::slice::from_ref(&self.path));
         if std::mem::replace(&mut *self.seen.lock(), found) == found {
@@ -57,10 +55,10 @@ impl ClientCa {
         Ok(true)
     }
 
-    /// Who a chain stands for at a time.
+    /// Returns the user of a certificate chain.
     ///
     /// # Errors
-    /// Nobody, and why.
+    /// Fails if the chain is not valid at `now`, or has no common name.
     pub fn user(&self, chain: &[CertificateDer<'static>], now: UnixTime) -> Result<User, X509Error> {
         let Some((leaf, intermediates)) = chain.split_first() else { return Err(X509Error::Name) };
         let verifier = self.now.read().clone();
@@ -82,7 +80,7 @@ fn read(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     let (usable, _) = roots.add_parsable_certificates(certificates(path)?);
     let unusable = |source| TlsError::Pair { path: path.to_owned(), source };
     if usable == 0 {
-        return Err(unusable(rustls::Error::General("no certificate of a CA".to_owned())));
+        return Err(unusable(rustls::Error::General("no valid CA certificate".to_owned())));
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)

@@ -1,10 +1,11 @@
-//! `kubernetes_feature_enabled`: which gates this node behaves as having (staging/src/k8s.io/component-base/metrics/prometheus/feature).
+//! `kubernetes_feature_enabled`: the feature gates that this node behaves as having
+//! (`staging/src/k8s.io/component-base/metrics/prometheus/feature`).
 
 use std::fmt::Write as _;
 
 use quintlet_config::table::{DEFAULTS, GATES};
 
-/// The family; `is_on` tells a gate that can be set, by its name and default.
+/// Returns the metric family. `is_on` returns whether a configurable gate is on, by its name and default.
 #[must_use]
 pub fn text(is_on: impl Fn(&str, bool) -> bool) -> String {
     let mut out = String::from(
@@ -33,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_gate_is_told_with_its_stage_and_those_that_are_set_as_they_are_set() {
+    fn each_gate_has_its_stage_and_its_configured_value() {
         let by_default = text(|_, default| default);
         for line in [
             "kubernetes_feature_enabled{name=\"ContainerCheckpoint\",stage=\"BETA\"} 1",

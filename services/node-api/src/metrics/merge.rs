@@ -1,7 +1,7 @@
-//! OpenMetrics texts of several processes into one Prometheus text. Pure.
+//! Merges the OpenMetrics texts of several processes into one Prometheus text. Does no I/O.
 //!
-//! A family that several processes have, and every `quintlet_*` family, gets the label `service` (and `instance` where
-//! there may be several); names that dashboards know from the kubelet stay as they are.
+//! A family that several processes have, and every `quintlet_*` family, gets the label `service` (and `instance`, if there may be
+//! several). Families of the kubelet keep their labels, as dashboards expect them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,11 +9,9 @@ use std::fmt::Write as _;
 /// The text of one process.
 #[derive(Debug, Clone, Copy)]
 pub struct Part<'a> {
-    /// Its service.
     pub service: &'a str,
-    /// Which of several; empty when there is but one.
+    /// Name of the instance; empty if there is only one.
     pub instance: &'a str,
-    /// OpenMetrics.
     pub text: &'a str,
 }
 
@@ -25,7 +23,7 @@ struct Family<'a> {
     owners: BTreeSet<usize>,
 }
 
-/// The labels that tell of which process a sample is.
+/// Returns the labels that name the process of a sample.
 #[must_use]
 pub fn source_labels(service: &str, instance: &str) -> String {
     if instance.is_empty() {
@@ -35,7 +33,7 @@ pub fn source_labels(service: &str, instance: &str) -> String {
     }
 }
 
-/// One text of all.
+/// Merges all texts.
 #[must_use]
 pub fn merge(parts: &[Part<'_>]) -> String {
     let mut families: BTreeMap<&str, Family<'_>> = BTreeMap::new();
@@ -53,7 +51,7 @@ pub fn merge(parts: &[Part<'_>]) -> String {
                     families.entry(name).or_default().kind = kind.unwrap_or_default();
                 }
                 (Some("#"), ..) | (None, ..) | (Some(""), ..) => {}
-                // A sample belongs to the family before it, unless it says otherwise.
+                // A sample belongs to the preceding family, unless its name differs.
                 _ => {
                     let name = line.split(['{', ' ']).next().unwrap_or_default();
                     let family =
@@ -70,7 +68,7 @@ pub fn merge(parts: &[Part<'_>]) -> String {
         if family.samples.is_empty() {
             continue;
         }
-        // The classic format names a counter as its sample; OpenMetrics does not.
+        // The classic format names a counter with the suffix of its sample; OpenMetrics does not.
         let shown = if family.kind == "counter" { format!("{name}_total") } else { name.to_owned() };
         let kind = match family.kind {
             "counter" | "gauge" | "histogram" | "summary" => family.kind,
@@ -101,7 +99,7 @@ fn with_labels(line: &str, labels: &str) -> String {
     }
 }
 
-/// The families of a text whose names are wanted.
+/// Returns the families whose names are `wanted`.
 #[must_use]
 pub fn only(text: &str, wanted: impl Fn(&str) -> bool) -> String {
     let mut keep = false;
@@ -135,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kubelets_names_stay_and_shared_ones_say_whose_they_are() {
+    fn families_of_the_kubelet_keep_their_labels_and_shared_ones_name_the_service() {
         let merged = merge(&parts(&[POD_SYNC, PROBE]));
         let want = "# HELP kubelet_started_pods_total Pods started.\n# TYPE kubelet_started_pods_total counter\n\
             kubelet_started_pods_total 3\n\

@@ -1,7 +1,7 @@
-//! `/metrics` and what is below it.
+//! `/metrics` and the pages below it.
 //!
-//! `/metrics` is the merged view of the five and of this process. A service that does not answer leaves its last figures;
-//! `quintlet_service_metrics_stale` says so, and `quintlet_service_metrics_age_seconds` since when.
+//! `/metrics` merges the metrics of all services and of this process. For a service that does not answer, its last metrics are served;
+//! `quintlet_service_metrics_stale` reports that, and `quintlet_service_metrics_age_seconds` their age.
 
 pub mod features;
 pub mod merge;
@@ -14,23 +14,23 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::answer::{Answer, with_type};
-use crate::node::{Node, Source};
+use crate::services::{Services, Source};
 use merge::{Part, merge};
 
-/// What Prometheus calls its text.
+/// Content type of the Prometheus text format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Figures of an instance of probe-service that has been gone for so long are of no use to anybody.
+/// Age at which metrics of a missing probe-service instance are dropped.
 const FORGET: std::time::Duration = std::time::Duration::from_secs(300);
 
-/// The last figures of each service.
+/// The last metrics of each service.
 #[derive(Debug, Default)]
-pub struct Board {
+pub struct MetricsCache {
     last: Mutex<BTreeMap<Source, (Instant, String)>>,
 }
 
-impl Board {
-    /// Asks all services, and keeps what they said.
-    async fn ask(&self, node: &Node) -> Vec<(Source, Option<(Instant, String)>)> {
+impl MetricsCache {
+    /// Requests the metrics of all services and stores them.
+    async fn ask(&self, node: &Services) -> Vec<(Source, Option<(Instant, String)>)> {
         let sources = node.sources();
         let answers = futures::future::join_all(sources.iter().map(|source| node.metrics(source))).await;
         let now = Instant::now();
@@ -47,8 +47,8 @@ impl Board {
         all.into_iter().collect()
     }
 
-    /// The merged view, with the text of the family of feature gates.
-    pub async fn page(&self, node: &Node, node_name: &str, features: &str) -> Answer {
+    /// Responds with the merged metrics and the family of feature gates.
+    pub async fn page(&self, node: &Services, node_name: &str, features: &str) -> Answer {
         let seen = self.ask(node).await;
         let own = quintlet_telemetry::metrics::text();
         let mut parts: Vec<Part<'_>> = seen
@@ -75,8 +75,8 @@ impl Board {
         with_type(StatusCode::OK, CONTENT_TYPE, out)
     }
 
-    /// The probers' figures alone, and since when this process serves them.
-    pub async fn probes(&self, node: &Node, started: jiff::Timestamp) -> Answer {
+    /// Responds with the metrics of probes, and with the start time of this process.
+    pub async fn probes(&self, node: &Services, started: jiff::Timestamp) -> Answer {
         let mut seen = self.ask(node).await;
         seen.retain(|(source, _)| source.service == "probe-service");
         let parts: Vec<Part<'_>> = seen
@@ -103,7 +103,7 @@ type Seen = Option<(Instant, String)>;
 
 fn write_service_state(out: &mut String, seen: &[(Source, Seen)], now: Instant) {
     let age = |seen: &Seen| seen.as_ref().map(|(at, _)| now.duration_since(*at).as_secs_f64());
-    // Answers of this scrape are a moment old.
+    // Answers to this scrape are a moment old.
     let is_stale = |seen: &Seen| age(seen).is_none_or(|a| a > 1.0);
     let mut family = |name: &str, help: &str, value: &dyn Fn(&Seen) -> Option<f64>| {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
@@ -118,8 +118,8 @@ fn write_service_state(out: &mut String, seen: &[(Source, Seen)], now: Instant) 
     family("quintlet_service_up", "1 if the service answered this scrape", &|s| flag(!is_stale(s)));
     family(
         "quintlet_service_metrics_stale",
-        "1 if the service did not answer and its figures are those of before",
+        "1 if the service did not answer and its metrics are from an earlier scrape",
         &|s| flag(is_stale(s)),
     );
-    family("quintlet_service_metrics_age_seconds", "Age of the service's figures", &age);
+    family("quintlet_service_metrics_age_seconds", "Age of the service's metrics", &age);
 }

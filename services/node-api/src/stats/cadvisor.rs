@@ -1,5 +1,5 @@
-//! `/metrics/cadvisor`: the families that the kubelet has from cAdvisor (google/cadvisor, metrics/prometheus.go), by pods' cgroups and
-//! network name spaces; CPU, memory in use and what is on the disk as the runtime tells it.
+//! `/metrics/cadvisor`: the metric families that the kubelet takes from cAdvisor (google/cadvisor, metrics/prometheus.go). The sources are the
+//! pods' cgroups and network namespaces; CPU, memory in use and disk usage come from the runtime.
 
 use std::path::Path;
 
@@ -12,36 +12,35 @@ use super::{Machine, Stats};
 use crate::answer::{Answer, error, with_type};
 use crate::cgroups::{Detail, Group};
 use crate::metrics::CONTENT_TYPE;
-use crate::node::Node;
-use crate::{host, select};
+use crate::services::Services;
+use crate::{host, pod_lookup};
 
 type Figure = (&'static str, &'static str, Option<f64>);
 
-/// What is counted of one pod.
+/// Statistics of one pod.
 struct Counted {
-    /// By its own group.
+    /// Of the pod's cgroup.
     own: Option<(String, Detail)>,
-    /// By those of its containers, by container id.
+    /// Of its containers' cgroups, by container ID.
     containers: Vec<(String, String, Detail)>,
-    /// `/proc/PID/net/dev` of its name space; none for one that has the node's.
+    /// `/proc/PID/net/dev` in its network namespace; none for a pod in the host's.
     network: Option<String>,
 }
 
 impl Stats {
-    /// `/metrics/cadvisor`.
-    pub async fn cadvisor(&self, node: &Node) -> Answer {
+    /// Responds to `/metrics/cadvisor`.
+    pub async fn cadvisor(&self, node: &Services) -> Answer {
         let pods = match self.pods(node, false).await {
             Ok(pods) => pods,
             Err(status) => return error(StatusCode::INTERNAL_SERVER_ERROR, status.message()),
         };
-        let (places, machine, now) =
-            (self.places.clone(), self.machine(), self.clock.wall().as_millisecond());
-        // Files of the kernel: a node's thousands take their time.
+        let (paths, machine, now) = (self.paths.clone(), self.machine(), self.clock.wall().as_millisecond());
+        // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
         let written = tokio::task::spawn_blocking(move || {
             let mut out = Text::default();
             of_machine(&mut out, &machine);
             for pod in &pods {
-                let counted = counted(pod, group_of(&places, &pod.object, &pod.uid), Path::new("/proc"));
+                let counted = counted(pod, group_of(&paths, &pod.object, &pod.uid), Path::new("/proc"));
                 write(&mut out, pod, &counted, now);
             }
             out.finish()
@@ -106,7 +105,8 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
     }
     for (name, c) in newest(&pod.stats.containers) {
         let id = c.attributes.as_ref().map_or("", |a| a.id.as_str());
-        let image = select::status(&pod.object, name).and_then(|s| s["image"].as_str()).unwrap_or_default();
+        let image =
+            pod_lookup::status(&pod.object, name).and_then(|s| s["image"].as_str()).unwrap_or_default();
         let counted = counted.containers.iter().find(|(of, ..)| of == id);
         let labels = row(name, id, counted.map_or("", |(_, place, _)| place), image);
         used(out, &labels, c.cpu.as_ref(), c.memory.as_ref());
@@ -145,12 +145,12 @@ fn used(out: &mut Text, labels: &str, cpu: Option<&v1::CpuUsage>, memory: Option
     }
 }
 
-/// A limit that is none is told as 0; of a quota that is none nothing is told.
+/// A missing limit is reported as 0. A missing quota is not reported.
 fn told(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
     let memory = &detail.memory;
     let throttling = detail.throttling;
     let bytes = |value: Option<u64>| value.map(whole);
-    let figures: [Figure; 22] = [
+    let cri_stats: [Figure; 22] = [
         ("container_cpu_user_seconds_total", "counter", detail.user_nanos.map(seconds)),
         ("container_cpu_system_seconds_total", "counter", detail.system_nanos.map(seconds)),
         ("container_cpu_cfs_periods_total", "counter", throttling.map(|t| whole(t.periods))),
@@ -174,7 +174,7 @@ fn told(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
         ("container_spec_cpu_shares", "gauge", bytes(detail.shares)),
         ("container_spec_memory_limit_bytes", "gauge", Some(bytes(memory.limit).unwrap_or(0.0))),
     ];
-    for (name, kind, value) in figures {
+    for (name, kind, value) in cri_stats {
         if let Some(value) = value {
             out.sample(name, kind, labels, value, Some(now));
         }
@@ -192,7 +192,7 @@ fn told(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
     }
 }
 
-/// `/dev/sda` of `8:0`; its number where the kernel has no name.
+/// Returns `/dev/sda` for `8:0`, or the number if the kernel has no name.
 fn device_name(number: &str) -> String {
     let about = std::fs::read_to_string(format!("/sys/dev/block/{number}/uevent")).unwrap_or_default();
     let name = about.lines().find_map(|line| line.strip_prefix("DEVNAME="));
@@ -250,7 +250,7 @@ mod tests {
     use crate::cgroups::{Device, Memory, Throttling};
 
     #[test]
-    fn a_container_is_told_of_by_its_group_its_name_space_and_the_runtime() {
+    fn metrics_of_a_container_come_from_its_cgroup_its_network_namespace_and_the_runtime() {
         let number = |value| Some(v1::UInt64Value { value });
         let metadata = Some(v1::ContainerMetadata { name: "main".into(), attempt: 0 });
         let container = v1::ContainerStats {
@@ -322,7 +322,7 @@ mod tests {
             "the pod has no quota: {text}"
         );
 
-        // Without its groups the runtime's word is left.
+        // Without cgroups, the runtime's statistics remain.
         let default_interface = Some(v1::NetworkUsage {
             default_interface: Some(v1::NetworkInterfaceUsage {
                 name: "eth0".into(),
@@ -341,17 +341,17 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_the_nodes_network_has_no_figures_of_it() {
+    fn a_pod_with_host_network_has_no_network_metrics() {
         let dir = tempfile::tempdir().unwrap();
         let group = dir.path().join("kubepods/podu/c1");
         std::fs::create_dir_all(&group).unwrap();
         std::fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
         std::fs::write(group.join("cgroup.procs"), "12\n").unwrap();
         std::fs::create_dir_all(dir.path().join("12/net")).unwrap();
-        std::fs::write(dir.path().join("12/net/dev"), "figures").unwrap();
+        std::fs::write(dir.path().join("12/net/dev"), "cri_stats").unwrap();
         let pod = |host: bool| Pod { object: json!({"spec": {"hostNetwork": host}}), ..Pod::default() };
         let of =
             |host| counted(&pod(host), Group::of_pod(dir.path(), "", "Guaranteed", "u"), dir.path()).network;
-        assert_eq!((of(false).as_deref(), of(true)), (Some("figures"), None));
+        assert_eq!((of(false).as_deref(), of(true)), (Some("cri_stats"), None));
     }
 }

@@ -1,4 +1,4 @@
-//! What lies on disks: containers' layers and logs, volumes, and all of a pod's together.
+//! Disk usage: writable layers and logs of containers, volumes, and the ephemeral storage of a pod.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,27 +8,27 @@ use k8s_cri::v1;
 use quintlet_proto::podsync::v1 as wire;
 use serde_json::{Value, json};
 
-use super::figures::{number, object, time};
+use super::cri_stats::{number, object, time};
 
-/// `st_blocks` counts these, whatever the file system has.
+/// Unit of `st_blocks`, independent of the file system.
 const BLOCK: u64 = 512;
 
-/// Where the runtime has its files, with what those file systems have: node-api itself may not enter there.
+/// Directories of the runtime with the statistics of their file systems. pod-sync measures them: node-api may not enter the directories.
 pub(super) type RuntimeFiles = BTreeMap<String, wire::DiskUsage>;
 
-/// A file system of the runtime's, as pod-sync measured it; as this process sees it where pod-sync does not tell.
+/// Returns a file system of the runtime, as pod-sync runtime_stats it, or else as this process sees it.
 pub(super) fn of_runtime(place: &str, told: &RuntimeFiles, time: &str) -> Value {
     told.get(place).map_or_else(
         || file_system(Path::new(place), time),
         |usage| {
-            let mut out = figures(usage);
+            let mut out = cri_stats(usage);
             out["time"] = json!(time);
             out
         },
     )
 }
 
-fn figures(usage: &wire::DiskUsage) -> Value {
+fn cri_stats(usage: &wire::DiskUsage) -> Value {
     json!({
         "availableBytes": usage.available_bytes,
         "capacityBytes": usage.capacity_bytes,
@@ -39,14 +39,14 @@ fn figures(usage: &wire::DiskUsage) -> Value {
     })
 }
 
-/// A file system of images or of what containers write: what the runtime says that it takes, of what there is.
+/// Returns a file system of images or writable layers: the usage from the runtime, the capacity from the file system.
 pub(super) fn image_fs(fs: &v1::FilesystemUsage, told: &RuntimeFiles) -> Value {
     let place = fs.fs_id.as_ref().map(|id| id.mountpoint.as_str()).unwrap_or_default();
     let value = |n: Option<v1::UInt64Value>| number(n).as_u64();
     within(&of_runtime(place, told, ""), time(fs.timestamp), value(fs.used_bytes), value(fs.inodes_used))
 }
 
-/// A file system by a path in it.
+/// Returns the file system of a path.
 pub(super) fn file_system(path: &Path, time: &str) -> Value {
     let Ok(fs) = nix::sys::statvfs::statvfs(path) else { return json!({"time": time}) };
     let unit = fs.fragment_size();
@@ -61,7 +61,7 @@ pub(super) fn file_system(path: &Path, time: &str) -> Value {
     })
 }
 
-/// Something in a file system: the file system's figures, with what it takes itself; none where that is not known.
+/// Returns the usage of something in a file system together with the capacity. None if the usage is unknown.
 fn within(fs: &Value, time: Value, used_bytes: Option<u64>, inodes_used: Option<u64>) -> Value {
     object([
         ("time", time),
@@ -74,12 +74,12 @@ fn within(fs: &Value, time: Value, used_bytes: Option<u64>, inodes_used: Option<
     ])
 }
 
-/// The layer that a container writes to.
+/// Returns the usage of a container's writable layer.
 pub(super) fn writable(layer: Option<&v1::FilesystemUsage>, told: &RuntimeFiles) -> Value {
     layer.map_or(Value::Null, |layer| image_fs(layer, told))
 }
 
-/// The files in a directory of logs, which lies in `fs`; those in directories below it are not its own.
+/// Returns the usage of the files in a log directory, which lies in `fs`. Subdirectories do not count.
 pub(super) fn logs(dir: &Path, fs: &Value, time: &str) -> Value {
     let Ok(entries) = std::fs::read_dir(dir) else { return Value::Null };
     let files: Vec<u64> = entries
@@ -88,21 +88,21 @@ pub(super) fn logs(dir: &Path, fs: &Value, time: &str) -> Value {
         .filter(|file| !file.is_dir())
         .map(|file| file.blocks().saturating_mul(BLOCK))
         .collect();
-    // Of no file nothing is told, not even zero.
+    // Without files, nothing is reported, not even zero.
     let (bytes, inodes) = (files.iter().copied().reduce(u64::saturating_add), files.len() as u64);
     within(fs, json!(time), bytes, bytes.map(|_| inodes))
 }
 
-/// A volume.
+/// Returns the usage of a volume.
 pub(super) fn volume(volume: &wire::VolumeStorage) -> Value {
-    let mut out = figures(&volume.usage.unwrap_or_default());
+    let mut out = cri_stats(&volume.usage.unwrap_or_default());
     out["name"] = json!(volume.name);
     out["time"] = time(volume.measured_unix_ns);
     out
 }
 
-/// All that a pod has on the node's disk `fs` (pkg/kubelet/stats/helper.go:calcEphemeralStorage): its containers' layers and logs, its
-/// own logs, the volumes that go with it, its file of hosts.
+/// Returns the ephemeral storage of a pod in the node's file system `fs`: writable layers and logs of its containers, its own logs,
+/// ephemeral volumes, and its hosts file (`pkg/kubelet/stats: calcEphemeralStorage`).
 pub(super) fn ephemeral(
     fs: &Value,
     now: &str,
@@ -110,15 +110,15 @@ pub(super) fn ephemeral(
     pod_logs: &Value,
     storage: Option<&wire::PodStorage>,
 ) -> Value {
-    // Logs of a container count from when its layer is known.
+    // Logs of a container count once its layer is known.
     let layered = containers.iter().filter(|c| !c["rootfs"].is_null());
     let files: Vec<&Value> = layered.flat_map(|c| [&c["rootfs"], &c["logs"]]).chain([pod_logs]).collect();
     let volumes = storage.into_iter().flat_map(|s| &s.volumes).filter(|v| v.is_ephemeral);
-    let measured: Vec<&wire::DiskUsage> =
+    let runtime_stats: Vec<&wire::DiskUsage> =
         volumes.filter_map(|v| v.usage.as_ref()).chain(storage.and_then(|s| s.hosts.as_ref())).collect();
     let sum = |field: &str, of: fn(&wire::DiskUsage) -> u64| {
         let told = files.iter().filter_map(|f| f[field].as_u64());
-        told.chain(measured.iter().map(|u| of(u))).reduce(u64::saturating_add)
+        told.chain(runtime_stats.iter().map(|u| of(u))).reduce(u64::saturating_add)
     };
     let (bytes, inodes) = (sum("usedBytes", |u| u.used_bytes), sum("inodesUsed", |u| u.inodes_used));
     within(fs, json!(now), bytes, inodes)
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn logs_are_the_files_of_their_directory_in_blocks() {
+    fn log_usage_counts_the_blocks_of_the_files_in_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let fs =
             json!({"availableBytes": 1, "capacityBytes": 2, "inodes": 3, "inodesFree": 4, "usedBytes": 5});
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_runtimes_file_systems_pod_sync_tells_what_they_have_and_the_runtime_what_it_takes() {
+    fn the_capacity_of_a_runtime_file_system_comes_from_pod_sync_and_its_usage_from_the_runtime() {
         let usage = wire::DiskUsage {
             available_bytes: 30,
             capacity_bytes: 100,
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_storage_is_that_of_its_containers_logs_and_volumes_on_disk() {
+    fn ephemeral_storage_is_the_sum_of_layers_logs_and_volumes_on_disk() {
         let used = |bytes, inodes| {
             Some(wire::DiskUsage { used_bytes: bytes, inodes_used: inodes, ..Default::default() })
         };

@@ -1,7 +1,7 @@
-//! Collects statistics of pods from the runtime, and from cgroups what the runtime leaves out (`pkg/kubelet/stats`).
+//! Collects statistics of pods from the runtime, and from cgroups what the runtime omits (`pkg/kubelet/stats`).
 //!
-//! A pod that the runtime's list of pods lacks comes from its list of containers where there is no list of pods, and from its own
-//! group where it runs all the same.
+//! A pod that is missing in the runtime's list of pod statistics comes from its list of container statistics if there is no list of
+//! pods, and from its cgroup if it runs nevertheless.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,29 +12,29 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tonic::Status;
 
-use super::{Places, Rate, Stats};
+use super::{Rate, Stats, StatsPaths};
 use crate::cgroups::{Group, Pressure, Usage};
-use crate::measured;
-use crate::node::Node;
-use crate::select;
+use crate::pod_lookup;
+use crate::runtime_stats;
+use crate::services::Services;
 
-/// A pod with its containers, as seen at once.
+/// A pod with its containers.
 #[derive(Debug, Default)]
 pub(super) struct Pod {
     pub(super) name: String,
     pub(super) namespace: String,
     pub(super) uid: String,
-    /// As pod-sync has it; null for one of somebody else.
+    /// The object of pod-sync; null for a pod of another agent.
     pub(super) object: Value,
     pub(super) stats: v1::LinuxPodSandboxStats,
-    /// Of the pod's group, which the CRI does not tell.
+    /// Statistics of the pod's cgroup, which the CRI lacks.
     pub(super) swap: Option<v1::SwapUsage>,
     pub(super) pressure: Pressure,
-    /// Of its containers, by id.
+    /// Statistics of its containers' cgroups, by ID.
     pub(super) pressures: BTreeMap<String, Pressure>,
 }
 
-/// CPU time at the last look, of whatever the runtime gives no momentary figure of.
+/// The previous CPU time of everything for which the runtime reports no usage rate.
 #[derive(Debug, Default)]
 pub(super) struct Rates(Mutex<HashMap<String, Rate>>);
 
@@ -50,16 +50,16 @@ impl Rates {
         cpu.usage_nano_cores = rate.map(|value| v1::UInt64Value { value });
     }
 
-    /// Forgets what is gone.
+    /// Removes entries of pods and containers that no longer exist.
     fn keep(&self, there: &HashSet<String>) {
         self.0.lock().retain(|key, _| there.contains(key));
     }
 }
 
 impl Stats {
-    /// Pods by namespace and name. `pressure`: those figures are wanted, too.
-    pub(super) async fn pods(&self, node: &Node, pressure: bool) -> Result<Vec<Pod>, Status> {
-        let (stats, views) = tokio::join!(measured::all(node), node.pods());
+    /// Returns the pods by namespace and name. `pressure` requests pressure statistics as well.
+    pub(super) async fn pods(&self, node: &Services, pressure: bool) -> Result<Vec<Pod>, Status> {
+        let (stats, views) = tokio::join!(runtime_stats::all(node), node.pods());
         let objects: BTreeMap<String, Value> =
             views?.into_iter().map(|v| (v.uid, serde_json::from_slice(&v.pod).unwrap_or_default())).collect();
         let mut pods: Vec<Pod> = stats?
@@ -73,11 +73,11 @@ impl Stats {
                 ..Pod::default()
             })
             .collect();
-        let (places, rates, now) = (self.places.clone(), Arc::clone(&self.rates), self.clock.wall());
-        // Files of the kernel: a node's thousands take their time.
+        let (paths, rates, now) = (self.paths.clone(), Arc::clone(&self.rates), self.clock.wall());
+        // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
         let completed = tokio::task::spawn_blocking(move || {
-            add_left_out(&mut pods, objects, &places);
-            complete(&mut pods, &places, &rates, now, pressure);
+            add_left_out(&mut pods, objects, &paths);
+            complete(&mut pods, &paths, &rates, now, pressure);
             pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
             pods
         });
@@ -85,26 +85,26 @@ impl Stats {
     }
 }
 
-pub(super) fn group_of(places: &Places, object: &Value, uid: &str) -> Option<Group> {
+pub(super) fn group_of(paths: &StatsPaths, object: &Value, uid: &str) -> Option<Group> {
     let class = object["status"]["qosClass"].as_str()?;
-    Group::of_pod(&places.cgroups, &places.cgroup_root, class, uid)
+    Group::of_pod(&paths.cgroups, &paths.cgroup_root, class, uid)
 }
 
-/// Adds pods that run, by pod-sync and by their groups, and that the runtime does not tell of.
-fn add_left_out(pods: &mut Vec<Pod>, objects: BTreeMap<String, Value>, places: &Places) {
+/// Adds running pods that the runtime omits, by pod-sync and their cgroups.
+fn add_left_out(pods: &mut Vec<Pod>, objects: BTreeMap<String, Value>, paths: &StatsPaths) {
     let told: HashSet<String> = pods.iter().map(|p| p.uid.clone()).collect();
     for (uid, object) in objects {
         if told.contains(&uid) || object["status"]["phase"] != "Running" {
             continue;
         }
-        let Some(group) = group_of(places, &object, &uid) else { continue };
+        let Some(group) = group_of(paths, &object, &uid) else { continue };
         let containers = ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"]
             .iter()
             .filter_map(|list| object["status"][list].as_array())
             .flatten()
             .filter_map(|status| {
                 let name = status["name"].as_str()?.to_owned();
-                let id = select::running(&object, &name)?;
+                let id = pod_lookup::running(&object, &name)?;
                 group.container(&id)?;
                 let attempt =
                     status["restartCount"].as_u64().and_then(|n| u32::try_from(n).ok()).unwrap_or(0);
@@ -125,16 +125,16 @@ fn add_left_out(pods: &mut Vec<Pod>, objects: BTreeMap<String, Value>, places: &
     }
 }
 
-/// Fills in from cgroups what the runtime did not tell.
-fn complete(pods: &mut [Pod], places: &Places, rates: &Rates, now: Timestamp, pressure: bool) {
+/// Adds statistics from cgroups that the runtime omits.
+fn complete(pods: &mut [Pod], paths: &StatsPaths, rates: &Rates, now: Timestamp, pressure: bool) {
     let mut there = HashSet::new();
     for pod in pods {
-        let group = group_of(places, &pod.object, &pod.uid);
-        let figures =
+        let group = group_of(paths, &pod.object, &pod.uid);
+        let cri_stats =
             |group: &Group, has_all: bool| (group.is_v2() || !has_all).then(|| group.usage()).flatten();
         if let Some(group) = &group {
             let (cpu, memory) = (&mut pod.stats.cpu, &mut pod.stats.memory);
-            if let Some(usage) = figures(group, cpu.is_some() && memory.is_some()) {
+            if let Some(usage) = cri_stats(group, cpu.is_some() && memory.is_some()) {
                 fill(&usage, now, cpu, memory, &mut pod.swap);
             }
             if pressure {
@@ -149,7 +149,7 @@ fn complete(pods: &mut [Pod], places: &Places, rates: &Rates, now: Timestamp, pr
             let Some(id) = container.attributes.as_ref().map(|a| a.id.clone()) else { continue };
             if let Some(group) = group.as_ref().and_then(|group| group.container(&id)) {
                 let (cpu, memory) = (&mut container.cpu, &mut container.memory);
-                if let Some(usage) = figures(&group, cpu.is_some() && memory.is_some()) {
+                if let Some(usage) = cri_stats(&group, cpu.is_some() && memory.is_some()) {
                     fill(&usage, now, cpu, memory, &mut container.swap);
                 }
                 if pressure {
@@ -165,7 +165,7 @@ fn complete(pods: &mut [Pod], places: &Places, rates: &Rates, now: Timestamp, pr
     rates.keep(&there);
 }
 
-/// A group's figures where there are none yet.
+/// Adds the statistics of a cgroup where there are none.
 fn fill(
     usage: &Usage,
     now: Timestamp,
@@ -198,8 +198,8 @@ fn fill(
     }
 }
 
-/// Swap of a pod: its group's, else that of its containers together, as old as the oldest figure; none where the runtime does not
-/// tell of each.
+/// Returns the swap of a pod: of its cgroup, or else the sum of its containers with the oldest timestamp. None if the runtime does not
+/// report all of them.
 pub(super) fn pod_swap(pod: &Pod) -> Option<v1::SwapUsage> {
     if let Some(swap) = pod.swap {
         return Some(swap);
@@ -214,7 +214,7 @@ pub(super) fn pod_swap(pod: &Pod) -> Option<v1::SwapUsage> {
     })
 }
 
-/// The newest instance of each container.
+/// Keeps the newest instance of each container.
 pub(super) fn newest(all: &[v1::ContainerStats]) -> BTreeMap<&str, &v1::ContainerStats> {
     let mut out: BTreeMap<&str, &v1::ContainerStats> = BTreeMap::new();
     let attempt =
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_container_only_the_newest_instance_counts() {
+    fn only_the_newest_instance_of_a_container_counts() {
         let stats = |attempt| v1::ContainerStats {
             attributes: Some(v1::ContainerAttributes {
                 metadata: Some(v1::ContainerMetadata { name: "c".into(), attempt }),
@@ -270,11 +270,11 @@ mod tests {
         }
     }
 
-    fn places(mount: &Path) -> Places {
+    fn paths(mount: &Path) -> StatsPaths {
         std::fs::write(mount.join("cgroup.controllers"), "cpu memory").unwrap();
         let none = std::path::PathBuf::new();
         let (root_dir, pod_logs_dir) = (none.clone(), none);
-        Places { root_dir, pod_logs_dir, cgroups: mount.to_owned(), cgroup_root: "/".into() }
+        StatsPaths { root_dir, pod_logs_dir, cgroups: mount.to_owned(), cgroup_root: "/".into() }
     }
 
     fn object(phase: &str) -> Value {
@@ -288,20 +288,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_the_runtime_leaves_out_is_told_of_from_its_groups() {
+    fn a_pod_that_the_runtime_omits_is_reported_from_its_cgroups() {
         let dir = tempfile::tempdir().unwrap();
-        let places = places(dir.path());
+        let paths = paths(dir.path());
         let at = |secs: i64| Timestamp::from_second(1_000_000 + secs).unwrap();
         let (mut pods, rates) = (Vec::new(), Rates::default());
         let running = || [("u1".to_owned(), object("Running"))].into();
-        add_left_out(&mut pods, running(), &places);
+        add_left_out(&mut pods, running(), &paths);
         assert!(pods.is_empty(), "nothing of it runs here");
         for (usec, secs) in [(1_000_000, 0), (3_000_000, 4)] {
             make_group(dir.path(), "kubepods/burstable/podu1", usec);
             make_group(dir.path(), "kubepods/burstable/podu1/abc", usec / 2);
             pods.clear();
-            add_left_out(&mut pods, running(), &places);
-            complete(&mut pods, &places, &rates, at(secs), true);
+            add_left_out(&mut pods, running(), &paths);
+            complete(&mut pods, &paths, &rates, at(secs), true);
         }
         let [pod] = pods.as_slice() else { panic!("{pods:?}") };
         assert_eq!((pod.name.as_str(), pod.uid.as_str()), ("web", "u1"));
@@ -319,24 +319,24 @@ mod tests {
         assert_eq!(value(container.cpu.unwrap().usage_core_nano_seconds), Some(1_500_000_000));
         assert_eq!(pod.pressures["abc"].memory["some"]["avg10"], 2.0);
         pods.clear();
-        add_left_out(&mut pods, [("u1".to_owned(), object("Succeeded"))].into(), &places);
+        add_left_out(&mut pods, [("u1".to_owned(), object("Succeeded"))].into(), &paths);
         assert!(pods.is_empty(), "it has ended");
-        complete(&mut pods, &places, &rates, at(9), true);
+        complete(&mut pods, &paths, &rates, at(9), true);
         assert!(rates.0.lock().is_empty(), "what is gone is forgotten");
     }
 
     #[test]
-    fn what_the_runtime_tells_stays() {
+    fn values_of_the_runtime_are_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
-        let places = places(dir.path());
+        let paths = paths(dir.path());
         make_group(dir.path(), "kubepods/burstable/podu1", 9);
         let number = |value| Some(v1::UInt64Value { value });
         let cpu =
             v1::CpuUsage { timestamp: 1, usage_core_nano_seconds: number(5), usage_nano_cores: number(6) };
         let stats = v1::LinuxPodSandboxStats { cpu: Some(cpu), ..Default::default() };
         let mut pods = vec![Pod { uid: "u1".into(), object: object("Running"), stats, ..Pod::default() }];
-        add_left_out(&mut pods, [("u1".to_owned(), object("Running"))].into(), &places);
-        complete(&mut pods, &places, &Rates::default(), Timestamp::UNIX_EPOCH, false);
+        add_left_out(&mut pods, [("u1".to_owned(), object("Running"))].into(), &paths);
+        complete(&mut pods, &paths, &Rates::default(), Timestamp::UNIX_EPOCH, false);
         assert_eq!(pods.len(), 1);
         assert_eq!(pods[0].stats.cpu, Some(cpu));
         assert!(pods[0].stats.memory.is_some(), "what it does not tell is the group's");

@@ -1,11 +1,11 @@
 //! Statistics: `/stats/summary`, `/metrics/resource`, `/metrics/cadvisor`.
 //!
-//! Pods and containers as the runtime's CRI statistics have them, what those leave out from cgroups (`gather`); the node from
-//! `/proc`. Anybody may read both. Volumes belong to root: pod-sync measures them and tells the figures.
+//! Statistics of pods and containers come from the CRI, and from cgroups where it has none (`gather`). Those of the node come from
+//! `/proc`. Volumes belong to root, so pod-sync measures them.
 
 mod cadvisor;
+mod cri_stats;
 mod disk;
-mod figures;
 mod gather;
 mod prometheus;
 mod summary;
@@ -20,49 +20,45 @@ use quintlet_kit::clock::Clock;
 
 use gather::Rates;
 
-/// Ticks of /proc/stat in a second: USER_HZ, the same on every Linux this runs on.
+/// Ticks per second in /proc/stat: USER_HZ, which is 100 on all supported platforms.
 const NANOS_PER_TICK: u64 = 10_000_000;
 
-/// What statistics need.
+/// The sources of statistics.
 #[derive(Debug)]
 pub struct Stats {
-    /// The node's name.
     pub node_name: String,
-    /// Where what is measured lies.
-    pub places: Places,
-    /// Time.
+    pub paths: StatsPaths,
     pub clock: Clock,
-    /// The node's CPU time at the last look.
+    /// Previous CPU time of the node.
     last: Rate,
-    /// The same of all pods together.
+    /// Previous CPU time of all pods together.
     last_of_pods: Rate,
-    /// The same of pods and containers that the runtime does not tell of.
+    /// Previous CPU times of pods and containers that the runtime omits.
     rates: Arc<Rates>,
 }
 
-/// Where what is measured lies.
+/// The runtime_stats directories.
 #[derive(Debug, Clone)]
-pub struct Places {
-    /// The root directory.
+pub struct StatsPaths {
     pub root_dir: PathBuf,
-    /// Where containers' logs are.
+    /// Directory of container logs.
     pub pod_logs_dir: PathBuf,
-    /// Where cgroups are mounted.
+    /// Mount point of cgroupfs.
     pub cgroups: PathBuf,
-    /// Cgroup under which `kubepods` stands.
+    /// Cgroup that contains `kubepods`.
     pub cgroup_root: String,
 }
 
-/// CPU time at the last look.
+/// The CPU time of the previous request, to compute a rate.
 #[derive(Debug, Default)]
 struct Rate(Mutex<Option<(Timestamp, u64)>>);
 
 impl Rate {
-    /// Cores in use since the last look, in nanocores; none at the first one.
+    /// Returns the CPU usage since the previous request, in nanocores. None for the first request.
     fn nano_cores(&self, time: Timestamp, cpu_nanos: u64) -> Option<u64> {
         let mut last = self.0.lock();
         let before = last.filter(|(at, _)| *at < time);
-        // Too short a time would make the figure jump.
+        // The rate over a very short time would be inaccurate.
         let is_due = before.is_none_or(|(at, _)| time.duration_since(at).as_secs_f64() >= 1.0);
         if is_due {
             *last = Some((time, cpu_nanos));
@@ -76,7 +72,7 @@ impl Rate {
     }
 }
 
-/// The machine.
+/// Statistics of the machine.
 struct Machine {
     time: Timestamp,
     cpu_nanos: u64,
@@ -98,11 +94,11 @@ impl Machine {
 }
 
 impl Stats {
-    /// Statistics of a node.
+    /// Creates the statistics of a node.
     #[must_use]
-    pub fn new(node_name: String, places: Places, clock: Clock) -> Self {
+    pub fn new(node_name: String, paths: StatsPaths, clock: Clock) -> Self {
         let (last, last_of_pods) = (Rate::default(), Rate::default());
-        Self { node_name, places, clock, last, last_of_pods, rates: Arc::default() }
+        Self { node_name, paths, clock, last, last_of_pods, rates: Arc::default() }
     }
 
     fn machine(&self) -> Machine {
@@ -122,15 +118,15 @@ impl Stats {
     }
 }
 
-/// Ticks in which some CPU was busy: all but idle and waiting for disks.
+/// Returns the ticks in which a CPU was busy: all but idle and iowait.
 fn busy_ticks(stat: &str) -> u64 {
     let Some(line) = stat.lines().find_map(|l| l.strip_prefix("cpu ")) else { return 0 };
     let ticks = line.split_whitespace().map(|n| n.parse::<u64>().unwrap_or(0));
-    // Guests' time is in that of their user already.
+    // The time of guests is included in user time.
     ticks.enumerate().filter(|(i, _)| ![3, 4, 8, 9].contains(i)).map(|(_, n)| n).sum()
 }
 
-/// `name: 12 kB` and `name 12` lines.
+/// Parses lines `name: 12 kB` and `name 12`.
 fn numbers(text: &str, unit: u64) -> BTreeMap<String, u64> {
     text.lines()
         .filter_map(|line| {
@@ -146,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_is_read_from_proc() {
+    fn statistics_of_the_machine_come_from_proc() {
         assert_eq!(busy_ticks("cpu  10 1 5 1000 50 2 3 4 7 0\ncpu0 1 1 1 1\n"), 25);
         let memory = numbers("MemTotal:       1000 kB\nInactive(file):  10 kB\n", 1024);
         assert_eq!(memory.get("Inactive(file)"), Some(&10_240));

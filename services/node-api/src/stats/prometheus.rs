@@ -1,4 +1,4 @@
-//! `/metrics/resource`, and Prometheus text.
+//! `/metrics/resource`, and the Prometheus text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,12 +12,12 @@ use super::Stats;
 use super::gather::{newest, pod_swap};
 use crate::answer::{Answer, with_type};
 use crate::metrics::CONTENT_TYPE;
-use crate::node::Node;
-use crate::select;
+use crate::pod_lookup;
+use crate::services::Services;
 
 impl Stats {
-    /// `/metrics/resource`.
-    pub async fn resource(&self, node: &Node) -> Answer {
+    /// Responds to `/metrics/resource`.
+    pub async fn resource(&self, node: &Services) -> Answer {
         let pods = self.pods(node, false).await;
         let mut out = Text::default();
         if let Ok(pods) = &pods {
@@ -55,13 +55,13 @@ impl Stats {
 }
 
 pub(super) fn started(pod: &Value, container: &str) -> Option<f64> {
-    let text = select::status(pod, container)?["state"]["running"]["startedAt"].as_str()?;
+    let text = pod_lookup::status(pod, container)?["state"]["running"]["startedAt"].as_str()?;
     let at = text.parse::<Timestamp>().ok()?.as_second();
     #[expect(clippy::cast_precision_loss, reason = "seconds since 1970 fit")]
     (at > 0).then_some(at as f64)
 }
 
-/// Metrics by family, as their samples come.
+/// Samples by metric family, in the order of insertion.
 #[derive(Debug, Default)]
 pub(super) struct Text(BTreeMap<&'static str, (&'static str, String)>);
 
@@ -105,7 +105,7 @@ impl Text {
         let Some((used, swap)) = swap.and_then(|s| Some((s.swap_usage_bytes?.value, s))) else { return };
         let at = Some(swap.timestamp / 1_000_000);
         self.sample("container_swap_usage_bytes", "gauge", labels, whole(used), at);
-        // A runtime that does not tell what is left knows no limit.
+        // A runtime that reports no available bytes knows no limit.
         if let Some(left) = swap.swap_available_bytes {
             let limit = used.saturating_add(left.value);
             self.sample("container_swap_limit_bytes", "gauge", labels, whole(limit), at);
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resource_samples_bear_the_time_of_their_measurement() {
+    fn resource_samples_have_the_time_of_their_measurement() {
         let cpu = v1::CpuUsage {
             timestamp: 1_700_000_000_123_456_789,
             usage_core_nano_seconds: Some(v1::UInt64Value { value: 1_500_000_000 }),
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_has_its_limit_and_a_pods_is_that_of_its_containers() {
+    fn swap_has_its_limit_and_that_of_a_pod_is_the_sum_of_its_containers() {
         let bytes = |value| Some(v1::UInt64Value { value });
         let container = |name: &str, at: i64, used: u64| v1::ContainerStats {
             attributes: Some(v1::ContainerAttributes {

@@ -1,4 +1,4 @@
-//! `/stats/summary`: the node and its pods as JSON (staging/src/k8s.io/kubelet/pkg/apis/stats/v1alpha1).
+//! `/stats/summary`: the statistics of the node and its pods as JSON (`staging/src/k8s.io/kubelet/pkg/apis/stats/v1alpha1`).
 
 use std::collections::BTreeMap;
 
@@ -9,19 +9,19 @@ use quintlet_proto::podsync::v1::PodStorage;
 use serde_json::{Value, json};
 
 use super::Stats;
+use super::cri_stats::{cpu, io, memory, network, object, swap};
 use super::disk::{RuntimeFiles, ephemeral, file_system, image_fs, logs, volume, writable};
-use super::figures::{cpu, io, memory, network, object, swap};
 use super::gather::{Pod, newest, pod_swap};
 use crate::answer::{Answer, error, json as json_answer};
 use crate::cgroups::{Group, Pressure};
 use crate::host;
-use crate::node::Node;
-use crate::select;
+use crate::pod_lookup;
+use crate::services::Services;
 
 impl Stats {
-    /// All pods together, as one of the summary's system containers; null before there is a group of theirs.
+    /// Returns the statistics of all pods together, as the system container `pods`. Null if their cgroup does not exist.
     fn pods_group(&self, time: Timestamp, light: bool) -> Value {
-        let group = Group::of_pods(&self.places.cgroups, &self.places.cgroup_root);
+        let group = Group::of_pods(&self.paths.cgroups, &self.paths.cgroup_root);
         let Some((group, u)) = group.and_then(|group| group.usage().map(|u| (group, u))) else {
             return Value::Null;
         };
@@ -64,14 +64,14 @@ impl Stats {
         ])
     }
 
-    /// `/stats/summary`.
-    pub async fn summary(&self, node: &Node, only_cpu_and_memory: bool) -> Answer {
+    /// Responds to `/stats/summary`.
+    pub async fn summary(&self, node: &Services, only_cpu_and_memory: bool) -> Answer {
         let storage = async { if only_cpu_and_memory { Storage::default() } else { storage(node).await } };
         let (pods, storage) = tokio::join!(self.pods(node, true), storage);
         match pods {
             Ok(pods) => {
                 let time = self.clock.wall().to_string();
-                let disk = Disk { fs: file_system(&self.places.root_dir, &time), time, storage };
+                let disk = Disk { fs: file_system(&self.paths.root_dir, &time), time, storage };
                 let disk = (!only_cpu_and_memory).then_some(&disk);
                 let pods: Vec<Value> = pods.iter().map(|p| self.pod(p, disk)).collect();
                 let node = self.node(node, disk).await;
@@ -83,8 +83,8 @@ impl Stats {
         }
     }
 
-    /// The node; without `disk` in the light form.
-    async fn node(&self, node: &Node, disk: Option<&Disk>) -> Value {
+    /// Returns the statistics of the node, without `disk` if only CPU and memory are requested.
+    async fn node(&self, node: &Services, disk: Option<&Disk>) -> Value {
         let m = self.machine();
         let time = m.time.to_string();
         let boot = jiff::SignedDuration::try_from(self.clock.boot()).unwrap_or_default();
@@ -127,14 +127,14 @@ impl Stats {
                 out[field] = value;
             }
         }
-        out["fs"] = file_system(&self.places.root_dir, &time);
+        out["fs"] = file_system(&self.paths.root_dir, &time);
         out["rlimit"] = rlimit(&time);
         let mut images = k8s_cri::v1::image_service_client::ImageServiceClient::new(node.cri());
         if let Ok(info) = images.image_fs_info(v1::ImageFsInfoRequest {}).await
             && let info = info.into_inner()
             && let Some(images) = info.image_filesystems.first()
         {
-            // Those of containers are told where they are others than those of images.
+            // The container file system is reported if it differs from that of images.
             let containers = info.container_filesystems.first().unwrap_or(images);
             let of = |fs| image_fs(fs, &disk.storage.runtime);
             out["runtime"] = json!({"imageFs": of(images), "containerFs": of(containers)});
@@ -142,14 +142,14 @@ impl Stats {
         out
     }
 
-    /// A pod; without `disk` in the light form.
+    /// Returns the statistics of a pod, without `disk` if only CPU and memory are requested.
     fn pod(&self, pod: &Pod, disk: Option<&Disk>) -> Value {
         let own = format!("{}_{}_{}", pod.namespace, pod.name, pod.uid);
-        let logs_dir = self.places.pod_logs_dir.join(own);
+        let logs_dir = self.paths.pod_logs_dir.join(own);
         let containers: Vec<Value> = newest(&pod.stats.containers)
             .into_iter()
             .map(|(name, c)| {
-                let started = select::status(&pod.object, name)
+                let started = pod_lookup::status(&pod.object, name)
                     .and_then(|s| s["state"]["running"]["startedAt"].as_str())
                     .map(str::to_owned);
                 let id = c.attributes.as_ref().map(|a| a.id.as_str()).unwrap_or_default();
@@ -198,23 +198,23 @@ impl Stats {
     }
 }
 
-/// What lies on disks, as far as that is known once for all pods.
+/// Disk statistics that are read once for all pods.
 struct Disk {
     time: String,
-    /// The root directory's.
+    /// File system of the root directory.
     fs: Value,
     storage: Storage,
 }
 
-/// What pod-sync measured.
+/// Measurements of pod-sync.
 #[derive(Default)]
 struct Storage {
-    /// By pod.
+    /// Volumes by pod.
     pods: BTreeMap<String, PodStorage>,
     runtime: RuntimeFiles,
 }
 
-async fn storage(node: &Node) -> Storage {
+async fn storage(node: &Services) -> Storage {
     match node.storage().await {
         Ok(reply) => Storage {
             pods: reply.pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect(),
@@ -222,7 +222,7 @@ async fn storage(node: &Node) -> Storage {
         },
         // An older pod-sync does not measure.
         Err(status) => {
-            tracing::debug!(error = status.message(), "no figures of volumes");
+            tracing::debug!(error = status.message(), "failed to get volume statistics");
             Storage::default()
         }
     }
@@ -231,7 +231,7 @@ async fn storage(node: &Node) -> Storage {
 fn rlimit(time: &str) -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let max: Option<i64> = read("/proc/sys/kernel/pid_max").trim().parse().ok();
-    // `1.00 0.50 0.25 2/345 6789`: tasks that run and that there are.
+    // `1.00 0.50 0.25 2/345 6789`: running and existing tasks.
     let now: Option<i64> = read("/proc/loadavg").split([' ', '/']).nth(4).and_then(|n| n.parse().ok());
     object([("time", json!(time)), ("maxpid", json!(max)), ("curproc", json!(now))])
 }

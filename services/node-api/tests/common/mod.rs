@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
-use node_api::limits::{Gate, Limits};
+use node_api::limits::{ConnectionLimiter, Limits};
 use node_api::state::State;
 use node_api::{NodeApi, NodeApiArgs};
 use parking_lot::Mutex;
@@ -41,7 +41,7 @@ pub(crate) struct Api {
     pub(crate) address: SocketAddr,
     pub(crate) test_api: TestApi,
     pub(crate) state: Arc<State>,
-    pub(crate) gate: Gate,
+    pub(crate) gate: ConnectionLimiter,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) podsync: HealthHandle,
     pub(crate) checkpoints: Checkpointed,

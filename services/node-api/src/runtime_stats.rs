@@ -1,4 +1,4 @@
-//! What the runtime measured of its pods.
+//! Pod statistics from the runtime.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use quintlet_kit::lists;
 use quintlet_model::labels::{POD_NAME, POD_NAMESPACE, POD_UID};
 use tonic::{Code, Request, Status};
 
-use crate::node::Node;
+use crate::services::Services;
 
-/// Pods asked for at once, where the list does not come.
+/// Maximum number of pods that are requested concurrently if there is no list.
 const AT_ONCE: usize = 8;
 
-/// A pod as the runtime knows it, and what it measured.
-pub type Measured = (v1::PodSandboxMetadata, v1::LinuxPodSandboxStats);
+/// A sandbox and its statistics.
+pub type SandboxStats = (v1::PodSandboxMetadata, v1::LinuxPodSandboxStats);
 
-/// All pods of which the runtime has figures.
+/// Returns the statistics of all pods.
 ///
-/// containerd 1.6 gives no list at all while it keeps one sandbox that has ended and whose cgroup is gone, as of every pod
-/// that has finished: then those that are ready are asked for one by one.
+/// containerd 1.6 fails to list statistics while a terminated sandbox exists whose cgroup is gone, as of every finished pod. Then the
+/// statistics of ready sandboxes are requested one by one.
 ///
 /// # Errors
-/// The runtime does not answer, or has no figures of any pod.
-pub async fn all(node: &Node) -> Result<Vec<Measured>, Status> {
+/// Fails if the runtime does not answer, or has no statistics of any pod.
+pub async fn all(node: &Services) -> Result<Vec<SandboxStats>, Status> {
     let mut listed = Vec::new();
     let take = |message: v1::ListPodSandboxStatsResponse| {
         listed.extend(message.stats.into_iter().filter_map(kept));
@@ -32,26 +32,26 @@ pub async fn all(node: &Node) -> Result<Vec<Measured>, Status> {
     match lists::SANDBOX_STATS.each(node.cri(), request, take).await {
         Ok(_) => Ok(listed),
         Err(status) if status.code() == Code::Unimplemented => by_containers(node).await,
-        // Nobody to ask, or too slow as it is.
+        // There are no ready sandboxes, or the runtime is too slow.
         Err(status) if matches!(status.code(), Code::Unavailable | Code::DeadlineExceeded) => Err(status),
         Err(status) => {
-            tracing::debug!(%status, "no list of statistics, pods are asked for one by one");
+            tracing::debug!(%status, "failed to list pod statistics, requesting them one by one");
             one_by_one(node, status).await
         }
     }
 }
 
-fn kept(stats: v1::PodSandboxStats) -> Option<Measured> {
+fn kept(stats: v1::PodSandboxStats) -> Option<SandboxStats> {
     Some((stats.attributes?.metadata?, stats.linux?))
 }
 
-/// From a runtime that has figures of containers only, whose labels say whose they are.
-async fn by_containers(node: &Node) -> Result<Vec<Measured>, Status> {
+/// Collects statistics by pod from a runtime that has them for containers only. Labels name the pod.
+async fn by_containers(node: &Services) -> Result<Vec<SandboxStats>, Status> {
     let mut all = Vec::new();
     let take = |message: v1::ListContainerStatsResponse| all.extend(message.stats);
     let request = Request::new(v1::ListContainerStatsRequest::default());
     lists::CONTAINER_STATS.each(node.cri(), request, take).await?;
-    let mut pods: BTreeMap<String, Measured> = BTreeMap::new();
+    let mut pods: BTreeMap<String, SandboxStats> = BTreeMap::new();
     for container in all {
         let Some(labels) = container.attributes.as_ref().map(|a| &a.labels) else { continue };
         let of = |label: &str| labels.get(label).cloned().unwrap_or_default();
@@ -63,7 +63,7 @@ async fn by_containers(node: &Node) -> Result<Vec<Measured>, Status> {
     Ok(pods.into_values().collect())
 }
 
-async fn one_by_one(node: &Node, why: Status) -> Result<Vec<Measured>, Status> {
+async fn one_by_one(node: &Services, why: Status) -> Result<Vec<SandboxStats>, Status> {
     let mut ready = Vec::new();
     let state = v1::PodSandboxStateValue { state: v1::PodSandboxState::SandboxReady.into() };
     let filter = v1::PodSandboxFilter { state: Some(state), ..Default::default() };
@@ -77,7 +77,7 @@ async fn one_by_one(node: &Node, why: Status) -> Result<Vec<Measured>, Status> {
         async move { runtime.pod_sandbox_stats(v1::PodSandboxStatsRequest { pod_sandbox_id }).await }
     };
     let answers: Vec<_> = stream::iter(ready).map(ask).buffer_unordered(AT_ONCE).collect().await;
-    // One that ended meanwhile has none; all of them have not ended.
+    // A sandbox that terminated meanwhile has no statistics. If none has any, the runtime does not support them.
     if !answers.is_empty() && answers.iter().all(Result::is_err) {
         return Err(why);
     }
@@ -93,17 +93,17 @@ mod tests {
 
     const GONE: &str = "failed to load sandbox cgroup /kubepods/pod1: cgroups: cgroup deleted";
 
-    fn with_two_pods(dir: &std::path::Path) -> (FakeRuntime, Node) {
+    fn with_two_pods(dir: &std::path::Path) -> (FakeRuntime, Services) {
         let paths = Paths::new(dir);
         let runtime = FakeRuntime::start(&paths.cri(CriSocket::NodeApi), Options::silent()).unwrap();
         runtime.add_sandbox("u1", "runs", "default", 0);
         let done = runtime.add_sandbox("u2", "done", "default", 0);
         runtime.edit_sandbox(&done, |s| s.state = v1::PodSandboxState::SandboxNotready.into());
-        (runtime, Node::new(paths))
+        (runtime, Services::new(paths))
     }
 
     #[tokio::test]
-    async fn a_pod_that_has_finished_does_not_take_the_figures_of_the_others() {
+    async fn a_finished_pod_does_not_hide_the_statistics_of_other_pods() {
         let dir = tempfile::tempdir().unwrap();
         let (runtime, node) = with_two_pods(dir.path());
         assert_eq!(all(&node).await.unwrap().len(), 2, "the list");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_runtime_without_figures_of_any_pod_is_told_of() {
+    async fn a_runtime_without_pod_statistics_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let (runtime, node) = with_two_pods(dir.path());
         runtime.fail(Method::ListPodSandboxStats, Code::Unknown, GONE, 1);

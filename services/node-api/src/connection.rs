@@ -1,4 +1,4 @@
-//! How long a connection may live, by what came over it.
+//! ConnectionState cycle of a connection: when it is drained or closed.
 
 use std::io;
 use std::pin::Pin;
@@ -15,77 +15,77 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 
-use crate::limits::{Limits, Pass};
+use crate::limits::{ConnectionSlot, Limits};
 
 #[derive(Debug, Clone, Copy)]
 struct State {
     accepted: Instant,
-    /// A request came.
+    /// A request has arrived.
     heard: bool,
-    /// Somebody was let in.
+    /// A request was authorized.
     trusted: bool,
-    /// Nobody was, and somebody was sent away.
+    /// A request was refused, and none was authorized before.
     refused: Option<Instant>,
-    /// Requests whose answer has not ended.
+    /// Requests whose response has not been sent completely.
     in_flight: usize,
-    /// Since when there has been none.
+    /// Time since which no request is in flight.
     idle: Instant,
-    /// An answer was given up, since the client made no room for it.
+    /// A response was abandoned because the client did not read it.
     stalled: bool,
 }
 
-/// What is to be done with a connection.
+/// What to do with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Nothing until then, unless something happens on it.
-    Goes(Instant),
-    /// It takes no further request, and ends with its last answer; looked at again then.
-    Ends(Instant),
-    /// It is cut.
-    Over,
+    /// Keep it until this time, unless an event occurs.
+    Keep(Instant),
+    /// Accept no further request, and close the connection after its last response.
+    Drain(Instant),
+    /// Close it now.
+    Close,
 }
 
 impl State {
     fn judge(&self, now: Instant, limits: &Limits) -> Verdict {
         let ends = |since: Instant| match deadline_after(since, limits.linger) {
-            last if now >= last => Verdict::Over,
-            last => Verdict::Ends(last),
+            last if now >= last => Verdict::Close,
+            last => Verdict::Drain(last),
         };
         if !self.trusted {
             let begin = if self.heard { limits.stranger } else { limits.header };
             let last = deadline_after(self.accepted, begin.min(limits.stranger));
             return match self.refused {
-                _ if now >= last => Verdict::Over,
+                _ if now >= last => Verdict::Close,
                 Some(refused) => ends(refused),
-                None => Verdict::Goes(last),
+                None => Verdict::Keep(last),
             };
         }
         let idle = deadline_after(self.idle, limits.idle);
         match self.in_flight {
-            // What was not sent of the answer that was given up goes with the connection.
+            // The rest of the abandoned response is discarded with the connection.
             0 if self.stalled => ends(self.idle),
-            _ if self.stalled => Verdict::Ends(deadline_after(now, limits.idle)),
+            _ if self.stalled => Verdict::Drain(deadline_after(now, limits.idle)),
             0 if now >= idle => ends(idle),
-            0 => Verdict::Goes(idle),
-            // Looked at again when the last answer has ended.
-            _ => Verdict::Goes(deadline_after(now, limits.idle)),
+            0 => Verdict::Keep(idle),
+            // The verdict is evaluated again when the last response has been sent.
+            _ => Verdict::Keep(deadline_after(now, limits.idle)),
         }
     }
 }
 
-/// The life of one connection, which holds its place.
+/// State of one connection. It occupies one of the connection slots.
 #[derive(Debug)]
-pub struct Life {
-    pass: Pass,
+pub struct ConnectionState {
+    pass: ConnectionSlot,
     limits: Limits,
     state: Mutex<State>,
     changed: Notify,
 }
 
-impl Life {
-    /// Of a connection that was just accepted.
+impl ConnectionState {
+    /// Creates the state of a connection that was just accepted.
     #[must_use]
-    pub fn new(pass: Pass, limits: Limits) -> Self {
+    pub fn new(pass: ConnectionSlot, limits: Limits) -> Self {
         let now = Instant::now();
         let state = State {
             accepted: now,
@@ -99,7 +99,7 @@ impl Life {
         Self { pass, limits, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Somebody was let in: from now on the connection is theirs.
+    /// Marks the connection as trusted: a request on it was authorized.
     pub fn trust(&self) {
         let was = std::mem::replace(&mut self.state.lock().trusted, true);
         if !was {
@@ -108,48 +108,47 @@ impl Life {
         }
     }
 
-    /// Somebody was sent away. A connection on which nobody was let in before ends with the answer.
+    /// Records a refused request. If no request was authorized before, the connection is closed after the response.
     pub fn refuse(&self) {
         self.state.lock().refused.get_or_insert_with(Instant::now);
         self.changed.notify_one();
     }
 
-    /// The client made no room for an answer, which was given up.
+    /// Records that a response was abandoned because the client did not read it.
     fn stall(&self) {
         self.state.lock().stalled = true;
         self.changed.notify_one();
     }
 
-    /// A request came; it is in flight until the guard is dropped.
-    pub(crate) fn request(self: &Arc<Self>) -> InFlight {
+    /// Records a request, which is in flight until the returned guard is dropped.
+    pub(crate) fn request(self: &Arc<Self>) -> RequestGuard {
         let mut state = self.state.lock();
         state.heard = true;
         state.in_flight = state.in_flight.saturating_add(1);
         drop(state);
         self.changed.notify_one();
-        InFlight(self.clone())
+        RequestGuard(self.clone())
     }
 
     pub(crate) fn verdict(&self) -> Verdict {
         self.state.lock().judge(Instant::now(), &self.limits)
     }
 
-    /// Something happened that may change the verdict.
+    /// Completes when an event may have changed the verdict.
     pub(crate) async fn changed(&self) {
         self.changed.notified().await;
     }
 
-    /// Somebody else has the place.
+    /// Completes when another connection takes the slot of this one.
     pub(crate) async fn displaced(&self) {
         self.pass.displaced().await;
     }
 }
 
-/// A request in flight.
 #[derive(Debug)]
-pub(crate) struct InFlight(Arc<Life>);
+pub(crate) struct RequestGuard(Arc<ConnectionState>);
 
-impl Drop for InFlight {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
         state.in_flight = state.in_flight.saturating_sub(1);
@@ -163,12 +162,12 @@ tokio::task_local! {
     static STREAM: Arc<Progress>;
 }
 
-/// Whether the peer takes the answer on a stream of HTTP/2, which has a window of its own: since when a piece of it waits.
+/// Tracks whether the client reads a response on an HTTP/2 stream: the time since which a piece of it waits.
 #[derive(Debug, Default)]
 struct Progress(Mutex<Option<Instant>>);
 
 impl Progress {
-    /// Ends when a piece has waited for so long, or a little longer.
+    /// Completes when a piece has waited for at least `limit`.
     async fn stalled(&self, patience: Duration) {
         loop {
             let since = *self.0.lock();
@@ -181,10 +180,10 @@ impl Progress {
     }
 }
 
-/// Runs the streams of an HTTP/2 connection, each in a task. One whose peer makes no room for its answer for too long is given up:
-/// its connection takes no further request, the others on it go on, and it ends with them.
+/// Runs each stream of an HTTP/2 connection in a task. If the client does not read a response within the limit, the response is
+/// abandoned and its connection is drained.
 #[derive(Debug, Clone)]
-pub(crate) struct Streams(pub(crate) Arc<Life>);
+pub(crate) struct Streams(pub(crate) Arc<ConnectionState>);
 
 impl<F> hyper::rt::Executor<F> for Streams
 where
@@ -195,11 +194,11 @@ where
         let progress = Arc::new(Progress::default());
         let (watched, life) = (progress.clone(), self.0.clone());
         drop(task::spawn_contained("node-api-stream", None, async move {
-            // Dropping the stream frees all that it has but its last piece, before which h2 does not say that it is reset.
+            // Dropping the stream frees its buffers except for its last piece. h2 sends the reset after that piece.
             tokio::select! {
                 _ = STREAM.scope(progress, stream) => {}
                 () = watched.stalled(life.limits.write) => {
-                    tracing::debug!("an answer that nobody takes was given up");
+                    tracing::debug!("response abandoned, client does not read");
                     life.stall();
                 }
             }
@@ -207,29 +206,29 @@ where
     }
 }
 
-/// What is sent of an answer over HTTP/2 at a time. Once begun, a piece is h2's, and nobody is told whether the peer took it.
+/// Size of the pieces in which a response is sent over HTTP/2. h2 does not report whether the client has read a piece that it took.
 const PIECE: usize = 16 << 10;
 
-/// The body of an answer, in flight until it has been sent.
+/// A response body. The request is in flight until the body has been sent.
 #[derive(Debug)]
-pub(crate) struct Answering {
+pub(crate) struct ResponseBody {
     body: axum::body::Body,
-    _in_flight: InFlight,
-    /// Of its stream; none over HTTP/1, where [`Impatient`] watches.
+    _in_flight: RequestGuard,
+    /// State of its stream. None over HTTP/1, where [`WriteTimeout`] watches the connection.
     progress: Option<Arc<Progress>>,
-    /// What the body gave and was not sent yet.
+    /// Data of the body that was not sent yet.
     rest: Bytes,
 }
 
-impl Answering {
-    /// The body of the answer to a request in whose task this is called.
-    pub(crate) fn new(body: axum::body::Body, in_flight: InFlight) -> Self {
+impl ResponseBody {
+    /// Returns the body of the response to the request that the current task handles.
+    pub(crate) fn new(body: axum::body::Body, in_flight: RequestGuard) -> Self {
         let progress = STREAM.try_with(Arc::clone).ok();
         Self { body, _in_flight: in_flight, progress, rest: Bytes::new() }
     }
 }
 
-impl Body for Answering {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -238,7 +237,7 @@ impl Body for Answering {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let Some(progress) = self.progress.clone() else { return Pin::new(&mut self.body).poll_frame(cx) };
-        // The piece before this one has begun to go.
+        // h2 has begun to send the previous piece.
         *progress.0.lock() = None;
         if self.rest.is_empty() {
             match ready!(Pin::new(&mut self.body).poll_frame(cx)) {
@@ -269,17 +268,17 @@ impl Body for Answering {
     }
 }
 
-/// A stream that fails when its peer takes nothing of what is written for too long.
+/// A stream whose writes fail if the client does not read for the limit.
 #[derive(Debug)]
-pub(crate) struct Impatient<S> {
+pub(crate) struct WriteTimeout<S> {
     stream: S,
-    life: Arc<Life>,
-    /// Runs while the peer takes nothing.
+    life: Arc<ConnectionState>,
+    /// Runs while a write waits for the client.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Impatient<S> {
-    pub(crate) fn new(stream: S, life: Arc<Life>) -> Self {
+impl<S> WriteTimeout<S> {
+    pub(crate) fn new(stream: S, life: Arc<ConnectionState>) -> Self {
         Self { stream, life, stalled: None }
     }
 
@@ -291,11 +290,11 @@ impl<S> Impatient<S> {
         let patience = self.life.limits.write;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
         ready!(stalled.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for WriteTimeout<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -305,7 +304,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Impatient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeout<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.watch(written, cx)
@@ -338,7 +337,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_lives_by_what_came_over_it() {
+    async fn a_connection_is_kept_or_closed_by_its_requests() {
         let limits = Limits::default();
         let start = Instant::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
@@ -357,22 +356,22 @@ mod tests {
         let idle = State { in_flight: 0, idle: at(100), ..trusted };
         let once_refused = State { refused: Some(at(20)), ..idle };
         let stalled = State { stalled: true, ..trusted };
-        use Verdict::{Ends, Goes, Over};
+        use Verdict::{Close, Drain, Keep};
         for (name, state, now, want) in [
-            ("has to ask for something in time", new, 29, Goes(at(30))),
-            ("and did not", new, 30, Over),
-            ("asked and waits for a review", heard, 59, Goes(at(60))),
-            ("was never let in", heard, 60, Over),
-            ("is sent away", refused, 20, Ends(at(25))),
-            ("does not go", refused, 25, Over),
-            ("works for hours", trusted, 100_000, Goes(at(100_090))),
-            ("pauses", idle, 189, Goes(at(190))),
-            ("paused for too long", idle, 190, Ends(at(195))),
-            ("does not see that it is over", idle, 195, Over),
-            ("left an answer waiting and has others", stalled, 100_000, Ends(at(100_090))),
-            ("and those have ended", State { in_flight: 0, ..stalled }, 0, Ends(at(5))),
-            ("and it holds on", State { in_flight: 0, ..stalled }, 5, Over),
-            ("was let in and sent away once", once_refused, 189, Goes(at(190))),
+            ("has to ask for something in time", new, 29, Keep(at(30))),
+            ("and did not", new, 30, Close),
+            ("asked and waits for a review", heard, 59, Keep(at(60))),
+            ("was never let in", heard, 60, Close),
+            ("is sent away", refused, 20, Drain(at(25))),
+            ("does not go", refused, 25, Close),
+            ("works for hours", trusted, 100_000, Keep(at(100_090))),
+            ("pauses", idle, 189, Keep(at(190))),
+            ("paused for too long", idle, 190, Drain(at(195))),
+            ("does not see that it is over", idle, 195, Close),
+            ("left an answer waiting and has others", stalled, 100_000, Drain(at(100_090))),
+            ("and those have ended", State { in_flight: 0, ..stalled }, 0, Drain(at(5))),
+            ("and it holds on", State { in_flight: 0, ..stalled }, 5, Close),
+            ("was let in and sent away once", once_refused, 189, Keep(at(190))),
         ] {
             assert_eq!(state.judge(at(now), &limits), want, "{name}");
         }

@@ -1,73 +1,67 @@
-//! What the proxy reads from a request: its key, pod, registry and seconds. The bytes sent on are the caller's.
+//! What the proxy reads from a request: its key, pod, registry and time limit. The original bytes are forwarded.
 use bytes::Bytes;
 use k8s_cri::v1;
 use prost::Message as _;
 
 use crate::policy::{IMAGE, RUNTIME};
 
-/// Under which mutations in flight are told apart.
+/// Identifies mutations in flight.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Key {
-    /// What makes the call unique: pod uid, name and attempt, or an id. Other bytes under it are a conflict.
-    Named {
-        /// The method.
-        method: &'static str,
-        /// Its parts.
-        parts: Vec<String>,
-    },
-    /// Only an identical call is the same one.
-    Exact {
-        /// The method.
-        method: &'static str,
-        /// The request.
-        bytes: Bytes,
-    },
+pub enum CallKey {
+    /// Calls with the same parts are for the same object (pod UID, name and attempt, or an ID). If their bytes differ, they conflict.
+    Named { method: &'static str, parts: Vec<String> },
+    /// Only identical calls have the same key.
+    Exact { method: &'static str, bytes: Bytes },
 }
 
-/// What a request says.
+/// Information from a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Facts {
-    /// Its key; None for calls that are not joined.
-    pub key: Option<Key>,
-    /// The pod, where the request names it.
+pub struct RequestInfo {
+    /// None for calls that are not joined.
+    pub key: Option<CallKey>,
+    /// The pod, if the request names it.
     pub pod_uid: Option<String>,
-    /// The registry host of a pull.
+    /// Registry of a pull.
     pub registry: Option<String>,
-    /// The seconds the request names (StopContainer, ExecSync, CheckpointContainer).
+    /// Time limit in the request (StopContainer, ExecSync, CheckpointContainer), in seconds.
     pub seconds: Option<i64>,
 }
 
-/// Requests whose first field is the id of what they change. Ids of later versions of the CRI are there as well.
+/// Requests whose first field is the ID of the object. That also holds for methods of later versions of the CRI.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ById {
     #[prost(string, tag = "1")]
     id: String,
 }
 
-/// Why a request has no key.
+/// A request that is not valid protobuf.
 #[derive(Debug, thiserror::Error)]
-#[error("the request of {method} cannot be read")]
-pub struct Unreadable {
+#[error("failed to decode the request of {method}")]
+pub struct UndecodableRequest {
     method: &'static str,
     source: prost::DecodeError,
 }
 
-/// Reads the message of a mutation or of a call with seconds in it.
+/// Parses the request of a mutation.
 ///
 /// # Errors
-/// When it is not the protobuf message it has to be: what cannot be read cannot be fenced.
-pub fn read(service: &str, method: &'static str, message: &Bytes) -> Result<Facts, Unreadable> {
-    let unreadable = |source| Unreadable { method, source };
-    let named = |parts: Vec<String>| Some(Key::Named { method, parts });
-    let exact = || Some(Key::Exact { method, bytes: message.clone() });
+/// Fails if the message is not valid protobuf: it could not be fenced.
+pub fn parse(
+    service: &str,
+    method: &'static str,
+    message: &Bytes,
+) -> Result<RequestInfo, UndecodableRequest> {
+    let unreadable = |source| UndecodableRequest { method, source };
+    let named = |parts: Vec<String>| Some(CallKey::Named { method, parts });
+    let exact = || Some(CallKey::Exact { method, bytes: message.clone() });
     let bytes = message.clone();
-    let facts = match (service, method) {
+    let info = match (service, method) {
         (RUNTIME, "RunPodSandbox") => {
             let request = v1::RunPodSandboxRequest::decode(bytes).map_err(unreadable)?;
             let metadata = request.config.and_then(|c| c.metadata).unwrap_or_default();
             let parts =
                 vec![metadata.uid.clone(), metadata.namespace, metadata.name, metadata.attempt.to_string()];
-            Facts { key: named(parts), pod_uid: some(metadata.uid), ..Facts::default() }
+            RequestInfo { key: named(parts), pod_uid: non_empty(metadata.uid), ..RequestInfo::default() }
         }
         (RUNTIME, "CreateContainer") => {
             let request = v1::CreateContainerRequest::decode(bytes).map_err(unreadable)?;
@@ -79,57 +73,59 @@ pub fn read(service: &str, method: &'static str, message: &Bytes) -> Result<Fact
                 container.name,
                 container.attempt.to_string(),
             ];
-            Facts { key: named(parts), pod_uid: some(sandbox.uid), ..Facts::default() }
+            RequestInfo { key: named(parts), pod_uid: non_empty(sandbox.uid), ..RequestInfo::default() }
         }
-        // A stop with other seconds is another call: a shorter grace must reach the runtime while the first waits.
+        // A stop with another grace period is another call: a shorter one must reach the runtime while the first waits.
         (RUNTIME, "StopContainer") => {
             let request = v1::StopContainerRequest::decode(bytes).map_err(unreadable)?;
-            Facts { key: exact(), seconds: Some(request.timeout), ..Facts::default() }
+            RequestInfo { key: exact(), seconds: Some(request.timeout), ..RequestInfo::default() }
         }
-        // Two hooks of one container may run at once.
+        // Two hooks of one container may run concurrently.
         (RUNTIME, "ExecSync") => {
             let request = v1::ExecSyncRequest::decode(bytes).map_err(unreadable)?;
-            Facts { key: exact(), seconds: Some(request.timeout), ..Facts::default() }
+            RequestInfo { key: exact(), seconds: Some(request.timeout), ..RequestInfo::default() }
         }
         (RUNTIME, "CheckpointContainer") => {
             let request = v1::CheckpointContainerRequest::decode(bytes).map_err(unreadable)?;
-            Facts {
+            RequestInfo {
                 key: named(vec![request.container_id]),
                 seconds: Some(request.timeout),
-                ..Facts::default()
+                ..RequestInfo::default()
             }
         }
-        // Credentials and pod differ from call to call; the runtime itself fetches a layer once.
+        // Credentials and pods differ between calls; the runtime itself downloads a layer once.
         (IMAGE, "PullImage") => {
             let request = v1::PullImageRequest::decode(bytes).map_err(unreadable)?;
             let image = request.image.map(|i| i.image).unwrap_or_default();
             let uid = request.sandbox_config.and_then(|c| c.metadata).map(|m| m.uid).unwrap_or_default();
-            Facts {
+            RequestInfo {
                 key: exact(),
-                pod_uid: some(uid),
+                pod_uid: non_empty(uid),
                 registry: Some(registry_host(&image).to_owned()),
                 seconds: None,
             }
         }
         (IMAGE, "RemoveImage") => {
             let request = v1::RemoveImageRequest::decode(bytes).map_err(unreadable)?;
-            Facts { key: named(vec![request.image.map(|i| i.image).unwrap_or_default()]), ..Facts::default() }
+            RequestInfo {
+                key: named(vec![request.image.map(|i| i.image).unwrap_or_default()]),
+                ..RequestInfo::default()
+            }
         }
-        (RUNTIME, "UpdateRuntimeConfig") => Facts { key: named(Vec::new()), ..Facts::default() },
+        (RUNTIME, "UpdateRuntimeConfig") => RequestInfo { key: named(Vec::new()), ..RequestInfo::default() },
         (_, _) => {
             let request = ById::decode(bytes).map_err(unreadable)?;
-            Facts { key: named(vec![request.id]), ..Facts::default() }
+            RequestInfo { key: named(vec![request.id]), ..RequestInfo::default() }
         }
     };
-    Ok(facts)
+    Ok(info)
 }
 
-fn some(text: String) -> Option<String> {
+fn non_empty(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// The host of an image reference, as the container tools split it: the first component counts only if it has a
-/// dot or a colon or is `localhost`.
+/// Returns the registry of an image reference. The first component is a host only if it has a dot or a colon, or is `localhost`.
 #[must_use]
 pub fn registry_host(image: &str) -> &str {
     match image.split_once('/') {
@@ -138,11 +134,11 @@ pub fn registry_host(image: &str) -> &str {
     }
 }
 
-/// Whether a request asks the runtime for more than the CRI has.
+/// Returns whether a request asks for verbose information.
 ///
 /// # Errors
-/// The message cannot be read. It must not be sent then: what a runtime reads in it is not known.
-pub fn asks_verbosely(method: &str, message: &Bytes) -> Result<bool, prost::DecodeError> {
+/// Fails if the message is not valid protobuf. It must not be sent then: a runtime may decode it differently.
+pub fn is_verbose(method: &str, message: &Bytes) -> Result<bool, prost::DecodeError> {
     let message = message.clone();
     Ok(match method {
         "Status" => v1::StatusRequest::decode(message)?.verbose,
@@ -157,8 +153,8 @@ pub fn asks_verbosely(method: &str, message: &Bytes) -> Result<bool, prost::Deco
 mod tests {
     use super::*;
 
-    fn key(service: &str, method: &'static str, message: &impl prost::Message) -> Key {
-        read(service, method, &message.encode_to_vec().into()).unwrap().key.unwrap()
+    fn key(service: &str, method: &'static str, message: &impl prost::Message) -> CallKey {
+        parse(service, method, &message.encode_to_vec().into()).unwrap().key.unwrap()
     }
 
     fn sandbox(uid: &str, attempt: u32, hostname: &str) -> v1::RunPodSandboxRequest {
@@ -172,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_keyed_by_pod_and_attempt_alone() {
+    fn the_key_of_a_sandbox_is_its_pod_and_attempt() {
         let of = |uid, attempt, hostname| key(RUNTIME, "RunPodSandbox", &sandbox(uid, attempt, hostname));
         assert_eq!(of("u", 0, "a"), of("u", 0, "b"));
         assert_ne!(of("u", 0, "a"), of("u", 1, "a"));
@@ -180,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn stops_with_other_seconds_and_pulls_for_other_pods_are_other_calls() {
+    fn stops_with_other_grace_periods_and_pulls_with_other_credentials_have_other_keys() {
         let stop = |timeout| {
             let request = v1::StopContainerRequest { container_id: "c".into(), timeout };
             key(RUNTIME, "StopContainer", &request)
@@ -196,20 +192,20 @@ mod tests {
     }
 
     #[test]
-    fn methods_of_later_versions_are_keyed_by_their_first_field() {
+    fn the_key_of_methods_of_later_versions_is_their_first_field() {
         let request = v1::StartContainerRequest { container_id: "c1".into() };
-        let expected = Key::Named { method: "UpdatePodSandboxResources", parts: vec!["c1".into()] };
+        let expected = CallKey::Named { method: "UpdatePodSandboxResources", parts: vec!["c1".into()] };
         assert_eq!(key(RUNTIME, "UpdatePodSandboxResources", &request), expected);
     }
 
     #[test]
-    fn a_request_that_is_no_protobuf_is_an_error_that_names_the_method() {
-        let error = read(RUNTIME, "StartContainer", &Bytes::from_static(&[0x0a, 0xff])).unwrap_err();
+    fn an_undecodable_request_is_an_error_that_names_the_method() {
+        let error = parse(RUNTIME, "StartContainer", &Bytes::from_static(&[0x0a, 0xff])).unwrap_err();
         assert!(error.to_string().contains("StartContainer"), "{error}");
     }
 
     #[test]
-    fn hosts_of_references() {
+    fn the_registry_of_an_image_reference_is_its_host_or_docker_io() {
         for (image, host) in [
             ("busybox", "docker.io"),
             ("library/busybox:1", "docker.io"),

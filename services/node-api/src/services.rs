@@ -1,4 +1,4 @@
-//! What the node is asked about: the other services behind their sockets.
+//! Clients of the other services.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,16 +20,15 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-/// How long a local answer may take: a service that is stopped accepts connections and says nothing.
+/// Time limit of a call on the node. A stopped service accepts connections and does not answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// The same for what is asked often and can do without.
+/// Time limit of frequent calls whose result is optional.
 const QUICK: Duration = Duration::from_secs(2);
-/// Largest answer: a few hundred pods with their objects.
+/// Maximum size of a message: a few hundred pods with their objects.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// The other services.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct Services {
     paths: Paths,
     podsync: Channel,
     cri: Channel,
@@ -38,16 +37,14 @@ pub struct Node {
 /// A service that has metrics.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source {
-    /// Its name.
     pub service: String,
-    /// Which of several; empty when there is but one.
+    /// Name of the instance; empty if there is only one.
     pub instance: String,
-    /// Its socket.
     pub socket: PathBuf,
 }
 
-impl Node {
-    /// The services whose sockets are at `paths`.
+impl Services {
+    /// Creates clients for the sockets at `paths`.
     #[must_use]
     pub fn new(paths: Paths) -> Self {
         let podsync = socket::channel(paths.podsync());
@@ -55,55 +52,55 @@ impl Node {
         Self { paths, podsync, cri }
     }
 
-    /// cri-proxy's socket for this process.
+    /// Returns the path of cri-proxy's socket for this process.
     #[must_use]
     pub fn cri(&self) -> Channel {
         self.cri.clone()
     }
 
-    /// The CRI.
+    /// Returns a client of the CRI.
     #[must_use]
     pub fn runtime(&self) -> RuntimeServiceClient<Channel> {
         RuntimeServiceClient::new(self.cri.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    /// All pods of pod-sync, with their objects.
+    /// Returns all pods of pod-sync, with their objects.
     ///
     /// # Errors
-    /// pod-sync does not answer.
+    /// Fails if pod-sync does not answer.
     pub async fn pods(&self) -> Result<Vec<PodView>, Status> {
         let mut client = PodSyncClient::new(self.podsync.clone()).max_decoding_message_size(MAX_ANSWER);
         Ok(within(ANSWER, client.list_pods(ListPodsRequest::default())).await?.pods)
     }
 
-    /// A pod by namespace and name; none when there is none.
+    /// Returns a pod by namespace and name.
     ///
     /// # Errors
-    /// pod-sync does not answer.
+    /// Fails if pod-sync does not answer.
     pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<PodView>, Status> {
         let mut client = PodSyncClient::new(self.podsync.clone()).max_decoding_message_size(MAX_ANSWER);
         let request = GetPodRequest { pod: format!("{namespace}/{name}") };
         match within(ANSWER, client.get_pod(request)).await {
-            // pod-sync also takes a static pod's name without the node's; kubectl never does.
+            // pod-sync also accepts the name of a static pod without the suffix of the node. kubectl never sends it.
             Ok(view) => Ok(Some(view).filter(|v| v.name == name && v.namespace == namespace)),
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }
     }
 
-    /// What pods' volumes take on the disk, as last measured, and what the runtime's file systems have.
+    /// Returns the disk usage of volumes, as last runtime_stats, and the file systems of the runtime.
     ///
     /// # Errors
-    /// pod-sync does not answer, or is too old to measure.
+    /// Fails if pod-sync does not answer, or is too old to have the method.
     pub async fn storage(&self) -> Result<ListStorageReply, Status> {
         let mut client = StorageClient::new(self.podsync.clone()).max_decoding_message_size(MAX_ANSWER);
         within(ANSWER, client.list(ListStorageRequest {})).await
     }
 
-    /// Has a running container checkpointed; where the file is. Takes as long as the runtime does, which pod-sync bounds.
+    /// Checkpoints a running container. Returns the path of the file. pod-sync bounds the time.
     ///
     /// # Errors
-    /// It cannot be done; the message is for the user.
+    /// Fails with a message for the user.
     pub async fn checkpoint(&self, uid: &str, container: &str, seconds: i64) -> Result<String, Status> {
         let request = CheckpointRequest {
             pod_uid: uid.to_owned(),
@@ -114,18 +111,18 @@ impl Node {
         Ok(client.checkpoint(request).await?.into_inner().location)
     }
 
-    /// Whether a service of pod-sync says that it serves.
+    /// Returns whether pod-sync reports a service as SERVING.
     pub async fn podsync_serves(&self, service: &str) -> bool {
         let mut client = HealthClient::new(self.podsync.clone());
         let request = HealthCheckRequest { service: service.to_owned() };
         match within(QUICK, client.check(request)).await {
             Ok(reply) => reply.status() == ServingStatus::Serving,
-            // An older pod-sync that does not tell of its loop answers at least.
+            // An older pod-sync has no health of its loop. It is enough that it answers.
             Err(status) => status.code() == Code::NotFound,
         }
     }
 
-    /// Where metrics are to be had now: the five, with every instance of probe-service.
+    /// Returns all services that have metrics, with every instance of probe-service.
     #[must_use]
     pub fn sources(&self) -> Vec<Source> {
         let one = |service: &str, socket: PathBuf| Source {
@@ -156,35 +153,35 @@ impl Node {
         out
     }
 
-    /// What one service runs with: a KubeletConfiguration as JSON.
+    /// Returns the configuration of a service: a KubeletConfiguration as JSON.
     ///
     /// # Errors
-    /// It does not answer, or is too old to say.
+    /// Fails if the service does not answer, or is too old to have the method.
     pub async fn configuration(&self, source: &Source) -> Result<String, Status> {
         let mut client = DebugClient::new(socket::channel(source.socket.clone()));
         Ok(within(QUICK, client.config(ConfigRequest {})).await?.kubelet_configuration)
     }
 
-    /// The metrics of one service, as OpenMetrics text.
+    /// Returns the metrics of a service as OpenMetrics text.
     ///
     /// # Errors
-    /// It does not answer.
+    /// Fails if the service does not answer.
     pub async fn metrics(&self, source: &Source) -> Result<String, Status> {
         let mut client = DebugClient::new(socket::channel(source.socket.clone()));
         Ok(within(QUICK, client.metrics(MetricsRequest {})).await?.text)
     }
 }
 
-/// The answer to a call, in time.
+/// Awaits a call with a time limit.
 ///
 /// # Errors
-/// It is an error, or late.
+/// Returns the error of the call, or DEADLINE_EXCEEDED.
 async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, Status> {
     match tokio::time::timeout(limit, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
-        Err(_) => Err(Status::deadline_exceeded(format!("nothing within {}s", limit.as_secs()))),
+        Err(_) => Err(Status::deadline_exceeded(format!("no answer within {}s", limit.as_secs()))),
     }
 }

@@ -1,10 +1,10 @@
-//! Figures of the CRI as the summary's JSON.
+//! Converts CRI statistics to the JSON of the summary.
 
 use jiff::Timestamp;
 use k8s_cri::v1;
 use serde_json::{Map, Value, json};
 
-/// An object without what is null.
+/// Returns an object without null fields.
 pub(super) fn object<'a>(pairs: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
     let there = pairs.into_iter().filter(|(_, v)| !v.is_null());
     Value::Object(there.map(|(k, v)| (k.to_owned(), v)).collect::<Map<_, _>>())
@@ -44,7 +44,7 @@ pub(super) fn memory(memory: Option<&v1::MemoryUsage>, psi: &Value) -> Value {
     })
 }
 
-/// What was waited for disks; null where that is not counted.
+/// Returns the time spent waiting for disks, or null if the runtime does not report it.
 pub(super) fn io(time: &str, psi: &Value) -> Value {
     if psi.is_null() { Value::Null } else { json!({"time": time, "psi": psi}) }
 }

@@ -1,4 +1,4 @@
-//! A stream on its way to the caller.
+//! The response body of a passed-through stream.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -18,8 +18,8 @@ use crate::metrics::Metrics;
 use crate::outcome;
 use crate::reply::{self, BoxError};
 
-/// The body of a stream on its way to the caller; our trailers go behind the runtime's.
-pub(super) struct Passing {
+/// The response body of a passed-through stream. The proxy's trailers are added to the runtime's.
+pub(super) struct StreamBody {
     pub(super) inner: Option<Incoming>,
     pub(super) method: &'static str,
     pub(super) queued: Duration,
@@ -29,10 +29,10 @@ pub(super) struct Passing {
     pub(super) span: Span,
 }
 
-impl Passing {
+impl StreamBody {
     fn end(&mut self, mut trailers: HeaderMap, outcome: Outcome) -> Frame<Bytes> {
         self.inner = None;
-        reply::mark(&mut trailers, outcome, self.queued);
+        reply::insert_trailers(&mut trailers, outcome, self.queued);
         self.span.record("outcome", outcome.name());
         self.metrics.done(self.method, outcome, None);
         Frame::trailers(trailers)
@@ -47,13 +47,13 @@ impl Passing {
     }
 }
 
-impl Drop for Passing {
+impl Drop for StreamBody {
     fn drop(&mut self) {
         self.metrics.streams.dec();
     }
 }
 
-impl http_body::Body for Passing {
+impl http_body::Body for StreamBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -66,7 +66,7 @@ impl http_body::Body for Passing {
         if let Some(deadline) = this.deadline.as_mut()
             && deadline.as_mut().poll(cx).is_ready()
         {
-            let frame = this.fail(Code::DeadlineExceeded, "the stream ran into its deadline".to_owned());
+            let frame = this.fail(Code::DeadlineExceeded, "the stream exceeded its deadline".to_owned());
             return Poll::Ready(Some(Ok(frame)));
         }
         if this.closing.as_mut().poll(cx).is_ready() {
@@ -77,8 +77,8 @@ impl http_body::Body for Passing {
         let frame = match ready!(Pin::new(inner).poll_frame(cx)) {
             Some(Ok(frame)) => match frame.into_trailers() {
                 Ok(trailers) => {
-                    let outcome = reply::status_in(&trailers).map_or(Outcome::Unknown, |status| {
-                        outcome::of_status(this.method, status.code(), status.message())
+                    let outcome = reply::status_from(&trailers).map_or(Outcome::Unknown, |status| {
+                        outcome::from_status(this.method, status.code(), status.message())
                     });
                     this.end(trailers, outcome)
                 }

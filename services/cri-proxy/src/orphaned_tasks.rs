@@ -1,8 +1,8 @@
-//! What stands in the way of a RemoveContainer: a task that containerd kept of a StartContainer that was cut.
+//! Kills tasks that containerd has orphaned and that keep a container from being removed.
 //!
-//! containerd 1.6 gives a start up when its caller's connection dies. Its clean-up may run with the same dead context:
-//! then the CRI's record says that the container ended, the task runs on, and RemoveContainer fails for ever with
-//! "cannot delete running task". Nobody but the runtime's owner can end such a task.
+//! containerd 1.6 abandons a StartContainer when the connection of its caller ends. Its cleanup may run with the same cancelled context.
+//! Then the CRI reports the container as exited while its task is still running, and RemoveContainer fails forever with "cannot delete
+//! running task".
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,37 +15,37 @@ use tonic::{Code, Request, Status};
 
 use crate::upstream::Upstream;
 
-/// SIGKILL, the exit, and its clean-up take containerd some tens of milliseconds.
+/// Time limit. containerd needs some tens of milliseconds for SIGKILL, the exit and its cleanup.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 const SIGKILL: u32 = 9;
 
-/// Ends tasks through containerd's own service.
+/// Kills tasks through containerd's task service.
 #[derive(Debug, Clone)]
-pub struct Repair {
+pub struct OrphanedTasks {
     upstream: Upstream,
-    /// None where the name is no header value: then nothing is repaired.
+    /// None if the name is not a valid header value. Then nothing is killed.
     namespace: Option<MetadataValue<Ascii>>,
 }
 
-impl Repair {
-    /// For tasks of one containerd namespace.
+impl OrphanedTasks {
+    /// Kills tasks of one containerd namespace.
     #[must_use]
     pub fn new(upstream: Upstream, namespace: &str) -> Self {
         Self { upstream, namespace: namespace.parse().ok() }
     }
 
-    /// After a RemoveContainer that the runtime answered with an error: true if a task was in its way and is gone now.
+    /// Kills the task of a container whose removal has failed. Returns true if there was one.
     ///
-    /// The CRI stops what it knows to run before it removes it, so that a task which is there afterwards is one it has
-    /// lost. Judged by the task, not by the error's text. On a runtime that is not containerd nothing is done.
-    pub async fn after_failed_removal(&self, request: &Bytes) -> bool {
+    /// The CRI stops a container that it knows to run before it removes it, so a task that still exists is orphaned. The decision is based on
+    /// the task, not on the error text. On other runtimes than containerd, this does nothing.
+    pub async fn kill_after_failed_removal(&self, request: &Bytes) -> bool {
         let Ok(request) = RemoveContainerRequest::decode(request.clone()) else { return false };
         let id = request.container_id;
-        match tokio::time::timeout(TIMEOUT, self.end_task(&id)).await {
+        match tokio::time::timeout(TIMEOUT, self.kill_task(&id)).await {
             Ok(Ok(ended)) => ended,
             Ok(Err(status)) => {
-                tracing::warn!(container.id = id, error = status.message(), "a lost task cannot be ended");
+                tracing::warn!(container.id = id, error = status.message(), "failed to kill orphaned task");
                 false
             }
             Err(_) => {
@@ -55,34 +55,34 @@ impl Repair {
         }
     }
 
-    async fn end_task(&self, id: &str) -> Result<bool, Status> {
+    async fn kill_task(&self, id: &str) -> Result<bool, Status> {
         let Some(namespace) = &self.namespace else { return Ok(false) };
         let mut tasks = TasksClient::new(self.upstream.clone());
         let container_id = id.to_owned();
         let asked = GetRequest { container_id: container_id.clone(), ..GetRequest::default() };
-        match tasks.get(within(namespace, asked)).await {
+        match tasks.get(in_namespace(namespace, asked)).await {
             Ok(_) => {}
-            // Unimplemented: another runtime.
+            // Unimplemented: the runtime is not containerd.
             Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => return Ok(false),
             Err(status) => return Err(status),
         }
-        tracing::warn!(container.id = id, "the runtime lost a task of this container: it is ended");
+        tracing::warn!(container.id = id, "killing orphaned task of container");
         let kill = KillRequest {
             container_id: container_id.clone(),
             signal: SIGKILL,
             all: true,
             ..Default::default()
         };
-        // One that has ended meanwhile only has to be deleted.
-        gone_is_fine(tasks.kill(within(namespace, kill)).await)?;
+        // A task that has exited meanwhile only has to be deleted.
+        ignore_not_found(tasks.kill(in_namespace(namespace, kill)).await)?;
         let wait = WaitRequest { container_id: container_id.clone(), ..Default::default() };
-        gone_is_fine(tasks.wait(within(namespace, wait)).await)?;
-        gone_is_fine(tasks.delete(within(namespace, DeleteTaskRequest { container_id })).await)?;
+        ignore_not_found(tasks.wait(in_namespace(namespace, wait)).await)?;
+        ignore_not_found(tasks.delete(in_namespace(namespace, DeleteTaskRequest { container_id })).await)?;
         Ok(true)
     }
 }
 
-fn gone_is_fine<T>(answer: Result<T, Status>) -> Result<(), Status> {
+fn ignore_not_found<T>(answer: Result<T, Status>) -> Result<(), Status> {
     match answer {
         Ok(_) => Ok(()),
         Err(status) if status.code() == Code::NotFound => Ok(()),
@@ -90,7 +90,7 @@ fn gone_is_fine<T>(answer: Result<T, Status>) -> Result<(), Status> {
     }
 }
 
-fn within<T>(namespace: &MetadataValue<Ascii>, message: T) -> Request<T> {
+fn in_namespace<T>(namespace: &MetadataValue<Ascii>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("containerd-namespace", namespace.clone());
     request

@@ -1,21 +1,21 @@
-//! Which pod, container and instance is meant. Pure; works on the pod's JSON.
+//! Selects the container and instance that a request names. Works on the JSON of the pod and does no I/O.
 
 use serde_json::Value;
 
-/// Lists of containers in a spec, with those of their statuses.
+/// Lists of containers in a spec, with the lists of their statuses.
 const LISTS: [(&str, &str); 3] = [
     ("containers", "containerStatuses"),
     ("initContainers", "initContainerStatuses"),
     ("ephemeralContainers", "ephemeralContainerStatuses"),
 ];
 
-/// A container in the spec: regular, init or ephemeral.
+/// Returns a container of the spec: regular, init or ephemeral.
 #[must_use]
 pub fn spec<'a>(pod: &'a Value, container: &str) -> Option<&'a Value> {
     find(pod, "spec", LISTS.map(|(spec, _)| spec), container)
 }
 
-/// The status of a container.
+/// Returns the status of a container.
 #[must_use]
 pub fn status<'a>(pod: &'a Value, container: &str) -> Option<&'a Value> {
     find(pod, "status", LISTS.map(|(_, status)| status), container)
@@ -26,7 +26,7 @@ fn find<'a>(pod: &'a Value, part: &str, lists: [&str; 3], name: &str) -> Option<
     all.into_iter().find(|c| c["name"] == name)
 }
 
-/// The id of a container that runs, without the runtime's name before it.
+/// Returns the ID of a running container, without the prefix of the runtime.
 #[must_use]
 pub fn running(pod: &Value, container: &str) -> Option<String> {
     let status = status(pod, container)?;
@@ -39,12 +39,11 @@ fn id(text: &Value) -> Option<(String, String)> {
     (!id.is_empty()).then(|| (runtime.to_owned(), id.to_owned()))
 }
 
-/// The instance whose log is meant.
+/// The instance of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
-    /// `containerd`, `cri-o`.
+    /// Name of the runtime: `containerd`, `cri-o`.
     pub runtime: String,
-    /// Its id.
     pub id: String,
 }
 
@@ -92,10 +91,10 @@ impl std::fmt::Display for NoLog {
     }
 }
 
-/// The instance whose log is meant, by the newest status (kubelet_pods.go:validateContainerLogStatus).
+/// Selects the instance whose log is requested (`pkg/kubelet: Kubelet.validateContainerLogStatus`).
 ///
 /// # Errors
-/// There is none, in the kubelet's words.
+/// Fails if the container has no such instance.
 pub fn log_instance(pod: &Value, container: &str, previous: bool) -> Result<Instance, NoLog> {
     let error = |reason: NoLogReason| NoLog {
         container: container.to_owned(),
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_instance_is_that_of_the_newest_status() {
+    fn the_instance_is_selected_by_the_newest_status() {
         let running = json!({"running": {}});
         let ended = |id: &str| json!({"terminated": {"containerID": id}});
         let waiting = |reason: &str| json!({"waiting": {"reason": reason}});
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_container_that_runs_can_be_entered() {
+    fn only_a_running_container_is_selected_for_exec() {
         let pod = json!({"status": {"initContainerStatuses": [
             {"name": "i", "containerID": "containerd://a", "state": {"running": {}}},
             {"name": "e", "containerID": "containerd://b", "state": {"terminated": {}}}]}});

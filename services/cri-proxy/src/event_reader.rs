@@ -1,4 +1,4 @@
-//! The one reader of the runtime's events, which is also what knows whether the runtime is there.
+//! Reads the runtime's events, and reports whether the runtime is connected. There is one reader per process.
 use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
@@ -16,74 +16,68 @@ use tonic::{Code, Request, Status, Streaming};
 
 use crate::hints::{self, Hub, TOPICS};
 use crate::metrics::Metrics;
-use crate::upstream::{RECONNECT_EVERY, Upstream};
+use crate::upstream::{RECONNECT_INTERVAL, Upstream};
 
-/// What the runtime says of itself.
+/// The runtime's identity and the state of the connection.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuntimeInfo {
-    /// Whether it is there.
     pub connected: bool,
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
-    /// The CRI version it speaks.
+    /// Version of the CRI.
     pub api_version: String,
-    /// Why it is not connected; empty otherwise.
+    /// Reason why the runtime is not connected; empty otherwise.
     pub error: String,
 }
 
-/// A runtime that does not say its version within this is not connected.
+/// Time limit for the runtime's Version call.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
-/// A stream that is open this long without an answer is live: Go's servers send no headers before the first event.
-const OPEN_WAIT: Duration = Duration::from_secs(1);
-/// How often containerd is sent a marker until the subscription shows it.
-const MARK_EVERY: Duration = Duration::from_millis(20);
-/// The topic of the marker.
-const MARK_TOPIC: &str = "/quintlet/subscribed";
+/// Time after which an open stream counts as live. Go servers send no headers before the first event.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval at which a marker event is published to containerd until the subscription returns it.
+const MARKER_INTERVAL: Duration = Duration::from_millis(20);
+/// Topic of the marker event.
+const MARKER_TOPIC: &str = "/quintlet/subscribed";
 /// Longest pause between attempts.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
-/// How often a connection without event source is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// A CRI event carries the whole status of its pod.
+/// Interval of connection checks without an event source.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum size of an event. A CRI event contains the whole status of its pod.
 const MAX_EVENT: usize = 16 << 20;
 
-/// Reads events and keeps the connection's state. One per process.
+/// Reads events and publishes the state of the connection.
 #[derive(Debug)]
-pub struct Reader {
-    /// A connection of its own: events must not wait behind lists.
+pub struct EventReader {
+    /// A connection of its own, so that events do not wait behind lists.
     pub upstream: Upstream,
-    /// Where hints go.
     pub hub: Hub,
-    /// Where the state goes.
     pub info: watch::Sender<RuntimeInfo>,
     /// The containerd namespace of pods.
     pub namespace: String,
-    /// What is counted.
     pub metrics: Metrics,
 }
 
-enum Ended {
-    /// The source does not exist here.
+enum StreamEnd {
+    /// The runtime does not have this event source.
     Unimplemented,
-    /// It ended.
-    Why(String),
+    /// The stream has ended for this reason.
+    Closed(String),
 }
 
-impl Reader {
-    /// Runs until stopped.
+impl EventReader {
+    /// Runs until `stop` is cancelled.
     pub async fn run(self, stop: CancellationToken) {
-        // Dropping a session drops its stream, which is all it holds.
+        // Dropping a session drops its stream.
         let _ = stop.run_until_cancelled(self.run_forever()).await;
     }
 
     async fn run_forever(&self) {
-        let mut pause = RECONNECT_EVERY;
+        let mut pause = RECONNECT_INTERVAL;
         let mut runtime = PeerStartup::default();
         loop {
             match self.version().await {
                 Ok(info) => {
-                    pause = RECONNECT_EVERY;
+                    pause = RECONNECT_INTERVAL;
                     self.set_info(&mut runtime, info.clone());
                     let (source, why) = self.session(&info).await;
                     self.hub.set_state(state(source, false, &why));
@@ -92,18 +86,18 @@ impl Reader {
                             format!("the runtime at {} went away: {why}", self.upstream.path().display());
                         self.set_info(&mut runtime, RuntimeInfo { error, ..RuntimeInfo::default() });
                     }
-                    tokio::time::sleep(RECONNECT_EVERY).await;
+                    tokio::time::sleep(RECONNECT_INTERVAL).await;
                 }
                 Err(error) => {
                     let info = RuntimeInfo { error: error.clone(), ..RuntimeInfo::default() };
                     self.set_info(&mut runtime, info);
                     self.hub.set_state(state(pb::HintSource::None, false, &error));
-                    // Asking a socket that is not there costs nothing; a runtime that answers badly gets a rest.
+                    // Connecting to a missing socket costs nothing. A runtime that answers with errors gets a longer pause.
                     if self.upstream.is_connected().await {
                         tokio::time::sleep(pause).await;
                         pause = pause.saturating_mul(2).min(MAX_PAUSE);
                     } else {
-                        pause = RECONNECT_EVERY;
+                        pause = RECONNECT_INTERVAL;
                         tokio::time::sleep(pause).await;
                     }
                 }
@@ -158,72 +152,73 @@ impl Reader {
         }
     }
 
-    /// Reads one connection's events to their end. Returns the source and why it ended.
+    /// Reads the events of one connection until it ends. Returns the source and the reason of the end.
     async fn session(&self, info: &RuntimeInfo) -> (pb::HintSource, String) {
         for source in hints::sources(&info.name, &info.version) {
-            let ended = match source {
+            let stream_end = match source {
                 pb::HintSource::Containerd => self.read_containerd().await,
                 pb::HintSource::Cri => self.read_cri().await,
-                pb::HintSource::None | pb::HintSource::Unspecified => Ended::Unimplemented,
+                pb::HintSource::None | pb::HintSource::Unspecified => StreamEnd::Unimplemented,
             };
-            if let Ended::Why(why) = ended {
+            if let StreamEnd::Closed(why) = stream_end {
                 return (*source, why);
             }
         }
         let detail = format!("{} {} has no events", info.name, info.version);
         self.hub.set_state(state(pb::HintSource::None, false, &detail));
         while self.upstream.is_connected().await {
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_INTERVAL).await;
         }
         (pb::HintSource::None, "the connection to the runtime ended".to_owned())
     }
 
-    async fn read_containerd(&self) -> Ended {
+    async fn read_containerd(&self) -> StreamEnd {
         let filters = TOPICS
             .into_iter()
-            .chain([MARK_TOPIC])
+            .chain([MARKER_TOPIC])
             .map(|topic| format!("namespace=={:?},topic=={topic:?}", self.namespace))
             .collect();
         let mut client = EventsClient::new(self.upstream.clone()).max_decoding_message_size(MAX_EVENT);
         let opening = client.subscribe(self.in_namespace(SubscribeRequest { filters }));
-        let mark = async {
+        let marker = async {
             loop {
                 let mut client = EventsClient::new(self.upstream.clone());
                 let event =
                     prost_types::Any { type_url: "quintlet.Subscribed".to_owned(), value: Vec::new() };
-                let request = PublishRequest { topic: MARK_TOPIC.to_owned(), event: Some(event) };
+                let request = PublishRequest { topic: MARKER_TOPIC.to_owned(), event: Some(event) };
                 if let Err(error) = client.publish(self.in_namespace(request)).await {
-                    tracing::debug!(%error, "the marker was not taken");
+                    tracing::debug!(%error, "failed to publish marker event");
                 }
-                tokio::time::sleep(MARK_EVERY).await;
+                tokio::time::sleep(MARKER_INTERVAL).await;
             }
         };
-        self.read(pb::HintSource::Containerd, opening, mark, |envelope| hints::of_containerd(&envelope)).await
+        self.read(pb::HintSource::Containerd, opening, marker, |envelope| hints::from_containerd(&envelope))
+            .await
     }
 
-    async fn read_cri(&self) -> Ended {
+    async fn read_cri(&self) -> StreamEnd {
         let mut client =
             RuntimeServiceClient::new(self.upstream.clone()).max_decoding_message_size(MAX_EVENT);
         let opening = client.get_container_events(v1::GetEventsRequest {});
-        self.read(pb::HintSource::Cri, opening, std::future::pending(), hints::of_cri).await
+        self.read(pb::HintSource::Cri, opening, std::future::pending(), hints::from_cri).await
     }
 
-    /// Opens one stream and reads it. `mark` runs beside the opening and may make the server answer sooner.
+    /// Opens a stream and reads it. `marker` runs until the stream is open, and may make the server answer sooner.
     async fn read<T>(
         &self,
         source: pb::HintSource,
         opening: impl Future<Output = Result<tonic::Response<Streaming<T>>, Status>>,
-        mark: impl Future<Output = ()>,
+        marker: impl Future<Output = ()>,
         hint: impl Fn(T) -> Option<pb::Hint>,
-    ) -> Ended {
+    ) -> StreamEnd {
         let mut opening = pin!(opening);
         let opened = {
-            // The marker's loop never ends by itself; dropping a publish in flight harms nothing.
-            let mut mark = pin!(mark);
+            // The marker's loop does not end by itself. Dropping a publish in flight is harmless.
+            let mut marker = pin!(marker);
             tokio::select! {
                 opened = &mut opening => Some(opened),
-                () = tokio::time::sleep(OPEN_WAIT) => None,
-                () = &mut mark => None,
+                () = tokio::time::sleep(OPEN_TIMEOUT) => None,
+                () = &mut marker => None,
             }
         };
         let opened = match opened {
@@ -235,33 +230,35 @@ impl Reader {
         };
         let mut stream = match opened {
             Ok(response) => response.into_inner(),
-            Err(status) => return ended(&status),
+            Err(status) => return stream_end(&status),
         };
         let mut first = true;
         loop {
-            // A server may open the stream before it says that it has no such method.
+            // A server may open the stream before it reports that the method is unimplemented.
             if first {
                 first = false;
-                match tokio::time::timeout(LOOK_EVERY, stream.next()).await {
-                    Ok(Some(Err(status))) => return ended(&status),
+                match tokio::time::timeout(CHECK_INTERVAL, stream.next()).await {
+                    Ok(Some(Err(status))) => return stream_end(&status),
                     Ok(Some(Ok(event))) => {
                         self.hub.set_state(state(source, true, ""));
-                        self.pass(hint(event));
+                        self.forward_hint(hint(event));
                     }
-                    Ok(None) => return Ended::Why("the runtime ended the event stream".to_owned()),
+                    Ok(None) => {
+                        return StreamEnd::Closed("the runtime ended the event stream".to_owned());
+                    }
                     Err(_) => self.hub.set_state(state(source, true, "")),
                 }
                 continue;
             }
             match stream.next().await {
-                Some(Ok(event)) => self.pass(hint(event)),
-                Some(Err(status)) => return ended(&status),
-                None => return Ended::Why("the runtime ended the event stream".to_owned()),
+                Some(Ok(event)) => self.forward_hint(hint(event)),
+                Some(Err(status)) => return stream_end(&status),
+                None => return StreamEnd::Closed("the runtime ended the event stream".to_owned()),
             }
         }
     }
 
-    fn pass(&self, hint: Option<pb::Hint>) {
+    fn forward_hint(&self, hint: Option<pb::Hint>) {
         if let Some(hint) = hint {
             self.hub.hint(hint);
         }
@@ -269,7 +266,7 @@ impl Reader {
 
     fn in_namespace<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        // The flag's parser has refused names that are no header value.
+        // The parser of the flag refuses names that are not valid header values.
         if let Ok(namespace) = self.namespace.parse() {
             request.metadata_mut().insert("containerd-namespace", namespace);
         }
@@ -277,14 +274,14 @@ impl Reader {
     }
 }
 
-fn ended(status: &Status) -> Ended {
+fn stream_end(status: &Status) -> StreamEnd {
     match status.code() {
-        Code::Unimplemented => Ended::Unimplemented,
-        _ => Ended::Why(message_of(status)),
+        Code::Unimplemented => StreamEnd::Unimplemented,
+        _ => StreamEnd::Closed(message_of(status)),
     }
 }
 
-/// The innermost cause says more than tonic's "transport error".
+/// Returns the innermost cause, since tonic's own text is only "transport error".
 fn message_of(status: &Status) -> String {
     let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
     let mut text = status.message().to_owned();

@@ -1,4 +1,4 @@
-//! `/logs/`: the files of a directory, as they are. Nothing outside it, whatever links lead there.
+//! `/logs/`: serves the files of a directory. Files outside of it are not served, not even through links.
 
 use std::fmt::Write as _;
 use std::io::ErrorKind;
@@ -12,19 +12,19 @@ use tokio_util::io::ReaderStream;
 
 use crate::answer::{Answer, error, not_found, with_type};
 
-/// Entries shown of one directory.
+/// Maximum number of entries in a directory listing.
 const ENTRIES: usize = 10_000;
-/// Read at once.
+/// Size of the read buffer.
 const BLOCK: usize = 64 << 10;
 
-/// Answers with a file or a list of a directory below `root`.
+/// Responds with a file or a listing of a directory below `root`.
 pub async fn page(root: &Path, path: &str) -> Answer {
     let below = path.trim_start_matches("/logs");
     let Ok(path) = percent_decode_str(below).decode_utf8() else { return not_found() };
     self::below(root, &path).await
 }
 
-/// As [`page`], with what follows `/logs`, decoded.
+/// Does the same as [`page`]. `path` is what follows `/logs`, decoded.
 pub async fn below(root: &Path, path: &str) -> Answer {
     let Some(wanted) = inside(root, path) else { return not_found() };
     match find(root, &wanted).await {
@@ -33,7 +33,7 @@ pub async fn below(root: &Path, path: &str) -> Answer {
     }
 }
 
-/// A file below `root` with what is in it now; none where there is no such file, or it may not be read.
+/// Opens a file below `root`. Returns it with its size, or none if it does not exist or must not be read.
 pub async fn open(root: &Path, path: &str) -> Option<Take<tokio::fs::File>> {
     let real = find(root, &inside(root, path)?).await.ok()?;
     let meta = tokio::fs::metadata(&real).await.ok().filter(std::fs::Metadata::is_file)?;
@@ -48,14 +48,14 @@ fn failed(kind: ErrorKind) -> Answer {
     }
 }
 
-/// The path below `root`, if it takes no step back.
+/// Returns the path below `root`, if it has no component `..`.
 fn inside(root: &Path, below: &str) -> Option<PathBuf> {
     let below = Path::new(below.trim_start_matches('/'));
     let is_plain = below.components().all(|c| matches!(c, Component::Normal(_)));
     (is_plain && !below.as_os_str().as_encoded_bytes().contains(&0)).then(|| root.join(below))
 }
 
-/// The place behind all links, if it is still below `root`.
+/// Resolves all links. Returns the path if it is still below `root`.
 async fn find(root: &Path, wanted: &Path) -> Result<PathBuf, ErrorKind> {
     let root = tokio::fs::canonicalize(root).await.map_err(|e| e.kind())?;
     let real = tokio::fs::canonicalize(wanted).await.map_err(|e| e.kind())?;
@@ -76,11 +76,11 @@ async fn serve(real: &Path, shown: &str) -> std::io::Result<Answer> {
         return list(real).await;
     }
     if !meta.is_file() {
-        // A pipe would be waited for.
+        // Opening a FIFO would block.
         return Err(ErrorKind::PermissionDenied.into());
     }
     let file = tokio::fs::File::open(real).await?;
-    // Written on while it is read: what is there now is what is given.
+    // The file may grow while it is read. The response has its current size.
     let file = file.take(meta.len());
     let body = Body::from_stream(ReaderStream::with_capacity(file, BLOCK));
     let mut answer = with_type(StatusCode::OK, "text/plain; charset=utf-8", body);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn files_and_lists_are_shown_and_nothing_outside() {
+    async fn files_and_listings_are_served_and_nothing_outside_of_the_directory() {
         let base = tempfile::tempdir().unwrap();
         let root = base.path().join("log");
         std::fs::create_dir_all(root.join("sub")).unwrap();
