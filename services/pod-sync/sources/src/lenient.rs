@@ -42,10 +42,12 @@ impl<'de, K: DeserializeOwned> Deserialize<'de> for Lenient<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut object = Value::deserialize(deserializer)?;
         remove(&mut object["metadata"], "managedFields");
-        let decoded = serde_path_to_error::deserialize(&object).or_else(|_| {
-            remove(&mut object, "status");
-            serde_path_to_error::deserialize(&object)
-        });
+        if let Ok(decoded) = K::deserialize(&object) {
+            return Ok(Self(Ok(decoded)));
+        }
+        remove(&mut object, "status");
+        // The path costs about as much as the decoding, and only an error needs it.
+        let decoded = serde_path_to_error::deserialize(&object);
         Ok(Self(decoded.map_err(|e| Undecodable {
             metadata: Box::new(identity(&object["metadata"])),
             field: e.path().to_string(),

@@ -11,6 +11,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 const NANO: i128 = 1_000_000_000;
 // The API stores values up to 2^63-1 exactly, which an i128 holds in units of 10⁻⁹ with room to spare.
 const MAX: i128 = i64::MAX as i128 * NANO;
+// Digits after the 24th only affect the rounding.
+const DIGITS_MAX: i128 = 10_i128.pow(24);
 
 /// The notation of a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -70,13 +72,12 @@ impl Quantity {
             return None;
         }
         let (multiplier, ten, format) = suffix_value(suffix)?;
-        // Digits after the 24th only affect the rounding.
         let mut digits: i128 = 0;
         let mut scale: i32 = 0;
         let mut rest_nonzero = false;
         for (i, d) in whole.bytes().chain(fraction.bytes()).enumerate() {
             let in_fraction = i >= whole.len();
-            if digits < 10_i128.pow(24) {
+            if digits < DIGITS_MAX {
                 digits = digits.saturating_mul(10).saturating_add(i128::from(d.saturating_sub(b'0')));
                 scale = scale.saturating_sub(i32::from(in_fraction));
             } else {
