@@ -14,7 +14,7 @@ use pod_sync_images::pulls::PullSettings;
 use quintlet_config::ConfigArgs;
 use quintlet_kit::args::CommonArgs;
 
-use crate::shutdown::logind::SystemBus;
+use pod_sync_shutdown::SystemBus;
 
 /// Desired pods, one worker per pod, pod status.
 ///
@@ -393,8 +393,8 @@ impl Args {
 
     /// How containers' logs are rotated.
     #[must_use]
-    pub fn container_logs(&self) -> crate::logs::Settings {
-        crate::logs::Settings {
+    pub fn container_logs(&self) -> pod_sync_logs::LogSettings {
+        pod_sync_logs::LogSettings {
             container_log_max_size: self.container_log_max_size,
             container_log_max_files: index(self.container_log_max_files),
             container_log_max_workers: index(self.container_log_max_workers),

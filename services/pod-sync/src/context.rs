@@ -24,39 +24,22 @@ use pod_sync_volumes::token::TokenSource;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::Panic;
 use quintlet_kit::grant::GrantKey;
-use quintlet_model::ids::{PodRef, PodUid};
+use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::PodRuntime;
 use tokio::sync::watch;
 
-use crate::measured::Measured;
 use crate::pod_workers::PodWorkers;
 use crate::static_pod_gate::StaticPodGate;
 use crate::view::{View, Waiting};
-use pod_sync_containment::Containment;
+use pod_sync_containment::{Containment, PodWork};
 use pod_sync_metrics::PodMetrics;
 use pod_sync_state::Allocations;
 use pod_sync_state::StateDir;
 use pod_sync_state::UserNamespaces;
+use pod_sync_storage::Measured;
 
 /// Reason of the event and of the wait after a panic or a death of a process in the work of a pod.
 pub const INTERNAL_ERROR: &str = "InternalError";
-
-/// The pod that some work is for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PodWork {
-    /// UID.
-    pub uid: PodUid,
-    /// `namespace/name`.
-    pub name: String,
-}
-
-impl PodWork {
-    /// Work for this pod.
-    #[must_use]
-    pub fn of(pod: &PodRef) -> Self {
-        Self { uid: pod.uid.clone(), name: format!("{}/{}", pod.namespace, pod.name) }
-    }
-}
 
 /// Shared by all workers of one pod-sync.
 pub struct Context {
@@ -117,7 +100,7 @@ pub struct Context {
     /// What is counted.
     pub metrics: PodMetrics,
     /// What volumes take on the disk.
-    pub measured: Measured,
+    pub measured: Arc<Measured>,
     /// Which dead containers are kept.
     pub dead: pod_sync_decisions::gc::GcPolicy,
     /// Delays before a container that keeps ending is started again.
@@ -161,10 +144,7 @@ impl Context {
     /// Runs work of a pod that does not wait, unless the pod waits after a panic or a death. After a panic, which has been logged,
     /// the pod goes on: this is for work that comes round by itself.
     pub fn unless_it_waits<T>(&self, uid: &PodUid, work: impl FnOnce() -> T) -> Option<T> {
-        if self.containment.wait(uid).is_some() {
-            return None;
-        }
-        self.containment.contained_now(uid, String::new(), work).ok()
+        self.containment.unless_suspended(uid, work)
     }
 
     /// Takes note of a panic in the work of a pod, and has its worker show what it waits for now. `object`: the pod, where it

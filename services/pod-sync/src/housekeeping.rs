@@ -17,9 +17,10 @@ use quintlet_kit::{task, tree};
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntime};
 
-use crate::context::{Context, PodWork};
+use crate::context::Context;
 use crate::pod_workers::NextWork;
 use crate::worker::{Halt, stop_all};
+use pod_sync_containment::PodWork;
 
 /// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised to the
 /// least that any stop gets).

@@ -18,8 +18,6 @@ pub mod context;
 pub mod housekeeping;
 pub mod image;
 pub mod image_gc;
-pub mod logs;
-mod measured;
 pub mod mirror;
 mod pending_resizes;
 pub mod pod_manager;
@@ -27,11 +25,10 @@ pub mod pod_workers;
 mod process;
 pub mod serve;
 mod settings;
-pub mod shutdown;
+mod shutdown;
 pub mod static_pod_gate;
-pub mod storage;
+mod storage;
 pub mod view;
-mod volume_counts;
 pub mod worker;
 
 pub use crate::process::main;
@@ -48,9 +45,11 @@ use pod_sync_images::credentials::node_files::{ConfigDirs, NodeFiles};
 use pod_sync_images::credentials::plugins::Plugins;
 use pod_sync_images::pull_records::PullRecords;
 use pod_sync_images::pulls::PullLimits;
+use pod_sync_logs::LogDirs;
 use pod_sync_sources::SourceKind;
 use pod_sync_sources::api::ClusterView;
 use pod_sync_sources::objects::ManifestObjects;
+use pod_sync_storage::StorageSettings;
 use pod_sync_volumes::mount_table::ProcMountTable;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
@@ -176,7 +175,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
             IdPool::of_host(settings.max_pods, args.resources.ids_per_pod)?,
         ),
         metrics: pod_sync_metrics::PodMetrics::default(),
-        measured: measured::Measured::default(),
+        measured: Arc::default(),
         dead: args.resources.dead_containers(),
         crash_loop: BackoffDelays {
             max: args.resources.max_container_restart_period,
@@ -212,13 +211,31 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     tasks.spawn("statuses", Arc::clone(&statuses).run(stop.clone()));
     let (shutting_down_tx, shutting_down) = watch::channel(false);
     let login = Box::new(args.shutdown.login());
-    let waits = shutdown::run(Arc::clone(&ctx), args.shutdown.plan()?, login, shutting_down_tx, stop.clone());
+    let active = shutdown::ActivePods(Arc::clone(&ctx));
+    let node = pod_sync_shutdown::Node {
+        name: ctx.node.node_name.clone(),
+        root_dir: ctx.node.root_dir.clone(),
+        events: ctx.events.clone(),
+        metrics: ctx.metrics.clone(),
+        clock: ctx.clock.clone(),
+    };
+    let waits =
+        pod_sync_shutdown::run(active, node, args.shutdown.plan()?, login, shutting_down_tx, stop.clone());
     tasks.spawn("shutdown", waits);
     tasks.spawn("pull-intents", image_gc::recover_pulls(Arc::clone(&ctx), stop.clone()));
     tasks.spawn("image-gc", image_gc::run(Arc::clone(&ctx), args.images.policy(), stop.clone()));
-    tasks.spawn("volume-counts", volume_counts::run(Arc::clone(&ctx), stop.clone()));
-    let period = args.resources.volume_stats_agg_period;
-    tasks.spawn("storage", storage::run(Arc::clone(&ctx), period, stop.clone()));
+    tasks.spawn(
+        "volume-counts",
+        pod_sync_storage::count_volumes(Arc::clone(&ctx), ctx.node.root_dir.clone(), stop.clone()),
+    );
+    let storage = StorageSettings {
+        root_dir: ctx.node.root_dir.clone(),
+        period: args.resources.volume_stats_agg_period,
+        clock: ctx.clock.clone(),
+        metrics: ctx.metrics.clone(),
+    };
+    let measure = pod_sync_storage::run(Arc::clone(&ctx), Arc::clone(&ctx.measured), storage, stop.clone());
+    tasks.spawn("storage", measure);
     tasks.spawn("unhealthy", unhealthy_events(Arc::clone(&ctx), unhealthy, stop.clone()));
     if let Some(client) = &client {
         let (images_tx, images) = watch::channel(None);
@@ -300,7 +317,11 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         runtime_state,
         shutting_down,
     ));
-    tasks.spawn("container-logs", logs::run(Arc::clone(&ctx), args.container_logs(), stop.clone()));
+    let dirs = LogDirs { pods: ctx.node.pod_logs_dir.clone(), containers: ctx.container_logs_dir.clone() };
+    let (runtime, clock) = (ctx.runtime.clone(), ctx.clock.clone());
+    let logs =
+        pod_sync_logs::run(Arc::clone(&ctx), runtime, clock, dirs, args.container_logs(), stop.clone());
+    tasks.spawn("container-logs", logs);
     let mut manager = PodManager::new(ctx, manifests, admission, &kinds);
     manager.restore(known);
     let limit = STUCK.max(args.sync_frequency.saturating_mul(2));

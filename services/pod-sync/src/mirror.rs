@@ -9,7 +9,8 @@ use quintlet_model::{labels, pod as pods};
 use quintlet_proto::status::v1 as wire;
 use tokio::sync::watch;
 
-use crate::context::{Context, PodWork};
+use crate::context::Context;
+use pod_sync_containment::PodWork;
 
 /// While a mirror cannot be made: the Node or the API server may be there any moment.
 const RETRY: Duration = Duration::from_secs(1);

@@ -19,12 +19,13 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::context::{Context, Desired, PodWork, Victim};
+use crate::context::{Context, Desired, Victim};
 use crate::housekeeping::{HousekeepingPace, LogSweeper};
 use crate::pending_resizes::PendingResizes;
 use crate::view::{self, Decision, View, unix_ns};
 use crate::worker::Worker;
 use manifest_gate::ManifestGate;
+use pod_sync_containment::PodWork;
 use pod_sync_decisions::admission::{self, AdmitResult, Rejection};
 use pod_sync_decisions::merge::{PodChange, PodOperation, SourceStore, creation_time};
 use pod_sync_decisions::resize::allocation::PodResources;

@@ -29,11 +29,26 @@ use prometheus_client::metrics::gauge::Gauge;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::{self, Panic, Work};
 use quintlet_kit::paths::Paths;
-use quintlet_model::ids::PodUid;
+use quintlet_model::ids::{PodRef, PodUid};
 use serde::{Deserialize, Serialize};
 
 use pod_sync_decisions::containment::{ContainmentRecords, ProcessExit, Suspension, WorkPermission};
 use work_file::{PreviousWork, WorkFile};
+
+/// The pod that some work is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodWork {
+    pub uid: PodUid,
+    /// `namespace/name`.
+    pub name: String,
+}
+
+impl PodWork {
+    #[must_use]
+    pub fn of(pod: &PodRef) -> Self {
+        Self { uid: pod.uid.clone(), name: format!("{}/{}", pod.namespace, pod.name) }
+    }
+}
 
 /// Name of this service in exit notes.
 const SERVICE: &str = "pod-sync";
@@ -197,6 +212,14 @@ impl Containment {
             self.panics.inc();
         }
         done
+    }
+
+    /// Runs work of a pod that is repeated periodically, unless the pod is in a back-off. A panic is logged and starts no back-off.
+    pub fn unless_suspended<T>(&self, uid: &PodUid, work: impl FnOnce() -> T) -> Option<T> {
+        if self.wait(uid).is_some() {
+            return None;
+        }
+        self.contained_now(uid, String::new(), work).ok()
     }
 
     /// Records a panic in the work of a pod, and returns the back-off.

@@ -11,7 +11,7 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
 use super::PodManager;
-use crate::context::PodWork;
+use pod_sync_containment::PodWork;
 use pod_sync_metrics::Counted;
 
 impl PodManager {

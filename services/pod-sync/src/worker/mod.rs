@@ -44,11 +44,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use crate::context::{Context, Desired, INTERNAL_ERROR, PodWork};
+use crate::context::{Context, Desired, INTERNAL_ERROR};
 use crate::image;
 use crate::mirror::MirrorReconciler;
 use crate::pod_workers::NextWork;
 use crate::view::{Decision, Waiting, unix_ns};
+use pod_sync_containment::PodWork;
 use pod_sync_cri_config::mounts::MountedVolumes;
 use pod_sync_decisions::active::PodStart;
 use pod_sync_decisions::conditions::READY;

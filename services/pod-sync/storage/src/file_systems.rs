@@ -1,4 +1,4 @@
-//! The file systems that the runtime uses: it says where, the kernel says what they have.
+//! The file systems of the runtime: their mount points come from the runtime, their figures from the kernel.
 
 use std::time::Duration;
 
@@ -9,17 +9,17 @@ use quintlet_kit::task;
 use quintlet_proto::podsync::v1 as wire;
 use tokio::time::Instant;
 
-/// So long it is not asked again: what it says changes with its configuration alone.
+/// Time for which mount points are cached; they change only with the configuration of the runtime.
 const KEEP: Duration = Duration::from_secs(60);
-/// Whoever reads statistics waits no longer for a runtime; then what it said before has to do.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest wait for the runtime. After that the cached mount points are used.
+const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Directories, as last heard, and when.
+/// Cached mount points, with the time of the answer.
 #[derive(Debug, Default)]
 pub(crate) struct FileSystems(Mutex<Option<(Instant, Vec<String>)>>);
 
 impl FileSystems {
-    /// What each has now; asks the runtime where they are when that is due.
+    /// Returns the figures of each file system. Calls `ask` for the mount points when the cached ones are too old.
     pub(crate) async fn look<F>(&self, ask: impl FnOnce() -> F) -> Vec<wire::RuntimeFileSystem>
     where
         F: Future<Output = Result<Vec<String>, CallError>>,
@@ -28,7 +28,7 @@ impl FileSystems {
         let fresh = known.as_ref().filter(|(at, _)| at.elapsed() < KEEP).map(|(_, places)| places.clone());
         let places = match fresh {
             Some(places) => places,
-            None => match tokio::time::timeout(PATIENCE, ask()).await {
+            None => match tokio::time::timeout(TIMEOUT, ask()).await {
                 Ok(Ok(places)) => {
                     *self.0.lock() = Some((Instant::now(), places.clone()));
                     places
@@ -36,7 +36,7 @@ impl FileSystems {
                 Ok(Err(_)) | Err(_) => known.map(|(_, places)| places).unwrap_or_default(),
             },
         };
-        // A file system that is far away may not answer; that holds up nobody else. A panic in there has been logged.
+        // A remote file system may hang, so this runs on a blocking thread. A panic has been logged.
         let measured = task::blocking(|| places.into_iter().filter_map(measure).collect());
         contained_request(None, measured).await.unwrap_or_default()
     }
@@ -44,7 +44,20 @@ impl FileSystems {
 
 fn measure(mountpoint: String) -> Option<wire::RuntimeFileSystem> {
     let fs = rustix::fs::statfs(&mountpoint).ok()?;
-    Some(wire::RuntimeFileSystem { usage: Some(super::figures(&fs)), mountpoint })
+    Some(wire::RuntimeFileSystem { usage: Some(figures(&fs)), mountpoint })
+}
+
+/// Returns the figures of a whole file system.
+pub(crate) fn figures(fs: &rustix::fs::StatFs) -> wire::DiskUsage {
+    let block = u64::try_from(fs.f_bsize).unwrap_or(0);
+    wire::DiskUsage {
+        available_bytes: fs.f_bavail.saturating_mul(block),
+        capacity_bytes: fs.f_blocks.saturating_mul(block),
+        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree).saturating_mul(block),
+        inodes: fs.f_files,
+        inodes_free: fs.f_ffree,
+        inodes_used: fs.f_files.saturating_sub(fs.f_ffree),
+    }
 }
 
 #[cfg(test)]
@@ -54,7 +67,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_runtime_is_asked_once_a_minute_and_one_that_hangs_leaves_what_it_said() {
+    async fn the_runtime_is_asked_once_a_minute_and_cached_mount_points_are_used_when_it_hangs() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().display().to_string();
         let places = FileSystems::default();
@@ -72,7 +85,7 @@ mod tests {
         let never = || -> std::future::Ready<Result<Vec<String>, CallError>> { panic!("asked too soon") };
         assert_eq!(places.look(never).await.len(), 1);
         tokio::time::advance(KEEP).await;
-        assert_eq!(places.look(pending).await.len(), 1, "what it said before");
+        assert_eq!(places.look(pending).await.len(), 1, "the cached mount points");
         assert_eq!(places.look(|| ready(Ok(Vec::new()))).await, []);
     }
 }

@@ -1,11 +1,16 @@
-//! Containers' logs on disk: rotated by size, the older ones compressed, and linked where log collectors look.
+//! Container logs on disk: rotated by size, compressed, and linked in `/var/log/containers` for log collectors
+//! (pkg/kubelet/logs/container_log_manager.go).
 //!
-//! One task. Every interval it looks at the logs of all running containers, at most `workers` at a time, then puts the links
-//! in order. Between a rename and the runtime's new file a log has no file: links are judged only when no rotation is under
-//! way. What to rotate and to delete is decided in [`rotate`], without I/O.
+//! [`run`] is a future that the caller spawns. At every interval it checks the logs of all running containers, at most `workers` at a
+//! time, and then updates the links. Between a rename and the runtime's new file a log has no file, so links are updated only
+//! when no rotation is in progress. [`rotate`] decides which files to delete and to compress. There are no channels.
 
-pub mod links;
-pub mod rotate;
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+
+mod links;
+mod rotate;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,32 +25,28 @@ use quintlet_model::ids::ContainerId;
 use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
 use tokio_util::sync::CancellationToken;
 
-use crate::context::{Context, PodWork};
 use links::Link;
-use pod_sync_containment::Containment;
+use pod_sync_containment::{Containment, PodWork};
 use pod_sync_cri_config::paths;
 
-/// `containerLogMaxSize`, `containerLogMaxFiles`, `containerLogMaxWorkers` and `containerLogMonitorInterval` of a
-/// KubeletConfiguration.
+/// Settings of a KubeletConfiguration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
-    /// Bytes from which a log is rotated; negative: never.
+pub struct LogSettings {
+    /// Size in bytes from which a log is rotated. A negative size disables rotation.
     pub container_log_max_size: i64,
-    /// Files of one log, the one that is written to included; at least 2.
+    /// Files of one log, including the current one; at least 2.
     pub container_log_max_files: usize,
-    /// Logs looked at at once; at least 1.
+    /// Logs that are checked concurrently; at least 1.
     pub container_log_max_workers: usize,
-    /// Between two looks; at least 3 s.
+    /// Interval between checks; at least 3 s.
     pub container_log_monitor_interval: Duration,
 }
 
-/// Who writes the logs.
+/// Reopens logs; the container runtime.
 #[async_trait::async_trait]
-pub trait Reopen: Send + Sync {
-    /// Has a container's log written to a new file of the same name.
-    ///
-    /// # Errors
-    /// See [`CallError`]: unless the runtime said no, it may have done it.
+trait Reopen: Send + Sync {
+    /// Makes the runtime write a container's log to a new file with the same name. After an error that the runtime did not return,
+    /// the outcome is unknown.
     async fn reopen(&self, id: &ContainerId) -> Result<(), CallError>;
 }
 
@@ -56,37 +57,60 @@ impl Reopen for Runtime {
     }
 }
 
-/// Looks after the logs of this node's pods until told to stop.
-pub async fn run(ctx: Arc<Context>, settings: Settings, stop: CancellationToken) {
+/// The pods whose logs are managed.
+pub trait Pods: Send + Sync + 'static {
+    /// Returns the runtime state of the pods of this node, or `None` if it is not known yet.
+    fn pods(&self) -> Option<Vec<SharedPodRuntime>>;
+
+    fn containment(&self) -> &Containment;
+}
+
+/// Directories of logs.
+#[derive(Debug, Clone)]
+pub struct LogDirs {
+    /// Directory of pod logs, `/var/log/pods`.
+    pub pods: PathBuf,
+    /// Directory of links to container logs, `/var/log/containers`, if links are wanted.
+    pub containers: Option<PathBuf>,
+}
+
+/// Rotates and links the logs of pods until `stop`.
+pub async fn run<P: Pods>(
+    pods: Arc<P>,
+    runtime: Runtime,
+    clock: Clock,
+    dirs: LogDirs,
+    settings: LogSettings,
+    stop: CancellationToken,
+) {
     loop {
-        // Cutting a sleep loses nothing. A rotation runs to its end: half of one would leave a log without a file.
+        // Dropping the sleep loses nothing. A rotation is never dropped, since that could leave a log without a file.
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(settings.container_log_monitor_interval) => {}
         }
-        let Some(pods) = ctx.pleg.all() else { continue };
-        let pods: Vec<_> = pods.into_iter().filter(|pod| ctx.is_ours(pod)).collect();
-        let logs: Vec<_> = pods.iter().flat_map(|pod| logs(pod, &ctx.node.pod_logs_dir)).collect();
+        let Some(running) = pods.pods() else { continue };
+        let logs: Vec<_> = running.iter().flat_map(|pod| logs(pod, &dirs.pods)).collect();
         if settings.container_log_max_size >= 0 {
-            look_at_all(&ctx.runtime, &ctx.clock, &ctx.containment, &settings, &logs).await;
+            check_logs(&runtime, &clock, pods.containment(), &settings, &logs).await;
         }
-        if let Some(dir) = ctx.container_logs_dir.clone() {
-            let ctx = Arc::clone(&ctx);
-            task::blocking(move || keep_links(&ctx, &dir, &pods)).await;
+        if let Some(dir) = dirs.containers.clone() {
+            let (pods, logs_dir) = (Arc::clone(&pods), dirs.pods.clone());
+            task::blocking(move || update_links(pods.containment(), &dir, &logs_dir, &running)).await;
         }
     }
 }
 
-// A failure of the file system is tried again at the next interval.
-fn keep_links(ctx: &Context, dir: &Path, pods: &[SharedPodRuntime]) {
-    let logs = &ctx.node.pod_logs_dir;
-    let wanted: Vec<(&PodRuntime, Vec<Link>)> = pods.iter().map(|pod| (&**pod, wanted(pod, logs))).collect();
+// An error of the file system is retried at the next interval.
+fn update_links(containment: &Containment, dir: &Path, logs_dir: &Path, pods: &[SharedPodRuntime]) {
+    let wanted: Vec<(&PodRuntime, Vec<Link>)> =
+        pods.iter().map(|pod| (&**pod, wanted(pod, logs_dir))).collect();
     let names = wanted.iter().flat_map(|(_, links)| links).map(|link| link.name.as_str()).collect();
-    if links::remove_broken(dir, logs, &names).is_err() {
+    if links::remove_broken(dir, logs_dir, &names).is_err() {
         return;
     }
     for (pod, links) in &wanted {
-        ctx.unless_it_waits(&pod.pod.uid, || links::make(dir, links));
+        containment.unless_suspended(&pod.pod.uid, || links::make(dir, links));
     }
 }
 
@@ -95,12 +119,12 @@ fn keep_links(ctx: &Context, dir: &Path, pods: &[SharedPodRuntime]) {
 struct Log {
     pod: PodWork,
     id: ContainerId,
-    /// The directory of all pods' logs, beneath which nothing follows a link.
+    /// Directory of all pod logs; no link below it is followed.
     root: PathBuf,
     path: PathBuf,
 }
 
-/// Logs of running containers. What a runtime reports outside of our directory is not touched.
+/// Returns the logs of running containers. A log path outside of the log directory is ignored.
 fn logs(pod: &PodRuntime, pod_logs_dir: &Path) -> Vec<Log> {
     pod.containers
         .iter()
@@ -115,7 +139,7 @@ fn logs(pod: &PodRuntime, pod_logs_dir: &Path) -> Vec<Log> {
         .collect()
 }
 
-/// The links that containers with a log are to have.
+/// Returns the links of all containers with a log.
 fn wanted(pod: &PodRuntime, pod_logs_dir: &Path) -> Vec<Link> {
     pod.containers
         .iter()
@@ -131,20 +155,20 @@ fn is_within(path: &Path, dir: &Path) -> bool {
     path.starts_with(dir) && !path.components().any(|c| c == std::path::Component::ParentDir)
 }
 
-/// Why a log was not rotated.
+/// A log was not rotated.
 #[derive(Debug, thiserror::Error)]
 enum RotateError {
-    #[error("{}", path.display())]
+    #[error("failed to access {}", path.display())]
     File { path: PathBuf, source: std::io::Error },
-    #[error("the runtime does not open it again")]
+    #[error("the runtime did not reopen the log")]
     Reopen(#[source] CallError),
 }
 
-async fn look_at_all(
+async fn check_logs(
     runtime: &impl Reopen,
     clock: &Clock,
     containment: &Containment,
-    settings: &Settings,
+    settings: &LogSettings,
     logs: &[Log],
 ) {
     futures::stream::iter(logs)
@@ -153,34 +177,34 @@ async fn look_at_all(
             if containment.wait(uid).is_some() {
                 return;
             }
-            let look = look(runtime, clock, settings, log);
-            // After a panic, which has been logged, the log is looked at again at the next interval.
-            if let Ok(Err(error)) = containment.contained(uid, name.clone(), look).await {
+            let check = check_log(runtime, clock, settings, log);
+            // A panic has been logged, and the log is checked again at the next interval.
+            if let Ok(Err(error)) = containment.contained(uid, name.clone(), check).await {
                 tracing::warn!(
                     pod.name = name,
                     pod.uid = %uid,
                     container.id = %log.id,
                     log = %log.path.display(),
                     error = quintlet_kit::error_chain(&error),
-                    "log not rotated"
+                    "failed to rotate log"
                 );
             }
         })
         .await;
 }
 
-/// Rotates a log if it is too large; has it made where it is missing.
-async fn look(
+/// Rotates a log if it is too large. Reopens it if it is missing.
+async fn check_log(
     runtime: &impl Reopen,
     clock: &Clock,
-    settings: &Settings,
+    settings: &LogSettings,
     log: &Log,
 ) -> Result<(), RotateError> {
     let file = |source| RotateError::File { path: log.path.clone(), source };
     let size = match on_files(log, rotate::size).await {
         Ok(size) => i64::try_from(size).unwrap_or(i64::MAX),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            // Somebody removed it, or an earlier rotation was cut between the rename and the new file.
+            // The log was removed, or an earlier rotation was interrupted between the rename and the new file.
             return runtime.reopen(&log.id).await.map_err(RotateError::Reopen);
         }
         Err(e) => return Err(file(e)),
@@ -199,7 +223,7 @@ async fn look(
     match runtime.reopen(&log.id).await {
         Ok(()) => Ok(()),
         Err(error) => {
-            // Without a verdict the new file may be there or come yet: it must not be replaced by the old one.
+            // If the outcome is unknown, the runtime may have created the new file, which must not be replaced by the old one.
             if error.is_refused_by_runtime() {
                 let put_back = move |dir: &Dir, path: &Path| match dir.stat(path) {
                     Err(e) if e.kind() == std::io::ErrorKind::NotFound => dir.rename(&to, path),
@@ -212,7 +236,7 @@ async fn look(
     }
 }
 
-/// Works on the files of a log, beneath the directory of all logs.
+/// Runs file operations on a log, confined to the directory of all logs.
 async fn on_files<T: Send + 'static>(
     log: &Log,
     work: impl FnOnce(&Dir, &Path) -> std::io::Result<T> + Send + 'static,

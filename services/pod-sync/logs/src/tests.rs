@@ -41,7 +41,7 @@ fn the_newest_stay_compressed_and_remains_go() {
 }
 
 #[test]
-fn compressed_files_say_what_the_log_said_with_its_mode() {
+fn a_compressed_log_keeps_its_content_and_mode() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join("0.log");
     let old = dir.path().join("0.log.20260101-000000");
@@ -59,7 +59,7 @@ fn compressed_files_say_what_the_log_said_with_its_mode() {
 }
 
 #[test]
-fn a_planted_link_is_neither_written_through_nor_read_nor_followed() {
+fn a_planted_link_is_not_followed() {
     let temp = tempfile::tempdir().unwrap();
     let (logs, host) = (temp.path().join("logs"), temp.path().join("host"));
     std::fs::create_dir_all(logs.join("pod")).unwrap();
@@ -111,7 +111,7 @@ impl Reopen for Fake {
     }
 }
 
-const SETTINGS: Settings = Settings {
+const SETTINGS: LogSettings = LogSettings {
     container_log_max_size: 10,
     container_log_max_files: 3,
     container_log_max_workers: 1,
@@ -138,7 +138,7 @@ async fn looked(text: Option<&str>, refuse: Option<Outcome>) -> (tempfile::TempD
     let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
     let id = ContainerId::parse("c1").unwrap();
     let log = Log { pod: pod("u1"), id, root: dir.path().to_owned(), path };
-    let done = look(&runtime, &clock, &SETTINGS, &log).await;
+    let done = check_log(&runtime, &clock, &SETTINGS, &log).await;
     let calls = *runtime.calls.lock();
     (dir, calls, done.is_ok())
 }
@@ -154,7 +154,7 @@ fn files(dir: &Path) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_log_is_rotated_once_it_is_too_large_and_made_where_it_is_missing() {
+async fn a_log_is_rotated_when_it_is_too_large_and_reopened_when_it_is_missing() {
     let (dir, calls, ok) = looked(Some("short"), None).await;
     assert_eq!((files(dir.path()).len(), calls, ok), (1, 0, true));
     let (dir, calls, ok) = looked(Some("long enough"), None).await;
@@ -169,7 +169,7 @@ async fn a_log_is_rotated_once_it_is_too_large_and_made_where_it_is_missing() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_refuses_gets_its_file_back_and_one_that_may_have_done_it_does_not() {
+async fn a_rotation_is_undone_if_the_runtime_refuses_to_reopen_and_not_if_the_outcome_is_unknown() {
     let (dir, _, ok) = looked(Some("long enough"), Some(Outcome::RuntimeError)).await;
     assert_eq!((files(dir.path()), ok), (vec![("0.log".to_owned(), "long enough".to_owned())], false));
     let (dir, _, ok) = looked(Some("long enough"), Some(Outcome::Unknown)).await;
@@ -199,7 +199,7 @@ impl Reopen for Slow {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_more_logs_are_rotated_at_once_than_there_are_workers() {
+async fn no_more_logs_are_rotated_concurrently_than_there_are_workers() {
     let dir = tempfile::tempdir().unwrap();
     let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
     let log = |n| Log {
@@ -212,8 +212,8 @@ async fn no_more_logs_are_rotated_at_once_than_there_are_workers() {
     let containment = containment(dir.path(), &clock);
     for (workers, seconds) in [(1, 6), (3, 2)] {
         let (runtime, began) = (Slow::default(), tokio::time::Instant::now());
-        let settings = Settings { container_log_max_workers: workers, ..SETTINGS };
-        look_at_all(&runtime, &clock, &containment, &settings, &logs).await;
+        let settings = LogSettings { container_log_max_workers: workers, ..SETTINGS };
+        check_logs(&runtime, &clock, &containment, &settings, &logs).await;
         assert_eq!((*runtime.most.lock(), began.elapsed().as_secs()), (workers, seconds));
     }
 }
@@ -231,7 +231,7 @@ impl Reopen for Panics {
 }
 
 #[tokio::test]
-async fn a_panic_over_one_log_ends_that_work_alone_and_a_pod_that_waits_is_left_alone() {
+async fn a_panic_in_one_rotation_affects_no_other_log_and_suspended_pods_are_skipped() {
     let dir = tempfile::tempdir().unwrap();
     let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(10_000));
     let containment = containment(dir.path(), &clock);
@@ -244,7 +244,7 @@ async fn a_panic_over_one_log_ends_that_work_alone_and_a_pod_that_waits_is_left_
     let logs: Vec<Log> = (0..3).map(log).collect();
     let asked = async || {
         let runtime = Panics(Mutex::default());
-        look_at_all(&runtime, &clock, &containment, &SETTINGS, &logs).await;
+        check_logs(&runtime, &clock, &containment, &SETTINGS, &logs).await;
         let mut asked = runtime.0.into_inner();
         asked.sort();
         asked
@@ -256,7 +256,7 @@ async fn a_panic_over_one_log_ends_that_work_alone_and_a_pod_that_waits_is_left_
 }
 
 #[test]
-fn links_are_kept_and_broken_ones_that_are_ours_are_collected() {
+fn links_are_created_and_broken_links_to_pod_logs_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let (links, pods) = (dir.path().join("containers"), dir.path().join("pods"));
     std::fs::create_dir_all(&links).unwrap();
@@ -286,7 +286,7 @@ fn links_are_kept_and_broken_ones_that_are_ours_are_collected() {
 }
 
 #[test]
-fn what_a_runtime_reports_elsewhere_is_not_touched() {
+fn a_log_path_outside_of_the_log_directory_is_ignored() {
     let dir = Path::new("/var/log/pods");
     for (path, want) in [
         ("/var/log/pods/ns_p_u/c/0.log", true),

@@ -1,103 +1,129 @@
-//! What pods' volumes take on the node's disk, for the statistics: measured now and then, told from memory; and what the file
-//! systems have that the runtime uses, looked at when asked.
+//! Disk usage of volumes, for the node's statistics (pkg/kubelet/server/stats).
 //!
-//! Here, since volumes and the runtime's directories belong to root. One task measures one pod after the other, each once per `volumeStatsAggPeriod`
-//! (pkg/kubelet/server/stats), and works a tenth of the time, so that a volume of a million files costs no pod its disk.
+//! [`run`] is a future that the caller spawns. It measures one pod after another, each once per `volumeStatsAggPeriod`, and stores the
+//! results in [`Measured`]. It works a tenth of the time, so that a volume with a million files leaves the disk to the pods.
+//! [`count_volumes`], another such future, sets the gauges of volumes. [`Measured`] also reads the figures of the runtime's file
+//! systems on request. There are no channels. pod-sync does this, since only root may read volumes.
 
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+
+mod file_systems;
+mod measured;
+mod volume_counts;
 mod walk;
+
+pub use crate::measured::Measured;
+pub use crate::volume_counts::run as count_volumes;
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
-use quintlet_model::ids::PodUid;
-use quintlet_proto::podsync::v1 as wire;
-use quintlet_proto::podsync::v1::storage_server::Storage;
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
-
-use crate::context::{Context, PodWork};
-use crate::measured::figures;
-use crate::serve::Service;
-use crate::view::unix_ns;
+use pod_sync_cri_config::paths;
+use pod_sync_metrics::PodMetrics;
 use pod_sync_volumes::metrics::plugin;
 use pod_sync_volumes::referenced;
+use quintlet_kit::clock::Clock;
+use quintlet_model::ids::PodUid;
+use quintlet_proto::podsync::v1 as wire;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-/// How often it is looked for pods that are due, new ones among them.
-const LOOK: Duration = Duration::from_secs(10);
-/// So long is counted without a pause.
+use crate::file_systems::figures;
+
+/// Interval between scans for pods whose volumes are due for measurement.
+const SCAN_PERIOD: Duration = Duration::from_secs(10);
+/// Longest time of measurement without a pause.
 const SLICE: Duration = Duration::from_millis(10);
-/// A pause is so many times as long as what was counted before it.
+/// Length of a pause, as a multiple of the measurement before it.
 const REST: u32 = 9;
-/// Files between two looks at the clock.
+/// Files between two readings of the clock.
 const FILES: u32 = 64;
-
-/// File systems in memory: the kernel keeps count of them.
+/// File systems in memory, whose usage the kernel counts.
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// Measures pods until told to stop; a `period` of zero: never.
-pub async fn run(ctx: Arc<Context>, period: Duration, stop: CancellationToken) {
+/// Measures the volumes of one pod.
+pub type Measurement = Box<dyn FnOnce() -> wire::PodStorage + Send>;
+
+/// The pods whose volumes are measured.
+#[async_trait]
+pub trait Pods: Send + Sync + 'static {
+    /// Returns the pods that have not terminated.
+    fn running(&self) -> Vec<(PodUid, Arc<Pod>)>;
+
+    /// Runs a measurement as work of the pod on a blocking thread. Returns `None` if the pod is suspended or the work panicked.
+    async fn measure(&self, uid: &PodUid, pod: &Pod, measurement: Measurement) -> Option<wire::PodStorage>;
+}
+
+/// Where and how pods are measured.
+#[derive(Debug, Clone)]
+pub struct StorageSettings {
+    pub root_dir: PathBuf,
+    /// Interval between measurements of a pod; zero disables them.
+    pub period: Duration,
+    pub clock: Clock,
+    pub metrics: PodMetrics,
+}
+
+/// Measures the volumes of pods until `stop`.
+pub async fn run(
+    pods: Arc<impl Pods>,
+    measured: Arc<Measured>,
+    settings: StorageSettings,
+    stop: CancellationToken,
+) {
+    let period = settings.period;
     if period.is_zero() {
         return;
     }
     loop {
-        let views = ctx.views.all();
-        let pods: Vec<_> = views
-            .iter()
-            .filter(|view| !ctx.is_over(&view.pod_ref.uid))
-            .map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod)))
-            .collect();
-        for (uid, pod) in ctx.measured.due(&pods, period) {
-            let Ok(pod_work) = quintlet_model::pod::pod_ref(&pod).map(|pod| PodWork::of(&pod)) else {
-                continue;
-            };
-            if ctx.containment.wait(&uid).is_some() {
-                continue;
-            }
-            let (dir, now, stopping) = (ctx.pod_dir(&uid), ctx.clock.wall(), stop.clone());
-            let of = uid.clone();
-            let metrics = ctx.metrics.clone();
-            let work = move || {
-                let mut pace = HousekeepingPace::new(stopping);
-                measure(&of, &pod, &dir, now, |place| {
+        for (uid, pod) in measured.due(&pods.running(), period) {
+            let (dir, now) = (paths::pod_dir(&settings.root_dir, &uid), settings.clock.wall());
+            let (stopping, metrics) = (stop.clone(), settings.metrics.clone());
+            let (measured_uid, measured_pod) = (uid.clone(), Arc::clone(&pod));
+            let work = Box::new(move || {
+                let mut throttle = Throttle::new(stopping);
+                measure(&measured_uid, &measured_pod, &dir, now, |place| {
                     let began = Instant::now();
-                    let usage = walk::usage(place, || pace.step());
+                    let usage = walk::usage(place, || throttle.step());
                     metrics.volume_measured(began.elapsed());
                     usage
                 })
-            };
+            });
             let began = Instant::now();
-            let measured = ctx.contained(&pod_work, quintlet_kit::task::blocking(work)).await;
-            // Small volumes of many pods are much to count, too.
+            let storage = pods.measure(&uid, &pod, work).await;
+            // Many small volumes need pauses, too.
             tokio::time::sleep(began.elapsed().min(SLICE).saturating_mul(REST)).await;
             if stop.is_cancelled() {
                 return;
             }
-            if let Some(storage) = measured {
-                ctx.measured.put(uid, storage);
+            if let Some(storage) = storage {
+                measured.put(uid, storage);
             }
         }
-        // Both only wait.
+        // Each branch only waits.
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(LOOK.min(period)) => {}
+            () = tokio::time::sleep(SCAN_PERIOD.min(period)) => {}
         }
     }
 }
 
-/// Counting with pauses.
-struct HousekeepingPace {
+/// Pauses a measurement, so that it runs a tenth of the time.
+struct Throttle {
     stop: CancellationToken,
     files: u32,
     began: Instant,
 }
 
-impl HousekeepingPace {
+impl Throttle {
     fn new(stop: CancellationToken) -> Self {
         Self { stop, files: 0, began: Instant::now() }
     }
@@ -120,7 +146,7 @@ impl HousekeepingPace {
     }
 }
 
-/// Measures the volumes of a pod that are there, and its file of hosts. What cannot be measured is left out.
+/// Measures the existing volumes of a pod and its hosts file. Volumes that cannot be measured are left out.
 fn measure(
     uid: &PodUid,
     pod: &Pod,
@@ -132,7 +158,7 @@ fn measure(
         Ok(usage) => Some(usage),
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
-            tracing::debug!(pod.uid = %uid, place = %place.display(), %error, "not measured");
+            tracing::debug!(pod.uid = %uid, place = %place.display(), %error, "failed to measure volume");
             None
         }
     };
@@ -140,7 +166,7 @@ fn measure(
         Some(wire::VolumeStorage {
             name: volume.name.clone(),
             is_ephemeral: is_ephemeral(volume),
-            measured_unix_ns: unix_ns(now),
+            measured_unix_ns: i64::try_from(now.as_nanosecond()).unwrap_or(i64::MAX),
             usage: Some(look(&place(volume, dir)?)?),
         })
     });
@@ -148,7 +174,7 @@ fn measure(
     wire::PodStorage { uid: uid.to_string(), volumes, hosts: look(&dir.join("etc-hosts")) }
 }
 
-/// Where a volume is that this process made; none for those of the host and the runtime, which nobody measures.
+/// Returns the directory of a volume, or `None` for volumes of the host and of the runtime, which are not measured.
 fn place(volume: &Volume, dir: &Path) -> Option<PathBuf> {
     match plugin(volume) {
         "kubernetes.io/host-path" | "kubernetes.io/image" | "unknown" => None,
@@ -156,20 +182,20 @@ fn place(volume: &Volume, dir: &Path) -> Option<PathBuf> {
     }
 }
 
-/// It lies on the node's disk and counts as the pod's (pkg/volume/util:IsLocalEphemeralVolume).
+/// Returns whether a volume counts as ephemeral storage of its pod (pkg/volume/util: IsLocalEphemeralVolume).
 fn is_ephemeral(volume: &Volume) -> bool {
     let on_disk = |medium: &Option<String>| medium.as_deref().unwrap_or_default().is_empty();
     volume.config_map.is_some() || volume.empty_dir.as_ref().is_some_and(|source| on_disk(&source.medium))
 }
 
-/// What a volume takes, and what its file system has.
+/// Returns the usage of a volume and the figures of its file system.
 fn usage(
     place: &Path,
     count: &mut impl FnMut(&Path) -> io::Result<walk::Usage>,
 ) -> io::Result<wire::DiskUsage> {
     let fs = rustix::fs::statfs(place)?;
     let whole = figures(&fs);
-    // One in memory has nothing but the volume in it. Counted by its files, it would be open when it is to be unmounted.
+    // A file system in memory holds only this volume. Walking it would keep it open while it is unmounted.
     if matches!(fs.f_type, TMPFS | HUGETLBFS) && is_mount(place)? {
         return Ok(whole);
     }
@@ -181,18 +207,6 @@ fn is_mount(place: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt as _;
     let parent = place.parent().unwrap_or(place);
     Ok(std::fs::symlink_metadata(place)?.dev() != std::fs::symlink_metadata(parent)?.dev())
-}
-
-#[tonic::async_trait]
-impl Storage for Service {
-    async fn list(
-        &self,
-        _: Request<wire::ListStorageRequest>,
-    ) -> Result<Response<wire::ListStorageReply>, Status> {
-        let measured = &self.ctx.measured;
-        let runtime = measured.file_systems.look(|| self.ctx.runtime.file_systems()).await;
-        Ok(Response::new(wire::ListStorageReply { pods: measured.all(), runtime }))
-    }
 }
 
 #[cfg(test)]
@@ -228,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn volumes_that_are_there_are_measured_and_those_on_disk_are_the_pods_own() {
+    fn existing_volumes_are_measured_and_those_on_disk_are_ephemeral_storage() {
         let dir = tempfile::tempdir().unwrap();
         let at = |plugin: &str, name: &str| {
             let place = dir.path().join(format!("volumes/kubernetes.io~{plugin}/{name}"));
@@ -242,12 +256,12 @@ mod tests {
         fs::write(dir.path().join("etc-hosts"), vec![1; 4 << 20]).unwrap();
         let count = |place: &Path| walk::usage(place, || Ok(()));
         let storage = measure(&uid("u1"), &pod(), dir.path(), Timestamp::UNIX_EPOCH, count);
-        let told: Vec<_> = storage
+        let measured: Vec<_> = storage
             .volumes
             .iter()
             .map(|v| (v.name.as_str(), v.is_ephemeral, v.usage.unwrap().inodes_used))
             .collect();
-        assert_eq!(told, [("scratch", true, 2), ("memory", false, 1), ("config", true, 1)]);
+        assert_eq!(measured, [("scratch", true, 2), ("memory", false, 1), ("config", true, 1)]);
         let scratch = storage.volumes[0].usage.unwrap();
         assert!(
             scratch.used_bytes >= 1 << 20 && scratch.capacity_bytes > scratch.available_bytes,
@@ -259,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_in_memory_is_asked_and_never_opened() {
+    fn a_volume_in_memory_is_never_opened() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().join("volumes/kubernetes.io~empty-dir/memory");
         fs::create_dir_all(&place).unwrap();
@@ -274,20 +288,20 @@ mod tests {
     }
 
     #[test]
-    fn a_count_that_goes_on_rests_nine_tenths_of_the_time_and_ends_when_told() {
+    fn a_measurement_pauses_nine_tenths_of_the_time_and_ends_on_stop() {
         let stop = CancellationToken::new();
-        let mut pace = HousekeepingPace::new(stop.clone());
+        let mut throttle = Throttle::new(stop.clone());
         let began = Instant::now();
         let mut worked = Duration::ZERO;
         for _ in 0..3 * FILES {
             let step = Instant::now();
             std::thread::sleep(SLICE / FILES);
             worked += step.elapsed();
-            pace.step().unwrap();
+            throttle.step().unwrap();
         }
         assert!(began.elapsed() >= worked * REST, "{worked:?} of {:?}", began.elapsed());
         stop.cancel();
-        let ended = (0..FILES).find_map(|_| pace.step().err());
+        let ended = (0..FILES).find_map(|_| throttle.step().err());
         assert_eq!(ended.map(|e| e.kind()), Some(io::ErrorKind::Interrupted));
     }
 }

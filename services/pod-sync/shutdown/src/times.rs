@@ -1,4 +1,4 @@
-//! When the last shutdown began and its pods had ended: kept in the kubelet's file, for the metrics after the next boot.
+//! Start and end of the last shutdown, kept in the kubelet's file for the metrics after the next boot.
 
 use std::path::{Path, PathBuf};
 
@@ -9,10 +9,9 @@ use pod_sync_metrics::PodMetrics;
 
 const FILE: &str = "graceful_node_shutdown_state";
 
-/// Go's time that never was.
+/// Go's zero time.
 const ZERO: &str = "0001-01-01T00:00:00Z";
 
-/// The file's content.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct State {
@@ -32,7 +31,7 @@ fn zero() -> Timestamp {
 }
 
 impl Times {
-    /// Those of an earlier process, where there was a shutdown.
+    /// Reads the file of an earlier process.
     pub(super) fn load(root: &Path, metrics: PodMetrics) -> Self {
         let path = root.join(FILE);
         let read = std::fs::read(&path).ok().and_then(|text| serde_json::from_slice::<State>(&text).ok());
@@ -44,13 +43,13 @@ impl Times {
         times
     }
 
-    /// A shutdown begins.
+    /// Records the start of a shutdown.
     pub(super) fn begin(&mut self, now: Timestamp) {
         self.start = Some(now);
         self.keep(None);
     }
 
-    /// Its pods have ended.
+    /// Records that all pods have terminated.
     pub(super) fn end(&self, now: Timestamp) {
         self.keep(Some(now));
     }
@@ -65,9 +64,9 @@ impl Times {
         self.show(end);
         let state = State { start_time: self.start.unwrap_or_else(zero), end_time: end.unwrap_or_else(zero) };
         let bytes = serde_json::to_vec(&state).unwrap_or_default();
-        // The machine goes down: what is not on the disk by now is lost.
+        // Synced, since the machine is about to go down.
         if let Err(error) = quintlet_kit::atomic_file::write_durable(&self.path, &bytes, 0o600) {
-            tracing::warn!(%error, file = %self.path.display(), "the time of the shutdown is not kept");
+            tracing::warn!(%error, file = %self.path.display(), "failed to write the time of the shutdown");
         }
     }
 }
@@ -77,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_times_of_a_shutdown_outlive_the_process() {
+    fn the_times_of_a_shutdown_survive_a_restart() {
         let root = tempfile::tempdir().unwrap();
         let metrics = PodMetrics::default();
         let shown = || (metrics.shutdown_start.get(), metrics.shutdown_end.get());
@@ -96,6 +95,6 @@ mod tests {
         std::fs::write(root.path().join(FILE), "{").unwrap();
         metrics.shutdown_start.set(7.0);
         let _torn = Times::load(root.path(), metrics.clone());
-        assert_eq!(shown(), (7.0, 1030.0), "what cannot be read says nothing");
+        assert_eq!(shown(), (7.0, 1030.0), "an unreadable file changes no metric");
     }
 }

@@ -1,4 +1,4 @@
-//! Which rotated files of a log stay, and in which form.
+//! Rotated files of a log: which are kept, deleted and compressed.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write as _};
@@ -12,14 +12,14 @@ use quintlet_kit::beneath::Dir;
 use quintlet_kit::tree;
 use rustix::fs::FileType;
 
-/// Of a compressed file.
+/// Suffix of a compressed file.
 const GZ: &str = ".gz";
-/// Of one that is being compressed.
+/// Suffix of a file while it is being compressed.
 const TMP: &str = ".tmp";
 
-/// The name a log gets when it is rotated at `now`, in the node's own time (pkg/kubelet/logs/container_log_manager.go).
+/// Returns the name of a log that is rotated at `now`, in local time (pkg/kubelet/logs/container_log_manager.go).
 #[must_use]
-pub fn rotated(log: &Path, now: jiff::Timestamp) -> PathBuf {
+pub(crate) fn rotated(log: &Path, now: jiff::Timestamp) -> PathBuf {
     let local = now.to_zoned(jiff::tz::TimeZone::system());
     with_suffix(log, &format!(".{}", local.strftime("%Y%m%d-%H%M%S")))
 }
@@ -30,29 +30,27 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// What is to be done with the files beside a log.
+/// Changes of the rotated files of a log, by file name.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// To delete.
-    pub delete: Vec<String>,
-    /// To compress.
-    pub compress: Vec<String>,
+pub(crate) struct Plan {
+    pub(crate) delete: Vec<String>,
+    pub(crate) compress: Vec<String>,
 }
 
-/// Plans for the rotated files `names` of one log, so that the newest `keep` remain, compressed.
+/// Decides about the rotated files `names` of one log, so that the newest `keep` are kept and compressed.
 #[must_use]
-pub fn plan(names: &BTreeSet<String>, keep: usize) -> Plan {
+pub(crate) fn plan(names: &BTreeSet<String>, keep: usize) -> Plan {
     let mut plan = Plan::default();
     let mut left = Vec::new();
     for name in names {
-        // A file that was compressed and not deleted is there twice.
+        // A file that was compressed and not deleted exists in both forms.
         if name.ends_with(TMP) || names.contains(&format!("{name}{GZ}")) {
             plan.delete.push(name.clone());
         } else {
             left.push(name.clone());
         }
     }
-    // The names are times: sorted, the oldest come first.
+    // Names end with their time, so the oldest files come first.
     let old = left.len().saturating_sub(keep);
     plan.delete.extend(left.drain(..old));
     plan.compress = left.into_iter().filter(|name| !name.ends_with(GZ)).collect();
@@ -62,8 +60,8 @@ pub fn plan(names: &BTreeSet<String>, keep: usize) -> Plan {
 /// Returns the size of a log.
 ///
 /// # Errors
-/// It does not exist, or is no regular file.
-pub fn size(dir: &Dir, log: &Path) -> io::Result<u64> {
+/// The log does not exist or is not a regular file.
+pub(crate) fn size(dir: &Dir, log: &Path) -> io::Result<u64> {
     let stat = dir.stat(log)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -71,7 +69,7 @@ pub fn size(dir: &Dir, log: &Path) -> io::Result<u64> {
     Ok(u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-/// Names of the rotated files of a log, and of what else begins with its name.
+/// Returns the names of regular files that begin with the name of the log.
 fn siblings(dir: &Dir, log: &Path) -> io::Result<BTreeSet<String>> {
     let (Some(parent), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) else {
         return Ok(BTreeSet::new());
@@ -90,11 +88,9 @@ fn siblings(dir: &Dir, log: &Path) -> io::Result<BTreeSet<String>> {
     Ok(out)
 }
 
-/// Deletes and compresses rotated files of a log beneath `dir`, so that `keep` remain before the next rotation.
-///
-/// # Errors
-/// The directory or a file cannot be read or written. What was not done is done the next time.
-pub fn make_room(dir: &Dir, log: &Path, keep: usize) -> io::Result<()> {
+/// Deletes and compresses rotated files of a log, so that `keep` are left before the next rotation. After an error the rest is
+/// done at the next rotation.
+pub(crate) fn make_room(dir: &Dir, log: &Path, keep: usize) -> io::Result<()> {
     let parent = log.parent().unwrap_or(Path::new("."));
     let plan = plan(&siblings(dir, log)?, keep);
     for name in &plan.delete {
@@ -106,12 +102,12 @@ pub fn make_room(dir: &Dir, log: &Path, keep: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes `<file>.gz` of a file, with its mode. At every moment one of the two is whole.
+/// Compresses a file to `<file>.gz` with the same mode. One of the two files is complete at any time.
 fn compress(dir: &Dir, path: &Path) -> io::Result<()> {
     let (tmp, gz) = (with_suffix(path, TMP), with_suffix(path, GZ));
     let mut from = dir.read(path)?;
     let mode = from.metadata()?.permissions().mode() & 0o777;
-    // A rest of an earlier try, or what somebody put in its place: a pod may write to the directory of logs.
+    // Left by an earlier attempt, or planted: a pod may be able to write to the log directory.
     match dir.remove_file(&tmp) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         Ok(()) | Err(_) => {}
@@ -124,7 +120,7 @@ fn compress(dir: &Dir, path: &Path) -> io::Result<()> {
         dir.rename(&tmp, &gz)
     })();
     if let Err(error) = written {
-        // On a full disk what there is of it is in the way.
+        // A partial file would waste space on a full disk.
         let _ = dir.remove_file(&tmp);
         return Err(error);
     }

@@ -1,4 +1,4 @@
-//! `/var/log/containers`: a link to the log of each container, by which log collectors find pod, namespace and name.
+//! Links to container logs in `/var/log/containers`, whose names tell log collectors the pod, namespace and container.
 
 use std::collections::HashSet;
 use std::fs;
@@ -6,20 +6,15 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-/// A link that is to be there.
+/// A link to a container log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Link {
-    /// Its name in the directory.
-    pub name: String,
-    /// The log.
-    pub target: PathBuf,
+pub(crate) struct Link {
+    pub(crate) name: String,
+    pub(crate) target: PathBuf,
 }
 
-/// Removes broken links that lead into `pod_logs_dir`, but those of these names. Links that lead elsewhere are not ours.
-///
-/// # Errors
-/// The directory cannot be made or read.
-pub fn remove_broken(dir: &Path, pod_logs_dir: &Path, names: &HashSet<&str>) -> io::Result<()> {
+/// Removes broken links into `pod_logs_dir`, except those with these names. Other links are not ours.
+pub(crate) fn remove_broken(dir: &Path, pod_logs_dir: &Path, names: &HashSet<&str>) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -32,26 +27,26 @@ pub fn remove_broken(dir: &Path, pod_logs_dir: &Path, names: &HashSet<&str>) -> 
     Ok(())
 }
 
-/// Makes links that are missing.
-pub fn make(dir: &Path, links: &[Link]) {
+/// Creates missing links.
+pub(crate) fn make(dir: &Path, links: &[Link]) {
     for link in links {
         let path = dir.join(&link.name);
         match fs::read_link(&path) {
             Ok(target) if target == link.target => continue,
-            // A link of that name that leads elsewhere is of an earlier layout.
+            // A link with another target is from an earlier container or layout.
             Ok(_) => remove(&path),
             Err(_) => {}
         }
         if link.target.exists()
             && let Err(error) = symlink(&link.target, &path)
         {
-            tracing::debug!(link = %path.display(), %error, "log not linked");
+            tracing::debug!(link = %path.display(), %error, "failed to link log");
         }
     }
 }
 
 fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
-        tracing::debug!(link = %path.display(), %error, "link not removed");
+        tracing::debug!(link = %path.display(), %error, "failed to remove link");
     }
 }

@@ -1,6 +1,4 @@
-//! What pods' volumes and the runtime's file systems take on the disk, as it was last measured.
-
-mod file_systems;
+//! Results of measurements.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -8,18 +6,18 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::RwLock;
+use pod_sync_clients::CallError;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use tokio::time::Instant;
 
-use self::file_systems::FileSystems;
+use crate::file_systems::FileSystems;
 
 /// The last measurement of each pod's volumes, and the file systems of the runtime.
 #[derive(Debug, Default)]
 pub struct Measured {
     pods: RwLock<HashMap<PodUid, Known>>,
-    /// The file systems of the runtime.
-    pub(crate) file_systems: FileSystems,
+    file_systems: FileSystems,
 }
 
 #[derive(Debug)]
@@ -29,7 +27,7 @@ struct Known {
 }
 
 impl Measured {
-    /// Those that were not measured for `period`, after all that are not among `pods` are forgotten.
+    /// Returns the pods that were not measured for `period`. Removes the results of all other pods than `pods`.
     pub(crate) fn due(&self, pods: &[(PodUid, Arc<Pod>)], period: Duration) -> Vec<(PodUid, Arc<Pod>)> {
         let there: HashSet<&PodUid> = pods.iter().map(|(uid, _)| uid).collect();
         let mut known = self.pods.write();
@@ -38,27 +36,25 @@ impl Measured {
         pods.iter().filter(|(uid, _)| is_due(uid)).cloned().collect()
     }
 
+    /// Reads the figures of the runtime's file systems. Calls `mount_points` if the known ones are older than a minute.
+    pub async fn runtime_file_systems<F>(
+        &self,
+        mount_points: impl FnOnce() -> F,
+    ) -> Vec<wire::RuntimeFileSystem>
+    where
+        F: Future<Output = Result<Vec<String>, CallError>>,
+    {
+        self.file_systems.look(mount_points).await
+    }
+
     /// Returns the last result of each pod.
-    pub(crate) fn all(&self) -> Vec<wire::PodStorage> {
+    pub fn all(&self) -> Vec<wire::PodStorage> {
         self.pods.read().values().map(|known| known.storage.clone()).collect()
     }
 
-    /// Keeps the result of a pod that was measured just now.
+    /// Stores the result of a pod.
     pub(crate) fn put(&self, uid: PodUid, storage: wire::PodStorage) {
         self.pods.write().insert(uid, Known { storage, at: Instant::now() });
-    }
-}
-
-/// A whole file system.
-pub(crate) fn figures(fs: &rustix::fs::StatFs) -> wire::DiskUsage {
-    let block = u64::try_from(fs.f_bsize).unwrap_or(0);
-    wire::DiskUsage {
-        available_bytes: fs.f_bavail.saturating_mul(block),
-        capacity_bytes: fs.f_blocks.saturating_mul(block),
-        used_bytes: fs.f_blocks.saturating_sub(fs.f_bfree).saturating_mul(block),
-        inodes: fs.f_files,
-        inodes_free: fs.f_ffree,
-        inodes_used: fs.f_files.saturating_sub(fs.f_ffree),
     }
 }
 
@@ -71,7 +67,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_pod_is_measured_once_in_a_period_and_one_that_is_gone_is_forgotten() {
+    async fn each_pod_is_measured_once_per_period_and_results_of_removed_pods_are_dropped() {
         let measured = Measured::default();
         let pods = ["u1", "u2"].map(|name| (uid(name), Arc::new(Pod::default())));
         let period = Duration::from_secs(60);

@@ -1,7 +1,6 @@
-//! What a directory takes on its file system, as `du` counts it (pkg/volume/util/fs): blocks and inodes, hard links once, other
-//! file systems left out.
+//! Usage of a directory, as `du` counts it (pkg/volume/util/fs): blocks and inodes, hard links once, without other file systems.
 //!
-//! The tree belongs to a pod, which may change it meanwhile and nest it as deep as it likes.
+//! The tree belongs to a pod, which may change it concurrently and nest it to any depth.
 
 use std::collections::HashSet;
 use std::io;
@@ -10,15 +9,15 @@ use std::path::Path;
 use quintlet_kit::tree::{self, Entry, Visitor};
 use rustix::fs::{AtFlags, CWD, Stat, statat};
 
-/// `st_blocks` counts these, whatever the file system has.
+/// Unit of `st_blocks` in bytes, on any file system.
 const BLOCK: u64 = 512;
-/// Files with several names that are kept in mind, 16 MiB of them. Names of further ones count each.
+/// Inodes with several links that are remembered (16 MiB). Links of further inodes are counted each.
 const LINKS: usize = 1 << 20;
 
-/// What a tree takes.
+/// Usage of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Usage {
-    /// Bytes on the disk, holes left out.
+    /// Bytes on disk, without holes.
     pub bytes: u64,
     /// Files, directories and links.
     pub inodes: u64,
@@ -31,12 +30,12 @@ struct Count {
 }
 
 impl Count {
-    /// Counts a file; whether it belongs to the tree.
+    /// Counts a file. Returns whether it is on the file system of the tree.
     fn add(&mut self, stat: &Stat, is_dir: bool) -> bool {
         if stat.st_dev != self.device {
             return false;
         }
-        // A directory has as many links as directories in it, and one place.
+        // The links of a directory are its subdirectories.
         if !is_dir && stat.st_nlink > 1 {
             if self.linked.contains(&stat.st_ino) {
                 return true;
@@ -52,7 +51,7 @@ impl Count {
     }
 }
 
-/// A count that asks before each file.
+/// A count that calls `step` before each file.
 struct Counting<S> {
     count: Count,
     step: S,
@@ -65,10 +64,10 @@ impl<S: FnMut() -> io::Result<()>> Visitor for Counting<S> {
     }
 }
 
-/// Counts what is at `place`. `step` is called for each file: it may take its time, and an error of it ends the count.
+/// Counts the usage of `place`. `step` is called for each file; it may block, and an error ends the count.
 ///
 /// # Errors
-/// The file system's, that of `step`, or a directory deep in the tree was moved while it was counted.
+/// An error of the file system or of `step`, or a directory was moved during the count.
 pub(super) fn usage(place: &Path, step: impl FnMut() -> io::Result<()>) -> io::Result<Usage> {
     let stat = statat(CWD, place, AtFlags::SYMLINK_NOFOLLOW)?;
     let mut count = Count { device: stat.st_dev, usage: Usage::default(), linked: HashSet::new() };
@@ -103,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_counted_and_a_file_of_several_names_once() {
+    fn blocks_are_counted_and_hard_links_once() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir_all(at("a/b")).unwrap();
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_deeper_than_a_path_can_say_is_counted_too() {
+    fn a_tree_deeper_than_the_longest_path_is_counted() {
         let dir = tempfile::tempdir().unwrap();
         let deep = "x".repeat(200);
         let mut at = openat(CWD, dir.path(), HOW, Mode::empty()).unwrap();
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_step_ends_it() {
+    fn an_error_of_the_step_ends_the_count() {
         let dir = tempfile::tempdir().unwrap();
         for n in 0..10 {
             fs::write(dir.path().join(n.to_string()), "").unwrap();

@@ -1,4 +1,4 @@
-//! systemd's logind, which tells of a shutdown and lets it be delayed.
+//! systemd-logind: signals of shutdowns, and inhibitors that delay them.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -8,77 +8,43 @@ use async_trait::async_trait;
 use futures::StreamExt as _;
 use zbus::Connection;
 
-/// Where the kubelet writes it too, so that it is there once whoever runs the node.
+/// Name of the drop-in file; the same as that of the kubelet, so that there is one.
 const DROP_IN: &str = "99-kubelet.conf";
 const SIGHUP: i32 = 1;
 
 /// logind cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
-    /// A call failed.
-    #[error("{what}")]
-    Call {
-        /// What was tried.
-        what: &'static str,
-        /// Why it failed.
-        source: zbus::Error,
-    },
-    /// The configuration of logind cannot be written.
-    #[error("{path}")]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: std::io::Error,
-    },
-    /// It does not wait as long as pods may take.
-    #[error("logind waits {now:?} at most, wanted {wanted:?}")]
-    TooShort {
-        /// What is asked for.
-        wanted: Duration,
-        /// What it has, though it was told.
-        now: Duration,
-    },
+    #[error("failed to {what}")]
+    Call { what: &'static str, source: zbus::Error },
+    #[error("failed to write {}", path.display())]
+    Write { path: PathBuf, source: std::io::Error },
+    #[error("logind delays a shutdown by {now:?} at most, wanted {wanted:?}")]
+    TooShort { wanted: Duration, now: Duration },
 }
 
 /// Connects to logind.
 #[async_trait]
 pub trait Login: Send + Sync {
-    /// A connection.
-    ///
-    /// # Errors
-    /// There is no logind.
     async fn connect(&self) -> Result<Box<dyn Session>, LoginError>;
 }
 
 /// A connection to logind.
 #[async_trait]
 pub trait Session: Send + Sync {
-    /// How long it lets a shutdown be delayed (`InhibitDelayMaxSec`).
-    ///
-    /// # Errors
-    /// It does not answer.
+    /// Returns the longest delay of a shutdown (`InhibitDelayMaxSec`).
     async fn max_delay(&self) -> Result<Duration, LoginError>;
 
-    /// Configures it for a longer delay and tells it to read that.
-    ///
-    /// # Errors
-    /// The file cannot be written, or it cannot be told.
+    /// Configures a longer delay and reloads logind.
     async fn raise_max_delay(&self, delay: Duration) -> Result<(), LoginError>;
 
-    /// Delays shutdowns until the file is closed.
-    ///
-    /// # Errors
-    /// It refuses.
+    /// Delays shutdowns until the returned file is closed.
     async fn inhibit(&self) -> Result<OwnedFd, LoginError>;
 
-    /// Whether a shutdown has started already.
-    ///
-    /// # Errors
-    /// It does not answer.
+    /// Returns whether a shutdown is in progress.
     async fn is_preparing(&self) -> Result<bool, LoginError>;
 
-    /// Waits until a shutdown starts (true) or is called off; none when the connection broke. Nothing is lost by dropping it.
+    /// Waits until a shutdown starts (`true`) or is cancelled (`false`). Returns `None` if the connection breaks. Cancel safe.
     async fn prepare_for_shutdown(&mut self) -> Option<bool>;
 }
 
@@ -109,12 +75,12 @@ trait SystemdManager {
     fn kill_unit(&self, name: &str, whom: &str, signal: i32) -> zbus::Result<()>;
 }
 
-/// The real one, on the system bus.
+/// logind on the system bus.
 #[derive(Debug, Clone)]
 pub struct SystemBus {
-    /// Address of the bus; none for the usual one.
+    /// Address of the bus; `None` for the default.
     pub address: Option<String>,
-    /// Directory of logind's additional configuration.
+    /// Directory of drop-in files of logind.
     pub drop_ins: PathBuf,
 }
 
@@ -136,10 +102,10 @@ impl Login for SystemBus {
             Some(address) => zbus::connection::Builder::address(address.as_str()),
             None => zbus::connection::Builder::system(),
         };
-        let connection = builder.build().await.map_err(call("connecting to the system bus"))?;
-        let manager = LoginManagerProxy::new(&connection).await.map_err(call("logind"))?;
-        // Before the inhibitor: a shutdown that waits for it has been heard of.
-        let signals = manager.receive_prepare_for_shutdown().await.map_err(call("watching for shutdowns"))?;
+        let connection = builder.build().await.map_err(call("connect to the system bus"))?;
+        let manager = LoginManagerProxy::new(&connection).await.map_err(call("connect to logind"))?;
+        // Subscribed before the inhibitor is taken, so that no shutdown is missed.
+        let signals = manager.receive_prepare_for_shutdown().await.map_err(call("watch for shutdowns"))?;
         Ok(Box::new(BusSession { connection, manager, signals, drop_ins: self.drop_ins.clone() }))
     }
 }
@@ -147,8 +113,7 @@ impl Login for SystemBus {
 #[async_trait]
 impl Session for BusSession {
     async fn max_delay(&self) -> Result<Duration, LoginError> {
-        let usec =
-            self.manager.inhibit_delay_max_usec().await.map_err(call("reading InhibitDelayMaxUSec"))?;
+        let usec = self.manager.inhibit_delay_max_usec().await.map_err(call("read InhibitDelayMaxUSec"))?;
         Ok(Duration::from_micros(usec))
     }
 
@@ -161,21 +126,18 @@ impl Session for BusSession {
         std::fs::create_dir_all(&self.drop_ins)
             .and_then(|()| quintlet_kit::atomic_file::write_durable(&path, text.as_bytes(), 0o644))
             .map_err(|source| LoginError::Write { path, source })?;
-        let systemd = SystemdManagerProxy::new(&self.connection).await.map_err(call("systemd"))?;
-        systemd
-            .kill_unit("systemd-logind.service", "all", SIGHUP)
-            .await
-            .map_err(call("telling logind to reload"))
+        let systemd = SystemdManagerProxy::new(&self.connection).await.map_err(call("connect to systemd"))?;
+        systemd.kill_unit("systemd-logind.service", "all", SIGHUP).await.map_err(call("reload logind"))
     }
 
     async fn inhibit(&self) -> Result<OwnedFd, LoginError> {
-        let why = "Pods are given time to end";
+        let why = "Pods are given time to terminate";
         let lock = self.manager.inhibit("shutdown", "quintlet", why, "delay").await;
-        Ok(lock.map_err(call("taking a delay inhibitor"))?.into())
+        Ok(lock.map_err(call("take a delay inhibitor"))?.into())
     }
 
     async fn is_preparing(&self) -> Result<bool, LoginError> {
-        self.manager.preparing_for_shutdown().await.map_err(call("reading PreparingForShutdown"))
+        self.manager.preparing_for_shutdown().await.map_err(call("read PreparingForShutdown"))
     }
 
     async fn prepare_for_shutdown(&mut self) -> Option<bool> {
@@ -183,7 +145,7 @@ impl Session for BusSession {
             let signal = self.signals.next().await?;
             match signal.args() {
                 Ok(args) => return Some(args.start),
-                Err(error) => tracing::warn!(%error, "PrepareForShutdown cannot be read"),
+                Err(error) => tracing::warn!(%error, "signal PrepareForShutdown is invalid, ignoring"),
             }
         }
     }

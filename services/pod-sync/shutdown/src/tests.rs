@@ -19,24 +19,28 @@ struct Fake {
 impl Pods for Fake {
     type Pod = &'static str;
 
-    async fn end(&self, pod: &&'static str, group_seconds: u64) {
+    fn active(&self) -> Vec<(Option<i32>, &'static str)> {
+        Vec::new()
+    }
+
+    async fn kill(&self, pod: &&'static str, group_seconds: u64) {
         self.ended.lock().push((*pod, self.began.elapsed().as_secs(), group_seconds));
         tokio::time::sleep(Duration::from_secs(self.takes[pod].0)).await;
     }
 
-    async fn unmounted(&self, pod: &&'static str) {
+    async fn wait_unmounted(&self, pod: &&'static str) {
         tokio::time::sleep(Duration::from_secs(self.takes[pod].1)).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn groups_end_one_after_another_and_none_takes_more_than_its_time() {
+async fn groups_are_terminated_in_order_each_within_its_time() {
     let takes = [("quick", (1, 1)), ("mounted", (1, 4)), ("hangs", (1000, 0)), ("critical", (3, 0))];
     let pods = Fake { takes: takes.into(), began: Instant::now(), ended: Mutex::default() };
     let share = |priority, seconds| PriorityGracePeriod { priority, seconds };
     let plan = ShutdownPlan::from_priorities(vec![share(0, 20), share(100, 10), share(2_000_000_000, 7)]);
     let all = [(Some(2_000_000_000), "critical"), (Some(100), "hangs"), (None, "quick"), (None, "mounted")];
-    end_all(&pods, plan.groups(all)).await;
+    kill_groups(&pods, plan.groups(all)).await;
     assert_eq!(
         *pods.ended.lock(),
         [("quick", 0, 20), ("mounted", 0, 20), ("hangs", 5, 10), ("critical", 15, 7)],
@@ -81,7 +85,7 @@ impl Session for Reloads {
 }
 
 #[tokio::test(start_paused = true)]
-async fn logind_is_told_to_wait_long_enough_and_asked_whether_it_does() {
+async fn the_delay_of_logind_is_raised_and_verified() {
     for (answers, raised, ok, millis) in [
         (vec![30], 0, true, 0),
         (vec![60], 0, true, 0),

@@ -1,7 +1,7 @@
-//! Counts the volumes that pods ask for and those that are on the node (pkg/kubelet/volumemanager/metrics).
+//! Gauges of desired and existing volumes (pkg/kubelet/volumemanager/metrics).
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,48 +18,41 @@ use quintlet_model::ids::PodUid;
 use quintlet_telemetry::metrics::gauge_family;
 use tokio_util::sync::CancellationToken;
 
-use crate::context::Context;
+use crate::Pods;
 
-/// How often volumes are counted.
-const COUNT_EVERY: Duration = Duration::from_secs(10);
+/// Interval between counts.
+const PERIOD: Duration = Duration::from_secs(10);
 
-/// Volumes of a kind that are wanted, or there.
+/// Labels of the gauge: plugin, and whether the volumes are desired or exist.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct VolumesLabel {
     plugin_name: String,
     state: &'static str,
 }
 
-/// Counts the volumes that pods want and those that are there, now and then, until told to stop.
-pub(crate) async fn run(ctx: Arc<Context>, stop: CancellationToken) {
+/// Sets the gauges of desired and existing volumes periodically, until `stop`.
+pub async fn run(pods: Arc<impl Pods>, root_dir: PathBuf, stop: CancellationToken) {
     let gauges: Family<VolumesLabel, Gauge> =
         gauge_family("volume_manager_total_volumes", "Number of volumes in Volume Manager");
     let (mut desired, mut actual) = (BTreeMap::new(), BTreeMap::new());
     loop {
-        let pods: Vec<(PodUid, Arc<Pod>)> = ctx
-            .views
-            .all()
-            .into_iter()
-            .filter(|view| !ctx.is_over(&view.pod_ref.uid))
-            .map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod)))
-            .collect();
-        let root = ctx.node.root_dir.clone();
+        let (root, pods) = (root_dir.clone(), pods.running());
         let counted = contained_request(None, task::blocking(move || count(&root, &pods))).await;
         if let Ok((wanted, there)) = counted {
             for (state, counts, now) in [
                 ("desired_state_of_world", &mut desired, wanted),
                 ("actual_state_of_world", &mut actual, there),
             ] {
-                // What is gone is none, not what it was.
+                // A plugin without volumes is 0, not its last count.
                 counts.values_mut().for_each(|count| *count = 0);
                 counts.extend(now);
                 set(&gauges, state, counts);
             }
         }
-        // Both only wait.
+        // Each branch only waits.
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(COUNT_EVERY) => {}
+            () = tokio::time::sleep(PERIOD) => {}
         }
     }
 }
@@ -74,7 +67,7 @@ fn count(root: &Path, pods: &[(PodUid, Arc<Pod>)]) -> (Counts, Counts) {
             let plugin = plugin(volume);
             let wanted = desired.entry(plugin.to_owned()).or_default();
             *wanted = wanted.saturating_add(1);
-            // What the runtime or the host has is there as soon as the pod's directory is.
+            // Volumes of the runtime and of the host exist when the pod's directory does.
             let place = match plugin {
                 "kubernetes.io/host-path" | "kubernetes.io/image" => dir.clone(),
                 _ => dir.join("volumes").join(plugin.replace('/', "~")).join(&volume.name),
@@ -100,7 +93,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn volumes_are_counted_as_they_are_wanted_and_as_they_are_there() {
+    fn desired_and_existing_volumes_are_counted_by_plugin() {
         let root = tempfile::tempdir().unwrap();
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "p"},
