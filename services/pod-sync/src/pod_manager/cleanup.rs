@@ -11,6 +11,7 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
 use super::PodManager;
+use super::entry::PodEntry;
 use pod_sync_containment::PodWork;
 use pod_sync_metrics::Counted;
 
@@ -20,16 +21,15 @@ impl PodManager {
         self.clean_up();
         let took = self.ctx.clock.boot().saturating_sub(began);
         if self.pace.is_slow_anew(took) {
-            tracing::warn!(?took, pods = self.pods.len(), "housekeeping takes long");
+            tracing::warn!(?took, pods = self.pods.workers().count(), "housekeeping is slow");
         }
     }
 
-    // As HandlePodCleanups: what nobody wants any more, each kind after those it follows from.
     fn clean_up(&mut self) {
         self.count();
         self.ctx.containment.update_gauge();
-        self.change_held();
-        // Nothing is an orphan before every source has spoken and the runtime was read as a whole.
+        self.retry_set_aside();
+        // A pod is an orphan only if every source has delivered a snapshot and the whole runtime state was read.
         if !self.sources_ready() {
             return;
         }
@@ -46,23 +46,22 @@ impl PodManager {
         for pod in runtime {
             let uid = pod.pod.uid.clone();
             present.insert(uid.clone());
-            let wanted = self.pods.contains_key(&uid) || self.pending_admission.contains_key(&uid);
-            if wanted || self.orphans.contains_key(&uid) || !self.ctx.is_ours(&pod) {
+            if !self.may_be_orphan(&uid)
+                || !self.ctx.is_ours(&pod)
+                || self.ctx.containment.wait(&uid).is_some()
+            {
                 continue;
             }
-            if self.ctx.containment.wait(&uid).is_some() {
-                continue;
-            }
-            tracing::info!(pod.uid = %uid, pod = %pod.pod, "a pod of ours that no source wants is removed");
+            tracing::info!(pod.uid = %uid, pod = %pod.pod, "removing an orphaned pod");
             let full_name = pod.pod.full_name();
             self.ctx.pod_workers.step(Input::Orphan { uid: uid.clone(), full_name });
             self.ctx.metrics.census.count_orphan();
             let ctx = Arc::clone(&self.ctx);
             let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
-            self.orphans.insert(uid, task);
+            self.pods.entry(&uid).orphan_removal = Some(task);
         }
-        let wanted = self.pods.keys().chain(self.pending_admission.keys());
-        let known: HashSet<PodUid> = wanted.chain(self.orphans.keys()).cloned().chain(present).collect();
+        let managed = self.pods.iter().filter(|(_, e)| e.is_desired() || e.orphan_removal.is_some());
+        let known: HashSet<PodUid> = managed.map(|(uid, _)| uid.clone()).chain(present).collect();
         if self.listing.is_none() {
             let listing = crate::housekeeping::orphaned(Arc::clone(&self.ctx), known.clone());
             self.listing = Some(quintlet_kit::task::spawn("list-orphans", listing));
@@ -72,27 +71,31 @@ impl PodManager {
         self.sweeper.tick(&self.ctx, &known);
     }
 
-    // Removes directories that were listed as orphans and still are: a pod may have come since.
+    // A pod with this UID is neither desired nor being removed.
+    fn may_be_orphan(&self, uid: &PodUid) -> bool {
+        !self.pods.get(uid).is_some_and(PodEntry::is_desired) && !self.pods.is_removing_orphan(uid)
+    }
+
+    // Removes the listed directories, unless a pod with the UID has been added since.
     pub(super) fn remove_listed(&mut self, listed: BTreeSet<PodUid>) {
         self.listing = None;
         let Some(runtime) = self.ctx.pleg.all() else { return };
         let present: HashSet<&PodUid> = runtime.iter().map(|pod| &pod.pod.uid).collect();
         for uid in listed {
-            let wanted = self.pods.contains_key(&uid) || self.pending_admission.contains_key(&uid);
-            if wanted || self.orphans.contains_key(&uid) || present.contains(&uid) {
-                continue;
-            }
-            if self.ctx.containment.wait(&uid).is_some() {
+            if !self.may_be_orphan(&uid)
+                || present.contains(&uid)
+                || self.ctx.containment.wait(&uid).is_some()
+            {
                 continue;
             }
             let ctx = Arc::clone(&self.ctx);
             let task =
                 quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
-            self.orphans.insert(uid, task);
+            self.pods.entry(&uid).orphan_removal = Some(task);
         }
     }
 
-    // Every pod of the table, whatever the sources have said.
+    // Counts every pod that is shown, whether the sources have delivered a snapshot or not.
     fn count(&self) {
         let views = self.ctx.views.all();
         let counted: Vec<Counted> = views
@@ -104,40 +107,41 @@ impl PodManager {
                 is_terminated: self.ctx.is_over(&view.pod_ref.uid),
             })
             .collect();
-        let orphans = self.orphans.values().filter(|task| !task.is_finished()).count();
+        let removals = self.pods.iter().filter_map(|(_, entry)| entry.orphan_removal.as_ref());
+        let orphans = removals.filter(|task| !task.is_finished()).count();
         self.ctx.metrics.census.set(&counted, self.mirrors.len(), orphans);
     }
 
-    // The burstable tier gets what its pods ask for together.
+    // Gives the burstable QoS cgroup the CPU shares that its pods request together.
     fn update_qos_cgroups(&mut self) {
         let active: Vec<Arc<Pod>> = self
             .pods
-            .iter()
+            .workers()
             .filter(|(uid, _)| !self.is_over(uid))
-            .map(|(_, e)| Arc::clone(&e.desired.borrow().pod))
+            .map(|(_, worker)| Arc::clone(&worker.desired.borrow().pod))
             .collect();
         let shares = burstable_shares(active.iter().map(AsRef::as_ref));
-        if self.burstable == Some(shares) {
+        if self.burstable_shares == Some(shares) {
             return;
         }
         match self.ctx.cgroups.update_qos_cgroups(shares) {
-            Ok(()) => self.burstable = Some(shares),
+            Ok(()) => self.burstable_shares = Some(shares),
             Err(e) => tracing::warn!(
                 error = quintlet_kit::error_chain(&e),
-                "shares of the burstable tier not written"
+                "CPU shares of the burstable QoS cgroup not written"
             ),
         }
     }
 
     fn delete_orphaned_mirrors(&self) {
         for ((namespace, name), mirror) in &self.mirrors {
-            let wanted = self.pods.values().any(|e| {
-                let d = e.desired.borrow();
+            let wanted = self.pods.workers().any(|(_, worker)| {
+                let d = worker.desired.borrow();
                 pods::is_static(&d.pod)
                     && d.pod.metadata.namespace.as_ref() == Some(namespace)
                     && d.pod.metadata.name.as_ref() == Some(name)
             });
-            // It tells of the end of its pod until that is over.
+            // The mirror shows the status of its pod until the pod has terminated.
             let ending =
                 self.ctx.pod_workers.read(|w| w.is_static_terminating(&format!("{name}_{namespace}")));
             if !wanted && !ending {
@@ -150,7 +154,11 @@ impl PodManager {
                 quintlet_kit::task::spawn("orphan-mirror", async move {
                     let deleted = ctx.contained(&work, Box::pin(crate::mirror::delete(&ctx, &mirror))).await;
                     if let Some(Err(error)) = deleted {
-                        tracing::info!(mirror.uid = mirror.metadata.uid, error, "tried again");
+                        tracing::info!(
+                            mirror.uid = mirror.metadata.uid,
+                            error,
+                            "orphaned mirror pod not deleted, retrying"
+                        );
                     }
                 });
             }

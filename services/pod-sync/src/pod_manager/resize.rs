@@ -13,15 +13,18 @@ use pod_sync_decisions::worker::{Input, PodFacts, SyncPodType};
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
-use super::{PodManager, UNEXPECTED, is_ending};
+use super::PodManager;
+use super::admission::{UNEXPECTED, is_ending};
 
 impl PodManager {
-    /// Takes note of what a pod asks for, where that is not what it asked for before.
-    pub(super) fn compare(&mut self, uid: &PodUid, asked: &Arc<Pod>) {
-        let asks = allocation::of_pod(asked);
-        let Some(entry) = self.pods.get_mut(uid).filter(|e| e.asks != asks) else { return };
-        entry.asks = asks;
-        if entry.desired.borrow().rejected.is_some() || is_ending(asked) {
+    /// Queues a resize if the desired resources of a pod have changed and differ from the allocated ones.
+    pub(super) fn compare_resources(&mut self, uid: &PodUid, asked: &Arc<Pod>) {
+        let resources = allocation::of_pod(asked);
+        let Some(worker) = self.pods.worker_mut(uid).filter(|w| w.desired_resources != resources) else {
+            return;
+        };
+        worker.desired_resources = resources;
+        if worker.desired.borrow().rejected.is_some() || is_ending(asked) {
             return;
         }
         if !Arc::ptr_eq(&self.ctx.allocations.apply(uid, asked), asked) {
@@ -33,8 +36,8 @@ impl PodManager {
         }
     }
 
-    /// Looks at what waits, where there is cause to.
-    pub(super) fn look_at_resizes(&mut self) {
+    /// Retries pending resizes, if a trigger or the interval allows it.
+    pub(super) fn retry_resizes(&mut self) {
         let waiting = self.resizes.take(self.sources_ready());
         let mut queue: Vec<QueuedResize> = waiting
             .into_iter()
@@ -49,7 +52,7 @@ impl PodManager {
             return;
         }
         feasibility::sort_queue(&mut queue);
-        let waiting = queue.into_iter().map(|c| c.uid).filter(|uid| self.look_at_resize(uid)).collect();
+        let waiting = queue.into_iter().map(|c| c.uid).filter(|uid| self.retry_resize(uid)).collect();
         self.resizes.set_pending(waiting);
     }
 
@@ -57,9 +60,9 @@ impl PodManager {
         self.stores.values().find_map(|s| s.get(uid)).cloned()
     }
 
-    // True where it is to be looked at again.
-    fn look_at_resize(&self, uid: &PodUid) -> bool {
-        let (Some(asked), Some(entry)) = (self.asked(uid), self.pods.get(uid)) else { return false };
+    // Returns true if the resize stays pending.
+    fn retry_resize(&self, uid: &PodUid) -> bool {
+        let (Some(asked), Some(worker)) = (self.asked(uid), self.pods.worker(uid)) else { return false };
         if self.ctx.pod_workers.read(|w| w.is_termination_requested(uid)) {
             return false;
         }
@@ -78,8 +81,8 @@ impl PodManager {
             ctx.allocations.conditions(uid, |c| c.set_in_progress(generation, now));
             let message = resize_message("started", &asked, generation, "");
             ctx.events.pod(&asked, EventType::Normal, "ResizeStarted", &message, "");
-            entry.desired.send_modify(|d| d.pod = Arc::clone(&asked));
-            ctx.views.wanted(uid, &entry.desired.borrow());
+            worker.desired.send_modify(|d| d.pod = Arc::clone(&asked));
+            ctx.views.wanted(uid, &worker.desired.borrow());
             self.sync(uid, &asked);
             return false;
         };
@@ -91,7 +94,7 @@ impl PodManager {
         pending.reason == PendingReason::Deferred
     }
 
-    // Why it does not fit beside the others now. Those a critical pod may displace are ended, and it waits for that.
+    // Returns why the resize does not fit beside the other pods now. A critical pod preempts others, and waits for them.
     fn deferred(&self, uid: &PodUid, asked: &Pod) -> Option<PendingResize> {
         let others = self.active(Some(uid));
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
@@ -101,7 +104,7 @@ impl PodManager {
             AdmitResult::Preempt(short) => match preempt::pods_to_preempt(asked, &others, &short) {
                 Err(e) => Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() },
                 Ok(victims) => {
-                    for victim in victims.into_iter().filter(|v| !self.is_going(v)) {
+                    for victim in victims.into_iter().filter(|v| !self.is_terminating(v)) {
                         self.preempt(victim, asked);
                     }
                     let unknown = || Rejection { reason: UNEXPECTED.to_owned(), message: String::new() };
@@ -116,11 +119,11 @@ impl PodManager {
         })
     }
 
-    fn is_going(&self, pod: &Pod) -> bool {
+    fn is_terminating(&self, pod: &Pod) -> bool {
         pods::pod_ref(pod).is_ok_and(|r| self.ctx.pod_workers.read(|w| w.is_termination_requested(&r.uid)))
     }
 
-    // Has its worker look at it.
+    // Makes the pod's worker sync.
     fn sync(&self, uid: &PodUid, pod: &Pod) {
         let Ok(pod_ref) = pods::pod_ref(pod) else { return };
         let facts = PodFacts::of(pod, pod_ref.full_name());

@@ -1,0 +1,263 @@
+//! The sync loop: merges the pods of all sources and keeps one worker per pod (`pkg/kubelet: syncLoop, podManager`).
+//!
+//! One task owns the [`PodManager`]. Snapshots of the sources are its only queue; everything else wakes it.
+
+mod admission;
+mod cleanup;
+mod entry;
+mod manifest_gate;
+mod resize;
+mod updates;
+
+pub use admission::Admission;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use pod_sync_decisions::merge::SourceStore;
+use pod_sync_decisions::resize::allocation::PodResources;
+use pod_sync_decisions::worker::{Input, PodFacts};
+use pod_sync_sources::objects::ManifestObjects;
+use pod_sync_sources::{SourceKind, SourceMessage};
+use quintlet_kit::notify::Heartbeat;
+use quintlet_model::ids::{PodRef, PodUid};
+use quintlet_model::{labels, pod as pods};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use self::entry::{PodEntries, WorkerHandle};
+use self::manifest_gate::ManifestGate;
+use crate::context::{Context, Desired};
+use crate::housekeeping::{HousekeepingPace, LogSweeper};
+use crate::pending_resizes::PendingResizes;
+use crate::worker::Worker;
+use pod_sync_state::{PodRecord, Termination};
+
+/// Interval of housekeeping (`pkg/kubelet/kubelet.go: housekeepingPeriod`).
+const HOUSEKEEPING: Duration = Duration::from_secs(2);
+
+/// All pods of this node and their workers.
+pub struct PodManager {
+    ctx: Arc<Context>,
+    objects: Arc<ManifestObjects>,
+    admission: Arc<dyn Admission>,
+    stores: BTreeMap<SourceKind, SourceStore>,
+    manifests: ManifestGate,
+    pods: PodEntries,
+    // Mirror pods as the API server has them, by namespace and name.
+    mirrors: HashMap<(String, String), Arc<Pod>>,
+    resizes: PendingResizes,
+    // Rings when the Node, or the runtime's status, was read for the pending admissions.
+    node_read: Arc<Notify>,
+    draining: bool,
+    // CPU shares that the burstable QoS cgroup was last given.
+    burstable_shares: Option<u64>,
+    // Lists directories of unknown pods.
+    listing: Option<JoinHandle<BTreeSet<PodUid>>>,
+    sweeper: LogSweeper,
+    pace: HousekeepingPace,
+    heartbeat: Heartbeat,
+}
+
+impl std::fmt::Debug for PodManager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PodManager").field("pods", &self.pods).finish_non_exhaustive()
+    }
+}
+
+/// Whether a record of an earlier run has a usable pod.
+#[must_use]
+pub fn has_pod(record: &PodRecord) -> bool {
+    record.pod.as_ref().is_some_and(|pod| pods::pod_ref(pod).is_ok())
+}
+
+// The result of a listing, once it has ended. Cancellation safety: the listing goes on.
+async fn listed(listing: &mut Option<JoinHandle<BTreeSet<PodUid>>>) -> BTreeSet<PodUid> {
+    match listing {
+        // A panic in the listing ends the process.
+        Some(listing) => listing.await.unwrap_or_default(),
+        None => std::future::pending().await,
+    }
+}
+
+impl PodManager {
+    /// Returns a pod manager without pods.
+    #[must_use]
+    pub fn new(
+        ctx: Arc<Context>,
+        objects: Arc<ManifestObjects>,
+        admission: Arc<dyn Admission>,
+        sources: &[SourceKind],
+    ) -> Self {
+        let heartbeat = Heartbeat::new(ctx.clock.clone());
+        let stores = sources.iter().map(|s| (*s, SourceStore::new(s.name()))).collect();
+        Self {
+            ctx,
+            objects,
+            admission,
+            stores,
+            manifests: ManifestGate::of(sources),
+            pods: PodEntries::default(),
+            mirrors: HashMap::new(),
+            resizes: PendingResizes::new(),
+            node_read: Arc::default(),
+            draining: false,
+            burstable_shares: None,
+            listing: None,
+            sweeper: LogSweeper::default(),
+            pace: HousekeepingPace::default(),
+            heartbeat,
+        }
+    }
+
+    /// Returns the heartbeat of the loop.
+    #[must_use]
+    pub fn heartbeat(&self) -> Heartbeat {
+        self.heartbeat.clone()
+    }
+
+    /// Makes workers for the pods in the records of an earlier run, before any source has delivered a snapshot.
+    pub fn restore(&mut self, records: Vec<(PodUid, PodRecord)>) {
+        for (uid, record) in records {
+            let Some(pod) = record.pod.clone() else {
+                self.ctx.state.remove(&uid);
+                continue;
+            };
+            let source = match pods::annotation(&pod, labels::CONFIG_SOURCE) {
+                Some("file") => SourceKind::File,
+                Some("http") => SourceKind::Http,
+                Some(_) | None => SourceKind::Api,
+            };
+            let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
+            tracing::info!(pod.uid = %uid, pod = %pod_ref, "restoring a recorded pod");
+            let allocations = &self.ctx.allocations;
+            if !allocations.is_allocated(&uid) {
+                // The record has the pod as it was allocated.
+                allocations.allocate(&uid, &pod);
+            }
+            allocations.recover(&uid, &pod, record.status.as_deref());
+            let desired = Desired {
+                pod: allocations.apply(&uid, &pod),
+                source,
+                mirror: None,
+                removed: false,
+                rejected: None,
+                after: Vec::new(),
+            };
+            let facts = PodFacts::of(&desired.pod, pod_ref.full_name());
+            let termination = record.termination.as_ref().map(Termination::to_worker);
+            self.ctx.pod_workers.step(Input::Restore { uid, facts, termination, started: record.started });
+            self.spawn(pod_ref, desired, Some(record), true);
+        }
+    }
+
+    fn spawn(&mut self, pod_ref: PodRef, desired: Desired, record: Option<PodRecord>, is_restored: bool) {
+        let uid = pod_ref.uid.clone();
+        let (tx, rx) = watch::channel(desired);
+        let worker = Worker::new(Arc::clone(&self.ctx), pod_ref, rx, record);
+        let task = quintlet_kit::task::spawn("pod-worker", worker.run());
+        let desired_resources = PodResources::default();
+        self.pods.set_worker(&uid, WorkerHandle { desired_resources, desired: tx, task, is_restored });
+    }
+
+    /// Runs until `stop`, or, after `drain` became true, until no pod of a manifest is left.
+    pub async fn run(
+        mut self,
+        mut updates: mpsc::Receiver<SourceMessage>,
+        mut drain: watch::Receiver<bool>,
+        stop: CancellationToken,
+    ) {
+        let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
+        housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let ctx = Arc::clone(&self.ctx);
+            let node_read = Arc::clone(&self.node_read);
+            let manifests_due = self.manifests.due();
+            self.heartbeat.beat();
+            // Snapshots stay queued and the rest is level-triggered: a dropped arm loses nothing.
+            tokio::select! {
+                () = stop.cancelled() => return,
+                update = updates.recv() => match update {
+                    Some((source, update)) => self.receive(source, update),
+                    None => return,
+                },
+                () = manifests_due => self.manifests_read(),
+                _ = housekeeping.tick() => self.housekeeping(),
+                () = ctx.wakes.housekeeping_due() => self.housekeeping(),
+                listed = listed(&mut self.listing) => self.remove_listed(listed),
+                () = node_read.notified() => self.admit_pending(),
+                () = ctx.allocations.room() => self.resizes.retry_soon(),
+                () = self.resizes.due() => {}
+                changed = drain.changed() => if changed.is_ok() && *drain.borrow() { self.begin_drain() },
+            }
+            self.collect_ended();
+            self.retry_resizes();
+            if self.draining && self.is_drained() {
+                return;
+            }
+        }
+    }
+
+    fn begin_drain(&mut self) {
+        self.draining = true;
+        tracing::info!(pods = self.pods.workers().count(), "removing the pods of manifests");
+        for (uid, worker) in self.pods.workers() {
+            if worker.desired.borrow().source != SourceKind::Api {
+                self.remove(uid, worker);
+            }
+        }
+    }
+
+    // Pods of the API server keep running, as they do when the process is stopped.
+    fn is_drained(&self) -> bool {
+        self.pods.iter().all(|(_, entry)| {
+            let is_from_api = |worker: &WorkerHandle| worker.desired.borrow().source == SourceKind::Api;
+            entry.worker().is_none_or(is_from_api) && entry.orphan_removal.is_none()
+        })
+    }
+
+    fn remove(&self, uid: &PodUid, worker: &WorkerHandle) {
+        self.ctx.pod_workers.step(Input::Remove(uid.clone()));
+        worker.desired.send_modify(|d| d.removed = true);
+        self.ctx.views.wanted(uid, &worker.desired.borrow());
+    }
+
+    fn is_over(&self, uid: &PodUid) -> bool {
+        self.ctx.pod_workers.read(|w| w.is_known_terminated(uid))
+    }
+
+    // Every source has delivered a snapshot.
+    fn sources_ready(&self) -> bool {
+        self.stores.values().all(SourceStore::is_seen)
+    }
+
+    // Forgets pods whose worker has ended and restarts workers that ended unexpectedly.
+    fn collect_ended(&mut self) {
+        for (uid, worker) in self.pods.take_ended_workers() {
+            self.ctx.wakes.forget(&uid);
+            let desired = worker.desired.borrow().clone();
+            if self.ctx.pod_workers.read(|w| w.is_known(&uid)) {
+                // The new worker starts from the record: the pod is still desired, or still to be terminated.
+                if self.ctx.containment.wait(&uid).is_none() {
+                    tracing::error!(pod.uid = %uid, "pod worker exited unexpectedly, restarting");
+                }
+                self.ctx.pod_workers.step(Input::WorkerExited(uid.clone()));
+                if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
+                    let record = self.ctx.state.read(&uid);
+                    let desired = Desired { after: Vec::new(), ..desired };
+                    self.spawn(pod_ref, desired, record, worker.is_restored);
+                }
+                continue;
+            }
+            self.resizes.drop(&uid);
+            self.resizes.retry_soon();
+            self.ctx.allocations.remove(&uid);
+            tracing::info!(pod.uid = %uid, "pod is gone from this node");
+        }
+        self.pods.prune();
+        self.add_returned();
+    }
+}

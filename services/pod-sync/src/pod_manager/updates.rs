@@ -1,0 +1,310 @@
+//! Applies the snapshots of the sources.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use pod_sync_clients::EventType;
+use pod_sync_decisions::admission;
+use pod_sync_decisions::merge::{PodChange, PodOperation, SourceStore};
+use pod_sync_decisions::waiting::{Waiting, WaitingFor};
+use pod_sync_decisions::worker::{Effect, Input, PodFacts, SyncPodType};
+use pod_sync_sources::{SourceEvent, SourceKind};
+use quintlet_kit::failpoint;
+use quintlet_model::ids::{PodRef, PodUid};
+use quintlet_model::pod as pods;
+
+use super::PodManager;
+use super::entry::PendingAdmission;
+use crate::view::{self, Decision, View, unix_ns};
+use pod_sync_containment::PodWork;
+
+impl PodManager {
+    pub(super) fn update(&mut self, source: SourceKind, update: SourceEvent) {
+        let now = self.ctx.clock.wall();
+        let snapshot = match update {
+            SourceEvent::Snapshot(snapshot) => snapshot,
+            SourceEvent::Problems(problems) => {
+                return self.ctx.views.set_problems(source, problems, unix_ns(now));
+            }
+        };
+        self.ctx.views.set_problems(source, snapshot.problems, unix_ns(now));
+        for undecodable in snapshot.undecodable {
+            let pod = Pod { metadata: *undecodable.metadata, ..Pod::default() };
+            let message = format!("failed to decode the pod: {}: {}", undecodable.field, undecodable.error);
+            self.ctx.events.pod(&pod, EventType::Warning, "FailedValidation", &message, "");
+        }
+        if source == SourceKind::File {
+            self.objects.set(snapshot.config_maps, snapshot.secrets);
+        }
+        if self.draining && source != SourceKind::Api {
+            return;
+        }
+        let Some(store) = self.stores.get_mut(&source) else { return };
+        let merged = store.set(snapshot.pods, now);
+        for pod in &merged.duplicates {
+            let name = pods::pod_ref(pod).map(|r| r.full_name()).unwrap_or_default();
+            let message = format!(
+                "Error validating pod {name} from {} due to duplicate pod name {name:?}, ignoring",
+                source.name()
+            );
+            self.ctx.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
+        }
+        for pod in &merged.unusable {
+            let message = format!(
+                "Error validating pod {} from {}: its UID {:?} is not usable, ignoring",
+                pod.metadata.name.as_deref().unwrap_or_default(),
+                source.name(),
+                pod.metadata.uid.as_deref().unwrap_or_default()
+            );
+            self.ctx.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
+        }
+        for PodChange { op, pod } in merged.changes {
+            self.change(source, op, pod);
+        }
+        if merged.is_first {
+            self.remove_unnamed();
+        }
+    }
+
+    // Applies a change of one pod. A panic affects this pod only, whose change is applied again later.
+    fn change(&mut self, source: SourceKind, op: PodOperation, pod: Arc<Pod>) {
+        let Ok(pod_ref) = pods::pod_ref(&pod) else { return };
+        let uid = pod_ref.uid.clone();
+        let ctx = Arc::clone(&self.ctx);
+        let is_maintained = self.pods.worker(&uid).is_some() && !self.pods.is_set_aside(&uid);
+        if !is_maintained && op != PodOperation::Remove && ctx.containment.wait(&uid).is_some() {
+            return self.set_aside(&pod_ref, source, &pod);
+        }
+        self.pods.entry(&uid).set_aside = None;
+        let work = PodWork::of(&pod_ref);
+        let changed = ctx.containment.contained_now(&uid, work.name.clone(), || {
+            self.apply(source, op, Arc::clone(&pod), pod_ref.clone());
+        });
+        if let Err(panic) = changed {
+            ctx.panicked(&work, &panic, Some(&pod));
+            self.set_aside(&pod_ref, source, &pod);
+        }
+    }
+
+    // Postpones the updates of a pod until its wait after a fault is over.
+    fn set_aside(&mut self, pod_ref: &PodRef, source: SourceKind, pod: &Arc<Pod>) {
+        let uid = &pod_ref.uid;
+        let is_known = self.ctx.pod_workers.read(|w| w.is_known(uid));
+        let entry = self.pods.entry(uid);
+        entry.set_aside = Some(source);
+        if entry.worker().is_some() {
+            return;
+        }
+        entry.is_worker_missing |= is_known;
+        if let Some(wait) = self.ctx.containment.wait(uid) {
+            let left = wait.until.saturating_sub(self.ctx.clock.boot());
+            let until = self.ctx.clock.wall().checked_add(left).ok();
+            let what = Waiting::InternalError { message: wait.message.clone() };
+            let decision = Decision { errors: vec![wait.message], ..Decision::default() };
+            self.show_wait(pod_ref, source, pod, &WaitingFor { what, since: None, until }, decision);
+        }
+    }
+
+    // Applies the newest state of pods whose wait after a fault is over.
+    pub(super) fn retry_set_aside(&mut self) {
+        let due: Vec<(PodUid, SourceKind)> = self
+            .pods
+            .iter()
+            .filter_map(|(uid, entry)| Some((uid.clone(), entry.set_aside?)))
+            .filter(|(uid, _)| self.ctx.containment.wait(uid).is_none())
+            .collect();
+        for (uid, source) in due {
+            self.pods.entry(&uid).set_aside = None;
+            let has_uid = |pod: &&Arc<Pod>| pod.metadata.uid.as_deref() == Some(uid.as_str());
+            let pod = self.stores.get(&source).and_then(|store| store.pods().find(has_uid).cloned());
+            match pod {
+                Some(pod) => self.change(source, PodOperation::Update, pod),
+                None => self.ctx.views.hide(&uid),
+            }
+        }
+    }
+
+    fn apply(&mut self, source: SourceKind, op: PodOperation, pod: Arc<Pod>, pod_ref: PodRef) {
+        failpoint::work!("pod taken over");
+        if pods::is_mirror(&pod) {
+            return self.set_mirror(op, pod);
+        }
+        match op {
+            PodOperation::Remove => self.apply_removal(&pod_ref),
+            PodOperation::Add | PodOperation::Update | PodOperation::Delete | PodOperation::Reconcile => {
+                self.apply_update(source, op, pod, pod_ref)
+            }
+        }
+    }
+
+    fn apply_removal(&mut self, pod_ref: &PodRef) {
+        let uid = &pod_ref.uid;
+        self.pods.entry(uid).is_restart_requested = false;
+        if let Some(PendingAdmission { source, pod }) = self.pods.take_pending(uid) {
+            // Its worker finds nothing to remove and reports so.
+            self.start(pod_ref.clone(), source, pod, Ok(Vec::new()));
+        }
+        self.resizes.drop(uid);
+        self.resizes.retry_soon();
+        // A source removes only after its first snapshot, so no other source can have the pod.
+        match self.pods.worker(uid) {
+            Some(worker) => self.remove(uid, worker),
+            None => self.ctx.views.hide(uid),
+        }
+    }
+
+    fn apply_update(&mut self, source: SourceKind, op: PodOperation, pod: Arc<Pod>, pod_ref: PodRef) {
+        let uid = pod_ref.uid.clone();
+        let facts = PodFacts::of(&pod, pod_ref.full_name());
+        // A restored pod is not new to its worker.
+        let is_restored = self.pods.worker(&uid).is_some_and(|w| w.is_restored);
+        let kind =
+            if op == PodOperation::Add && !is_restored { SyncPodType::Create } else { SyncPodType::Update };
+        let quiet = facts.terminal
+            && self.ctx.pleg.all().is_some()
+            && self.ctx.pleg.get(&uid).is_none_or(|runtime| runtime.is_quiet());
+        let effects = self.ctx.pod_workers.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
+        if self.ctx.pod_workers.read(|w| w.is_restart_requested(&uid)) {
+            // The worker of the previous pod ends without the new pod. Without a worker the pod is shown here.
+            if self.pods.worker(&uid).is_none() {
+                self.show_waiting(&pod_ref, source, &pod, Waiting::PreviousPod);
+            }
+            self.pods.entry(&uid).is_restart_requested = true;
+            return;
+        }
+        // Without a checkpoint, the status tells what the pod was allocated.
+        self.ctx.allocations.recover(&uid, &pod, pod.status.as_ref());
+        let asked = pod;
+        let pod = self.ctx.allocations.apply(&uid, &asked);
+        if let Some(worker) = self.pods.worker_mut(&uid) {
+            worker.is_restored = false;
+            worker.desired.send_modify(|d| {
+                d.pod = pod;
+                d.source = source;
+                d.removed = false;
+            });
+            self.ctx.views.wanted(&uid, &worker.desired.borrow());
+            self.compare_resources(&uid, &asked);
+            return;
+        }
+        if let Some(pending) = self.pods.pending_mut(&uid) {
+            pending.pod = pod;
+            return;
+        }
+        let entry = self.pods.entry(&uid);
+        let is_worker_missing = std::mem::take(&mut entry.is_worker_missing);
+        if !effects.contains(&Effect::Spawn(uid.clone())) && !is_worker_missing {
+            // The runtime still has a previous pod with this UID, which is removed first.
+            entry.is_restart_requested = true;
+            return self.show_waiting(&pod_ref, source, &pod, Waiting::PreviousPod);
+        }
+        entry.is_restart_requested = false;
+        let admitted = self.admit(&pod);
+        let awaits_runtime = self.awaits_runtime(&admitted);
+        if awaits_runtime || admitted.as_ref().is_err_and(|r| r.reason == admission::NODE_AFFINITY) {
+            return self.postpone_admission(uid, PendingAdmission { source, pod }, awaits_runtime);
+        }
+        self.start(pod_ref, source, pod, admitted);
+        self.compare_resources(&uid, &asked);
+    }
+
+    fn set_mirror(&mut self, op: PodOperation, mirror: Arc<Pod>) {
+        let Ok(mirror_ref) = pods::pod_ref(&mirror) else { return };
+        let key = (mirror_ref.namespace.to_string(), mirror_ref.name.to_string());
+        let now = match op {
+            PodOperation::Remove => {
+                self.mirrors.remove(&key);
+                None
+            }
+            PodOperation::Add | PodOperation::Update | PodOperation::Delete | PodOperation::Reconcile => {
+                self.mirrors.insert(key.clone(), Arc::clone(&mirror));
+                Some(mirror)
+            }
+        };
+        for (_, worker) in self.pods.workers() {
+            let is_its_static_pod = {
+                let d = worker.desired.borrow();
+                pods::is_static(&d.pod)
+                    && d.pod.metadata.namespace.as_deref() == Some(&key.0)
+                    && d.pod.metadata.name.as_deref() == Some(&key.1)
+            };
+            if is_its_static_pod {
+                worker.desired.send_modify(|d| d.mirror.clone_from(&now));
+            }
+        }
+    }
+
+    // A restored pod that is not in its source's first snapshot was removed while pod-sync was down.
+    fn remove_unnamed(&mut self) {
+        for (uid, worker) in self.pods.workers_mut().filter(|(_, w)| w.is_restored) {
+            let source = worker.desired.borrow().source;
+            if self.stores.get(&source).is_none_or(SourceStore::is_seen) {
+                worker.is_restored = false;
+                self.ctx.pod_workers.step(Input::Remove(uid.clone()));
+                worker.desired.send_modify(|d| d.removed = true);
+            }
+        }
+    }
+
+    // Adds pods whose UID was in use by a pod that has terminated.
+    pub(super) fn add_returned(&mut self) {
+        if self.draining {
+            return;
+        }
+        let is_returned = |source: SourceKind, uid: &PodUid| {
+            let entry = self.pods.get(uid);
+            entry.is_none_or(|entry| entry.set_aside.is_none() && entry.worker().is_none())
+                && (source != SourceKind::Api || entry.is_some_and(|entry| entry.is_restart_requested))
+                && !self.ctx.pod_workers.read(|w| w.is_known(uid))
+        };
+        let returned: Vec<(SourceKind, Arc<Pod>)> = self
+            .stores
+            .iter()
+            .flat_map(|(source, store)| store.pods().map(|pod| (*source, Arc::clone(pod))))
+            .filter(|(source, pod)| {
+                let uid = pod.metadata.uid.as_deref().and_then(|uid| PodUid::parse(uid).ok());
+                uid.is_some_and(|uid| is_returned(*source, &uid))
+            })
+            .collect();
+        for (source, pod) in returned {
+            self.change(source, PodOperation::Add, pod);
+        }
+    }
+
+    // Publishes why a pod without a worker waits.
+    pub(super) fn show_waiting(&self, pod_ref: &PodRef, source: SourceKind, pod: &Arc<Pod>, what: Waiting) {
+        let old = self.ctx.views.get(&pod_ref.uid);
+        if old.as_ref().and_then(|v| v.waiting.as_ref()).is_some_and(|w| w.reason == what.reason()) {
+            return;
+        }
+        let wait = WaitingFor { what, since: None, until: None };
+        self.show_wait(pod_ref, source, pod, &wait, Decision::default());
+    }
+
+    fn show_wait(
+        &self,
+        pod_ref: &PodRef,
+        source: SourceKind,
+        pod: &Arc<Pod>,
+        wait: &WaitingFor,
+        decision: Decision,
+    ) {
+        let now = self.ctx.clock.wall();
+        let view = View {
+            pod_ref: pod_ref.clone(),
+            source,
+            pod: Arc::clone(pod),
+            status: None,
+            deletion: pod.metadata.deletion_timestamp.clone(),
+            worker: "",
+            is_removed: false,
+            mirror_uid: String::new(),
+            waiting: Some(view::Waiting::of(wait, now)),
+            decision: Arc::new(decision),
+            created_unix_ns: unix_ns(now),
+            resource_version: String::new(),
+            version: 0,
+        };
+        self.ctx.views.show(&pod_ref.uid, view);
+    }
+}
