@@ -9,6 +9,7 @@
 #![allow(missing_docs, reason = "only the tests of this crate use it")]
 
 pub mod cuts;
+pub mod death;
 mod leftovers;
 pub mod pods;
 pub mod seen;

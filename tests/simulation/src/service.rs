@@ -224,6 +224,18 @@ async fn pleg(places: &Places, stop: CancellationToken) {
     server.add_service(service).serve(listener, PeerPolicy::Any, stop).await.expect("pleg-service serves");
 }
 
+/// Returns the command line of cri-proxy, its name first.
+pub(crate) fn cri_proxy_line(places: &Places) -> Vec<String> {
+    let text = |path: &Path| path.display().to_string();
+    let flags = [
+        ("--run-dir", text(places.paths().run())),
+        ("--runtime-endpoint", text(&places.dir("runtime.sock"))),
+        ("--pod-logs-dir", text(&places.dir("pod-logs"))),
+    ];
+    let flags = flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]);
+    std::iter::once("cri-proxy".to_owned()).chain(flags).collect()
+}
+
 fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
     pod_sync::args::Args::try_parse_from(pod_sync_line(places))
         .expect("the command line of pod-sync is right")

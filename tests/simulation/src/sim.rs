@@ -200,6 +200,12 @@ impl Sim {
         crate::service::pod_sync_line(&self.places)
     }
 
+    /// Returns the command line of cri-proxy as a process of its own, starting with its name.
+    #[must_use]
+    pub fn cri_proxy_line(&self) -> Vec<String> {
+        crate::service::cri_proxy_line(&self.places)
+    }
+
     /// Creates a pod in the API server. Returns its UID.
     ///
     /// # Panics

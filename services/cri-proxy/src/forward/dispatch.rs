@@ -111,7 +111,9 @@ impl Forwarder {
         call: &Call,
         token: Option<&Arc<Mutex<FencingToken>>>,
     ) -> Result<Slot, QueueError> {
-        failpoint::work!("call queued");
+        if token.is_some() {
+            failpoint::work!("mutation queued");
+        }
         let mut turn = pin!(self.lanes.enter(call.policy.lane, call.info.registry.as_deref()));
         loop {
             let Some(deadline) = token.and_then(|t| t.lock().deadline) else {

@@ -34,6 +34,11 @@ impl BrokenCalls {
         self.added.notified().await;
         let began = clock.wall();
         tokio::time::sleep(SAME_CRASH).await;
-        (began, std::mem::take(&mut *self.pods.lock()))
+        (began, self.take())
+    }
+
+    /// Returns the pods of the calls that broke since the last crash was returned, without waiting.
+    pub fn take(&self) -> BTreeSet<PodUid> {
+        std::mem::take(&mut *self.pods.lock())
     }
 }

@@ -50,11 +50,13 @@ async fn find_crashes(
     blame: impl Fn(&ProcessExit, &BTreeSet<PodUid>),
 ) {
     loop {
-        let (began, pods) = broken.next_crash(clock).await;
+        let (began, mut pods) = broken.next_crash(clock).await;
         if pods.is_empty() {
             continue;
         }
         let note = take_note(exit_note, began, clock).await;
+        // On a busy node a call that an earlier crash broke may be the first of `pods`. The calls of this crash broke after it.
+        pods.extend(broken.take());
         match exits::cause(&note, false) {
             ProcessExit::External => {}
             cause @ (ProcessExit::Crash(_) | ProcessExit::OutOfMemory) => blame(&cause, &pods),
@@ -150,6 +152,30 @@ mod tests {
             want.push((ProcessExit::Crash("SIGSEGV".to_owned()), [uid("last")].into()));
             assert_eq!(*blamed.lock(), want, "{notes:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_call_that_breaks_late_after_one_crash_does_not_hide_the_pods_of_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let note = dir.path().join(CRI_PROXY);
+        let (broken, blamed) = (BrokenCalls::default(), Mutex::new(Vec::new()));
+        let blame = |_: &ProcessExit, pods: &BTreeSet<PodUid>| blamed.lock().push(pods.clone());
+        let clock = Clock::system();
+        let crashes = async {
+            breaks(&broken, "late").await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            breaks(&broken, "bad").await;
+            std::fs::write(&note, "signal ABRT\n").unwrap();
+            until("the crash is blamed on a pod", NOTE_TIMEOUT, async || {
+                if blamed.lock().is_empty() { Err("it is not") } else { Ok(()) }
+            })
+            .await;
+        };
+        tokio::select! {
+            () = find_crashes(&broken, &note, &clock, blame) => {}
+            () = crashes => {}
+        }
+        assert!(blamed.lock()[0].contains(&uid("bad")), "{:?}", blamed.lock());
     }
 
     #[test]

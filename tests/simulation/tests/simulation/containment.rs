@@ -89,6 +89,11 @@ async fn end_cri_proxy(sim: &Sim, note: &str) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     sim.kill(Service::CriProxy).await;
     std::fs::write(&path, note).unwrap();
+    wait_note_taken(sim).await;
+}
+
+async fn wait_note_taken(sim: &Sim) {
+    let path = sim.paths().exit("cri-proxy");
     until("the note is read", LONG, async || if path.exists() { Err("it is there") } else { Ok(()) }).await;
 }
 
@@ -176,33 +181,40 @@ async fn the_wait_after_a_panic_ends_by_itself() {
     sim.finish().await;
 }
 
-// pod-sync as a process that is restarted as by a supervisor.
+// A service as a process that is restarted as by a supervisor.
 struct Mortal<'a> {
     sim: &'a Sim,
-    env: [(&'static str, &'static str); 3],
+    program: &'static str,
+    line: Vec<String>,
+    env: [(&'static str, String); 3],
     child: Option<Child>,
 }
 
 impl<'a> Mortal<'a> {
-    fn new(sim: &'a Sim, by: &'static str, at: &'static str) -> Self {
-        let env = [("QUINTLET_DIES_AT", at), ("QUINTLET_DIES_FOR", "default/bad"), ("QUINTLET_DIES_BY", by)];
-        Self { sim, env, child: None }
+    fn new(sim: &'a Sim, by: &str, at: &str) -> Self {
+        let program = env!("CARGO_BIN_EXE_mortal-pod-sync");
+        Self { sim, program, line: sim.pod_sync_line(), env: death(by, at, "default/bad"), child: None }
+    }
+
+    // cri-proxy knows the UID of a pod alone.
+    fn cri_proxy(sim: &'a Sim, by: &str, uid: &str) -> Self {
+        let (program, env) = (env!("CARGO_BIN_EXE_mortal-cri-proxy"), death(by, "mutation queued", uid));
+        Self { sim, program, line: sim.cri_proxy_line(), env, child: None }
     }
 
     fn start(&mut self) {
-        let line = self.sim.pod_sync_line();
         let path = self.sim.root_dir().with_file_name("mortal.log");
         let log = std::fs::File::options().create(true).append(true).open(path);
         let log = log.expect("a log can be written");
-        let child = Command::new(env!("CARGO_BIN_EXE_mortal-pod-sync"))
-            .args(&line[1..])
-            .envs(self.env)
+        let child = Command::new(self.program)
+            .args(&self.line[1..])
+            .envs(self.env.clone())
             .env("QUINTLET_DIES_NOTE", self.blocked())
             .stdout(log.try_clone().expect("a log can be written"))
             .stderr(log)
             .kill_on_drop(true)
             .spawn();
-        self.child = Some(child.expect("pod-sync can be started"));
+        self.child = Some(child.expect("the service can be started"));
     }
 
     // Returns the file that exists once a thread is blocked in the work of the pod.
@@ -235,26 +247,97 @@ impl<'a> Mortal<'a> {
             }
             (None, None) => "unknown".to_owned(),
         };
-        let path = self.sim.paths().exit("pod-sync");
+        let path = self.sim.paths().exit(&self.line[0]);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, note).unwrap();
         ended
     }
 }
 
-async fn start_but_pod_sync() -> Sim {
+fn death(by: &str, at: &str, of: &str) -> [(&'static str, String); 3] {
+    [("QUINTLET_DIES_AT", at), ("QUINTLET_DIES_FOR", of), ("QUINTLET_DIES_BY", by)]
+        .map(|(name, value)| (name, value.to_owned()))
+}
+
+async fn start_but(missing: Service) -> Sim {
     let sim = Sim::prepare(Options::default()).await;
     sim.disturb();
-    for service in Service::ALL.into_iter().filter(|service| *service != Service::PodSync) {
+    for service in Service::ALL.into_iter().filter(|service| *service != missing) {
         sim.up(service);
     }
     sim
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_calls_abort_the_process_of_cri_proxy_is_set_aside_and_the_others_run() {
+    for (by, signal) in [("abort", "SIGABRT"), ("stack", "SIGABRT")] {
+        let sim = start_but(Service::CriProxy).await;
+        let bad = sim.create(pods::single("bad"));
+        let good: Vec<String> = (0..5).map(|n| sim.create(pods::single(&format!("good{n}")))).collect();
+        let mut cri_proxy = Mortal::cri_proxy(&sim, by, &bad);
+        let mut deaths = 0;
+        loop {
+            cri_proxy.start();
+            let is_aside = wait_contained(&sim, "bad", "cri-proxy died while it worked on this pod");
+            tokio::select! {
+                () = is_aside => break,
+                ended = cri_proxy.end() => {
+                    assert_eq!(ended.signal(), Some(Signal::SIGABRT as i32), "{by}: {ended}");
+                    deaths += 1;
+                    assert!(deaths <= 4, "{by}: it dies again and again");
+                    // systemd waits 200 ms before it starts the service again.
+                    wait_note_taken(&sim).await;
+                }
+            }
+        }
+        assert!(deaths >= 2, "{by}: {deaths} deaths");
+        for (n, uid) in good.iter().enumerate() {
+            let name = format!("good{n}");
+            sim.wait_ready(&name).await;
+            sim.assert_started_once(&name, uid);
+        }
+        let shown = explain(&sim, "bad").await;
+        assert!(shown.last_errors.iter().any(|e| e.contains(signal)), "{by}: {:?}", shown.last_errors);
+        sim.wait_event("bad", REASON, |e| e.kind == "Warning" && e.reason == REASON).await;
+        // The pod is set aside and ends no further process.
+        let before = cri_proxy.pid();
+        let late = sim.create(pods::single("late"));
+        sim.wait_ready("late").await;
+        sim.assert_started_once("late", &late);
+        assert_eq!(cri_proxy.pid(), before, "{by}");
+        assert!(kill(before, Signal::SIGKILL).is_ok());
+        cri_proxy.end().await;
+        let mut harmless = Mortal::cri_proxy(&sim, "", &bad);
+        harmless.start();
+        assert!(retry(&sim, "bad").await, "{by}: it waited");
+        sim.wait_ready("bad").await;
+        sim.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_kill_of_the_process_of_cri_proxy_in_a_call_of_a_pod_sets_none_aside() {
+    let sim = start_but(Service::CriProxy).await;
+    let bad = sim.create(pods::single("bad"));
+    let mut blocked = Mortal::cri_proxy(&sim, "block", &bad);
+    for _ in 0..4 {
+        blocked.start();
+        blocked.wait_blocked().await;
+        kill(blocked.pid(), Signal::SIGKILL).unwrap();
+        assert_eq!(blocked.end().await.signal(), Some(Signal::SIGKILL as i32));
+    }
+    let mut harmless = Mortal::cri_proxy(&sim, "", &bad);
+    harmless.start();
+    sim.wait_ready("bad").await;
+    let warned = sim.warnings("bad");
+    assert!(warned.iter().all(|e| e.reason != REASON), "{warned:?}");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_ends_the_process_is_set_aside_and_the_others_run() {
     for (by, at) in [("abort", "actions decided"), ("stack", "cgroup made")] {
-        let sim = start_but_pod_sync().await;
+        let sim = start_but(Service::PodSync).await;
         let _bad = sim.create(pods::single("bad"));
         let good: Vec<String> = (0..5).map(|n| sim.create(pods::single(&format!("good{n}")))).collect();
         let mut pod_sync = Mortal::new(&sim, by, at);
@@ -300,7 +383,7 @@ async fn a_pod_that_ends_the_process_is_set_aside_and_the_others_run() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kills_from_outside_and_a_panic_outside_of_pods_set_none_aside() {
-    let sim = start_but_pod_sync().await;
+    let sim = start_but(Service::PodSync).await;
     let _bad = sim.create(pods::single("bad"));
     let mut pod_sync = Mortal::new(&sim, "", "");
     for n in 0..6 {
