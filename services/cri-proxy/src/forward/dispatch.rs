@@ -113,6 +113,8 @@ impl Forwarder {
     ) -> Result<Slot, QueueError> {
         if token.is_some() {
             failpoint::work!("mutation queued");
+        } else {
+            failpoint::work!("read queued");
         }
         let mut turn = pin!(self.lanes.enter(call.policy.lane, call.info.registry.as_deref()));
         loop {

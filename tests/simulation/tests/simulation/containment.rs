@@ -278,7 +278,7 @@ async fn a_pod_whose_calls_abort_the_process_of_cri_proxy_is_set_aside_and_the_o
         let mut deaths = 0;
         loop {
             cri_proxy.start();
-            let is_aside = wait_contained(&sim, "bad", "cri-proxy died while it worked on this pod");
+            let is_aside = wait_contained(&sim, "bad", "cri-proxy crashed while it worked on this pod");
             tokio::select! {
                 () = is_aside => break,
                 ended = cri_proxy.end() => {
