@@ -16,6 +16,9 @@ pub enum Verdict {
 /// Reasons that alternate while nothing changes, by the first.
 const SAME: [(&str, &str); 2] = [("ImagePullBackOff", "ErrImagePull"), ("CrashLoopBackOff", "ended")];
 
+/// Reason of the condition Ready while only readiness gates are missing.
+const GATES: &str = "ReadinessGatesNotReady";
+
 /// Reads the outcome of a pod; `None` as long as there is neither success nor a reason.
 ///
 /// `warnings` are the reasons of its Warning events, oldest first.
@@ -42,6 +45,9 @@ pub fn of(pod: &Value, warnings: &[String]) -> Option<Verdict> {
     if all.iter().any(|c| c["state"]["terminated"].is_object() || c["lastState"]["terminated"].is_object()) {
         return Some(Verdict::Reason("ended".to_owned()));
     }
+    if list("conditions").iter().any(|c| c["type"] == "Ready" && c["reason"] == GATES) {
+        return Some(Verdict::Reason(GATES.to_owned()));
+    }
     warnings.first().map(|reason| Verdict::Warning(reason.clone()))
 }
 
@@ -64,6 +70,11 @@ mod tests {
                 Some(Verdict::Warning("FailedMount".to_owned())),
             ),
             (waiting("ImagePullBackOff"), vec!["Failed"], reason("ErrImagePull")),
+            (
+                json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": GATES}]}}),
+                vec![],
+                reason(GATES),
+            ),
             (waiting("CreateContainerConfigError"), vec![], reason("CreateContainerConfigError")),
             (
                 json!({"status": {"phase": "Failed", "reason": "UnexpectedAdmissionError"}}),

@@ -39,6 +39,8 @@ pub struct Options {
     pub runtime: fake_runtime::Options,
     /// pod-sync is killed at failpoints ([`Sim::cuts`]), which makes it slower.
     pub cuts: bool,
+    /// Changes that the API server keeps per resource for watches; none for its default.
+    pub api_history: Option<usize>,
 }
 
 /// A running node. [`Sim::finish`] ends it and fails if an invariant was violated.
@@ -98,7 +100,9 @@ impl Sim {
             exact: options.cuts,
         };
         std::fs::create_dir_all(places.dir("manifests")).expect("a directory can be made");
-        let api = TestApi::start().await;
+        let mut of_api = quintlet_testapi::Options::default();
+        of_api.history = options.api_history.unwrap_or(of_api.history);
+        let api = TestApi::start_with(of_api).await.expect("a free loopback port can be bound");
         api.kubeconfig(&places.dir("kubeconfig")).expect("the kubeconfig can be written");
         let wall = Clock::system().wall().as_nanosecond();
         let wall_base_unix_ns = i64::try_from(wall).expect("the year is before 2262");
