@@ -329,7 +329,7 @@ async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_els
     let log = up.dir.path().join("logs/node-api.log");
     let line = loop {
         let text = std::fs::read_to_string(&log).unwrap();
-        if let Some(line) = text.lines().find(|line| line.starts_with("node-api: ")) {
+        if let Some(line) = text.lines().find(|line| line.contains("ERROR node-api service failed")) {
             break line.to_owned();
         }
         assert!(std::time::Instant::now() < deadline, "no error in the log: {text}");
