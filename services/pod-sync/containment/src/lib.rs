@@ -2,8 +2,8 @@
 //!
 //! - [`Containment::contained`] runs the work of one pod: a sync of its worker, of its mirror pod, its removal. A panic ends that
 //!   work alone, and the pod is retried after a back-off.
-//! - The pods in work are in a file ([`work_file`]), so that the next process knows which work the last one crashed in. How the
-//!   last process ended is in a note of its supervisor ([`exits`]).
+//! - The pods in work are in a file (module `work_file`), so that the next process knows which work the last one crashed in. How the
+//!   last process ended is in a note of its supervisor (module `exits`).
 //! - [`follow_cri_proxy`] is a future that the caller spawns. It attributes crashes of cri-proxy to the pods whose calls broke.
 //!
 //! There are no other tasks, and no channels.

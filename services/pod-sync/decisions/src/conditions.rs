@@ -234,7 +234,7 @@ pub fn ready_to_start(pod: &Pod, runtime: &PodRuntime) -> PodCondition {
 }
 
 /// Computes AllContainersRestarting for a pod that has such a rule. `triggered` is the result of
-/// [`super::restart_all::restart_all_triggered`].
+/// `restart_all_triggered`.
 #[must_use]
 pub fn all_containers_restarting(
     pod: &Pod,

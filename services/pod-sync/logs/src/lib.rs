@@ -3,7 +3,7 @@
 //!
 //! [`run`] is a future that the caller spawns. At every interval it checks the logs of all running containers, at most `workers` at a
 //! time, and then updates the links. Between a rename and the runtime's new file a log has no file, so links are updated only
-//! when no rotation is in progress. [`rotate`] decides which files to delete and to compress. There are no channels.
+//! when no rotation is in progress. The module `rotate` decides which files to delete and to compress. There are no channels.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
