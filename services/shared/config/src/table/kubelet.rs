@@ -467,7 +467,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("containerRuntimeEndpoint", Kind::Checked(checks::unix_endpoint), "unix:///run/containerd/containerd.sock")
         .kubelet_flag("container-runtime-endpoint")
         .own_flag("runtime-endpoint")
-        .honoured(&[CriProxy], "socket of the runtime"),
+        .honoured(&[CriProxy], "socket of the runtime, which a process of root must serve"),
     Row::new("imageServiceEndpoint", Kind::Checked(checks::unix_endpoint), "")
         .kubelet_flag("image-service-endpoint")
         .honoured(
