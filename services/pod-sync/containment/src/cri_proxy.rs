@@ -54,42 +54,50 @@ async fn find_crashes(
         if pods.is_empty() {
             continue;
         }
-        let note = take_note(exit_note, began, clock).await;
-        // On a busy node a call that an earlier crash broke may be the first of `pods`. The calls of this crash broke after it.
+        let exited = wait_for_note(exit_note, began, clock).await;
+        // On a busy node a call that an earlier crash broke may be the first of `pods`. The calls of this crash broke after it,
+        // and before its note is removed: what breaks later belongs to the next crash.
         pods.extend(broken.take());
-        match exits::cause(&note, false) {
+        if !exited {
+            continue;
+        }
+        let path = exit_note.to_owned();
+        match exits::cause(&blocking(move || exits::take(&path)).await, false) {
             ProcessExit::External => {}
             cause @ (ProcessExit::Crash(_) | ProcessExit::OutOfMemory) => blame(&cause, &pods),
         }
     }
 }
 
-// Waits for the exit note of a crash at about `began`, and removes it. Returns an empty text if there is none in time.
-async fn take_note(path: &Path, began: Timestamp, clock: &Clock) -> String {
+// Waits for the exit note of a crash at about `began`. Returns false if there is none in time.
+async fn wait_for_note(path: &Path, began: Timestamp, clock: &Clock) -> bool {
     let oldest = began.checked_sub(NOTE_MAX_AGE).unwrap_or(Timestamp::UNIX_EPOCH);
     let deadline = clock.boot().saturating_add(NOTE_TIMEOUT);
     loop {
         let path = path.to_owned();
-        match blocking(move || take_if_newer(&path, oldest)).await {
-            Some(note) => return note,
-            None if clock.boot() >= deadline => return String::new(),
-            None => tokio::time::sleep(NOTE_POLL).await,
+        if blocking(move || is_written_since(&path, oldest)).await {
+            return true;
         }
+        if clock.boot() >= deadline {
+            return false;
+        }
+        tokio::time::sleep(NOTE_POLL).await;
     }
 }
 
-fn take_if_newer(path: &Path, oldest: Timestamp) -> Option<String> {
-    let modified = std::fs::metadata(path).and_then(|m| m.modified()).ok()?;
-    let modified = Timestamp::try_from(modified).ok()?;
+fn is_written_since(path: &Path, oldest: Timestamp) -> bool {
+    let modified = std::fs::metadata(path).and_then(|m| m.modified()).ok();
+    let is_new =
+        modified.and_then(|m| Timestamp::try_from(m).ok()).is_some_and(|modified| modified >= oldest);
     // A shell truncates the file before it writes.
-    let is_written = || std::fs::read_to_string(path).is_ok_and(|note| !note.trim().is_empty());
-    (modified >= oldest && is_written()).then(|| exits::take(path))
+    is_new && std::fs::read_to_string(path).is_ok_and(|note| !note.trim().is_empty())
 }
 
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
     use quintlet_kit::contain::{Work, contained};
+    use quintlet_kit::task::spawn;
     use quintlet_testkit::wait::until;
 
     use super::*;
@@ -178,18 +186,62 @@ mod tests {
         assert!(blamed.lock()[0].contains(&uid("bad")), "{:?}", blamed.lock());
     }
 
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn calls_that_break_as_soon_as_a_note_is_removed_belong_to_the_next_crash() {
+        let dir = tempfile::tempdir().unwrap();
+        let note = dir.path().join(CRI_PROXY);
+        let (broken, blamed) = (Arc::new(BrokenCalls::default()), Arc::new(Mutex::new(Vec::new())));
+        let stop = CancellationToken::new();
+        let follower = spawn(
+            "follower",
+            follow_cri_proxy(
+                Arc::clone(&broken),
+                note.clone(),
+                Clock::system(),
+                {
+                    let blamed = Arc::clone(&blamed);
+                    move |_: &ProcessExit, pods: &BTreeSet<PodUid>| blamed.lock().push(pods.clone())
+                },
+                stop.clone(),
+            ),
+        );
+        let crashes = spawn("crashes", async move {
+            for n in 0..10 {
+                breaks(&broken, &format!("pod-{n}")).await;
+                std::fs::write(&note, "signal ABRT\n").unwrap();
+                // Without a pause, so that the next call breaks as early as it can.
+                let deadline = Clock::system().boot() + NOTE_TIMEOUT;
+                while note.exists() {
+                    assert!(Clock::system().boot() < deadline, "the note of crash {n} is still there");
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+        crashes.await.unwrap();
+        until("every crash is blamed on a pod", NOTE_TIMEOUT, async || {
+            let crashes = blamed.lock().len();
+            if crashes == 10 { Ok(()) } else { Err(crashes) }
+        })
+        .await;
+        stop.cancel();
+        follower.await.unwrap();
+        let want: Vec<BTreeSet<PodUid>> = (0..10).map(|n| [uid(&format!("pod-{n}"))].into()).collect();
+        assert_eq!(*blamed.lock(), want);
+    }
+
     #[test]
-    fn an_exit_note_that_is_old_or_empty_is_not_removed() {
+    fn an_exit_note_that_is_old_or_empty_is_not_of_this_crash() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(CRI_PROXY);
         let now = Clock::system().wall();
-        assert_eq!(take_if_newer(&path, now), None, "no supervisor");
+        assert!(!is_written_since(&path, now), "no supervisor");
         std::fs::write(&path, "").unwrap();
-        assert_eq!(take_if_newer(&path, Timestamp::UNIX_EPOCH), None, "not written yet");
+        assert!(!is_written_since(&path, Timestamp::UNIX_EPOCH), "not written yet");
         std::fs::write(&path, "signal ABRT\n").unwrap();
-        let later = now.checked_add(Duration::from_secs(60)).unwrap();
-        assert_eq!(take_if_newer(&path, later), None);
-        assert_eq!(take_if_newer(&path, now.checked_sub(NOTE_MAX_AGE).unwrap()).unwrap(), "signal ABRT\n");
-        assert!(!path.exists());
+        assert!(
+            !is_written_since(&path, now.checked_add(Duration::from_secs(60)).unwrap()),
+            "of an earlier crash"
+        );
+        assert!(is_written_since(&path, now.checked_sub(NOTE_MAX_AGE).unwrap()));
     }
 }
