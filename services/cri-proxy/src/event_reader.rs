@@ -8,6 +8,7 @@ use containerd_client::services::v1::{PublishRequest, SubscribeRequest};
 use futures::StreamExt as _;
 use k8s_cri::v1;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::backoff::Backoff;
 use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::watch;
@@ -72,12 +73,12 @@ impl EventReader {
     }
 
     async fn run_forever(&self) {
-        let mut pause = RECONNECT_INTERVAL;
+        let mut backoff = Backoff::new(RECONNECT_INTERVAL, 2.0, MAX_PAUSE);
         let mut runtime = PeerStartup::default();
         loop {
             match self.version().await {
                 Ok(info) => {
-                    pause = RECONNECT_INTERVAL;
+                    backoff.reset();
                     self.set_info(&mut runtime, info.clone());
                     let (source, why) = self.session(&info).await;
                     self.hub.set_state(state(source, false, &why));
@@ -94,11 +95,10 @@ impl EventReader {
                     self.hub.set_state(state(pb::HintSource::None, false, &error));
                     // Connecting to a missing socket costs nothing. A runtime that answers with errors gets a longer pause.
                     if self.upstream.is_connected().await {
-                        tokio::time::sleep(pause).await;
-                        pause = pause.saturating_mul(2).min(MAX_PAUSE);
+                        tokio::time::sleep(backoff.next_wait()).await;
                     } else {
-                        pause = RECONNECT_INTERVAL;
-                        tokio::time::sleep(pause).await;
+                        backoff.reset();
+                        tokio::time::sleep(RECONNECT_INTERVAL).await;
                     }
                 }
             }

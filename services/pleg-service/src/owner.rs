@@ -72,7 +72,7 @@ impl Core {
 /// Runs owners of a pod until the pod is gone. After a panic the next owner continues from the published entry, which stays
 /// unchanged during the wait.
 pub(crate) async fn supervise(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
-    let mut after_panic = Backoff::new(AFTER_PANIC, 2, LONGEST_AFTER_PANIC);
+    let mut after_panic = Backoff::new(AFTER_PANIC, 2.0, LONGEST_AFTER_PANIC);
     loop {
         let pod = core.store.get(&uid).map(|record| record.pod.clone());
         let name = pod.map(|pod| format!("{}/{}", pod.namespace, pod.name)).unwrap_or_default();

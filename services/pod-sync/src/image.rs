@@ -154,7 +154,7 @@ async fn pull(
             let found = inspected(found, name)?;
             let ms = |d: Duration| {
                 let whole = u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-                pod_sync_decisions::backoff::go_duration(Duration::from_millis(whole))
+                quintlet_model::go_duration::format(Duration::from_millis(whole))
             };
             let now = ctx.clock.boot();
             let size = found.size;

@@ -25,7 +25,7 @@ pub(crate) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, jitter: Duration) 
     let mut ticker = interval_at(deadline_after(Instant::now(), jitter), slot.period());
     ticker.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let work = Work::new(slot.key.uid.as_str(), format!("{}/{}", slot.pod.namespace, slot.pod.name));
-    let mut after_panic = Backoff::new(AFTER_PANIC, 2, LONGEST_AFTER_PANIC);
+    let mut after_panic = Backoff::new(AFTER_PANIC, 2.0, LONGEST_AFTER_PANIC);
     loop {
         let delay = match slot.next_step(shared.clock.boot()) {
             NextStep::After(delay) => Some(delay),

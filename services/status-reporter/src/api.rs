@@ -7,7 +7,7 @@ use http::{Method, Request, header};
 use serde_json::{Value, json};
 
 use crate::clients::{Current, Purpose};
-use crate::rate::{Limiter, Rate};
+use quintlet_kit::rate::{Rate, Throttle};
 
 /// Limit of one call.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -157,7 +157,7 @@ pub struct ApiClient {
     source: Source,
     timeout: Duration,
     /// The rate limit, if any, which clones share.
-    limiter: Option<Arc<Limiter>>,
+    limiter: Option<Arc<Throttle>>,
 }
 
 impl ApiClient {
@@ -176,7 +176,7 @@ impl ApiClient {
     /// Adds a rate limit.
     #[must_use]
     pub fn limited(self, rate: Option<Rate>) -> Self {
-        Self { limiter: rate.map(|rate| Arc::new(Limiter::new(rate))), ..self }
+        Self { limiter: rate.map(|rate| Arc::new(Throttle::new(rate))), ..self }
     }
 
     fn client(&self) -> Result<kube::Client, ApiFailure> {

@@ -8,8 +8,8 @@ use quintlet_config::ConfigArgs;
 use quintlet_kit::args::CommonArgs;
 use serde_json::{Value, json};
 
-use crate::rate::Rate;
 use crate::run::Settings;
+use quintlet_kit::rate::Rate;
 
 /// Burst of pod writes if only their rate is set (`kubeAPIBurst` of the kubelet).
 const POD_BURST: u32 = 100;

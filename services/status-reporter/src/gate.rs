@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::deadline_after;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -23,6 +24,7 @@ pub struct Gate {
 struct State {
     /// The current pause; none while the server answers.
     pause: Option<Duration>,
+    backoff: Backoff,
     next: Instant,
     /// End of the time that the server requested with `Retry-After`.
     hold: Option<Instant>,
@@ -31,7 +33,12 @@ struct State {
 impl Default for Gate {
     fn default() -> Self {
         Self {
-            state: Mutex::new(State { pause: None, next: Instant::now(), hold: None }),
+            state: Mutex::new(State {
+                pause: None,
+                backoff: Backoff::new(FIRST, 2.0, LONGEST),
+                next: Instant::now(),
+                hold: None,
+            }),
             opened: Notify::new(),
         }
     }
@@ -67,6 +74,7 @@ impl Gate {
     pub fn answered(&self) {
         let mut state = self.state.lock();
         if state.pause.take().is_some() {
+            state.backoff.reset();
             self.opened.notify_waiters();
         }
     }
@@ -75,7 +83,7 @@ impl Gate {
     pub fn failed(&self, retry_after: Option<Duration>) {
         let mut state = self.state.lock();
         let now = Instant::now();
-        let pause = state.pause.map_or(FIRST, |p| p.saturating_mul(2).min(LONGEST));
+        let pause = state.backoff.next_wait();
         state.pause = Some(pause);
         state.next = deadline_after(now, pause);
         if let Some(after) = retry_after {

@@ -23,7 +23,6 @@ pub mod metrics;
 pub mod mirror;
 pub mod node;
 mod process;
-pub mod rate;
 pub mod reporter;
 pub mod run;
 pub mod service;

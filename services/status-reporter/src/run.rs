@@ -23,9 +23,9 @@ use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
 use crate::node::setters;
 use crate::node::startup::Startup;
-use crate::rate::Rate;
 use crate::reporter::Reporter;
 use crate::service::Service;
+use quintlet_kit::rate::Rate;
 
 /// Limit of writes in flight after the stop signal.
 const DRAIN: Duration = Duration::from_secs(5);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
+use quintlet_kit::rate::Rate;
 use quintlet_kit::server::NODE;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::report_reply::Reply;
@@ -15,7 +16,6 @@ use status_reporter::events::Occurrence;
 use status_reporter::events::recorder::Recorder;
 use status_reporter::lease;
 use status_reporter::metrics::Metrics;
-use status_reporter::rate::Rate;
 use status_reporter::run::{Config, Settings, run};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;

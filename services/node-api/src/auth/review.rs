@@ -11,6 +11,7 @@ use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessRevie
 use kube::api::{Api, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use parking_lot::{Mutex, RwLock};
+use quintlet_kit::backoff::Backoff;
 use tokio::sync::Semaphore;
 
 use super::User;
@@ -176,14 +177,13 @@ impl Reviewer {
         let all = async {
             // The semaphore is never closed.
             let _permit = permits.acquire().await;
-            let mut wait = FIRST_WAIT;
+            let mut backoff = Backoff::new(FIRST_WAIT, 1.5, LIMIT);
             let mut step = 1_u32;
             loop {
                 let api: Api<K> = Api::all(self.client.read().clone());
                 match api.create(&PostParams::default(), review).await.map_err(ReviewError::Api) {
                     Err(error) if error.is_retryable() && step < STEPS => {
-                        tokio::time::sleep(wait).await;
-                        wait = wait.saturating_mul(3).checked_div(2).unwrap_or(wait);
+                        tokio::time::sleep(backoff.next_wait()).await;
                         step = step.saturating_add(1);
                     }
                     answer => return answer,

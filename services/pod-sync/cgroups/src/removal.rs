@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quintlet_kit::backoff::Backoff;
+use quintlet_kit::clock::FAR;
 use quintlet_kit::tree::{self, Entry, Visitor};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
@@ -104,14 +106,13 @@ pub(super) fn remove_dirs(dir: &Path) -> io::Result<()> {
 }
 
 fn patiently(remove: impl Fn() -> io::Result<()>) -> io::Result<()> {
-    let mut pause = REMOVE_PAUSE;
+    let mut backoff = Backoff::new(REMOVE_PAUSE, 2.0, FAR);
     for _ in 1..REMOVE_ATTEMPTS {
         match remove() {
             Ok(()) => return Ok(()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(_) => std::thread::sleep(pause),
+            Err(_) => std::thread::sleep(backoff.next_wait()),
         }
-        pause = pause.saturating_mul(2);
     }
     match remove() {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),

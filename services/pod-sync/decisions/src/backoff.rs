@@ -5,10 +5,10 @@
 //! each exit once, so that setting the wall clock changes no delay.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
+use quintlet_model::go_duration;
 use quintlet_model::hash::fnv64_hex;
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::runtime::{Container as RuntimeContainer, ContainerState, PodRuntime};
@@ -184,7 +184,7 @@ pub fn crash_loop_key(pod: &PodRef, container: &Container) -> String {
 /// Returns the message of waiting reason CrashLoopBackOff.
 #[must_use]
 pub fn crash_loop_message(delay: Duration, container: &str, pod: &PodRef) -> String {
-    format!("back-off {} restarting failed container={container} pod={pod}", go_duration(delay))
+    format!("back-off {} restarting failed container={container} pod={pod}", go_duration::format(delay))
 }
 
 /// Image-pull state of one image.
@@ -257,41 +257,6 @@ impl ImagePullBackoffs {
 
     fn live(&self, image: &str, now: Duration, delays: BackoffDelays) -> Option<&ImagePullEntry> {
         self.entries.get(image).filter(|e| now.saturating_sub(e.last_update) <= delays.max.saturating_mul(2))
-    }
-}
-
-/// Formats a duration like Go's `time.Duration`: `10s`, `1m20s`, `5m0s`, `1.5s`, `250ms`.
-#[must_use]
-pub fn go_duration(d: Duration) -> String {
-    let nanos = d.as_nanos();
-    if nanos == 0 {
-        return "0s".to_owned();
-    }
-    let fraction = |value: u128, unit: u128| {
-        let mut text = value.checked_div(unit).unwrap_or(0).to_string();
-        let rest = value.checked_rem(unit).unwrap_or(0);
-        if rest != 0 {
-            let width = unit.ilog10() as usize;
-            let digits = format!("{rest:0width$}");
-            let _ = write!(text, ".{}", digits.trim_end_matches('0'));
-        }
-        text
-    };
-    if nanos < 1_000 {
-        return format!("{nanos}ns");
-    }
-    if nanos < 1_000_000 {
-        return format!("{}µs", fraction(nanos, 1_000));
-    }
-    if nanos < 1_000_000_000 {
-        return format!("{}ms", fraction(nanos, 1_000_000));
-    }
-    let (hours, minutes) = (d.as_secs() / 3600, d.as_secs() / 60 % 60);
-    let seconds = fraction(nanos % 60_000_000_000, 1_000_000_000);
-    match (hours, minutes) {
-        (0, 0) => format!("{seconds}s"),
-        (0, m) => format!("{m}m{seconds}s"),
-        (h, m) => format!("{h}h{m}m{seconds}s"),
     }
 }
 
@@ -486,21 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_read_as_go_writes_them() {
-        for (d, want) in [
-            (s(0), "0s"),
-            (s(10), "10s"),
-            (s(80), "1m20s"),
-            (s(300), "5m0s"),
-            (s(3600), "1h0m0s"),
-            (Duration::from_millis(1500), "1.5s"),
-            (Duration::from_millis(250), "250ms"),
-            (Duration::from_micros(1500), "1.5ms"),
-            (Duration::from_nanos(1010), "1.01µs"),
-            (Duration::from_nanos(7), "7ns"),
-        ] {
-            assert_eq!(go_duration(d), want);
-        }
+    fn the_message_of_a_crash_loop_has_the_delay_as_go_writes_it() {
         let pod = PodRef { uid: PodUid::parse("u").unwrap(), namespace: "n".into(), name: "p".into() };
         assert_eq!(
             crash_loop_message(s(80), "main", &pod),

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
-
 use pod_sync_decisions::image_name;
+use quintlet_kit::rate::{Rate, RateLimiter};
+use tokio::sync::Semaphore;
 
 /// Default of concurrent pulls from one registry.
 const PER_REGISTRY: usize = 4;
@@ -33,25 +33,22 @@ pub struct PullSettings {
 #[error("maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls is false")]
 pub struct ContradictorySettings;
 
+/// The limit of pulls per second.
 #[derive(Debug)]
-struct Bucket {
-    per_second: f64,
-    burst: f64,
-    left: f64,
-    // CLOCK_BOOTTIME of the last update.
-    at: Duration,
+enum PullRate {
+    Unlimited,
+    /// The burst is 0, which allows no pull.
+    Never,
+    Limited(Mutex<RateLimiter>),
 }
 
-impl Bucket {
-    fn take(&mut self, now: Duration) -> bool {
-        let grown = now.saturating_sub(self.at).as_secs_f64() * self.per_second;
-        self.left = (self.left + grown).min(self.burst);
-        self.at = now;
-        let any = self.left >= 1.0;
-        if any {
-            self.left -= 1.0;
+impl PullRate {
+    fn new(per_second: u32, burst: u32) -> Self {
+        match Rate::new(per_second, burst) {
+            None => Self::Unlimited,
+            Some(_) if burst == 0 => Self::Never,
+            Some(rate) => Self::Limited(Mutex::new(RateLimiter::new(rate))),
         }
-        any
     }
 }
 
@@ -61,7 +58,7 @@ pub struct PullLimits {
     all: Semaphore,
     per_registry: usize,
     registries: Mutex<HashMap<String, Arc<Semaphore>>>,
-    bucket: Option<Mutex<Bucket>>,
+    rate: PullRate,
 }
 
 impl PullLimits {
@@ -78,16 +75,17 @@ impl PullLimits {
             (_, Some(most)) => (most.max(1), most.max(1)),
             (Some(false), None) => (Semaphore::MAX_PERMITS, Semaphore::MAX_PERMITS),
         };
-        let bucket = qps.filter(|q| *q > 0).map(|q| {
-            let burst = f64::from(burst.unwrap_or(BURST));
-            Mutex::new(Bucket { per_second: f64::from(q), burst, left: burst, at: Duration::ZERO })
-        });
-        Ok(Self { all: Semaphore::new(all), per_registry, registries: Mutex::default(), bucket })
+        let rate = PullRate::new(qps.unwrap_or(0), burst.unwrap_or(BURST));
+        Ok(Self { all: Semaphore::new(all), per_registry, registries: Mutex::default(), rate })
     }
 
     /// Returns whether the rate limit allows a pull at CLOCK_BOOTTIME `now`. If not, the pull has failed.
     pub fn try_start(&self, now: Duration) -> bool {
-        self.bucket.as_ref().is_none_or(|b| b.lock().take(now))
+        match &self.rate {
+            PullRate::Unlimited => true,
+            PullRate::Never => false,
+            PullRate::Limited(limiter) => limiter.lock().try_take(now),
+        }
     }
 
     /// Runs a pull once the limits of its registry and in total allow it.

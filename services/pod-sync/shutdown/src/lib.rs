@@ -20,6 +20,8 @@ use async_trait::async_trait;
 use pod_sync_clients::{EventType, Events};
 use pod_sync_decisions::shutdown::{ShutdownGroup, ShutdownPlan};
 use pod_sync_metrics::PodMetrics;
+use quintlet_kit::backoff::Backoff;
+use quintlet_kit::clock::FAR;
 use quintlet_kit::clock::{Clock, bounded};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -174,14 +176,13 @@ async fn allow_delay(session: &dyn Session, wanted: Duration) -> Result<(), Logi
         return Ok(());
     }
     session.raise_max_delay(wanted).await?;
-    let mut wait = RELOAD;
+    let mut backoff = Backoff::new(RELOAD, 2.0, FAR);
     let mut now = session.max_delay().await?;
     for _ in 0..RELOAD_TRIES {
         if now >= wanted {
             return Ok(());
         }
-        tokio::time::sleep(wait).await;
-        wait = wait.saturating_mul(2);
+        tokio::time::sleep(backoff.next_wait()).await;
         now = session.max_delay().await?;
     }
     if now >= wanted { Ok(()) } else { Err(LoginError::TooShort { wanted, now }) }

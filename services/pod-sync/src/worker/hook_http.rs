@@ -38,7 +38,7 @@ pub(super) async fn get(
     let tls = get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
     let (headers, host_header) = headers(get.http_headers.as_deref().unwrap_or_default())?;
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host };
-    let path = redirect::encoded(get.path.as_deref().unwrap_or_default());
+    let path = redirect::encode_path(get.path.as_deref().unwrap_or_default());
     let slash = if path.starts_with('/') { "" } else { "/" };
     let url = |scheme: &str| -> Result<Uri, String> {
         format!("{scheme}://{bracketed}:{port}{slash}{path}").parse().map_err(|e| format!("invalid URL: {e}"))

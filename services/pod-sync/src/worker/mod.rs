@@ -202,7 +202,7 @@ impl Worker {
             refreshed_for: None,
             start_backoffs: BTreeMap::new(),
             hold_all: Duration::ZERO,
-            mount_wait: Backoff::new(MOUNT_WAIT, 2, MOUNT_WAIT_MAX),
+            mount_wait: Backoff::new(MOUNT_WAIT, 2.0, MOUNT_WAIT_MAX),
             resize_hold: Duration::ZERO,
             unknown_calls: UnknownCalls::default(),
             decision: Arc::default(),

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pod_sync_decisions::backoff::go_duration;
+use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock;
+use quintlet_model::go_duration;
 use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
@@ -54,11 +55,10 @@ pub enum Kind {
     Expand,
 }
 
-/// The back-off of a failed operation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Backoff {
+#[derive(Debug, Clone)]
+struct FailedOperation {
     kind: Kind,
-    wait: Duration,
+    backoff: Backoff,
     until: Instant,
 }
 
@@ -66,7 +66,7 @@ struct Backoff {
 #[derive(Debug, Clone, Default)]
 pub struct Operations {
     pending: BTreeMap<Key, Kind>,
-    failed: BTreeMap<Key, Backoff>,
+    failed: BTreeMap<Key, FailedOperation>,
 }
 
 /// Whether an operation may start.
@@ -87,8 +87,8 @@ impl Operations {
         if self.is_pending(key) {
             return Start::Pending;
         }
-        match self.failed.get(key).filter(|backoff| backoff.kind == kind && backoff.until > now) {
-            Some(backoff) => Start::At(backoff.until),
+        match self.failed.get(key).filter(|failed| failed.kind == kind && failed.until > now) {
+            Some(failed) => Start::At(failed.until),
             None => Start::Now,
         }
     }
@@ -115,17 +115,18 @@ impl Operations {
     /// The wait is 500 ms, then twice the one before, up to 2m2s. It starts anew for another kind of operation.
     pub fn failed(&mut self, key: &Key, error: &str, now: Instant, wall: jiff::Timestamp) -> String {
         let Some(kind) = self.pending.remove(key) else { return error.to_owned() };
-        let wait = match self.failed.get(key).filter(|backoff| backoff.kind == kind) {
-            Some(backoff) => backoff.wait.saturating_mul(2).min(LONGEST_WAIT),
-            None => FIRST_WAIT,
-        };
-        self.failed.insert(key.clone(), Backoff { kind, wait, until: clock::deadline_after(now, wait) });
+        let previous = self.failed.remove(key).filter(|failed| failed.kind == kind);
+        let mut backoff =
+            previous.map_or_else(|| Backoff::new(FIRST_WAIT, 2.0, LONGEST_WAIT), |failed| failed.backoff);
+        let wait = backoff.next_wait();
+        let until = clock::deadline_after(now, wait);
+        self.failed.insert(key.clone(), FailedOperation { kind, backoff, until });
         let until = wall.checked_add(wait).unwrap_or(jiff::Timestamp::MAX);
         format!(
             "Operation for \"{}\" failed. No retries permitted until {} (durationBeforeRetry {}). Error: {error}",
             key.text(),
             until.strftime("%Y-%m-%d %H:%M:%S%.f +0000 UTC"),
-            go_duration(wait),
+            go_duration::format(wait),
         )
     }
 

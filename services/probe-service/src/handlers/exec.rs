@@ -8,8 +8,9 @@ use quintlet_proto::runtime::v1::probe_exec_client::ProbeExecClient;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::{Attempt, Broken, MAX_OUTPUT, go_duration, go_status};
+use super::{Attempt, Broken, MAX_OUTPUT, go_status};
 use crate::convert::cut;
+use quintlet_model::go_duration;
 
 /// Limit of a call beyond the timeout of the command, which the runtime enforces (`runtimeRequestTimeout` of the kubelet).
 const CALL_MARGIN: Duration = Duration::from_secs(120);
@@ -37,7 +38,7 @@ pub(super) async fn probe(
         }
     };
     if reply.timed_out {
-        let after = go_duration(timeout);
+        let after = go_duration::format(timeout);
         return Attempt::Failure(format!("command timed out: {line:?} timed out after {after}"));
     }
     let output = String::from_utf8_lossy(&reply.output);

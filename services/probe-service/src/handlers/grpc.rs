@@ -11,7 +11,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::{Attempt, USER_AGENT, dial, go_duration, go_status};
+use super::{Attempt, USER_AGENT, dial, go_status};
+use quintlet_model::go_duration;
 
 /// Wait between attempts to connect within the timeout.
 const RECONNECT: Duration = Duration::from_millis(100);
@@ -19,7 +20,7 @@ const RECONNECT: Duration = Duration::from_millis(100);
 pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duration) -> Attempt {
     let deadline = deadline_after(Instant::now(), timeout);
     let to = dial::join_host_port(host, port);
-    let within = go_duration(timeout);
+    let within = go_duration::format(timeout);
     let channel = match timeout_at(deadline, connect(host.to_owned(), port, &to)).await {
         Ok(Ok(channel)) => channel,
         Ok(Err(error)) => {

@@ -157,17 +157,6 @@ async fn tcp(host: &str, port: u16, timeout: Duration) -> Attempt {
     }
 }
 
-/// Formats whole seconds as Go formats a duration: `1s`, `1m30s`, `2h0m0s`.
-fn go_duration(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
-    match (hours, minutes) {
-        (0, 0) => format!("{rest}s"),
-        (0, _) => format!("{minutes}m{rest}s"),
-        (_, _) => format!("{hours}h{minutes}m{rest}s"),
-    }
-}
-
 /// Formats a gRPC status as Go does.
 fn go_status(status: &tonic::Status) -> String {
     format!("rpc error: code = {:?} desc = {}", status.code(), status.message())

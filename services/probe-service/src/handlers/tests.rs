@@ -435,10 +435,3 @@ async fn a_command_fails_by_its_exit_code_and_never_by_a_missing_runtime() {
     let missing = attempt(&real(), Handler::Missing, Duration::from_secs(1)).await;
     assert_eq!(missing, Attempt::unknown("missing probe handler"));
 }
-
-#[test]
-fn durations_are_written_as_go_does() {
-    for (seconds, text) in [(1, "1s"), (60, "1m0s"), (95, "1m35s"), (3600, "1h0m0s")] {
-        assert_eq!(go_duration(Duration::from_secs(seconds)), text);
-    }
-}

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use quintlet_kit::backoff::Backoff;
 use tokio::time::Instant;
 
 /// Delay of a restart outside a crash loop.
@@ -20,7 +21,8 @@ const WINDOW: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Restarts {
     recent: VecDeque<Instant>,
-    backing_off: Option<Duration>,
+    /// Present in a crash loop.
+    backoff: Option<Backoff>,
 }
 
 impl Restarts {
@@ -33,13 +35,10 @@ impl Restarts {
         while self.recent.front().is_some_and(|at| now.duration_since(*at) > WINDOW) {
             self.recent.pop_front();
         }
-        let delay = match self.backing_off {
-            Some(last) => (last * 2).min(MAX_DELAY),
-            None if self.recent.len() >= EXITS => DELAY * 2,
-            None => return DELAY,
-        };
-        self.backing_off = Some(delay);
-        delay
+        if self.backoff.is_none() && self.recent.len() < EXITS {
+            return DELAY;
+        }
+        self.backoff.get_or_insert_with(|| Backoff::new(DELAY * 2, 2.0, MAX_DELAY)).next_wait()
     }
 }
 

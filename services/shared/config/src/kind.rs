@@ -2,8 +2,8 @@
 
 use crate::checks::InvalidText;
 use crate::diagnostics::Diagnostic;
-use crate::duration;
 use crate::node::{Data, Entry, Node, Origin};
+use quintlet_model::go_duration;
 
 /// The type of a field.
 #[derive(Debug, Clone, Copy)]
@@ -90,17 +90,19 @@ impl Kind {
                     report(format!("{value}: must be {}", or_list(&named)));
                 }
             }
-            (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => match duration::parse(text) {
-                Err(why) => report(format!("{value}: {why}")),
-                Ok(nanos) => {
-                    let (min, max) = self.range();
-                    if nanos < min {
-                        report(format!("{text} is below {}", duration::format(min)));
-                    } else if nanos > max {
-                        report(format!("{text} is above {}", duration::format(max)));
+            (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => {
+                match go_duration::parse(text) {
+                    Err(why) => report(format!("{value}: {why}")),
+                    Ok(nanos) => {
+                        let (min, max) = self.range();
+                        if nanos < min {
+                            report(format!("{text} is below {}", go_duration::format_short(min)));
+                        } else if nanos > max {
+                            report(format!("{text} is above {}", go_duration::format_short(max)));
+                        }
                     }
                 }
-            },
+            }
             (Self::DurationOrNanos, Data::Int(nanos)) if *nanos >= 0 => {}
             (Self::Duration(..) | Self::DurationOrNanos, Data::Int(number)) => {
                 report(format!("{number}: a duration needs a unit, e.g. \"{number}s\""));
@@ -169,7 +171,9 @@ impl Kind {
             (_, Data::Null) => true,
             (Self::Int(..) | Self::Number(..) | Self::DurationOrNanos, Data::Int(number)) => *number == 0,
             (Self::Number(..), Data::Float(number)) => *number == 0.0,
-            (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => duration::parse(text) == Ok(0),
+            (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => {
+                go_duration::parse(text) == Ok(0)
+            }
             (Self::Text | Self::Path | Self::Checked(_) | Self::Word(_), Data::Text(text)) => text.is_empty(),
             (Self::List(_) | Self::Objects(_), Data::List(elements)) => elements.is_empty(),
             (Self::Map(..), Data::Map(entries)) => entries.is_empty(),
@@ -182,9 +186,9 @@ impl Kind {
     pub fn canonical(&self, mut node: Node) -> Node {
         node.data = match (self, node.data) {
             (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => {
-                Data::Text(duration::parse(&text).map_or(text, duration::format))
+                Data::Text(go_duration::parse(&text).map_or(text, go_duration::format_short))
             }
-            (Self::DurationOrNanos, Data::Int(nanos)) => Data::Text(duration::format(nanos)),
+            (Self::DurationOrNanos, Data::Int(nanos)) => Data::Text(go_duration::format_short(nanos)),
             (Self::List(kind), Data::List(elements)) => {
                 Data::List(elements.into_iter().map(|e| kind.canonical(e)).collect())
             }

@@ -13,7 +13,6 @@ pub mod checks;
 pub mod cli;
 mod config;
 pub mod diagnostics;
-pub mod duration;
 pub mod json;
 pub mod kind;
 pub mod labels;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
-use crate::duration;
 use crate::node::{Data, Node};
 use crate::table::{Document, Row, Verdict};
+use quintlet_model::go_duration;
 
 /// Reports violations of the rules.
 pub(crate) fn check(config: &Config, out: &mut Vec<Diagnostic>) {
@@ -42,7 +42,7 @@ impl View<'_> {
     }
 
     fn nanos(&self, field: &str) -> i64 {
-        duration::parse(self.text(field)).unwrap_or(0)
+        go_duration::parse(self.text(field)).unwrap_or(0)
     }
 
     fn words(&self, field: &str) -> Vec<&str> {
@@ -86,7 +86,7 @@ fn images(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     let (min, max) = (view.nanos("imageMinimumGCAge"), view.nanos("imageMaximumGCAge"));
     if max != 0 && max < min {
         let fields = ["imageMaximumGCAge", "imageMinimumGCAge"];
-        let [max, min] = [max, min].map(duration::format);
+        let [max, min] = [max, min].map(go_duration::format_short);
         out.push(view.blame(&fields, format!("a maximum of {max} is below the minimum of {min}")));
     }
 }
@@ -150,12 +150,12 @@ fn shutdown(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     const BY_PRIORITY: &str = "shutdownGracePeriodByPodPriority";
     let (all, critical) = (view.nanos(ALL), view.nanos(CRITICAL));
     if critical > all {
-        let [critical, all] = [critical, all].map(duration::format);
+        let [critical, all] = [critical, all].map(go_duration::format_short);
         out.push(view.blame(&[CRITICAL], format!("{critical} is above {ALL} {all}")));
     }
     for (field, nanos) in [(ALL, all), (CRITICAL, critical)] {
         if nanos != 0 && nanos < 1_000_000_000 {
-            out.push(view.blame(&[field], format!("{} is below 1s", duration::format(nanos))));
+            out.push(view.blame(&[field], format!("{} is below 1s", go_duration::format_short(nanos))));
         }
     }
     let by_priority = view.node(BY_PRIORITY).map(Node::elements).unwrap_or_default();

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use crate::clock::FAR;
+
 /// A delay that grows by a factor up to a maximum.
 #[derive(Debug, Clone)]
 pub struct Backoff {
     initial: Duration,
-    factor: u32,
+    factor: f64,
     max: Duration,
     next: Duration,
 }
@@ -15,12 +17,12 @@ impl Backoff {
     /// Returns a back-off that starts at `initial`, grows by `factor` and stays at `max`.
     ///
     /// # Panics
-    /// Panics if `initial` is zero or above `max`, or if `factor` is zero.
+    /// Panics if `initial` is zero or above `max`, if `max` is above [`FAR`], or if `factor` is not between 1 and 10.
     #[must_use]
-    pub fn new(initial: Duration, factor: u32, max: Duration) -> Self {
+    pub fn new(initial: Duration, factor: f64, max: Duration) -> Self {
         assert!(
-            !initial.is_zero() && initial <= max && factor > 0,
-            "a back-off needs a positive factor and 0 < initial <= max"
+            !initial.is_zero() && initial <= max && max <= FAR && (1.0..=10.0).contains(&factor),
+            "a back-off needs 0 < initial <= max and a factor of at least 1"
         );
         Self { initial, factor, max, next: initial }
     }
@@ -28,7 +30,7 @@ impl Backoff {
     /// Returns the next delay and increases the one after it.
     pub fn next_wait(&mut self) -> Duration {
         let now = self.next;
-        self.next = now.saturating_mul(self.factor).min(self.max);
+        self.next = now.mul_f64(self.factor).min(self.max);
         now
     }
 
@@ -43,9 +45,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_doubles_to_its_bound_and_starts_over() {
+    fn a_delay_doubles_up_to_its_maximum_and_starts_over() {
         let ms = Duration::from_millis;
-        let mut b = Backoff::new(ms(100), 2, ms(500));
+        let mut b = Backoff::new(ms(100), 2.0, ms(500));
         assert_eq!(
             [b.next_wait(), b.next_wait(), b.next_wait(), b.next_wait(), b.next_wait()],
             [ms(100), ms(200), ms(400), ms(500), ms(500)]

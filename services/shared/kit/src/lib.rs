@@ -18,6 +18,7 @@ pub mod grant;
 pub mod lists;
 pub mod notify;
 pub mod peer_startup;
+pub mod rate;
 pub mod redirect;
 pub mod server;
 pub mod service;

@@ -2,23 +2,28 @@
 
 use http::uri::InvalidUri;
 use http::{Response, Uri, header};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
 /// Limit of requests for one response, redirects included (Go's `net/http`).
 pub const MAX_REQUESTS: usize = 10;
 
-/// Percent-encodes the bytes that Go encodes in a path; the others stay as they are.
+/// Bytes that Go encodes in a path, beside those that are not ASCII.
+const ENCODED: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'<')
+    .add(b'>')
+    .add(b'\\')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|')
+    .add(b'}');
+
+/// Percent-encodes a path as Go does. An encoded path is not changed.
 #[must_use]
-pub fn encoded(path: &str) -> String {
-    let mut out = String::with_capacity(path.len());
-    for byte in path.bytes() {
-        match byte {
-            0..=b' ' | 0x7f.. | b'"' | b'<' | b'>' | b'\\' | b'^' | b'`' | b'{' | b'|' | b'}' => {
-                out.push_str(&format!("%{byte:02X}"));
-            }
-            _ => out.push(char::from(byte)),
-        }
-    }
-    out
+pub fn encode_path(path: &str) -> String {
+    utf8_percent_encode(path, ENCODED).to_string()
 }
 
 /// The Location header of a redirect is no URL.
@@ -35,7 +40,7 @@ pub fn next<B>(from: &Uri, response: &Response<B>) -> Option<Result<Uri, Redirec
         return None;
     }
     let location = response.headers().get(header::LOCATION)?;
-    let text = encoded(&String::from_utf8_lossy(location.as_bytes()));
+    let text = encode_path(&String::from_utf8_lossy(location.as_bytes()));
     let absolute = if text.contains("://") {
         text
     } else {

@@ -5,6 +5,7 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod convert;
+pub mod go_duration;
 pub mod hash;
 pub mod ids;
 pub mod labels;

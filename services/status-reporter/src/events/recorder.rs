@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::Clock;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -141,12 +142,11 @@ where
     F: Future<Output = Result<Value, ApiFailure>>,
 {
     let start = Instant::now();
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = Backoff::new(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
     loop {
         match call().await {
             Err(ApiFailure::Unreachable(_)) if start.elapsed() < PATIENCE => {
-                tokio::time::sleep(pause).await;
-                pause = pause.saturating_mul(2).min(LONGEST_PAUSE);
+                tokio::time::sleep(backoff.next_wait()).await;
             }
             answer => return answer,
         }

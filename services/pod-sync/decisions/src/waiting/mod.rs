@@ -5,9 +5,10 @@ mod failure;
 mod status;
 
 use std::collections::BTreeSet;
+
+use quintlet_model::go_duration;
 use std::time::Duration;
 
-use super::backoff::go_duration;
 use super::container_status::{CONTAINER_CREATING, POD_INITIALIZING};
 use super::restart::RESTARTING_ALL;
 
@@ -262,7 +263,7 @@ impl Waiting {
             | Self::Rejected { message, .. } => message.clone(),
             Self::ImagePulling { image, .. } => format!("pulling image {image:?}"),
             Self::CrashLoop { exit_code, delay, .. } => {
-                format!("restart after exit {exit_code}, back-off {}", go_duration(*delay))
+                format!("restart after exit {exit_code}, back-off {}", go_duration::format(*delay))
             }
             Self::PodInitializing { container } => format!("init container {container} has not completed"),
             Self::ContainerCreating { container } => format!("container {container} is not started yet"),

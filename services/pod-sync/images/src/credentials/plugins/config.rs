@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use quintlet_model::go_duration;
 use serde::Deserialize;
 
 /// The file of `--image-credential-provider-config`.
@@ -106,10 +107,7 @@ pub struct ConfigError {
     pub(super) problem: String,
 }
 
-/// Parses a Go duration of whole units, such as `12h`, `1h30m`, `0s`.
-pub(super) fn go_duration(text: &str) -> Option<Duration> {
-    if text == "0" {
-        return Some(Duration::ZERO);
-    }
-    humantime::parse_duration(text).ok()
+/// Parses a duration. Returns none if it is negative.
+pub(super) fn parse_duration(text: &str) -> Option<Duration> {
+    go_duration::parse(text).ok().and_then(|nanos| u64::try_from(nanos).ok()).map(Duration::from_nanos)
 }

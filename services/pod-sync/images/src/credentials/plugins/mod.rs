@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, watch};
 
 pub use self::config::{ConfigError, TokenAttributes};
 
-use self::config::{ConfigFile, ProviderConfig, go_duration};
+use self::config::{ConfigFile, ProviderConfig, parse_duration};
 use self::exec::Response;
 use super::keyring::{self, Credential, Keyring};
 use pod_sync_decisions::image_access::ImagePullServiceAccount;
@@ -212,7 +212,7 @@ impl Plugin {
         if !config.api_version.starts_with(&format!("{API_GROUP}/v1")) {
             return Err(format!("providers.apiVersion of {name}: {:?} is not supported", config.api_version));
         }
-        let default_cache = go_duration(&config.default_cache_duration)
+        let default_cache = parse_duration(&config.default_cache_duration)
             .ok_or_else(|| format!("providers.defaultCacheDuration of {name} is not a duration"))?;
         if let Some(t) = &config.token_attributes {
             t.check().map_err(|why| format!("providers.tokenAttributes of {name}: {why}"))?;
@@ -261,7 +261,7 @@ impl Plugin {
             other => return Err(format!("cacheKeyType {other:?} is not Image, Registry or Global")),
         };
         let life = match &response.cache_duration {
-            Some(text) => go_duration(text).ok_or("cacheDuration is not a duration")?,
+            Some(text) => parse_duration(text).ok_or("cacheDuration is not a duration")?,
             None => self.default_cache,
         };
         let entries = response

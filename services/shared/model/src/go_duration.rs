@@ -1,4 +1,6 @@
-//! Durations in the format of Go's `time.ParseDuration`, as in configuration files of the kubelet: `1m30s`, `1.5h`, `250ms`.
+//! Durations in the format of Go's `time` package: `1m30s`, `1.5h`, `250ms`.
+
+use std::time::Duration;
 
 /// Units with their lengths in nanoseconds, longest first.
 const UNITS: [(&str, i64); 8] = [
@@ -29,7 +31,7 @@ pub enum DurationError {
     TooLong,
 }
 
-/// Parses a duration and returns it in nanoseconds.
+/// Parses a duration and returns it in nanoseconds (Go: `time.ParseDuration`).
 ///
 /// # Errors
 /// The text is not a duration, or the duration is too long.
@@ -89,9 +91,35 @@ fn parse_digits(digits: &str) -> Option<i128> {
     if digits.len() > 19 { None } else { digits.parse().ok() }
 }
 
-/// Formats a duration in its shortest form: `1m30s`, `250ms`, `0s`.
+/// Formats a duration as Go does (`time.Duration.String`): `3m5.2s`, `1m0s`, `1.5ms`, `0s`.
 #[must_use]
-pub fn format(nanos: i64) -> String {
+pub fn format(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    let fraction = |value: u128, unit: u128, digits: usize| {
+        let (whole, rest) = (value.checked_div(unit), value.checked_rem(unit));
+        let text = format!("{}.{:0digits$}", whole.unwrap_or(0), rest.unwrap_or(0));
+        text.trim_end_matches('0').trim_end_matches('.').to_owned()
+    };
+    match nanos {
+        0 => "0s".to_owned(),
+        1..1_000 => format!("{nanos}ns"),
+        1_000..1_000_000 => format!("{}µs", fraction(nanos, 1_000, 3)),
+        1_000_000..1_000_000_000 => format!("{}ms", fraction(nanos, 1_000_000, 6)),
+        _ => {
+            let (hours, minutes) = (duration.as_secs() / 3600, duration.as_secs() / 60 % 60);
+            let seconds = fraction(nanos % 60_000_000_000, 1_000_000_000, 9);
+            match (hours, minutes) {
+                (0, 0) => format!("{seconds}s"),
+                (0, _) => format!("{minutes}m{seconds}s"),
+                (_, _) => format!("{hours}h{minutes}m{seconds}s"),
+            }
+        }
+    }
+}
+
+/// Formats a duration in nanoseconds without units of zero: `1m`, `1m30s`, `250ms`, `0s`. [`parse`] reads it as well.
+#[must_use]
+pub fn format_short(nanos: i64) -> String {
     if nanos == 0 {
         return "0s".to_owned();
     }
@@ -152,11 +180,36 @@ mod tests {
         for (nanos, want) in
             [(0, "0s"), (60 * S, "1m"), (90 * S, "1m30s"), (S / 4, "250ms"), (-S, "-1s"), (S + 1, "1s1ns")]
         {
-            assert_eq!(format(nanos), want);
+            assert_eq!(format_short(nanos), want);
             assert_eq!(parse(want), Ok(nanos));
         }
         for nanos in [i64::MAX, i64::MAX - 12_345, 86_400 * S + 1001] {
-            assert_eq!(parse(&format(nanos)), Ok(nanos));
+            assert_eq!(parse(&format_short(nanos)), Ok(nanos));
+        }
+    }
+
+    #[test]
+    fn durations_are_written_as_go_writes_them() {
+        for (nanos, want) in [
+            (0, "0s"),
+            (1, "1ns"),
+            (1_500, "1.5µs"),
+            (2_000_000, "2ms"),
+            (2_000_001, "2.000001ms"),
+            (250_000_000, "250ms"),
+            (1_000_000_000, "1s"),
+            (1_500_000_000, "1.5s"),
+            (10_000_000_000, "10s"),
+            (60_000_000_000, "1m0s"),
+            (80_000_000_000, "1m20s"),
+            (90_000_000_001, "1m30.000000001s"),
+            (185_200_000_000, "3m5.2s"),
+            (300_000_000_000, "5m0s"),
+            (3_600_000_000_000, "1h0m0s"),
+            (3_661_000_000_001, "1h1m1.000000001s"),
+            (7_200_000_000_000, "2h0m0s"),
+        ] {
+            assert_eq!(format(Duration::from_nanos(nanos)), want);
         }
     }
 }
