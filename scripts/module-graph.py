@@ -30,7 +30,7 @@ POD_SYNC = [
     f"pod-sync-{name}"
     for name in (
         "decisions", "metrics", "cri-config", "cgroups", "clients", "plugins", "csi", "volume-manager", "volumes", "images",
-        "sources", "state", "containment", "node", "logs", "shutdown", "storage",
+        "sources", "views", "state", "containment", "node", "logs", "shutdown", "storage",
     )
 ]
 

@@ -72,7 +72,6 @@ REPLACED_FILES = {
 ALLOWED = {
     "cri-proxy": 1,
     "node-api": 12,
-    "pod-sync": 15,
     "pod-sync-csi": 16,
     "pod-sync-volume-manager": 14,
 }

@@ -200,7 +200,7 @@ impl ImageArgs {
     }
 }
 
-/// Who makes cgroups.
+/// Which process creates cgroups (`cgroupDriver`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum CgroupDriver {
     /// pod-sync and the runtime, as directories.
@@ -245,14 +245,14 @@ pub struct PullArgs {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum Verification {
-    /// None.
+    /// No image is verified.
     NeverVerify,
-    /// Those that were pulled by pod-sync.
+    /// Images that pod-sync pulled are verified.
     #[default]
     NeverVerifyPreloadedImages,
-    /// All but those on the list.
+    /// Images that are not on the allowlist are verified.
     NeverVerifyAllowlistedImages,
-    /// All.
+    /// Every image is verified.
     AlwaysVerify,
 }
 

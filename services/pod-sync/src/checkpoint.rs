@@ -28,15 +28,20 @@ impl Checkpoints for Service {
     ) -> Result<Response<wire::CheckpointReply>, Status> {
         let request = request.into_inner();
         let uid = PodUid::parse(&request.pod_uid).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let view = self.ctx.views.get(&uid).ok_or_else(|| Status::not_found("pod does not exist"))?;
-        let seen = self.ctx.pleg.get(&uid);
+        let view =
+            self.ctx.reporting.views.get(&uid).ok_or_else(|| Status::not_found("pod does not exist"))?;
+        let seen = self.ctx.runtime.pleg.get(&uid);
         let id = seen.as_deref().and_then(|pod| running(pod, &request.container)).ok_or_else(|| {
             Status::failed_precondition(format!("container {} not found", request.container))
         })?;
         let timeout = timeout(request.timeout_seconds)?;
-        let location =
-            location(&self.ctx.node.root_dir, &view.pod_ref, &request.container, self.ctx.clock.wall());
-        let made = self.ctx.runtime.checkpoint_container(&id, &location, timeout).await;
+        let location = location(
+            &self.ctx.node.settings.root_dir,
+            &view.pod_ref,
+            &request.container,
+            self.ctx.clock.wall(),
+        );
+        let made = self.ctx.runtime.calls.checkpoint_container(&id, &location, timeout).await;
         made.map_err(|e| Status::new(e.code, told(&e)))?;
         tracing::info!(pod.uid = %uid, container.name = request.container, file = %location.display(), "checkpoint");
         Ok(Response::new(wire::CheckpointReply { location: location.display().to_string() }))

@@ -1,4 +1,4 @@
-//! Removes what is left of pods that no source wants, where it belongs to this node (`pkg/kubelet/kubelet_pods.go:
+//! Removes orphaned pods of this node: containers, directories, cgroups, logs (`pkg/kubelet/kubelet_pods.go:
 //! HandlePodCleanups`).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -13,11 +13,15 @@ use pod_sync_cri_config::paths;
 use pod_sync_decisions::worker::{Outcome, Work};
 use pod_sync_decisions::{gc, grace};
 use prometheus_client::metrics::counter::Counter;
+use quintlet_kit::clock::Clock;
 use quintlet_kit::{task, tree};
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntime};
 
-use crate::context::Context;
+use crate::context::{
+    Checkpoints, FaultIsolation, NodeConfig, PodEnvironment, Reporting, RuntimeAccess, StopContext,
+    WorkerContext, WorkerControl,
+};
 use crate::pod_workers::NextWork;
 use crate::worker::{Halt, stop_all};
 use pod_sync_containment::PodWork;
@@ -25,31 +29,66 @@ use pod_sync_containment::PodWork;
 /// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised to the
 /// least that any stop gets).
 const ORPHAN_GRACE: i64 = grace::MINIMUM_STOP_SECONDS;
-/// Wait after a failed try.
+/// Interval of retries.
 const RETRY: Duration = Duration::from_secs(1);
-/// Tries before housekeeping finds it again.
+/// Number of tries; afterwards the next pass of housekeeping starts again.
 const TRIES: u32 = 5;
 
-/// Stops and removes a pod that is in the runtime and nowhere else.
-pub async fn remove_orphan(ctx: Arc<Context>, pod: SharedPodRuntime) {
-    let uid = &pod.pod.uid;
-    let NextWork::Run(Work::Terminating, _) = ctx.pod_workers.take(uid) else { return };
-    let removal = Box::pin(try_to_remove_orphan(&ctx, &pod));
-    if ctx.contained(&PodWork::of(&pod.pod), removal).await.is_none() {
-        // Housekeeping finds it again when its wait is over.
-        ctx.pod_workers.done(uid, Outcome::Failed(None));
+/// What the removal of orphaned pods and of their logs uses.
+#[derive(Clone)]
+pub struct CleanupContext {
+    pub clock: Clock,
+    /// Settings of this node.
+    pub node: Arc<NodeConfig>,
+    /// Access to the container runtime.
+    pub runtime: RuntimeAccess,
+    /// Statuses, events, views and metrics.
+    pub reporting: Arc<Reporting>,
+    /// Records and allocations on disk.
+    pub checkpoints: Arc<Checkpoints>,
+    /// Cgroups, volumes and id ranges.
+    pub environment: Arc<PodEnvironment>,
+    /// Scheduling of the workers.
+    pub control: Arc<WorkerControl>,
+    /// Containment of panics and crashes.
+    pub faults: Arc<FaultIsolation>,
+}
+
+impl From<&WorkerContext> for CleanupContext {
+    fn from(ctx: &WorkerContext) -> Self {
+        Self {
+            clock: ctx.clock.clone(),
+            node: Arc::clone(&ctx.node),
+            runtime: ctx.runtime.clone(),
+            reporting: Arc::clone(&ctx.reporting),
+            checkpoints: Arc::clone(&ctx.checkpoints),
+            environment: Arc::clone(&ctx.environment),
+            control: Arc::clone(&ctx.control),
+            faults: Arc::clone(&ctx.faults),
+        }
     }
 }
 
-async fn try_to_remove_orphan(ctx: &Arc<Context>, pod: &SharedPodRuntime) {
+/// Stops and removes a pod that only the runtime has.
+pub async fn remove_orphan(ctx: CleanupContext, pod: SharedPodRuntime) {
+    let uid = &pod.pod.uid;
+    let NextWork::Run(Work::Terminating, _) = ctx.control.pod_workers.take(uid) else { return };
+    let removal = Box::pin(try_to_remove_orphan(&ctx, &pod));
+    if ctx.faults.contained(&PodWork::of(&pod.pod), removal).await.is_none() {
+        // Housekeeping tries again when the pod's wait is over.
+        ctx.control.pod_workers.done(uid, Outcome::Failed(None));
+    }
+}
+
+async fn try_to_remove_orphan(ctx: &CleanupContext, pod: &SharedPodRuntime) {
     let uid = &pod.pod.uid;
     for _ in 0..TRIES {
-        let removed = match ctx.pleg.observe(uid, Known::of(pod), true).await.map(|o| o.pod) {
-            // It ended as it should, and its worker took everything down: the caches were a moment behind.
+        let removed = match ctx.runtime.pleg.observe(uid, Known::of(pod), true).await.map(|o| o.pod) {
+            // The worker of the pod has removed everything: the cache was stale.
             Ok(None) => {
-                let dir = ctx.pod_dir(uid);
+                let dir = ctx.node.pod_dir(uid);
                 if !task::blocking(move || dir.exists()).await {
-                    ctx.pod_workers.done(uid, Outcome::Advance);
+                    ctx.control.pod_workers.done(uid, Outcome::Advance);
                     return;
                 }
                 Ok(())
@@ -59,27 +98,27 @@ async fn try_to_remove_orphan(ctx: &Arc<Context>, pod: &SharedPodRuntime) {
         };
         match removed {
             Ok(()) => {
-                // A directory that stays is found again by housekeeping.
+                // Housekeeping finds a directory that stays.
                 clear_dir(ctx, uid).await;
-                ctx.pod_workers.done(uid, Outcome::Advance);
+                ctx.control.pod_workers.done(uid, Outcome::Advance);
                 return;
             }
             Err(e) => {
                 if let Halt::Failed { error, .. } = &e {
                     let text = format!("error killing pod: {error}");
-                    ctx.events.pod(&named(pod), EventType::Warning, "FailedKillPod", &text, "");
+                    ctx.reporting.events.pod(&named(pod), EventType::Warning, "FailedKillPod", &text, "");
                 } else {
                     let name = format!("{}/{}", pod.pod.namespace, pod.pod.name);
-                    tracing::warn!(pod.name = name, pod.uid = %uid, error = ?e, "orphaned pod not removed yet");
+                    tracing::warn!(pod.name = name, pod.uid = %uid, error = ?e, "orphaned pod not removed, retrying");
                 }
             }
         }
         tokio::time::sleep(RETRY).await;
     }
-    ctx.pod_workers.done(uid, Outcome::Failed(None));
+    ctx.control.pod_workers.done(uid, Outcome::Failed(None));
 }
 
-// All that events need of a pod whose spec is lost.
+// A pod without a spec, for events.
 fn named(pod: &PodRuntime) -> Pod {
     let metadata = ObjectMeta {
         name: Some(pod.pod.name.to_string()),
@@ -90,25 +129,34 @@ fn named(pod: &PodRuntime) -> Pod {
     Pod { metadata, ..Pod::default() }
 }
 
-async fn remove(ctx: &Context, pod: &PodRuntime) -> Result<(), Halt> {
+async fn remove(ctx: &CleanupContext, pod: &PodRuntime) -> Result<(), Halt> {
     let plan = grace::termination_plan(None, pod);
-    stop_all(ctx, None, pod, &plan, Some(ORPHAN_GRACE), &BTreeMap::new()).await?;
+    let stopping = StopContext {
+        clock: ctx.clock.clone(),
+        runtime: ctx.runtime.clone(),
+        reporting: Arc::clone(&ctx.reporting),
+    };
+    stop_all(&stopping, None, pod, &plan, Some(ORPHAN_GRACE), &BTreeMap::new()).await?;
     for container in &pod.containers {
-        ctx.runtime.remove_container(&container.id).await.map_err(|e| Halt::Interrupted(e.to_string()))?;
+        ctx.runtime
+            .calls
+            .remove_container(&container.id)
+            .await
+            .map_err(|e| Halt::Interrupted(e.to_string()))?;
     }
     for sandbox in &pod.sandboxes {
-        ctx.runtime.remove_sandbox(&sandbox.id).await.map_err(|e| Halt::Interrupted(e.to_string()))?;
+        ctx.runtime.calls.remove_sandbox(&sandbox.id).await.map_err(|e| Halt::Interrupted(e.to_string()))?;
     }
-    let logs = paths::pod_log_dir(&ctx.node.pod_logs_dir, &pod.pod);
-    // What is left of it goes with the next sweep.
+    let logs = paths::pod_log_dir(&ctx.node.settings.pod_logs_dir, &pod.pod);
+    // The next sweep removes what is left.
     let _ = task::blocking(move || tree::remove(&logs)).await;
     Ok(())
 }
 
-/// A pass that takes longer holds up the sync loop (pkg/kubelet/kubelet.go).
+/// Duration from which a pass of housekeeping is slow (`pkg/kubelet/kubelet.go: housekeepingWarningDuration`).
 const SLOW: Duration = Duration::from_secs(1);
 
-/// How long passes take.
+/// Counts slow passes of housekeeping.
 #[derive(Debug)]
 pub struct HousekeepingPace {
     slow_passes: Counter,
@@ -124,7 +172,7 @@ impl Default for HousekeepingPace {
 }
 
 impl HousekeepingPace {
-    /// Counts a pass. True for the first slow one in a row: the others say nothing new.
+    /// Counts a pass. Returns true for the first slow pass in a row.
     pub fn is_slow_anew(&mut self, took: Duration) -> bool {
         let is_slow = took > SLOW;
         if is_slow {
@@ -135,10 +183,10 @@ impl HousekeepingPace {
     }
 }
 
-/// How often what is left of logs is looked at (pkg/kubelet/kubelet.go).
+/// Interval of sweeps (`pkg/kubelet/kubelet.go: ContainerGCPeriod`).
 const SWEEP: Duration = Duration::from_secs(60);
 
-/// Removes log directories of pods that are gone and links to logs that are.
+/// Removes log directories of pods that are gone, and links to logs that are gone.
 #[derive(Debug, Default)]
 pub struct LogSweeper {
     // Boottime of the last sweep.
@@ -146,15 +194,16 @@ pub struct LogSweeper {
 }
 
 impl LogSweeper {
-    /// Sweeps once a minute. `known` has every pod that anything is known of, in the runtime too.
-    pub fn tick(&mut self, ctx: &Arc<Context>, known: &HashSet<PodUid>) {
+    /// Sweeps once a minute. `known` has the pods of the pod manager and of the runtime.
+    pub fn tick(&mut self, ctx: &CleanupContext, known: &HashSet<PodUid>) {
         let now = ctx.clock.boot();
         if self.last.is_some_and(|last| now.saturating_sub(last) < SWEEP) {
             return;
         }
         self.last = Some(now);
-        let (logs, known) = (ctx.node.pod_logs_dir.clone(), known.clone());
+        let (logs, known) = (ctx.node.settings.pod_logs_dir.clone(), known.clone());
         let running: HashSet<String> = ctx
+            .runtime
             .pleg
             .all()
             .iter()
@@ -163,16 +212,16 @@ impl LogSweeper {
             .filter(|c| c.state != ContainerState::Exited)
             .map(|c| c.id.to_string())
             .collect();
-        let ctx = Arc::clone(ctx);
+        let ctx = ctx.clone();
         // Logs may be large.
         let sweep = task::blocking(move || {
             for (uid, dir) in dead_log_dirs(&logs, &known) {
-                let removed = ctx.unless_it_waits(&uid, || tree::remove(&dir));
+                let removed = ctx.faults.unless_it_waits(&uid, || tree::remove(&dir));
                 if let Some(Err(e)) = removed {
-                    tracing::warn!(dir = %dir.display(), error = %e, "logs of a pod that is gone not removed");
+                    tracing::warn!(dir = %dir.display(), error = %e, "logs of an orphaned pod not removed");
                 }
             }
-            for link in ctx.container_logs_dir.iter().flat_map(|dir| dangling_links(dir, &running)) {
+            for link in ctx.node.container_logs_dir.iter().flat_map(|dir| dangling_links(dir, &running)) {
                 let _ = std::fs::remove_file(link);
             }
         });
@@ -191,7 +240,7 @@ fn dead_log_dirs(dir: &Path, known: &HashSet<PodUid>) -> Vec<(PodUid, PathBuf)> 
     dead.collect()
 }
 
-// A log that is rotated is not there for a moment: the link of a container that runs stays.
+// A log is absent for a moment while it is rotated, so the link of a running container stays.
 fn dangling_links(dir: &Path, running: &HashSet<String>) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let paths = entries.filter(|e| e.file_type().is_ok_and(|t| t.is_symlink())).map(|e| e.path());
@@ -205,12 +254,16 @@ fn dangling_links(dir: &Path, running: &HashSet<String>) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Lists the pods that nobody knows and of which there is a directory under our root, or a cgroup that bears our mark. A cgroup
-/// without our mark does not count: under a shared root it may be another agent's.
-pub async fn orphaned(ctx: Arc<Context>, known: HashSet<PodUid>) -> BTreeSet<PodUid> {
+/// Lists unknown pods that have a directory below the root directory, or a cgroup with the mark of this node. A cgroup without
+/// the mark may belong to another agent.
+pub async fn orphaned(
+    node: Arc<NodeConfig>,
+    environment: Arc<PodEnvironment>,
+    known: HashSet<PodUid>,
+) -> BTreeSet<PodUid> {
     task::blocking(move || {
-        let marked = ctx.cgroups.owned_pods(&known);
-        list(&paths::pods_dir(&ctx.node.root_dir), &known).into_iter().chain(marked).collect()
+        let marked = environment.cgroups.owned_pods(&known);
+        list(&paths::pods_dir(&node.settings.root_dir), &known).into_iter().chain(marked).collect()
     })
     .await
 }
@@ -225,41 +278,42 @@ fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
         .collect()
 }
 
-/// Takes down what is left of a pod's volumes and cgroup, then its directory: as long as that is there it is found again.
-/// Mounted content is never deleted.
-pub async fn remove_dir(ctx: Arc<Context>, uid: PodUid) {
+/// Removes the volumes and the cgroup of a pod, then its directory, by which an unfinished removal is found again. Mounted
+/// content is never deleted.
+pub async fn remove_dir(ctx: CleanupContext, uid: PodUid) {
     let work = PodWork { uid: uid.clone(), name: String::new() };
-    // A panic leaves it to the next round of housekeeping after the wait.
-    let _ = ctx.contained(&work, Box::pin(clear_dir(&ctx, &uid))).await;
+    // After a panic, housekeeping tries again when the pod's wait is over.
+    let _ = ctx.faults.contained(&work, Box::pin(clear_dir(&ctx, &uid))).await;
 }
 
-async fn clear_dir(ctx: &Context, uid: &PodUid) {
+async fn clear_dir(ctx: &CleanupContext, uid: &PodUid) {
     match take_down(ctx, uid).await {
         Ok(()) => {
-            ctx.state.remove(uid);
-            ctx.containment.forget(uid);
+            ctx.checkpoints.records.remove(uid);
+            ctx.faults.containment.forget(uid);
         }
         Err(error) => {
-            tracing::warn!(pod.uid = %uid, error, "directory of a pod that is gone not removed yet")
+            tracing::warn!(pod.uid = %uid, error, "orphaned pod directory not removed, retrying")
         }
     }
 }
 
-async fn take_down(ctx: &Context, uid: &PodUid) -> Result<(), String> {
-    let (volumes, cgroups, gone) = (ctx.volumes.clone(), ctx.cgroups.clone(), uid.clone());
+async fn take_down(ctx: &CleanupContext, uid: &PodUid) -> Result<(), String> {
+    let (volumes, cgroups, gone) =
+        (ctx.environment.volumes.clone(), ctx.environment.cgroups.clone(), uid.clone());
     let cleared = move || {
         volumes.tear_down_orphaned_volumes(&gone).map_err(|e| {
-            // Until its volumes are gone nothing of it needs more CPU than the least.
+            // Until the volumes are removed, processes of the pod get the minimum of CPU shares.
             if let Err(e) = cgroups.reduce_cpu_limits(&gone) {
-                tracing::info!(pod.uid = %gone, error = %e, "shares of a pod that is gone not reduced");
+                tracing::info!(pod.uid = %gone, error = %e, "CPU shares of an orphaned pod not reduced");
             }
             e.to_string()
         })
     };
     task::blocking(cleared).await?;
-    ctx.cgroups.remove_by_uid(uid).await.map_err(|e| e.to_string())?;
-    ctx.user_namespaces.release(uid);
-    let (volumes, gone) = (ctx.volumes.clone(), uid.clone());
+    ctx.environment.cgroups.remove_by_uid(uid).await.map_err(|e| e.to_string())?;
+    ctx.environment.user_namespaces.release(uid);
+    let (volumes, gone) = (ctx.environment.volumes.clone(), uid.clone());
     task::blocking(move || volumes.remove_orphaned_pod_dir(&gone).map_err(|e| e.to_string())).await
 }
 
@@ -268,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_slow_pass_is_counted_and_the_first_in_a_row_is_told() {
+    fn each_slow_pass_is_counted_and_the_first_in_a_row_is_logged() {
         let mut pace = HousekeepingPace::default();
         let before = pace.slow_passes.get();
         let told: Vec<bool> =
@@ -289,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_go_with_the_last_that_is_known_of_their_pod() {
+    fn log_directories_of_unknown_pods_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         for name in ["default_web_u1", "default_web_u2", "odd", "x_u3"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
@@ -302,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_goes_when_its_log_is_gone_and_its_container_does_not_run() {
+    fn a_link_is_removed_when_its_log_is_gone_and_its_container_does_not_run() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("there"), "").unwrap();

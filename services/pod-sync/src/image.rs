@@ -15,7 +15,7 @@ use pod_sync_images::credentials::keyring::Credential;
 use pod_sync_images::credentials::{InvalidPullSecret, PresentedCredential};
 use pod_sync_images::pull_records::{Access, PullInProgress};
 
-use crate::context::Context;
+use crate::context::PullContext;
 pub use pod_sync_decisions::image_name::with_tag;
 
 /// What a runtime may put before its text, with the reason it stands for.
@@ -52,7 +52,6 @@ pub type Volumes = BTreeMap<String, Result<cri::ImageSpec, WaitingReason>>;
 /// An image that something of a pod wants.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
-    /// The pod.
     pub pod: &'a Pod,
     /// The image as the spec has it.
     pub image: &'a str,
@@ -67,8 +66,8 @@ pub struct Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    fn event(&self, ctx: &Context, kind: EventType, reason: &str, message: &str) {
-        ctx.events.pod(self.pod, kind, reason, message, self.field_path);
+    fn event(&self, ctx: &PullContext, kind: EventType, reason: &str, message: &str) {
+        ctx.reporting.events.pod(self.pod, kind, reason, message, self.field_path);
     }
 }
 
@@ -77,7 +76,7 @@ impl Wanted<'_> {
 /// # Errors
 /// What wants it waits, or nothing is known.
 pub async fn ensure(
-    ctx: &Context,
+    ctx: &PullContext,
     wanted: Wanted<'_>,
     backoff: &mut ImagePullBackoffs,
     begins: impl FnOnce() + Send,
@@ -91,7 +90,7 @@ pub async fn ensure(
     let annotations = wanted.pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect();
     let spec = cri::ImageSpec { image: image.clone(), annotations, ..cri::ImageSpec::default() };
     if wanted.policy != "Always" {
-        match ctx.runtime.image_status(spec.clone()).await {
+        match ctx.runtime.calls.image_status(spec.clone()).await {
             Ok(Some(found)) => {
                 if may_use(ctx, wanted, &image, &found.id).await {
                     let text = format!(
@@ -120,7 +119,7 @@ pub async fn ensure(
 }
 
 async fn pull(
-    ctx: &Context,
+    ctx: &PullContext,
     wanted: Wanted<'_>,
     spec: cri::ImageSpec,
     backoff: &mut ImagePullBackoffs,
@@ -142,12 +141,13 @@ async fn pull(
         began = ctx.clock.boot();
         try_all(ctx, wanted, &spec).await
     };
-    let pulled = ctx.pulls.run(&image, lane).await;
+    let pulled = ctx.images.pulls.run(&image, lane).await;
     let uid = wanted.pod.metadata.uid.as_deref().unwrap_or_default();
-    ctx.metrics.start_latency.image_pulled(uid, ctx.clock.boot().saturating_sub(asked));
+    ctx.reporting.metrics.start_latency.image_pulled(uid, ctx.clock.boot().saturating_sub(asked));
     match pulled {
         Ok(Pulled { image_ref, pull_credentials, begun }) => {
-            let found = ctx.runtime.image_status(cri::ImageSpec { image: image_ref.clone(), ..spec }).await;
+            let found =
+                ctx.runtime.calls.image_status(cri::ImageSpec { image: image_ref.clone(), ..spec }).await;
             // Under the name that a later look finds it by.
             let id = found.as_ref().ok().and_then(Option::as_ref).map_or(&image_ref, |i| &i.id);
             begun.pulled(id, pull_credentials);
@@ -218,8 +218,8 @@ struct Pulled<'a> {
 }
 
 // Whether the pod may use an image that is there (`pkg/kubelet/images/pullmanager: MustAttemptImagePull`).
-async fn may_use(ctx: &Context, wanted: Wanted<'_>, image: &str, id: &str) -> bool {
-    match ctx.pull_records.access(image, id) {
+async fn may_use(ctx: &PullContext, wanted: Wanted<'_>, image: &str, id: &str) -> bool {
+    match ctx.images.pull_records.access(image, id) {
         Access::Free => return true,
         Access::Pull => return false,
         Access::Ask => {}
@@ -232,17 +232,18 @@ async fn may_use(ctx: &Context, wanted: Wanted<'_>, image: &str, id: &str) -> bo
         secrets.extend(pull_credentials.kubernetes_secrets);
         accounts.extend(pull_credentials.kubernetes_service_accounts);
     }
-    ctx.pull_records.may_use(image, id, &secrets, &accounts)
+    ctx.images.pull_records.may_use(image, id, &secrets, &accounts)
 }
 
 async fn credentials(
-    ctx: &Context,
+    ctx: &PullContext,
     wanted: Wanted<'_>,
     image: &str,
 ) -> Result<Vec<PresentedCredential>, InvalidPullSecret> {
-    let (tokens, objects) = (ctx.tokens.as_deref(), ctx.objects.as_ref());
-    let accounts = ctx.credentials.accounts(image, wanted.pod, tokens, objects, ctx.clock.wall()).await;
-    ctx.credentials.of(image, wanted.secrets, &accounts, ctx.clock.boot()).await
+    let (tokens, objects) = (ctx.environment.tokens.as_deref(), ctx.environment.objects.as_ref());
+    let accounts =
+        ctx.images.credentials.accounts(image, wanted.pod, tokens, objects, ctx.clock.wall()).await;
+    ctx.images.credentials.of(image, wanted.secrets, &accounts, ctx.clock.boot()).await
 }
 
 enum NotPulled {
@@ -252,11 +253,11 @@ enum NotPulled {
 
 // Each credential in its order, until one is taken. Without any the pull is anonymous; after one it never is.
 async fn try_all<'a>(
-    ctx: &'a Context,
+    ctx: &'a PullContext,
     wanted: Wanted<'_>,
     spec: &cri::ImageSpec,
 ) -> Result<Pulled<'a>, NotPulled> {
-    if !ctx.pulls.try_start(ctx.clock.boot()) {
+    if !ctx.images.pulls.try_start(ctx.clock.boot()) {
         return Err(NotPulled::Failed("pull QPS exceeded".to_owned()));
     }
     let presented = credentials(ctx, wanted, &spec.image)
@@ -271,7 +272,7 @@ async fn try_all<'a>(
     if tries.is_empty() {
         tries.push((None, PullCredentials::node_wide()));
     }
-    let begun = ctx.pull_records.begin(&spec.image);
+    let begun = ctx.images.pull_records.begin(&spec.image);
     let begun = begun.map_err(|e| NotPulled::Failed(format!("failed to record image pull intent: {e}")))?;
     let mut errors: Vec<String> = Vec::new();
     for (credential, pull_credentials) in tries {
@@ -280,7 +281,7 @@ async fn try_all<'a>(
             password: c.password,
             ..cri::AuthConfig::default()
         });
-        match ctx.runtime.pull_image(spec.clone(), auth, wanted.sandbox_config.clone()).await {
+        match ctx.runtime.calls.pull_image(spec.clone(), auth, wanted.sandbox_config.clone()).await {
             Ok(image_ref) => return Ok(Pulled { image_ref, pull_credentials, begun }),
             Err(e) if e.is_refused_by_runtime() => {
                 if !errors.contains(&e.message) {

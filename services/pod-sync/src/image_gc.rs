@@ -9,16 +9,42 @@ use pod_sync_decisions::image_gc::{
     FsCapacity, Image, ImageGcPolicy, ImageUsage, bytes_to_free, usage_percent,
 };
 use pod_sync_decisions::image_name;
+use quintlet_kit::clock::Clock;
 use quintlet_model::pod as pods;
 use tokio_util::sync::CancellationToken;
 
-use crate::context::Context;
+use crate::context::{ImagePulls, NodeConfig, Reporting, RuntimeAccess, WorkerContext};
 
 /// Until the runtime has answered for the first time, and the least between two looks.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// Runs until told to stop.
-pub async fn run(ctx: Arc<Context>, policy: ImageGcPolicy, stop: CancellationToken) {
+/// What image garbage collection uses.
+#[derive(Clone)]
+pub struct ImageGcContext {
+    pub clock: Clock,
+    /// Settings of this node.
+    pub node: Arc<NodeConfig>,
+    /// Access to the container runtime.
+    pub runtime: RuntimeAccess,
+    /// Statuses, events, views and metrics.
+    pub reporting: Arc<Reporting>,
+    pub images: Arc<ImagePulls>,
+}
+
+impl From<&WorkerContext> for ImageGcContext {
+    fn from(ctx: &WorkerContext) -> Self {
+        Self {
+            clock: ctx.clock.clone(),
+            node: Arc::clone(&ctx.node),
+            runtime: ctx.runtime.clone(),
+            reporting: Arc::clone(&ctx.reporting),
+            images: Arc::clone(&ctx.images),
+        }
+    }
+}
+
+/// Collects unused images until `stop`.
+pub async fn run(ctx: ImageGcContext, policy: ImageGcPolicy, stop: CancellationToken) {
     let mut images = ImageUsage::default();
     let mut failures = 0_u32;
     let mut wait = FIRST;
@@ -43,7 +69,12 @@ pub async fn run(ctx: Arc<Context>, policy: ImageGcPolicy, stop: CancellationTok
                 tracing::warn!(why, "image garbage collection failed");
                 // Once may be a statistic that was late.
                 if failures > 1 {
-                    ctx.events.node(&ctx.node.node_name, EventType::Warning, "ImageGCFailed", &why);
+                    ctx.reporting.events.node(
+                        &ctx.node.settings.node_name,
+                        EventType::Warning,
+                        "ImageGCFailed",
+                        &why,
+                    );
                 }
             }
         }
@@ -62,16 +93,16 @@ impl From<CallError> for Failure {
     }
 }
 
-async fn pass(ctx: &Context, images: &mut ImageUsage, policy: ImageGcPolicy) -> Result<(), Failure> {
+async fn pass(ctx: &ImageGcContext, images: &mut ImageUsage, policy: ImageGcPolicy) -> Result<(), Failure> {
     // Before the list: one that is used from now on was first seen just now, and too young.
     let began = ctx.clock.boot();
     let in_use = in_use(ctx).await?;
-    let mut listed = ctx.runtime.images().await?;
+    let mut listed = ctx.runtime.calls.images().await?;
     let now = ctx.clock.boot();
     images.observe(&listed, &in_use, now);
     let (mut gone, mut refused) = (BTreeSet::new(), Vec::new());
     for image in images.unused_for_max_age(&listed, &in_use, policy, now) {
-        match remove(&ctx.runtime, image, "nobody used it for long").await {
+        match remove(&ctx.runtime.calls, image, "nobody used it for long").await {
             Ok(()) => {
                 gone.insert(image.id.clone());
             }
@@ -82,7 +113,7 @@ async fn pass(ctx: &Context, images: &mut ImageUsage, policy: ImageGcPolicy) -> 
     }
     listed.retain(|i| !gone.contains(&i.id));
     let mut there: BTreeSet<String> = listed.iter().map(|i| i.id.clone()).collect();
-    for mountpoint in ctx.runtime.image_mountpoints().await? {
+    for mountpoint in ctx.runtime.calls.image_mountpoints().await? {
         let disk = nix::sys::statvfs::statvfs(mountpoint.as_str())
             .map(|s| FsCapacity {
                 capacity: s.blocks().saturating_mul(s.fragment_size()),
@@ -91,7 +122,12 @@ async fn pass(ctx: &Context, images: &mut ImageUsage, policy: ImageGcPolicy) -> 
             .map_err(|e| Failure::Failed(format!("{mountpoint}: {e}")))?;
         if disk.capacity == 0 {
             let text = format!("invalid capacity 0 on image filesystem {mountpoint}");
-            ctx.events.node(&ctx.node.node_name, EventType::Warning, "InvalidDiskCapacity", &text);
+            ctx.reporting.events.node(
+                &ctx.node.settings.node_name,
+                EventType::Warning,
+                "InvalidDiskCapacity",
+                &text,
+            );
             return Err(Failure::Failed(text));
         }
         let Some(wanted) = bytes_to_free(disk, policy) else { continue };
@@ -101,7 +137,7 @@ async fn pass(ctx: &Context, images: &mut ImageUsage, policy: ImageGcPolicy) -> 
             if freed >= wanted {
                 break;
             }
-            match remove(&ctx.runtime, image, "its room is needed").await {
+            match remove(&ctx.runtime.calls, image, "its room is needed").await {
                 Ok(()) => {
                     freed = u64::saturating_add(freed, image.size);
                     there.remove(&image.id);
@@ -116,20 +152,25 @@ async fn pass(ctx: &Context, images: &mut ImageUsage, policy: ImageGcPolicy) -> 
                 usage_percent(disk),
                 human(disk.capacity),
             );
-            ctx.events.node(&ctx.node.node_name, EventType::Warning, "FreeDiskSpaceFailed", &text);
-            ctx.pull_records.prune(&there, began);
+            ctx.reporting.events.node(
+                &ctx.node.settings.node_name,
+                EventType::Warning,
+                "FreeDiskSpaceFailed",
+                &text,
+            );
+            ctx.images.pull_records.prune(&there, began);
             return Err(Failure::Failed(text));
         }
     }
-    ctx.pull_records.prune(&there, began);
+    ctx.images.pull_records.prune(&there, began);
     if refused.is_empty() { Ok(()) } else { Err(Failure::Failed(refused.join("; "))) }
 }
 
 /// Finds out, once the runtime answers, what became of pulls that an earlier run began.
-pub async fn recover_pulls(ctx: Arc<Context>, stop: CancellationToken) {
-    while ctx.pull_records.has_stale_intents() {
-        match ctx.runtime.images().await {
-            Ok(images) => return ctx.pull_records.recover(&images),
+pub async fn recover_pulls(ctx: ImageGcContext, stop: CancellationToken) {
+    while ctx.images.pull_records.has_stale_intents() {
+        match ctx.runtime.calls.images().await {
+            Ok(images) => return ctx.images.pull_records.recover(&images),
             Err(error) => tracing::debug!(%error, "images not looked at"),
         }
         // Cutting the sleep only ends the loop.
@@ -146,8 +187,9 @@ async fn remove(runtime: &Runtime, image: &Image, why: &str) -> Result<(), Failu
 }
 
 // Ids and names: of every container, running or dead, of image volumes, and of the sandboxes' own image.
-async fn in_use(ctx: &Context) -> Result<BTreeSet<String>, Failure> {
+async fn in_use(ctx: &ImageGcContext) -> Result<BTreeSet<String>, Failure> {
     let all = ctx
+        .runtime
         .pleg
         .all()
         .ok_or_else(|| Failure::Unavailable("runtime state has not been inspected yet".to_owned()))?;
@@ -157,12 +199,12 @@ async fn in_use(ctx: &Context) -> Result<BTreeSet<String>, Failure> {
         .filter(|n| !n.is_empty())
         .cloned()
         .collect();
-    for view in ctx.views.all() {
+    for view in ctx.reporting.views.all() {
         let volumes = pods::spec(&view.pod).volumes.iter().flatten();
         let references = volumes.filter_map(|v| v.image.as_ref()?.reference.as_deref());
         out.extend(references.map(image_name::full_name));
     }
-    out.extend(ctx.runtime.sandbox_image().await?.iter().map(|name| image_name::full_name(name)));
+    out.extend(ctx.runtime.calls.sandbox_image().await?.iter().map(|name| image_name::full_name(name)));
     Ok(out)
 }
 

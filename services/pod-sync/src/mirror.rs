@@ -5,38 +5,63 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_clients::Statuses;
+use quintlet_kit::clock::Clock;
 use quintlet_model::{labels, pod as pods};
 use quintlet_proto::status::v1 as wire;
 use tokio::sync::watch;
 
-use crate::context::Context;
+use crate::context::{FaultIsolation, NodeConfig, Reporting, WorkerContext};
 use pod_sync_containment::PodWork;
 
-/// While a mirror cannot be made: the Node or the API server may be there any moment.
+/// Interval of retries while a mirror cannot be made: the Node or the API server may become available.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// What the reconciler of a mirror pod uses.
+#[derive(Debug, Clone)]
+pub struct MirrorContext {
+    pub clock: Clock,
+    /// Settings of this node.
+    pub node: Arc<NodeConfig>,
+    /// Statuses, events, views and metrics.
+    pub reporting: Arc<Reporting>,
+    /// Containment of panics and crashes.
+    pub faults: Arc<FaultIsolation>,
+}
+
+impl From<&WorkerContext> for MirrorContext {
+    fn from(ctx: &WorkerContext) -> Self {
+        Self {
+            clock: ctx.clock.clone(),
+            node: Arc::clone(&ctx.node),
+            reporting: Arc::clone(&ctx.reporting),
+            faults: Arc::clone(&ctx.faults),
+        }
+    }
+}
 
 #[derive(Debug, Clone, PartialEq)]
 struct Wanted {
     pod: Arc<Pod>,
-    // As the API server's watch has it.
+    // The mirror in the API server's watch.
     mirror: Option<Arc<Pod>>,
 }
 
-/// Keeps the mirror of one static pod in a task of its own, since the pod itself waits for no API server. The task ends
-/// with this.
+/// Reconciles the mirror of one static pod in a task of its own, since the pod itself does not wait for the API server. The
+/// task ends when the reconciler is dropped.
 #[derive(Debug)]
 pub struct MirrorReconciler(watch::Sender<Wanted>);
 
 impl MirrorReconciler {
-    /// Begins to keep the mirror of `pod`.
+    /// Starts the task.
     #[must_use]
-    pub fn start(ctx: Arc<Context>, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) -> Self {
+    pub fn start(ctx: MirrorContext, pod: Arc<Pod>, mirror: Option<Arc<Pod>>) -> Self {
         let (wanted, seen) = watch::channel(Wanted { pod, mirror });
         quintlet_kit::task::spawn("mirror", keep(ctx, seen));
         Self(wanted)
     }
 
-    /// What the pod and its mirror are now.
+    /// Sets the newest pod and mirror.
     pub fn set(&self, pod: &Arc<Pod>, mirror: Option<&Arc<Pod>>) {
         let new = Wanted { pod: Arc::clone(pod), mirror: mirror.cloned() };
         self.0.send_if_modified(|old| {
@@ -47,33 +72,41 @@ impl MirrorReconciler {
     }
 }
 
-async fn keep(ctx: Arc<Context>, mut wanted: watch::Receiver<Wanted>) {
+async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>) {
     let mut failing = String::new();
     loop {
         let Wanted { pod, mirror } = wanted.borrow_and_update().clone();
         let Ok(work) = pods::pod_ref(&pod).map(|pod| PodWork::of(&pod)) else { return };
-        let done = match ctx.containment.wait(&work.uid) {
+        let done = match ctx.faults.containment.wait(&work.uid) {
             Some(wait) => Err((wait.message, wait.until.saturating_sub(ctx.clock.boot()))),
-            None => match ctx.contained(&work, Box::pin(reconcile(&ctx, &pod, mirror.as_deref()))).await {
+            None => match ctx
+                .faults
+                .contained(&work, Box::pin(reconcile(&ctx.reporting.statuses, &pod, mirror.as_deref())))
+                .await
+            {
                 Some(done) => done.map_err(|why| (why, RETRY)),
                 None => continue,
             },
         };
         let wait = match done {
-            // It may be deleted before any watch has brought it.
+            // A mirror may be deleted before the watch has delivered it.
             Ok(()) => {
                 failing.clear();
-                ctx.sync_frequency
+                ctx.node.sync_frequency
             }
             Err((why, again)) => {
                 if failing != why {
-                    tracing::info!(pod.uid = pod.metadata.uid, error = why, "no mirror pod yet");
+                    tracing::info!(
+                        pod.uid = pod.metadata.uid,
+                        error = why,
+                        "mirror pod not created, retrying"
+                    );
                 }
                 failing = why;
                 again
             }
         };
-        // Either only says "look".
+        // Either outcome leads to another pass.
         tokio::select! {
             changed = wanted.changed() => if changed.is_err() { return },
             () = tokio::time::sleep(wait) => {}
@@ -81,37 +114,37 @@ async fn keep(ctx: Arc<Context>, mut wanted: watch::Receiver<Wanted>) {
     }
 }
 
-// Makes the mirror of a static pod what it should be.
-async fn reconcile(ctx: &Context, pod: &Pod, mirror: Option<&Pod>) -> Result<(), String> {
+// Creates the mirror of a static pod, and replaces an outdated one.
+async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Result<(), String> {
     let hash = pods::annotation(pod, labels::CONFIG_HASH);
     if let Some(m) = mirror {
         if m.metadata.deletion_timestamp.is_none() && pods::annotation(m, labels::CONFIG_MIRROR) == hash {
             return Ok(());
         }
-        delete(ctx, m).await?;
+        delete(statuses, m).await?;
     }
     let copy = copy_of(pod);
     let json = serde_json::to_vec(&copy).map_err(|e| e.to_string())?;
-    let made = ctx.statuses.client().ensure_mirror(wire::EnsureMirrorRequest { pod: json }).await;
+    let made = statuses.client().ensure_mirror(wire::EnsureMirrorRequest { pod: json }).await;
     made.map(|_| ()).map_err(|e| format!("mirror pod not created: {}", e.message()))
 }
 
-/// Deletes a mirror, and only that one.
+/// Deletes the mirror with this UID.
 ///
 /// # Errors
-/// It could not be asked for, in words.
-pub async fn delete(ctx: &Context, mirror: &Pod) -> Result<(), String> {
+/// status-reporter was not reached or refused; the error is its message.
+pub async fn delete(statuses: &Statuses, mirror: &Pod) -> Result<(), String> {
     let meta = &mirror.metadata;
     let request = wire::DeleteMirrorRequest {
         namespace: meta.namespace.clone().unwrap_or_default(),
         name: meta.name.clone().unwrap_or_default(),
         uid: meta.uid.clone().unwrap_or_default(),
     };
-    let asked = ctx.statuses.client().delete_mirror(request).await;
+    let asked = statuses.client().delete_mirror(request).await;
     asked.map(|_| ()).map_err(|e| format!("mirror pod not deleted: {}", e.message()))
 }
 
-/// The object to create: the static pod with its hash as mirror annotation. status-reporter adds the owner reference.
+/// Returns the mirror to create: the static pod with its hash as mirror annotation. status-reporter adds the owner reference.
 #[must_use]
 pub fn copy_of(pod: &Pod) -> Pod {
     let mut copy = pod.clone();

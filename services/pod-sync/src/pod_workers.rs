@@ -12,6 +12,7 @@ use pod_sync_decisions::grace;
 use pod_sync_decisions::worker::{
     Effect, Input, KillPodOptions, Outcome, PodFacts, PodSyncStatuses, SyncPodType, Work,
 };
+use pod_sync_views::PodViews;
 use quintlet_kit::clock::{Clock, bounded};
 use quintlet_model::ids::PodUid;
 use rand::RngExt as _;
@@ -141,6 +142,12 @@ impl PodWorkers {
             }
         }
         NextWork::Idle(Duration::ZERO)
+    }
+
+    /// Whether nothing of a pod runs any more, so that its resources are free.
+    #[must_use]
+    pub fn is_over(&self, views: &PodViews, uid: &PodUid) -> bool {
+        views.get(uid).is_none() || self.read(|w| w.is_known_terminated(uid))
     }
 
     /// Reads from the state machine.

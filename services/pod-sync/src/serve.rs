@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures::Stream;
+use quintlet_kit::clock::Clock;
 use quintlet_kit::socket::Peer;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
@@ -13,30 +14,49 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::context::Context;
-use crate::view::{View, columns};
+use crate::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAccess, WorkerControl};
+use pod_sync_storage::Measured;
+use pod_sync_views::{PodView, columns};
 
 /// Changes on the way to one reader; a full stream makes the reader skip states, never the workers wait.
 const STREAM: usize = 64;
 /// Events in one explanation.
 const EXPLAIN_EVENTS: usize = 20;
 
+/// What the services of podsync.v1 use.
+#[derive(Debug)]
+pub struct ServeContext {
+    pub clock: Clock,
+    /// Settings of this node.
+    pub node: Arc<NodeConfig>,
+    /// Access to the container runtime.
+    pub runtime: RuntimeAccess,
+    /// Statuses, events, views and metrics.
+    pub reporting: Arc<Reporting>,
+    /// Scheduling of the workers.
+    pub control: Arc<WorkerControl>,
+    /// Containment of panics and crashes.
+    pub faults: Arc<FaultIsolation>,
+    /// Measured disk usage.
+    pub measured: Arc<Measured>,
+}
+
 /// All of the package's services: PodSync here, Checkpoints in `checkpoint`, Storage in `storage`.
 #[derive(Debug, Clone)]
 pub struct Service {
-    pub(crate) ctx: Arc<Context>,
+    pub(crate) ctx: Arc<ServeContext>,
 }
 
 impl Service {
-    /// Serves what `ctx` shows.
+    /// Returns the services.
     #[must_use]
-    pub fn new(ctx: Arc<Context>) -> Self {
-        Self { ctx }
+    pub fn new(ctx: ServeContext) -> Self {
+        Self { ctx: Arc::new(ctx) }
     }
 
-    fn find(&self, selector: &str) -> Result<Arc<View>, Status> {
+    fn find(&self, selector: &str) -> Result<Arc<PodView>, Status> {
         if let Ok(uid) = PodUid::parse(selector)
-            && let Some(view) = self.ctx.views.get(&uid)
+            && let Some(view) = self.ctx.reporting.views.get(&uid)
         {
             return Ok(view);
         }
@@ -44,8 +64,8 @@ impl Service {
             Some((namespace, name)) => (Some(namespace), name),
             None => (None, selector),
         };
-        let node = format!("-{}", self.ctx.node.node_name.to_lowercase());
-        let mut all = self.ctx.views.all();
+        let node = format!("-{}", self.ctx.node.settings.node_name.to_lowercase());
+        let mut all = self.ctx.reporting.views.all();
         let pods = all.iter().map(|v| (&*v.pod_ref.namespace, &*v.pod_ref.name, v.created_unix_ns));
         let meant = meant(pods, namespace, name, &node);
         meant
@@ -72,7 +92,7 @@ fn meant<'a>(
         .map(|(.., at)| at)
 }
 
-fn wire_view(view: &View, brief: bool) -> wire::PodView {
+fn wire_view(view: &PodView, brief: bool) -> wire::PodView {
     let status = view.status();
     let c = columns(&view.pod, &status, view.deletion.is_some());
     wire::PodView {
@@ -105,8 +125,9 @@ fn wire_view(view: &View, brief: bool) -> wire::PodView {
     }
 }
 
-fn problems(ctx: &Context) -> Vec<wire::SourceProblem> {
-    ctx.views
+fn problems(ctx: &ServeContext) -> Vec<wire::SourceProblem> {
+    ctx.reporting
+        .views
         .problems()
         .into_iter()
         .map(|(source, p, since)| wire::SourceProblem {
@@ -130,8 +151,8 @@ impl PodSync for Service {
         request: Request<wire::ListPodsRequest>,
     ) -> Result<Response<wire::ListPodsReply>, Status> {
         let brief = request.into_inner().brief;
-        self.ctx.views.settled().await;
-        let pods = self.ctx.views.all().iter().map(|v| wire_view(v, brief)).collect();
+        self.ctx.reporting.views.restored().await;
+        let pods = self.ctx.reporting.views.all().iter().map(|v| wire_view(v, brief)).collect();
         Ok(Response::new(wire::ListPodsReply { pods, problems: problems(&self.ctx) }))
     }
 
@@ -146,18 +167,18 @@ impl PodSync for Service {
         let (tx, rx) = mpsc::channel(STREAM);
         let ctx = Arc::clone(&self.ctx);
         quintlet_kit::task::spawn("watch-pods", async move {
-            let mut versions = ctx.views.follow();
-            let mut sent: HashMap<PodUid, Arc<View>> = HashMap::new();
+            let mut versions = ctx.reporting.views.subscribe();
+            let mut sent: HashMap<PodUid, Arc<PodView>> = HashMap::new();
             let mut said = None;
             if tx.send(event(Event::Hello(quintlet_proto::hello()))).await.is_err() {
                 return;
             }
-            ctx.views.settled().await;
+            ctx.reporting.views.restored().await;
             let mut first = true;
             loop {
                 versions.mark_unchanged();
-                let now: HashMap<PodUid, Arc<View>> =
-                    ctx.views.all().into_iter().map(|v| (v.pod_ref.uid.clone(), v)).collect();
+                let now: HashMap<PodUid, Arc<PodView>> =
+                    ctx.reporting.views.all().into_iter().map(|v| (v.pod_ref.uid.clone(), v)).collect();
                 let mut out = Vec::new();
                 for (uid, view) in &sent {
                     if !now.contains_key(uid) {
@@ -202,7 +223,7 @@ impl PodSync for Service {
         &self,
         request: Request<wire::GetPodRequest>,
     ) -> Result<Response<wire::PodView>, Status> {
-        self.ctx.views.settled().await;
+        self.ctx.reporting.views.restored().await;
         Ok(Response::new(wire_view(&*self.find(&request.into_inner().pod)?, false)))
     }
 
@@ -210,7 +231,7 @@ impl PodSync for Service {
         &self,
         request: Request<wire::ExplainRequest>,
     ) -> Result<Response<wire::ExplainReply>, Status> {
-        self.ctx.views.settled().await;
+        self.ctx.reporting.views.restored().await;
         let view = self.find(&request.into_inner().pod)?;
         let status = view.status();
         let containers = status
@@ -244,20 +265,20 @@ impl PodSync for Service {
         if !request.extensions().get::<Peer>().is_some_and(is_operator) {
             return Err(Status::permission_denied("only root may have a pod tried again"));
         }
-        self.ctx.views.settled().await;
+        self.ctx.reporting.views.restored().await;
         let selector = request.into_inner().pod;
         let uid = match self.find(&selector) {
             Ok(view) => view.pod_ref.uid.clone(),
             // What is left of a pod that no source has is in no view.
             Err(unknown) => PodUid::parse(&selector)
                 .ok()
-                .filter(|uid| self.ctx.containment.wait(uid).is_some())
+                .filter(|uid| self.ctx.faults.containment.wait(uid).is_some())
                 .ok_or(unknown)?,
         };
-        let waited = self.ctx.containment.retry(&uid);
+        let waited = self.ctx.faults.containment.retry(&uid);
         tracing::info!(pod.uid = %uid, waited, "pod is tried again for an operator");
-        self.ctx.wakes.wake(&uid);
-        self.ctx.wakes.wake_housekeeping();
+        self.ctx.control.wakeups.wake(&uid);
+        self.ctx.control.wakeups.wake_housekeeping();
         Ok(Response::new(wire::RetryReply { uid: uid.to_string(), waited }))
     }
 
@@ -274,6 +295,7 @@ impl PodSync for Service {
 impl Service {
     fn events(&self, uid: &str, limit: usize) -> Vec<wire::EventView> {
         self.ctx
+            .reporting
             .events
             .list(uid, limit)
             .into_iter()

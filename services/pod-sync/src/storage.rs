@@ -1,9 +1,10 @@
-//! The pods whose logs and volumes are looked after, and the service Storage of podsync.v1.
+//! The pods whose logs and volumes are maintained, and the service Storage of podsync.v1.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_clients::Pleg;
 use pod_sync_containment::{Containment, PodWork};
 use pod_sync_storage::{Measurement, Pods};
 use quintlet_kit::task::blocking;
@@ -13,32 +14,48 @@ use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::storage_server::Storage;
 use tonic::{Request, Response, Status};
 
-use crate::context::Context;
+use crate::context::{FaultIsolation, NodeConfig, Reporting, WorkerControl};
 use crate::serve::Service;
 
+/// The pods whose volumes are counted and measured.
+pub(crate) struct MeasuredPods {
+    pub(crate) reporting: Arc<Reporting>,
+    pub(crate) control: Arc<WorkerControl>,
+    pub(crate) faults: Arc<FaultIsolation>,
+}
+
 #[async_trait]
-impl Pods for Context {
+impl Pods for MeasuredPods {
     fn running(&self) -> Vec<(PodUid, Arc<Pod>)> {
-        let views = self.views.all().into_iter().filter(|view| !self.is_over(&view.pod_ref.uid));
-        views.map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod))).collect()
+        let views = &self.reporting.views;
+        let is_over = |uid: &PodUid| self.control.pod_workers.is_over(views, uid);
+        let running = views.all().into_iter().filter(|view| !is_over(&view.pod_ref.uid));
+        running.map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod))).collect()
     }
 
     async fn measure(&self, uid: &PodUid, pod: &Pod, measurement: Measurement) -> Option<wire::PodStorage> {
         let work = PodWork::of(&quintlet_model::pod::pod_ref(pod).ok()?);
-        if self.containment.wait(uid).is_some() {
+        if self.faults.containment.wait(uid).is_some() {
             return None;
         }
-        self.contained(&work, blocking(measurement)).await
+        self.faults.contained(&work, blocking(measurement)).await
     }
 }
 
-impl pod_sync_logs::Pods for Context {
+/// The pods whose container logs are rotated and linked.
+pub(crate) struct LoggedPods {
+    pub(crate) node: Arc<NodeConfig>,
+    pub(crate) pleg: Arc<Pleg>,
+    pub(crate) faults: Arc<FaultIsolation>,
+}
+
+impl pod_sync_logs::Pods for LoggedPods {
     fn pods(&self) -> Option<Vec<SharedPodRuntime>> {
-        Some(self.pleg.all()?.into_iter().filter(|pod| self.is_ours(pod)).collect())
+        Some(self.pleg.all()?.into_iter().filter(|pod| self.node.is_ours(pod)).collect())
     }
 
     fn containment(&self) -> &Containment {
-        &self.containment
+        &self.faults.containment
     }
 }
 
@@ -49,7 +66,7 @@ impl Storage for Service {
         _: Request<wire::ListStorageRequest>,
     ) -> Result<Response<wire::ListStorageReply>, Status> {
         let measured = &self.ctx.measured;
-        let runtime = measured.runtime_file_systems(|| self.ctx.runtime.file_systems()).await;
+        let runtime = measured.runtime_file_systems(|| self.ctx.runtime.calls.file_systems()).await;
         Ok(Response::new(wire::ListStorageReply { pods: measured.all(), runtime }))
     }
 }

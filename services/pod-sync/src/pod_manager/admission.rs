@@ -74,7 +74,7 @@ impl PodManager {
             self.show_waiting(&pod_ref, pending.source, &pending.pod, Waiting::NotAdmitted { what });
         }
         if pods::is_static(&pending.pod) {
-            self.ctx.static_pod_gate.register(&uid);
+            self.ctx.control.static_pod_gate.register(&uid);
         }
         self.pods.set_pending(&uid, pending);
         if !is_first {
@@ -98,7 +98,7 @@ impl PodManager {
         for PendingAdmission { source, pod } in pending {
             let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
             if self.draining && source != SourceKind::Api {
-                self.ctx.views.hide(&pod_ref.uid);
+                self.ctx.reporting.views.remove(&pod_ref.uid);
                 continue;
             }
             let admitted = self.admit(&pod);
@@ -121,19 +121,19 @@ impl PodManager {
         let (rejected, after) = match admitted {
             Ok(after) => (None, after),
             Err(rejection) => {
-                self.ctx.metrics.pod_rejected(&rejection.reason);
+                self.ctx.reporting.metrics.pod_rejected(&rejection.reason);
                 (Some(rejection), Vec::new())
             }
         };
         if source == SourceKind::Api && rejected.is_none() {
-            self.ctx.metrics.start_latency.pod_accepted(&pod_ref.uid, &pod);
+            self.ctx.reporting.metrics.start_latency.pod_accepted(&pod_ref.uid, &pod);
         }
         let key = (pod_ref.namespace.to_string(), pod_ref.name.to_string());
         let mirror = self.mirrors.get(&key).cloned();
         if rejected.is_none() && !is_ending(&pod) {
-            self.ctx.allocations.allocate(&pod_ref.uid, &pod);
+            self.ctx.checkpoints.allocations.allocate(&pod_ref.uid, &pod);
             if pods::is_static(&pod) {
-                self.ctx.static_pod_gate.register(&pod_ref.uid);
+                self.ctx.control.static_pod_gate.register(&pod_ref.uid);
             }
         }
         let desired = Desired { pod, source, mirror, removed: false, rejected, after };
@@ -175,7 +175,7 @@ impl PodManager {
         let victim_ref = pods::pod_ref(victim).ok()?;
         let by = pods::pod_ref(by).ok()?.uid;
         let message = preempt::PREEMPTED_MESSAGE;
-        self.ctx.events.pod(victim, EventType::Warning, preempt::PREEMPTING, message, "");
+        self.ctx.reporting.events.pod(victim, EventType::Warning, preempt::PREEMPTING, message, "");
         let kill = KillPodOptions {
             evict: true,
             killed_as: Some(KillOverride {
@@ -192,16 +192,16 @@ impl PodManager {
         let work = PodWork::of(&victim_ref);
         let kill_victim = async move {
             let facts = PodFacts::of(&victim, victim_ref.full_name());
-            if let Err(e) = ctx.pod_workers.kill(&victim_ref.uid, facts, kill).await {
+            if let Err(e) = ctx.control.pod_workers.kill(&victim_ref.uid, facts, kill).await {
                 tracing::warn!(pod.uid = %victim_ref.uid, error = %e, "preempted pod not terminated in time, no longer waiting");
                 let text = "Container runtime did not kill the pod within specified grace period.";
-                ctx.events.pod(&victim, EventType::Warning, "ExceededGracePeriod", text, "");
+                ctx.reporting.events.pod(&victim, EventType::Warning, "ExceededGracePeriod", text, "");
             }
-            ctx.wakes.wake(&by);
+            ctx.control.wakeups.wake(&by);
         };
         let ctx = Arc::clone(&self.ctx);
         quintlet_kit::task::spawn("preempt", async move {
-            let _ = ctx.contained(&work, Box::pin(kill_victim)).await;
+            let _ = ctx.faults.contained(&work, Box::pin(kill_victim)).await;
         });
         Some(Victim { uid, until })
     }

@@ -12,6 +12,7 @@ use quintlet_model::pod as pods;
 
 use super::PodManager;
 use super::entry::PodEntry;
+use crate::housekeeping::{self, CleanupContext};
 use pod_sync_containment::PodWork;
 use pod_sync_metrics::Counted;
 
@@ -27,7 +28,7 @@ impl PodManager {
 
     fn clean_up(&mut self) {
         self.count();
-        self.ctx.containment.update_gauge();
+        self.ctx.faults.containment.update_gauge();
         self.retry_set_aside();
         // A pod is an orphan only if every source has delivered a snapshot and the whole runtime state was read.
         if !self.sources_ready() {
@@ -35,40 +36,44 @@ impl PodManager {
         }
         self.delete_orphaned_mirrors();
         self.update_qos_cgroups();
-        self.ctx.volumes.remove_expired_tokens(self.ctx.clock.wall());
+        self.ctx.environment.volumes.remove_expired_tokens(self.ctx.clock.wall());
         let wanted = self.stores.values().flat_map(SourceStore::pods).filter_map(|p| {
             let named = !pods::is_mirror(p);
             named.then(|| PodUid::parse(p.metadata.uid.as_deref().unwrap_or_default()).ok()).flatten()
         });
-        self.ctx.pod_workers.step(Input::SyncKnownPods(wanted.collect()));
-        let Some(runtime) = self.ctx.pleg.all() else { return };
+        self.ctx.control.pod_workers.step(Input::SyncKnownPods(wanted.collect()));
+        let Some(runtime) = self.ctx.runtime.pleg.all() else { return };
         let mut present = HashSet::new();
         for pod in runtime {
             let uid = pod.pod.uid.clone();
             present.insert(uid.clone());
             if !self.may_be_orphan(&uid)
-                || !self.ctx.is_ours(&pod)
-                || self.ctx.containment.wait(&uid).is_some()
+                || !self.ctx.node.is_ours(&pod)
+                || self.ctx.faults.containment.wait(&uid).is_some()
             {
                 continue;
             }
             tracing::info!(pod.uid = %uid, pod = %pod.pod, "removing an orphaned pod");
             let full_name = pod.pod.full_name();
-            self.ctx.pod_workers.step(Input::Orphan { uid: uid.clone(), full_name });
-            self.ctx.metrics.census.count_orphan();
-            let ctx = Arc::clone(&self.ctx);
-            let task = quintlet_kit::task::spawn("orphan", crate::housekeeping::remove_orphan(ctx, pod));
+            self.ctx.control.pod_workers.step(Input::Orphan { uid: uid.clone(), full_name });
+            self.ctx.reporting.metrics.census.count_orphan();
+            let ctx = CleanupContext::from(&*self.ctx);
+            let task = quintlet_kit::task::spawn("orphan", housekeeping::remove_orphan(ctx, pod));
             self.pods.entry(&uid).orphan_removal = Some(task);
         }
         let managed = self.pods.iter().filter(|(_, e)| e.is_desired() || e.orphan_removal.is_some());
         let known: HashSet<PodUid> = managed.map(|(uid, _)| uid.clone()).chain(present).collect();
         if self.listing.is_none() {
-            let listing = crate::housekeeping::orphaned(Arc::clone(&self.ctx), known.clone());
+            let listing = housekeeping::orphaned(
+                Arc::clone(&self.ctx.node),
+                Arc::clone(&self.ctx.environment),
+                known.clone(),
+            );
             self.listing = Some(quintlet_kit::task::spawn("list-orphans", listing));
         }
-        self.ctx.metrics.start_latency.retain(&known);
-        self.ctx.allocations.retain(&known.iter().map(PodUid::as_str).collect());
-        self.sweeper.tick(&self.ctx, &known);
+        self.ctx.reporting.metrics.start_latency.retain(&known);
+        self.ctx.checkpoints.allocations.retain(&known.iter().map(PodUid::as_str).collect());
+        self.sweeper.tick(&CleanupContext::from(&*self.ctx), &known);
     }
 
     // A pod with this UID is neither desired nor being removed.
@@ -79,37 +84,40 @@ impl PodManager {
     // Removes the listed directories, unless a pod with the UID has been added since.
     pub(super) fn remove_listed(&mut self, listed: BTreeSet<PodUid>) {
         self.listing = None;
-        let Some(runtime) = self.ctx.pleg.all() else { return };
+        let Some(runtime) = self.ctx.runtime.pleg.all() else { return };
         let present: HashSet<&PodUid> = runtime.iter().map(|pod| &pod.pod.uid).collect();
         for uid in listed {
             if !self.may_be_orphan(&uid)
                 || present.contains(&uid)
-                || self.ctx.containment.wait(&uid).is_some()
+                || self.ctx.faults.containment.wait(&uid).is_some()
             {
                 continue;
             }
-            let ctx = Arc::clone(&self.ctx);
-            let task =
-                quintlet_kit::task::spawn("orphan-dir", crate::housekeeping::remove_dir(ctx, uid.clone()));
+            let ctx = CleanupContext::from(&*self.ctx);
+            let task = quintlet_kit::task::spawn("orphan-dir", housekeeping::remove_dir(ctx, uid.clone()));
             self.pods.entry(&uid).orphan_removal = Some(task);
         }
     }
 
     // Counts every pod that is shown, whether the sources have delivered a snapshot or not.
     fn count(&self) {
-        let views = self.ctx.views.all();
+        let views = self.ctx.reporting.views.all();
         let counted: Vec<Counted> = views
             .iter()
             .map(|view| Counted {
                 worker: view.worker,
                 is_static: pods::is_static(&view.pod),
                 is_removed: view.is_removed,
-                is_terminated: self.ctx.is_over(&view.pod_ref.uid),
+                is_terminated: self
+                    .ctx
+                    .control
+                    .pod_workers
+                    .is_over(&self.ctx.reporting.views, &view.pod_ref.uid),
             })
             .collect();
         let removals = self.pods.iter().filter_map(|(_, entry)| entry.orphan_removal.as_ref());
         let orphans = removals.filter(|task| !task.is_finished()).count();
-        self.ctx.metrics.census.set(&counted, self.mirrors.len(), orphans);
+        self.ctx.reporting.metrics.census.set(&counted, self.mirrors.len(), orphans);
     }
 
     // Gives the burstable QoS cgroup the CPU shares that its pods request together.
@@ -124,7 +132,7 @@ impl PodManager {
         if self.burstable_shares == Some(shares) {
             return;
         }
-        match self.ctx.cgroups.update_qos_cgroups(shares) {
+        match self.ctx.environment.cgroups.update_qos_cgroups(shares) {
             Ok(()) => self.burstable_shares = Some(shares),
             Err(e) => tracing::warn!(
                 error = quintlet_kit::error_chain(&e),
@@ -142,17 +150,23 @@ impl PodManager {
                     && d.pod.metadata.name.as_ref() == Some(name)
             });
             // The mirror shows the status of its pod until the pod has terminated.
-            let ending =
-                self.ctx.pod_workers.read(|w| w.is_static_terminating(&format!("{name}_{namespace}")));
+            let ending = self
+                .ctx
+                .control
+                .pod_workers
+                .read(|w| w.is_static_terminating(&format!("{name}_{namespace}")));
             if !wanted && !ending {
                 let ctx = Arc::clone(&self.ctx);
                 let mirror = Arc::clone(mirror);
                 let Ok(work) = pods::pod_ref(&mirror).map(|mirror| PodWork::of(&mirror)) else { continue };
-                if self.ctx.containment.wait(&work.uid).is_some() {
+                if self.ctx.faults.containment.wait(&work.uid).is_some() {
                     continue;
                 }
                 quintlet_kit::task::spawn("orphan-mirror", async move {
-                    let deleted = ctx.contained(&work, Box::pin(crate::mirror::delete(&ctx, &mirror))).await;
+                    let deleted = ctx
+                        .faults
+                        .contained(&work, Box::pin(crate::mirror::delete(&ctx.reporting.statuses, &mirror)))
+                        .await;
                     if let Some(Err(error)) = deleted {
                         tracing::info!(
                             mirror.uid = mirror.metadata.uid,

@@ -30,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::entry::{PodEntries, WorkerHandle};
 use self::manifest_gate::ManifestGate;
-use crate::context::{Context, Desired};
+use crate::context::{Desired, WorkerContext};
 use crate::housekeeping::{HousekeepingPace, LogSweeper};
 use crate::pending_resizes::PendingResizes;
 use crate::worker::Worker;
@@ -41,7 +41,7 @@ const HOUSEKEEPING: Duration = Duration::from_secs(2);
 
 /// All pods of this node and their workers.
 pub struct PodManager {
-    ctx: Arc<Context>,
+    ctx: Arc<WorkerContext>,
     objects: Arc<ManifestObjects>,
     admission: Arc<dyn Admission>,
     stores: BTreeMap<SourceKind, SourceStore>,
@@ -87,7 +87,7 @@ impl PodManager {
     /// Returns a pod manager without pods.
     #[must_use]
     pub fn new(
-        ctx: Arc<Context>,
+        ctx: Arc<WorkerContext>,
         objects: Arc<ManifestObjects>,
         admission: Arc<dyn Admission>,
         sources: &[SourceKind],
@@ -123,7 +123,7 @@ impl PodManager {
     pub fn restore(&mut self, records: Vec<(PodUid, PodRecord)>) {
         for (uid, record) in records {
             let Some(pod) = record.pod.clone() else {
-                self.ctx.state.remove(&uid);
+                self.ctx.checkpoints.records.remove(&uid);
                 continue;
             };
             let source = match pods::annotation(&pod, labels::CONFIG_SOURCE) {
@@ -133,7 +133,7 @@ impl PodManager {
             };
             let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
             tracing::info!(pod.uid = %uid, pod = %pod_ref, "restoring a recorded pod");
-            let allocations = &self.ctx.allocations;
+            let allocations = &self.ctx.checkpoints.allocations;
             if !allocations.is_allocated(&uid) {
                 // The record has the pod as it was allocated.
                 allocations.allocate(&uid, &pod);
@@ -149,7 +149,12 @@ impl PodManager {
             };
             let facts = PodFacts::of(&desired.pod, pod_ref.full_name());
             let termination = record.termination.as_ref().map(Termination::to_worker);
-            self.ctx.pod_workers.step(Input::Restore { uid, facts, termination, started: record.started });
+            self.ctx.control.pod_workers.step(Input::Restore {
+                uid,
+                facts,
+                termination,
+                started: record.started,
+            });
             self.spawn(pod_ref, desired, Some(record), true);
         }
     }
@@ -186,10 +191,10 @@ impl PodManager {
                 },
                 () = manifests_due => self.manifests_read(),
                 _ = housekeeping.tick() => self.housekeeping(),
-                () = ctx.wakes.housekeeping_due() => self.housekeeping(),
+                () = ctx.control.wakeups.housekeeping_due() => self.housekeeping(),
                 listed = listed(&mut self.listing) => self.remove_listed(listed),
                 () = node_read.notified() => self.admit_pending(),
-                () = ctx.allocations.room() => self.resizes.retry_soon(),
+                () = ctx.checkpoints.allocations.room() => self.resizes.retry_soon(),
                 () = self.resizes.due() => {}
                 changed = drain.changed() => if changed.is_ok() && *drain.borrow() { self.begin_drain() },
             }
@@ -220,13 +225,13 @@ impl PodManager {
     }
 
     fn remove(&self, uid: &PodUid, worker: &WorkerHandle) {
-        self.ctx.pod_workers.step(Input::Remove(uid.clone()));
+        self.ctx.control.pod_workers.step(Input::Remove(uid.clone()));
         worker.desired.send_modify(|d| d.removed = true);
-        self.ctx.views.wanted(uid, &worker.desired.borrow());
+        worker.desired.borrow().publish_removal(&self.ctx.reporting.views, uid);
     }
 
     fn is_over(&self, uid: &PodUid) -> bool {
-        self.ctx.pod_workers.read(|w| w.is_known_terminated(uid))
+        self.ctx.control.pod_workers.read(|w| w.is_known_terminated(uid))
     }
 
     // Every source has delivered a snapshot.
@@ -237,16 +242,16 @@ impl PodManager {
     // Forgets pods whose worker has ended and restarts workers that ended unexpectedly.
     fn collect_ended(&mut self) {
         for (uid, worker) in self.pods.take_ended_workers() {
-            self.ctx.wakes.forget(&uid);
+            self.ctx.control.wakeups.forget(&uid);
             let desired = worker.desired.borrow().clone();
-            if self.ctx.pod_workers.read(|w| w.is_known(&uid)) {
+            if self.ctx.control.pod_workers.read(|w| w.is_known(&uid)) {
                 // The new worker starts from the record: the pod is still desired, or still to be terminated.
-                if self.ctx.containment.wait(&uid).is_none() {
+                if self.ctx.faults.containment.wait(&uid).is_none() {
                     tracing::error!(pod.uid = %uid, "pod worker exited unexpectedly, restarting");
                 }
-                self.ctx.pod_workers.step(Input::WorkerExited(uid.clone()));
+                self.ctx.control.pod_workers.step(Input::WorkerExited(uid.clone()));
                 if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
-                    let record = self.ctx.state.read(&uid);
+                    let record = self.ctx.checkpoints.records.read(&uid);
                     let desired = Desired { after: Vec::new(), ..desired };
                     self.spawn(pod_ref, desired, record, worker.is_restored);
                 }
@@ -254,7 +259,7 @@ impl PodManager {
             }
             self.resizes.drop(&uid);
             self.resizes.retry_soon();
-            self.ctx.allocations.remove(&uid);
+            self.ctx.checkpoints.allocations.remove(&uid);
             tracing::info!(pod.uid = %uid, "pod is gone from this node");
         }
         self.pods.prune();

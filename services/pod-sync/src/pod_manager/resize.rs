@@ -27,11 +27,11 @@ impl PodManager {
         if worker.desired.borrow().rejected.is_some() || is_ending(asked) {
             return;
         }
-        if !Arc::ptr_eq(&self.ctx.allocations.apply(uid, asked), asked) {
+        if !Arc::ptr_eq(&self.ctx.checkpoints.allocations.apply(uid, asked), asked) {
             return self.resizes.push(uid);
         }
         self.resizes.drop(uid);
-        if self.ctx.allocations.conditions(uid, |c| c.clear_pending()) {
+        if self.ctx.checkpoints.allocations.conditions(uid, |c| c.clear_pending()) {
             self.sync(uid, asked);
         }
     }
@@ -43,8 +43,8 @@ impl PodManager {
             .into_iter()
             .filter_map(|uid| {
                 let asked = self.asked(&uid)?;
-                let allocated = self.ctx.allocations.apply(&uid, &asked);
-                let since = self.ctx.allocations.conditions(&uid, |c| c.pending_since());
+                let allocated = self.ctx.checkpoints.allocations.apply(&uid, &asked);
+                let since = self.ctx.checkpoints.allocations.conditions(&uid, |c| c.pending_since());
                 Some(QueuedResize::of(uid, &asked, &allocated, since))
             })
             .collect();
@@ -63,13 +63,13 @@ impl PodManager {
     // Returns true if the resize stays pending.
     fn retry_resize(&self, uid: &PodUid) -> bool {
         let (Some(asked), Some(worker)) = (self.asked(uid), self.pods.worker(uid)) else { return false };
-        if self.ctx.pod_workers.read(|w| w.is_termination_requested(uid)) {
+        if self.ctx.control.pod_workers.read(|w| w.is_termination_requested(uid)) {
             return false;
         }
         let (ctx, generation, now) = (&self.ctx, asked.metadata.generation, self.ctx.clock.wall());
-        let allocated = ctx.allocations.apply(uid, &asked);
+        let allocated = ctx.checkpoints.allocations.apply(uid, &asked);
         if Arc::ptr_eq(&allocated, &asked) {
-            if ctx.allocations.conditions(uid, |c| c.clear_pending()) {
+            if ctx.checkpoints.allocations.conditions(uid, |c| c.clear_pending()) {
                 self.sync(uid, &asked);
             }
             return false;
@@ -77,18 +77,18 @@ impl PodManager {
         let pending = feasibility::infeasible(&asked, &allocated, self.admission.resize_rules())
             .or_else(|| self.deferred(uid, &asked));
         let Some(pending) = pending else {
-            ctx.allocations.allocate(uid, &asked);
-            ctx.allocations.conditions(uid, |c| c.set_in_progress(generation, now));
+            ctx.checkpoints.allocations.allocate(uid, &asked);
+            ctx.checkpoints.allocations.conditions(uid, |c| c.set_in_progress(generation, now));
             let message = resize_message("started", &asked, generation, "");
-            ctx.events.pod(&asked, EventType::Normal, "ResizeStarted", &message, "");
+            ctx.reporting.events.pod(&asked, EventType::Normal, "ResizeStarted", &message, "");
             worker.desired.send_modify(|d| d.pod = Arc::clone(&asked));
-            ctx.views.wanted(uid, &worker.desired.borrow());
+            worker.desired.borrow().publish_removal(&ctx.reporting.views, uid);
             self.sync(uid, &asked);
             return false;
         };
-        if ctx.allocations.conditions(uid, |c| c.set_pending(&pending, generation, now)) {
+        if ctx.checkpoints.allocations.conditions(uid, |c| c.set_pending(&pending, generation, now)) {
             let message = resize_message(&pending.cause, &asked, generation, &pending.message);
-            ctx.events.pod(&asked, EventType::Warning, pending.reason.event(), &message, "");
+            ctx.reporting.events.pod(&asked, EventType::Warning, pending.reason.event(), &message, "");
         }
         self.sync(uid, &asked);
         pending.reason == PendingReason::Deferred
@@ -120,14 +120,15 @@ impl PodManager {
     }
 
     fn is_terminating(&self, pod: &Pod) -> bool {
-        pods::pod_ref(pod).is_ok_and(|r| self.ctx.pod_workers.read(|w| w.is_termination_requested(&r.uid)))
+        pods::pod_ref(pod)
+            .is_ok_and(|r| self.ctx.control.pod_workers.read(|w| w.is_termination_requested(&r.uid)))
     }
 
     // Makes the pod's worker sync.
     fn sync(&self, uid: &PodUid, pod: &Pod) {
         let Ok(pod_ref) = pods::pod_ref(pod) else { return };
         let facts = PodFacts::of(pod, pod_ref.full_name());
-        self.ctx.pod_workers.step(Input::Update {
+        self.ctx.control.pod_workers.step(Input::Update {
             uid: uid.clone(),
             facts,
             kind: SyncPodType::Update,

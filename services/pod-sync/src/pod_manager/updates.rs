@@ -15,8 +15,8 @@ use quintlet_model::pod as pods;
 
 use super::PodManager;
 use super::entry::PendingAdmission;
-use crate::view::{self, Decision, View, unix_ns};
 use pod_sync_containment::PodWork;
+use pod_sync_views::{self as view, Decision, PodView, unix_ns};
 
 impl PodManager {
     pub(super) fn update(&mut self, source: SourceKind, update: SourceEvent) {
@@ -24,14 +24,14 @@ impl PodManager {
         let snapshot = match update {
             SourceEvent::Snapshot(snapshot) => snapshot,
             SourceEvent::Problems(problems) => {
-                return self.ctx.views.set_problems(source, problems, unix_ns(now));
+                return self.ctx.reporting.views.set_problems(source, problems, unix_ns(now));
             }
         };
-        self.ctx.views.set_problems(source, snapshot.problems, unix_ns(now));
+        self.ctx.reporting.views.set_problems(source, snapshot.problems, unix_ns(now));
         for undecodable in snapshot.undecodable {
             let pod = Pod { metadata: *undecodable.metadata, ..Pod::default() };
             let message = format!("failed to decode the pod: {}: {}", undecodable.field, undecodable.error);
-            self.ctx.events.pod(&pod, EventType::Warning, "FailedValidation", &message, "");
+            self.ctx.reporting.events.pod(&pod, EventType::Warning, "FailedValidation", &message, "");
         }
         if source == SourceKind::File {
             self.objects.set(snapshot.config_maps, snapshot.secrets);
@@ -47,7 +47,7 @@ impl PodManager {
                 "Error validating pod {name} from {} due to duplicate pod name {name:?}, ignoring",
                 source.name()
             );
-            self.ctx.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
+            self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
         }
         for pod in &merged.unusable {
             let message = format!(
@@ -56,7 +56,7 @@ impl PodManager {
                 source.name(),
                 pod.metadata.uid.as_deref().unwrap_or_default()
             );
-            self.ctx.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
+            self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
         }
         for PodChange { op, pod } in merged.changes {
             self.change(source, op, pod);
@@ -72,16 +72,16 @@ impl PodManager {
         let uid = pod_ref.uid.clone();
         let ctx = Arc::clone(&self.ctx);
         let is_maintained = self.pods.worker(&uid).is_some() && !self.pods.is_set_aside(&uid);
-        if !is_maintained && op != PodOperation::Remove && ctx.containment.wait(&uid).is_some() {
+        if !is_maintained && op != PodOperation::Remove && ctx.faults.containment.wait(&uid).is_some() {
             return self.set_aside(&pod_ref, source, &pod);
         }
         self.pods.entry(&uid).set_aside = None;
         let work = PodWork::of(&pod_ref);
-        let changed = ctx.containment.contained_now(&uid, work.name.clone(), || {
+        let changed = ctx.faults.containment.contained_now(&uid, work.name.clone(), || {
             self.apply(source, op, Arc::clone(&pod), pod_ref.clone());
         });
         if let Err(panic) = changed {
-            ctx.panicked(&work, &panic, Some(&pod));
+            ctx.faults.panicked(&work, &panic, Some(&pod));
             self.set_aside(&pod_ref, source, &pod);
         }
     }
@@ -89,14 +89,14 @@ impl PodManager {
     // Postpones the updates of a pod until its wait after a fault is over.
     fn set_aside(&mut self, pod_ref: &PodRef, source: SourceKind, pod: &Arc<Pod>) {
         let uid = &pod_ref.uid;
-        let is_known = self.ctx.pod_workers.read(|w| w.is_known(uid));
+        let is_known = self.ctx.control.pod_workers.read(|w| w.is_known(uid));
         let entry = self.pods.entry(uid);
         entry.set_aside = Some(source);
         if entry.worker().is_some() {
             return;
         }
         entry.is_worker_missing |= is_known;
-        if let Some(wait) = self.ctx.containment.wait(uid) {
+        if let Some(wait) = self.ctx.faults.containment.wait(uid) {
             let left = wait.until.saturating_sub(self.ctx.clock.boot());
             let until = self.ctx.clock.wall().checked_add(left).ok();
             let what = Waiting::InternalError { message: wait.message.clone() };
@@ -111,7 +111,7 @@ impl PodManager {
             .pods
             .iter()
             .filter_map(|(uid, entry)| Some((uid.clone(), entry.set_aside?)))
-            .filter(|(uid, _)| self.ctx.containment.wait(uid).is_none())
+            .filter(|(uid, _)| self.ctx.faults.containment.wait(uid).is_none())
             .collect();
         for (uid, source) in due {
             self.pods.entry(&uid).set_aside = None;
@@ -119,7 +119,7 @@ impl PodManager {
             let pod = self.stores.get(&source).and_then(|store| store.pods().find(has_uid).cloned());
             match pod {
                 Some(pod) => self.change(source, PodOperation::Update, pod),
-                None => self.ctx.views.hide(&uid),
+                None => self.ctx.reporting.views.remove(&uid),
             }
         }
     }
@@ -149,7 +149,7 @@ impl PodManager {
         // A source removes only after its first snapshot, so no other source can have the pod.
         match self.pods.worker(uid) {
             Some(worker) => self.remove(uid, worker),
-            None => self.ctx.views.hide(uid),
+            None => self.ctx.reporting.views.remove(uid),
         }
     }
 
@@ -161,10 +161,11 @@ impl PodManager {
         let kind =
             if op == PodOperation::Add && !is_restored { SyncPodType::Create } else { SyncPodType::Update };
         let quiet = facts.terminal
-            && self.ctx.pleg.all().is_some()
-            && self.ctx.pleg.get(&uid).is_none_or(|runtime| runtime.is_quiet());
-        let effects = self.ctx.pod_workers.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
-        if self.ctx.pod_workers.read(|w| w.is_restart_requested(&uid)) {
+            && self.ctx.runtime.pleg.all().is_some()
+            && self.ctx.runtime.pleg.get(&uid).is_none_or(|runtime| runtime.is_quiet());
+        let effects =
+            self.ctx.control.pod_workers.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
+        if self.ctx.control.pod_workers.read(|w| w.is_restart_requested(&uid)) {
             // The worker of the previous pod ends without the new pod. Without a worker the pod is shown here.
             if self.pods.worker(&uid).is_none() {
                 self.show_waiting(&pod_ref, source, &pod, Waiting::PreviousPod);
@@ -173,9 +174,9 @@ impl PodManager {
             return;
         }
         // Without a checkpoint, the status tells what the pod was allocated.
-        self.ctx.allocations.recover(&uid, &pod, pod.status.as_ref());
+        self.ctx.checkpoints.allocations.recover(&uid, &pod, pod.status.as_ref());
         let asked = pod;
-        let pod = self.ctx.allocations.apply(&uid, &asked);
+        let pod = self.ctx.checkpoints.allocations.apply(&uid, &asked);
         if let Some(worker) = self.pods.worker_mut(&uid) {
             worker.is_restored = false;
             worker.desired.send_modify(|d| {
@@ -183,7 +184,7 @@ impl PodManager {
                 d.source = source;
                 d.removed = false;
             });
-            self.ctx.views.wanted(&uid, &worker.desired.borrow());
+            worker.desired.borrow().publish_removal(&self.ctx.reporting.views, &uid);
             self.compare_resources(&uid, &asked);
             return;
         }
@@ -240,7 +241,7 @@ impl PodManager {
             let source = worker.desired.borrow().source;
             if self.stores.get(&source).is_none_or(SourceStore::is_seen) {
                 worker.is_restored = false;
-                self.ctx.pod_workers.step(Input::Remove(uid.clone()));
+                self.ctx.control.pod_workers.step(Input::Remove(uid.clone()));
                 worker.desired.send_modify(|d| d.removed = true);
             }
         }
@@ -255,7 +256,7 @@ impl PodManager {
             let entry = self.pods.get(uid);
             entry.is_none_or(|entry| entry.set_aside.is_none() && entry.worker().is_none())
                 && (source != SourceKind::Api || entry.is_some_and(|entry| entry.is_restart_requested))
-                && !self.ctx.pod_workers.read(|w| w.is_known(uid))
+                && !self.ctx.control.pod_workers.read(|w| w.is_known(uid))
         };
         let returned: Vec<(SourceKind, Arc<Pod>)> = self
             .stores
@@ -273,7 +274,7 @@ impl PodManager {
 
     // Publishes why a pod without a worker waits.
     pub(super) fn show_waiting(&self, pod_ref: &PodRef, source: SourceKind, pod: &Arc<Pod>, what: Waiting) {
-        let old = self.ctx.views.get(&pod_ref.uid);
+        let old = self.ctx.reporting.views.get(&pod_ref.uid);
         if old.as_ref().and_then(|v| v.waiting.as_ref()).is_some_and(|w| w.reason == what.reason()) {
             return;
         }
@@ -290,7 +291,7 @@ impl PodManager {
         decision: Decision,
     ) {
         let now = self.ctx.clock.wall();
-        let view = View {
+        let view = PodView {
             pod_ref: pod_ref.clone(),
             source,
             pod: Arc::clone(pod),
@@ -305,6 +306,6 @@ impl PodManager {
             resource_version: String::new(),
             version: 0,
         };
-        self.ctx.views.show(&pod_ref.uid, view);
+        self.ctx.reporting.views.show(&pod_ref.uid, view);
     }
 }

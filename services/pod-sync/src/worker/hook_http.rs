@@ -17,7 +17,6 @@ const USER_AGENT: &str = "kube-lifecycle/1.36";
 /// How the request was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// As asked for.
     AsAsked,
     /// In plain HTTP, since this host and port answered HTTPS so.
     Plain(String),

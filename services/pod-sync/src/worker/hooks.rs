@@ -16,7 +16,7 @@ use super::hook_http::{self, Sent};
 use super::start::NotStarted;
 use super::stop::find;
 use super::{Halt, Pass, Worker};
-use crate::context::Context;
+use crate::context::StopContext;
 
 /// As much of what a command wrote goes into a status, bytes of either stream.
 const SAID: usize = 1024;
@@ -24,7 +24,6 @@ const SAID: usize = 1024;
 /// How a hook did not succeed.
 #[derive(Debug)]
 pub(super) enum HookError {
-    /// It failed.
     Failed {
         /// In words.
         error: String,
@@ -52,7 +51,7 @@ impl HookError {
 /// # Errors
 /// It failed, or nothing is known.
 pub(super) async fn run(
-    ctx: &Context,
+    ctx: &StopContext,
     pod: Option<&Pod>,
     container: Option<&Container>,
     hook: &LifecycleHandler,
@@ -62,8 +61,8 @@ pub(super) async fn run(
 ) -> Result<(), HookError> {
     if let Some(exec) = &hook.exec {
         let output = match began {
-            None => ctx.runtime.exec(id, &command(exec), None).await.map(Some),
-            Some(began) => ctx.runtime.exec_once(id, &command(exec), began).await,
+            None => ctx.runtime.calls.exec(id, &command(exec), None).await.map(Some),
+            Some(began) => ctx.runtime.calls.exec_once(id, &command(exec), began).await,
         };
         return match output {
             Ok(Some(output)) => judge(exec, output),
@@ -81,12 +80,12 @@ pub(super) async fn run(
         let ip = ips.first().map(ToString::to_string);
         let sent = hook_http::get(get, container, ip).await.map_err(HookError::failed)?;
         if let Sent::Plain(host) = sent {
-            ctx.metrics.http_fallbacks.inc();
+            ctx.reporting.metrics.http_fallbacks.inc();
             if let Some(pod) = pod {
                 let text = format!(
                     "request to HTTPS lifecycle hook {host} got HTTP response, retry with HTTP succeeded"
                 );
-                ctx.events.pod(pod, EventType::Warning, "LifecycleHTTPFallback", &text, "");
+                ctx.reporting.events.pod(pod, EventType::Warning, "LifecycleHTTPFallback", &text, "");
             }
         }
         return Ok(());
@@ -153,7 +152,8 @@ impl Worker {
         self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
         self.save();
         // Where the pod ends, a command is left to the runtime, which ends it with its container; a request is dropped.
-        let ran = run(&self.ctx, Some(pod), Some(container), hook, id, ips, began);
+        let stopping = self.ctx.stopping();
+        let ran = run(&stopping, Some(pod), Some(container), hook, id, ips, began);
         let Some(ran) = unless_ending(ran, self.until_ending()).await else { return Err(NotStarted::Ends) };
         let why = match ran {
             Ok(()) => {
@@ -172,17 +172,17 @@ impl Worker {
                 told(hook, &container.name, &self.pod_ref.to_string(), &error, &output)
             }
         };
-        self.ctx.events.pod(
+        self.ctx.reporting.events.pod(
             pod,
             EventType::Warning,
             "FailedPostStartHook",
             "PostStartHook failed",
             field_path,
         );
-        self.ctx.events.pod(pod, EventType::Normal, "Killing", "FailedPostStartHook", field_path);
+        self.ctx.reporting.events.pod(pod, EventType::Normal, "Killing", "FailedPostStartHook", field_path);
         let seconds =
             grace::stop_timeout(grace::container_grace(PodGrace::of_pod(pod), Some(container), None, None));
-        let _ = self.ctx.runtime.stop_container(id, seconds).await;
+        let _ = self.ctx.runtime.calls.stop_container(id, seconds).await;
         self.record.post_starts.remove(id.as_str());
         self.acted();
         Err(NotStarted::Waits(StartFailure::PostStartHookError.with_message(why)))

@@ -44,11 +44,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use crate::context::{Context, Desired, INTERNAL_ERROR};
+use crate::context::{Desired, INTERNAL_ERROR, WorkerContext};
 use crate::image;
 use crate::mirror::MirrorReconciler;
 use crate::pod_workers::NextWork;
-use crate::view::{Decision, Waiting, unix_ns};
 use pod_sync_containment::PodWork;
 use pod_sync_cri_config::mounts::MountedVolumes;
 use pod_sync_decisions::active::PodStart;
@@ -61,6 +60,7 @@ use pod_sync_decisions::worker::freshness::{Freshness, NextObservation};
 use pod_sync_decisions::worker::{self, Input, Outcome, Work};
 use pod_sync_decisions::{status, waiting};
 use pod_sync_state::{PodRecord, Termination};
+use pod_sync_views::{Decision, Waiting, unix_ns};
 
 /// After an error of this pod (pkg/kubelet/pod_workers.go), with jitter up to half of it.
 const ERROR_WAIT: Duration = Duration::from_secs(10);
@@ -97,7 +97,7 @@ pub(crate) struct Pass {
 
 /// A worker and all it knows.
 pub struct Worker {
-    ctx: Arc<Context>,
+    ctx: Arc<WorkerContext>,
     pod_ref: PodRef,
     desired: watch::Receiver<Desired>,
     bell: Arc<Notify>,
@@ -153,12 +153,12 @@ impl Worker {
     /// A worker for `desired`, going on from `record` where an earlier pod-sync left one.
     #[must_use]
     pub fn new(
-        ctx: Arc<Context>,
+        ctx: Arc<WorkerContext>,
         pod_ref: PodRef,
         desired: watch::Receiver<Desired>,
         record: Option<PodRecord>,
     ) -> Self {
-        let bell = ctx.wakes.register(&pod_ref.uid);
+        let bell = ctx.control.wakeups.register(&pod_ref.uid);
         let pod = Arc::clone(&desired.borrow().pod);
         let known = record.is_some();
         let mut record = record.unwrap_or_default();
@@ -215,19 +215,19 @@ impl Worker {
 
     /// Works until nothing is left of the pod.
     pub async fn run(mut self) {
-        if self.ctx.containment.wait(&self.pod_ref.uid).is_none() {
+        if self.ctx.faults.containment.wait(&self.pod_ref.uid).is_none() {
             // The first pass may hang in a call of the runtime.
             self.show(false);
         }
         loop {
-            if let Some(wait) = self.ctx.containment.wait(&self.pod_ref.uid) {
+            if let Some(wait) = self.ctx.faults.containment.wait(&self.pod_ref.uid) {
                 if !self.is_left_alone(&wait).await {
                     return;
                 }
                 continue;
             }
             self.left_alone_as = None;
-            let wait = match self.ctx.pod_workers.take(&self.pod_ref.uid) {
+            let wait = match self.ctx.control.pod_workers.take(&self.pod_ref.uid) {
                 NextWork::Exit => break,
                 NextWork::Idle(wait) => wait,
                 NextWork::Blocked(work, wait) => {
@@ -238,7 +238,7 @@ impl Worker {
                     self.cancel = cancel;
                     let (ctx, pod) = (Arc::clone(&self.ctx), PodWork::of(&self.pod_ref));
                     let worked = Box::pin(self.work(work));
-                    let Some(told) = ctx.contained(&pod, worked).await else {
+                    let Some(told) = ctx.faults.contained(&pod, worked).await else {
                         // What it knew may be half-changed: the table makes another worker from the record.
                         return;
                     };
@@ -261,21 +261,21 @@ impl Worker {
                 () = tokio::time::sleep(wait) => {}
             }
         }
-        self.ctx.static_pod_gate.release(&self.pod_ref.uid);
-        self.ctx.statuses.forget(&self.pod_ref.uid);
+        self.ctx.control.static_pod_gate.release(&self.pod_ref.uid);
+        self.ctx.reporting.statuses.forget(&self.pod_ref.uid);
         self.ctx.probes.remove(&self.pod_ref.uid);
-        self.ctx.views.hide(&self.pod_ref.uid);
-        self.ctx.state.remove(&self.pod_ref.uid);
-        self.ctx.containment.forget(&self.pod_ref.uid);
+        self.ctx.reporting.views.remove(&self.pod_ref.uid);
+        self.ctx.checkpoints.records.remove(&self.pod_ref.uid);
+        self.ctx.faults.containment.forget(&self.pod_ref.uid);
     }
 
     // Shows why the pod is left alone until something may have ended that. False: nobody has the pod any more.
     async fn is_left_alone(&mut self, wait: &Suspension) -> bool {
-        self.ctx.static_pod_gate.release(&self.pod_ref.uid);
+        self.ctx.control.static_pod_gate.release(&self.pod_ref.uid);
         let before = self.left_alone_as.take().unwrap_or_else(|| self.desired());
         if wait.is_aside && self.told_aside != wait.until {
             self.told_aside = wait.until;
-            self.ctx.events.pod(&self.pod, EventType::Warning, INTERNAL_ERROR, &wait.message, "");
+            self.ctx.reporting.events.pod(&self.pod, EventType::Warning, INTERNAL_ERROR, &wait.message, "");
         }
         self.wait_for(&waiting::Waiting::InternalError { message: wait.message.clone() }, Some(wait.until));
         Arc::make_mut(&mut self.decision).errors = vec![wait.message.clone()];
@@ -289,7 +289,7 @@ impl Worker {
         let now = self.desired();
         let ends = |d: &Desired| (d.removed, d.pod.metadata.deletion_timestamp.is_some());
         if now.pod.spec != before.pod.spec || ends(&now) != ends(&before) {
-            self.ctx.containment.record_spec_change(&self.pod_ref.uid);
+            self.ctx.faults.containment.record_spec_change(&self.pod_ref.uid);
         }
         self.left_alone_as = Some(now);
         true
@@ -297,7 +297,7 @@ impl Worker {
 
     // Two static pods of one name never run at once: the older one goes first.
     fn held_up(&mut self, work: &Work) {
-        self.ctx.static_pod_gate.release(&self.pod_ref.uid);
+        self.ctx.control.static_pod_gate.release(&self.pod_ref.uid);
         let desired = self.desired.borrow_and_update().clone();
         self.accept(&desired);
         self.no_errors();
@@ -315,15 +315,15 @@ impl Worker {
         });
         // Boxed: what a pass needs is needed for the time of the pass only, and a worker rests nearly always.
         let began = Instant::now();
-        let first_event = self.ctx.events.next_number();
+        let first_event = self.ctx.reporting.events.next_number();
         let next = Box::pin(self.pass(&work)).instrument(span).await;
         match &next {
             // A service is away: that keeps everybody.
-            Err(Halt::Interrupted(_)) => self.ctx.static_pod_gate.extend(&self.pod_ref.uid),
+            Err(Halt::Interrupted(_)) => self.ctx.control.static_pod_gate.extend(&self.pod_ref.uid),
             Ok(Next::Again) => {}
             Ok(Next::Idle(_) | Next::Advance)
             | Err(Halt::Failed { .. } | Halt::NetworkNotReady(_) | Halt::Cancelled) => {
-                self.ctx.static_pod_gate.release(&self.pod_ref.uid);
+                self.ctx.control.static_pod_gate.release(&self.pod_ref.uid);
             }
         }
         let kind = match work {
@@ -332,7 +332,7 @@ impl Worker {
                 KILL
             }
         };
-        self.ctx.metrics.sync_completed(kind, began.elapsed());
+        self.ctx.reporting.metrics.sync_completed(kind, began.elapsed());
         if self.is_settled() {
             self.operation = None;
         }
@@ -340,11 +340,11 @@ impl Worker {
         let outcome = self.outcome(next, first_event);
         // A pass that was cut has not shown that the pod does no harm.
         if outcome != Outcome::Interrupted {
-            self.ctx.containment.record_success(&self.pod_ref.uid);
+            self.ctx.faults.containment.record_success(&self.pod_ref.uid);
         }
-        let told = self.ctx.pod_workers.done(&self.pod_ref.uid, outcome);
+        let told = self.ctx.control.pod_workers.done(&self.pod_ref.uid, outcome);
         if outcome == Outcome::Advance {
-            self.ctx.allocations.freed();
+            self.ctx.checkpoints.allocations.freed();
         }
         told
     }
@@ -370,7 +370,7 @@ impl Worker {
             }
             Err(Halt::Failed { error, waiting, after }) => {
                 let (uid, pod) = (self.pod_ref.uid.as_str(), self.name());
-                if self.ctx.events.has_warning_since(uid, first_event) {
+                if self.ctx.reporting.events.has_warning_since(uid, first_event) {
                     tracing::debug!(pod.name = pod, pod.uid = uid, error, "pass failed");
                 } else {
                     let reason = waiting.reason();
@@ -406,7 +406,7 @@ impl Worker {
     fn adopt(&mut self) {
         let uid = &self.pod_ref.uid;
         let (ending, started) =
-            self.ctx.pod_workers.read(|w| (w.termination(uid).cloned(), w.is_started(uid)));
+            self.ctx.control.pod_workers.read(|w| (w.termination(uid).cloned(), w.is_started(uid)));
         let before = self.record.termination.as_ref();
         if ending.is_some() && before.is_none() {
             self.operation = Some(operation("terminate", &self.pod_ref));
@@ -479,7 +479,11 @@ impl Worker {
     // Those that go for this pod go first; one that does not go in time is not waited for.
     fn makes_room(&mut self, desired: &Desired) -> Option<Duration> {
         let now = self.ctx.clock.boot();
-        let left: Vec<_> = desired.after.iter().filter(|v| !self.ctx.is_over(&v.uid)).collect();
+        let left: Vec<_> = desired
+            .after
+            .iter()
+            .filter(|v| !self.ctx.control.pod_workers.is_over(&self.ctx.reporting.views, &v.uid))
+            .collect();
         let until = left.iter().map(|v| v.until).max().filter(|until| *until > now)?;
         let victims = left.iter().map(|v| v.uid.to_string()).collect();
         self.wait_for(&waiting::Waiting::Preempting { victims }, Some(until));
@@ -502,10 +506,16 @@ impl Worker {
     }
 
     fn reject(&mut self, rejection: &pod_sync_decisions::admission::Rejection) -> Result<Next, Halt> {
-        self.ctx.events.pod(&self.pod, EventType::Warning, &rejection.reason, &rejection.message, "");
+        self.ctx.reporting.events.pod(
+            &self.pod,
+            EventType::Warning,
+            &rejection.reason,
+            &rejection.message,
+            "",
+        );
         let status =
             status::rejected(&self.pod, &rejection.reason, &rejection.message, self.ctx.clock.wall());
-        self.ctx.pod_workers.step(Input::Reject(self.pod_ref.uid.clone()));
+        self.ctx.control.pod_workers.step(Input::Reject(self.pod_ref.uid.clone()));
         self.adopt();
         self.report(status, true);
         Ok(Next::Again)
@@ -514,7 +524,7 @@ impl Worker {
     // The runtime's state, never older than the last action.
     pub(crate) async fn observe(&mut self) -> Result<SharedPodRuntime, Halt> {
         let uid = &self.pod_ref.uid;
-        let cached = self.ctx.pleg.get(uid);
+        let cached = self.ctx.runtime.pleg.get(uid);
         let runtime = match (self.fresh.next_observation(cached.as_deref()), cached) {
             (NextObservation::UseCached, Some(cached)) => cached,
             (look, cached) => {
@@ -522,7 +532,7 @@ impl Worker {
                 let mut known = last.map_or_else(Known::default, |p| Known::of(p));
                 known.add(self.fresh.created());
                 let full = look != NextObservation::Inspect { full: false };
-                match self.ctx.pleg.observe(uid, known, full).await {
+                match self.ctx.runtime.pleg.observe(uid, known, full).await {
                     // A pleg-service that was started meanwhile knows the pod by a list of everything at best.
                     Ok(observed) if !full && !self.fresh.is_from_epoch(observed.epoch) => {
                         return Err(Halt::Interrupted("pleg-service was restarted".to_owned()));
@@ -539,7 +549,13 @@ impl Worker {
                     }
                     Err(ObserveError::Runtime(why)) => {
                         let message = format!("error determining status: {why}");
-                        self.ctx.events.pod(&self.pod, EventType::Warning, "FailedSync", &message, "");
+                        self.ctx.reporting.events.pod(
+                            &self.pod,
+                            EventType::Warning,
+                            "FailedSync",
+                            &message,
+                            "",
+                        );
                         return Err(Halt::failed(waiting::Waiting::Runtime { error: Some(why) }, message));
                     }
                 }
@@ -554,8 +570,9 @@ impl Worker {
             .cloned()
             .collect();
         if !exited.is_empty() {
-            let pod = self.ctx.pod_dir(&self.pod_ref.uid);
-            let logs = pod_sync_cri_config::paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
+            let pod = self.ctx.node.pod_dir(&self.pod_ref.uid);
+            let logs =
+                pod_sync_cri_config::paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
             let read = move || {
                 let places = termination_message::Places { pod: &pod, logs: &logs };
                 exited.into_iter().map(|c| (c.id.clone(), termination_message::of(&c, places))).collect()
@@ -570,7 +587,7 @@ impl Worker {
     // Snapshot, status, report, probe target: how every pass begins.
     pub(crate) async fn look(&mut self, is_terminal: bool) -> Result<Pass, Halt> {
         let runtime = self.observe().await?;
-        let named = !self.ctx.runtime_state.borrow().name.is_empty()
+        let named = !self.ctx.runtime.state.borrow().name.is_empty()
             || self.record.status.as_deref().and_then(status::runtime_name).is_some();
         if !named && !runtime.containers.is_empty() {
             return Err(Halt::Interrupted(
@@ -634,8 +651,8 @@ impl Worker {
             probes,
             waiting: &self.record.waiting,
             termination_messages: &self.messages,
-            resize: &self.ctx.allocations.condition_list(&self.pod_ref.uid),
-            actuated: self.ctx.allocations.actuated(&self.pod_ref.uid).as_ref(),
+            resize: &self.ctx.checkpoints.allocations.condition_list(&self.pod_ref.uid),
+            actuated: self.ctx.checkpoints.allocations.actuated(&self.pod_ref.uid).as_ref(),
             node: &facts,
             is_terminal,
             now: self.ctx.clock.wall(),
@@ -685,14 +702,14 @@ impl Worker {
         self.version = self.version.saturating_add(1);
         let could_run = self.could_run();
         let is_static = pods::is_static(&self.pod);
-        if self.ctx.has_api && (!is_static || mirror.is_some()) {
+        if self.ctx.node.has_api && (!is_static || mirror.is_some()) {
             let json = |s: Option<&PodStatus>| s.and_then(|s| serde_json::to_vec(s).ok()).unwrap_or_default();
             let update = status_wire::PodStatusUpdate {
                 uid: self.pod_ref.uid.to_string(),
                 api_uid: object.metadata.uid.clone().unwrap_or_default(),
                 name: self.pod_ref.name.to_string(),
                 namespace: self.pod_ref.namespace.to_string(),
-                owner_epoch: self.ctx.epoch,
+                owner_epoch: self.ctx.node.epoch,
                 version: self.version,
                 base_status: json(object.status.as_ref()),
                 base_resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
@@ -702,7 +719,7 @@ impl Worker {
                 deleting: object.metadata.deletion_timestamp.is_some(),
                 mirror: is_static,
             };
-            self.ctx.statuses.report(&self.pod_ref.uid, update);
+            self.ctx.reporting.statuses.report(&self.pod_ref.uid, update);
         }
         self.reported = Some(said);
     }
@@ -715,17 +732,19 @@ impl Worker {
     // behind it, nobody can tell: the acknowledgement and the watch both wake the worker.
     fn is_changed_by_others(&mut self, object: &Pod, status: &PodStatus) -> bool {
         let is_there = !pods::is_static(&self.pod) || self.desired().mirror.is_some();
-        if !self.ctx.has_api || !is_there {
+        if !self.ctx.node.has_api || !is_there {
             return false;
         }
-        let settled = match self.ctx.statuses.ack(&self.pod_ref.uid, self.version) {
+        let settled = match self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.version) {
             Some(StatusAck::Written | StatusAck::Refused(_)) => true,
             Some(StatusAck::Gone | StatusAck::UidMismatch | StatusAck::NoApi | StatusAck::Deleted) | None => {
                 false
             }
         };
         let base = object.metadata.resource_version.as_deref().unwrap_or_default();
-        if !settled || reconcile::is_older(base, &self.ctx.statuses.written_version(&self.pod_ref.uid)) {
+        if !settled
+            || reconcile::is_older(base, &self.ctx.reporting.statuses.written_version(&self.pod_ref.uid))
+        {
             return false;
         }
         if let Some((of, version, needs_reconcile)) = &self.compared
@@ -741,8 +760,8 @@ impl Worker {
 
     fn count(&self, status: &PodStatus) {
         let old = self.record.status.as_deref().or(self.pod.status.as_ref());
-        self.ctx.metrics.status_changed(old, status);
-        self.ctx.metrics.start_latency.status_changed(
+        self.ctx.reporting.metrics.status_changed(old, status);
+        self.ctx.reporting.metrics.start_latency.status_changed(
             &self.pod_ref.uid,
             &self.pod,
             status,
@@ -750,7 +769,7 @@ impl Worker {
         );
         if pod_sync_metrics::began_to_run(old, status) {
             let since = self.ctx.clock.boot().saturating_sub(self.record.accepted);
-            self.ctx.metrics.pod_start.observe(since.as_secs_f64());
+            self.ctx.reporting.metrics.pod_start.observe(since.as_secs_f64());
         }
     }
 
@@ -761,7 +780,7 @@ impl Worker {
             status: &pass.status,
             runtime: &pass.runtime,
             terminating,
-            key: &self.ctx.grant_key,
+            key: &self.ctx.node.grant_key,
             starts: &self.record.container_starts,
         };
         if let Some(target) = probe_targets::target(&input) {
@@ -777,7 +796,7 @@ impl Worker {
         if self.record == self.saved {
             return;
         }
-        match self.ctx.state.save(&self.pod_ref.uid, &self.record) {
+        match self.ctx.checkpoints.records.save(&self.pod_ref.uid, &self.record) {
             Ok(()) => self.saved = self.record.clone(),
             Err(e) => {
                 let (pod, error) = (self.name(), quintlet_kit::error_chain(&e));

@@ -29,17 +29,20 @@ impl Worker {
         let pod = &pass.pod;
         let uid = self.pod_ref.uid.clone();
         // An existing cgroup has the values of its creation or of the last resize.
-        let exists = self.ctx.cgroups.exists(pod, &uid) && !self.record.limiting;
+        let exists = self.ctx.environment.cgroups.exists(pod, &uid) && !self.record.limiting;
         if sync::cgroup_plan(pod, exists, &pass.runtime).ensure {
             self.record.limiting = true;
             self.save();
-            let (cgroups, wanted, of) = (self.ctx.cgroups.clone(), Arc::clone(pod), uid.clone());
+            let (cgroups, wanted, of) = (self.ctx.environment.cgroups.clone(), Arc::clone(pod), uid.clone());
             if let Err(e) = blocking(move || cgroups.ensure_with_values(&wanted, &of)).await {
                 let text = format!("unable to ensure pod container exists: {e}");
-                self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
+                self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
                 return Err(Halt::failed(waiting::Waiting::Cgroup { message: e.to_string() }, text));
             }
-            self.ctx.allocations.actuate_pod(&uid, quintlet_model::pod::spec(pod).resources.clone());
+            self.ctx
+                .checkpoints
+                .allocations
+                .actuate_pod(&uid, quintlet_model::pod::spec(pod).resources.clone());
             self.record.limiting = false;
         }
         let unmounted: Vec<String> =
@@ -47,7 +50,7 @@ impl Worker {
         if !unmounted.is_empty() {
             self.meanwhile(waiting::Waiting::Volumes { unmounted, error: None });
         }
-        match self.ctx.volumes.set_up(pod, &uid, &self.volume_context()).await {
+        match self.ctx.environment.volumes.set_up(pod, &uid, &self.volume_context()).await {
             Ok(done) => {
                 self.mounted = Some(done.volumes);
                 self.mount_wait.reset();
@@ -67,7 +70,7 @@ impl Worker {
         let spec = quintlet_model::pod::spec(pod);
         self.handler = match spec.runtime_class_name.as_deref().unwrap_or_default() {
             "" => String::new(),
-            class => match self.ctx.objects.runtime_handler(class).await {
+            class => match self.ctx.environment.objects.runtime_handler(class).await {
                 Ok(handler) => handler,
                 Err(e @ ObjectError::NotReady { .. }) => {
                     self.wait_for(&waiting::Waiting::Service { name: "API server" }, None);
@@ -80,7 +83,7 @@ impl Worker {
         self.userns = None;
         if spec.host_users == Some(false) && self.features(&self.handler).user_namespaces {
             let (ctx, uid) = (Arc::clone(&self.ctx), self.pod_ref.uid.clone());
-            self.userns = match blocking(move || ctx.user_namespaces.mappings(&uid)).await {
+            self.userns = match blocking(move || ctx.environment.user_namespaces.mappings(&uid)).await {
                 Ok(mapped) => Some(mapped),
                 Err(e) => {
                     return Err(self.no_sandbox(pod, "Failed to generate sandbox config", &e.to_string()));
@@ -114,13 +117,13 @@ impl Worker {
                 missing.join(", ")
             );
             let reason = "FailedToRetrieveImagePullSecret";
-            self.ctx.events.pod(pod, EventType::Warning, reason, &text, "");
+            self.ctx.reporting.events.pod(pod, EventType::Warning, reason, &text, "");
         }
     }
 
     /// Kills containers that run outside of the pod's cgroup and thus without its limits. Returns whether there were any.
     pub(super) async fn leave_lost_cgroup(&mut self, pass: &Pass) -> Result<bool, Halt> {
-        let exists = self.ctx.cgroups.exists(&pass.pod, &self.pod_ref.uid);
+        let exists = self.ctx.environment.cgroups.exists(&pass.pod, &self.pod_ref.uid);
         let lost = sync::cgroup_plan(&pass.pod, exists, &pass.runtime).kill_first;
         if lost {
             tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, "pod cgroup is missing, killing its containers");
@@ -131,16 +134,18 @@ impl Worker {
 
     fn volume_context(&self) -> VolumeContext {
         let cancel = &self.cancel;
-        let objects = Cancellable { inner: Arc::clone(&self.ctx.objects), cancel: cancel.clone() };
+        let objects =
+            Cancellable { inner: Arc::clone(&self.ctx.environment.objects), cancel: cancel.clone() };
         let tokens = self
             .ctx
+            .environment
             .tokens
             .clone()
             .map(|inner| Arc::new(Cancellable { inner, cancel: cancel.clone() }) as Arc<dyn TokenSource>);
         VolumeContext {
             objects: Arc::new(objects),
             tokens,
-            node: Arc::clone(&self.ctx.node),
+            node: Arc::clone(&self.ctx.node.settings),
             now: self.ctx.clock.wall(),
         }
     }
@@ -151,14 +156,14 @@ impl Worker {
             return;
         }
         for failure in failures {
-            self.ctx.events.pod(pod, EventType::Warning, "FailedMount", &failure.to_string(), "");
+            self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedMount", &failure.to_string(), "");
         }
     }
 
     fn volumes_failed(&mut self, pod: &Pod, e: &VolumeError) -> Halt {
         let waiting = match e {
             VolumeError::PodDirs(_) => {
-                self.ctx.events.pod(pod, EventType::Warning, "Failed", &e.to_string(), "");
+                self.ctx.reporting.events.pod(pod, EventType::Warning, "Failed", &e.to_string(), "");
                 waiting::Waiting::DataDirs { message: e.to_string() }
             }
             VolumeError::Volumes(failures) => {
@@ -176,14 +181,15 @@ impl Worker {
         let pod = &pass.pod;
         let due = self
             .refreshed
-            .is_none_or(|at| self.ctx.clock.boot().saturating_sub(at) >= self.ctx.sync_frequency)
+            .is_none_or(|at| self.ctx.clock.boot().saturating_sub(at) >= self.ctx.node.sync_frequency)
             || self.refreshed_for.as_ref() != Some(&shown(pod));
         if !due || !Volumes::needs_refresh(pod) {
             return;
         }
         self.refreshed = Some(self.ctx.clock.boot());
         self.refreshed_for = Some(shown(pod));
-        let stale = self.ctx.volumes.refresh(pod, &self.pod_ref.uid, &self.volume_context()).await;
+        let stale =
+            self.ctx.environment.volumes.refresh(pod, &self.pod_ref.uid, &self.volume_context()).await;
         self.failed_mounts(pod, &stale);
     }
 
@@ -197,7 +203,8 @@ impl Worker {
         let features = self.features(&self.handler);
         let userns = self.userns.clone();
         let (pod, container, env) = (pod.clone(), container.clone(), env.clone());
-        let (uid, node, pod_ips) = (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node), pod_ips.to_vec());
+        let (uid, node, pod_ips) =
+            (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node.settings), pod_ips.to_vec());
         let volumes = self.mounted.clone().unwrap_or_default();
         // Blocks: it mounts and writes files.
         blocking(move || {

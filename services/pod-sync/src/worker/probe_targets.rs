@@ -16,7 +16,6 @@ use quintlet_proto::probe::v1 as wire;
 /// What the target is made from.
 #[derive(Debug)]
 pub(super) struct TargetInput<'a> {
-    /// Pod.
     pub pod: &'a Pod,
     /// The status just made.
     pub status: &'a PodStatus,

@@ -7,7 +7,7 @@ use pod_sync_decisions::waiting;
 use quintlet_model::runtime::PodRuntime;
 
 use super::Worker;
-use crate::view::{View, Waiting, unix_ns};
+use pod_sync_views::{PodView, Waiting, unix_ns};
 
 impl Worker {
     // `until` is boottime.
@@ -20,7 +20,7 @@ impl Worker {
 
     // What it waited for before is what it still waits for.
     pub(crate) fn keep_waiting(&mut self) {
-        self.waiting = self.ctx.views.get(&self.pod_ref.uid).and_then(|v| v.waiting.clone());
+        self.waiting = self.ctx.reporting.views.get(&self.pod_ref.uid).and_then(|v| v.waiting.clone());
     }
 
     pub(crate) fn wait_shown(&mut self, wait: &waiting::WaitingFor) {
@@ -30,12 +30,15 @@ impl Worker {
     // Shows what a step waits for that may take long. It says nothing of what comes after the pass.
     pub(super) fn meanwhile(&self, what: waiting::Waiting) {
         let wait = waiting::WaitingFor { what, since: None, until: None };
-        self.ctx.views.wait(&self.pod_ref.uid, Some(Waiting::of(&wait, self.ctx.clock.wall())));
+        self.ctx
+            .reporting
+            .views
+            .set_waiting(&self.pod_ref.uid, Some(Waiting::of(&wait, self.ctx.clock.wall())));
     }
 
     pub(super) fn show(&mut self, between: bool) {
         let desired = self.desired();
-        let old = self.ctx.views.get(&self.pod_ref.uid);
+        let old = self.ctx.reporting.views.get(&self.pod_ref.uid);
         // The same wait goes on: it began when it was first seen.
         if let (Some(new), Some(old)) = (self.waiting.as_mut(), old.as_ref().and_then(|v| v.waiting.as_ref()))
             && new.reason == old.reason
@@ -48,7 +51,7 @@ impl Worker {
             (None, true) => old.as_ref().and_then(|v| v.waiting.clone()),
             (waiting, _) => waiting.clone(),
         };
-        let view = View {
+        let view = PodView {
             pod_ref: self.pod_ref.clone(),
             source: desired.source,
             pod: Arc::clone(&self.pod),
@@ -59,7 +62,7 @@ impl Worker {
             waiting,
             decision: Arc::clone(&self.decision),
             created_unix_ns: self.accepted_unix_ns,
-            resource_version: self.ctx.statuses.written_version(&self.pod_ref.uid),
+            resource_version: self.ctx.reporting.statuses.written_version(&self.pod_ref.uid),
             mirror_uid: desired.mirror.and_then(|m| m.metadata.uid.clone()).unwrap_or_default(),
             version: 0,
         };
@@ -74,7 +77,7 @@ impl Worker {
                 && o.mirror_uid == view.mirror_uid
         });
         if !same {
-            self.ctx.views.show(&self.pod_ref.uid, view);
+            self.ctx.reporting.views.show(&self.pod_ref.uid, view);
         }
     }
 

@@ -47,13 +47,13 @@ impl Worker {
     /// Says whether a resize is under way, before the status is made.
     pub(super) fn note_resize(&self, runtime: &PodRuntime) {
         let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
-        let actuated = ctx.allocations.actuated(uid);
+        let actuated = ctx.checkpoints.allocations.actuated(uid);
         let generation = self.pod.metadata.generation;
         if plan::in_progress(&self.pod, runtime, actuated.as_ref()) {
-            ctx.allocations.conditions(uid, |c| c.keep_in_progress(generation, ctx.clock.wall()));
-        } else if let Some(over) = ctx.allocations.complete(uid, &self.pod) {
+            ctx.checkpoints.allocations.conditions(uid, |c| c.keep_in_progress(generation, ctx.clock.wall()));
+        } else if let Some(over) = ctx.checkpoints.allocations.complete(uid, &self.pod) {
             let message = resize_message("completed", &self.pod, over.observed_generation, "");
-            ctx.events.pod(&self.pod, EventType::Normal, "ResizeCompleted", &message, "");
+            ctx.reporting.events.pod(&self.pod, EventType::Normal, "ResizeCompleted", &message, "");
         }
     }
 
@@ -70,9 +70,9 @@ impl Worker {
             Err(Stopped::Refused(why)) => {
                 let (ctx, uid, pod) = (&self.ctx, &self.pod_ref.uid, &self.pod);
                 let (generation, now) = (pod.metadata.generation, ctx.clock.wall());
-                if ctx.allocations.conditions(uid, |c| c.set_error(&why, generation, now)) {
+                if ctx.checkpoints.allocations.conditions(uid, |c| c.set_error(&why, generation, now)) {
                     let message = resize_message("error", pod, generation, &why);
-                    ctx.events.pod(pod, EventType::Warning, "ResizeError", &message, "");
+                    ctx.reporting.events.pod(pod, EventType::Warning, "ResizeError", &message, "");
                 }
                 self.resize_hold = self.ctx.clock.boot().saturating_add(jitter(ERROR_WAIT));
                 Ok(())
@@ -87,13 +87,13 @@ impl Worker {
         sandbox: &SandboxId,
     ) -> Result<(), Stopped> {
         let pod = &pass.pod;
-        let wanted = self.ctx.cgroups.pod_values(pod);
+        let wanted = self.ctx.environment.cgroups.pod_values(pod);
         for resource in [Resource::Memory, Resource::Cpu] {
             let updates = actions.of(resource);
             if updates.is_empty() && !actions.pod {
                 continue;
             }
-            let now = self.ctx.cgroups.current_values(pod, &self.pod_ref.uid)?;
+            let now = self.ctx.environment.cgroups.current_values(pod, &self.pod_ref.uid)?;
             if resource == Resource::Memory {
                 let usage = self.usage(updates).await?;
                 if let Some(why) = memory_decrease_error(&now, &wanted, updates, |id| usage.get(id).copied())
@@ -115,13 +115,17 @@ impl Worker {
                 }
             }
             if actions.pod {
-                let had = self.ctx.allocations.actuated(&self.pod_ref.uid).and_then(|a| a.pod_level);
+                let had =
+                    self.ctx.checkpoints.allocations.actuated(&self.pod_ref.uid).and_then(|a| a.pod_level);
                 let has = plan::actuated_pod_level(had, pods::spec(pod).resources.as_ref(), resource);
-                self.ctx.allocations.actuate_pod(&self.pod_ref.uid, Some(has));
+                self.ctx.checkpoints.allocations.actuate_pod(&self.pod_ref.uid, Some(has));
             }
         }
         if actions.pod {
-            self.ctx.allocations.actuate_pod(&self.pod_ref.uid, pods::spec(pod).resources.clone());
+            self.ctx
+                .checkpoints
+                .allocations
+                .actuate_pod(&self.pod_ref.uid, pods::spec(pod).resources.clone());
         }
         Ok(())
     }
@@ -130,7 +134,7 @@ impl Worker {
     async fn usage(&self, updates: &[ContainerUpdate]) -> Result<HashMap<ContainerId, i64>, Stopped> {
         let mut usage = HashMap::new();
         for (update, _) in memory_limit_decreases(updates) {
-            match self.ctx.runtime.container_memory(&update.id).await {
+            match self.ctx.runtime.calls.container_memory(&update.id).await {
                 Ok(Some(bytes)) => {
                     usage.insert(update.id.clone(), bytes);
                 }
@@ -152,11 +156,12 @@ impl Worker {
         now: &CgroupState,
         values: PodCgroup,
     ) -> Result<(), Stopped> {
-        let node = &self.ctx.node;
+        let node = &self.ctx.node.settings;
         let overhead = resources::sandbox_overhead(pod, node);
         let told = resources::sandbox_resources(pod, node);
         self.tell_sandbox(sandbox, overhead.clone(), told).await?;
-        let (cgroups, of, uid) = (self.ctx.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
+        let (cgroups, of, uid) =
+            (self.ctx.environment.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
         let written = quintlet_kit::task::blocking(move || cgroups.set_values(&of, &uid, &values)).await;
         let Err(e) = written else { return Ok(()) };
         let back = cri::LinuxContainerResources {
@@ -176,7 +181,7 @@ impl Worker {
         overhead: cri::LinuxContainerResources,
         resources: cri::LinuxContainerResources,
     ) -> Result<(), Stopped> {
-        match self.ctx.runtime.update_sandbox(sandbox, overhead, resources).await {
+        match self.ctx.runtime.calls.update_sandbox(sandbox, overhead, resources).await {
             // Most runtimes have no use for it.
             Err(e) if e.is_refused_by_runtime() && e.code == tonic::Code::Unimplemented => Ok(()),
             other => Ok(other?),
@@ -188,12 +193,13 @@ impl Worker {
         let Some(spec) = all.into_iter().find(|c| c.name == update.name) else { return Ok(()) };
         let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
         // The other resource has an order of its own.
-        let (told, kept) = plan::actuated_resources(spec, update, of, ctx.allocations.actuated(uid).as_ref());
+        let (told, kept) =
+            plan::actuated_resources(spec, update, of, ctx.checkpoints.allocations.actuated(uid).as_ref());
         let mut container = spec.clone();
         container.resources = Some(told);
-        let resources = resources::container_resources(pod, &container, &ctx.node);
-        ctx.runtime.update_container(&update.id, resources).await?;
-        ctx.allocations.actuate(uid, &update.name, kept);
+        let resources = resources::container_resources(pod, &container, &ctx.node.settings);
+        ctx.runtime.calls.update_container(&update.id, resources).await?;
+        ctx.checkpoints.allocations.actuate(uid, &update.name, kept);
         Ok(())
     }
 }

@@ -1,7 +1,6 @@
 //! Creates a sandbox and starts containers in it (`pkg/kubelet/kuberuntime: SyncPod, startContainer`).
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -77,8 +76,8 @@ impl Worker {
         attempt: u32,
         is_new: bool,
     ) -> Result<cri::PodSandboxConfig, Halt> {
-        let node = &self.ctx.node;
-        let cgroup_parent = self.ctx.cgroups.pod_cgroup_parent(pod, &self.pod_ref.uid);
+        let node = &self.ctx.node.settings;
+        let cgroup_parent = self.ctx.environment.cgroups.pod_cgroup_parent(pod, &self.pod_ref.uid);
         let host = match &node.resolv_conf {
             Some(path) => dns::read_resolv_conf(path),
             None => Ok(dns::ResolvConf::default()),
@@ -90,13 +89,13 @@ impl Worker {
                 let (message, reason) = (warning.message(&self.pod_ref), warning.reason());
                 match warning.on_node() {
                     // Without a cluster there is none to be configured.
-                    Some(text) if !self.ctx.has_api => {
-                        self.ctx.events.pod_and_node(pod, &node.node_name, reason, &message, text);
+                    Some(text) if !self.ctx.node.has_api => {
+                        self.ctx.reporting.events.pod_and_node(pod, &node.node_name, reason, &message, text);
                     }
                     of_node => {
-                        self.ctx.events.pod(pod, EventType::Warning, reason, &message, "");
+                        self.ctx.reporting.events.pod(pod, EventType::Warning, reason, &message, "");
                         if let Some(text) = of_node {
-                            self.ctx.events.node(&node.node_name, EventType::Warning, reason, text);
+                            self.ctx.reporting.events.node(&node.node_name, EventType::Warning, reason, text);
                         }
                     }
                 }
@@ -120,7 +119,7 @@ impl Worker {
 
     pub(super) fn no_sandbox(&self, pod: &Pod, what: &str, why: &str) -> Halt {
         let text = format!("Failed to create pod sandbox: {why}");
-        self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
+        self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
         Halt::failed(
             Waiting::SandboxFailing { message: why.to_owned() },
             format!("{what} for pod {:?}: {why}", self.pod_ref.to_string()),
@@ -128,7 +127,7 @@ impl Worker {
     }
 
     pub(super) fn features(&self, handler: &str) -> pod_sync_cri_config::HandlerFeatures {
-        self.ctx.runtime_state.borrow().handlers.get(handler).copied().unwrap_or_default()
+        self.ctx.runtime.state.borrow().handlers.get(handler).copied().unwrap_or_default()
     }
 
     pub(super) async fn create_sandbox(
@@ -136,28 +135,34 @@ impl Worker {
         pod: &Pod,
         config: cri::PodSandboxConfig,
     ) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
-        let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
+        let logs = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
         let made =
             blocking(move || failpoint::file!("log directory made", || std::fs::create_dir_all(&logs))).await;
         if let Err(e) = made {
             return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
         }
         self.save();
-        self.ctx.metrics.started_pods.inc();
+        self.ctx.reporting.metrics.started_pods.inc();
         let began = self.ctx.clock.boot();
-        let made = self.ctx.runtime.run_sandbox(config, &self.handler).await;
+        let made = self.ctx.runtime.calls.run_sandbox(config, &self.handler).await;
         let took = self.ctx.clock.boot().saturating_sub(began);
-        self.ctx.metrics.sandbox_started(&self.handler, took, made.is_ok());
+        self.ctx.reporting.metrics.sandbox_started(&self.handler, took, made.is_ok());
         let id = match made {
             Ok(id) => id,
             Err(e) => {
-                self.ctx.metrics.started_pods_errors.inc();
+                self.ctx.reporting.metrics.started_pods_errors.inc();
                 if !self.is_failure(&e, SANDBOX, "") {
                     return Err(Halt::interrupted(&e));
                 }
                 if !self.is_ending() {
                     let text = format!("Failed to create pod sandbox: {e}");
-                    self.ctx.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
+                    self.ctx.reporting.events.pod(
+                        pod,
+                        EventType::Warning,
+                        "FailedCreatePodSandBox",
+                        &text,
+                        "",
+                    );
                 }
                 return Err(Halt::refused(&e, Step::MakeSandbox));
             }
@@ -165,12 +170,12 @@ impl Worker {
         self.unknown_calls.settled(SANDBOX, "RunPodSandbox");
         self.fresh.sandbox_created(&id);
         if pods::host_network(pod) {
-            return Ok((id, self.ctx.node.node_ips.get()));
+            return Ok((id, self.ctx.node.settings.node_ips.get()));
         }
-        let status = self.ctx.runtime.sandbox_status(&id).await.map_err(|e| {
+        let status = self.ctx.runtime.calls.sandbox_status(&id).await.map_err(|e| {
             if e.is_refused_by_runtime() {
                 let text = format!("Unable to get pod sandbox status: {e}");
-                self.ctx.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
+                self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
             }
             Halt::of(&e, Step::ReadSandbox)
         })?;
@@ -217,7 +222,7 @@ impl Worker {
             self.record.post_starts.insert(id.to_string(), None);
         }
         self.save();
-        if let Err(e) = self.ctx.runtime.start_container(&id).await {
+        if let Err(e) = self.ctx.runtime.calls.start_container(&id).await {
             // The refused start of an instance that an interrupted pass left: its first start may be in progress in the runtime or
             // have ended, or containerd finished its creation without the sandbox's namespaces. The container is not at fault.
             // The next pass creates an instance that has ended again.
@@ -240,7 +245,7 @@ impl Worker {
         }
         self.unknown_calls.settled(&container.name, START);
         self.record.starting.remove(&container.name);
-        self.ctx.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
+        self.ctx.reporting.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
         self.link_log(container, &id, restarts).await;
         self.post_start(pod, container, &id, ips, &field_path).await
     }
@@ -296,13 +301,13 @@ impl Worker {
             Ok(newer) => newer,
             Err(reason) => {
                 let text = format!("Error: {}", reason.reason);
-                self.ctx.events.pod(pod, EventType::Warning, "Failed", &text, &field_path);
+                self.ctx.reporting.events.pod(pod, EventType::Warning, "Failed", &text, &field_path);
                 return Err(NotStarted::Waits(reason));
             }
         };
         self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let mut pulls = self.record.pulls.clone();
-        let (ctx, secrets) = (Arc::clone(&self.ctx), self.pull_secrets.clone());
+        let (ctx, secrets) = (self.ctx.pulling(), self.pull_secrets.clone());
         let wanted = image::Wanted {
             pod,
             image: container.image.as_deref().unwrap_or_default(),
@@ -321,7 +326,7 @@ impl Worker {
         let ready = match ready {
             Ok(ready) => ready,
             Err(NoImage::Waits(reason, _)) => {
-                self.ctx.events.pod(
+                self.ctx.reporting.events.pod(
                     pod,
                     EventType::Warning,
                     "Failed",
@@ -336,7 +341,7 @@ impl Worker {
                     return Err(Halt::interrupted(&e).into());
                 };
                 let text = format!("Error: {}", reason.reason);
-                self.ctx.events.pod(pod, EventType::Warning, "Failed", &text, &field_path);
+                self.ctx.reporting.events.pod(pod, EventType::Warning, "Failed", &text, &field_path);
                 return Err(NotStarted::Waits(reason));
             }
         };
@@ -347,7 +352,13 @@ impl Worker {
         let config = match self.container_config(pass, container, restarts, &ready, ips).await {
             Ok(config) => config,
             Err(e) => {
-                self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), &field_path);
+                self.ctx.reporting.events.pod(
+                    pod,
+                    EventType::Warning,
+                    "Failed",
+                    &format!("Error: {e}"),
+                    &field_path,
+                );
                 return Err(waits(StartFailure::CreateContainerConfigError, e.to_string()));
             }
         };
@@ -356,18 +367,24 @@ impl Worker {
             let key = backoff::crash_loop_key(&self.pod_ref, container);
             let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
             let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
-            self.record.crash_loop.record_restart(&key, ago, boot, self.ctx.crash_loop);
+            self.record.crash_loop.record_restart(&key, ago, boot, self.ctx.node.crash_loop);
         }
         self.save();
         if kind != Kind::Ephemeral {
             let resources = container.resources.clone().unwrap_or_default();
-            self.ctx.allocations.actuate(&self.pod_ref.uid, &container.name, resources);
+            self.ctx.checkpoints.allocations.actuate(&self.pod_ref.uid, &container.name, resources);
         }
-        match self.ctx.runtime.create_container(sandbox, config, &newer, sandbox_config.clone()).await {
+        match self.ctx.runtime.calls.create_container(sandbox, config, &newer, sandbox_config.clone()).await {
             Ok(id) => {
                 self.unknown_calls.settled(&container.name, CREATE);
                 self.fresh.container_created(&id, sandbox);
-                self.ctx.events.pod(pod, EventType::Normal, "Created", "Container created", &field_path);
+                self.ctx.reporting.events.pod(
+                    pod,
+                    EventType::Normal,
+                    "Created",
+                    "Container created",
+                    &field_path,
+                );
                 Ok((id, restarts))
             }
             Err(e) => {
@@ -412,7 +429,7 @@ impl Worker {
             |name: &str| containers.iter().any(|c| c.volume_mounts.iter().flatten().any(|m| m.name == name));
         let volumes = pods::spec(pod).volumes.iter().flatten().filter(|v| mounted(&v.name));
         for (name, source) in volumes.filter_map(|v| Some((&v.name, v.image.as_ref()?))) {
-            let (ctx, secrets) = (Arc::clone(&self.ctx), self.pull_secrets.clone());
+            let (ctx, secrets) = (self.ctx.pulling(), self.pull_secrets.clone());
             let wanted = image::Wanted {
                 pod,
                 image: source.reference.as_deref().unwrap_or_default(),
@@ -493,7 +510,7 @@ impl Worker {
         if !self.is_failure(e, &container.name, object) {
             return Halt::interrupted(e).into();
         }
-        self.ctx.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), field_path);
+        self.ctx.reporting.events.pod(pod, EventType::Warning, "Failed", &format!("Error: {e}"), field_path);
         waits(reason, e.message.clone())
     }
 
@@ -505,8 +522,8 @@ impl Worker {
         ready: &image::Ready,
         ips: &[IpAddr],
     ) -> Result<cri::ContainerConfig, ConfigError> {
-        let (pod, node) = (&pass.pod, &self.ctx.node);
-        let objects = EnvObjects::fetch(pod, container, self.ctx.objects.as_ref()).await;
+        let (pod, node) = (&pass.pod, &self.ctx.node.settings);
+        let objects = EnvObjects::fetch(pod, container, self.ctx.environment.objects.as_ref()).await;
         let volume_paths =
             self.mounted.iter().flatten().map(|(name, v)| (name.clone(), v.host_path.clone())).collect();
         let env = make_env(EnvInput {
@@ -545,7 +562,7 @@ impl Worker {
 
     // Without any instance left, the log files still know how often it ran.
     async fn next_attempt(&self, pass: &Pass, container: &str) -> u32 {
-        let dir = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref).join(container);
+        let dir = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref).join(container);
         let read = move || -> Vec<String> {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
             entries.filter_map(|e| e.file_name().into_string().ok()).collect()
@@ -556,8 +573,8 @@ impl Worker {
 
     // /var/log/containers is what log collectors read.
     async fn link_log(&self, container: &Container, id: &ContainerId, restarts: u32) {
-        let Some(dir) = self.ctx.container_logs_dir.as_deref() else { return };
-        let log = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref)
+        let Some(dir) = self.ctx.node.container_logs_dir.as_deref() else { return };
+        let log = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref)
             .join(paths::container_log_path(&container.name, restarts));
         let link = dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, id.as_str()));
         let path = link.clone();

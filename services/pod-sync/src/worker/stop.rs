@@ -24,15 +24,15 @@ use tokio::sync::watch;
 use super::hooks::{self, HookError};
 use super::sync::{Kind, described};
 use super::{Halt, Step, Worker, runtime_files};
-use crate::context::Context;
-use crate::view;
+use crate::context::StopContext;
+use pod_sync_views as view;
 
 /// Local sockets are tried again this often.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// One container to stop.
 struct ContainerStop<'a> {
-    ctx: &'a Context,
+    ctx: &'a StopContext,
     // None: the spec is lost, the container's annotations tell.
     pod: Option<&'a Pod>,
     container: Option<&'a Container>,
@@ -48,7 +48,7 @@ struct ContainerStop<'a> {
 
 /// The preStop hooks of a pod that run now: while there are any, they are what is waited for.
 struct RunningHooks<'a> {
-    ctx: &'a Context,
+    ctx: &'a StopContext,
     uid: &'a PodUid,
     // What was waited for before the first.
     otherwise: Option<view::Waiting>,
@@ -56,8 +56,8 @@ struct RunningHooks<'a> {
 }
 
 impl<'a> RunningHooks<'a> {
-    fn new(ctx: &'a Context, uid: &'a PodUid) -> Self {
-        let otherwise = ctx.views.get(uid).and_then(|v| v.waiting.clone());
+    fn new(ctx: &'a StopContext, uid: &'a PodUid) -> Self {
+        let otherwise = ctx.reporting.views.get(uid).and_then(|v| v.waiting.clone());
         Self { ctx, uid, otherwise, containers: Mutex::default() }
     }
 
@@ -73,10 +73,12 @@ impl<'a> RunningHooks<'a> {
 
     fn show(&self) {
         let first = self.containers.lock().first().cloned();
-        let Some(container) = first else { return self.ctx.views.wait(self.uid, self.otherwise.clone()) };
+        let Some(container) = first else {
+            return self.ctx.reporting.views.set_waiting(self.uid, self.otherwise.clone());
+        };
         let what = Waiting::HookRunning { container, hook: Hook::PreStop };
         let wait = WaitingFor { what, since: None, until: None };
-        self.ctx.views.wait(self.uid, Some(view::Waiting::of(&wait, self.ctx.clock.wall())));
+        self.ctx.reporting.views.set_waiting(self.uid, Some(view::Waiting::of(&wait, self.ctx.clock.wall())));
     }
 }
 
@@ -86,7 +88,7 @@ impl ContainerStop<'_> {
         let ctx = self.ctx;
         let event = |kind, reason: &str, message: &str| {
             if let Some(pod) = self.pod {
-                ctx.events.pod(pod, kind, reason, message, &self.field_path);
+                ctx.reporting.events.pod(pod, kind, reason, message, &self.field_path);
             }
         };
         if self.began.is_none() {
@@ -134,6 +136,7 @@ impl ContainerStop<'_> {
         let _ = tokio::time::timeout(wait, after).await;
         let timeout = grace::stop_timeout(left(ctx.clock.boot()));
         ctx.runtime
+            .calls
             .stop_container(&self.instance.id, timeout)
             .await
             .map_err(|e| Halt::of(&e, Step::StopContainer))
@@ -172,8 +175,9 @@ impl Worker {
         let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
         let (container, kind) = find(pod, &instance.name);
         let began = self.stops_begin([id]).remove(id.as_str());
+        let stopping = self.ctx.stopping();
         let stop = ContainerStop {
-            ctx: &self.ctx,
+            ctx: &stopping,
             pod: Some(pod),
             container,
             instance,
@@ -182,7 +186,7 @@ impl Worker {
             grace: grace::container_grace(PodGrace::of_pod(pod), container, reason, override_seconds),
             ips: runtime.ips(),
             began,
-            hooks: &RunningHooks::new(&self.ctx, &self.pod_ref.uid),
+            hooks: &RunningHooks::new(&stopping, &self.pod_ref.uid),
         };
         let stopped = stop.run(std::future::ready(())).await;
         self.acted();
@@ -198,10 +202,11 @@ impl Worker {
         let pod = Arc::clone(&self.pod);
         let plan = grace::termination_plan(Some(&pod), runtime);
         let begun = self.stops_begin(plan.iter().map(|stop| &stop.id));
-        let result = stop_all(&self.ctx, Some(&pod), runtime, &plan, override_seconds, &begun).await;
+        let result =
+            stop_all(&self.ctx.stopping(), Some(&pod), runtime, &plan, override_seconds, &begun).await;
         self.acted();
         if let Err(Halt::Failed { error, .. }) = &result {
-            self.ctx.events.pod(
+            self.ctx.reporting.events.pod(
                 &pod,
                 EventType::Warning,
                 "FailedKillPod",
@@ -243,8 +248,8 @@ impl Worker {
     ) -> Result<(), Halt> {
         let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
         let log = with_logs.then(|| PathBuf::from(&instance.log_path));
-        let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
-        let links = self.ctx.container_logs_dir.as_ref();
+        let logs = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
+        let links = self.ctx.node.container_logs_dir.as_ref();
         let link =
             links.map(|dir| dir.join(paths::legacy_log_name(&self.pod_ref, &instance.name, id.as_str())));
         task::blocking(move || {
@@ -260,13 +265,13 @@ impl Worker {
         })
         .await;
         tracing::debug!(pod = described(pod), container.id = %id, "container removed");
-        self.ctx.runtime.remove_container(id).await.map_err(|e| Halt::of(&e, Step::RemoveContainer))
+        self.ctx.runtime.calls.remove_container(id).await.map_err(|e| Halt::of(&e, Step::RemoveContainer))
     }
 }
 
 /// Stops the containers of a plan, each after those it waits for, then all sandboxes.
 pub(crate) async fn stop_all(
-    ctx: &Context,
+    ctx: &StopContext,
     pod: Option<&Pod>,
     runtime: &PodRuntime,
     plan: &[grace::ContainerStop],
@@ -316,7 +321,7 @@ pub(crate) async fn stop_all(
         return containers.into_iter().nth(i).unwrap_or(Ok(()));
     }
     let sandboxes = join_all(runtime.sandboxes.iter().map(|s| async {
-        ctx.runtime.stop_sandbox(&s.id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))
+        ctx.runtime.calls.stop_sandbox(&s.id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))
     }))
     .await;
     containers.into_iter().chain(sandboxes).collect()

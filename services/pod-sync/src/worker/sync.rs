@@ -26,7 +26,7 @@ use tracing::{Instrument as _, Span};
 
 use super::{ERROR_WAIT, Halt, Next, Pass, Step, Worker, jitter};
 use crate::context::Desired;
-use crate::mirror::MirrorReconciler;
+use crate::mirror::{MirrorContext, MirrorReconciler};
 
 /// For how long an error is shown before the back-off takes its place: the kubelet's next sync comes with its next relist.
 const ERROR_SHOWN: Duration = Duration::from_secs(1);
@@ -73,7 +73,7 @@ impl Worker {
             return Ok(Next::Again);
         }
         if self.is_past_deadline(&pass) {
-            self.ctx.events.pod(
+            self.ctx.reporting.events.pod(
                 &pass.pod,
                 EventType::Normal,
                 status::DEADLINE_EXCEEDED,
@@ -83,7 +83,7 @@ impl Worker {
         }
         self.report(pass.status.clone(), false);
         self.set_targets(&pass, false);
-        let network = self.ctx.runtime_state.borrow().network_not_ready.clone();
+        let network = self.ctx.runtime.state.borrow().network_not_ready.clone();
         let gate = decide_sync::gate(&pass.pod, &pass.status, network.is_none());
         if gate == SyncGate::Terminal {
             return Ok(Next::Advance);
@@ -94,7 +94,7 @@ impl Worker {
             pod: &pass.pod,
             runtime: &pass.runtime,
             probes: &pass.probes,
-            actuated: self.ctx.allocations.actuated(&self.pod_ref.uid).as_ref(),
+            actuated: self.ctx.checkpoints.allocations.actuated(&self.pod_ref.uid).as_ref(),
             restart_all,
         });
         let sandbox = sandbox_decision(&pass.pod, &pass.runtime);
@@ -132,7 +132,7 @@ impl Worker {
             return Ok(Next::Idle(Some(hold)));
         }
         // Its cgroup driver and what its handlers can do are in every sandbox.
-        if actions.create_sandbox && self.ctx.runtime_state.borrow().name.is_empty() {
+        if actions.create_sandbox && self.ctx.runtime.state.borrow().name.is_empty() {
             self.wait_for(&waiting::Waiting::Runtime { error: None }, None);
             return Err(Halt::Interrupted("the runtime's status has not been read".to_owned()));
         }
@@ -140,7 +140,7 @@ impl Worker {
         if gate == SyncGate::NetworkNotReady && actions.create_sandbox {
             let message = network.unwrap_or_default();
             let text = format!("network is not ready: {message}");
-            self.ctx.events.pod(&pass.pod, EventType::Warning, "NetworkNotReady", &text, "");
+            self.ctx.reporting.events.pod(&pass.pod, EventType::Warning, "NetworkNotReady", &text, "");
             return Err(Halt::NetworkNotReady(message));
         }
         // What it is about to do may hang.
@@ -237,7 +237,7 @@ impl Worker {
                                     "Back-off restarting failed container {} in pod {}",
                                     container.name, self.pod_ref
                                 );
-                                self.ctx.events.pod(
+                                self.ctx.reporting.events.pod(
                                     &pass.pod,
                                     EventType::Warning,
                                     "BackOff",
@@ -255,9 +255,21 @@ impl Worker {
                             if due.waiting.get(&container.name) != Some(&reason) {
                                 let path = kind.field_path(&container.name);
                                 let text = format!("Back-off pulling image {spec_image:?}");
-                                self.ctx.events.pod(&pass.pod, EventType::Normal, "BackOff", &text, &path);
+                                self.ctx.reporting.events.pod(
+                                    &pass.pod,
+                                    EventType::Normal,
+                                    "BackOff",
+                                    &text,
+                                    &path,
+                                );
                                 let text = "Error: ImagePullBackOff";
-                                self.ctx.events.pod(&pass.pod, EventType::Warning, "Failed", text, &path);
+                                self.ctx.reporting.events.pod(
+                                    &pass.pod,
+                                    EventType::Warning,
+                                    "Failed",
+                                    text,
+                                    &path,
+                                );
                             }
                             due.waiting.insert(container.name.clone(), reason);
                         }
@@ -332,7 +344,7 @@ impl Worker {
         let (pod, runtime) = (&pass.pod, &pass.runtime);
         if actions.kill_pod {
             if actions.create_sandbox && actions.sandbox_id.is_some() {
-                self.ctx.events.pod(
+                self.ctx.reporting.events.pod(
                     pod,
                     EventType::Normal,
                     "SandboxChanged",
@@ -356,6 +368,7 @@ impl Worker {
                 }
                 self.ctx
                     .runtime
+                    .calls
                     .remove_container(&reset.id)
                     .await
                     .map_err(|e| Halt::of(&e, Step::RemoveContainer))?;
@@ -386,7 +399,7 @@ impl Worker {
         self.refuse_claims(pod)?;
         if actions.create_sandbox {
             for text in unsupported::not_enforced(pod) {
-                self.ctx.events.pod(pod, EventType::Warning, unsupported::NOT_ENFORCED, &text, "");
+                self.ctx.reporting.events.pod(pod, EventType::Warning, unsupported::NOT_ENFORCED, &text, "");
             }
         }
         self.prepare(pass).await?;
@@ -394,7 +407,7 @@ impl Worker {
         if actions.create_sandbox && !pods::is_static(pod) {
             // Nothing was begun: whichever comes, the next line looks.
             tokio::select! {
-                () = self.ctx.static_pod_gate.opened() => {}
+                () = self.ctx.control.static_pod_gate.opened() => {}
                 () = self.cancel.cancelled() => {}
             }
         }
@@ -403,7 +416,7 @@ impl Worker {
         let (sandbox, ips) = if actions.create_sandbox {
             self.meanwhile(waiting::Waiting::SandboxCreating { attempt: actions.attempt });
             let created = self.create_sandbox(pod, config.clone()).await?;
-            self.ctx.static_pod_gate.release(&self.pod_ref.uid);
+            self.ctx.control.static_pod_gate.release(&self.pod_ref.uid);
             created
         } else {
             let id = actions.sandbox_id.clone().ok_or_else(|| {
@@ -419,7 +432,7 @@ impl Worker {
     fn refuse_claims(&self, pod: &Pod) -> Result<(), Halt> {
         const AGAIN: Duration = Duration::from_secs(60);
         let Some(message) = unsupported::unprepared_claims(pod) else { return Ok(()) };
-        self.ctx.events.pod(pod, EventType::Warning, unsupported::CLAIMS_FAILED, &message, "");
+        self.ctx.reporting.events.pod(pod, EventType::Warning, unsupported::CLAIMS_FAILED, &message, "");
         let waiting = waiting::Waiting::SandboxFailing { message: message.clone() };
         Err(Halt::failed(waiting, message).after(jitter(AGAIN)))
     }
@@ -448,13 +461,13 @@ impl Worker {
             if self.is_ending() {
                 return Ok(());
             }
-            self.ctx.metrics.container_starting(kind.label());
+            self.ctx.reporting.metrics.container_starting(kind.label());
             match self.start_container(pass, kind, &container, sandbox, config, ips).await {
                 Ok(()) => {
                     self.record.waiting.remove(&container.name);
                 }
                 Err(super::start::NotStarted::Waits(reason)) => {
-                    self.ctx.metrics.container_start_failed(kind.label(), &reason.reason);
+                    self.ctx.reporting.metrics.container_start_failed(kind.label(), &reason.reason);
                     self.note_waiting(&container.name, reason);
                     if kind == Kind::Init && !pods::is_sidecar(&container) {
                         break;
@@ -485,23 +498,23 @@ impl Worker {
 
     // Its end was asked for while this pass goes on.
     pub(super) fn is_ending(&self) -> bool {
-        self.ctx.pod_workers.read(|w| w.is_termination_requested(&self.pod_ref.uid))
+        self.ctx.control.pod_workers.read(|w| w.is_termination_requested(&self.pod_ref.uid))
     }
 
     // From here on the pass goes to its end, whatever comes.
     fn enter_runtime(&self) -> Result<(), Halt> {
-        self.ctx.pod_workers.step(Input::RuntimeReached(self.pod_ref.uid.clone()));
+        self.ctx.control.pod_workers.step(Input::RuntimeReached(self.pod_ref.uid.clone()));
         if self.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
     }
 
     fn keep_mirror(&mut self, desired: &Desired) {
-        if !self.ctx.has_api || !pods::is_static(&self.pod) {
+        if !self.ctx.node.has_api || !pods::is_static(&self.pod) {
             return;
         }
         match &self.mirror {
             Some(keeper) => keeper.set(&self.pod, desired.mirror.as_ref()),
             None => {
-                let (ctx, pod) = (Arc::clone(&self.ctx), Arc::clone(&self.pod));
+                let (ctx, pod) = (MirrorContext::from(&*self.ctx), Arc::clone(&self.pod));
                 self.mirror = Some(MirrorReconciler::start(ctx, pod, desired.mirror.clone()));
             }
         }

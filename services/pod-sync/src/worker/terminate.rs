@@ -82,13 +82,13 @@ impl Worker {
         let pass = self.look(true).await?;
         self.report(pass.status.clone(), false);
         self.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
-        if let Err(e) = self.ctx.volumes.tear_down(&self.pod_ref.uid).await {
+        if let Err(e) = self.ctx.environment.volumes.tear_down(&self.pod_ref.uid).await {
             return Err(Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e));
         }
-        if let Err(e) = self.ctx.cgroups.remove_by_uid(&self.pod_ref.uid).await {
+        if let Err(e) = self.ctx.environment.cgroups.remove_by_uid(&self.pod_ref.uid).await {
             return Err(Halt::failed(waiting::Waiting::CgroupRemoval { error: e.to_string() }, e));
         }
-        self.ctx.user_namespaces.release(&self.pod_ref.uid);
+        self.ctx.environment.user_namespaces.release(&self.pod_ref.uid);
         let last = status::terminate(&self.pod, self.record.status.as_deref(), self.ctx.clock.wall());
         if let Some(t) = self.record.termination.as_mut() {
             t.finished = true;
@@ -102,7 +102,7 @@ impl Worker {
         if let Some(status) = self.record.status.as_deref().cloned() {
             self.report(status, true);
         }
-        let ack = self.ctx.statuses.ack(&self.pod_ref.uid, self.version);
+        let ack = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.version);
         let refused = self.desired().rejected;
         // A mirror that is gone says nothing about its static pod.
         let is_static = pods::is_static(&self.pod);
@@ -113,7 +113,7 @@ impl Worker {
             let deleting = self.pod.metadata.deletion_timestamp.is_some();
             if deleting {
                 self.wait_for(&waiting::Waiting::FinalDelete, None);
-            } else if self.ctx.has_api && ack.is_none() && !pods::is_static(&self.pod) {
+            } else if self.ctx.node.has_api && ack.is_none() && !pods::is_static(&self.pod) {
                 self.wait_for(&waiting::Waiting::StatusWrite, None);
             } else if let Some(Rejection { reason, message }) = refused {
                 self.wait_for(&waiting::Waiting::Rejected { reason, message }, None);
@@ -124,14 +124,20 @@ impl Worker {
         }
         let runtime = self.observe().await?;
         let removed =
-            join_all(runtime.containers.iter().map(|c| self.ctx.runtime.remove_container(&c.id))).await;
+            join_all(runtime.containers.iter().map(|c| self.ctx.runtime.calls.remove_container(&c.id))).await;
         for result in removed {
             result.map_err(|e| Halt::of(&e, Step::RemoveContainer))?;
         }
         for sandbox in &runtime.sandboxes {
-            self.ctx.runtime.stop_sandbox(&sandbox.id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))?;
             self.ctx
                 .runtime
+                .calls
+                .stop_sandbox(&sandbox.id)
+                .await
+                .map_err(|e| Halt::of(&e, Step::StopSandbox))?;
+            self.ctx
+                .runtime
+                .calls
                 .remove_sandbox(&sandbox.id)
                 .await
                 .map_err(|e| Halt::of(&e, Step::RemoveSandbox))?;
@@ -146,11 +152,11 @@ impl Worker {
             return Ok(Next::Again);
         }
         let mut links = Vec::new();
-        if let Some(dir) = &self.ctx.container_logs_dir {
+        if let Some(dir) = &self.ctx.node.container_logs_dir {
             let name = |c: &Container| paths::legacy_log_name(&self.pod_ref, &c.name, c.id.as_str());
             links.extend(runtime.containers.iter().map(|c| dir.join(name(c))));
         }
-        let (volumes, uid) = (self.ctx.volumes.clone(), self.pod_ref.uid.clone());
+        let (volumes, uid) = (self.ctx.environment.volumes.clone(), self.pod_ref.uid.clone());
         let cleaned = task::blocking(move || {
             for link in links {
                 let _ = failpoint::file!("log link removed", || std::fs::remove_file(link));
@@ -160,7 +166,7 @@ impl Worker {
         if let Err(e) = cleaned.await {
             return Err(Halt::failed(waiting::Waiting::DirectoriesRemoval { error: e.clone() }, e));
         }
-        let logs = paths::pod_log_dir(&self.ctx.node.pod_logs_dir, &self.pod_ref);
+        let logs = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
         let dir = logs.clone();
         if let Err(e) = task::blocking(move || failpoint::file!("logs removed", || tree::remove(&logs))).await
         {
@@ -174,8 +180,8 @@ impl Worker {
     pub(super) async fn collect_dead(&mut self) -> Result<(), Halt> {
         let collected = self.remove_dead().await;
         if let Err(Halt::Failed { error, .. }) = &collected {
-            self.ctx.events.node_unlogged(
-                &self.ctx.node.node_name,
+            self.ctx.reporting.events.node_unlogged(
+                &self.ctx.node.settings.node_name,
                 EventType::Warning,
                 "ContainerGCFailed",
                 error,
@@ -185,8 +191,8 @@ impl Worker {
     }
 
     async fn remove_dead(&mut self) -> Result<(), Halt> {
-        let acked = self.ctx.statuses.ack(&self.pod_ref.uid, self.version).is_some();
-        let told = acked || !self.ctx.has_api || pods::is_static(&self.pod);
+        let acked = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.version).is_some();
+        let told = acked || !self.ctx.node.has_api || pods::is_static(&self.pod);
         let evicted = self
             .record
             .termination
@@ -194,7 +200,8 @@ impl Worker {
             .is_some_and(|t| t.stopped && t.cause == TerminationCause::Evicted);
         let fate = if evicted && told { PodDisposition::Removed } else { PodDisposition::Kept };
         let Some(runtime) = self.seen.clone() else { return Ok(()) };
-        let containers = gc::dead_containers(&runtime, fate, self.ctx.dead, self.ctx.clock.wall());
+        let containers =
+            gc::dead_containers(&runtime, fate, self.ctx.node.dead_containers, self.ctx.clock.wall());
         let sandboxes = gc::dead_sandboxes(&runtime, &containers, fate);
         if containers.is_empty() && sandboxes.is_empty() {
             return Ok(());
@@ -205,8 +212,8 @@ impl Worker {
             self.remove_container(&self.pod, &runtime, id, true).await?;
         }
         for id in &sandboxes {
-            self.ctx.runtime.stop_sandbox(id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))?;
-            self.ctx.runtime.remove_sandbox(id).await.map_err(|e| Halt::of(&e, Step::RemoveSandbox))?;
+            self.ctx.runtime.calls.stop_sandbox(id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))?;
+            self.ctx.runtime.calls.remove_sandbox(id).await.map_err(|e| Halt::of(&e, Step::RemoveSandbox))?;
         }
         tracing::debug!(pod.uid = %self.pod_ref.uid, ?containers, ?sandboxes, "dead instances removed");
         self.acted();

@@ -1,0 +1,110 @@
+//! The published state of one pod.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use pod_sync_decisions::waiting::WaitingFor;
+use pod_sync_sources::SourceKind;
+use quintlet_model::ids::PodRef;
+use quintlet_model::runtime::Cursor;
+
+/// What a pod waits for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Waiting {
+    /// Reason, one of a fixed list.
+    pub reason: String,
+    pub message: String,
+    /// Container, empty if the whole pod waits.
+    pub container: String,
+    /// Start of the wait, nanoseconds since 1970.
+    pub since_unix_ns: i64,
+    /// End of the wait, nanoseconds since 1970; 0 if unknown.
+    pub until_unix_ns: i64,
+}
+
+impl Waiting {
+    /// Returns the published form. A wait without a start began `now`.
+    #[must_use]
+    pub fn of(wait: &WaitingFor, now: jiff::Timestamp) -> Self {
+        Self {
+            reason: wait.what.reason().to_owned(),
+            message: wait.what.message(),
+            container: wait.what.container().unwrap_or_default().to_owned(),
+            since_unix_ns: unix_ns(wait.since.unwrap_or(now)),
+            until_unix_ns: wait.until.map_or(0, unix_ns),
+        }
+    }
+}
+
+/// Nanoseconds since 1970.
+#[must_use]
+pub fn unix_ns(t: jiff::Timestamp) -> i64 {
+    i64::try_from(t.as_nanosecond()).unwrap_or(i64::MAX)
+}
+
+/// What the last pass of the worker decided, and the runtime state that it used.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Decision {
+    /// The decision in words.
+    pub lines: Vec<String>,
+    /// Time, nanoseconds since 1970.
+    pub at_unix_ns: i64,
+    /// Position of the runtime state.
+    pub saw: Cursor,
+    /// Age of the runtime state, milliseconds.
+    pub age_ms: f64,
+    /// Errors of the last pass.
+    pub errors: Vec<String>,
+    /// Trace of the last pass that acted.
+    pub trace_id: String,
+}
+
+/// The published state of one pod.
+#[derive(Debug, Clone)]
+pub struct PodView {
+    /// Namespace, name and UID.
+    pub pod_ref: PodRef,
+    pub source: SourceKind,
+    /// The pod with its allocated resources.
+    pub pod: Arc<Pod>,
+    /// The newest status; none if it is the status in `pod`.
+    pub status: Option<Arc<PodStatus>>,
+    /// Deletion timestamp that the source gave.
+    pub deletion: Option<Time>,
+    /// Phase of the worker: sync, terminating, terminated, finished; empty before it has one.
+    pub worker: &'static str,
+    /// The source no longer has the pod.
+    pub is_removed: bool,
+    /// What it waits for.
+    pub waiting: Option<Waiting>,
+    /// Last decision.
+    pub decision: Arc<Decision>,
+    /// Wall time the pod was accepted, nanoseconds since 1970.
+    pub created_unix_ns: i64,
+    /// resourceVersion of the status that was last written to the API server; empty where none was.
+    pub resource_version: String,
+    /// UID of the API server's copy of a static pod; empty where there is none.
+    pub mirror_uid: String,
+    /// Version of the change, set by [`crate::PodViews::show`].
+    pub version: u64,
+}
+
+impl PodView {
+    /// Returns the newest status, empty if there is none.
+    #[must_use]
+    pub fn status(&self) -> PodStatus {
+        self.status.as_deref().or(self.pod.status.as_ref()).cloned().unwrap_or_default()
+    }
+
+    /// Returns the pod with its newest status and deletion timestamp.
+    #[must_use]
+    pub fn object(&self) -> Pod {
+        let mut pod = (*self.pod).clone();
+        if let Some(status) = &self.status {
+            pod.status = Some((**status).clone());
+        }
+        pod.metadata.deletion_timestamp.clone_from(&self.deletion);
+        pod
+    }
+}
