@@ -29,8 +29,25 @@ ALL_IN_ONE = "quintlet"
 POD_SYNC = [
     f"pod-sync-{name}"
     for name in (
-        "decisions", "metrics", "cri-config", "cgroups", "clients", "plugins", "csi", "volume-manager", "volumes", "images",
-        "sources", "views", "state", "containment", "node", "logs", "shutdown", "storage",
+        "decisions",
+        "eviction",
+        "metrics",
+        "cri-config",
+        "cgroups",
+        "clients",
+        "plugins",
+        "csi",
+        "volume-manager",
+        "volumes",
+        "images",
+        "sources",
+        "views",
+        "state",
+        "containment",
+        "node",
+        "logs",
+        "shutdown",
+        "storage",
     )
 ]
 
