@@ -2,8 +2,10 @@
 //!
 //! `QUINTLET_DIES_AT`: kind of the step. `QUINTLET_DIES_FOR`: the pod, as `namespace/name` or UID. `QUINTLET_DIES_BY`: `abort`,
 //! `stack`, `task` (a panic outside the pod's work) or `block` (creates the file `QUINTLET_DIES_NOTE`, then blocks the thread).
+//! `QUINTLET_SLOW_AT`: kind of a step that takes 200 ms in the work of the other pods, as on a machine under load.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use quintlet_kit::contain;
 use quintlet_kit::failpoint::{self, Failpoint, Observer, When};
@@ -13,14 +15,22 @@ struct Death {
     of: String,
     by: String,
     note: String,
+    slow_at: String,
 }
 
 impl Observer for Death {
     fn reached(&self, failpoint: Failpoint) {
-        let is_step = failpoint.when == When::Before && failpoint.name == self.at;
-        if !is_step
-            || contain::current().is_none_or(|work| ![work.name(), work.uid()].contains(&self.of.as_str()))
-        {
+        if failpoint.when != When::Before {
+            return;
+        }
+        let Some(work) = contain::current() else { return };
+        if ![work.name(), work.uid()].contains(&self.of.as_str()) {
+            if failpoint.name == self.slow_at {
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            return;
+        }
+        if failpoint.name != self.at {
             return;
         }
         match self.by.as_str() {
@@ -58,6 +68,7 @@ pub fn from_environment() {
         of: given("QUINTLET_DIES_FOR"),
         by: given("QUINTLET_DIES_BY"),
         note: given("QUINTLET_DIES_NOTE"),
+        slow_at: given("QUINTLET_SLOW_AT"),
     };
     failpoint::observe_everywhere(Arc::new(death));
 }

@@ -14,6 +14,7 @@
 
 mod cri_proxy;
 mod exits;
+mod thread_gate;
 mod work_file;
 
 pub use crate::cri_proxy::{CRI_PROXY, follow_cri_proxy};
@@ -33,7 +34,8 @@ use quintlet_model::ids::{PodRef, PodUid};
 use serde::{Deserialize, Serialize};
 
 use pod_sync_decisions::containment::{ContainmentRecords, ProcessExit, Suspension, WorkPermission};
-use work_file::{PreviousWork, WorkFile};
+use thread_gate::ThreadGate;
+use work_file::{PreviousWork, Threads, WorkFile};
 
 /// The pod that some work is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,6 +74,8 @@ pub struct Containment {
     work_file: WorkFile,
     // Held by the work of a suspected pod: such pods are worked on one at a time.
     turn: tokio::sync::Mutex<()>,
+    // Passed by each thread that executes work of a suspected pod, with or without the turn.
+    gate: Arc<ThreadGate>,
     clock: Clock,
     panics: Counter,
     deaths: Counter,
@@ -101,6 +105,7 @@ impl Containment {
             boot,
             work_file,
             turn: tokio::sync::Mutex::default(),
+            gate: Arc::default(),
             clock,
             panics: quintlet_telemetry::metrics::counter(
                 "quintlet_contained_panics",
@@ -181,6 +186,13 @@ impl Containment {
         }
     }
 
+    // Records that work of a pod is in progress until the result is dropped.
+    fn begin(&self, uid: &PodUid) -> Threads {
+        let is_suspected = self.ledger.lock().is_suspected(uid);
+        let gate = is_suspected.then(|| (uid.clone(), Arc::clone(&self.gate)));
+        Arc::new(self.work_file.begin(uid)).threads(gate)
+    }
+
     /// Runs work of one pod. The work of a suspected pod waits until no other suspected pod is in work. Cancel safe if the work is.
     ///
     /// # Errors
@@ -196,18 +208,17 @@ impl Containment {
             WorkPermission::OneAtATime => Some(self.turn.lock().await),
             WorkPermission::Allowed | WorkPermission::Suspended(_) => None,
         };
-        let entry = Arc::new(self.work_file.begin(uid));
-        let done = contain::contained(Work::marked(uid.as_str(), name, entry.threads()), work).await;
+        let done = contain::contained(Work::marked(uid.as_str(), name, self.begin(uid)), work).await;
         if done.is_err() {
             self.panics.inc();
         }
         done
     }
 
-    /// Like [`Containment::contained`], for work that is not async.
+    /// Like [`Containment::contained`], for work that is not async. It waits only while a thread executes work of another
+    /// suspected pod.
     pub fn contained_now<T>(&self, uid: &PodUid, name: String, work: impl FnOnce() -> T) -> Result<T, Panic> {
-        let entry = Arc::new(self.work_file.begin(uid));
-        let done = contain::contained_now(&Work::marked(uid.as_str(), name, entry.threads()), work);
+        let done = contain::contained_now(&Work::marked(uid.as_str(), name, self.begin(uid)), work);
         if done.is_err() {
             self.panics.inc();
         }
@@ -339,6 +350,35 @@ mod tests {
         drop(first);
         second.await.unwrap();
         assert!(second_runs.get());
+    }
+
+    #[test]
+    fn no_thread_executes_work_of_a_suspected_pod_while_another_does() {
+        let run = tempfile::tempdir().unwrap();
+        let c = open(run.path());
+        for _ in 0..2 {
+            c.record_crash(SERVICE, &ProcessExit::Crash("SIGABRT".to_owned()), &[uid("a"), uid("b")].into());
+        }
+        let on_threads = || WorkFile::read(&run.path().join("state").join(WORK_FILE)).on_thread;
+        std::thread::scope(|threads| {
+            let (b_began, has_begun) = std::sync::mpsc::channel();
+            c.contained_now(&uid("a"), String::new(), || {
+                threads
+                    .spawn(|| c.contained_now(&uid("b"), String::new(), move || b_began.send(on_threads())));
+                assert!(
+                    has_begun.recv_timeout(Duration::from_millis(100)).is_err(),
+                    "work of `b` is executed"
+                );
+                assert_eq!(on_threads(), [uid("a")].into());
+                c.contained_now(&uid("free"), String::new(), || {
+                    assert_eq!(on_threads(), [uid("a"), uid("free")].into());
+                })
+                .unwrap();
+            })
+            .unwrap();
+            let at_b = has_begun.recv_timeout(Duration::from_secs(10)).expect("work of `b` is executed");
+            assert_eq!(at_b, [uid("b")].into());
+        });
     }
 
     #[tokio::test]

@@ -14,6 +14,8 @@ use parking_lot::Mutex;
 use quintlet_kit::contain::OnThread;
 use quintlet_model::ids::PodUid;
 
+use crate::thread_gate::ThreadGate;
+
 /// Bytes of the first line.
 const HEADER: usize = 256;
 /// Bytes of a slot: state (1), threads (1), length of the UID (2), UID (up to 256).
@@ -48,7 +50,7 @@ struct Inner {
 impl WorkFile {
     /// Reads the file of the previous process at `path`, and creates an empty one with `note` in its first line.
     pub(crate) fn open(path: &Path, note: &str) -> io::Result<(Self, PreviousWork)> {
-        let left = std::fs::read(path).map(|bytes| read(&bytes)).unwrap_or_default();
+        let left = Self::read(path);
         // A new file, since the previous process may still have the old one open.
         match std::fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
@@ -59,6 +61,11 @@ impl WorkFile {
         header.resize(HEADER, b'\n');
         file.write_all_at(&header, 0)?;
         Ok((Self(Arc::new(Inner { file, slots: Mutex::default() })), left))
+    }
+
+    /// Returns the content of the file at `path`, which is empty if it cannot be read.
+    pub(crate) fn read(path: &Path) -> PreviousWork {
+        std::fs::read(path).map(|bytes| read(&bytes)).unwrap_or_default()
     }
 
     /// Records that work of a pod is in progress until the entry is dropped.
@@ -97,9 +104,11 @@ impl WorkEntry {
     }
 
     /// Returns an observer that records when a thread runs the work.
+    ///
+    /// `gate`: for a suspected pod, its UID and the gate that each thread passes first.
     #[must_use]
-    pub(crate) fn threads(self: &Arc<Self>) -> Threads {
-        Threads { entry: Arc::clone(self), number: Mutex::new(0) }
+    pub(crate) fn threads(self: &Arc<Self>, gate: Option<(PodUid, Arc<ThreadGate>)>) -> Threads {
+        Threads { entry: Arc::clone(self), number: Mutex::new(0), gate }
     }
 }
 
@@ -115,6 +124,7 @@ impl Drop for WorkEntry {
 pub(crate) struct Threads {
     entry: Arc<WorkEntry>,
     number: Mutex<u8>,
+    gate: Option<(PodUid, Arc<ThreadGate>)>,
 }
 
 impl Threads {
@@ -128,11 +138,17 @@ impl Threads {
 
 impl OnThread for Threads {
     fn enters(&self) {
+        if let Some((uid, gate)) = &self.gate {
+            gate.enter(uid);
+        }
         self.change(|n| n.saturating_add(1));
     }
 
     fn leaves(&self) {
         self.change(|n| n.saturating_sub(1));
+        if let Some((uid, gate)) = &self.gate {
+            gate.leave(uid);
+        }
     }
 }
 
@@ -172,7 +188,7 @@ mod tests {
         let runs = Arc::new(marks.begin(&uid("runs")));
         drop(done);
         let longest = marks.begin(&uid(&"l".repeat(256)));
-        let (of_waits, of_runs) = (waits.threads(), runs.threads());
+        let (of_waits, of_runs) = (waits.threads(None), runs.threads(None));
         of_waits.enters();
         of_waits.leaves();
         of_runs.enters();

@@ -227,7 +227,9 @@ impl ContainmentRecords {
         self.pods.values().filter(|record| record.until > now).count()
     }
 
-    fn is_suspected(&self, uid: &PodUid) -> bool {
+    /// Returns whether the pod was in work at one of the crashes in a row, and has not been cleared since.
+    #[must_use]
+    pub fn is_suspected(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some_and(|record| record.is_suspected)
     }
 }
