@@ -6,6 +6,8 @@ use quintlet_proto::status::v1 as wire;
 use serde_json::Value;
 use tonic::Status;
 
+use crate::node::volumes::{Driver, Seen, Volumes};
+use crate::status::{list, text};
 use crate::update::{Ack, Stamp, Update, Verdict};
 
 /// Parses an update.
@@ -50,6 +52,46 @@ pub fn ack(ack: Ack) -> wire::Ack {
         kind: kind.into(),
         resource_version,
         detail,
+    }
+}
+
+/// Parses the volumes of the node.
+///
+/// # Errors
+/// INVALID_ARGUMENT with the name of the field.
+pub fn volumes(wire: wire::NodeVolumesRequest) -> Result<Volumes, Status> {
+    let driver = |driver: wire::CsiDriver| {
+        let name = segment("drivers.name", driver.name)?;
+        if driver.node_id.is_empty() {
+            return Err(invalid("drivers.node_id", "empty"));
+        }
+        let topology = driver.topology.into_iter().collect();
+        Ok((name, Driver { node_id: driver.node_id, topology, allocatable: driver.allocatable }))
+    };
+    Ok(Volumes {
+        drivers: wire.drivers.into_iter().map(driver).collect::<Result<_, _>>()?,
+        removed: wire.removed_drivers.into_iter().collect(),
+        in_use: wire.in_use.map(|volumes| volumes.names.into_iter().collect()),
+    })
+}
+
+/// Converts the volumes of a Node to their message, without a generation.
+#[must_use]
+pub fn node_volumes(seen: &Seen) -> wire::NodeVolumesReply {
+    let (metadata, status) = (&seen.node["metadata"], &seen.node["status"]);
+    let attached = |volume: &Value| wire::AttachedVolume {
+        name: text(volume, "name").to_owned(),
+        device_path: text(volume, "devicePath").to_owned(),
+    };
+    wire::NodeVolumesReply {
+        resource_version: text(metadata, "resourceVersion").to_owned(),
+        volumes_in_use: list(status, "volumesInUse")
+            .iter()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect(),
+        volumes_attached: list(status, "volumesAttached").iter().map(attached).collect(),
+        ..wire::NodeVolumesReply::default()
     }
 }
 
@@ -108,6 +150,20 @@ mod tests {
         ];
         for (field, bad) in cases {
             let error = update(bad, None).unwrap_err();
+            assert!(error.message().starts_with(field), "{error}");
+        }
+    }
+    #[test]
+    fn bad_drivers_are_named() {
+        let driver = |name: &str, node_id: &str| wire::CsiDriver {
+            name: name.into(),
+            node_id: node_id.into(),
+            ..Default::default()
+        };
+        let request = |driver| wire::NodeVolumesRequest { drivers: vec![driver], ..Default::default() };
+        assert_eq!(volumes(request(driver("d.csi", "n"))).unwrap().drivers["d.csi"].node_id, "n");
+        for (field, bad) in [("drivers.name", driver("../x", "n")), ("drivers.node_id", driver("d", ""))] {
+            let error = volumes(request(bad)).unwrap_err();
             assert!(error.message().starts_with(field), "{error}");
         }
     }

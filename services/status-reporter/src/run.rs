@@ -23,6 +23,7 @@ use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
 use crate::node::setters;
 use crate::node::startup::Startup;
+use crate::node::volumes::VolumeBoard;
 use crate::reporter::Reporter;
 use crate::service::Service;
 use quintlet_kit::rate::Rate;
@@ -97,7 +98,7 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
     let path = config.paths.status();
     let listener = socket::bind_unix(&path, 0o660)?;
     let metrics = Metrics::register();
-    let facts = FactBoard::default();
+    let (facts, volumes) = (FactBoard::default(), VolumeBoard::default());
     let followed = config.kubeconfig.clone().map(|path| clients::follow(path, stop.clone()));
     let events = match &followed {
         Some(clients) => {
@@ -116,6 +117,7 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
         reporter: reporter.clone(),
         events: events.clone(),
         facts: facts.clone(),
+        volumes: volumes.clone(),
         api: pods,
         node: config.node_name.clone(),
         stop: stop.clone(),
@@ -123,7 +125,7 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
     let server = Server::new("status-reporter").add_service(StatusReporterServer::new(service));
     if let Some(clients) = followed {
         quintlet_kit::task::spawn("readiness", serve_once_loaded(server.health(), clients.clone()));
-        keep_node(&config, &clients, clock, facts, events, server.health(), &stop);
+        keep_node(&config, &clients, clock, (facts, volumes), events, server.health(), &stop);
     }
     info!(socket = %path.display(), node = %config.node_name, "serving");
     let server = server.observers(&config.observers);
@@ -154,7 +156,7 @@ fn keep_node(
     config: &Config,
     clients: &Current,
     clock: Clock,
-    facts: FactBoard,
+    (facts, volumes): (FactBoard, VolumeBoard),
     events: Recorder,
     reached: HealthHandle,
     stop: &CancellationToken,
@@ -176,6 +178,7 @@ fn keep_node(
         report_every: config.settings.report_every,
         clock: clock.clone(),
         facts,
+        volumes,
         health: HealthBoard::start(peers, clock.clone(), stop),
         events,
         reached,

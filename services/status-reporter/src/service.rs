@@ -21,6 +21,7 @@ use crate::convert;
 use crate::events::Occurrence;
 use crate::events::recorder::Recorder;
 use crate::mirror;
+use crate::node::volumes::VolumeBoard;
 use crate::node::{FactBoard, Facts};
 use crate::reporter::Reporter;
 use crate::update::{Ack, Stamp, Verdict};
@@ -30,6 +31,7 @@ pub struct Service {
     pub reporter: Reporter,
     pub events: Recorder,
     pub facts: FactBoard,
+    pub volumes: VolumeBoard,
     /// Client for mirror pods; none in standalone mode.
     pub api: Option<ApiClient>,
     pub node: String,
@@ -201,6 +203,27 @@ impl StatusReporter for Service {
         Ok(Response::new(wire::UpdateNodeReply { has_api: self.api.is_some() }))
     }
 
+    type NodeVolumesStream = Pin<Box<dyn Stream<Item = Result<wire::NodeVolumesReply, Status>> + Send>>;
+
+    async fn node_volumes(
+        &self,
+        request: Request<Streaming<wire::NodeVolumesRequest>>,
+    ) -> Result<Response<Self::NodeVolumesStream>, Status> {
+        // A full channel delays only the next reply, which has the newest state.
+        let (replies, receiver) = tokio::sync::mpsc::channel(1);
+        let (board, has_api) = (self.volumes.clone(), self.api.is_some());
+        let stream = volumes_stream(board, has_api, request.into_inner(), replies);
+        let stop = self.stop.clone();
+        quintlet_kit::task::spawn("node-volumes-stream", async move {
+            // A dropped stream loses nothing: the caller sends its newest state on the next one.
+            tokio::select! {
+                () = stream => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
     async fn ensure_mirror(
         &self,
         request: Request<wire::EnsureMirrorRequest>,
@@ -236,6 +259,58 @@ impl StatusReporter for Service {
         });
         let deleted = finished(work.await)?;
         Ok(Response::new(wire::DeleteMirrorReply { deleted }))
+    }
+}
+
+/// Serves one stream until the caller closes it or sends an invalid request.
+async fn volumes_stream(
+    board: VolumeBoard,
+    has_api: bool,
+    mut inbound: Streaming<wire::NodeVolumesRequest>,
+    replies: tokio::sync::mpsc::Sender<Result<wire::NodeVolumesReply, Status>>,
+) {
+    let mut nodes = board.nodes();
+    // Number and generation of the newest request of this stream.
+    let mut newest = None::<(u64, u64)>;
+    let mut sent = None;
+    loop {
+        let mut reply =
+            nodes.borrow_and_update().as_ref().map_or_else(Default::default, convert::node_volumes);
+        let written = nodes.borrow().as_ref().and_then(|seen| seen.written);
+        reply.generation = newest.filter(|(number, _)| Some(*number) == written).map_or(0, |(_, own)| own);
+        reply.has_api = has_api;
+        if sent.as_ref() != Some(&reply) {
+            let hello = sent.is_none().then(quintlet_proto::hello);
+            let message = wire::NodeVolumesReply { hello, ..reply.clone() };
+            if replies.send(Ok(message)).await.is_err() {
+                return;
+            }
+            sent = Some(reply);
+        }
+        // Each branch only changes what the next reply is made of, and a dropped `message` loses no message.
+        tokio::select! {
+            message = inbound.message() => match message {
+                Ok(Some(request)) => {
+                    let generation = request.generation;
+                    match convert::volumes(request) {
+                        Ok(volumes) => newest = Some((board.put(volumes), generation)),
+                        Err(error) => {
+                            warn!(why = error.message(), "invalid volumes of the node refused");
+                            // The receiver may have been dropped; that is not an error.
+                            let _ = replies.send(Err(error)).await;
+                            return;
+                        }
+                    }
+                }
+                Ok(None) => return,
+                Err(error) => {
+                    debug!(why = %error_chain(&error), "node volumes stream ended");
+                    return;
+                }
+            },
+            // The board has a sender of the channel.
+            Ok(()) = nodes.changed() => {}
+        }
     }
 }
 

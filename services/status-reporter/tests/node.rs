@@ -577,3 +577,84 @@ async fn an_event_that_is_refused_because_its_namespace_ends_is_no_warning() {
         stop.cancel();
     }
 }
+
+fn in_use(generation: u64, names: &[&str]) -> wire::NodeVolumesRequest {
+    let names = names.iter().map(|name| (*name).to_owned()).collect();
+    wire::NodeVolumesRequest {
+        generation,
+        in_use: Some(wire::VolumesInUse { names }),
+        ..wire::NodeVolumesRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn volumes_in_use_are_written_at_once_and_attachments_are_read_back() {
+    let api = TestApi::start().await;
+    // A write that is not urgent would come in an hour.
+    let hour = Duration::from_secs(3600);
+    let settings = Settings { update_every: hour, report_every: hour, ..Settings::default() };
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
+    service.facts(&[]).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    let (send, receive) = tokio::sync::mpsc::channel(8);
+    let mut replies = service.client.node_volumes(ReceiverStream::new(receive)).await.unwrap().into_inner();
+    let mut until = async |wanted: &mut dyn FnMut(&wire::NodeVolumesReply) -> bool| {
+        let seen = async {
+            loop {
+                let reply = replies.message().await.unwrap().expect("the stream is open");
+                if wanted(&reply) {
+                    return reply;
+                }
+            }
+        };
+        tokio::time::timeout(PATIENCE, seen).await.expect("the reply arrives")
+    };
+    let first = until(&mut |_| true).await;
+    assert!(first.has_api && first.hello.is_some() && first.generation == 0, "{first:?}");
+    send.send(in_use(1, &["kubernetes.io/csi/d^a"])).await.unwrap();
+    let written = until(&mut |reply| reply.generation == 1).await;
+    assert_eq!(written.volumes_in_use, ["kubernetes.io/csi/d^a"]);
+    let live = api.get("nodes", "", "n1").unwrap();
+    assert_eq!(live["status"]["volumesInUse"], json!(["kubernetes.io/csi/d^a"]));
+    // The attach/detach controller reports the volume, and the write of the next one reads it.
+    api.edit("nodes/status", "", "n1", |n| {
+        n["status"]["volumesAttached"] = json!([{"name": "kubernetes.io/csi/d^a", "devicePath": "/dev/a"}]);
+    })
+    .unwrap();
+    send.send(in_use(2, &["kubernetes.io/csi/d^a", "kubernetes.io/csi/d^b"])).await.unwrap();
+    let attached = until(&mut |reply| reply.generation == 2).await;
+    assert_eq!(attached.volumes_attached[0].device_path, "/dev/a");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_burst_of_volumes_that_come_into_use_causes_few_writes() {
+    let api = TestApi::start().await;
+    let mut service = Running::start(Some(&api)).await;
+    service.facts(&[]).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    let (send, receive) = tokio::sync::mpsc::channel(8);
+    let mut replies = service.client.node_volumes(ReceiverStream::new(receive)).await.unwrap().into_inner();
+    api.reset_counts();
+    let names: Vec<String> = (0..100).map(|n| format!("kubernetes.io/csi/d^{n:02}")).collect();
+    for at in 1..=names.len() {
+        let names: Vec<&str> = names[..at].iter().map(String::as_str).collect();
+        send.send(in_use(at.try_into().unwrap(), &names)).await.unwrap();
+    }
+    let all = |n: &Value| n["status"]["volumesInUse"].as_array().is_some_and(|all| all.len() == names.len());
+    api.wait_for("nodes", "", "n1", PATIENCE, all).await;
+    assert!(api.counts().of("patch nodes/status") <= 3, "{:?}", api.counts());
+    let written = async { while replies.message().await.unwrap().unwrap().generation != 100 {} };
+    tokio::time::timeout(PATIENCE, written).await.expect("the last request is acknowledged");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn without_an_api_server_the_volumes_stream_says_so() {
+    let mut service = Running::start(None).await;
+    let stream = ReceiverStream::new(tokio::sync::mpsc::channel(1).1);
+    let mut replies = service.client.node_volumes(stream).await.unwrap().into_inner();
+    let first = tokio::time::timeout(PATIENCE, replies.message()).await.unwrap().unwrap().unwrap();
+    assert!(!first.has_api && first.resource_version.is_empty());
+    service.stop().await;
+}

@@ -6,11 +6,12 @@
 //! | [`Pleg`] | pleg-service | the latest runtime state of every pod |
 //! | [`Probes`] | all instances of probe-service | the probe target of every pod, and what its probes remember |
 //! | [`Statuses`] | status-reporter | the latest status of every pod, until it is acknowledged |
+//! | [`NodeVolumes`] | status-reporter | the CSI drivers, the volumes in use and the attachments of the node |
 //! | [`Events`] | status-reporter | the last 1,000 events, for `quintctl explain` |
 //!
-//! Tasks: `events` sends events; [`Pleg::follow`], [`Probes::run`] and [`Statuses::run`] are futures that the caller spawns, and
-//! `Probes::run` spawns one `probe-driver` per instance. Channels: the queue of events, the receiver of [`ProbeFailure`]s, and
-//! one stream per peer. Full queues drop and count events; statuses and targets are maps with the latest value per pod.
+//! Tasks: `events` sends events; [`Pleg::follow`], [`Probes::run`], [`Statuses::run`], [`NodeVolumes::run`] and
+//! [`NodeVolumes::follow_node`] are futures that the caller spawns, and `Probes::run` spawns one `probe-driver` per instance.
+//! Channels: the queue of events, the receiver of [`ProbeFailure`]s, and one stream per peer. Full queues drop and count events; statuses and targets are maps with the latest value per pod.
 //!
 //! A client needs no peer when it is made. It connects when the socket appears, and retries every 100 ms. A change of a pod
 //! wakes the worker of that pod through [`WorkerWakeups`].
@@ -21,6 +22,7 @@
 
 mod broken_calls;
 mod events;
+mod node_volumes;
 mod pleg;
 mod probes;
 mod runtime;
@@ -29,6 +31,7 @@ mod wakeups;
 
 pub use crate::broken_calls::BrokenCalls;
 pub use crate::events::{EventNumber, EventType, Events, RecordedEvent};
+pub use crate::node_volumes::{NodeCsiDriver, NodeCsiDrivers, NodeVolumes, NodeVolumesState};
 pub use crate::pleg::{ObserveError, Observed, Pleg, PlegHealthError};
 pub use crate::probes::{PodMemory, ProbeFailure, Probes};
 pub use crate::runtime::{CallError, ExecOutput, Runtime};

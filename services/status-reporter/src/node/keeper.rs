@@ -11,8 +11,9 @@ use tracing::{debug, info, warn};
 
 use super::FactBoard;
 use super::health::HealthBoard;
-use super::setters::{self, Due, View, Weight};
+use super::setters::{self, Ages, Due, View, Weight};
 use super::startup::Startup;
+use super::volumes::{self, Report, VolumeBoard};
 use crate::api::{ApiClient, ApiFailure, node_path};
 use crate::events::recorder::Recorder;
 use crate::status::normalize::seconds;
@@ -44,6 +45,8 @@ pub struct NodeKeeper {
     pub clock: Clock,
     /// Facts that the services reported.
     pub facts: FactBoard,
+    /// The volumes of the node.
+    pub volumes: VolumeBoard,
     /// Health of the services.
     pub health: HealthBoard,
     pub events: Recorder,
@@ -65,6 +68,7 @@ impl NodeKeeper {
 
     async fn keep(&self) {
         let started = self.clock.boot();
+        let mut reports = self.volumes.reports();
         let (mut live, made) = self.appear(started).await;
         let mut last_read = Instant::now();
         let mut last_update = made.then(Instant::now);
@@ -78,18 +82,14 @@ impl NodeKeeper {
             if is_old && fresh {
                 last_read = Instant::now();
             }
-            let (desired, events) = self.desired(&live, started);
+            let report = reports.borrow_and_update().clone();
+            self.volumes.publish(&live, &report);
+            let (desired, events) = self.desired(&live, started, &report);
             let weight = setters::weigh(&live, &desired);
             let since = |at: Option<Instant>| at.map(|at| at.elapsed());
             let has_facts = !self.facts.is_empty();
-            let due = setters::due(
-                weight,
-                has_facts,
-                since(last_update),
-                since(last_report),
-                self.update_every,
-                report_every,
-            );
+            let ages = Ages { update: since(last_update), report: since(last_report) };
+            let due = setters::due(weight, has_facts, ages, self.update_every, report_every);
             if due != Due::Nothing {
                 match self.write(&live, &desired, due == Due::Report).await {
                     Ok(written) => {
@@ -103,6 +103,7 @@ impl NodeKeeper {
                         self.tell(&live, &written, events);
                         live = written;
                         last_read = Instant::now();
+                        self.volumes.publish(&live, &report);
                     }
                     Err(failure) => {
                         failures = failures.saturating_add(1);
@@ -121,11 +122,17 @@ impl NodeKeeper {
                     }
                 }
             }
-            let look =
-                if fresh { JUDGE_EVERY.min(self.update_every).min(self.report_every) } else { LONGEST_PAUSE };
+            let look = match weight {
+                _ if !fresh => LONGEST_PAUSE,
+                Weight::Volumes => setters::VOLUMES_EVERY,
+                Weight::Nothing | Weight::Changed | Weight::Turned => JUDGE_EVERY,
+            };
+            let look = look.min(self.update_every).min(self.report_every);
             // A dropped arm loses nothing: the state is read again.
             tokio::select! {
                 () = self.facts.changed() => {}
+                // This keeper has a sender of the channel.
+                Ok(()) = reports.changed() => {}
                 () = tokio::time::sleep(look) => {}
             }
         }
@@ -152,11 +159,18 @@ impl NodeKeeper {
         }
     }
 
-    fn desired(&self, live: &Value, started: Duration) -> (Value, Vec<crate::events::Occurrence>) {
+    fn desired(
+        &self,
+        live: &Value,
+        started: Duration,
+        report: &Report,
+    ) -> (Value, Vec<crate::events::Occurrence>) {
         let (facts, peers) = (self.facts.snapshot(), self.health.peers());
         let readiness =
             setters::readiness(View { facts: &facts, peers: &peers, boot: self.clock.boot(), started });
-        setters::desired(live, &facts, &readiness, &seconds(self.clock.wall()))
+        let (mut node, events) = setters::desired(live, &facts, &readiness, &seconds(self.clock.wall()));
+        volumes::set_in_use(&mut node, &report.volumes);
+        (node, events)
     }
 
     async fn write(&self, live: &Value, desired: &Value, heartbeat: bool) -> Result<Value, ApiFailure> {
@@ -221,7 +235,8 @@ impl NodeKeeper {
     }
 
     async fn register(&self, initial: &Value, started: Duration) -> Result<(Value, bool), ApiFailure> {
-        let (node, events) = self.desired(initial, started);
+        let report = self.volumes.reports().borrow().clone();
+        let (node, events) = self.desired(initial, started, &report);
         self.startup.attempt(self.clock.boot());
         match self.api.create("/api/v1/nodes", &node).await {
             Ok(made) => {

@@ -4,6 +4,7 @@ pub mod health;
 pub mod keeper;
 pub mod setters;
 pub mod startup;
+pub mod volumes;
 
 use std::sync::Arc;
 use std::time::Duration;

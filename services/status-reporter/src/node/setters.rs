@@ -281,12 +281,17 @@ pub enum Weight {
     Nothing,
     /// A field differs.
     Changed,
+    /// `volumesInUse` lacks a volume, which waits for it to be mounted.
+    Volumes,
     /// The status of a condition differs.
     Turned,
 }
 
 /// Default interval between writes of a changed status.
 pub const UPDATE_EVERY: Duration = Duration::from_secs(10);
+
+/// Shortest interval between writes of volumes that come into use, so that a burst of pods causes few writes.
+pub const VOLUMES_EVERY: Duration = Duration::from_secs(1);
 
 /// Default interval between writes of an unchanged status.
 pub const REPORT_EVERY: Duration = Duration::from_secs(300);
@@ -301,28 +306,34 @@ pub enum Due {
     Report,
 }
 
-/// Returns the write that is due: changed conditions immediately, other changes every `update_every`, heartbeats every `report_every`.
-///
-/// The ages are those of the last write and of the last report, or none before the first. Without facts no heartbeat is
-/// due.
+/// Ages of the last write and of the last report; `None` before the first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ages {
+    pub update: Option<Duration>,
+    pub report: Option<Duration>,
+}
+
+/// Returns the write that is due: changed conditions immediately, volumes that come into use every [`VOLUMES_EVERY`], other changes
+/// every `update_every`, heartbeats every `report_every`. Without facts no heartbeat is due.
 #[must_use]
 pub fn due(
     weight: Weight,
     has_facts: bool,
-    since_update: Option<Duration>,
-    since_report: Option<Duration>,
+    ages: Ages,
     update_every: Duration,
     report_every: Duration,
 ) -> Due {
     let passed = |since: Option<Duration>, every: Duration| since.is_none_or(|since| since >= every);
-    if has_facts && passed(since_report, report_every) {
+    if has_facts && passed(ages.report, report_every) {
         return Due::Report;
     }
-    match weight {
-        Weight::Turned => Due::Change,
-        Weight::Changed if passed(since_update, update_every) => Due::Change,
-        Weight::Changed | Weight::Nothing => Due::Nothing,
-    }
+    let is_due = match weight {
+        Weight::Turned => true,
+        Weight::Volumes => passed(ages.update, VOLUMES_EVERY.min(update_every)),
+        Weight::Changed => passed(ages.update, update_every),
+        Weight::Nothing => false,
+    };
+    if is_due { Due::Change } else { Due::Nothing }
 }
 
 /// Compares the desired Node with the live one.
@@ -339,6 +350,9 @@ pub fn weigh(live: &Value, desired: &Value) -> Weight {
     let has_address = |node: &Value| !list(&node["status"], "addresses").is_empty();
     if statuses(live) != statuses(desired) || has_address(desired) && !has_address(live) {
         return Weight::Turned;
+    }
+    if super::volumes::adds_in_use(live, desired) {
+        return Weight::Volumes;
     }
     if patch(live, desired, false).is_some() { Weight::Changed } else { Weight::Nothing }
 }
@@ -670,13 +684,16 @@ mod tests {
             (Weight::Changed, true, s(9), s(9), Due::Nothing),
             (Weight::Changed, true, s(10), s(10), Due::Change),
             (Weight::Changed, false, None, None, Due::Change),
+            (Weight::Volumes, true, Some(Duration::from_millis(999)), s(9), Due::Nothing),
+            (Weight::Volumes, true, s(1), s(9), Due::Change),
+            (Weight::Volumes, false, None, None, Due::Change),
             (Weight::Turned, true, s(0), s(0), Due::Change),
             (Weight::Turned, true, s(0), s(300), Due::Report),
             (Weight::Turned, false, s(0), None, Due::Change),
         ];
         for (weight, facts, update, report, want) in cases {
             assert_eq!(
-                due(weight, facts, update, report, UPDATE_EVERY, REPORT_EVERY),
+                due(weight, facts, Ages { update, report }, UPDATE_EVERY, REPORT_EVERY),
                 want,
                 "{weight:?} {facts} {update:?} {report:?}"
             );
