@@ -146,7 +146,7 @@ impl Worker {
             return Ok(());
         };
         self.meanwhile(Waiting::HookRunning { container: container.name.clone(), hook: Hook::PostStart });
-        self.sandbox_is_ready();
+        self.report_sandbox_ready();
         let now = self.ctx.clock.boot();
         let began = self.record.post_starts.get(id.as_str()).copied().flatten();
         self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
@@ -191,7 +191,7 @@ impl Worker {
     // The bell may ring for anything, and another pass follows each hook: a ring that is taken here is not missed.
     async fn until_ending(&self) {
         while !self.is_ending() {
-            self.bell.notified().await;
+            self.work_loop.wakeup.notified().await;
         }
     }
 
@@ -219,7 +219,7 @@ impl Worker {
             let path = kind.field_path(&instance.name);
             match self.post_start(&pass.pod, container, &instance.id, pass.runtime.ips(), &path).await {
                 Ok(()) => {}
-                Err(NotStarted::Waits(reason)) => self.note_waiting(&instance.name, reason),
+                Err(NotStarted::Waits(reason)) => self.record_failed_start(&instance.name, reason),
                 Err(NotStarted::Ends) => return Ok(true),
                 Err(NotStarted::Halt(halt)) => return Err(halt),
             }

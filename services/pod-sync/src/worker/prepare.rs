@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_cri::v1 as cri;
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, Secret};
 use pod_sync_clients::EventType;
 use pod_sync_cri_config::error::ConfigError;
-use pod_sync_cri_config::mounts::{MountsInput, make_mounts};
+use pod_sync_cri_config::mounts::{MountedVolumes, MountsInput, make_mounts};
 use pod_sync_cri_config::objects::ObjectError;
 use pod_sync_decisions::{sync, waiting};
 use pod_sync_volumes::error::{VolumeError, VolumeFailure};
@@ -18,9 +19,43 @@ use quintlet_kit::task::blocking;
 
 use super::cancellable::Cancellable;
 use super::{Halt, Pass, Worker};
+use crate::image;
 
-fn shown(pod: &Pod) -> super::Shown {
-    (pod.metadata.labels.clone(), pod.metadata.annotations.clone())
+/// What the last sync that started something set up for the pod.
+#[derive(Default)]
+pub(super) struct PodSetup {
+    pub(super) volumes: Option<MountedVolumes>,
+    // The last set-up or refresh of the volumes.
+    refreshed: Option<VolumeRefresh>,
+    pub(super) pull_secrets: Vec<Arc<Secret>>,
+    pub(super) runtime_handler: String,
+    pub(super) user_namespace: Option<cri::UserNamespace>,
+    pub(super) image_volumes: image::Volumes,
+}
+
+type Map = Option<BTreeMap<String, String>>;
+
+/// The last set-up or refresh of the volumes.
+#[derive(Debug, PartialEq)]
+pub(super) struct VolumeRefresh {
+    // CLOCK_BOOTTIME.
+    at: Duration,
+    labels: Map,
+    annotations: Map,
+}
+
+impl VolumeRefresh {
+    fn of(pod: &Pod, at: Duration) -> Self {
+        let metadata = &pod.metadata;
+        Self { at, labels: metadata.labels.clone(), annotations: metadata.annotations.clone() }
+    }
+
+    // The volumes may be outdated: the interval has passed, or the labels or annotations have changed.
+    fn is_due(&self, pod: &Pod, now: Duration, interval: Duration) -> bool {
+        now.saturating_sub(self.at) >= interval
+            || self.labels != pod.metadata.labels
+            || self.annotations != pod.metadata.annotations
+    }
 }
 
 impl Worker {
@@ -52,23 +87,22 @@ impl Worker {
         }
         match self.ctx.environment.volumes.set_up(pod, &uid, &self.volume_context()).await {
             Ok(done) => {
-                self.mounted = Some(done.volumes);
-                self.mount_wait.reset();
-                self.refreshed = Some(self.ctx.clock.boot());
-                self.refreshed_for = Some(shown(pod));
+                self.setup.volumes = Some(done.volumes);
+                self.retries.mounts.reset();
+                self.setup.refreshed = Some(VolumeRefresh::of(pod, self.ctx.clock.boot()));
                 self.failed_mounts(pod, &done.stale);
             }
-            Err(_) if self.cancel.is_cancelled() => return Err(Halt::Cancelled),
+            Err(_) if self.work_loop.cancel.is_cancelled() => return Err(Halt::Cancelled),
             Err(e) => return Err(self.volumes_failed(pod, &e)),
         }
         self.fetch_pull_secrets(pod).await;
-        if self.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
+        if self.work_loop.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
     }
 
     /// Resolves the runtime handler of the pod's RuntimeClass and its user namespace mappings.
     pub(super) async fn resolve(&mut self, pod: &Pod) -> Result<(), Halt> {
         let spec = quintlet_model::pod::spec(pod);
-        self.handler = match spec.runtime_class_name.as_deref().unwrap_or_default() {
+        self.setup.runtime_handler = match spec.runtime_class_name.as_deref().unwrap_or_default() {
             "" => String::new(),
             class => match self.ctx.environment.objects.runtime_handler(class).await {
                 Ok(handler) => handler,
@@ -80,10 +114,12 @@ impl Worker {
             },
         };
         // Features that the handler lacks are rejected when the configuration is built.
-        self.userns = None;
-        if spec.host_users == Some(false) && self.features(&self.handler).user_namespaces {
+        self.setup.user_namespace = None;
+        if spec.host_users == Some(false) && self.features(&self.setup.runtime_handler).user_namespaces {
             let (ctx, uid) = (Arc::clone(&self.ctx), self.pod_ref.uid.clone());
-            self.userns = match blocking(move || ctx.environment.user_namespaces.mappings(&uid)).await {
+            self.setup.user_namespace = match blocking(move || ctx.environment.user_namespaces.mappings(&uid))
+                .await
+            {
                 Ok(mapped) => Some(mapped),
                 Err(e) => {
                     return Err(self.no_sandbox(pod, "Failed to generate sandbox config", &e.to_string()));
@@ -107,8 +143,8 @@ impl Worker {
                 }
             }
         }
-        self.pull_secrets = found;
-        if self.cancel.is_cancelled() {
+        self.setup.pull_secrets = found;
+        if self.work_loop.cancel.is_cancelled() {
             return;
         }
         if !missing.is_empty() {
@@ -133,7 +169,7 @@ impl Worker {
     }
 
     fn volume_context(&self) -> VolumeContext {
-        let cancel = &self.cancel;
+        let cancel = &self.work_loop.cancel;
         let objects =
             Cancellable { inner: Arc::clone(&self.ctx.environment.objects), cancel: cancel.clone() };
         let tokens = self
@@ -151,7 +187,7 @@ impl Worker {
     }
 
     fn failed_mounts(&self, pod: &Pod, failures: &[VolumeFailure]) {
-        if self.cancel.is_cancelled() {
+        if self.work_loop.cancel.is_cancelled() {
             // A cancelled set-up is not a failure.
             return;
         }
@@ -173,21 +209,18 @@ impl Worker {
                 waiting::Waiting::Volumes { unmounted, error }
             }
         };
-        Halt::failed(waiting, e).after(super::jitter(self.mount_wait.next_wait()))
+        Halt::failed(waiting, e).after(super::jitter(self.retries.mounts.next_wait()))
     }
 
     /// Refreshes files of ConfigMaps, Secrets, tokens and the downward API. A failure leaves the old content.
     pub(super) async fn refresh_volumes(&mut self, pass: &Pass) {
         let pod = &pass.pod;
-        let due = self
-            .refreshed
-            .is_none_or(|at| self.ctx.clock.boot().saturating_sub(at) >= self.ctx.node.sync_frequency)
-            || self.refreshed_for.as_ref() != Some(&shown(pod));
+        let (now, interval) = (self.ctx.clock.boot(), self.ctx.node.sync_frequency);
+        let due = self.setup.refreshed.as_ref().is_none_or(|last| last.is_due(pod, now, interval));
         if !due || !Volumes::needs_refresh(pod) {
             return;
         }
-        self.refreshed = Some(self.ctx.clock.boot());
-        self.refreshed_for = Some(shown(pod));
+        self.setup.refreshed = Some(VolumeRefresh::of(pod, self.ctx.clock.boot()));
         let stale =
             self.ctx.environment.volumes.refresh(pod, &self.pod_ref.uid, &self.volume_context()).await;
         self.failed_mounts(pod, &stale);
@@ -200,12 +233,12 @@ impl Worker {
         env: &BTreeMap<String, String>,
         pod_ips: &[IpAddr],
     ) -> Result<Vec<cri::Mount>, ConfigError> {
-        let features = self.features(&self.handler);
-        let userns = self.userns.clone();
+        let features = self.features(&self.setup.runtime_handler);
+        let userns = self.setup.user_namespace.clone();
         let (pod, container, env) = (pod.clone(), container.clone(), env.clone());
         let (uid, node, pod_ips) =
             (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node.settings), pod_ips.to_vec());
-        let volumes = self.mounted.clone().unwrap_or_default();
+        let volumes = self.setup.volumes.clone().unwrap_or_default();
         // Blocks: it mounts and writes files.
         blocking(move || {
             make_mounts(MountsInput {

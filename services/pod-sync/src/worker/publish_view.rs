@@ -7,7 +7,20 @@ use pod_sync_decisions::waiting;
 use quintlet_model::runtime::PodRuntime;
 
 use super::Worker;
-use pod_sync_views::{PodView, Waiting, unix_ns};
+use pod_sync_views::{Decision, PodView, Waiting, unix_ns};
+
+/// What the worker publishes in its view, besides the status.
+pub(super) struct Published {
+    pub(super) decision: Arc<Decision>,
+    pub(super) waiting: Option<Waiting>,
+    accepted_unix_ns: i64,
+}
+
+impl Published {
+    pub(super) fn new(accepted_unix_ns: i64) -> Self {
+        Self { decision: Arc::default(), waiting: None, accepted_unix_ns }
+    }
+}
 
 impl Worker {
     // `until` is boottime.
@@ -20,11 +33,12 @@ impl Worker {
 
     // What it waited for before is what it still waits for.
     pub(crate) fn keep_waiting(&mut self) {
-        self.waiting = self.ctx.reporting.views.get(&self.pod_ref.uid).and_then(|v| v.waiting.clone());
+        self.published.waiting =
+            self.ctx.reporting.views.get(&self.pod_ref.uid).and_then(|v| v.waiting.clone());
     }
 
     pub(crate) fn wait_shown(&mut self, wait: &waiting::WaitingFor) {
-        self.waiting = Some(Waiting::of(wait, self.ctx.clock.wall()));
+        self.published.waiting = Some(Waiting::of(wait, self.ctx.clock.wall()));
     }
 
     // Shows what a step waits for that may take long. It says nothing of what comes after the pass.
@@ -40,14 +54,15 @@ impl Worker {
         let desired = self.desired();
         let old = self.ctx.reporting.views.get(&self.pod_ref.uid);
         // The same wait goes on: it began when it was first seen.
-        if let (Some(new), Some(old)) = (self.waiting.as_mut(), old.as_ref().and_then(|v| v.waiting.as_ref()))
+        if let (Some(new), Some(old)) =
+            (self.published.waiting.as_mut(), old.as_ref().and_then(|v| v.waiting.as_ref()))
             && new.reason == old.reason
             && new.container == old.container
         {
             new.since_unix_ns = old.since_unix_ns;
         }
         // Between two passes that follow each other at once the wait of the first is still what is known.
-        let waiting = match (&self.waiting, between) {
+        let waiting = match (&self.published.waiting, between) {
             (None, true) => old.as_ref().and_then(|v| v.waiting.clone()),
             (waiting, _) => waiting.clone(),
         };
@@ -60,8 +75,8 @@ impl Worker {
             worker: self.phase(),
             is_removed: desired.removed,
             waiting,
-            decision: Arc::clone(&self.decision),
-            created_unix_ns: self.accepted_unix_ns,
+            decision: Arc::clone(&self.published.decision),
+            created_unix_ns: self.published.accepted_unix_ns,
             resource_version: self.ctx.reporting.statuses.written_version(&self.pod_ref.uid),
             mirror_uid: desired.mirror.and_then(|m| m.metadata.uid.clone()).unwrap_or_default(),
             version: 0,
@@ -82,19 +97,19 @@ impl Worker {
     }
 
     pub(super) fn no_errors(&mut self) {
-        if !self.decision.errors.is_empty() {
-            Arc::make_mut(&mut self.decision).errors.clear();
+        if !self.published.decision.errors.is_empty() {
+            Arc::make_mut(&mut self.published.decision).errors.clear();
         }
     }
 
     // Takes note of what a decision saw and said.
     pub(crate) fn decided(&mut self, lines: Vec<String>, runtime: &PodRuntime) {
-        let same = self.decision.lines == lines;
-        if same && self.decision.saw == runtime.cursor {
+        let same = self.published.decision.lines == lines;
+        if same && self.published.decision.saw == runtime.cursor {
             return;
         }
         let now = self.ctx.clock.boot();
-        let decision = Arc::make_mut(&mut self.decision);
+        let decision = Arc::make_mut(&mut self.published.decision);
         decision.lines = lines;
         decision.at_unix_ns = unix_ns(self.ctx.clock.wall());
         decision.saw = runtime.cursor;

@@ -74,7 +74,7 @@ impl Worker {
                     let message = resize_message("error", pod, generation, &why);
                     ctx.reporting.events.pod(pod, EventType::Warning, "ResizeError", &message, "");
                 }
-                self.resize_hold = self.ctx.clock.boot().saturating_add(jitter(ERROR_WAIT));
+                self.retries.resize = self.ctx.clock.boot().saturating_add(jitter(ERROR_WAIT));
                 Ok(())
             }
         }

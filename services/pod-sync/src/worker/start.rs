@@ -1,4 +1,4 @@
-//! Creates a sandbox and starts containers in it (`pkg/kubelet/kuberuntime: SyncPod, startContainer`).
+//! Starts containers in a sandbox (`pkg/kubelet/kuberuntime: startContainer`).
 
 use std::net::IpAddr;
 
@@ -6,16 +6,15 @@ use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_clients::{CallError, EventType};
 use pod_sync_cri_config::container::{ContainerInput, container_config};
-use pod_sync_cri_config::cri_extensions::{self, CriExtensions, ImageMount};
+use pod_sync_cri_config::cri_extensions::{CriExtensions, ImageMount};
 use pod_sync_cri_config::env::{EnvInput, EnvObjects, make_env};
 use pod_sync_cri_config::error::ConfigError;
-use pod_sync_cri_config::sandbox::{SandboxInput, sandbox_config};
 use pod_sync_cri_config::security::ImageUser;
-use pod_sync_cri_config::{dns, paths};
-use pod_sync_decisions::backoff::{self, BackoffDelays};
+use pod_sync_cri_config::{cri_extensions, paths};
+use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_decisions::container_status::WaitingReason;
-use pod_sync_decisions::sync as decide_sync;
 use pod_sync_decisions::waiting::{StartFailure, Waiting};
+use pod_sync_decisions::{backoff, sync as decide_sync};
 use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
 use quintlet_model::hash::container_hash;
@@ -24,12 +23,11 @@ use quintlet_model::outcome::Outcome;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
-use super::sync::Kind;
-use super::{Halt, Pass, Step, Worker};
-use crate::image::{self, NoImage};
+use super::pending_starts::ContainerKind;
+use super::{Halt, Pass, Worker};
+use crate::image;
+use crate::image::NoImage;
 
-/// The sandbox's name in [`Worker::unknown_calls`].
-const SANDBOX: &str = "";
 const CREATE: &str = "CreateContainer";
 const START: &str = "StartContainer";
 
@@ -70,128 +68,10 @@ fn target<'a>(
 }
 
 impl Worker {
-    pub(super) fn sandbox_config(
-        &self,
-        pod: &Pod,
-        attempt: u32,
-        is_new: bool,
-    ) -> Result<cri::PodSandboxConfig, Halt> {
-        let node = &self.ctx.node.settings;
-        let cgroup_parent = self.ctx.environment.cgroups.pod_cgroup_parent(pod, &self.pod_ref.uid);
-        let host = match &node.resolv_conf {
-            Some(path) => dns::read_resolv_conf(path),
-            None => Ok(dns::ResolvConf::default()),
-        };
-        let build = || {
-            let (dns, warnings) = dns::pod_dns(pod, node, &host?);
-            // Each warning is said once for a sandbox.
-            for warning in warnings.iter().filter(|_| is_new) {
-                let (message, reason) = (warning.message(&self.pod_ref), warning.reason());
-                match warning.on_node() {
-                    // Without a cluster there is none to be configured.
-                    Some(text) if !self.ctx.node.has_api => {
-                        self.ctx.reporting.events.pod_and_node(pod, &node.node_name, reason, &message, text);
-                    }
-                    of_node => {
-                        self.ctx.reporting.events.pod(pod, EventType::Warning, reason, &message, "");
-                        if let Some(text) = of_node {
-                            self.ctx.reporting.events.node(&node.node_name, EventType::Warning, reason, text);
-                        }
-                    }
-                }
-            }
-            sandbox_config(SandboxInput {
-                pod,
-                names: &self.pod_ref,
-                attempt,
-                node,
-                cgroup_parent: &cgroup_parent,
-                dns: &dns,
-                runtime_handler: &self.handler,
-                features: self.features(&self.handler),
-                userns: self.userns.as_ref(),
-            })
-        };
-        build().map_err(|e: ConfigError| {
-            self.no_sandbox(pod, "Failed to generate sandbox config", &e.to_string())
-        })
-    }
-
-    pub(super) fn no_sandbox(&self, pod: &Pod, what: &str, why: &str) -> Halt {
-        let text = format!("Failed to create pod sandbox: {why}");
-        self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
-        Halt::failed(
-            Waiting::SandboxFailing { message: why.to_owned() },
-            format!("{what} for pod {:?}: {why}", self.pod_ref.to_string()),
-        )
-    }
-
-    pub(super) fn features(&self, handler: &str) -> pod_sync_cri_config::HandlerFeatures {
-        self.ctx.runtime.state.borrow().handlers.get(handler).copied().unwrap_or_default()
-    }
-
-    pub(super) async fn create_sandbox(
-        &mut self,
-        pod: &Pod,
-        config: cri::PodSandboxConfig,
-    ) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
-        let logs = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
-        let made =
-            blocking(move || failpoint::file!("log directory made", || std::fs::create_dir_all(&logs))).await;
-        if let Err(e) = made {
-            return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
-        }
-        self.save();
-        self.ctx.reporting.metrics.started_pods.inc();
-        let began = self.ctx.clock.boot();
-        let made = self.ctx.runtime.calls.run_sandbox(config, &self.handler).await;
-        let took = self.ctx.clock.boot().saturating_sub(began);
-        self.ctx.reporting.metrics.sandbox_started(&self.handler, took, made.is_ok());
-        let id = match made {
-            Ok(id) => id,
-            Err(e) => {
-                self.ctx.reporting.metrics.started_pods_errors.inc();
-                if !self.is_failure(&e, SANDBOX, "") {
-                    return Err(Halt::interrupted(&e));
-                }
-                if !self.is_ending() {
-                    let text = format!("Failed to create pod sandbox: {e}");
-                    self.ctx.reporting.events.pod(
-                        pod,
-                        EventType::Warning,
-                        "FailedCreatePodSandBox",
-                        &text,
-                        "",
-                    );
-                }
-                return Err(Halt::refused(&e, Step::MakeSandbox));
-            }
-        };
-        self.unknown_calls.settled(SANDBOX, "RunPodSandbox");
-        self.fresh.sandbox_created(&id);
-        if pods::host_network(pod) {
-            return Ok((id, self.ctx.node.settings.node_ips.get()));
-        }
-        let status = self.ctx.runtime.calls.sandbox_status(&id).await.map_err(|e| {
-            if e.is_refused_by_runtime() {
-                let text = format!("Unable to get pod sandbox status: {e}");
-                self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
-            }
-            Halt::of(&e, Step::ReadSandbox)
-        })?;
-        let network = status.network.unwrap_or_default();
-        let all = std::iter::once(network.ip)
-            .chain(network.additional_ips.into_iter().map(|ip| ip.ip))
-            .filter(|ip| !ip.is_empty());
-        // One that cannot be read makes all of them worthless.
-        let ips = all.map(|ip| ip.parse()).collect::<Result<Vec<IpAddr>, _>>().unwrap_or_default();
-        Ok((id, ips))
-    }
-
     pub(super) async fn start_container(
         &mut self,
         pass: &Pass,
-        kind: Kind,
+        kind: ContainerKind,
         container: &Container,
         sandbox: &SandboxId,
         sandbox_config: &cri::PodSandboxConfig,
@@ -208,7 +88,7 @@ impl Worker {
                 && c.sandbox_id == *sandbox
                 && c.hash() == hash
                 && (!self.record.waiting.contains_key(&container.name)
-                    || self.unknown_calls.contains(&container.name, START, c.id.as_str()))
+                    || self.retries.unknown_calls.contains(&container.name, START, c.id.as_str()))
         });
         let reused = made.is_some();
         let (id, restarts) = match made {
@@ -243,7 +123,7 @@ impl Worker {
                 StartFailure::RunContainerError,
             ));
         }
-        self.unknown_calls.settled(&container.name, START);
+        self.retries.unknown_calls.settled(&container.name, START);
         self.record.starting.remove(&container.name);
         self.ctx.reporting.events.pod(pod, EventType::Normal, "Started", "Container started", &field_path);
         self.link_log(container, &id, restarts).await;
@@ -252,7 +132,7 @@ impl Worker {
 
     /// Removes instances that a cut start ended before they ran: containerd gives a start up when its caller's connection
     /// dies. They are made again with the same attempt. True if there was one.
-    pub(super) async fn forget_cut_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
+    pub(super) async fn remove_interrupted_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
         let never_ran: Vec<_> = pass
             .runtime
             .containers
@@ -267,7 +147,7 @@ impl Worker {
             // containerd 1.6 may keep a task of such a start, and the container with it. Then it is made beside it, with the
             // next attempt.
             let removed = self.remove_container(&pass.pod, &pass.runtime, &instance.id, true).await;
-            forgotten |= self.unless_cut(removed)?;
+            forgotten |= self.tolerate_refusal(removed)?;
             self.record.starting.remove(&instance.name);
         }
         // What runs or is to be started again needs no note any more.
@@ -289,7 +169,7 @@ impl Worker {
     async fn make_container(
         &mut self,
         pass: &Pass,
-        kind: Kind,
+        kind: ContainerKind,
         container: &Container,
         sandbox: &SandboxId,
         sandbox_config: &cri::PodSandboxConfig,
@@ -307,7 +187,7 @@ impl Worker {
         };
         self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let mut pulls = self.record.pulls.clone();
-        let (ctx, secrets) = (self.ctx.pulling(), self.pull_secrets.clone());
+        let (ctx, secrets) = (self.ctx.pulling(), self.setup.pull_secrets.clone());
         let wanted = image::Wanted {
             pod,
             image: container.image.as_deref().unwrap_or_default(),
@@ -319,7 +199,7 @@ impl Worker {
         let begins = || {
             let (container, image) = (container.name.clone(), wanted.image.to_owned());
             self.meanwhile(Waiting::ImagePulling { container, image });
-            self.sandbox_is_ready();
+            self.report_sandbox_ready();
         };
         let ready = image::ensure(&ctx, wanted, &mut pulls, begins).await;
         self.record.pulls = pulls;
@@ -370,14 +250,14 @@ impl Worker {
             self.record.crash_loop.record_restart(&key, ago, boot, self.ctx.node.crash_loop);
         }
         self.save();
-        if kind != Kind::Ephemeral {
+        if kind != ContainerKind::Ephemeral {
             let resources = container.resources.clone().unwrap_or_default();
             self.ctx.checkpoints.allocations.actuate(&self.pod_ref.uid, &container.name, resources);
         }
         match self.ctx.runtime.calls.create_container(sandbox, config, &newer, sandbox_config.clone()).await {
             Ok(id) => {
-                self.unknown_calls.settled(&container.name, CREATE);
-                self.fresh.container_created(&id, sandbox);
+                self.retries.unknown_calls.settled(&container.name, CREATE);
+                self.observed.freshness.container_created(&id, sandbox);
                 self.ctx.reporting.events.pod(
                     pod,
                     EventType::Normal,
@@ -398,8 +278,8 @@ impl Worker {
     fn newer_config(&self, container: &Container) -> Result<CriExtensions, WaitingReason> {
         // Every mount of a volume is one in the request, and those that pod-sync adds come after them.
         let mounts = container.volume_mounts.iter().flatten().enumerate();
-        let mounts = mounts.filter_map(|(place, m)| Some((place, m, self.image_volumes.get(&m.name)?)));
-        let ids = self.userns.as_ref();
+        let mounts = mounts.filter_map(|(place, m)| Some((place, m, self.setup.image_volumes.get(&m.name)?)));
+        let ids = self.setup.user_namespace.as_ref();
         let mounts = mounts.map(|(place, mount, image)| {
             let mount = ImageMount {
                 container_path: mount.mount_path.clone(),
@@ -424,12 +304,12 @@ impl Worker {
         containers: &[&Container],
         sandbox_config: &cri::PodSandboxConfig,
     ) -> Result<(), Halt> {
-        self.image_volumes.clear();
+        self.setup.image_volumes.clear();
         let mounted =
             |name: &str| containers.iter().any(|c| c.volume_mounts.iter().flatten().any(|m| m.name == name));
         let volumes = pods::spec(pod).volumes.iter().flatten().filter(|v| mounted(&v.name));
         for (name, source) in volumes.filter_map(|v| Some((&v.name, v.image.as_ref()?))) {
-            let (ctx, secrets) = (self.ctx.pulling(), self.pull_secrets.clone());
+            let (ctx, secrets) = (self.ctx.pulling(), self.setup.pull_secrets.clone());
             let wanted = image::Wanted {
                 pod,
                 image: source.reference.as_deref().unwrap_or_default(),
@@ -439,13 +319,13 @@ impl Worker {
                 sandbox_config,
             };
             let mut pulls = self.record.pulls.clone();
-            let ready = image::ensure(&ctx, wanted, &mut pulls, || self.sandbox_is_ready()).await;
+            let ready = image::ensure(&ctx, wanted, &mut pulls, || self.report_sandbox_ready()).await;
             self.record.pulls = pulls;
             let ready = match ready {
                 Ok(ready) => Ok(cri::ImageSpec {
                     image: ready.image_ref,
                     user_specified_image: wanted.image.to_owned(),
-                    runtime_handler: self.handler.clone(),
+                    runtime_handler: self.setup.runtime_handler.clone(),
                     annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
                 }),
                 Err(NoImage::Waits(reason, _)) => Err(reason),
@@ -455,18 +335,18 @@ impl Worker {
                     None => return Err(Halt::interrupted(&e)),
                 },
             };
-            self.image_volumes.insert(name.clone(), ready);
+            self.setup.image_volumes.insert(name.clone(), ready);
         }
         Ok(())
     }
 
     /// Returns whether a call that did not succeed is a failure of `container`, to be shown and backed off from: an error of the
     /// runtime, or an outcome that stays unknown.
-    fn is_failure(&mut self, e: &CallError, container: &str, object: &str) -> bool {
+    pub(super) fn is_failure(&mut self, e: &CallError, container: &str, object: &str) -> bool {
         match e.outcome {
             Outcome::Ok | Outcome::NotDispatched => false,
             Outcome::RuntimeError => {
-                self.unknown_calls.settled(container, e.method);
+                self.retries.unknown_calls.settled(container, e.method);
                 true
             }
             Outcome::Unknown => self.has_repeated(e, container, object),
@@ -474,7 +354,7 @@ impl Worker {
     }
 
     fn has_repeated(&mut self, e: &CallError, container: &str, object: &str) -> bool {
-        self.unknown_calls.add(container, e.method, object, self.ctx.clock.boot())
+        self.retries.unknown_calls.add(container, e.method, object, self.ctx.clock.boot())
     }
 
     /// Returns the reason to wait with where the outcome of a call for an image stays unknown. A pull is backed off from.
@@ -524,8 +404,13 @@ impl Worker {
     ) -> Result<cri::ContainerConfig, ConfigError> {
         let (pod, node) = (&pass.pod, &self.ctx.node.settings);
         let objects = EnvObjects::fetch(pod, container, self.ctx.environment.objects.as_ref()).await;
-        let volume_paths =
-            self.mounted.iter().flatten().map(|(name, v)| (name.clone(), v.host_path.clone())).collect();
+        let volume_paths = self
+            .setup
+            .volumes
+            .iter()
+            .flatten()
+            .map(|(name, v)| (name.clone(), v.host_path.clone()))
+            .collect();
         let env = make_env(EnvInput {
             pod,
             container,
@@ -553,9 +438,9 @@ impl Worker {
             node,
             env: &env,
             mounts: &mounts,
-            runtime_handler: &self.handler,
-            features: self.features(&self.handler),
-            userns: self.userns.as_ref(),
+            runtime_handler: &self.setup.runtime_handler,
+            features: self.features(&self.setup.runtime_handler),
+            userns: self.setup.user_namespace.as_ref(),
             target_id: target(pod, container, &pass.runtime)?.map(ContainerId::as_str),
         })
     }

@@ -22,7 +22,7 @@ use quintlet_model::{labels, pod as pods};
 use tokio::sync::watch;
 
 use super::hooks::{self, HookError};
-use super::sync::{Kind, described};
+use super::pending_starts::{ContainerKind, described};
 use super::{Halt, Step, Worker, runtime_files};
 use crate::context::StopContext;
 use pod_sync_views as view;
@@ -150,14 +150,14 @@ impl ContainerStop<'_> {
     }
 }
 
-pub(super) fn find<'a>(pod: &'a Pod, name: &str) -> (Option<&'a Container>, Kind) {
+pub(super) fn find<'a>(pod: &'a Pod, name: &str) -> (Option<&'a Container>, ContainerKind) {
     let spec = pods::spec(pod);
     if let Some(c) = spec.containers.iter().find(|c| c.name == name) {
-        return (Some(c), Kind::Regular);
+        return (Some(c), ContainerKind::Regular);
     }
     match pods::init_containers(pod).iter().find(|c| c.name == name) {
-        Some(c) => (Some(c), Kind::Init),
-        None => (None, Kind::Ephemeral),
+        Some(c) => (Some(c), ContainerKind::Init),
+        None => (None, ContainerKind::Ephemeral),
     }
 }
 
@@ -282,7 +282,7 @@ pub(crate) async fn stop_all(
     let hooks = &RunningHooks::new(ctx, &runtime.pod.uid);
     let stops = plan.iter().filter_map(|step| {
         let instance = runtime.containers.iter().find(|c| c.id == step.id)?;
-        let (container, kind) = pod.map_or((None, Kind::Regular), |p| find(p, &instance.name));
+        let (container, kind) = pod.map_or((None, ContainerKind::Regular), |p| find(p, &instance.name));
         let of = pod.map_or_else(|| PodGrace::of_record(instance), PodGrace::of_pod);
         let stop = ContainerStop {
             ctx,

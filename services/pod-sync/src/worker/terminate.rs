@@ -51,7 +51,7 @@ impl Worker {
                 self.wait_for(&waiting::Waiting::Terminating { containers: running, grace }, Some(deadline));
             }
             self.show(false);
-            let cancel = self.cancel.clone();
+            let cancel = self.work_loop.cancel.clone();
             // What was asked for goes on where it is; with less grace it is asked for again.
             let killed = tokio::select! {
                 biased;
@@ -60,7 +60,7 @@ impl Worker {
             };
             if matches!(killed, Err(Halt::Cancelled)) {
                 self.acted();
-                self.fresh.require_full_inspection();
+                self.observed.freshness.require_full_inspection();
             }
             killed?;
         }
@@ -102,7 +102,7 @@ impl Worker {
         if let Some(status) = self.record.status.as_deref().cloned() {
             self.report(status, true);
         }
-        let ack = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.version);
+        let ack = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version);
         let refused = self.desired().rejected;
         // A mirror that is gone says nothing about its static pod.
         let is_static = pods::is_static(&self.pod);
@@ -146,7 +146,7 @@ impl Worker {
             self.acted();
         }
         // A sandbox of a cut call may still come to be: only a look of the whole runtime says that nothing is left.
-        self.fresh.require_full_inspection();
+        self.observed.freshness.require_full_inspection();
         let left = self.observe().await?;
         if !left.sandboxes.is_empty() || !left.containers.is_empty() {
             return Ok(Next::Again);
@@ -191,7 +191,7 @@ impl Worker {
     }
 
     async fn remove_dead(&mut self) -> Result<(), Halt> {
-        let acked = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.version).is_some();
+        let acked = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version).is_some();
         let told = acked || !self.ctx.node.has_api || pods::is_static(&self.pod);
         let evicted = self
             .record
@@ -199,7 +199,7 @@ impl Worker {
             .as_ref()
             .is_some_and(|t| t.stopped && t.cause == TerminationCause::Evicted);
         let fate = if evicted && told { PodDisposition::Removed } else { PodDisposition::Kept };
-        let Some(runtime) = self.seen.clone() else { return Ok(()) };
+        let Some(runtime) = self.observed.last.clone() else { return Ok(()) };
         let containers =
             gc::dead_containers(&runtime, fate, self.ctx.node.dead_containers, self.ctx.clock.wall());
         let sandboxes = gc::dead_sandboxes(&runtime, &containers, fate);

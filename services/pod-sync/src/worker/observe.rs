@@ -1,0 +1,205 @@
+//! Reads the runtime state of the pod and computes the status from it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::PodStatus;
+use pod_sync_clients::{EventType, ObserveError, Observed};
+use pod_sync_decisions::active::PodStart;
+use pod_sync_decisions::probes::{ProbeResults, record_starts};
+use pod_sync_decisions::worker::freshness::{Freshness, NextObservation};
+use pod_sync_decisions::{status, waiting};
+use quintlet_kit::task::blocking;
+use quintlet_model::ids::ContainerId;
+use quintlet_model::probe::{ProbeMemory, ProbeType};
+use quintlet_model::runtime::{ContainerState, Cursor, Known, PodRuntime, SharedPodRuntime};
+
+use super::{Halt, Pass, Worker, probe_targets, termination_message};
+
+/// The runtime state of the pod, as the worker last saw it.
+#[derive(Default)]
+pub(super) struct ObservedRuntime {
+    pub(super) freshness: Freshness,
+    pub(super) last: Option<SharedPodRuntime>,
+    // By container.
+    termination_messages: HashMap<ContainerId, String>,
+    // The probe results of an earlier run were handed to probe-service.
+    is_probe_memory_seeded: bool,
+}
+
+impl Worker {
+    // Returns the runtime state of the pod, never older than the last action.
+    pub(super) async fn observe(&mut self) -> Result<SharedPodRuntime, Halt> {
+        let uid = &self.pod_ref.uid;
+        let cached = self.ctx.runtime.pleg.get(uid);
+        let runtime = match (self.observed.freshness.next_observation(cached.as_deref()), cached) {
+            (NextObservation::UseCached, Some(cached)) => cached,
+            (look, cached) => {
+                let last = cached.as_ref().or(self.observed.last.as_ref());
+                let mut known = last.map_or_else(Known::default, |p| Known::of(p));
+                known.add(self.observed.freshness.created());
+                let full = look != NextObservation::Inspect { full: false };
+                match self.ctx.runtime.pleg.observe(uid, known, full).await {
+                    // A restarted pleg-service has only listed the pods, which is not a full inspection.
+                    Ok(observed) if !full && !self.observed.freshness.is_from_epoch(observed.epoch) => {
+                        return Err(Halt::Interrupted("pleg-service was restarted".to_owned()));
+                    }
+                    Ok(Observed { pod: Some(runtime), .. }) => runtime,
+                    Ok(Observed { pod: None, epoch }) => Arc::new(PodRuntime::empty(
+                        self.pod_ref.clone(),
+                        Cursor { epoch, rev: 0 },
+                        self.ctx.clock.boot(),
+                    )),
+                    Err(ObserveError::Unavailable(why)) => {
+                        self.wait_for(&waiting::Waiting::Service { name: "pleg-service" }, None);
+                        return Err(Halt::Interrupted(format!("runtime state cannot be read: {why}")));
+                    }
+                    Err(ObserveError::Runtime(why)) => {
+                        let message = format!("error determining status: {why}");
+                        self.ctx.reporting.events.pod(
+                            &self.pod,
+                            EventType::Warning,
+                            "FailedSync",
+                            &message,
+                            "",
+                        );
+                        return Err(Halt::failed(waiting::Waiting::Runtime { error: Some(why) }, message));
+                    }
+                }
+            }
+        };
+        self.observed.freshness.observed(runtime.cursor.epoch);
+        self.observed.last = Some(Arc::clone(&runtime));
+        let exited: Vec<_> = runtime
+            .containers
+            .iter()
+            .filter(|c| {
+                c.state == ContainerState::Exited && !self.observed.termination_messages.contains_key(&c.id)
+            })
+            .cloned()
+            .collect();
+        if !exited.is_empty() {
+            let pod = self.ctx.node.pod_dir(&self.pod_ref.uid);
+            let logs =
+                pod_sync_cri_config::paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
+            let read = move || {
+                let places = termination_message::Places { pod: &pod, logs: &logs };
+                exited.into_iter().map(|c| (c.id.clone(), termination_message::of(&c, places))).collect()
+            };
+            let read: Vec<_> = blocking(read).await;
+            self.observed.termination_messages.extend(read);
+        }
+        self.observed.termination_messages.retain(|id, _| runtime.containers.iter().any(|c| c.id == *id));
+        Ok(runtime)
+    }
+
+    // Begins a pass: observes the runtime and computes the status.
+    pub(super) async fn look(&mut self, is_terminal: bool) -> Result<Pass, Halt> {
+        let runtime = self.observe().await?;
+        let named = !self.ctx.runtime.state.borrow().name.is_empty()
+            || self.record.status.as_deref().and_then(status::runtime_name).is_some();
+        if !named && !runtime.containers.is_empty() {
+            return Err(Halt::Interrupted(
+                "the runtime's name, a part of container ids, is not known yet".to_owned(),
+            ));
+        }
+        if !self.observed.is_probe_memory_seeded {
+            self.observed.is_probe_memory_seeded = true;
+            let api = self.record.status.as_deref().or(self.pod.status.as_ref());
+            for (container, probe, memory) in
+                api.map(|s| probe_targets::seeds(&self.pod, s, &runtime)).unwrap_or_default()
+            {
+                let known = self.ctx.probes.memory(&self.pod_ref.uid);
+                if known
+                    .get(&(container.clone(), probe))
+                    .is_none_or(|m| m.container_id != memory.container_id)
+                {
+                    self.ctx.probes.seed(&self.pod_ref.uid, &container, probe, memory);
+                }
+            }
+        }
+        let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
+        record_starts(&mut self.record.container_starts, &runtime.containers, wall, boot);
+        let memory = self.ctx.probes.memory(&self.pod_ref.uid);
+        let mut probes = ProbeResults::default();
+        for ((_, probe), m) in &memory {
+            probes.add(*probe, m);
+        }
+        let probes_kept: Vec<_> = memory.into_iter().map(|((c, t), m)| (c, t, m)).collect();
+        if !same_but_for_counters(&self.record.probes, &probes_kept) {
+            self.record.probes = probes_kept;
+        }
+        if self.record.termination.is_none() {
+            self.note_resize(&runtime);
+        }
+        let known = self.record.status.as_deref().or(self.pod.status.as_ref());
+        if let Some(start) = known.and_then(|s| s.start_time.as_ref()) {
+            self.record.active = Some(PodStart::at(start.0, self.record.active, wall, boot));
+        }
+        let status = self.make_status(&runtime, &probes, is_terminal);
+        Ok(Pass { pod: Arc::clone(&self.pod), runtime, probes, status })
+    }
+
+    pub(super) fn make_status(
+        &self,
+        runtime: &PodRuntime,
+        probes: &ProbeResults,
+        is_terminal: bool,
+    ) -> PodStatus {
+        let handler = runtime.sandboxes.first().map(|s| s.runtime_handler.as_str()).unwrap_or_default();
+        let mut facts = self.ctx.facts(handler);
+        if facts.runtime_name.is_empty() {
+            // Before the first answer of the runtime, the scheme of the recorded container ids is used.
+            facts.runtime_name =
+                self.record.status.as_deref().and_then(status::runtime_name).unwrap_or_default();
+        }
+        status::generate(&status::StatusInput {
+            pod: &self.pod,
+            old: self.record.status.as_deref(),
+            runtime,
+            probes,
+            waiting: &self.record.waiting,
+            termination_messages: &self.observed.termination_messages,
+            resize: &self.ctx.checkpoints.allocations.condition_list(&self.pod_ref.uid),
+            actuated: self.ctx.checkpoints.allocations.actuated(&self.pod_ref.uid).as_ref(),
+            node: &facts,
+            is_terminal,
+            now: self.ctx.clock.wall(),
+            unstepped: self.steady_now(),
+        })
+    }
+
+    // Wall time without the steps of the clock since the pod started.
+    pub(super) fn steady_now(&self) -> jiff::Timestamp {
+        self.record.active.map_or_else(|| self.ctx.clock.wall(), |active| active.now(self.ctx.clock.boot()))
+    }
+
+    // Registers the probes of the pod with probe-service.
+    pub(super) fn set_targets(&self, pass: &Pass, terminating: bool) {
+        let input = probe_targets::TargetInput {
+            pod: &pass.pod,
+            status: &pass.status,
+            runtime: &pass.runtime,
+            terminating,
+            key: &self.ctx.node.grant_key,
+            starts: &self.record.container_starts,
+        };
+        if let Some(target) = probe_targets::target(&input) {
+            self.ctx.probes.set_target(&self.pod_ref.uid, target);
+        }
+    }
+
+    pub(super) fn acted(&mut self) {
+        self.observed.freshness.action_ended(self.ctx.clock.boot());
+    }
+}
+
+type Memories = [(String, ProbeType, ProbeMemory)];
+
+// Counters grow with every evaluation; only what a restart must not lose is worth a write.
+fn same_but_for_counters(a: &Memories, b: &Memories) -> bool {
+    a.len() == b.len()
+        && a.iter().zip(b).all(|((ac, at, am), (bc, bt, bm))| {
+            (ac, at) == (bc, bt) && *am == ProbeMemory { counter: am.counter, ..bm.clone() }
+        })
+}

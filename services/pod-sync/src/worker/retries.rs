@@ -1,0 +1,50 @@
+//! When the worker retries a step that failed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pod_sync_decisions::unknown_calls::UnknownCalls;
+use quintlet_kit::backoff::Backoff;
+
+use super::pending_starts::StartHold;
+
+/// First delay after a failed set-up of volumes (`pkg/volume/util/exponentialbackoff`).
+const MOUNT_WAIT: Duration = Duration::from_millis(500);
+/// Longest delay after a failed set-up of volumes. A kubelet waits up to two minutes.
+const MOUNT_WAIT_MAX: Duration = Duration::from_secs(16);
+
+/// Times (CLOCK_BOOTTIME) before which a failed step is not retried.
+pub(super) struct RetryTimes {
+    // Starts of containers that failed without a back-off of their own.
+    pub(super) containers: BTreeMap<String, StartHold>,
+    // Set-up of sandbox, cgroup and volumes.
+    pub(super) pod: Duration,
+    // A resize that the runtime refused.
+    pub(super) resize: Duration,
+    // Back-off between tries to set up volumes.
+    pub(super) mounts: Backoff,
+    // Calls whose outcome stays unknown, which count as failures after some tries.
+    pub(super) unknown_calls: UnknownCalls,
+}
+
+impl Default for RetryTimes {
+    fn default() -> Self {
+        Self {
+            containers: BTreeMap::new(),
+            pod: Duration::ZERO,
+            resize: Duration::ZERO,
+            mounts: Backoff::new(MOUNT_WAIT, 2.0, MOUNT_WAIT_MAX),
+            unknown_calls: UnknownCalls::default(),
+        }
+    }
+}
+
+impl RetryTimes {
+    /// Ends all waits except those for calls with unknown outcomes.
+    pub(super) fn reset(&mut self) {
+        self.containers.clear();
+        self.pod = Duration::ZERO;
+        self.resize = Duration::ZERO;
+        self.mounts.reset();
+    }
+}

@@ -1,0 +1,140 @@
+//! Creates the sandbox of a pod (`pkg/kubelet/kuberuntime: createPodSandbox`).
+
+use std::net::IpAddr;
+
+use k8s_cri::v1 as cri;
+use k8s_openapi::api::core::v1::Pod;
+use pod_sync_clients::EventType;
+use pod_sync_cri_config::error::ConfigError;
+use pod_sync_cri_config::sandbox::{SandboxInput, sandbox_config};
+use pod_sync_cri_config::{dns, paths};
+use pod_sync_decisions::waiting::Waiting;
+use quintlet_kit::failpoint;
+use quintlet_kit::task::blocking;
+use quintlet_model::ids::SandboxId;
+use quintlet_model::pod as pods;
+
+use super::{Halt, Step, Worker};
+
+/// The name of the sandbox in [`super::retries::RetryTimes::unknown_calls`].
+const SANDBOX: &str = "";
+
+impl Worker {
+    pub(super) fn sandbox_config(
+        &self,
+        pod: &Pod,
+        attempt: u32,
+        is_new: bool,
+    ) -> Result<cri::PodSandboxConfig, Halt> {
+        let node = &self.ctx.node.settings;
+        let cgroup_parent = self.ctx.environment.cgroups.pod_cgroup_parent(pod, &self.pod_ref.uid);
+        let host = match &node.resolv_conf {
+            Some(path) => dns::read_resolv_conf(path),
+            None => Ok(dns::ResolvConf::default()),
+        };
+        let build = || {
+            let (dns, warnings) = dns::pod_dns(pod, node, &host?);
+            // Each warning is said once for a sandbox.
+            for warning in warnings.iter().filter(|_| is_new) {
+                let (message, reason) = (warning.message(&self.pod_ref), warning.reason());
+                match warning.on_node() {
+                    // Without a cluster there is none to be configured.
+                    Some(text) if !self.ctx.node.has_api => {
+                        self.ctx.reporting.events.pod_and_node(pod, &node.node_name, reason, &message, text);
+                    }
+                    of_node => {
+                        self.ctx.reporting.events.pod(pod, EventType::Warning, reason, &message, "");
+                        if let Some(text) = of_node {
+                            self.ctx.reporting.events.node(&node.node_name, EventType::Warning, reason, text);
+                        }
+                    }
+                }
+            }
+            sandbox_config(SandboxInput {
+                pod,
+                names: &self.pod_ref,
+                attempt,
+                node,
+                cgroup_parent: &cgroup_parent,
+                dns: &dns,
+                runtime_handler: &self.setup.runtime_handler,
+                features: self.features(&self.setup.runtime_handler),
+                userns: self.setup.user_namespace.as_ref(),
+            })
+        };
+        build().map_err(|e: ConfigError| {
+            self.no_sandbox(pod, "Failed to generate sandbox config", &e.to_string())
+        })
+    }
+
+    pub(super) fn no_sandbox(&self, pod: &Pod, what: &str, why: &str) -> Halt {
+        let text = format!("Failed to create pod sandbox: {why}");
+        self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
+        Halt::failed(
+            Waiting::SandboxFailing { message: why.to_owned() },
+            format!("{what} for pod {:?}: {why}", self.pod_ref.to_string()),
+        )
+    }
+
+    pub(super) fn features(&self, handler: &str) -> pod_sync_cri_config::HandlerFeatures {
+        self.ctx.runtime.state.borrow().handlers.get(handler).copied().unwrap_or_default()
+    }
+
+    pub(super) async fn create_sandbox(
+        &mut self,
+        pod: &Pod,
+        config: cri::PodSandboxConfig,
+    ) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
+        let logs = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
+        let made =
+            blocking(move || failpoint::file!("log directory made", || std::fs::create_dir_all(&logs))).await;
+        if let Err(e) = made {
+            return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
+        }
+        self.save();
+        self.ctx.reporting.metrics.started_pods.inc();
+        let began = self.ctx.clock.boot();
+        let made = self.ctx.runtime.calls.run_sandbox(config, &self.setup.runtime_handler).await;
+        let took = self.ctx.clock.boot().saturating_sub(began);
+        self.ctx.reporting.metrics.sandbox_started(&self.setup.runtime_handler, took, made.is_ok());
+        let id = match made {
+            Ok(id) => id,
+            Err(e) => {
+                self.ctx.reporting.metrics.started_pods_errors.inc();
+                if !self.is_failure(&e, SANDBOX, "") {
+                    return Err(Halt::interrupted(&e));
+                }
+                if !self.is_ending() {
+                    let text = format!("Failed to create pod sandbox: {e}");
+                    self.ctx.reporting.events.pod(
+                        pod,
+                        EventType::Warning,
+                        "FailedCreatePodSandBox",
+                        &text,
+                        "",
+                    );
+                }
+                return Err(Halt::refused(&e, Step::MakeSandbox));
+            }
+        };
+        self.retries.unknown_calls.settled(SANDBOX, "RunPodSandbox");
+        self.observed.freshness.sandbox_created(&id);
+        if pods::host_network(pod) {
+            return Ok((id, self.ctx.node.settings.node_ips.get()));
+        }
+        let status = self.ctx.runtime.calls.sandbox_status(&id).await.map_err(|e| {
+            if e.is_refused_by_runtime() {
+                let text = format!("Unable to get pod sandbox status: {e}");
+                self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
+            }
+            Halt::of(&e, Step::ReadSandbox)
+        })?;
+        let network = status.network.unwrap_or_default();
+        let all = std::iter::once(network.ip)
+            .chain(network.additional_ips.into_iter().map(|ip| ip.ip))
+            .filter(|ip| !ip.is_empty());
+        // One that cannot be read makes all of them worthless.
+        let ips = all.map(|ip| ip.parse()).collect::<Result<Vec<IpAddr>, _>>().unwrap_or_default();
+        Ok((id, ips))
+    }
+}
