@@ -16,21 +16,21 @@ use quintlet_kit::args::CommonArgs;
 
 use pod_sync_shutdown::SystemBus;
 
-/// Desired pods, one worker per pod, pod status.
+/// Runs the desired pods of the node and computes their status.
 ///
-/// pod-sync reads pods from a manifest directory, a URL and an API server, and makes them run through cri-proxy. It owns
-/// the root directory: a second one on the same directory does not start.
+/// pod-sync reads pods from a manifest directory, a URL and an API server, and runs them through cri-proxy. It owns the root
+/// directory: a second pod-sync with the same directory does not start.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "pod-sync", version)]
 pub struct Args {
-    /// Arguments every service has.
+    /// Arguments of every service.
     #[command(flatten)]
     pub common: CommonArgs,
-    /// Where the configuration is.
+    /// Path of the configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// A user, by name or number, that may call this service besides root and this process's own: that of the node API. May be
-    /// given several times.
+    /// User, by name or number, that may call this service besides root and the user of this process: that of the node API. May
+    /// be given more than once.
     #[arg(long, value_name = "USER", value_parser = quintlet_kit::args::user_id)]
     pub allow_uid: Vec<u32>,
     /// The kubelet's root directory: pods, volumes, checkpoints.
@@ -39,113 +39,113 @@ pub struct Args {
     /// Directory (or one file) of pod manifests: YAML or JSON, with ConfigMaps and Secrets among them.
     #[arg(long, alias = "pod-manifest-path", value_name = "PATH")]
     pub manifests: Option<PathBuf>,
-    /// How often manifests are read again when nothing seems to have changed.
+    /// Interval between reads of the manifests without a change notification.
     #[arg(long, default_value = "20s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub file_check_frequency: Duration,
     /// URL of a pod or a list of pods.
     #[arg(long, value_name = "URL")]
     pub manifest_url: Option<String>,
-    /// A header for that URL, `Name: value`; may be given more than once.
+    /// Header of requests to that URL, `Name: value`; may be given more than once.
     #[arg(long, value_name = "HEADER", value_parser = header)]
     pub manifest_url_header: Vec<(String, String)>,
-    /// How often the URL is fetched.
+    /// Interval between requests to that URL.
     #[arg(long, default_value = "20s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub http_check_frequency: Duration,
-    /// Credentials for the API server. Without it pod-sync runs standalone.
+    /// Kubeconfig for the API server. Without it, pod-sync runs standalone.
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Name of the node. Default: the host's name in lower case.
+    /// Name of the node. Default: the hostname in lower case.
     #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
     pub node_name: Option<String>,
-    /// Address of the node, or one of each family; they have to be on an interface. 0.0.0.0 or :: says which family goes
-    /// first. Default: that of the node's name, else of the interface with the default route.
+    /// Address of the node, or one per family; each must be on an interface. 0.0.0.0 or :: selects the family that comes first.
+    /// Default: the address of the node's name, else of the interface with the default route.
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub node_ip: Vec<IpAddr>,
-    /// Addresses of the pods of a node without an API server, told to the runtime; with one, its Node says them.
+    /// Pod CIDRs that the runtime gets on a node without an API server. With an API server, the Node has them.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CIDR")]
     pub pod_cidr: String,
-    /// Port of the node API, published in the Node; 0 when there is none.
+    /// Port of the node API, published in the Node; 0 if there is none.
     #[arg(long, alias = "port", value_name = "PORT", default_value_t = 10250)]
     pub node_api_port: u16,
-    /// A label for the node, `key=value`; may be given more than once.
+    /// Label of the node, `key=value`; may be given more than once.
     #[arg(long, alias = "node-labels", value_name = "LABEL", value_delimiter = ',', value_parser = quintlet_config::pair)]
     pub node_label: Vec<(String, String)>,
-    /// Cgroup under which `kubepods` stands.
+    /// Parent cgroup of `kubepods`.
     #[arg(long, default_value = "/", value_name = "CGROUP")]
     pub cgroup_root: String,
-    /// Who makes cgroups, where the runtime does not tell.
+    /// Cgroup driver, if the runtime does not report one.
     #[arg(long, value_enum, default_value_t, value_name = "DRIVER")]
     pub cgroup_driver: CgroupDriver,
-    /// Directory of the pods' logs.
+    /// Directory of pod logs.
     #[arg(long, default_value = "/var/log/pods", value_name = "DIR")]
     pub pod_logs_dir: PathBuf,
-    /// Directory of links to containers' logs, for log collectors. Empty: no links.
+    /// Directory of links to container logs, for log collectors. Empty: no links.
     #[arg(long, default_value = "/var/log/containers", value_name = "DIR")]
     pub container_logs_dir: String,
-    /// Size from which a container's log is rotated, e.g. 10Mi. Negative: never.
+    /// Size from which a container log is rotated, e.g. 10Mi. Negative: never.
     #[arg(long, default_value = "10Mi", value_parser = size, value_name = "QUANTITY", allow_hyphen_values = true)]
     pub container_log_max_size: i64,
-    /// Files of one container's log, the one that is written to included; at least 2.
+    /// Maximum number of files of a container log, including the current one; at least 2.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..), value_name = "N")]
     pub container_log_max_files: u32,
-    /// Logs that are rotated at once; at least 1.
+    /// Maximum number of concurrent log rotations; at least 1.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), value_name = "N")]
     pub container_log_max_workers: u32,
-    /// How often logs are looked at; at least 3s.
+    /// Interval between checks of log sizes; at least 3s.
     #[arg(long, default_value = "10s", value_parser = monitor_interval, value_name = "DURATION")]
     pub container_log_monitor_interval: Duration,
-    /// Domain of the cluster, for DNS search lists. Empty: none.
+    /// Cluster domain, for DNS search lists. Empty: none.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "DOMAIN")]
     pub cluster_domain: String,
-    /// Address of the cluster's DNS server; may be given more than once.
+    /// Address of the cluster DNS server; may be given more than once.
     #[arg(long, value_name = "IP", value_delimiter = ',')]
     pub cluster_dns: Vec<String>,
     /// resolv.conf for pods with DNS policy Default. Empty: none.
     #[arg(long, default_value = "/etc/resolv.conf", value_name = "FILE")]
     pub resolv_conf: String,
-    /// How often a pod is looked at when nothing happened to it; jitter of up to half of it is added.
+    /// Interval between syncs of an unchanged pod, plus jitter of up to half of it.
     #[arg(long, default_value = "1m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub sync_frequency: Duration,
-    /// Unsafe sysctls that pods may set all the same; a `*` at the end of one stands for anything.
+    /// Unsafe sysctls that pods may set; a trailing `*` matches any suffix.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub allowed_unsafe_sysctls: Vec<String>,
     /// How images are pulled.
     #[command(flatten)]
     pub pulls: PullArgs,
-    /// How a shutdown of the machine waits for pods.
+    /// Settings of the graceful node shutdown.
     #[command(flatten)]
     pub shutdown: ShutdownArgs,
-    /// When images are removed.
+    /// Settings of image garbage collection.
     #[command(flatten)]
     pub images: ImageArgs,
-    /// How the kubelet's fields for pods and their resources are set.
+    /// Settings of pods and their resources.
     #[command(flatten)]
     pub resources: ResourceArgs,
 }
 
-/// How a shutdown of the machine waits for pods. By default it does not.
+/// Settings of the graceful node shutdown, which is disabled by default.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Shutdown of the machine")]
 pub struct ShutdownArgs {
-    /// How long a shutdown waits for pods to end. 0s: it does not.
+    /// Time that a shutdown waits for pods to terminate. 0s: disabled.
     #[arg(long, default_value = "0s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub shutdown_grace_period: Duration,
-    /// How much of that, at its end, is for critical pods.
+    /// Part of that time, at its end, that is reserved for critical pods.
     #[arg(long, default_value = "0s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub shutdown_grace_period_critical_pods: Duration,
-    /// Instead of both: seconds for pods from a priority on, `1000=30`; may be given more than once.
+    /// Instead of both: seconds for pods of this priority or higher, `1000=30`; may be given more than once.
     #[arg(long, value_delimiter = ',', value_parser = share, allow_hyphen_values = true, value_name = "PRIORITY=SECONDS")]
     pub shutdown_grace_period_by_pod_priority: Vec<PriorityGracePeriod>,
-    /// Address of the bus that logind is on. Default: the system's.
+    /// D-Bus address of logind. Default: the system bus.
     #[arg(long, value_name = "ADDRESS")]
     pub system_bus: Option<String>,
-    /// Directory of logind's additional configuration, for a longer InhibitDelayMaxSec.
+    /// Directory of logind drop-in files, for a longer InhibitDelayMaxSec.
     #[arg(long, default_value = "/etc/systemd/logind.conf.d", value_name = "DIR")]
     pub logind_drop_ins: PathBuf,
 }
 
 impl ShutdownArgs {
-    /// Which pods get how long.
+    /// Returns the grace period of each priority.
     ///
     /// # Errors
     /// The settings contradict each other.
@@ -162,33 +162,33 @@ impl ShutdownArgs {
         Ok(ShutdownPlan::from_priorities(self.shutdown_grace_period_by_pod_priority.clone()))
     }
 
-    /// The way to logind.
+    /// Returns the connection to logind.
     #[must_use]
     pub fn login(&self) -> SystemBus {
         SystemBus { address: self.system_bus.clone(), drop_ins: self.logind_drop_ins.clone() }
     }
 }
 
-/// When images that nobody uses are removed.
+/// When unused images are removed.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Image garbage collection")]
 pub struct ImageArgs {
-    /// Percent of the disk in use from which on images are removed. 100: never.
+    /// Disk usage in percent from which images are removed. 100: never.
     #[arg(long, default_value_t = 85, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub image_gc_high_threshold: u8,
-    /// Percent in use at which enough are removed.
+    /// Disk usage in percent at which the removal stops.
     #[arg(long, default_value_t = 80, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     pub image_gc_low_threshold: u8,
-    /// An image that came more recently is not removed.
+    /// Minimum age of an image before it may be removed.
     #[arg(long, default_value = "2m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub minimum_image_ttl_duration: Duration,
-    /// An image that nobody used for so long is removed, whatever the disk. 0s: never.
+    /// Time without use after which an image is removed, whatever the disk usage. 0s: never.
     #[arg(long, default_value = "0s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub image_maximum_gc_age: Duration,
 }
 
 impl ImageArgs {
-    /// As the policy of the collector.
+    /// Returns the policy of image garbage collection.
     #[must_use]
     pub fn policy(&self) -> ImageGcPolicy {
         ImageGcPolicy {
@@ -203,40 +203,40 @@ impl ImageArgs {
 /// Which process creates cgroups (`cgroupDriver`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum CgroupDriver {
-    /// pod-sync and the runtime, as directories.
+    /// Directories, created by pod-sync and the runtime.
     #[default]
     Cgroupfs,
-    /// systemd, as slices.
+    /// Slices, created by systemd.
     Systemd,
 }
 
-/// How images are pulled. Unset: 4 at once from one registry, 8 in all, begun as often as needed.
+/// How images are pulled. Default: 4 concurrent pulls per registry, 8 in total, without a rate limit.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Image pulls")]
 pub struct PullArgs {
-    /// One pull at a time.
+    /// Pull one image at a time.
     #[arg(long, value_name = "BOOL")]
     pub serialize_image_pulls: Option<bool>,
-    /// So many pulls at a time.
+    /// Maximum number of concurrent pulls.
     #[arg(long, value_name = "PULLS")]
     pub max_parallel_image_pulls: Option<usize>,
-    /// Pulls begun per second; one more is a failed one. 0: no limit.
+    /// Maximum number of pulls started per second; further pulls fail. 0: no limit.
     #[arg(long, value_name = "PULLS")]
     pub registry_qps: Option<u32>,
-    /// Pulls begun at once, where a rate is set. Default: 10.
+    /// Burst of pulls, if a rate is set. Default: 10.
     #[arg(long, value_name = "PULLS")]
     pub registry_burst: Option<u32>,
-    /// Which images that are there already may be used only by pods with credentials for them, or after another pull.
+    /// Which existing images require that the pod has credentials for them, or pulls them again.
     #[arg(long, value_enum, default_value = "NeverVerifyPreloadedImages", value_name = "POLICY")]
     pub image_pull_credentials_verification_policy: Verification,
-    /// Image for which NeverVerifyAllowlistedImages asks for no credentials: its name with the registry and without tag, or
+    /// Image for which NeverVerifyAllowlistedImages requires no credentials: its name with registry and without tag, or
     /// `registry/path/*`; may be given more than once.
     #[arg(long, value_delimiter = ',', value_name = "IMAGE")]
     pub preloaded_images_verification_allowlist: Vec<String>,
-    /// Which exec credential providers are asked for which images (CredentialProviderConfig).
+    /// Configuration of exec credential providers (CredentialProviderConfig).
     #[arg(long = "image-credential-provider-config", value_name = "FILE", requires = "provider_bin_dir")]
     pub provider_config: Option<PathBuf>,
-    /// Directory of their programs.
+    /// Directory of the programs of exec credential providers.
     #[arg(long = "image-credential-provider-bin-dir", value_name = "DIR", requires = "provider_config")]
     pub provider_bin_dir: Option<PathBuf>,
 }
@@ -257,10 +257,10 @@ pub enum Verification {
 }
 
 impl PullArgs {
-    /// Which images are verified.
+    /// Returns the images whose use is verified.
     ///
     /// # Errors
-    /// An entry of the list is malformed, or there is a list that no policy reads.
+    /// An entry of the allowlist is malformed, or there is an allowlist that the policy does not read.
     pub fn verification(&self) -> anyhow::Result<VerificationPolicy> {
         let list = &self.preloaded_images_verification_allowlist;
         let listed =
@@ -280,7 +280,7 @@ impl PullArgs {
         })
     }
 
-    /// The settings of the lanes.
+    /// Returns the limits of pulls.
     #[must_use]
     pub fn settings(&self) -> PullSettings {
         PullSettings {
@@ -292,23 +292,23 @@ impl PullArgs {
     }
 }
 
-/// What pods may have, and how many there may be.
+/// Limits of pods and their resources.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Pods and resources")]
 pub struct ResourceArgs {
-    /// Images that the Node's status names, the largest. -1: all.
+    /// Maximum number of images in the status of the Node, largest first. -1: all.
     #[arg(long, default_value_t = 50, allow_negative_numbers = true, value_name = "COUNT")]
     pub node_status_max_images: i32,
-    /// Pods the node takes.
+    /// Maximum number of pods.
     #[arg(long, default_value_t = 110, value_name = "COUNT")]
     pub max_pods: u32,
-    /// Pods per core, up to --max-pods. 0: --max-pods alone.
+    /// Maximum number of pods per core, up to --max-pods. 0: only --max-pods applies.
     #[arg(long, default_value_t = 0, value_name = "COUNT")]
     pub pods_per_core: u32,
-    /// User ids of a pod with a user namespace of its own, a multiple of 65536.
+    /// Number of user IDs of a pod with a user namespace, a multiple of 65536.
     #[arg(long, default_value_t = pod_sync_state::ID_UNIT, value_parser = ids, value_name = "COUNT")]
     pub ids_per_pod: u32,
-    /// Processes in a pod. -1: no limit.
+    /// Maximum number of processes in a pod. -1: no limit.
     #[arg(long, default_value_t = -1, allow_negative_numbers = true, value_name = "COUNT")]
     pub pod_max_pids: i64,
     /// Enforce CPU limits.
@@ -317,18 +317,18 @@ pub struct ResourceArgs {
     /// Period of CPU limits, 1ms to 1s.
     #[arg(long, default_value = "100ms", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub cpu_cfs_quota_period: Duration,
-    /// Give pods cgroups of their own, in a tier per class.
+    /// Create a cgroup per pod, below one per QoS class.
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub cgroups_per_qos: bool,
-    /// Amount kept from pods for the system, `cpu=100m`, `memory=1Gi`, `ephemeral-storage=1Gi`, `pid=100`; may be given more
-    /// than once.
+    /// Amount reserved for the system, `cpu=100m`, `memory=1Gi`, `ephemeral-storage=1Gi`, `pid=100`; may be given more than
+    /// once.
     #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "AMOUNT")]
     pub system_reserved: Vec<(String, String)>,
-    /// Amount kept from pods for Quintlet and the runtime, as --system-reserved.
+    /// Amount reserved for Quintlet and the runtime, as --system-reserved.
     #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "AMOUNT")]
     pub kube_reserved: Vec<(String, String)>,
-    /// What hard eviction keeps free, `memory.available=100Mi` or `memory.available<100Mi`, in percent of the capacity or as an
-    /// amount. Memory and the file system of --root-dir are kept back from allocatable; no pod is evicted yet.
+    /// Threshold of hard eviction, `memory.available=100Mi` or `memory.available<100Mi`, in percent of the capacity or as an
+    /// amount. Those of memory and of the file system of --root-dir reduce allocatable; no pod is evicted yet.
     #[arg(
         long,
         value_delimiter = ',',
@@ -340,41 +340,41 @@ pub struct ResourceArgs {
         ]
     )]
     pub eviction_hard: Vec<(String, String)>,
-    /// What is enforced by cgroups: `pods`, or `none`.
+    /// Limits that cgroups enforce: `pods`, or `none`.
     #[arg(long, default_value = "pods", value_delimiter = ',', value_name = "WORD")]
     pub enforce_node_allocatable: Vec<String>,
-    /// Swap for pods: NoSwap, or LimitedSwap (Burstable pods get a share of the machine's; cgroup v2).
+    /// Swap for pods: NoSwap, or LimitedSwap (a share of the swap for Burstable pods; requires cgroup v2).
     #[arg(long, default_value = "NoSwap", value_parser = ["NoSwap", "LimitedSwap"], value_name = "WORD")]
     pub memory_swap_behavior: String,
-    /// Whether the kernel kills one process of a container or all. Default: one with cgroup v1, all with v2.
+    /// Whether an OOM kill ends one process of a container or all. Default: one with cgroup v1, all with v2.
     #[arg(long, value_name = "BOOL")]
     pub single_process_oom_kill: Option<bool>,
-    /// Give containers without a seccomp profile RuntimeDefault.
+    /// Use RuntimeDefault for containers without a seccomp profile.
     #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub seccomp_default: bool,
-    /// Longest delay before a container that keeps ending is started again, 1s to 5m.
+    /// Maximum delay of the crash-loop back-off, 1s to 5m.
     #[arg(long, default_value = "5m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub max_container_restart_period: Duration,
-    /// Dead instances kept of each container, beside one that runs; at least the newest. -1: all. Default: two instances, dead
-    /// or not.
+    /// Maximum number of dead instances kept per container, besides a running one; at least the newest. -1: all. Default: two
+    /// instances, dead or running.
     #[arg(long, allow_negative_numbers = true, value_name = "COUNT")]
     pub maximum_dead_containers_per_container: Option<i32>,
-    /// How old a dead instance has to be before it may be removed.
+    /// Minimum age of a dead instance before it may be removed.
     #[arg(long, default_value = "0s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub minimum_container_ttl_duration: Duration,
-    /// How long a call to the runtime may take; RunPodSandbox twice as long, pulls and hooks have no such limit.
+    /// Timeout of calls to the runtime; twice as long for RunPodSandbox, none for pulls and hooks.
     #[arg(long, default_value = "2m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub runtime_request_timeout: Duration,
-    /// How often it is measured what a pod's volumes take on the disk. Zero or negative: never.
+    /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// A feature gate, `Name=true`; may be given more than once. All but KubeletCrashLoopBackOffMax are fixed.
+    /// Feature gate, `Name=true`; may be given more than once. All but KubeletCrashLoopBackOffMax are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }
 
 impl ResourceArgs {
-    /// Which dead containers are kept.
+    /// Returns which dead containers are kept.
     #[must_use]
     pub fn dead_containers(&self) -> pod_sync_decisions::gc::GcPolicy {
         pod_sync_decisions::gc::GcPolicy {
@@ -385,13 +385,13 @@ impl ResourceArgs {
 }
 
 impl Args {
-    /// Labels of the node.
+    /// Returns the labels of the node.
     #[must_use]
     pub fn labels(&self) -> BTreeMap<String, String> {
         self.node_label.iter().cloned().collect()
     }
 
-    /// How containers' logs are rotated.
+    /// Returns how container logs are rotated.
     #[must_use]
     pub fn container_logs(&self) -> pod_sync_logs::LogSettings {
         pod_sync_logs::LogSettings {
@@ -421,7 +421,7 @@ fn threshold(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// A number that the machine's words surely hold.
+/// Converts to `usize`, which has at least 32 bits on all supported platforms.
 fn index(n: u32) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
@@ -439,7 +439,7 @@ fn size(text: &str) -> Result<i64, String> {
     quintlet_model::quantity::Quantity::parse(text).map(|q| q.value()).map_err(|e| e.to_string())
 }
 
-/// As often as the kubelet allows (pkg/kubelet/apis/config/validation).
+/// Shortest interval that the kubelet allows (`pkg/kubelet/apis/config/validation`).
 const LEAST_MONITOR_INTERVAL: Duration = Duration::from_secs(3);
 
 fn monitor_interval(text: &str) -> Result<Duration, String> {
@@ -447,7 +447,7 @@ fn monitor_interval(text: &str) -> Result<Duration, String> {
     if interval < LEAST_MONITOR_INTERVAL { Err("want at least 3s".to_owned()) } else { Ok(interval) }
 }
 
-/// What is negative is none.
+/// Parses a duration; a negative one is zero.
 fn period(text: &str) -> Result<Duration, String> {
     let (is_negative, text) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));
     let period = humantime::parse_duration(text).map_err(|e| e.to_string())?;

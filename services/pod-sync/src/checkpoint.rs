@@ -1,7 +1,8 @@
-//! podsync.v1.Checkpoints: a running container's state in a file (pkg/kubelet/kubelet.go:CheckpointContainer).
+//! Serves podsync.v1.Checkpoints: writes the state of a running container to a file
+//! (`pkg/kubelet/kubelet.go: CheckpointContainer`).
 //!
-//! Here and not in node-api, which is asked for it: the runtime writes, as root, wherever it is told to. So the one that talks to
-//! the network names a pod and a container, and the one that owns the root directory says where the file goes.
+//! The runtime writes the file as root, to any path. Therefore node-api, which serves the network, names only pod and container,
+//! and pod-sync, which owns the root directory, chooses the path.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,7 +18,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::serve::Service;
 
-/// No checkpoint takes longer, whatever is asked for.
+/// Upper limit of the timeout in a request.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 #[tonic::async_trait]
@@ -43,7 +44,7 @@ impl Checkpoints for Service {
         );
         let made = self.ctx.runtime.calls.checkpoint_container(&id, &location, timeout).await;
         made.map_err(|e| Status::new(e.code, told(&e)))?;
-        tracing::info!(pod.uid = %uid, container.name = request.container, file = %location.display(), "checkpoint");
+        tracing::info!(pod.uid = %uid, container.name = request.container, file = %location.display(), "checkpointed container");
         Ok(Response::new(wire::CheckpointReply { location: location.display().to_string() }))
     }
 }
@@ -59,21 +60,21 @@ fn timeout(seconds: i64) -> Result<Duration, Status> {
     Ok(Duration::from_secs(seconds).min(LONGEST))
 }
 
-/// `<root>/checkpoints/checkpoint-<pod>_<namespace>-<container>-<time in the machine's zone>.tar`
+/// Returns `<root>/checkpoints/checkpoint-<pod>_<namespace>-<container>-<local time>.tar`.
 fn location(root: &Path, pod: &PodRef, container: &str, now: Timestamp) -> PathBuf {
     let time = now.to_zoned(TimeZone::system()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string();
-    // As RFC 3339 has it.
+    // RFC 3339.
     let time = time.strip_suffix("+00:00").map_or_else(|| time.clone(), |utc| format!("{utc}Z"));
     root.join("checkpoints").join(format!("checkpoint-{}_{}-{container}-{time}.tar", pod.name, pod.namespace))
 }
 
-/// What became of the call, as the kubelet says it: what the runtime answered is told with its gRPC code.
+/// Maps the error of the call to the text of the kubelet. An answer of the runtime keeps its gRPC code.
 fn told(error: &CallError) -> String {
     if !error.is_refused_by_runtime() {
         return error.to_string();
     }
     let code = match error.code {
-        // Go's spelling.
+        // Go spells the code like this.
         Code::Cancelled => "Canceled".to_owned(),
         code => format!("{code:?}"),
     };
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_the_runtime_is_told_with_its_code_and_what_never_reached_it_is_not() {
+    fn an_error_of_the_runtime_keeps_its_code_and_a_call_that_never_reached_it_does_not() {
         let error = |outcome, code| CallError { method: "m", outcome, code, message: "no".into() };
         for (outcome, code, want) in [
             (Outcome::RuntimeError, Code::Unimplemented, "rpc error: code = Unimplemented desc = no"),

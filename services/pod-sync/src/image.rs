@@ -1,4 +1,4 @@
-//! Having an image before a container starts (`pkg/kubelet/images/image_manager.go`).
+//! Ensures that the image of a container exists (`pkg/kubelet/images: EnsureImageExists`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use pod_sync_images::pull_records::{Access, PullInProgress};
 use crate::context::PullContext;
 pub use pod_sync_decisions::image_name::with_tag;
 
-/// What a runtime may put before its text, with the reason it stands for.
+/// Texts in pull errors of a runtime that have a waiting reason of their own.
 const SPECIAL: [(StartFailure, &str); 2] = [
     (StartFailure::RegistryUnavailable, "because the registry is unavailable"),
     (StartFailure::SignatureValidationFailed, "because the signature validation failed"),
 ];
 
-/// Why there is no image.
+/// Why an image is not available.
 #[derive(Debug)]
 pub enum NoImage {
-    /// The container waits with this reason. The back-off, where one began, ends at this boottime.
+    /// The container waits with this reason, until the end (CLOCK_BOOTTIME) of the pull back-off if there is one.
     Waits(WaitingReason, Option<Duration>),
-    /// Nothing is known: the call was cut.
+    /// The call was interrupted.
     Interrupted(CallError),
 }
 
@@ -37,31 +37,31 @@ fn waits(reason: StartFailure, message: String) -> NoImage {
     NoImage::Waits(reason.with_message(message), None)
 }
 
-/// An image that can be run.
+/// An image that exists on the node.
 #[derive(Debug, Clone)]
 pub struct Ready {
-    /// What the runtime calls it.
+    /// The reference that the runtime uses.
     pub image_ref: String,
-    /// What it says of it: the user above all.
+    /// The description by the runtime, which includes the user.
     pub image: cri::Image,
 }
 
-/// Image volumes of a pod by name: what to mount, or what the containers that mount it wait with.
+/// Image volumes of a pod by name: the image to mount, or the waiting reason of the containers that mount it.
 pub type Volumes = BTreeMap<String, Result<cri::ImageSpec, WaitingReason>>;
 
-/// An image that something of a pod wants.
+/// An image that a container or an image volume needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Wanted<'a> {
     pub pod: &'a Pod,
-    /// The image as the spec has it.
+    /// The image in the spec.
     pub image: &'a str,
     /// `imagePullPolicy` or `pullPolicy`.
     pub policy: &'a str,
-    /// What events are about.
+    /// Field path of the events.
     pub field_path: &'a str,
     /// The pod's pull secrets.
     pub secrets: &'a [Arc<Secret>],
-    /// For the runtime.
+    /// Passed to the runtime with the pull.
     pub sandbox_config: &'a cri::PodSandboxConfig,
 }
 
@@ -71,10 +71,10 @@ impl Wanted<'_> {
     }
 }
 
-/// Makes sure an image is there. `begins` is told when it has to be pulled for that.
+/// Ensures that an image exists and may be used. Calls `begins` before a pull.
 ///
 /// # Errors
-/// What wants it waits, or nothing is known.
+/// The image is not available and the container waits, or a call was interrupted.
 pub async fn ensure(
     ctx: &PullContext,
     wanted: Wanted<'_>,
@@ -108,7 +108,7 @@ pub async fn ensure(
             }
             Err(e) => return Err(NoImage::Interrupted(e)),
         }
-        // The same words where the pod may not use it: nobody is to learn what others have on the node.
+        // The same text as for an image that the pod may not use: a pod must not learn which images exist on the node.
         if wanted.policy == "Never" {
             let text = format!("Container image {name:?} is not present with pull policy of Never");
             wanted.event(ctx, EventType::Warning, "ErrImageNeverPull", &text);
@@ -148,7 +148,7 @@ async fn pull(
         Ok(Pulled { image_ref, pull_credentials, begun }) => {
             let found =
                 ctx.runtime.calls.image_status(cri::ImageSpec { image: image_ref.clone(), ..spec }).await;
-            // Under the name that a later look finds it by.
+            // Recorded under the name that a later lookup uses.
             let id = found.as_ref().ok().and_then(Option::as_ref).map_or(&image_ref, |i| &i.id);
             begun.pulled(id, pull_credentials);
             let found = inspected(found, name)?;
@@ -163,7 +163,7 @@ async fn pull(
                 "Successfully pulled image {name:?} in {took} ({whole} including waiting). Image size: {size} bytes."
             );
             wanted.event(ctx, EventType::Normal, "Pulled", &text);
-            tracing::debug!(pod.uid = wanted.pod.metadata.uid, image, "pulled");
+            tracing::debug!(pod.uid = wanted.pod.metadata.uid, image, "pulled image");
             Ok(Ready { image_ref, image: found })
         }
         Err(NotPulled::Failed(text)) => {
@@ -198,7 +198,7 @@ async fn pull(
     }
 }
 
-/// The image that was pulled, as the runtime describes it. Without its user a container would run as root in its place.
+/// Returns the description of a pulled image. Without the user in it, a container would run as root.
 fn inspected(found: Result<Option<cri::Image>, CallError>, name: &str) -> Result<cri::Image, NoImage> {
     let error = match found {
         Ok(Some(image)) => return Ok(image),
@@ -212,7 +212,7 @@ fn inspected(found: Result<Option<cri::Image>, CallError>, name: &str) -> Result
 
 struct Pulled<'a> {
     image_ref: String,
-    // Who may use it from now on.
+    // The credentials that may use the image.
     pull_credentials: PullCredentials,
     begun: PullInProgress<'a>,
 }
@@ -224,7 +224,7 @@ async fn may_use(ctx: &PullContext, wanted: Wanted<'_>, image: &str, id: &str) -
         Access::Pull => return false,
         Access::Ask => {}
     }
-    // With secrets that cannot be read the pull fails, and says so.
+    // Unreadable secrets make the pull fail with an error of its own.
     let Ok(presented) = credentials(ctx, wanted, image).await else { return false };
     let (mut secrets, mut accounts) = (Vec::new(), Vec::new());
     for one in presented {
@@ -251,7 +251,7 @@ enum NotPulled {
     Interrupted(CallError),
 }
 
-// Each credential in its order, until one is taken. Without any the pull is anonymous; after one it never is.
+// Pulls with each credential in order until one is accepted. The pull is anonymous only if there are no credentials.
 async fn try_all<'a>(
     ctx: &'a PullContext,
     wanted: Wanted<'_>,

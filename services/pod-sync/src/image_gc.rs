@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::context::{ImagePulls, NodeConfig, Reporting, RuntimeAccess, WorkerContext};
 
-/// Until the runtime has answered for the first time, and the least between two looks.
+/// Interval of tries before the first answer of the runtime, and the shortest interval of passes.
 const FIRST: Duration = Duration::from_secs(5);
 
 /// What image garbage collection uses.
@@ -52,7 +52,7 @@ pub async fn run(ctx: ImageGcContext, policy: ImageGcPolicy, stop: CancellationT
         return;
     }
     loop {
-        // Cutting the sleep only ends the loop.
+        // Both branches only wait.
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(wait) => {}
@@ -61,13 +61,13 @@ pub async fn run(ctx: ImageGcContext, policy: ImageGcPolicy, stop: CancellationT
         match pass(&ctx, &mut images, policy).await {
             Ok(()) => failures = 0,
             Err(Failure::Unavailable(why)) => {
-                tracing::debug!(why, "images not looked at");
+                tracing::debug!(why, "failed to list images");
                 wait = FIRST;
             }
             Err(Failure::Failed(why)) => {
                 failures = u32::saturating_add(failures, 1);
                 tracing::warn!(why, "image garbage collection failed");
-                // Once may be a statistic that was late.
+                // A single failure may be caused by late statistics.
                 if failures > 1 {
                     ctx.reporting.events.node(
                         &ctx.node.settings.node_name,
@@ -82,7 +82,7 @@ pub async fn run(ctx: ImageGcContext, policy: ImageGcPolicy, stop: CancellationT
 }
 
 enum Failure {
-    // Nothing was found out.
+    // The runtime could not be asked.
     Unavailable(String),
     Failed(String),
 }
@@ -94,7 +94,7 @@ impl From<CallError> for Failure {
 }
 
 async fn pass(ctx: &ImageGcContext, images: &mut ImageUsage, policy: ImageGcPolicy) -> Result<(), Failure> {
-    // Before the list: one that is used from now on was first seen just now, and too young.
+    // Read before the list, so that an image used from now on counts as new, and is too young to be removed.
     let began = ctx.clock.boot();
     let in_use = in_use(ctx).await?;
     let mut listed = ctx.runtime.calls.images().await?;
@@ -102,11 +102,11 @@ async fn pass(ctx: &ImageGcContext, images: &mut ImageUsage, policy: ImageGcPoli
     images.observe(&listed, &in_use, now);
     let (mut gone, mut refused) = (BTreeSet::new(), Vec::new());
     for image in images.unused_for_max_age(&listed, &in_use, policy, now) {
-        match remove(&ctx.runtime.calls, image, "nobody used it for long").await {
+        match remove(&ctx.runtime.calls, image, "maximum age").await {
             Ok(()) => {
                 gone.insert(image.id.clone());
             }
-            // The others go all the same.
+            // The other images are still removed.
             Err(Failure::Failed(why)) => refused.push(why),
             Err(cut @ Failure::Unavailable(_)) => return Err(cut),
         }
@@ -131,18 +131,23 @@ async fn pass(ctx: &ImageGcContext, images: &mut ImageUsage, policy: ImageGcPoli
             return Err(Failure::Failed(text));
         }
         let Some(wanted) = bytes_to_free(disk, policy) else { continue };
-        tracing::info!(mountpoint, usage = usage_percent(disk), wanted, "the disk of images is full");
+        tracing::info!(
+            mountpoint,
+            usage = usage_percent(disk),
+            wanted,
+            "image file system is above the high threshold"
+        );
         let mut freed = 0;
         for image in images.least_recently_used(&listed, &in_use, policy, now) {
             if freed >= wanted {
                 break;
             }
-            match remove(&ctx.runtime.calls, image, "its room is needed").await {
+            match remove(&ctx.runtime.calls, image, "disk usage").await {
                 Ok(()) => {
                     freed = u64::saturating_add(freed, image.size);
                     there.remove(&image.id);
                 }
-                Err(Failure::Failed(why)) => tracing::info!(image = image.id, why, "image not removed"),
+                Err(Failure::Failed(why)) => tracing::info!(image = image.id, why, "failed to remove image"),
                 Err(cut @ Failure::Unavailable(_)) => return Err(cut),
             }
         }
@@ -166,14 +171,14 @@ async fn pass(ctx: &ImageGcContext, images: &mut ImageUsage, policy: ImageGcPoli
     if refused.is_empty() { Ok(()) } else { Err(Failure::Failed(refused.join("; "))) }
 }
 
-/// Finds out, once the runtime answers, what became of pulls that an earlier run began.
+/// Resolves the pull intents of an earlier run, as soon as the runtime lists its images.
 pub async fn recover_pulls(ctx: ImageGcContext, stop: CancellationToken) {
     while ctx.images.pull_records.has_stale_intents() {
         match ctx.runtime.calls.images().await {
             Ok(images) => return ctx.images.pull_records.recover(&images),
-            Err(error) => tracing::debug!(%error, "images not looked at"),
+            Err(error) => tracing::debug!(%error, "failed to list images"),
         }
-        // Cutting the sleep only ends the loop.
+        // Both branches only wait.
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(FIRST) => {}
@@ -182,11 +187,11 @@ pub async fn recover_pulls(ctx: ImageGcContext, stop: CancellationToken) {
 }
 
 async fn remove(runtime: &Runtime, image: &Image, why: &str) -> Result<(), Failure> {
-    tracing::info!(image = image.id, names = ?image.names, bytes = image.size, why, "image removed");
+    tracing::info!(image = image.id, names = ?image.names, bytes = image.size, why, "removing image");
     runtime.remove_image(&image.id).await.map_err(Failure::from)
 }
 
-// Ids and names: of every container, running or dead, of image volumes, and of the sandboxes' own image.
+// Returns IDs and names of the images in use by containers (running or dead), image volumes and sandboxes.
 async fn in_use(ctx: &ImageGcContext) -> Result<BTreeSet<String>, Failure> {
     let all = ctx
         .runtime
@@ -208,7 +213,7 @@ async fn in_use(ctx: &ImageGcContext) -> Result<BTreeSet<String>, Failure> {
     Ok(out)
 }
 
-// As Go's units package writes sizes of disks: `37.05GB`.
+// Formats a size as Go's units package does: `37.05GB`.
 fn human(bytes: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "four digits are shown")]
     let mut size = bytes as f64;

@@ -1,4 +1,4 @@
-//! podsync.v1: pods, decisions and events for whoever asks.
+//! Serves podsync.v1: pods, decisions and events.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -18,9 +18,9 @@ use crate::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAccess, Worke
 use pod_sync_storage::Measured;
 use pod_sync_views::{PodView, columns};
 
-/// Changes on the way to one reader; a full stream makes the reader skip states, never the workers wait.
+/// Length of the queue of changes to one reader. A slow reader skips states; the workers never wait for it.
 const STREAM: usize = 64;
-/// Events in one explanation.
+/// Number of events in an explanation.
 const EXPLAIN_EVENTS: usize = 20;
 
 /// What the services of podsync.v1 use.
@@ -41,7 +41,7 @@ pub struct ServeContext {
     pub measured: Arc<Measured>,
 }
 
-/// All of the package's services: PodSync here, Checkpoints in `checkpoint`, Storage in `storage`.
+/// The services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Storage in `storage`.
 #[derive(Debug, Clone)]
 pub struct Service {
     pub(crate) ctx: Arc<ServeContext>,
@@ -74,8 +74,8 @@ impl Service {
     }
 }
 
-/// Which of these pods (namespace, name, time) is meant: one of that very name, or a static pod without the node's at its
-/// end. A static pod that is being replaced has its name twice: the newer one.
+/// Selects one of the pods (namespace, name, time) by name: an exact match, or a static pod whose name without the node suffix
+/// matches. Of two static pods with the same name, of which one replaces the other, it selects the newer one.
 fn meant<'a>(
     pods: impl Iterator<Item = (&'a str, &'a str, i64)>,
     namespace: Option<&str>,
@@ -209,7 +209,7 @@ impl PodSync for Service {
                     }
                 }
                 sent = now;
-                // The version only says that there is something new; all of it is read above.
+                // The version only signals a change; the views are read above.
                 tokio::select! {
                     () = tx.closed() => return,
                     changed = versions.changed() => if changed.is_err() { return },
@@ -269,14 +269,14 @@ impl PodSync for Service {
         let selector = request.into_inner().pod;
         let uid = match self.find(&selector) {
             Ok(view) => view.pod_ref.uid.clone(),
-            // What is left of a pod that no source has is in no view.
+            // An orphaned pod has no view.
             Err(unknown) => PodUid::parse(&selector)
                 .ok()
                 .filter(|uid| self.ctx.faults.containment.wait(uid).is_some())
                 .ok_or(unknown)?,
         };
         let waited = self.ctx.faults.containment.retry(&uid);
-        tracing::info!(pod.uid = %uid, waited, "pod is tried again for an operator");
+        tracing::info!(pod.uid = %uid, waited, "operator requested a retry of the suspended pod");
         self.ctx.control.wakeups.wake(&uid);
         self.ctx.control.wakeups.wake_housekeeping();
         Ok(Response::new(wire::RetryReply { uid: uid.to_string(), waited }))
@@ -349,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_of_that_very_name_is_meant_before_a_static_one_that_is_called_so_without_its_node() {
+    fn an_exact_name_is_selected_before_a_static_pod_whose_name_matches_without_the_node() {
         let pods =
             [("a", "web-n1", 9), ("b", "web", 1), ("a", "web", 2), ("b", "db-n1", 3), ("b", "db-n1", 5)];
         for (namespace, name, want) in [

@@ -1,4 +1,4 @@
-//! From the command line, and so from the configuration, to what the node is and allows.
+//! Computes the settings of the node from the arguments, and thus from the configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use quintlet_model::quantity::Quantity;
 
 use crate::args::Args;
 
-/// Settings and facts of the node.
+/// Returns the settings and facts of the node.
 ///
 /// # Errors
-/// Arguments that do not go together, or not with this machine.
+/// Arguments contradict each other or do not fit this machine.
 pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
     pod_sync_node::check_addresses(&args.node_ip).map_err(anyhow::Error::msg)?;
     let node_name = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
@@ -34,7 +34,7 @@ pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
     Ok(settings)
 }
 
-/// Fills the facts of the machine: memory, cgroup version, huge pages, swap controller, SELinux, AppArmor, thermal throttling.
+/// Sets the facts of the machine: memory, cgroup version, huge pages, swap controller, SELinux, AppArmor, thermal throttling.
 fn detect(settings: &mut NodeSettings) {
     use procfs::Current as _;
     if let Ok(info) = procfs::Meminfo::current() {
@@ -52,7 +52,7 @@ fn detect(settings: &mut NodeSettings) {
     settings.thermal_throttle = thermal_throttle_paths(Path::new("/sys/devices/system/cpu"));
 }
 
-/// What pods may have. The facts of the machine are there already.
+/// Sets the limits of pods, after the facts of the machine.
 fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     let given = &args.resources;
     settings.seccomp_default = given.seccomp_default;
@@ -74,7 +74,7 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
         pod_sync_node::eviction_reserve(&given.eviction_hard, &capacity).map_err(anyhow::Error::msg)?;
     for (name, wanted) in settings.reserved.iter().chain(&settings.eviction_reserve) {
         let Some(have) = capacity.get(name).map(Quantity::of) else { continue };
-        // One of the two may be missing.
+        // Either of the two may be missing.
         let of = |list: &ResourceList| list.get(name).copied().unwrap_or_default();
         ensure!(
             of(&settings.reserved) + of(&settings.eviction_reserve) <= have,
@@ -89,7 +89,7 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both reservations together.
+/// Returns the sum of both reservations.
 fn reserved(system: &[(String, String)], kube: &[(String, String)]) -> anyhow::Result<ResourceList> {
     let mut all = ResourceList::new();
     for (name, amount) in system.iter().chain(kube) {
@@ -131,7 +131,7 @@ mod tests {
     const KUBELET: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
     const OWN: &str = "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";
 
-    /// The arguments of `pod-sync --config FILE FLAGS`.
+    /// Returns the arguments of `pod-sync --config FILE FLAGS`.
     fn args(file: &str, flags: &[&str]) -> Args {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.yaml");

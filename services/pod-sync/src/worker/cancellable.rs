@@ -1,6 +1,6 @@
-//! What a sync waits for before it reaches the runtime, made to end when the sync is cancelled.
+//! Cancels the reads of objects and tokens with the sync that waits for them.
 //!
-//! Only fetching is cut. What is in hand is applied to the end, so that whoever takes volumes down meets nobody.
+//! Only reads are cancelled. Objects that were read are written completely, so that a removal of volumes never meets a writer.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 const CANCELLED: &str = "the pod changed meanwhile";
 
-/// A source of objects or tokens that answers with an error once the sync is cancelled.
+/// A source of objects or tokens that returns an error once the sync is cancelled.
 pub(super) struct Cancellable<S: ?Sized> {
     pub(super) inner: Arc<S>,
     pub(super) cancel: CancellationToken,
@@ -21,7 +21,7 @@ pub(super) struct Cancellable<S: ?Sized> {
 
 impl<S: ?Sized> Cancellable<S> {
     async fn unless<T, E>(&self, work: impl Future<Output = Result<T, E>>, error: E) -> Result<T, E> {
-        // A read that is dropped is made again by the next pass.
+        // The next pass repeats a dropped read.
         tokio::select! {
             biased;
             () = self.cancel.cancelled() => Err(error),

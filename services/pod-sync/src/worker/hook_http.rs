@@ -1,4 +1,5 @@
-//! The HTTP GET of a lifecycle hook (pkg/kubelet/lifecycle): any answer is a success, nobody's certificate is asked for.
+//! The httpGet handler of lifecycle hooks (`pkg/kubelet/lifecycle`). Every answer is a success, and certificates are not
+//! verified.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
@@ -14,18 +15,18 @@ use quintlet_kit::redirect;
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";
 
-/// How the request was made.
+/// The scheme of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Sent {
     AsAsked,
-    /// In plain HTTP, since this host and port answered HTTPS so.
+    /// Plain HTTP, because the server answered an HTTPS request in plain HTTP.
     Plain(String),
 }
 
-/// Sends the request; `ip` is the pod's address, for a handler that names no host.
+/// Sends the request. `ip` is the address of the pod, for a handler without a host.
 ///
 /// # Errors
-/// Its text: a bad handler, or no answer.
+/// The handler is invalid, or the server did not answer.
 pub(super) async fn get(
     get: &HTTPGetAction,
     container: Option<&Container>,
@@ -48,9 +49,13 @@ pub(super) async fn get(
     }
     match follow(url("https")?, &headers, host_header.as_ref()).await {
         Err(e) if e.is_plain_answer() => {
-            tracing::info!(host = bracketed, port, "an HTTPS hook is answered in plain HTTP: sent again so");
+            tracing::info!(
+                host = bracketed,
+                port,
+                "server answered HTTPS hook in plain HTTP, repeating the request"
+            );
             let mut headers = headers;
-            // Nobody was to read these on the way.
+            // Credentials must not be sent unencrypted.
             headers.remove(header::AUTHORIZATION);
             let sent = follow(url("http")?, &headers, host_header.as_ref()).await;
             sent.map(|()| Sent::Plain(format!("{bracketed}:{port}"))).map_err(|e| e.to_string())
@@ -59,7 +64,7 @@ pub(super) async fn get(
     }
 }
 
-// The headers to send, and the host the request names where that is not the one connected to.
+// Returns the headers to send, and the Host header if it differs from the host that is connected to.
 fn headers(given: &[HTTPHeader]) -> Result<(HeaderMap, Option<HeaderValue>), String> {
     let (mut headers, mut host) = (HeaderMap::new(), None);
     for HTTPHeader { name, value } in given {
@@ -78,7 +83,7 @@ fn headers(given: &[HTTPHeader]) -> Result<(HeaderMap, Option<HeaderValue>), Str
             None => {
                 headers.insert(name, HeaderValue::from_static(value));
             }
-            // Given without a value it is not sent at all.
+            // As in Go, an empty value suppresses the header.
             Some(v) if v.is_empty() => {
                 headers.remove(&name);
             }
@@ -99,7 +104,7 @@ enum NoAnswer {
 }
 
 impl NoAnswer {
-    // What a server of plain HTTP says to a TLS hello is no TLS record.
+    // An answer in plain HTTP is no TLS record.
     fn is_plain_answer(&self) -> bool {
         let Self::Transport { error, .. } = self else { return false };
         sources(error).any(is_no_tls)
@@ -112,7 +117,7 @@ fn sources(
     std::iter::successors(std::error::Error::source(error), |e| e.source())
 }
 
-// Why there is no connection in Go's words, as the kubelet has it; anything else in ours.
+// Returns the text of Go's error for a failed connection, as the kubelet reports it; other errors keep their own text.
 fn words(url: &Uri, error: &hyper_util::client::legacy::Error) -> String {
     let refused = sources(error)
         .filter_map(|e| e.downcast_ref::<std::io::Error>())
@@ -127,7 +132,7 @@ fn words(url: &Uri, error: &hyper_util::client::legacy::Error) -> String {
     }
 }
 
-// An I/O error hides what it was made of from `source`.
+// `io::Error::source` skips the wrapped error itself.
 fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     if let Some(io) = error.downcast_ref::<std::io::Error>() {
         return io.get_ref().is_some_and(|inner| is_no_tls(inner));
@@ -136,7 +141,7 @@ fn is_no_tls(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error, Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)))
 }
 
-// Follows redirects within the host; one that leads elsewhere is an answer like any other.
+// Follows redirects within the host. A redirect to another host counts as an answer.
 async fn follow(first: Uri, headers: &HeaderMap, host: Option<&HeaderValue>) -> Result<(), NoAnswer> {
     let (mut url, mut host) = (first.clone(), host);
     for _ in 0..redirect::MAX_REQUESTS {
@@ -168,7 +173,7 @@ async fn send(
         .https_or_http()
         .enable_http1()
         .build();
-    // A client of its own for each request: hooks are rare, and no connection is kept.
+    // One client per request: hooks are rare, and no connection is reused.
     let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
     client.request(request).await.map_err(|error| NoAnswer::Transport { url: url.clone(), error })
 }

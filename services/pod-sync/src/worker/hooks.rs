@@ -1,4 +1,4 @@
-//! Lifecycle hooks: exec, HTTP, sleep.
+//! Runs lifecycle hooks: exec, httpGet, sleep (`pkg/kubelet/lifecycle`).
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,19 +18,19 @@ use super::stop::find;
 use super::{Halt, Pass, Worker};
 use crate::context::StopContext;
 
-/// As much of what a command wrote goes into a status, bytes of either stream.
+/// Limit of the output of a hook in a status, bytes per stream.
 const SAID: usize = 1024;
 
-/// How a hook did not succeed.
+/// Why a hook did not succeed.
 #[derive(Debug)]
 pub(super) enum HookError {
     Failed {
-        /// In words.
+        /// Error text.
         error: String,
-        /// What a command wrote, stdout first.
+        /// Output of the command, stdout first.
         output: String,
     },
-    /// Its call was cut: whether it ran is not known, and says nothing about the pod.
+    /// The call was interrupted: whether the hook ran is unknown, and the pod is not at fault.
     Interrupted(CallError),
 }
 
@@ -40,16 +40,16 @@ impl HookError {
     }
 }
 
-/// Runs one hook to its end. With `began` (boottime) an earlier pod-sync had it on record as begun, and not as ended: it
-/// may have run, may run now, and may never have been asked for.
+/// Runs one hook to its end. `began` (CLOCK_BOOTTIME) is given if an earlier pod-sync recorded the start of the hook and not
+/// its end: the hook may have run, may be running, or may never have started.
 ///
-/// A command runs once: cri-proxy tells which of the three it is. Where that died too nobody can, and the command is taken
-/// to have begun, since it goes on without its callers. Of a request nobody can ever tell, and it is made again: Kubernetes
-/// promises hooks at least once, and says that an agent that comes back may send one anew. A sleep lasts for the rest of
-/// its time.
+/// - A command runs once: cri-proxy knows which of the three holds. If cri-proxy was restarted, too, the command is taken as
+///   started, since it runs on without its callers.
+/// - An HTTP request is sent again. Kubernetes promises at-least-once delivery of hooks.
+/// - A sleep lasts for the rest of its time.
 ///
 /// # Errors
-/// It failed, or nothing is known.
+/// The hook failed, or its call was interrupted.
 pub(super) async fn run(
     ctx: &StopContext,
     pod: Option<&Pod>,
@@ -120,7 +120,7 @@ fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
     Err(HookError::Failed { error, output: text(&[output.stdout, output.stderr].concat()) })
 }
 
-/// What a container waits with after its postStart hook, in the kubelet's words (pkg/kubelet/lifecycle/handlers.go).
+/// Returns the message of a failed postStart hook, with the text of the kubelet (`pkg/kubelet/lifecycle/handlers.go`).
 fn told(hook: &LifecycleHandler, container: &str, pod: &str, error: &str, output: &str) -> String {
     let of = format!("for Container {container:?} in Pod {pod:?} failed - error: {error}");
     if let Some(exec) = &hook.exec {
@@ -133,7 +133,7 @@ fn told(hook: &LifecycleHandler, container: &str, pod: &str, error: &str, output
 }
 
 impl Worker {
-    /// Runs postStart, or waits for one that an earlier pod-sync began; where it fails the container is stopped.
+    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the container is stopped.
     pub(super) async fn post_start(
         &mut self,
         pod: &Pod,
@@ -151,7 +151,7 @@ impl Worker {
         let began = self.record.post_starts.get(id.as_str()).copied().flatten();
         self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
         self.save();
-        // Where the pod ends, a command is left to the runtime, which ends it with its container; a request is dropped.
+        // If the pod terminates meanwhile, the runtime ends a command with its container, and a request is dropped.
         let stopping = self.ctx.stopping();
         let ran = run(&stopping, Some(pod), Some(container), hook, id, ips, began);
         let Some(ran) = unless_ending(ran, self.until_ending()).await else { return Err(NotStarted::Ends) };
@@ -161,7 +161,7 @@ impl Worker {
                 return Ok(());
             }
             Err(HookError::Interrupted(e)) => {
-                // It was not asked for: it is still owed.
+                // The hook never started: a later pass runs it.
                 if e.outcome == Outcome::NotDispatched && began.is_none() {
                     self.record.post_starts.insert(id.to_string(), None);
                     self.save();
@@ -188,19 +188,19 @@ impl Worker {
         Err(NotStarted::Waits(StartFailure::PostStartHookError.with_message(why)))
     }
 
-    // The bell may ring for anything, and another pass follows each hook: a ring that is taken here is not missed.
+    // Takes wake-ups of any cause. None is lost, since another pass follows each hook.
     async fn until_ending(&self) {
         while !self.is_ending() {
             self.work_loop.wakeup.notified().await;
         }
     }
 
-    /// Sees to postStart hooks of containers that an earlier pod-sync started. True if there was one.
+    /// Finishes the postStart hooks of containers that an earlier pod-sync started. Returns whether there were any.
     pub(super) async fn finish_post_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
         let is = |id: &str, state: ContainerState| {
             pass.runtime.containers.iter().find(|c| c.id.as_str() == id && c.state == state)
         };
-        // One that was made is started by this pass or a later one, and its hook run then.
+        // A container that is only created runs its hook when a pass starts it.
         self.record.post_starts.retain(|id, _| {
             is(id, ContainerState::Running).or_else(|| is(id, ContainerState::Created)).is_some()
         });

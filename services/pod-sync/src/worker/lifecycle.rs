@@ -261,7 +261,7 @@ impl Worker {
             Ok(()) => Ok(true),
             Err(Halt::Failed { error, .. }) => {
                 let (pod, uid) = (self.name(), self.pod_ref.uid.as_str());
-                tracing::warn!(pod.name = pod, pod.uid = uid, error, "dead instances not removed");
+                tracing::warn!(pod.name = pod, pod.uid = uid, error, "failed to remove dead instances");
                 Ok(false)
             }
             Err(cut @ (Halt::Interrupted(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) => Err(cut),

@@ -21,7 +21,7 @@ use super::{Halt, Pass, Worker, probe_targets, termination_message};
 pub(super) struct ObservedRuntime {
     pub(super) freshness: Freshness,
     pub(super) last: Option<SharedPodRuntime>,
-    // By container.
+    // Termination messages of exited containers.
     termination_messages: HashMap<ContainerId, String>,
     // The probe results of an earlier run were handed to probe-service.
     is_probe_memory_seeded: bool,
@@ -196,7 +196,7 @@ impl Worker {
 
 type Memories = [(String, ProbeType, ProbeMemory)];
 
-// Counters grow with every evaluation; only what a restart must not lose is worth a write.
+// Counters grow with every probe. Only changes that a restart must not lose are written.
 fn same_but_for_counters(a: &Memories, b: &Memories) -> bool {
     a.len() == b.len()
         && a.iter().zip(b).all(|((ac, at, am), (bc, bt, bm))| {

@@ -14,18 +14,18 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 use super::{ERROR_WAIT, Pass, Worker, jitter};
 
-/// For how long an error is shown before the back-off takes its place: the kubelet's next sync comes with its next relist.
+/// How long an error is reported before the back-off replaces it. In a kubelet, the next relist causes the next sync.
 const ERROR_SHOWN: Duration = Duration::from_secs(1);
 
-/// How long a start that failed is left alone (boottime).
+/// The time (CLOCK_BOOTTIME) before which a failed start is not retried.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StartHold {
-    // Where a container ended by it: from then on the crash-loop back-off has it.
+    // If the start left an exited container, which the crash-loop back-off then delays.
     if_ended: Duration,
     until: Duration,
 }
 
-/// Which list of the spec a container stands in.
+/// The list of the pod spec that a container is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ContainerKind {
     Init,
@@ -42,7 +42,7 @@ impl ContainerKind {
         }
     }
 
-    /// What metrics call it.
+    /// Returns the label of metrics.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::Init => pod_sync_metrics::INIT,
@@ -53,7 +53,7 @@ impl ContainerKind {
 }
 
 impl Worker {
-    // Which of the starts may happen now, and what the others wait with.
+    // Decides which starts may happen now, and the waiting reasons of the others.
     pub(super) fn due(&mut self, pass: &Pass, actions: &PodActions) -> DueStarts {
         let boot = self.ctx.clock.boot();
         let wall = self.ctx.clock.wall();
@@ -137,7 +137,7 @@ impl Worker {
                             }
                             due.waiting.insert(container.name.clone(), reason);
                         }
-                        // A plain init container that waits holds up all after it.
+                        // An init container blocks those after it, unless it is a sidecar.
                         if kind == ContainerKind::Init && !pods::is_sidecar(container) {
                             break;
                         }
@@ -148,7 +148,7 @@ impl Worker {
         due
     }
 
-    // For how much longer a start that failed is left alone.
+    // Returns the time until a failed start may be retried.
     pub(super) fn remaining_hold(&self, pass: &Pass, container: &str, boot: Duration) -> Duration {
         let newest = pass.runtime.newest(container);
         let ended = newest.is_some_and(|c| c.state == ContainerState::Exited);
@@ -175,14 +175,14 @@ impl Worker {
         self.pull_backoff(&pass.pod, container, boot).map_or(BackoffDecision::Start, |(_, turn)| turn)
     }
 
-    // The image, of the container's own and its image volumes', whose back-off holds it up for longest.
+    // Returns the image with the longest pull back-off, among those of the container and of its image volumes.
     pub(super) fn pull_backoff(
         &self,
         pod: &Pod,
         container: &Container,
         boot: Duration,
     ) -> Option<(String, BackoffDecision)> {
-        // An image that is there needs no pull; only after a failed one is there an entry at all.
+        // Only a container that waits for a failed pull has a pull back-off.
         let pulling = self
             .record
             .waiting
@@ -212,12 +212,12 @@ impl Worker {
     }
 }
 
-/// For how long a failed start keeps its reason before anything else is made of it; none for those that are back-offs.
+/// Returns how long a failed start keeps its reason; none if the reason is a back-off.
 fn hold_after(reason: &str, boot: Duration) -> Option<StartHold> {
     let (if_ended, until) = match StartFailure::parse(reason) {
         Some(StartFailure::CrashLoopBackOff | StartFailure::ImagePullBackOff) => return None,
         Some(failure) if is_of_pull(failure) => (ERROR_SHOWN, ERROR_SHOWN),
-        // A container was made; its end wakes the kubelet, and is an exit like any other.
+        // There is a container. Its exit wakes the worker and counts for the crash-loop back-off.
         Some(StartFailure::RunContainerError | StartFailure::PostStartHookError) => {
             (ERROR_SHOWN, jitter(ERROR_WAIT))
         }
@@ -234,7 +234,7 @@ pub(super) fn ephemeral_containers(pod: &Pod) -> Vec<Container> {
     list.map(pod_sync_cri_config::container::container_of_ephemeral).collect()
 }
 
-/// The image was asked for and did not come.
+/// Whether a failure is one of an image pull.
 fn is_of_pull(failure: StartFailure) -> bool {
     matches!(
         failure,
@@ -245,14 +245,14 @@ fn is_of_pull(failure: StartFailure) -> bool {
     )
 }
 
-/// Starts that may happen now, and those that are held back.
+/// The starts that may happen now, and the waits of the others.
 #[derive(Debug, Default)]
 pub(super) struct DueStarts {
     pub(super) ephemeral: Vec<usize>,
     pub(super) init: Vec<usize>,
     pub(super) regular: Vec<usize>,
     pub(super) start_backoffs: StartBackoffs,
-    // Until the next try of a start that failed.
+    // Time until the next retry of a failed start.
     pub(super) retry: Option<Duration>,
     pub(super) waiting: BTreeMap<String, WaitingReason>,
 }
@@ -271,7 +271,7 @@ impl DueStarts {
     }
 }
 
-/// A pod and its names, for messages.
+/// Returns the name of a pod for messages.
 pub(super) fn described(pod: &Pod) -> String {
     pods::pod_ref(pod).map(|r| r.to_string()).unwrap_or_default()
 }

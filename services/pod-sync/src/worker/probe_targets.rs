@@ -1,4 +1,4 @@
-//! The probe target of a pod, made from its spec, its status and the runtime.
+//! Builds the probe target of a pod from its spec, its status and the runtime state.
 
 use std::collections::BTreeMap;
 
@@ -13,23 +13,23 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use quintlet_proto::common::v1::KeyValue;
 use quintlet_proto::probe::v1 as wire;
 
-/// What the target is made from.
+/// The input of [`target`].
 #[derive(Debug)]
 pub(super) struct TargetInput<'a> {
     pub pod: &'a Pod,
-    /// The status just made.
+    /// The newest status.
     pub status: &'a PodStatus,
-    /// What the runtime says.
+    /// The runtime state.
     pub runtime: &'a PodRuntime,
-    /// The pod is terminating: readiness goes on, the others stop.
+    /// Whether the pod is terminating: readiness probes continue, the others stop.
     pub terminating: bool,
     /// Signs exec probes.
     pub key: &'a GrantKey,
-    /// When containers started.
+    /// Start times of the containers.
     pub starts: &'a ContainerStarts,
 }
 
-/// The target of a pod; none where it has no probes to run.
+/// Returns the target of a pod; none if it has no probes to run.
 #[must_use]
 pub(super) fn target(input: &TargetInput<'_>) -> Option<wire::PodTarget> {
     let spec = pod::spec(input.pod);
@@ -137,8 +137,8 @@ fn positive(value: Option<i32>, default: u32) -> u32 {
     value.and_then(|v| u32::try_from(v).ok()).filter(|v| *v > 0).unwrap_or(default)
 }
 
-/// Expands `$(NAME)` with the container's literal variables only; `$$` is a dollar (`ExpandContainerCommandOnlyStatic`). A
-/// command that would be too long for the runtime stays as it is.
+/// Expands `$(NAME)` with the literal variables of the container; `$$` is a dollar sign
+/// (`pkg/kubelet/container: ExpandContainerCommandOnlyStatic`). A command that would be too long for the runtime stays as it is.
 fn expand_static(command: &[String], c: &Container) -> Vec<String> {
     let vars: BTreeMap<&str, &str> =
         c.env.iter().flatten().map(|e| (e.name.as_str(), e.value.as_deref().unwrap_or_default())).collect();
@@ -147,15 +147,15 @@ fn expand_static(command: &[String], c: &Container) -> Vec<String> {
     command.iter().map(&mut expand).collect::<Result<_, _>>().unwrap_or_else(|_| command.to_vec())
 }
 
-/// The status entry of a container, regular or init.
+/// Returns the status of a regular or init container.
 #[must_use]
 pub(super) fn container_status<'a>(status: &'a PodStatus, name: &str) -> Option<&'a ContainerStatus> {
     let regular = status.container_statuses.iter().flatten();
     regular.chain(status.init_container_statuses.iter().flatten()).find(|s| s.name == name)
 }
 
-/// Memory for a container that ran before anybody here watched it: a prober without memory must not make a Ready pod
-/// unready, nor run a passed startup probe again.
+/// Returns probe results, from the status in the API server, for containers that ran before pod-sync was here. Without them
+/// a Ready pod would become unready, and a passed startup probe would run again.
 #[must_use]
 pub(super) fn seeds(
     pod: &Pod,

@@ -1,4 +1,4 @@
-//! What others see of a pod and its worker.
+//! Publishes the view of a pod: its status, its last decision, and what it waits for.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Published {
 }
 
 impl Worker {
-    // `until` is boottime.
+    // `until` is CLOCK_BOOTTIME.
     pub(crate) fn wait_for(&mut self, what: &waiting::Waiting, until: Option<Duration>) {
         let now = self.ctx.clock.wall();
         let left = until.map(|t| t.saturating_sub(self.ctx.clock.boot()));
@@ -31,7 +31,7 @@ impl Worker {
         self.wait_shown(&waiting::WaitingFor { what: what.clone(), since: Some(now), until });
     }
 
-    // What it waited for before is what it still waits for.
+    // Keeps the wait of the published view.
     pub(crate) fn keep_waiting(&mut self) {
         self.published.waiting =
             self.ctx.reporting.views.get(&self.pod_ref.uid).and_then(|v| v.waiting.clone());
@@ -41,7 +41,7 @@ impl Worker {
         self.published.waiting = Some(Waiting::of(wait, self.ctx.clock.wall()));
     }
 
-    // Shows what a step waits for that may take long. It says nothing of what comes after the pass.
+    // Publishes what a long step waits for, until the pass ends.
     pub(super) fn meanwhile(&self, what: waiting::Waiting) {
         let wait = waiting::WaitingFor { what, since: None, until: None };
         self.ctx
@@ -53,7 +53,7 @@ impl Worker {
     pub(super) fn show(&mut self, between: bool) {
         let desired = self.desired();
         let old = self.ctx.reporting.views.get(&self.pod_ref.uid);
-        // The same wait goes on: it began when it was first seen.
+        // A wait that continues keeps its start time.
         if let (Some(new), Some(old)) =
             (self.published.waiting.as_mut(), old.as_ref().and_then(|v| v.waiting.as_ref()))
             && new.reason == old.reason
@@ -61,7 +61,7 @@ impl Worker {
         {
             new.since_unix_ns = old.since_unix_ns;
         }
-        // Between two passes that follow each other at once the wait of the first is still what is known.
+        // Between two consecutive passes, the wait of the first is still valid.
         let waiting = match (&self.published.waiting, between) {
             (None, true) => old.as_ref().and_then(|v| v.waiting.clone()),
             (waiting, _) => waiting.clone(),
@@ -102,7 +102,7 @@ impl Worker {
         }
     }
 
-    // Takes note of what a decision saw and said.
+    // Records a decision and the runtime state that it used.
     pub(crate) fn decided(&mut self, lines: Vec<String>, runtime: &PodRuntime) {
         let same = self.published.decision.lines == lines;
         if same && self.published.decision.saw == runtime.cursor {
@@ -118,7 +118,7 @@ impl Worker {
     }
 }
 
-// Two waits that a reader cannot tell apart: the end of one is made anew from two clocks each time.
+// Whether two waits look the same to a reader. Their ends differ by the jitter between two clocks.
 fn same_wait(a: Option<&Waiting>, b: Option<&Waiting>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => {

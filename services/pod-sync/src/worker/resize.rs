@@ -19,11 +19,11 @@ use quintlet_model::runtime::PodRuntime;
 
 use super::{ERROR_WAIT, Halt, Pass, Worker, jitter};
 
-/// Why a resize did not get to its end.
+/// Why a resize stopped early.
 enum Stopped {
     /// The runtime, the kernel or a check refused it.
     Refused(String),
-    /// Nothing is known.
+    /// A call was interrupted.
     Interrupted(Halt),
 }
 
@@ -44,7 +44,7 @@ impl From<pod_sync_cgroups::CgroupError> for Stopped {
 }
 
 impl Worker {
-    /// Says whether a resize is under way, before the status is made.
+    /// Records whether a resize is in progress, before the status is computed.
     pub(super) fn note_resize(&self, runtime: &PodRuntime) {
         let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
         let actuated = ctx.checkpoints.allocations.actuated(uid);
@@ -57,7 +57,7 @@ impl Worker {
         }
     }
 
-    /// Makes the change. What refuses it is told in the status and tried again later; it holds up nothing else.
+    /// Applies the resize. A refusal is reported in the status and retried later; the rest of the pass continues.
     pub(super) async fn resize(
         &mut self,
         pass: &Pass,
@@ -130,7 +130,8 @@ impl Worker {
         Ok(())
     }
 
-    // Memory in use by those whose limit comes down. One that cannot be told is left to the check of the whole pod.
+    // Returns the memory usage of containers whose limit decreases. Containers of unknown usage are left to the check of the
+    // whole pod.
     async fn usage(&self, updates: &[ContainerUpdate]) -> Result<HashMap<ContainerId, i64>, Stopped> {
         let mut usage = HashMap::new();
         for (update, _) in memory_limit_decreases(updates) {
@@ -140,7 +141,7 @@ impl Worker {
                 }
                 Ok(None) => {}
                 Err(e) if e.is_refused_by_runtime() => {
-                    tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %update.id, error = %e, "memory in use is not known");
+                    tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %update.id, error = %e, "failed to read memory usage");
                 }
                 Err(e) => return Err(e.into()),
             }
@@ -148,7 +149,7 @@ impl Worker {
         Ok(usage)
     }
 
-    // The runtime is told first, since a sandbox of its own kind (a virtual machine) may have to grow with its group.
+    // The runtime is updated first: a sandbox that is a virtual machine must grow with its cgroup.
     async fn resize_group(
         &self,
         pod: &Arc<Pod>,
@@ -182,7 +183,7 @@ impl Worker {
         resources: cri::LinuxContainerResources,
     ) -> Result<(), Stopped> {
         match self.ctx.runtime.calls.update_sandbox(sandbox, overhead, resources).await {
-            // Most runtimes have no use for it.
+            // Most runtimes do not implement it.
             Err(e) if e.is_refused_by_runtime() && e.code == tonic::Code::Unimplemented => Ok(()),
             other => Ok(other?),
         }
@@ -192,7 +193,7 @@ impl Worker {
         let all = pods::spec(pod).containers.iter().chain(pods::init_containers(pod));
         let Some(spec) = all.into_iter().find(|c| c.name == update.name) else { return Ok(()) };
         let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
-        // The other resource has an order of its own.
+        // The other resource is updated in its own step.
         let (told, kept) =
             plan::actuated_resources(spec, update, of, ctx.checkpoints.allocations.actuated(uid).as_ref());
         let mut container = spec.clone();

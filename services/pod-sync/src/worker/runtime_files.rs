@@ -1,4 +1,4 @@
-//! Files at paths that the runtime reports: used only beneath the directory where this service had them put.
+//! Access to files at paths that the runtime reports, only below the directory that pod-sync requested.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use quintlet_kit::{beneath, failpoint, tree};
 use rustix::fs::Dir;
 
-/// Opens `dir`, whose own path is trusted, and returns it with `path` relative to it. A runtime may report a path with the
-/// links of `dir` resolved.
+/// Opens `dir`, whose own path is trusted, and returns it with `path` relative to it. A runtime may report the path with the
+/// symbolic links of `dir` resolved.
 ///
 /// # Errors
-/// `dir` cannot be opened, or `path` is not beneath it.
+/// `dir` cannot be opened, or `path` is not below it.
 pub(super) fn beneath(dir: &Path, path: &Path) -> io::Result<(beneath::Dir, PathBuf)> {
     let opened = beneath::Dir::open(dir)?;
     let relative = match path.strip_prefix(dir) {
@@ -23,10 +23,10 @@ pub(super) fn beneath(dir: &Path, path: &Path) -> io::Result<(beneath::Dir, Path
     Ok((opened, relative))
 }
 
-/// Deletes a container's log and its rotated files, beneath the log directory of its pod. Blocks.
+/// Deletes the log of a container and its rotated files, if they are below the log directory of the pod. Blocks.
 ///
 /// # Errors
-/// The log is not beneath that directory, or its own directory cannot be read. A file that cannot be deleted stays.
+/// The log is not below that directory, or the directory cannot be read. A file that cannot be deleted stays.
 pub(super) fn remove_logs(pod_logs: &Path, log: &Path) -> io::Result<()> {
     let (pod_logs, log) = beneath(pod_logs, log)?;
     let (Some(parent), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) else {

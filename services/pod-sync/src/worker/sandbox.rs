@@ -34,11 +34,11 @@ impl Worker {
         };
         let build = || {
             let (dns, warnings) = dns::pod_dns(pod, node, &host?);
-            // Each warning is said once for a sandbox.
+            // Each warning is reported once per sandbox.
             for warning in warnings.iter().filter(|_| is_new) {
                 let (message, reason) = (warning.message(&self.pod_ref), warning.reason());
                 match warning.on_node() {
-                    // Without a cluster there is none to be configured.
+                    // Without an API server there is no cluster DNS to configure, so the warnings of pod and node are one event.
                     Some(text) if !self.ctx.node.has_api => {
                         self.ctx.reporting.events.pod_and_node(pod, &node.node_name, reason, &message, text);
                     }
@@ -133,7 +133,7 @@ impl Worker {
         let all = std::iter::once(network.ip)
             .chain(network.additional_ips.into_iter().map(|ip| ip.ip))
             .filter(|ip| !ip.is_empty());
-        // One that cannot be read makes all of them worthless.
+        // A malformed address invalidates all of them.
         let ips = all.map(|ip| ip.parse()).collect::<Result<Vec<IpAddr>, _>>().unwrap_or_default();
         Ok((id, ips))
     }

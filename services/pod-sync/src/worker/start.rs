@@ -34,11 +34,11 @@ const START: &str = "StartContainer";
 /// Why a container did not start.
 #[derive(Debug)]
 pub(super) enum NotStarted {
-    /// It waits with this reason.
+    /// The container waits with this reason.
     Waits(WaitingReason),
-    /// The end of its pod was asked for meanwhile.
+    /// Termination of the pod was requested during the pass.
     Ends,
-    /// The pass ends.
+    /// The whole pass ends.
     Halt(Halt),
 }
 
@@ -52,7 +52,7 @@ fn waits(reason: StartFailure, message: impl Into<String>) -> NotStarted {
     NotStarted::Waits(reason.with_message(message))
 }
 
-/// The container whose processes an ephemeral one is to see; none where it names none.
+/// Returns the container whose process namespace an ephemeral container joins, if it names one (`targetContainerName`).
 fn target<'a>(
     pod: &Pod,
     container: &Container,
@@ -96,7 +96,7 @@ impl Worker {
             None => self.make_container(pass, kind, container, sandbox, sandbox_config, ips).await?,
         };
         self.unless_ending()?;
-        // On disk before the start: a cut one may end an instance that never ran.
+        // Recorded before the start: an interrupted start may end an instance that never ran.
         self.record.starting.insert(container.name.clone(), id.to_string());
         if container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some()) {
             self.record.post_starts.insert(id.to_string(), None);
@@ -130,8 +130,8 @@ impl Worker {
         self.post_start(pod, container, &id, ips, &field_path).await
     }
 
-    /// Removes instances that a cut start ended before they ran: containerd gives a start up when its caller's connection
-    /// dies. They are made again with the same attempt. True if there was one.
+    /// Removes instances whose start was interrupted before they ran: containerd aborts a start when its caller's connection
+    /// breaks. They are created again with the same attempt. Returns whether there were any.
     pub(super) async fn remove_interrupted_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
         let never_ran: Vec<_> = pass
             .runtime
@@ -143,14 +143,14 @@ impl Worker {
             .collect();
         let mut forgotten = false;
         for instance in &never_ran {
-            tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %instance.id, "a start was cut before the container ran: it is made again");
-            // containerd 1.6 may keep a task of such a start, and the container with it. Then it is made beside it, with the
-            // next attempt.
+            tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %instance.id, "removing container whose start was interrupted");
+            // containerd 1.6 may keep the task of such a start, and then refuses to remove the container. The next instance is
+            // created beside it, with the next attempt.
             let removed = self.remove_container(&pass.pod, &pass.runtime, &instance.id, true).await;
             forgotten |= self.tolerate_refusal(removed)?;
             self.record.starting.remove(&instance.name);
         }
-        // What runs or is to be started again needs no note any more.
+        // The note is obsolete once the instance has left the state Created.
         self.record.starting.retain(|name, id| {
             pass.runtime
                 .newest(name)
@@ -225,7 +225,7 @@ impl Worker {
                 return Err(NotStarted::Waits(reason));
             }
         };
-        // A pull takes its time.
+        // The pull may have taken minutes.
         self.unless_ending()?;
         self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let restarts = self.next_attempt(pass, &container.name).await;
@@ -242,7 +242,7 @@ impl Worker {
                 return Err(waits(StartFailure::CreateContainerConfigError, e.to_string()));
             }
         };
-        // On disk before the start: whoever comes after a cut must meet the same delay.
+        // Recorded before the creation, so that a restarted pod-sync keeps the same delay.
         if let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) {
             let key = backoff::crash_loop_key(&self.pod_ref, container);
             let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
@@ -274,9 +274,9 @@ impl Worker {
         }
     }
 
-    // Image volumes and the stop signal, or what is wrong with an image that it mounts.
+    // Returns the image volumes and the stop signal of a container, or the reason why an image volume is missing.
     fn newer_config(&self, container: &Container) -> Result<CriExtensions, WaitingReason> {
-        // Every mount of a volume is one in the request, and those that pod-sync adds come after them.
+        // Each volume mount of the spec is one mount of the request, in the same order. The mounts that pod-sync adds follow.
         let mounts = container.volume_mounts.iter().flatten().enumerate();
         let mounts = mounts.filter_map(|(place, m)| Some((place, m, self.setup.image_volumes.get(&m.name)?)));
         let ids = self.setup.user_namespace.as_ref();
@@ -297,7 +297,7 @@ impl Worker {
         })
     }
 
-    /// Has the images of the volumes that these containers mount; what fails is theirs to tell.
+    /// Pulls the images of the image volumes that these containers mount. The containers wait with the reason of a failure.
     pub(super) async fn ensure_image_volumes(
         &mut self,
         pod: &Pod,
@@ -340,8 +340,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Returns whether a call that did not succeed is a failure of `container`, to be shown and backed off from: an error of the
-    /// runtime, or an outcome that stays unknown.
+    /// Returns whether an unsuccessful call counts as a failure of `container`, with a reason and a back-off: the runtime
+    /// refused it, or its outcome stays unknown.
     pub(super) fn is_failure(&mut self, e: &CallError, container: &str, object: &str) -> bool {
         match e.outcome {
             Outcome::Ok | Outcome::NotDispatched => false,
@@ -357,7 +357,7 @@ impl Worker {
         self.retries.unknown_calls.add(container, e.method, object, self.ctx.clock.boot())
     }
 
-    /// Returns the reason to wait with where the outcome of a call for an image stays unknown. A pull is backed off from.
+    /// Returns the waiting reason of a container if the outcome of an image call stays unknown. A pull gets a back-off.
     fn image_failure(&mut self, e: &CallError, container: &str, image: &str) -> Option<WaitingReason> {
         if !self.is_failure(e, container, image) {
             return None;
@@ -445,7 +445,7 @@ impl Worker {
         })
     }
 
-    // Without any instance left, the log files still know how often it ran.
+    // If no instance is left, the log files give the number of attempts.
     async fn next_attempt(&self, pass: &Pass, container: &str) -> u32 {
         let dir = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref).join(container);
         let read = move || -> Vec<String> {
@@ -456,7 +456,7 @@ impl Worker {
         decide_sync::next_attempt(&pass.runtime, container, names.iter().map(String::as_str))
     }
 
-    // /var/log/containers is what log collectors read.
+    // Log collectors read /var/log/containers.
     async fn link_log(&self, container: &Container, id: &ContainerId, restarts: u32) {
         let Some(dir) = self.ctx.node.container_logs_dir.as_deref() else { return };
         let log = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref)
@@ -467,7 +467,7 @@ impl Worker {
         if let Err(e) = blocking(make).await
             && e.kind() != std::io::ErrorKind::AlreadyExists
         {
-            tracing::debug!(pod.uid = %self.pod_ref.uid, link = %link.display(), error = %e, "log not linked");
+            tracing::debug!(pod.uid = %self.pod_ref.uid, link = %link.display(), error = %e, "failed to link container log");
         }
     }
 }

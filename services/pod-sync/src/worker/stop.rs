@@ -27,13 +27,13 @@ use super::{Halt, Step, Worker, runtime_files};
 use crate::context::StopContext;
 use pod_sync_views as view;
 
-/// Local sockets are tried again this often.
+/// Interval of retries on the socket of cri-proxy.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// One container to stop.
 struct ContainerStop<'a> {
     ctx: &'a StopContext,
-    // None: the spec is lost, the container's annotations tell.
+    // None if the spec is lost; the annotations of the container then give hook and grace period.
     pod: Option<&'a Pod>,
     container: Option<&'a Container>,
     instance: &'a RuntimeContainer,
@@ -41,16 +41,16 @@ struct ContainerStop<'a> {
     message: String,
     grace: i64,
     ips: &'a [IpAddr],
-    // Boottime at which an earlier try began, whose hook may have run.
+    // CLOCK_BOOTTIME of an earlier try, whose hook may have run.
     began: Option<Duration>,
     hooks: &'a RunningHooks<'a>,
 }
 
-/// The preStop hooks of a pod that run now: while there are any, they are what is waited for.
+/// The running preStop hooks of a pod. The view shows the wait for them.
 struct RunningHooks<'a> {
     ctx: &'a StopContext,
     uid: &'a PodUid,
-    // What was waited for before the first.
+    // The wait that the view showed before the first hook.
     otherwise: Option<view::Waiting>,
     containers: Mutex<BTreeSet<String>>,
 }
@@ -83,7 +83,7 @@ impl<'a> RunningHooks<'a> {
 }
 
 impl ContainerStop<'_> {
-    // Runs preStop, then waits for `after`, then stops.
+    // Runs the preStop hook, then waits for `after`, then stops the container.
     async fn run(&self, after: impl Future<Output = ()>) -> Result<(), Halt> {
         let ctx = self.ctx;
         let event = |kind, reason: &str, message: &str| {
@@ -95,12 +95,12 @@ impl ContainerStop<'_> {
             event(EventType::Normal, "Killing", &self.message);
         }
         let began = ctx.clock.boot();
-        // A request is nearly always made by now, and most of the time since went by in the stop itself: it is not made again.
+        // An earlier try has most likely sent the request, and spent most of its time in the stop itself: no second request.
         let hook = self.pre_stop().filter(|hook| hook.http_get.is_none() || self.began.is_none());
         if let Some(hook) = hook.filter(|_| self.grace > 0) {
             let limit = clock::seconds(self.grace);
             let id = &self.instance.id;
-            // One that could not be asked for is as soon as cri-proxy is back: the container stops after it.
+            // A command that did not reach cri-proxy runs when cri-proxy is back. The container stops after it.
             let run = async {
                 loop {
                     match hooks::run(ctx, self.pod, self.container, &hook, id, self.ips, self.began).await {
@@ -118,10 +118,10 @@ impl ContainerStop<'_> {
                 Ok(Ok(())) => None,
                 Ok(Err(HookError::Failed { error, .. })) => Some(error),
                 Ok(Err(HookError::Interrupted(e))) => {
-                    tracing::info!(container.id = %id, error = %e, "how the preStop hook ended is not known");
+                    tracing::info!(container.id = %id, error = %e, "outcome of preStop hook is unknown");
                     None
                 }
-                // A command dies with its container, which is a failure; of the others nobody hears again.
+                // A command ends with its container, which is a failure. Other hooks have no further outcome.
                 Err(_) if hook.exec.is_some() => Some(format!("it did not end within {}s", self.grace)),
                 Err(_) => None,
             };
@@ -132,7 +132,7 @@ impl ContainerStop<'_> {
         }
         let left = |now: Duration| grace::remaining_after(self.grace, now.saturating_sub(began));
         let wait = clock::seconds(left(ctx.clock.boot()));
-        // Its grace is over: it stops whether the others did or not.
+        // After its grace period, the container stops even if `after` has not ended.
         let _ = tokio::time::timeout(wait, after).await;
         let timeout = grace::stop_timeout(left(ctx.clock.boot()));
         ctx.runtime
@@ -162,7 +162,7 @@ pub(super) fn find<'a>(pod: &'a Pod, name: &str) -> (Option<&'a Container>, Cont
 }
 
 impl Worker {
-    /// Stops one container. What is already gone is stopped.
+    /// Stops one container. A container that no longer exists counts as stopped.
     pub(super) async fn kill_one(
         &mut self,
         pod: &Pod,
@@ -193,7 +193,7 @@ impl Worker {
         stopped
     }
 
-    /// Stops every container in its order, then every sandbox. All are tried; the first error is told.
+    /// Stops all containers in order, then all sandboxes. Every stop is tried; the first error is returned.
     pub(super) async fn kill_pod(
         &mut self,
         runtime: &PodRuntime,
@@ -217,7 +217,7 @@ impl Worker {
         result
     }
 
-    // Puts on record that these stop now, hooks first. Those that began to before, and when.
+    // Records the start of these stops. Returns the start times of stops that are already in progress, by container ID.
     fn stops_begin<'a>(
         &mut self,
         ids: impl IntoIterator<Item = &'a ContainerId>,
@@ -238,7 +238,7 @@ impl Worker {
         begun
     }
 
-    /// Removes a dead container; its logs stay unless asked for.
+    /// Removes a dead container, and its logs if `with_logs`.
     pub(super) async fn remove_container(
         &self,
         pod: &Pod,
@@ -257,7 +257,7 @@ impl Worker {
                 && let Err(error) = runtime_files::remove_logs(&logs, &log)
                 && error.kind() != std::io::ErrorKind::NotFound
             {
-                tracing::info!(log = %log.display(), %error, "logs of a removed container stay");
+                tracing::info!(log = %log.display(), %error, "failed to remove logs of removed container");
             }
             if let Some(link) = link {
                 let _ = failpoint::file!("log link removed", || std::fs::remove_file(link));
@@ -269,7 +269,7 @@ impl Worker {
     }
 }
 
-/// Stops the containers of a plan, each after those it waits for, then all sandboxes.
+/// Stops the containers of a plan, each after those that it waits for, then all sandboxes.
 pub(crate) async fn stop_all(
     ctx: &StopContext,
     pod: Option<&Pod>,
@@ -306,7 +306,7 @@ pub(crate) async fn stop_all(
                 let _ = others.wait_for(|done| waits_for.iter().all(|id| done.contains(id))).await;
             };
             let result = stop.run(after).await;
-            // One that failed never signals: those behind it wait out their grace.
+            // A failed stop never signals: the containers after it wait for their whole grace period.
             if result.is_ok() {
                 stopped.send_modify(|done| {
                     done.insert(step.id.clone());
@@ -316,7 +316,7 @@ pub(crate) async fn stop_all(
         })
     });
     let containers = join_all(stops).await;
-    // A stop that was cut is issued again with the time that is left: stopping the sandbox now would end that grace.
+    // An interrupted stop is repeated with the remaining grace period, which a stop of the sandbox would cut short.
     if let Some(i) = containers.iter().position(|stopped| matches!(stopped, Err(Halt::Interrupted(_)))) {
         return containers.into_iter().nth(i).unwrap_or(Ok(()));
     }

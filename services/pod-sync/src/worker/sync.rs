@@ -60,7 +60,7 @@ impl Worker {
         let mut due = self.due(&pass, &actions);
         let held = self.retries.resize.saturating_sub(self.ctx.clock.boot());
         if !held.is_zero() && !actions.resize.is_empty() {
-            // It was refused a moment ago.
+            // The runtime refused it recently.
             actions.resize = ResizeActions::default();
             due.retry = Some(due.retry.map_or(held, |r| r.min(held)));
         }
@@ -71,7 +71,7 @@ impl Worker {
         }
         self.decided(waiting::explain(&pass.pod, &actions, &sandbox, &due.start_backoffs), &pass.runtime);
         self.reconcile_mirror(desired);
-        // What runs no more has nothing to be stopped.
+        // Forgets the stops of containers that no longer run.
         self.record.stops.retain(|id, _| {
             pass.runtime.containers.iter().any(|c| c.id.as_str() == id && c.state == ContainerState::Running)
         });
@@ -90,7 +90,7 @@ impl Worker {
             self.keep_waiting();
             return Ok(Next::Idle(Some(hold)));
         }
-        // Its cgroup driver and what its handlers can do are in every sandbox.
+        // The sandbox configuration needs the cgroup driver and the handlers of the runtime.
         if actions.create_sandbox && self.ctx.runtime.state.borrow().name.is_empty() {
             self.wait_for(&waiting::Waiting::Runtime { error: None }, None);
             return Err(Halt::Interrupted("the runtime's status has not been read".to_owned()));
@@ -102,13 +102,13 @@ impl Worker {
             self.ctx.reporting.events.pod(&pass.pod, EventType::Warning, "NetworkNotReady", &text, "");
             return Err(Halt::NetworkNotReady(message));
         }
-        // What it is about to do may hang.
+        // The next steps may hang, so the wait is published first.
         if let Some(wait) =
             waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, self.ctx.clock.wall())
         {
             self.meanwhile(wait.what);
         }
-        // Boxed: most passes do nothing, and a worker must not carry room for the rest.
+        // Boxed, so that a pass without actions does not need the memory.
         self.begin_operation("sync");
         let span = match &self.work_loop.operation {
             Some(operation) => tracing::info_span!(parent: operation, "act", pod.uid = %self.pod_ref.uid),
@@ -117,7 +117,7 @@ impl Worker {
         let acted = Box::pin(self.act(&pass, &actions, &due)).instrument(span).await;
         self.acted();
         if let Err(Halt::Failed { after, .. }) = &acted {
-            // What failed rings the bell too; it must not be tried again for that.
+            // The failed action wakes the worker, too, which must not cause a retry.
             let wait = after.unwrap_or_else(|| jitter(ERROR_WAIT));
             self.retries.pod = self.ctx.clock.boot().saturating_add(wait);
             return acted.map(|()| Next::Again).map_err(|halt| halt.after(wait));
@@ -132,7 +132,7 @@ impl Worker {
             && old.is_some_and(|old| old.reason.as_deref() != Some(status::DEADLINE_EXCEEDED))
     }
 
-    // Nothing to do: until when?
+    // Finishes a pass without actions. Returns when the next pass is due.
     async fn rest(&mut self, pass: &Pass, due: &DueStarts) -> Result<Next, Halt> {
         let now = self.ctx.clock.wall();
         if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, now) {
@@ -185,7 +185,7 @@ impl Worker {
                 return Ok(());
             }
         }
-        // The group grows before anything starts in it with more.
+        // The cgroup grows before containers with larger requests start in it.
         if let Some(sandbox) = actions.sandbox_id.as_ref().filter(|_| !actions.resize.is_empty()) {
             self.resize(pass, &actions.resize, sandbox).await?;
         }
@@ -199,7 +199,7 @@ impl Worker {
         if !starts {
             return Ok(());
         }
-        // A pod whose sandboxes do not last never comes to rest.
+        // A pod whose sandboxes keep failing never has a pass without actions, which would collect them.
         if actions.create_sandbox {
             let collected = self.collect_dead().await;
             self.tolerate_refusal(collected)?;
@@ -213,7 +213,7 @@ impl Worker {
         self.prepare(pass).await?;
         self.resolve(pod).await?;
         if actions.create_sandbox && !pods::is_static(pod) {
-            // Nothing was begun: whichever comes, the next line looks.
+            // Nothing has started yet. The next step checks for cancellation.
             tokio::select! {
                 () = self.ctx.control.static_pod_gate.opened() => {}
                 () = self.work_loop.cancel.cancelled() => {}
@@ -236,7 +236,7 @@ impl Worker {
         self.start_all(pass, due, &sandbox, &config, &ips).await
     }
 
-    // Until the pod is deleted: what is looked at again costs one event a minute.
+    // Refuses pods with resource claims, with one event per minute until the pod is deleted.
     fn refuse_claims(&self, pod: &Pod) -> Result<(), Halt> {
         const AGAIN: Duration = Duration::from_secs(60);
         let Some(message) = unsupported::unprepared_claims(pod) else { return Ok(()) };
@@ -269,7 +269,7 @@ impl Worker {
         let containers: Vec<&Container> = plan.iter().map(|(_, c)| c).collect();
         self.ensure_image_volumes(pod, &containers, config).await?;
         for (kind, container) in plan {
-            // What is to end is not started any more.
+            // A pod that is to terminate starts no more containers.
             if self.is_ending() {
                 return Ok(());
             }
@@ -293,7 +293,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Tells of the sandbox before something that may take minutes. Where nothing does, the next pass tells of all.
+    /// Reports PodReadyToStartContainers before an image pull, which may take minutes.
     pub(super) fn report_sandbox_ready(&mut self) {
         let Some(mut status) = self.record.status.as_deref().cloned() else { return };
         if conditions::set_true(&mut status, READY_TO_START, self.ctx.clock.wall()) {
@@ -301,12 +301,12 @@ impl Worker {
         }
     }
 
-    // Its end was asked for while this pass goes on.
+    // Whether termination was requested during this pass.
     pub(super) fn is_ending(&self) -> bool {
         self.ctx.control.pod_workers.read(|w| w.is_termination_requested(&self.pod_ref.uid))
     }
 
-    // From here on the pass goes to its end, whatever comes.
+    // From here on, the pass can no longer be cancelled.
     fn enter_runtime(&self) -> Result<(), Halt> {
         self.ctx.control.pod_workers.step(Input::RuntimeReached(self.pod_ref.uid.clone()));
         if self.work_loop.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! The end of a pod: containers, then volumes and cgroup, then the last status
+//! Terminates a pod: containers, then volumes and cgroup, then the final status
 //! (`pkg/kubelet/kubelet.go: SyncTerminatingPod, SyncTerminatedPod`).
 
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl Worker {
         let now = self.ctx.clock.boot();
         let termination = self.record.termination.clone();
         let (seconds, deadline) = match &termination {
-            // What a cut termination has left, counted from when it began.
+            // The rest of the grace period, counted from the start of the termination.
             Some(t) => (grace::remaining_until(t.deadline, now).min(t.grace_seconds), t.deadline),
             None => (grace::MINIMUM_STOP_SECONDS, now),
         };
@@ -52,7 +52,7 @@ impl Worker {
             }
             self.show(false);
             let cancel = self.work_loop.cancel.clone();
-            // What was asked for goes on where it is; with less grace it is asked for again.
+            // A cancelled stop continues in the runtime. The next pass repeats it with the shorter grace period.
             let killed = tokio::select! {
                 biased;
                 killed = self.kill_pod(&pass.runtime, Some(seconds)) => killed,
@@ -97,14 +97,14 @@ impl Worker {
         Ok(Next::Advance)
     }
 
-    // Nothing runs any more. What is left on the node goes once the source and the API server are done with it.
+    // The pod has terminated. Removes the rest of it from the node once the source and the API server no longer need it.
     pub(super) async fn finished(&mut self, clean: bool) -> Result<Next, Halt> {
         if let Some(status) = self.record.status.as_deref().cloned() {
             self.report(status, true);
         }
         let ack = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version);
         let refused = self.desired().rejected;
-        // A mirror that is gone says nothing about its static pod.
+        // The removal of a mirror pod does not remove its static pod.
         let is_static = pods::is_static(&self.pod);
         let gone = clean
             || !is_static
@@ -145,7 +145,7 @@ impl Worker {
         if !runtime.sandboxes.is_empty() || !runtime.containers.is_empty() {
             self.acted();
         }
-        // A sandbox of a cut call may still come to be: only a look of the whole runtime says that nothing is left.
+        // An interrupted call may still create a sandbox: only a full inspection shows that nothing is left.
         self.observed.freshness.require_full_inspection();
         let left = self.observe().await?;
         if !left.sandboxes.is_empty() || !left.containers.is_empty() {
@@ -170,13 +170,13 @@ impl Worker {
         let dir = logs.clone();
         if let Err(e) = task::blocking(move || failpoint::file!("logs removed", || tree::remove(&logs))).await
         {
-            tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, dir = %dir.display(), error = %e, "logs not removed");
+            tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, dir = %dir.display(), error = %e, "failed to remove pod logs");
         }
         Ok(Next::Advance)
     }
 
-    // What nobody looks at any more: instances older than those the status tells of, and sandboxes without any. What it
-    // does tell of stays until the API server has that.
+    // Removes dead instances that the status no longer shows, and sandboxes without containers. Instances in the status stay
+    // until the API server has that status.
     pub(super) async fn collect_dead(&mut self) -> Result<(), Halt> {
         let collected = self.remove_dead().await;
         if let Err(Halt::Failed { error, .. }) = &collected {
@@ -206,7 +206,7 @@ impl Worker {
         if containers.is_empty() && sandboxes.is_empty() {
             return Ok(());
         }
-        // Also where one fails: the next look is after it.
+        // Even if a removal fails, the next observation must be newer than it.
         self.acted();
         for id in &containers {
             self.remove_container(&self.pod, &runtime, id, true).await?;
@@ -215,7 +215,7 @@ impl Worker {
             self.ctx.runtime.calls.stop_sandbox(id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))?;
             self.ctx.runtime.calls.remove_sandbox(id).await.map_err(|e| Halt::of(&e, Step::RemoveSandbox))?;
         }
-        tracing::debug!(pod.uid = %self.pod_ref.uid, ?containers, ?sandboxes, "dead instances removed");
+        tracing::debug!(pod.uid = %self.pod_ref.uid, ?containers, ?sandboxes, "removed dead instances");
         self.acted();
         Ok(())
     }

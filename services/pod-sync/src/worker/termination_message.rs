@@ -16,10 +16,10 @@ const FROM_FILE: u64 = 4096;
 const FROM_LOG: usize = 2048;
 /// Lines read from the end of the log.
 const LINES: usize = 80;
-/// Bytes of the log that are looked at for those lines.
+/// Bytes at the end of the log that are searched for those lines.
 const LOG_WINDOW: u64 = 256 << 10;
 
-/// Where the files of a pod are that a runtime may report.
+/// The directories of a pod that may have files at paths that the runtime reports.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Places<'a> {
     /// The pod's directory.
@@ -28,9 +28,8 @@ pub(super) struct Places<'a> {
     pub logs: &'a Path,
 }
 
-/// Returns the termination message of an exited container, empty where it has none. Blocks, but not for longer than a disk
-/// does. The pod may put anything in the places of the files, and the runtime may report any path: neither is read outside of
-/// the pod's own directories.
+/// Returns the termination message of an exited container, empty if it has none. Blocks on disk access only. The pod may
+/// replace the files by anything, and the runtime may report any path: nothing outside of the directories of the pod is read.
 #[must_use]
 pub(super) fn of(container: &Container, places: Places<'_>) -> String {
     if container.state != ContainerState::Exited {
@@ -45,7 +44,7 @@ pub(super) fn of(container: &Container, places: Places<'_>) -> String {
     if path.is_empty() {
         return from_log();
     }
-    // Ours comes after those of the spec, one of which may be for the same path.
+    // The mount that pod-sync adds follows those of the spec, one of which may have the same path.
     let path = make_absolute(path);
     let mount = container.mounts.iter().rfind(|m| m.container_path == path);
     let Some(mount) = mount else { return from_log() };
@@ -67,7 +66,7 @@ fn tail(dir: &Path, path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-// CRI log lines are `<time> <stream> <P|F> <text>`.
+// Lines of CRI logs are `<time> <stream> <P|F> <text>`.
 fn log(dir: &Path, path: &Path) -> String {
     let bytes = match tail(dir, path, LOG_WINDOW) {
         Ok(bytes) => bytes,
