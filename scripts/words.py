@@ -70,10 +70,7 @@ REPLACED_FILES = {
 
 # Crate: number of doc comments that repeat the signature.
 ALLOWED = {
-    "cri-proxy": 1,
     "node-api": 12,
-    "pod-sync-csi": 16,
-    "pod-sync-volume-manager": 14,
 }
 
 

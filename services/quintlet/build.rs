@@ -1,4 +1,4 @@
-//! Gives the program the commit that it is built from: that of `QUINTLET_COMMIT` where it is set, else that of the git checkout.
+//! Sets the commit of the build: `QUINTLET_COMMIT` if it is set, else the checked-out commit.
 
 #[path = "build/commit.rs"]
 mod commit;

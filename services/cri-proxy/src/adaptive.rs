@@ -14,7 +14,7 @@ use std::time::Duration;
 pub const START: usize = 16;
 /// Lowest limit: one call that hangs must not block all others.
 pub const MIN: usize = 2;
-/// Highest limit.
+/// Maximum of the limit.
 pub const MAX: usize = 24;
 
 /// Ratio of costs below which a window is better than the previous one.

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn users_can_be_given_by_flags() {
+    fn users_are_set_by_flags() {
         let line = ["cri-proxy", "--allow-uid", "read=root", "--allow-uid", "node-api=7"];
         let args =
             quintlet_config::cli::read::<Args>(Service::CriProxy, line.map(Into::into).into()).unwrap().args;

@@ -13,7 +13,7 @@ const CAPACITY: usize = 512;
 /// Maximum size of a stored reply. Of a larger one, only the completion is stored.
 const MAX_REPLY: usize = 4096;
 
-/// What is known of an ExecSync call.
+/// State of an ExecSync call, as far as the proxy knows it.
 #[derive(Debug, Clone)]
 pub enum ExecRecord {
     /// The call was not received.

@@ -46,7 +46,7 @@ pub struct Leader {
 }
 
 impl InFlight {
-    /// Enters a call.
+    /// Joins the call in flight with the same key, or makes the caller the leader of a new one.
     #[must_use]
     pub fn enter(&self, key: CallKey, bytes: &Bytes, token: FencingToken) -> Admission {
         let mut entries = self.0.lock();

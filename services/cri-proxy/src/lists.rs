@@ -313,7 +313,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_in_one_or_in_many_comes_out_in_messages_of_whole_items(
+        fn a_list_in_one_or_many_frames_is_forwarded_in_messages_of_whole_items(
             sizes in proptest::collection::vec(0..400usize, 0..60),
             per_message in 1..60usize,
             piece in 1..500usize,

@@ -289,7 +289,7 @@ mod tests {
     use crate::policy::TABLE;
 
     #[test]
-    fn every_method_that_the_kubelet_counts_has_its_operation() {
+    fn every_method_that_the_kubelet_counts_has_an_operation_name() {
         for row in TABLE {
             // Called once at the start; the kubelet does not count it either.
             let counted = row.method != "RuntimeConfig";

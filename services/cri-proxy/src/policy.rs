@@ -1,4 +1,4 @@
-//! Which caller may call which method, and how the call is forwarded: one table, no I/O.
+//! The table of the methods that each caller may call, and of how a call is forwarded. Does no I/O.
 use std::time::Duration;
 
 pub use quintlet_kit::paths::CriSocket as Socket;
@@ -114,7 +114,7 @@ pub enum Deadline {
 
 /// The kubelet's default of `runtimeRequestTimeout`.
 pub const CRI_TIMEOUT: Duration = Duration::from_secs(120);
-/// By then, the runtime has started the process; the rest is waiting.
+/// Time within which the runtime starts the process. After it, the call only waits for the process.
 const EXEC_HOLD: Duration = Duration::from_millis(500);
 
 pub const RUNTIME: &str = "runtime.v1.RuntimeService";

@@ -1,4 +1,4 @@
-//! What the proxy reads from a request: its key, pod, registry and time limit. The original bytes are forwarded.
+//! Reads the key, pod, registry and time limit of a request. The original bytes are forwarded.
 use bytes::Bytes;
 use k8s_cri::v1;
 use prost::Message as _;

@@ -1,4 +1,4 @@
-//! What a configuration changes of a proxy.
+//! Effects of the configuration on a proxy.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 mod common;
 
@@ -20,7 +20,7 @@ fn empty() -> Bytes {
 }
 
 #[tokio::test]
-async fn a_call_is_given_up_when_the_configuration_says() {
+async fn a_call_is_cancelled_after_the_configured_timeout() {
     let limit = Duration::from_millis(150);
     let bench = Bench::changed("fake", "1", 64, Clock::system(), |config| config.timeout = limit).await;
     bench.script.on(STATUS, [Act::Hang]);
@@ -34,7 +34,7 @@ async fn a_call_is_given_up_when_the_configuration_says() {
 }
 
 #[tokio::test]
-async fn images_may_have_a_socket_of_their_own() {
+async fn images_may_have_a_separate_socket() {
     let other = tempfile::tempdir().unwrap();
     let socket = other.path().join("images.sock");
     let images = Script::default();

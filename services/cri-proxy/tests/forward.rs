@@ -1,4 +1,4 @@
-//! Calls through a whole proxy to a scripted runtime.
+//! Calls through a complete proxy to a scripted runtime.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 mod common;
 
@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::Semaphore;
 
 const START: &str = "/runtime.v1.RuntimeService/StartContainer";
-/// Calls in flight that fill the lane of starts.
+/// Number of calls in flight that fills the lane of starts.
 const LANE: usize = cri_proxy::adaptive::START;
 const LIST: &str = "/runtime.v1.RuntimeService/ListContainers";
 const EXEC: &str = "/runtime.v1.RuntimeService/ExecSync";
@@ -69,9 +69,9 @@ async fn an_unknown_method_passes_byte_identical_both_ways_with_all_metadata() {
 }
 
 #[tokio::test]
-async fn unknown_fields_of_known_messages_pass_untouched_on_every_kind_of_call() {
+async fn unknown_fields_of_messages_are_forwarded_unchanged_on_every_kind_of_call() {
     let bench = Bench::start().await;
-    // Field 1 as known, field 999 as nobody knows it.
+    // Field 1 is known, field 999 is unknown.
     let with_unknown = |id: &str| {
         let mut message = vec![0x0a, id.len() as u8];
         message.extend_from_slice(id.as_bytes());
@@ -145,7 +145,7 @@ async fn errors_pass_with_their_details_and_get_their_outcome() {
         let head = headers(&[("content-type", "application/grpc")]);
         let mut block = head.clone();
         block.extend(headers(&pairs));
-        // As one header block, and as trailers behind a head.
+        // As one header block, and as trailers after separate response headers.
         for act in [Act::TrailersOnly(block), Act::Reply(head.clone(), vec![], headers(&pairs))] {
             bench.script.on(START, [act.clone()]);
             let got = bench.call(Socket::Sync, START, &[EPOCH], start("c")).await;
@@ -163,7 +163,7 @@ async fn errors_pass_with_their_details_and_get_their_outcome() {
 }
 
 #[tokio::test]
-async fn every_method_on_every_socket_is_answered_as_the_table_says() {
+async fn every_method_on_every_socket_is_handled_as_in_the_policy_table() {
     let bench = Bench::start().await;
     let own = [
         ("quintlet.runtime.v1.ProxyInfo", "Get"),
@@ -176,11 +176,11 @@ async fn every_method_on_every_socket_is_answered_as_the_table_says() {
     let mut denied = 0;
     for (service, method) in table.chain(own).chain(unknown) {
         let path = format!("/{service}/{method}");
-        // GetContainerEvents is also what the proxy itself asks for.
+        // The proxy itself calls GetContainerEvents, too.
         if method != "GetContainerEvents" {
             bench.script.on(&path, [good(&v1::StartContainerRequest::default())]);
         }
-        // A list is asked for by its stream or in whole, as the runtime has it.
+        // A list is requested by stream or in one message, as the runtime supports it.
         let row = policy::TABLE.iter().find(|row| row.service == service && row.method == method);
         let sent_as = match row.and_then(lists::list_methods) {
             Some(methods) => vec![methods.list, methods.stream],
@@ -242,7 +242,7 @@ async fn mutations_without_epoch_of_an_old_epoch_or_too_late_never_reach_the_run
 }
 
 #[tokio::test]
-async fn identical_calls_in_flight_run_once_and_others_under_the_same_key_are_refused() {
+async fn identical_concurrent_calls_run_once_and_different_ones_with_the_same_key_are_refused() {
     let bench = Arc::new(Bench::start().await);
     let gate = Arc::new(Semaphore::new(0));
     let path = "/runtime.v1.RuntimeService/CreateContainer";
@@ -282,7 +282,7 @@ async fn identical_calls_in_flight_run_once_and_others_under_the_same_key_are_re
 }
 
 #[tokio::test]
-async fn a_mutation_runs_on_when_its_caller_goes_away_and_the_next_identical_one_joins_it() {
+async fn a_mutation_continues_if_its_caller_disconnects_and_an_identical_one_joins_it() {
     let bench = Arc::new(Bench::start().await);
     let gate = Arc::new(Semaphore::new(0));
     bench.script.on(START, [Act::After(gate.clone(), Box::new(good(&v1::StartContainerResponse {})))]);
@@ -305,7 +305,7 @@ async fn a_mutation_runs_on_when_its_caller_goes_away_and_the_next_identical_one
 }
 
 #[tokio::test]
-async fn an_exec_that_may_have_come_before_is_answered_or_made_and_never_made_twice() {
+async fn a_repeated_exec_gets_the_earlier_result_or_runs_and_never_runs_twice() {
     let boot = |seconds| Duration::from_secs(seconds);
     let clock = Clock::fixed(Clock::system().wall(), boot(1000));
     let bench = Bench::with("fake", "1", 64, clock.clone()).await;
@@ -335,7 +335,7 @@ async fn an_exec_that_may_have_come_before_is_answered_or_made_and_never_made_tw
 }
 
 #[tokio::test]
-async fn a_deadline_that_passes_in_the_queue_ends_the_wait_and_one_found_passed_at_its_turn_is_not_run() {
+async fn a_call_whose_deadline_passes_in_the_queue_is_not_run() {
     let clock = Clock::fixed(Clock::system().wall(), Duration::from_secs(1000));
     let bench = Arc::new(Bench::with("fake", "1", 64, clock.clone()).await);
     let gate = Arc::new(Semaphore::new(0));
@@ -350,7 +350,7 @@ async fn a_deadline_that_passes_in_the_queue_ends_the_wait_and_one_found_passed_
     };
     let first: Vec<_> = (0..LANE).map(|i| call(i.to_string(), Duration::from_secs(3600))).collect();
     eventually("a full lane", async || (bench.script.seen(START).len() == LANE).then_some(())).await;
-    // As when this process was stopped: time jumps while the call waits, then its turn comes.
+    // Simulates a process that was stopped: time advances while the call waits for its slot.
     let stopped = call("stopped".into(), Duration::from_secs(60));
     tokio::time::sleep(Duration::from_millis(100)).await;
     clock.advance(Duration::from_secs(120));
@@ -366,7 +366,7 @@ async fn a_deadline_that_passes_in_the_queue_ends_the_wait_and_one_found_passed_
 }
 
 #[tokio::test]
-async fn a_call_still_queued_at_its_deadline_is_answered_then() {
+async fn a_queued_call_fails_at_its_deadline() {
     let bench = Arc::new(Bench::start().await);
     bench.script.on(START, [Act::Hang]);
     for i in 0..LANE {
@@ -381,7 +381,7 @@ async fn a_call_still_queued_at_its_deadline_is_answered_then() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_is_down_hangs_or_comes_back_gives_the_right_outcome() {
+async fn a_runtime_that_is_down_hangs_or_restarts_causes_the_right_outcome() {
     let mut bench = Bench::start().await;
     bench.script.on(START, [good(&v1::StartContainerResponse {})]);
     bench.script.on(LIST, [good(&v1::ListContainersResponse::default())]);
@@ -417,7 +417,7 @@ async fn a_runtime_that_is_down_hangs_or_comes_back_gives_the_right_outcome() {
 }
 
 #[tokio::test]
-async fn a_cut_after_dispatch_is_unknown_for_mutations_and_asked_again_for_reads() {
+async fn after_a_lost_connection_a_mutation_is_unknown_and_a_read_is_repeated() {
     let bench = Bench::start().await;
     bench.script.on(START, [Act::Cut]);
     let got = bench.call(Socket::Sync, START, &[EPOCH], start("c")).await;
@@ -444,7 +444,7 @@ async fn stops_do_not_hold_their_slots_while_the_runtime_waits() {
 }
 
 #[tokio::test]
-async fn a_stop_and_a_caller_with_the_longest_times_are_answered_like_any_other() {
+async fn the_longest_timeouts_of_a_stop_or_a_caller_are_accepted() {
     let bench = Bench::start().await;
     let stop = "/runtime.v1.RuntimeService/StopContainer";
     let answered = || good(&v1::StopContainerResponse::default());
@@ -460,7 +460,7 @@ async fn a_stop_and_a_caller_with_the_longest_times_are_answered_like_any_other(
 }
 
 #[tokio::test]
-async fn a_probe_exec_runs_exactly_what_was_granted() {
+async fn a_probe_exec_runs_exactly_the_granted_command() {
     let bench = Bench::start().await;
     let key = GrantKey::load_or_create(&bench.dir.path().join("keys/grant.key")).unwrap();
     let answer =
@@ -509,7 +509,7 @@ async fn a_probe_exec_runs_exactly_what_was_granted() {
 }
 
 #[tokio::test]
-async fn a_corrupt_frame_fails_its_call_and_nothing_else() {
+async fn a_corrupt_frame_fails_only_its_call() {
     let bench = Bench::start().await;
     bench.script.on(START, [good(&v1::StartContainerResponse {})]);
     let corrupt: [&'static [u8]; 5] =

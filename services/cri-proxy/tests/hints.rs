@@ -1,4 +1,4 @@
-//! Hints from a scripted runtime to the callers that watch.
+//! Hints from a scripted runtime to subscribers.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 mod common;
 
@@ -61,7 +61,7 @@ async fn until_live(events: &mut tonic::Streaming<pb::RuntimeEvent>, live: bool)
 }
 
 #[tokio::test]
-async fn one_reader_serves_all_subscribers_and_exec_exits_are_left_out() {
+async fn one_reader_serves_all_subscribers_and_exec_exits_are_skipped() {
     let bench = Bench::with("containerd", "1.6.20", 64, Clock::system()).await;
     let (sender, act) = stream();
     bench.script.on(SUBSCRIBE, [act]);
@@ -82,7 +82,7 @@ async fn one_reader_serves_all_subscribers_and_exec_exits_are_left_out() {
 }
 
 #[tokio::test]
-async fn a_cut_stream_is_told_and_taken_up_again() {
+async fn an_interrupted_event_stream_is_reported_and_resumed() {
     let bench = Bench::with("containerd", "1.6.20", 64, Clock::system()).await;
     let (first, act) = stream();
     let (second, again) = stream();
@@ -97,7 +97,7 @@ async fn a_cut_stream_is_told_and_taken_up_again() {
 }
 
 #[tokio::test]
-async fn a_source_that_is_not_there_gives_way_to_the_other_and_then_to_none() {
+async fn a_missing_event_source_is_replaced_by_the_other_one_or_none() {
     let bench = Bench::with("containerd", "1.6.20", 64, Clock::system()).await;
     bench.script.on(SUBSCRIBE, [failing(12, "none")]);
     let (sender, act) = stream();

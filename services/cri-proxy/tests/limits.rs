@@ -1,4 +1,4 @@
-//! What a proxy bounds, ends and mends by itself.
+//! Limits of a proxy, and its recovery from failures.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 mod common;
 
@@ -34,7 +34,7 @@ fn remove(id: &str) -> Bytes {
     reply::frame(&v1::RemoveContainerRequest { container_id: id.into() })
 }
 
-/// As containerd 1.6 answers.
+/// Fails like containerd 1.6.
 fn cannot_delete() -> Act {
     failing(
         2,
@@ -43,11 +43,11 @@ fn cannot_delete() -> Act {
 }
 
 #[tokio::test]
-async fn a_task_that_containerd_lost_is_ended_and_its_container_removed() {
+async fn a_task_that_containerd_lost_is_killed_and_its_container_removed() {
     let bench = Bench::start().await;
     bench.script.on(REMOVE, [cannot_delete(), good(&v1::RemoveContainerResponse {})]);
     bench.script.on(&tasks("Get"), [good(&GetResponse::default())]);
-    // It ended between the two calls: no reason to stop.
+    // The task ended between the two calls, which is no error.
     bench.script.on(&tasks("Kill"), [failing(5, "process already finished: not found")]);
     bench.script.on(&tasks("Wait"), [good(&WaitResponse::default())]);
     bench.script.on(&tasks("Delete"), [good(&v1::RemoveContainerResponse {})]);
@@ -68,10 +68,11 @@ async fn a_task_that_containerd_lost_is_ended_and_its_container_removed() {
 }
 
 #[tokio::test]
-async fn a_removal_that_fails_for_another_reason_is_told_and_not_repeated() {
+async fn a_removal_that_fails_for_another_reason_is_reported_and_not_repeated() {
     let bench = Bench::start().await;
     bench.script.on(REMOVE, [failing(2, "disk is full")]);
-    // No task is there; no tasks service is there, as on CRI-O; the service fails; the task does not go.
+    // Cases: no task exists; no tasks service exists, as on CRI-O; the service fails; the task is not
+    // deleted.
     let gets = [failing(5, "no running task"), failing(12, "unknown service"), failing(13, "broken")];
     for get in gets {
         bench.script.on(&tasks("Get"), [get]);
@@ -84,7 +85,7 @@ async fn a_removal_that_fails_for_another_reason_is_told_and_not_repeated() {
     assert_eq!(bench.call(Socket::Sync, REMOVE, &[EPOCH], remove("c")).await.outcome(), "runtime-error");
     assert!(bench.script.seen(&tasks("Delete")).is_empty());
     assert_eq!(bench.script.seen(REMOVE).len(), 4, "each was sent once");
-    // Nothing looks for tasks where nothing failed.
+    // Tasks are looked up only after a failure.
     let gets = bench.script.seen(&tasks("Get")).len();
     bench.script.on(REMOVE, [good(&v1::RemoveContainerResponse {})]);
     assert_eq!(bench.call(Socket::Sync, REMOVE, &[EPOCH], remove("c")).await.outcome(), "ok");
@@ -92,7 +93,7 @@ async fn a_removal_that_fails_for_another_reason_is_told_and_not_repeated() {
 }
 
 #[tokio::test]
-async fn an_answer_without_bound_is_refused_and_the_service_goes_on() {
+async fn an_unlimited_reply_is_rejected_and_the_service_continues() {
     let bench = Bench::start().await;
     let head = headers(&[("content-type", "application/grpc")]);
     let tail = headers(&[("grpc-status", "0")]);
@@ -104,7 +105,7 @@ async fn an_answer_without_bound_is_refused_and_the_service_goes_on() {
         let body = reply::frame(&v1::StartContainerRequest { container_id: "c".into() });
         let body = if path == LIST { Bytes::from_static(&[0; 5]) } else { body };
         let got = bench.call(socket, path, meta, body.clone()).await;
-        // What the runtime did stands in what was not read.
+        // The metadata has the outcome of the call, although its reply was not received.
         assert_eq!((got.code(), got.outcome()), ("8", "unknown"), "{path}: {:?}", got.headers);
         assert!(got.body.is_empty());
         let got = bench.call(socket, path, meta, body).await;
@@ -113,7 +114,7 @@ async fn an_answer_without_bound_is_refused_and_the_service_goes_on() {
 }
 
 #[tokio::test]
-async fn streams_open_at_the_end_are_told_and_counted() {
+async fn open_streams_are_informed_of_the_shutdown_and_counted() {
     let bench = Bench::start().await;
     let path = "/some.future.v9.Service/Watch";
     let (sender, receiver) = mpsc::channel::<Bytes>(4);
@@ -138,7 +139,7 @@ async fn streams_open_at_the_end_are_told_and_counted() {
 }
 
 #[tokio::test]
-async fn calls_of_one_socket_hold_no_more_bytes_than_its_share_and_other_sockets_go_on() {
+async fn calls_of_one_socket_are_limited_in_bytes_and_other_sockets_continue() {
     fn share(_: Socket) -> usize {
         12 << 20
     }
@@ -148,7 +149,8 @@ async fn calls_of_one_socket_hold_no_more_bytes_than_its_share_and_other_sockets
     let answer =
         |mib: usize| Act::Reply(head.clone(), vec![Bytes::from(vec![0; 1 << 20]); mib], tail.clone());
     let before = bench.metrics.refused_bytes.get();
-    // A caller that does not read its answer, which is larger than its window, keeps what the answer holds.
+    // A client that does not read its reply, which is larger than its window, keeps the reply's bytes
+    // reserved.
     bench.script.on(STATUS, [answer(8)]);
     let request = |body: Bytes| {
         let meta = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
@@ -157,7 +159,7 @@ async fn calls_of_one_socket_hold_no_more_bytes_than_its_share_and_other_sockets
     let empty = Bytes::from_static(&[0; 5]);
     let caller = bench.caller(Socket::NodeApi);
     let unread = caller.send(request(empty.clone())).await.unwrap();
-    // An answer that does not fit: it was given, and is not known.
+    // A reply that does not fit: the call was executed, and its outcome is unknown.
     let got = bench.call(Socket::NodeApi, STATUS, &[], empty.clone()).await;
     assert_eq!((got.code(), got.outcome()), ("8", "unknown"), "{:?}", got.headers);
     assert_eq!(bench.metrics.refused_bytes.get(), before + 1);
@@ -168,7 +170,7 @@ async fn calls_of_one_socket_hold_no_more_bytes_than_its_share_and_other_sockets
     let got = bench.call(Socket::NodeApi, STATUS, &[], large).await;
     assert_eq!((got.code(), got.outcome()), ("8", "not-dispatched"), "{:?}", got.headers);
     assert_eq!((bench.metrics.refused_bytes.get(), bench.script.seen(STATUS).len()), (before + 2, seen));
-    // Each socket has its own share, and what was read is free again.
+    // Each socket has its own limit, and bytes that were read are released.
     let got = bench.call(Socket::Read, STATUS, &[], empty.clone()).await;
     assert_eq!((got.outcome(), got.body.len()), ("ok", 8 << 20));
     assert_eq!(unread.into_body().collect().await.unwrap().to_bytes().len(), 8 << 20);
@@ -180,7 +182,7 @@ async fn calls_of_one_socket_hold_no_more_bytes_than_its_share_and_other_sockets
 }
 
 #[tokio::test]
-async fn a_socket_has_so_many_connections_and_a_closed_one_makes_room() {
+async fn connections_of_a_socket_are_limited_and_a_closed_one_frees_its_slot() {
     let bench = Bench::changed("fake", "1", 64, Clock::system(), |config| config.connections = 2).await;
     bench.script.on(STATUS, [good(&v1::ContainerStatusResponse::default())]);
     let call = async |socket| {
@@ -200,7 +202,7 @@ async fn a_socket_has_so_many_connections_and_a_closed_one_makes_room() {
 }
 
 #[tokio::test]
-async fn a_log_is_read_in_the_directory_of_logs_and_nowhere_else_whatever_the_runtime_says() {
+async fn a_log_is_read_only_in_the_log_directory_whatever_path_the_runtime_returns() {
     let bench = Bench::start().await;
     let logs = bench.dir.path().join("pod-logs");
     std::fs::create_dir_all(logs.join("ns_pod_uid/c")).unwrap();
@@ -239,7 +241,7 @@ async fn a_log_is_read_in_the_directory_of_logs_and_nowhere_else_whatever_the_ru
 }
 
 #[tokio::test]
-async fn environments_are_told_on_the_sockets_of_root_alone() {
+async fn environments_are_returned_only_on_the_sockets_of_root() {
     let bench = Bench::start().await;
     let methods =
         ["ContainerStatus", "PodSandboxStatus", "Status"].map(|m| format!("/runtime.v1.RuntimeService/{m}"));
@@ -268,7 +270,8 @@ async fn environments_are_told_on_the_sockets_of_root_alone() {
             }
         }
     }
-    // A runtime may read what this proxy cannot: a name that is no text, then the same field again, and verbose.
+    // A request that a runtime may decode and this proxy may not: a name that is not UTF-8, the same field
+    // again, and verbose.
     let body = [&[0, 0, 0, 0, 8, 0x0a, 1, 0xff, 0x0a, 1, b'c', 0x10, 1][..]].concat();
     let got = bench.call(Socket::Read, &methods[0], &[], body.into()).await;
     assert_eq!((got.code(), got.outcome()), ("3", "not-dispatched"));

@@ -1,4 +1,4 @@
-//! Lists and their streams, with runtimes that have them, lack them and lose them.
+//! Lists and their streams, with runtimes that support them, lack them or lose them.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 mod common;
 
@@ -34,7 +34,7 @@ fn ids(got: &Got) -> BTreeSet<String> {
     unique
 }
 
-/// A proxy in front of a fake runtime with containers whose annotations are `bytes` long.
+/// Starts a proxy in front of a fake runtime with containers whose annotations are `bytes` long.
 async fn fake(streams: bool, containers: usize, bytes: usize) -> (tempfile::TempDir, FakeRuntime, Bench) {
     let dir = tempfile::tempdir().unwrap();
     let runtime = FakeRuntime::start(&dir.path().join("fake.sock"), Options::silent()).unwrap();
@@ -58,7 +58,7 @@ fn there(runtime: &FakeRuntime) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn a_runtime_with_streams_is_asked_by_them_however_the_caller_asks() {
+async fn a_runtime_with_list_streams_is_called_by_stream_for_any_caller() {
     let (_dir, runtime, bench) = fake(true, 20, 10).await;
     for path in [LIST, STREAM] {
         let got = bench.call(Socket::Read, path, &[], all()).await;
@@ -87,7 +87,7 @@ async fn a_runtime_with_streams_is_asked_by_them_however_the_caller_asks() {
 }
 
 #[tokio::test]
-async fn a_runtime_without_streams_says_so_once_on_each_connection() {
+async fn list_streams_are_tried_once_per_connection_of_a_runtime_without_them() {
     let mut bench = Bench::start().await;
     let container = v1::Container { id: "a".into(), ..Default::default() };
     bench.script.on(LIST, [good(&v1::ListContainersResponse { containers: vec![container] })]);
@@ -97,7 +97,7 @@ async fn a_runtime_without_streams_says_so_once_on_each_connection() {
     assert_eq!((bench.script.seen(STREAM).len(), bench.script.seen(LIST).len()), (1, 3));
     bench.down();
     bench.up();
-    // Refused for the 100 ms between two attempts to connect.
+    // Connections are refused for the 100 ms between two attempts.
     eventually("an answer of the runtime that is back", async || {
         let got = bench.call(Socket::Read, LIST, &[], all()).await;
         (got.code() == "0").then_some(())
@@ -108,7 +108,7 @@ async fn a_runtime_without_streams_says_so_once_on_each_connection() {
 }
 
 #[tokio::test]
-async fn an_upgrade_brings_the_streams_and_a_downgrade_takes_them() {
+async fn list_streams_are_detected_after_an_upgrade_and_dropped_after_a_downgrade() {
     let (_dir, runtime, bench) = fake(false, 7, 10).await;
     let mut streamed = 0;
     for streams in [false, true, false, true] {
@@ -129,7 +129,7 @@ async fn an_upgrade_brings_the_streams_and_a_downgrade_takes_them() {
 }
 
 #[tokio::test]
-async fn a_stream_that_fails_in_the_middle_leaves_its_error_and_no_items() {
+async fn a_list_stream_that_fails_midway_returns_its_error_without_items() {
     let (_dir, runtime, bench) = fake(true, 100, 10).await;
     for path in [LIST, STREAM] {
         runtime
@@ -140,7 +140,7 @@ async fn a_stream_that_fails_in_the_middle_leaves_its_error_and_no_items() {
         assert_eq!(ids(&bench.call(Socket::Read, path, &[], all()).await).len(), 100, "{path}");
     }
     assert_eq!(runtime.count(Method::ListContainers), 0, "an error is no reason to ask for the whole");
-    // Unimplemented behind items is an error like any other.
+    // Unimplemented after items is an ordinary error.
     runtime.script(Rule::on(Method::StreamContainers).fail_after(Code::Unimplemented, "half").times(1));
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
     assert_eq!((got.code(), got.body.len()), ("12", 0));
@@ -161,7 +161,7 @@ async fn a_stream_that_does_not_end_runs_into_the_calls_deadline_as_a_whole() {
 }
 
 #[tokio::test]
-async fn what_is_larger_than_a_message_comes_in_many_and_never_in_one() {
+async fn a_list_larger_than_a_message_is_streamed_and_never_sent_as_one() {
     let (_dir, runtime, bench) = fake(true, 9_000, 2_000).await;
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
     assert_eq!(got.code(), "0");
@@ -175,7 +175,7 @@ async fn what_is_larger_than_a_message_comes_in_many_and_never_in_one() {
 }
 
 #[tokio::test]
-async fn a_large_answer_of_a_runtime_without_streams_is_cut_for_who_wants_one() {
+async fn a_large_unary_reply_is_split_for_a_caller_of_the_list_stream() {
     let (_dir, runtime, bench) = fake(false, 3_000, 2_000).await;
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
     let sizes: Vec<usize> = messages(&got.body).iter().map(Bytes::len).collect();
@@ -184,7 +184,7 @@ async fn a_large_answer_of_a_runtime_without_streams_is_cut_for_who_wants_one() 
 }
 
 #[tokio::test]
-async fn what_a_runtime_may_not_send_is_its_error() {
+async fn an_invalid_reply_is_an_error_of_the_runtime() {
     let bench = Bench::start().await;
     let ok = || headers(&[("grpc-status", "0")]);
     let head = || headers(&[("content-type", "application/grpc")]);
@@ -205,7 +205,7 @@ fn container(id: &str, bytes: usize) -> v1::Container {
     v1::Container { id: id.into(), image_ref: "x".repeat(bytes), ..Default::default() }
 }
 
-/// A frame of one message of the stream.
+/// Returns a frame with one message of the stream.
 fn item(id: &str, bytes: usize) -> Bytes {
     reply::frame(&v1::ListContainersResponse { containers: vec![container(id, bytes)] })
 }
@@ -230,8 +230,8 @@ async fn of_18_000_containers_a_few_messages_are_here_at_once_and_none_is_large(
 }
 
 #[tokio::test]
-async fn the_one_answer_of_a_runtime_without_streams_is_passed_on_piece_by_piece() {
-    // As many as such a runtime can tell of: its answer is close to the 16 MiB of a message.
+async fn the_unary_reply_of_a_runtime_is_forwarded_in_parts_to_a_stream() {
+    // The largest list of such a runtime: its reply is close to the limit of 16 MiB of a message.
     let (_dir, runtime, bench) = fake(false, 18_000, 250).await;
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
     assert!(got.body.len() > 12 << 20, "{}", got.body.len());
@@ -241,7 +241,7 @@ async fn the_one_answer_of_a_runtime_without_streams_is_passed_on_piece_by_piece
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_does_not_read_gets_the_begin_and_holds_up_its_own_list_for_a_while() {
+async fn a_caller_that_does_not_read_stalls_only_its_own_list_until_the_time_limit() {
     let bench = Bench::start().await;
     let (frames, from) = mpsc::channel(1);
     let slow = Act::Stream(Arc::new(Mutex::new(from)));
@@ -257,7 +257,7 @@ async fn a_caller_that_does_not_read_gets_the_begin_and_holds_up_its_own_list_fo
     let caller = bench.caller(Socket::Read);
     let response =
         caller.send(reply::request(STREAM, head, reply::Frames::from_data(vec![all()]))).await.unwrap();
-    // Nothing else has anything to do, so that time goes on until the caller is given up.
+    // No other task is runnable, so paused time advances until the caller is abandoned.
     let sent = endless.await.unwrap();
     assert!(sent < 20 << 20, "{sent} bytes were taken from the runtime for a caller that reads none");
     assert_eq!(bench.call(Socket::Read, STREAM, &[], all()).await.code(), "0", "others get theirs");
@@ -268,7 +268,7 @@ async fn a_caller_that_does_not_read_gets_the_begin_and_holds_up_its_own_list_fo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_list_goes_at_a_pace_and_a_small_one_at_once() {
+async fn a_large_list_is_sent_at_a_limited_rate_and_a_small_one_at_once() {
     let bench = Bench::start().await;
     let list = |n: usize| {
         let containers = (0..n).map(|n| container(&n.to_string(), 500_000)).collect();
@@ -279,7 +279,7 @@ async fn a_large_list_goes_at_a_pace_and_a_small_one_at_once() {
         let began = tokio::time::Instant::now();
         let got = bench.call(Socket::Read, STREAM, &[], all()).await;
         assert_eq!(ids(&got).len(), items);
-        // Two to a message; the last goes with the end. The clock is the test's.
+        // Two items per message; the last message is sent with the end. The clock is the test's.
         assert!(
             began.elapsed() >= MIN_INTERVAL * pauses && began.elapsed() < MIN_INTERVAL * (pauses + 2),
             "{items}"
@@ -302,7 +302,7 @@ async fn a_status_is_answered_while_a_list_is_being_read() {
     for n in 0..40 {
         frames.send(item(&format!("a{n}"), 60_000)).await.unwrap();
     }
-    // The begin of the list is here, its end is not: both go by one connection.
+    // The begin of the list has arrived, and not its end: one connection delivers both in order.
     let list = list.await.unwrap();
     assert_eq!(common::got(caller.send(request(status)).await.unwrap()).await.code(), "0");
     drop(frames);
@@ -311,7 +311,7 @@ async fn a_status_is_answered_while_a_list_is_being_read() {
 }
 
 #[tokio::test]
-async fn a_list_that_is_cut_is_asked_for_again_until_its_begin_is_given_away() {
+async fn an_interrupted_list_is_repeated_until_its_first_message_was_forwarded() {
     let bench = Bench::start().await;
     let whole = v1::ListContainersResponse { containers: vec![container("a", 1)] };
     bench.script.on(STREAM, [Act::Cut, good(&whole)]);

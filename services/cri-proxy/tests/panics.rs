@@ -21,7 +21,7 @@ const LIST: &str = "/runtime.v1.RuntimeService/StreamContainers";
 const LIST_UNARY: &str = "/runtime.v1.RuntimeService/ListContainers";
 const EPOCH: (&str, &str) = ("quintlet-owner-epoch", "1");
 
-/// Panics in calls that name the pod `bad`, while it is told to.
+/// Panics in calls for the pod `bad` while it is enabled.
 struct Panics(AtomicBool);
 
 impl Observer for Panics {
@@ -40,9 +40,9 @@ async fn call(caller: &Upstream, path: &str, pod: &str) -> common::Got {
 }
 
 #[tokio::test]
-async fn a_panic_in_one_call_ends_that_call_alone_with_internal_and_its_text() {
+async fn a_panic_in_one_call_ends_only_that_call_with_internal_and_its_text() {
     let bench = Bench::start().await;
-    // On this thread, which runs everything of the test.
+    // Applies to this thread, which runs the whole test.
     let panics = Arc::new(Panics(true.into()));
     failpoint::observe(Arc::clone(&panics) as Arc<dyn Observer>);
     let gate = Arc::new(Semaphore::new(0));
@@ -63,7 +63,7 @@ async fn a_panic_in_one_call_ends_that_call_alone_with_internal_and_its_text() {
         assert!(text.starts_with("cri-proxy%20panicked%20at%20") && text.contains("injected"), "{text}");
         assert_eq!(call(&caller, START, "good").await.outcome(), "ok", "{path}");
     }
-    // Neither the connection nor a place in a queue is lost with it.
+    // The connection and the slots in the queues are not lost.
     gate.add_permits(2);
     assert_eq!(other.await.unwrap().outcome(), "ok");
     panics.0.store(false, Ordering::SeqCst);

@@ -115,7 +115,7 @@ mod tests {
     const ROUTE: &str = "Iface\tDestination\tGateway\ncni0\t0005000A\t0\nens3\t00000000\t010200C0\n";
 
     #[test]
-    fn the_network_of_the_node_is_that_of_its_default_interface() {
+    fn network_statistics_of_the_node_are_those_of_its_default_interface() {
         let network = network(DEV, ROUTE, "now");
         assert_eq!(
             network,

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_that_names_group_version_and_kind_gets_an_object_and_others_text() {
+    fn a_client_that_accepts_the_objects_kind_gets_json_and_others_get_text() {
         for (accept, want) in [
             ("", Form::Text),
             (" ", Form::Text),

@@ -389,7 +389,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_names_its_pod() {
+    fn the_pod_is_parsed_from_the_path() {
         for (path, want) in [
             ("/containerLogs/default/web/main", Some("default/web")),
             ("/exec/kube-system/a/u1/main", Some("kube-system/a")),

@@ -1,4 +1,4 @@
-//! Who is let in: tokens, certificates, nobody; and what is an error at the start.
+//! Authentication: tokens, certificates, anonymous requests, and errors at startup.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;
@@ -11,7 +11,7 @@ use quintlet_kit::clock::Clock;
 use tokio::io::AsyncWriteExt as _;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_about_users_are_kept_and_tokens_are_asked_about_once() {
+async fn reviews_are_cached_and_a_token_is_reviewed_once() {
     let api = Api::start(Limits::default(), &[]).await;
     api.test_api.set_token("t", "u", &["g"]);
     api.test_api.allow("g", "get", "nodes/proxy");
@@ -20,7 +20,7 @@ async fn answers_about_users_are_kept_and_tokens_are_asked_about_once() {
     }
     let reviews = api.test_api.reviews();
     let kinds: Vec<&str> = reviews.iter().map(|r| r["kind"].as_str().unwrap()).collect();
-    // One for the token, then `pods` denied and `proxy` allowed.
+    // One review of the token, then `pods` (denied) and `proxy` (allowed).
     assert_eq!(kinds, ["TokenReview", "SubjectAccessReview", "SubjectAccessReview"]);
     let asked = &reviews[2]["spec"];
     assert_eq!(asked["groups"], serde_json::json!(["g", "system:authenticated"]));
@@ -29,7 +29,7 @@ async fn answers_about_users_are_kept_and_tokens_are_asked_about_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_certificate_says_who_asks_if_our_ca_signed_it_and_the_ca_is_read_again() {
+async fn a_client_certificate_of_the_configured_ca_authenticates_and_the_ca_is_reloaded() {
     let (ca, other) = (Ca::new(), Ca::new());
     let api = Api::start_with(Limits::default(), |dir| {
         std::fs::write(dir.join("ca.pem"), &ca.pem).unwrap();
@@ -46,7 +46,7 @@ async fn a_client_certificate_says_who_asks_if_our_ca_signed_it_and_the_ca_is_re
     assert_eq!(ask(&server, None).await, StatusCode::UNAUTHORIZED);
     let foreign = other.client("alice", "team", ClientAuth);
     assert_eq!(ask(&foreign, None).await, StatusCode::UNAUTHORIZED);
-    // A certificate that says nothing does not stop a token.
+    // A certificate without a user does not exclude a token.
     api.test_api.set_token("t", "bob", &["team"]);
     assert_eq!(ask(&foreign, Some("t")).await, StatusCode::OK);
 
@@ -63,7 +63,7 @@ async fn a_client_certificate_says_who_asks_if_our_ca_signed_it_and_the_ca_is_re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_credentials_one_is_anonymous_only_if_that_is_allowed_and_a_bad_token_never_is() {
+async fn a_request_without_credentials_is_anonymous_only_if_allowed_and_a_bad_token_never_is() {
     let api = Api::start(Limits::default(), &["--anonymous-auth=true"]).await;
     api.test_api.allow("system:unauthenticated", "get", "nodes/pods");
     assert_eq!(api.get("/pods", None).await.0, StatusCode::OK);
@@ -84,7 +84,7 @@ async fn without_credentials_one_is_anonymous_only_if_that_is_allowed_and_a_bad_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_in_a_path_is_also_known_by_the_uid_of_its_mirror() {
+async fn a_pod_is_also_found_by_the_uid_of_its_mirror_pod() {
     let (api, _runtime) =
         Api::with_runtime(Limits::default(), &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"])
             .await;
@@ -95,7 +95,7 @@ async fn a_pod_in_a_path_is_also_known_by_the_uid_of_its_mirror() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn figures_of_probes_say_that_their_service_is_away() {
+async fn probe_metrics_report_that_probe_service_is_unavailable() {
     let api =
         Api::start(Limits::default(), &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"]).await;
     let (code, page) = api.get("/metrics/probes", None).await;
@@ -125,7 +125,7 @@ async fn health_fails_while_the_sync_loop_is_stuck() {
 }
 
 #[tokio::test]
-async fn what_lets_nobody_in_or_cannot_be_asked_is_an_error_at_the_start() {
+async fn an_authentication_that_admits_nobody_or_cannot_be_reached_is_a_startup_error() {
     let dir = tempfile::tempdir().unwrap();
     let start = async |line: &[&str]| {
         NodeApi::bind(&args(dir.path(), line), Limits::default(), Clock::system()).await.unwrap_err()

@@ -1,4 +1,5 @@
-//! Whoever acts on a container leaves a line, whatever becomes of it. Alone in its process, whose log it reads.
+//! Each request for a container is audited, whatever its outcome. Runs in its own process, whose log it
+//! reads.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;
@@ -40,7 +41,7 @@ impl<S: tracing::Subscriber> Layer<S> for Lines {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_act_on_a_container_is_told_of_with_user_pod_and_verdict() {
+async fn each_request_for_a_container_is_audited_with_user_pod_and_verdict() {
     let lines = Lines::default();
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(lines.clone())).unwrap();
     let (api, _runtime) = Api::with_runtime(Limits::default(), &[]).await;

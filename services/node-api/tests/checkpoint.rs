@@ -1,4 +1,4 @@
-//! `/checkpoint/`: what is asked of pod-sync, and what users are told.
+//! `/checkpoint/`: requests to pod-sync, and responses to users.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;
@@ -20,7 +20,7 @@ async fn post(api: &Api, path: &str) -> (u16, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_running_container_is_checkpointed_and_each_failure_has_the_kubelets_words() {
+async fn a_running_container_is_checkpointed_and_each_failure_has_the_kubelets_text() {
     let api = start(&[]).await;
     for (path, code, body) in [
         ("/checkpoint/default/none/main", 404, "pod does not exist"),
@@ -47,7 +47,7 @@ async fn a_running_container_is_checkpointed_and_each_failure_has_the_kubelets_w
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_its_gate_there_is_no_checkpoint() {
+async fn checkpoints_need_their_feature_gate() {
     for off in ["--feature-gates=ContainerCheckpoint=false", "--enable-debugging-handlers=false"] {
         let api = start(&[off]).await;
         let (code, _) = post(&api, "/checkpoint/default/web/main").await;

@@ -1,4 +1,4 @@
-//! Slow clients, giant headers and half-open connections take no more than their share.
+//! Limits for slow clients, huge headers and half-open connections.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;
@@ -28,7 +28,7 @@ async fn wait_open(api: &Api, want: usize) {
     }
 }
 
-/// Sends a header a byte at a time, until nobody takes it.
+/// Sends a header byte by byte until the connection is closed.
 async fn drip(to: &mut (impl tokio::io::AsyncWrite + Unpin)) {
     while to.write_all(b"a").await.is_ok() && to.flush().await.is_ok() {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -36,22 +36,22 @@ async fn drip(to: &mut (impl tokio::io::AsyncWrite + Unpin)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_says_nothing_or_speaks_too_slowly_is_hung_up_on() {
+async fn a_silent_or_slow_client_is_disconnected() {
     let limits = Limits {
         handshake: Duration::from_millis(300),
         header: Duration::from_millis(300),
         ..Limits::default()
     };
     let api = Api::start(limits, OPEN).await;
-    // No handshake.
+    // A client that does not handshake.
     let mut silent = TcpStream::connect(api.address).await.unwrap();
-    // No header.
+    // A client that sends no header.
     let mut idle = api.tls(None).await;
-    // A header, a byte at a time.
+    // A client that sends a header byte by byte.
     let mut slow = api.tls(None).await;
     slow.write_all(b"GET /healthz HTTP/1.1\r\nx: ").await.unwrap();
     timeout(PATIENCE, drip(&mut slow)).await.expect("the slow header is taken for ever");
-    // The same after a request that was answered.
+    // The same on a connection with an earlier request.
     let mut second = api.tls(None).await;
     second.write_all(b"GET /healthz HTTP/1.1\r\nhost: n\r\n\r\n").await.unwrap();
     let mut answer = Vec::new();
@@ -68,7 +68,7 @@ async fn who_says_nothing_or_speaks_too_slowly_is_hung_up_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_giant_header_is_refused_without_being_read_to_its_end() {
+async fn a_huge_header_is_rejected_before_it_is_read_completely() {
     let api = Api::start(Limits::default(), OPEN).await;
     let mut client = api.tls(None).await;
     client.write_all(b"GET /healthz HTTP/1.1\r\nhost: n\r\n").await.unwrap();
@@ -88,7 +88,7 @@ async fn a_giant_header_is_refused_without_being_read_to_its_end() {
     assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
 }
 
-/// A connection on which somebody was let in.
+/// Opens a connection with an authenticated user.
 async fn trusted(api: &Api) -> TlsStream<TcpStream> {
     let mut stream = api.tls(None).await;
     stream.write_all(b"GET /healthz/ping HTTP/1.1\r\nhost: n\r\n\r\n").await.unwrap();
@@ -100,7 +100,7 @@ async fn trusted(api: &Api) -> TlsStream<TcpStream> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_connections_than_allowed_are_closed_and_a_place_that_is_given_back_is_taken() {
+async fn connections_above_the_limit_are_closed_and_a_freed_slot_is_reused() {
     let limits = Limits { connections: 8, per_address: 4, ..Limits::default() };
     let api = Api::start(limits, OPEN).await;
     let mut open = Vec::new();
@@ -118,7 +118,7 @@ async fn strangers_that_fill_their_places_keep_nobody_out() {
     let limits = Limits { strangers: 3, ..Limits::default() };
     let api = Api::start(limits, OPEN).await;
     let mut working = trusted(&api).await;
-    // Some before and some after their handshake.
+    // Some clients are silent before and some after their handshake.
     let mut silent = TcpStream::connect(api.address).await.unwrap();
     wait_open(&api, 2).await;
     let (mut first, mut second) = (api.tls(None).await, api.tls(None).await);
@@ -133,7 +133,7 @@ async fn strangers_that_fill_their_places_keep_nobody_out() {
     assert_eq!(get_on(&mut working, "/healthz").await, "ok", "who was let in stays");
 }
 
-/// An HTTP/2 client, which answers pings, and the end of its connection.
+/// Opens an HTTP/2 client, which answers pings. Also returns the end of its connection.
 async fn http2(api: &Api) -> (SendRequest<Empty<Bytes>>, JoinHandle<hyper::Result<()>>) {
     let io = TokioIo::new(api.tls(None).await);
     let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
@@ -148,7 +148,7 @@ async fn ask(sender: &mut SendRequest<Empty<Bytes>>, path: &str) -> (StatusCode,
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_ends_with_the_first_refusal_unless_somebody_was_let_in() {
-    // Nothing else may end it.
+    // No other limit may end the connection.
     let hour = Duration::from_secs(3600);
     let limits = Limits { header: hour, stranger: hour, idle: hour, ..Limits::default() };
     let api = Api::start(limits, &[]).await;
@@ -162,7 +162,7 @@ async fn a_connection_ends_with_the_first_refusal_unless_somebody_was_let_in() {
     assert_eq!(ask(&mut two, "/pods").await, (StatusCode::UNAUTHORIZED, "Unauthorized".into()));
     let _ = timeout(PATIENCE, ended).await.expect("it is kept");
 
-    // Who is somebody and may nothing is a stranger, too.
+    // A user without any permission is untrusted, too.
     api.test_api.set_token("pod", "pod", &[]);
     let mut three = api.tls(None).await;
     three.write_all(b"GET /pods HTTP/1.1\r\nhost: n\r\nauthorization: Bearer pod\r\n\r\n").await.unwrap();
@@ -185,10 +185,10 @@ async fn a_connection_ends_with_the_first_refusal_unless_somebody_was_let_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stranger_has_a_time_after_which_nothing_keeps_its_connection() {
+async fn an_untrusted_connection_is_closed_at_its_time_limit() {
     let limits = Limits { stranger: Duration::from_millis(500), ..Limits::default() };
     let api = Api::start(limits, &[]).await;
-    // The API server does not answer, so that no request is refused.
+    // The API server does not respond, so no request is rejected.
     api.test_api.faults().block("create tokenreviews");
     let mut client = api.tls(None).await;
     client.write_all(b"GET /pods HTTP/1.1\r\nhost: n\r\nauthorization: Bearer x\r\n\r\n").await.unwrap();
@@ -201,7 +201,7 @@ async fn a_stranger_has_a_time_after_which_nothing_keeps_its_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_idle_connection_of_http_2_ends_though_its_client_answers_pings() {
+async fn an_idle_http_2_connection_is_closed_although_its_client_answers_pings() {
     let limits = Limits { idle: Duration::from_millis(300), ..Limits::default() };
     let api = Api::start(limits, OPEN).await;
     let (mut sender, ended) = http2(&api).await;
@@ -211,8 +211,8 @@ async fn an_idle_connection_of_http_2_ends_though_its_client_answers_pings() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_a_client_of_http_2_makes_no_room_for_is_given_up_and_its_others_are_not() {
-    // Nothing else may end it.
+async fn a_response_without_flow_control_window_is_aborted_and_other_responses_are_not() {
+    // No other limit may end the connection.
     let hour = Duration::from_secs(3600);
     let (write, linger) = (Duration::from_millis(300), Duration::from_millis(300));
     let limits = Limits { write, linger, idle: hour, body: hour, ..Limits::default() };
@@ -230,9 +230,9 @@ async fn an_answer_that_a_client_of_http_2_makes_no_room_for_is_given_up_and_its
     let ask = |method: Method, path: &str| {
         Request::builder().method(method).uri(format!("https://n{path}")).body(()).unwrap()
     };
-    // One whose question is not complete yet.
+    // A request that is not complete yet.
     let (other, mut question) = client.send_request(ask(Method::POST, "/stats/summary"), false).unwrap();
-    // One of which the first hundred bytes are taken, and no more.
+    // A response of which only the first hundred bytes are read.
     let (answer, _) = client.send_request(ask(Method::GET, "/logs/large"), true).unwrap();
     let mut waiting = timeout(PATIENCE, answer).await.expect("an answer").unwrap().into_body();
     let first = timeout(PATIENCE, waiting.data()).await.expect("its beginning").unwrap().unwrap();
@@ -244,23 +244,23 @@ async fn an_answer_that_a_client_of_http_2_makes_no_room_for_is_given_up_and_its
     }
     question.send_data(Bytes::new(), true).unwrap();
     let other = timeout(PATIENCE, other).await.expect("the other answer").unwrap();
-    // It is refused for want of a runtime alone.
+    // The request fails only because there is no runtime.
     assert_eq!(other.status(), StatusCode::INTERNAL_SERVER_ERROR);
     timeout(PATIENCE, ended).await.expect("the connection is kept").unwrap().unwrap_or_default();
     wait_open(&api, 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_read_the_answers_is_hung_up_on() {
+async fn a_client_that_does_not_read_responses_is_disconnected() {
     let limits = Limits { write: Duration::from_millis(300), ..Limits::default() };
     let api = Api::start(limits, OPEN).await;
-    // What fits into the buffers of the kernel is as good as read: they are small.
+    // Data in kernel buffers counts as read, so these are small.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     let stream = socket.connect(api.address).await.unwrap();
     let mut client = common::tls_over(stream, None).await.unwrap();
     let asked = "GET /flagz HTTP/1.1\r\nhost: n\r\n\r\n".repeat(10_000);
-    // It may not get all of its questions away, and never reads.
+    // The client may not be able to send all of its requests, and never reads.
     let asking = quintlet_kit::task::spawn("asking", async move {
         let _ = client.write_all(asked.as_bytes()).await;
         std::future::pending::<()>().await;
@@ -275,7 +275,7 @@ async fn who_does_not_read_the_answers_is_hung_up_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flood_of_tokens_keeps_nobody_out_whose_user_is_known() {
+async fn a_flood_of_unknown_tokens_does_not_affect_cached_users() {
     let ca = Ca::new();
     let limits = Limits { reviews: 64, reviews_per_address: 40, ..Limits::default() };
     let api = Api::start_with(limits, |dir| {
@@ -286,7 +286,7 @@ async fn a_flood_of_tokens_keeps_nobody_out_whose_user_is_known() {
     let operator = ca.client("operator", "team", rcgen::ExtendedKeyUsagePurpose::ClientAuth);
     api.test_api.allow("team", "get", "nodes/pods");
     api.test_api.faults().block("create tokenreviews");
-    // More than may be asked about at once, and more than may wait.
+    // More requests than may be reviewed concurrently and may wait.
     let mut flood: Vec<_> = (0..50)
         .map(|i| {
             let address = api.address;
@@ -352,7 +352,7 @@ async fn a_body_is_neither_too_long_nor_too_slow() {
         client.write_all(asked.as_bytes()).await.unwrap();
         client.write_all(&vec![b'x'; sent]).await.unwrap();
         let head = common::head(&mut client).await;
-        // The last is refused for want of a runtime alone.
+        // The last request fails only because there is no runtime.
         assert!(head.starts_with(want), "{length}: {head}");
     }
 }

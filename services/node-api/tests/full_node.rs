@@ -1,4 +1,4 @@
-//! What the runtime is asked for at once, on a node of which it has more to tell than fits in a message.
+//! Concurrent calls to the runtime, on a node whose lists are larger than a message.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use http_body_util::BodyExt as _;
@@ -8,7 +8,7 @@ use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options};
 
 #[tokio::test]
-async fn running_pods_are_told_of_a_node_whose_list_is_larger_than_a_message() {
+async fn running_pods_are_listed_even_if_the_list_is_larger_than_a_message() {
     let dir = tempfile::tempdir().unwrap();
     let paths = Paths::new(dir.path());
     let runtime = FakeRuntime::start(&paths.cri(CriSocket::NodeApi), Options::silent()).unwrap();

@@ -24,10 +24,10 @@ impl Observer for Panics {
 }
 
 #[tokio::test]
-async fn a_panic_in_one_request_ends_that_request_alone_with_500_and_its_text() {
+async fn a_panic_in_one_request_ends_only_that_request_with_500_and_its_text() {
     let flags = ["--authorization-mode=AlwaysAllow", "--anonymous-auth=true"];
     let api = Api::start(Limits::default(), &flags).await;
-    // On this thread, which runs everything of the test.
+    // Applies to this thread, which runs the whole test.
     failpoint::observe(Arc::new(Panics));
     let stream = api.tls(None).await;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Redirects of the runtime's streaming server: neither followed nor passed on (CVE-2020-8559).
+//! Redirects of the runtime's streaming server are neither followed nor forwarded (CVE-2020-8559).
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;
@@ -24,7 +24,7 @@ const REDIRECTS: [&str; 7] = [
     "308 Permanent Redirect",
 ];
 
-/// Headers of the three ways in which clients ask for an upgrade.
+/// Headers of the three upgrade protocols of clients.
 const SPDY: &str =
     "connection: Upgrade\r\nupgrade: SPDY/3.1\r\nx-stream-protocol-version: v4.channel.k8s.io\r\n";
 const CHANNELS: &str = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
@@ -32,7 +32,7 @@ const CHANNELS: &str = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websock
 const TUNNEL: &str = "connection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
     sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: SPDY/3.1+portforward.k8s.io\r\n";
 
-/// A server that accepts connections, counts them and answers each request with `answer`.
+/// Starts a server that counts connections and replies to each request with `answer`.
 async fn server(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -50,7 +50,7 @@ async fn server(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> (Soc
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redirect_of_an_upgrade_is_neither_followed_nor_passed_on() {
-    // The other server would switch protocols and speak to the client.
+    // The other server would switch protocols and respond to the client.
     let switched =
         "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\nelsewhere";
     let (elsewhere, reached) = server(|_| switched.to_owned()).await;

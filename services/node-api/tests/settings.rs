@@ -1,4 +1,4 @@
-//! What the configuration says counts: ports, handlers, TLS, and for how long an answer about a user does.
+//! Effects of the configuration: ports, handlers, TLS, and cache times of reviews.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;
@@ -21,12 +21,12 @@ use tokio_util::sync::CancellationToken;
 const OPEN: [&str; 3] =
     ["--authentication-token-webhook=false", "--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
 
-/// A port nobody listens on.
+/// Returns an unused port.
 async fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
 
-/// Asks until somebody listens.
+/// Retries a request until the port is open.
 async fn ask(port: u16, path: &str) -> (StatusCode, String) {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -39,7 +39,7 @@ async fn ask(port: u16, path: &str) -> (StatusCode, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn address_and_ports_are_those_of_the_configuration() {
+async fn the_configured_address_and_ports_are_used() {
     let [main, read_only, healthz] = [free_port().await, free_port().await, free_port().await];
     let flags = [
         format!("--port={main}"),
@@ -66,7 +66,8 @@ async fn address_and_ports_are_those_of_the_configuration() {
         assert_eq!((code, body.as_str()), want, "{acting}");
     }
 
-    // A checkpoint fills the disk (CVE-2025-0426): it is made for users who may, on the port that knows them.
+    // A checkpoint fills the disk (CVE-2025-0426), so it is created only for authorized users, on the
+    // authenticated port.
     let checkpoint =
         |port| plain(SocketAddr::from(([127, 0, 0, 1], port)), Method::POST, "/checkpoint/default/web/main");
     assert_eq!(checkpoint(read_only).await.unwrap().0, StatusCode::NOT_FOUND);
@@ -79,7 +80,7 @@ async fn address_and_ports_are_those_of_the_configuration() {
         assert_eq!(ask(healthz, other).await.0, StatusCode::NOT_FOUND, "{other}");
     }
 
-    // The same port again is an error that names it.
+    // A port that is used twice is an error that names the port.
     let dir = tempfile::tempdir().unwrap();
     let again = NodeApi::bind(&args(dir.path(), &flags), Limits::default(), Clock::system()).await;
     let error = again.unwrap_err();
@@ -129,7 +130,7 @@ async fn handlers_that_are_off_answer_405() {
     assert_eq!(api.get("/logs/", None).await, want);
 }
 
-/// The certificate that a client is shown which speaks only this version.
+/// Returns the certificate for a client that supports only this version.
 async fn handshake(
     address: SocketAddr,
     version: &'static rustls::SupportedProtocolVersion,
@@ -138,7 +139,7 @@ async fn handshake(
     Ok(stream.get_ref().1.peer_certificates().unwrap()[0].to_vec())
 }
 
-/// The handshake with a client that speaks only this.
+/// Handshakes with a client that supports only this configuration.
 async fn shake(
     address: SocketAddr,
     provider: rustls::crypto::CryptoProvider,
@@ -169,7 +170,7 @@ async fn only_the_versions_of_tls_that_are_allowed_are_spoken() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_the_suites_and_groups_of_the_configuration_are_spoken() {
     use rustls::version::{TLS12, TLS13};
-    // The certificate has a key for ECDSA.
+    // The certificate has an ECDSA key.
     let ours = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256";
     let flags = [
         format!("--tls-cipher-suites={ours},TLS_RSA_WITH_AES_128_GCM_SHA256"),
@@ -195,11 +196,11 @@ async fn only_the_suites_and_groups_of_the_configuration_are_spoken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_serving_certificate_is_read_again_when_it_changes() {
+async fn a_changed_serving_certificate_is_reloaded() {
     let ca = Ca::new();
     let write = |dir: &std::path::Path, name: &str| {
         let (cert, key) = ca.server(name);
-        // The key first: the two do not fit in between, and what does not fit changes nothing.
+        // The key is replaced first. A key that does not match the certificate changes nothing.
         std::fs::write(dir.join("tls.key"), key).unwrap();
         std::fs::write(dir.join("tls.crt"), cert).unwrap();
     };
@@ -218,12 +219,12 @@ async fn a_serving_certificate_is_read_again_when_it_changes() {
         assert!(Instant::now() < deadline, "the new certificate is not served");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    // A connection from before goes on.
+    // An earlier connection stays open.
     assert_eq!(common::get_on(&mut kept, "/healthz").await, "ok");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_about_users_count_as_long_as_the_configuration_says() {
+async fn reviews_are_cached_for_the_configured_time() {
     let ttls = |ttl: &str| {
         ["authentication-token-webhook-cache-ttl", "authorization-webhook-cache-authorized-ttl"]
             .into_iter()
@@ -238,7 +239,7 @@ async fn answers_about_users_count_as_long_as_the_configuration_says() {
         api.test_api.allow("u", "get", "nodes/proxy");
         assert_eq!(api.get("/pods", Some("t")).await.0, StatusCode::OK);
         let once = api.test_api.reviews().len();
-        // A token, `pods` denied, `proxy` allowed: one of each kind.
+        // One review each of the token, of `pods` (denied) and of `proxy` (allowed).
         assert_eq!(once, 3);
         assert_eq!(api.get("/pods", Some("t")).await.0, StatusCode::OK);
         let twice = api.test_api.reviews().len();

@@ -1,4 +1,4 @@
-//! `/stats/summary` of a runtime in memory.
+//! `/stats/summary` with a runtime in memory.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;
@@ -31,7 +31,7 @@ async fn volumes_are_as_pod_sync_measured_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_runtime_without_statistics_of_pods_is_asked_for_those_of_its_containers() {
+async fn without_pod_statistics_the_runtime_is_asked_for_container_statistics() {
     let (api, runtime) = Api::with_runtime(Limits::default(), OPEN).await;
     for method in [Method::ListPodSandboxStats, Method::StreamPodSandboxStats] {
         runtime.fail(method, Code::Unimplemented, "not here", u32::MAX);

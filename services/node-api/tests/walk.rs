@@ -1,4 +1,4 @@
-//! Every endpoint with every kind of credential. Alone in its process, whose counters it reads.
+//! Requests every endpoint with every kind of credentials. Runs in its own process, whose counters it reads.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;
@@ -7,7 +7,8 @@ use common::{Api, Ca, Identity};
 use http::{Method, StatusCode};
 use node_api::limits::Limits;
 
-/// Every endpoint, the rights that each let it be used, and what the right user gets with neither runtime nor upgrade.
+/// Every endpoint, the permissions of which each suffices, and the status for an authorized user without a
+/// runtime or an upgrade.
 const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
     ("GET", "/healthz", &["healthz", "proxy"], 200),
     ("GET", "/healthz/ping", &["healthz", "proxy"], 200),
@@ -71,7 +72,7 @@ fn verb(method: &str) -> &'static str {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_endpoint_wants_somebody_who_may() {
+async fn every_endpoint_requires_an_authorized_user() {
     let (ca, foreign) = (Ca::new(), Ca::new());
     let api = Api::start_with(Limits::default(), |dir| {
         std::fs::write(dir.join("ca.pem"), &ca.pem).unwrap();
@@ -82,7 +83,7 @@ async fn every_endpoint_wants_somebody_who_may() {
         |ca: &Ca, user: &str| ca.client(user, "walkers", rcgen::ExtendedKeyUsagePurpose::ClientAuth);
     let (mallory, nobody) = (certificate(&ca, "mallory"), certificate(&foreign, "right-0-healthz"));
     api.test_api.set_token("wrong", "mallory", &[]);
-    // May much, but nothing of this.
+    // Permissions for other subresources.
     for other in ["spec", "status", "eviction"] {
         api.test_api.allow("mallory", "*", &format!("nodes/{other}"));
     }
@@ -100,7 +101,7 @@ async fn every_endpoint_wants_somebody_who_may() {
             let method = Method::from_bytes(method.as_bytes()).unwrap();
             api.request(method, path, token, identity).await
         };
-        // The answer to HEAD has no body.
+        // The response to HEAD has no body.
         let body_of = |text: &str| if *method == "HEAD" { String::new() } else { text.to_owned() };
         for (token, identity) in [(None, None), (Some("bad"), None), (None, Some(&nobody))] {
             let got = ask(token, identity).await;

@@ -12,11 +12,11 @@ use crate::Periods;
 #[derive(Debug, clap::Parser)]
 #[command(name = "pleg-service", version)]
 pub struct Args {
-    /// What every service has.
+    /// Arguments of all services.
     #[command(flatten)]
     pub common: CommonArgs,
 
-    /// Where the configuration is.
+    /// Source of the configuration.
     #[command(flatten)]
     pub config: ConfigArgs,
 
@@ -43,7 +43,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The periods to run with.
+    /// Returns the effective periods.
     #[must_use]
     pub fn periods(&self) -> Periods {
         Periods {

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_a_list_what_is_read_is_where_the_cri_has_it() {
+    fn list_fields_are_read_at_the_numbers_of_the_cri() {
         let labels = HashMap::from([
             (labels::POD_UID.to_owned(), "u1".to_owned()),
             (labels::POD_NAME.to_owned(), "web".to_owned()),

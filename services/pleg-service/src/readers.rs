@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_lifecycle_reader_is_told_how_much_it_missed() {
+    async fn a_slow_lifecycle_reader_receives_the_number_of_missed_events() {
         let readers = readers();
         let mut events = std::pin::pin!(readers.events(None));
         let uid = PodUid::parse("u1").unwrap();
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_ahead_of_its_follower_waits_for_it_and_one_from_nowhere_is_resynced() {
+    async fn a_reader_ahead_of_its_follower_waits_and_one_with_an_unknown_cursor_is_resynced() {
         let clock = Clock::fixed(jiff::Timestamp::UNIX_EPOCH, Duration::from_secs(1));
         let readers = Readers::new(Store::following(8), clock, Duration::from_secs(5));
         let at = |rev| Cursor { epoch: 7, rev };

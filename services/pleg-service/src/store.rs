@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_resumes_only_within_its_epoch_and_the_tombstones_kept() {
+    fn a_cursor_resumes_only_within_its_epoch_and_the_retained_tombstones() {
         let store = Store::new(7, 1);
         for uid in ["a", "b"] {
             store.publish(pod(uid), None);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_follower_has_the_leaders_places_and_waits_for_what_a_reader_saw_elsewhere() {
+    fn a_follower_has_the_leaders_cursors_and_waits_for_a_later_cursor_of_a_reader() {
         let store = Store::following(8);
         let placed = |uid: &str, rev| {
             let mut pod = pod(uid);

@@ -1,4 +1,4 @@
-//! Followers of a pleg-service on a fake runtime: two at once, a line that is cut, a leader that dies.
+//! Followers of a pleg-service on a fake runtime: two at once, a broken connection, a leader that crashes.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -26,14 +26,14 @@ fn exited(uid: &'static str, id: &str) -> impl Fn(&Watch) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_followers_serve_what_the_leader_has_at_its_places_and_inspect_nothing() {
+async fn two_followers_serve_the_leaders_records_and_cursors_without_inspections() {
     let (mut sandbox, mut id) = Default::default();
     let bench = Bench::new(options(Duration::ZERO), true, |r| {
         (sandbox, id) = pod(r, "u1");
         pod(r, "u2");
     });
     let first = bench.follower(&bench.socket, "a.sock");
-    // A follower of a follower is one like any other.
+    // A follower of a follower serves like any other.
     let second = bench.follower(&first.socket, "b.sock");
     let mut watches = Vec::new();
     for client in [&bench.client, &first.client, &first.client, &second.client, &second.client] {
@@ -71,7 +71,7 @@ async fn two_followers_serve_what_the_leader_has_at_its_places_and_inspect_nothi
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observation_goes_to_the_leader_and_its_answer_is_published_by_all() {
+async fn an_observe_request_is_forwarded_to_the_leader_and_all_publish_its_result() {
     let mut id = String::new();
     let bench = Bench::new(options(Duration::ZERO), true, |r| id = pod(r, "u1").1);
     let follower = bench.follower(&bench.socket, "a.sock");
@@ -94,7 +94,7 @@ async fn an_observation_goes_to_the_leader_and_its_answer_is_published_by_all() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watcher_that_moves_to_another_follower_gets_just_what_it_missed() {
+async fn a_watcher_that_moves_to_another_follower_receives_exactly_the_missed_records() {
     let (mut one, mut three) = <((String, String), (String, String))>::default();
     let bench = Bench::new(options(Duration::ZERO), false, |r| {
         one = pod(r, "u1");
@@ -116,11 +116,11 @@ async fn a_watcher_that_moves_to_another_follower_gets_just_what_it_missed() {
     let mut log = watch.log[1..].to_vec();
     log.sort();
     assert_eq!(log, ["gone u3", "pod u1"]);
-    // And back to the leader itself.
+    // The watcher returns to the leader itself.
     let mut watch = bench.watch(watch.cursor).await;
     watch.until("beat", |w| w.log.len() >= 2).await;
     assert_eq!(watch.log, ["hello", "beat"], "nothing missed, nothing sent");
-    // One that came later does not know who went before it came, and says so.
+    // A follower that started later does not know of earlier removals, and sends a resync.
     let late = bench.follower(&bench.socket, "c.sock");
     late.wait_serving(true).await;
     let mut watch = Watch::open(&late.client, cursor).await;
@@ -130,7 +130,7 @@ async fn a_watcher_that_moves_to_another_follower_gets_just_what_it_missed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_that_is_cut_is_taken_up_where_it_was() {
+async fn a_broken_connection_to_the_leader_is_resumed_at_its_cursor() {
     let (mut one, mut two) = <((String, String), (String, String))>::default();
     let bench = Bench::new(options(Duration::ZERO), false, |r| (one, two) = (pod(r, "u1"), pod(r, "u2")));
     let line = bench.line();
@@ -150,7 +150,7 @@ async fn a_line_that_is_cut_is_taken_up_where_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_leader_makes_nobody_gone_and_its_successor_a_resync() {
+async fn a_dead_leader_removes_no_pod_and_its_successor_causes_a_resync() {
     let (mut one, mut two) = <((String, String), (String, String))>::default();
     let mut bench = Bench::new(options(Duration::ZERO), false, |r| (one, two) = (pod(r, "u1"), pod(r, "u2")));
     let followers = [bench.follower(&bench.socket, "a.sock"), bench.follower(&bench.socket, "b.sock")];
@@ -173,7 +173,7 @@ async fn a_dead_leader_makes_nobody_gone_and_its_successor_a_resync() {
         let seen = watch.log.len();
         watch.until("three beats", |w| w.log.len() >= seen + 3).await;
         assert!(watch.log[seen..].iter().all(|l| l == "beat"), "{:?}", watch.log);
-        // Who comes now gets the last picture; who was here goes on from its place.
+        // A new watcher gets the last snapshot; an existing one resumes at its cursor.
         let mut new = Watch::open(&follower.client, None).await;
         new.snapshot().await;
         assert_eq!(new.pods.len(), 2);
@@ -192,7 +192,7 @@ async fn a_dead_leader_makes_nobody_gone_and_its_successor_a_resync() {
     }
 }
 
-/// A binary that ends with its test.
+/// A process that is killed when the test ends.
 struct Process(Child);
 
 impl Process {
@@ -209,14 +209,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 #[tokio::test]
-async fn the_leaders_process_is_killed_and_comes_back_under_two_followers() {
+async fn two_followers_survive_a_kill_and_restart_of_the_leader() {
     let dir = tempfile::tempdir().unwrap();
     let run = |name: &str| dir.path().join(name);
     let runtime = FakeRuntime::start(&run("0/cri/read/cri.sock"), Options::silent()).unwrap();

@@ -1,4 +1,4 @@
-//! Whatever happens in the runtime, and whatever becomes of its hints: once it is quiet, the cache is the runtime.
+//! After any history of the runtime and its hints, the cache equals the runtime.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -52,8 +52,8 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// What becomes of the hints of one act: lost, sent, sent twice, and each copy at once or so many milliseconds late, so that
-/// those of later acts go before it.
+/// Delivery of the hints of one act: lost, sent, or sent twice. Each copy is sent at once or the given number
+/// of milliseconds late, so that it may arrive after the hints of later acts.
 fn copies() -> impl Strategy<Value = Vec<u16>> {
     let late = prop_oneof![5 => Just(0u16), 2 => 1..50u16, 2 => 50..4000u16];
     prop_oneof![
@@ -71,7 +71,7 @@ fn of_runtime(runtime: &FakeRuntime) -> Picture {
         picture.entry(s.pod_uid().to_owned()).or_default().0.insert((s.id().to_owned(), s.ready()));
     }
     for c in runtime.containers() {
-        // The contract's states are the CRI's plus one.
+        // The contract has one state more than the CRI.
         picture.entry(c.pod_uid().to_owned()).or_default().1.insert((c.id().to_owned(), c.status.state + 1));
     }
     picture
@@ -90,17 +90,17 @@ fn pick<T: Clone>(all: &[T], n: u8) -> Option<T> {
     (!all.is_empty()).then(|| all[usize::from(n) % all.len()].clone())
 }
 
-/// How often each pod had nothing left in the runtime.
+/// Counts how often each pod lost its last object in the runtime.
 fn count_ends(before: &Picture, now: &Picture, ends: &mut BTreeMap<String, usize>) {
     for uid in before.keys().filter(|uid| !now.contains_key(*uid)) {
         *ends.entry(uid.clone()).or_default() += 1;
     }
 }
 
-/// Longest time from an inspection that finds nothing to its watchers. Messages cost next to no time here: it is paused.
+/// Longest time from an inspection that finds nothing to its watchers. Messages take almost no paused time.
 const NOTICED: Duration = Duration::from_millis(100);
 
-/// When which pods had something in the runtime: each entry holds until the next.
+/// The pods that had objects in the runtime, by time. Each entry holds until the next one.
 type Presence = Vec<(Instant, BTreeSet<String>)>;
 
 /// Whether the pod had nothing in the runtime at some moment of the [`NOTICED`] before `at`.
@@ -130,7 +130,7 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
         watch.snapshot().await;
         watches.push(watch);
     }
-    // It goes from one to the other and back, with its cursor.
+    // A watcher that alternates between the two with its cursor.
     let mut wanderer = bench.watch(None).await;
     wanderer.snapshot().await;
     let mut ends = BTreeMap::new();
@@ -245,7 +245,7 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
     let expected = of_runtime(&bench.runtime);
     for watch in watches.iter_mut().chain([&mut wanderer]) {
         let limit = tokio::time::Instant::now() + Duration::from_secs(30);
-        // Each step also checks that places, and revisions of each pod, only grow.
+        // Each step also checks that cursors, and revisions of each pod, only increase.
         while of_records(watch.pods.values()) != expected || watch.pods.values().any(|p| !p.error.is_empty())
         {
             let stepped = tokio::time::timeout_at(limit, watch.step()).await;
@@ -261,7 +261,7 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
     }
 }
 
-/// The number of cases: PROPTEST_CASES, or this.
+/// Returns the number of cases: PROPTEST_CASES, or this default.
 fn cases_or(default: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
@@ -274,7 +274,7 @@ fn check(acts: Vec<(Act, Vec<u16>)>, lag: u64) {
 }
 
 proptest! {
-    // More cases: PROPTEST_CASES=10000. What fails is kept beside this file and has to be committed.
+    // More cases: PROPTEST_CASES=10000. Failing cases are written beside this file, to be committed.
     #![proptest_config(ProptestConfig {
         cases: cases_or(48),
         max_shrink_iters: 200,
@@ -283,7 +283,7 @@ proptest! {
     })]
 
     #[test]
-    fn once_it_is_quiet_the_cache_is_the_runtime(
+    fn the_cache_equals_the_runtime_once_no_change_is_pending(
         acts in proptest::collection::vec((act(), copies()), 1..60),
         lag in prop_oneof![Just(0u64), 1..400u64],
     ) {
@@ -291,10 +291,10 @@ proptest! {
     }
 }
 
-/// A start that is still expected keeps the owner of the pod in place after the pod is gone; the runtime's restart makes an
+/// An expected start keeps the owner of a pod after the pod's removal; the restart of the runtime makes an
 /// inspection of that owner fail.
 #[test]
-fn a_pod_that_is_gone_is_not_called_gone_again_after_a_failed_inspection() {
+fn a_removed_pod_is_not_reported_gone_again_after_a_failed_inspection() {
     let history = [
         (Act::AddSandbox { pod: 1, attempt: 0 }, vec![]),
         (Act::ExitSandbox(0), vec![]),

@@ -32,7 +32,7 @@ async fn the_kubelets_metrics_are_all_there_and_count() {
     let (kind, id) = (HintKind::Exited, ids[0].clone());
     bench.hints.event(HintEvent::Hint { kind, id, pod: None, trace: None, at_unix_ns: at });
     bench.hints.cut();
-    // Hints that are cut and come back list twice more.
+    // An interruption and the return of hints cause two more lists.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let text = quintlet_telemetry::metrics::text();
     for name in [
@@ -54,7 +54,7 @@ async fn the_kubelets_metrics_are_all_there_and_count() {
     }
     let latency = value(&text, "kubelet_evented_pleg_connection_latency_seconds_sum").unwrap();
     assert!(latency >= 0.03, "{latency}");
-    // What a slow reader of lifecycle events misses is counted where such a reader is tested.
+    // Events that a slow reader misses are counted in the test of slow readers.
     assert_eq!(value(&text, "kubelet_pleg_discard_events"), Some(0.0), "{text}");
     for name in [
         "kubelet_pleg_last_seen_seconds",

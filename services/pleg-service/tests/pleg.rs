@@ -25,7 +25,7 @@ fn ten_minutes() -> Periods {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_picture_has_every_pod_and_comes_after_the_first_list() {
+async fn the_first_snapshot_has_every_pod_and_follows_the_first_list() {
     let bench = Bench::new(options(Duration::ZERO), false, |r| {
         web(r);
         r.add_sandbox("u2", "other", "kube-system", 0);
@@ -45,7 +45,7 @@ async fn the_first_picture_has_every_pod_and_comes_after_the_first_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exit_is_seen_although_its_hint_comes_before_the_state() {
+async fn an_exit_is_observed_although_its_hint_precedes_the_state_change() {
     let mut id = String::new();
     let bench = Bench::with(options(Duration::from_millis(80)), true, ten_minutes(), |r| id = web(r).1);
     let mut watch = bench.watch(None).await;
@@ -60,7 +60,7 @@ async fn an_exit_is_seen_although_its_hint_comes_before_the_state() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hint_about_an_unknown_id_finds_its_pod_and_one_of_nobody_is_dropped() {
+async fn a_hint_with_an_unknown_id_is_resolved_to_its_pod_or_dropped() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let mut watch = bench.watch(None).await;
     watch.snapshot().await;
@@ -107,11 +107,11 @@ async fn on_a_full_node_new_ids_are_looked_for_by_themselves_and_not_in_a_list_o
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_makes_a_pod_and_says_its_ids_costs_no_list_and_its_hints_no_inspection() {
+async fn an_observe_request_with_ids_needs_no_list_and_its_hints_no_inspection() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let mut watch = bench.watch(None).await;
     watch.snapshot().await;
-    // The list that live hints begin with.
+    // The list at the start of a hint stream.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let calls = || {
         let of = |method| bench.runtime.count(method);
@@ -134,19 +134,19 @@ async fn who_makes_a_pod_and_says_its_ids_costs_no_list_and_its_hints_no_inspect
     assert_eq!(calls(), (before.0, before.1, before.2 + 1), "one inspection and no list");
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(calls(), (before.0, before.1, before.2 + 1), "the hints told of what was seen already");
-    // Later, an exit is looked for at once.
+    // A later exit is inspected at once.
     bench.runtime.exit(&id, 3);
     bench.hints.hint(HintKind::Exited, &id);
     watch.until("exit", |w| w.state("u1", &id) == Some(pb::ContainerState::Exited)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_id_the_cri_shows_late_is_found() {
+async fn an_id_that_the_cri_shows_late_is_found() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let mut watch = bench.watch(None).await;
     watch.snapshot().await;
     let (sandbox, id) = web(&bench.runtime);
-    // As containerd: the event first, then the CRI.
+    // As with containerd, the event precedes the change in the CRI.
     let hidden = bench.runtime.script(Rule::on(Method::ListContainers).fail(Code::Unavailable, "not yet"));
     bench.hints.hint(HintKind::Created, &id);
     tokio::time::sleep(Duration::from_millis(700)).await;
@@ -170,7 +170,7 @@ async fn a_lost_hint_is_repaired_by_the_next_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cut_hint_stream_lists_at_once_and_then_every_second_and_its_return_lists_first() {
+async fn a_broken_hint_stream_causes_a_list_at_once_every_second_and_at_its_return() {
     let bench = Bench::new(options(Duration::ZERO), true, |r| {
         web(r);
     });
@@ -189,7 +189,8 @@ async fn a_cut_hint_stream_lists_at_once_and_then_every_second_and_its_return_li
     let cut = lists();
     assert!((before + 10..=before + 12).contains(&cut), "every second: {before} {cut}");
     assert!(!bench.health().await.hints_live);
-    // Gone while nobody listened; back: a list comes first and finds it.
+    // The pod was removed while there was no hint stream. Its return causes a list, which detects the
+    // removal.
     bench.hints.allow(true);
     tokio::time::sleep(Duration::from_millis(150)).await;
     assert!(lists() > cut, "a list on return");
@@ -213,7 +214,7 @@ async fn an_overrun_lists_everything() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_back_within_the_buffer_gets_just_what_it_missed() {
+async fn a_reader_that_resumes_within_the_buffer_receives_exactly_the_missed_records() {
     let (mut sandbox, mut id) = Default::default();
     let bench = Bench::new(options(Duration::ZERO), false, |r| {
         (sandbox, id) = web(r);
@@ -262,7 +263,7 @@ async fn a_cursor_of_another_epoch_or_from_the_future_is_resynced_with_a_picture
 
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_does_not_read_harms_nobody_and_skips_to_the_latest() {
-    // Each record is large, so that a few fill all that lies between the service and its reader.
+    // Each record is large, so that a few fill all buffers between the service and its reader.
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |r| {
         for n in 0..8 {
             let id = r.add_sandbox(&format!("p{n}"), "pod", "default", 0);
@@ -298,12 +299,12 @@ async fn a_reader_that_does_not_read_harms_nobody_and_skips_to_the_latest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observation_is_never_answered_by_an_inspection_begun_before_it() {
+async fn an_observe_request_is_never_served_by_an_earlier_inspection() {
     let mut id = String::new();
     let bench = Bench::new(options(Duration::ZERO), false, |r| id = web(r).1);
     let mut watch = bench.watch(None).await;
     watch.snapshot().await;
-    // An inspection begins and reads "running", but the sandbox's answer hangs.
+    // An inspection reads "running" and then hangs in the sandbox's status.
     let hang = bench.runtime.script(Rule::on(Method::PodSandboxStatus).hang());
     let asked = bench.runtime.count(Method::PodSandboxStatus);
     let client = bench.client.clone();
@@ -327,7 +328,7 @@ async fn an_observation_is_never_answered_by_an_inspection_begun_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observation_says_why_the_runtime_cannot_be_asked_and_works_before_the_first_list() {
+async fn an_observe_request_returns_the_runtimes_error_and_works_before_the_first_list() {
     let bench = Bench::new(options(Duration::ZERO), false, |r| {
         web(r);
         r.hang(Method::ListPodSandbox);
@@ -346,7 +347,7 @@ async fn an_observation_says_why_the_runtime_cannot_be_asked_and_works_before_th
 }
 
 #[tokio::test(start_paused = true)]
-async fn unreadable_data_is_an_error_on_its_pod_alone_and_strangers_are_skipped() {
+async fn unreadable_data_is_an_error_of_its_pod_only_and_foreign_containers_are_skipped() {
     let mut id = String::new();
     let bench = Bench::new(options(Duration::ZERO), false, |r| {
         id = web(r).1;
@@ -369,7 +370,7 @@ async fn unreadable_data_is_an_error_on_its_pod_alone_and_strangers_are_skipped(
 }
 
 #[tokio::test(start_paused = true)]
-async fn lists_that_fail_too_long_make_it_unhealthy_in_the_kubelets_words_and_it_comes_back() {
+async fn lists_that_fail_too_long_are_unhealthy_with_the_kubelets_text_until_one_succeeds() {
     let bench = Bench::new(options(Duration::ZERO), false, |r| {
         web(r);
     });
@@ -390,7 +391,7 @@ async fn lists_that_fail_too_long_make_it_unhealthy_in_the_kubelets_words_and_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn lifecycle_events_tell_what_happened() {
+async fn lifecycle_events_report_each_change_of_a_pod() {
     use quintlet_proto::pleg::v1::lifecycle_event::Event;
     let (mut sandbox, mut id) = Default::default();
     let bench = Bench::new(options(Duration::ZERO), true, |r| (sandbox, id) = web(r));
@@ -418,7 +419,7 @@ async fn lifecycle_events_tell_what_happened() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_that_hangs_is_in_the_first_picture_with_an_error_and_holds_up_no_other() {
+async fn a_hanging_inspection_is_an_error_of_its_pod_in_the_first_snapshot_and_delays_no_other() {
     let mut id = String::new();
     let bench = Bench::new(options(Duration::ZERO), true, |r| {
         id = web(r).1;
@@ -440,7 +441,7 @@ async fn a_pod_that_hangs_is_in_the_first_picture_with_an_error_and_holds_up_no_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_list_is_waited_for_as_long_as_the_configuration_says() {
+async fn a_slow_list_is_awaited_for_the_configured_time() {
     let slow = |r: &FakeRuntime| {
         web(r);
         r.latency(Method::ListPodSandbox, Duration::from_secs(50));
@@ -455,7 +456,7 @@ async fn a_slow_list_is_waited_for_as_long_as_the_configuration_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn health_tells_how_long_the_oldest_inspection_has_been_under_way() {
+async fn health_reports_the_duration_of_the_oldest_inspection_in_flight() {
     let bench = Bench::new(options(Duration::ZERO), true, |r| {
         web(r);
         r.add_sandbox("u2", "other", "default", 0);
@@ -479,13 +480,13 @@ async fn health_tells_how_long_the_oldest_inspection_has_been_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_hints_of_unknown_ids_than_can_wait_are_made_up_for_by_a_list() {
+async fn too_many_hints_with_unknown_ids_cause_a_list() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let mut watch = bench.watch(None).await;
     watch.snapshot().await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let began = Instant::now();
-    // Who looks for unknown ids hangs with the first.
+    // The lookup of unknown IDs hangs in this list.
     let hang = bench.runtime.hang(Method::ListContainers);
     let asked = bench.runtime.count(Method::ListContainers);
     bench.hints.hint(HintKind::Started, "first");
@@ -502,7 +503,7 @@ async fn more_hints_of_unknown_ids_than_can_wait_are_made_up_for_by_a_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_the_owner_of_one_pod_harms_no_other_and_the_pod_is_looked_at_again() {
+async fn a_panic_in_the_owner_of_one_pod_affects_no_other_and_the_pod_is_inspected_again() {
     let (mut bad, mut good) = (String::new(), String::new());
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |r| {
         bad = web(r).1;

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_zero_gets_the_default_of_the_api() {
+    fn a_zero_field_gets_the_default_of_the_api() {
         let spec = wire::ProbeSpec { r#type: kind(ProbeType::Liveness), ..Default::default() };
         let pod = pod(target(spec)).unwrap();
         let Target { probe, view, seed, .. } = &pod.probes[0];
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_understood_names_its_field() {
+    fn an_invalid_field_is_named_in_the_error() {
         let mut no_type = target(wire::ProbeSpec::default());
         assert_eq!(pod(no_type.clone()).unwrap_err().to_string(), "probe.type: unknown value 0");
         no_type.uid = "../etc".into();
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn output_is_cut_between_characters() {
+    fn output_is_truncated_at_a_character_boundary() {
         assert_eq!(cut("aé", 2), "a");
         assert_eq!(cut("aé", 3), "aé");
         assert_eq!(cut("", 3), "");

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observer_goes_on_where_it_was_and_learns_how_much_is_no_longer_kept() {
+    fn an_observer_resumes_at_its_position_and_learns_the_number_of_dropped_evaluations() {
         let some = filled(5);
         let at = |epoch, seq| Some(wire::Cursor { epoch, seq });
         for (resume, want) in [

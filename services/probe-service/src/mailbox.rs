@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_slow_driver_sees_the_latest_result_and_then_the_answers() {
+    async fn a_slow_driver_receives_the_latest_result_and_then_the_replies() {
         let mailbox = Mailbox::new(Counter::default());
         mailbox.answer(Report::ReplayEnd(wire::ReplayEnd {}));
         for counter in 0..5 {

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_jump_of_the_clock_during_the_work_is_a_stall_and_long_work_is_none() {
+    async fn a_clock_jump_during_work_is_a_stall_and_long_work_is_not() {
         let clock = Clock::fixed(Default::default(), Duration::from_secs(100));
         for (jumps, stalled) in [(vec![90; 20], false), (vec![90, 700, 90], true), (vec![90, 90, 601], true)]
         {

@@ -1,4 +1,4 @@
-//! The built binary when it is stopped, continued, killed and started again.
+//! The built binary when it is suspended, resumed, killed and restarted.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::path::Path;
@@ -24,7 +24,7 @@ use tonic::Streaming;
 
 const SOON: Duration = Duration::from_secs(10);
 
-/// Kills what it holds when it goes.
+/// Kills its process when dropped.
 struct Service(Child);
 
 impl Service {
@@ -50,7 +50,7 @@ impl Drop for Service {
     }
 }
 
-/// Answers every request with 200 after `delay`, and notes on boottime when each came.
+/// Replies to every request with 200 after `delay`, and records the CLOCK_BOOTTIME of each.
 async fn serve(delay: Duration) -> (u16, Arc<Mutex<Vec<Duration>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -131,9 +131,9 @@ fn target(port: u16, memory: Option<wire::Memory>) -> wire::PodTarget {
 }
 
 #[tokio::test]
-async fn a_stop_in_the_middle_of_a_probe_fails_nothing() {
+async fn a_stop_during_a_probe_does_not_fail_the_container() {
     let dir = tempfile::tempdir().unwrap();
-    // Slow enough that a stop at any time most likely hits an attempt.
+    // Slow enough that a stop at any time most likely interrupts an attempt.
     let (port, came) = serve(Duration::from_millis(700)).await;
     let service = Service::start(dir.path());
     let mut driver = Driver::drive(dir.path(), target(port, None)).await;
@@ -164,7 +164,7 @@ async fn a_stop_in_the_middle_of_a_probe_fails_nothing() {
 }
 
 #[tokio::test]
-async fn a_kill_leaves_no_gap_and_forgets_nothing_that_was_handed_over() {
+async fn after_a_kill_probes_continue_with_the_restored_memory() {
     let dir = tempfile::tempdir().unwrap();
     let (port, came) = serve(Duration::ZERO).await;
     let service = Service::start(dir.path());

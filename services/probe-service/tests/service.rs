@@ -1,4 +1,4 @@
-//! The service on its socket, as pod-sync and observers see it.
+//! The service over its socket, with a driver and observers.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::path::Path;
@@ -51,7 +51,7 @@ impl Driver {
         next.unwrap().expect("a report before the end").report.expect("a report that says something")
     }
 
-    /// Reports up to the first that fits.
+    /// Reads reports up to the first for which `fits` returns a value.
     async fn until<T>(&mut self, fits: impl Fn(&Report) -> Option<T>) -> T {
         loop {
             if let Some(found) = fits(&self.next().await) {
@@ -98,7 +98,7 @@ fn ready(report: &Report) -> Option<wire::Memory> {
 }
 
 #[tokio::test]
-async fn a_pod_is_driven_watched_handed_on_and_released() {
+async fn a_pod_is_probed_observed_moved_and_released() {
     let dir = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -124,7 +124,7 @@ async fn a_pod_is_driven_watched_handed_on_and_released() {
         matches!(event.event, Some(Event::Evaluation(e)) if e.pod_name == "web" && e.outcome() == Outcome::Success)
     );
 
-    // The second driver gets everything, the first one is told why it ended.
+    // The second driver receives everything, and the first one the reason for its end.
     let mut second = Driver::new(&mut client).await;
     let ended = timeout(SOON, async {
         loop {
@@ -158,7 +158,7 @@ async fn a_pod_is_driven_watched_handed_on_and_released() {
     assert_eq!(released.memory.len(), 1);
     assert_eq!(released.memory[0].memory.as_ref().unwrap().last(), Outcome::Failure);
 
-    // Open streams do not hold up the end.
+    // Open streams do not delay the shutdown.
     stop.cancel();
     timeout(Duration::from_secs(1), service).await.expect("it ends at once").unwrap().unwrap();
     assert!(!Paths::new(&run).probe("0").exists());

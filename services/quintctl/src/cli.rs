@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_well_formed_and_the_run_directory_may_stand_anywhere() {
+    fn the_command_line_is_well_formed_and_accepts_the_run_directory_at_any_position() {
         Cli::command().debug_assert();
         for line in [["quintctl", "--run-dir", "/r", "pods"], ["quintctl", "pods", "--run-dir", "/r"]] {
             assert_eq!(
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_directory_in_the_working_directory_is_pointed_at() {
+    fn a_run_directory_in_the_working_directory_is_suggested() {
         let dir = tempfile::tempdir().unwrap();
         let error = |path: &str| Error::Unreachable {
             service: "pod-sync".into(),

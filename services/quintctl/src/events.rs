@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_a_line_whatever_its_message_holds() {
+    fn an_event_is_one_line_whatever_its_message_contains() {
         let event = EventView {
             at_unix_ns: 0,
             pod: "default/web".into(),

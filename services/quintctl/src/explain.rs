@@ -197,7 +197,7 @@ mod tests {
     const NOW: i64 = 1_800_000_000 * S;
 
     #[test]
-    fn the_screen_has_the_wait_the_decision_and_what_it_saw() {
+    fn explain_shows_the_wait_the_decision_and_its_input() {
         let pod = PodView {
             uid: "5f0c".into(),
             name: "crasher".into(),

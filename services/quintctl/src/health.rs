@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pleg_is_well_while_its_lists_succeed() {
+    fn pleg_service_is_healthy_while_its_lists_succeed() {
         let well = HealthReply {
             healthy: true,
             last_list_age_seconds: Some(0.34),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn cri_proxy_is_well_with_a_runtime() {
+    fn cri_proxy_is_healthy_with_a_runtime() {
         let mut reply = ProxyInfoReply {
             connected: true,
             runtime_name: "containerd".into(),

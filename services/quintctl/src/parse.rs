@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_configuration_says_counts_for_up_and_options_win() {
+    fn up_uses_the_configuration_and_options_override_it() {
         let args = up(FILE, &["--node-name", "n2"]).unwrap();
         assert!(args.manifests.as_deref().is_some_and(|m| m.ends_with("pods") && m.is_absolute()));
         assert_eq!(args.runtime_endpoint.as_deref(), Some("unix:///r.sock"));

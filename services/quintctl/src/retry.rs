@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_answer_says_whether_the_pod_waited() {
+    fn retry_reports_whether_the_pod_was_in_a_back_off() {
         let reply = |waited| RetryReply { uid: "u1".to_owned(), waited };
         assert_eq!(render("web", &reply(true)), "pod web (uid u1) is retried now\n");
         assert_eq!(

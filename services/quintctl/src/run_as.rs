@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_read_back_and_those_that_name_no_user_run_nothing() {
+    fn a_user_round_trips_through_the_command_line_and_an_invalid_one_runs_nothing() {
         let user = User { uid: 1, gid: 2, groups: vec![3, 4] };
         let line = [user.line(OsStr::new("/bin/x")), vec!["-v".into()]].concat();
         let (read, program, rest) = parse(&line[1..]).unwrap();

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between_two_samples() {
+    fn rates_are_relative_to_the_time_between_two_samples() {
         let pod = PodView {
             uid: "u".into(),
             name: "web".into(),

@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_that_are_each_others_parents_do_no_harm() {
+    fn a_cycle_of_parent_spans_is_handled() {
         let spans = vec![
             span(["t", "a", "b"], "s", "one", (1, 2), "u"),
             span(["t", "b", "a"], "s", "two", (1, 2), "u"),
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_lie_within_the_axis_and_are_always_seen() {
+    fn bars_are_within_the_axis_and_always_visible() {
         for (start, end, total, want) in [
             (0, 100, 100, "████"),
             (0, 50, 100, "██  "),

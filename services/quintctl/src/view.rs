@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_view_survives_pod_sync_coming_late_and_coming_back() {
+    async fn the_view_continues_if_pod_sync_starts_late_or_restarts() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("podsync.sock");
         let (views, mut view) = watch::channel(View::default());

@@ -1,4 +1,4 @@
-//! The binary against services made for the test, on sockets of its own.
+//! The binary against services of the test, on temporary sockets.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::io::{BufRead as _, BufReader};
@@ -26,13 +26,13 @@ use tonic::{Request, Response, Status};
 
 type Events<T> = std::pin::Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
 
-/// These events, and then nothing more.
+/// Returns a stream of these events that stays open.
 fn events<T: Send + 'static>(events: Vec<T>) -> Response<Events<T>> {
     let open = tokio_stream::iter(events.into_iter().map(Ok)).chain(tokio_stream::pending());
     Response::new(Box::pin(open))
 }
 
-/// These events, and then nothing more until the process would have died.
+/// Returns a stream of these events that stays open until `stop`, like that of a process.
 fn events_until<T: Send + 'static>(all: Vec<T>, stop: &CancellationToken) -> Response<Events<T>> {
     let stop = stop.clone();
     let death = futures::stream::once(async move {
@@ -64,9 +64,9 @@ fn pod() -> podsync::PodView {
 
 #[derive(Default)]
 struct FakePodSync {
-    /// The object of the pod in place of the usual one.
+    /// The object of the pod, instead of the default.
     pod: Option<String>,
-    /// Message of its event, in place of the usual one.
+    /// Message of the pod's event, instead of the default.
     event: String,
 }
 
@@ -152,7 +152,7 @@ struct FakePleg {
     healthy: bool,
     epoch: u64,
     stop: CancellationToken,
-    /// Somebody follows the records.
+    /// Notified when a client watches the records.
     watched: std::sync::Arc<tokio::sync::Notify>,
 }
 
@@ -264,7 +264,7 @@ impl ProxyInfo for FakeProxy {
 struct Node {
     dir: tempfile::TempDir,
     stop: CancellationToken,
-    /// What status-reporter says of itself.
+    /// Health of status-reporter.
     reported: Option<HealthHandle>,
 }
 
@@ -351,7 +351,7 @@ async fn pods_are_listed_in_every_form() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pod_is_found_by_name_or_uid_and_one_that_is_not_there_is_exit_1() {
+async fn a_pod_is_found_by_name_or_uid_and_a_missing_pod_exits_with_1() {
     let node = Node::start(true);
     for pod in ["web", "default/web", UID] {
         let (code, out, error) = node.run(&["explain", pod]).await;
@@ -373,7 +373,7 @@ async fn a_pod_is_found_by_name_or_uid_and_one_that_is_not_there_is_exit_1() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn health_is_exit_1_unless_all_are_well() {
+async fn health_exits_with_1_unless_all_services_are_healthy() {
     let node = Node::start(true);
     let (code, out, _) = node.run(&["health"]).await;
     assert_eq!(code, 0, "{out}");
@@ -400,7 +400,7 @@ async fn health_is_exit_1_unless_all_are_well() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_service_is_live_unless_a_restart_would_help() {
+async fn health_of_one_service_with_live_fails_only_if_a_restart_would_help() {
     let node = Node::start(false);
     let paths = Paths::new(node.dir.path());
     let pod_sync = Server::new("pod-sync");
@@ -432,7 +432,7 @@ async fn one_service_is_live_unless_a_restart_would_help() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_service_that_is_away_is_exit_69_and_a_wrong_command_line_64() {
+async fn an_unavailable_service_exits_with_69_and_a_usage_error_with_64() {
     let dir = tempfile::tempdir().unwrap();
     let node = Node { dir, stop: CancellationToken::new(), reported: None };
     let socket = Paths::new(node.dir.path()).podsync();
@@ -482,7 +482,7 @@ async fn watch_merges_all_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restart_of_pleg_service_is_told_with_what_it_cost() {
+async fn a_restart_of_pleg_service_is_reported_with_its_cost() {
     let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new(), reported: None };
     let socket = Paths::new(node.dir.path()).pleg();
     let watched = std::sync::Arc::new(tokio::sync::Notify::new());
@@ -494,7 +494,7 @@ async fn a_restart_of_pleg_service_is_told_with_what_it_cost() {
     let first = node.serve(&socket, pleg(7, &death));
     let mut child = node.command(&["watch"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // Ends the lines, and so the test, when nothing comes.
+    // Ends the output, and thus the test, if nothing arrives.
     let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
     let limit = tokio::spawn(async move {
         tokio::time::sleep(Duration::from_secs(30)).await;
@@ -510,7 +510,7 @@ async fn a_restart_of_pleg_service_is_told_with_what_it_cost() {
         seen.push(line);
     };
     tokio::task::block_in_place(|| until("ContainerDied app exit=3"));
-    // Its snapshot comes before the end of its stream.
+    // The snapshot precedes the end of the stream.
     tokio::time::timeout(Duration::from_secs(10), watched.notified()).await.unwrap();
     first.cancel();
     death.cancel();
@@ -538,7 +538,7 @@ async fn a_runtime_that_hangs_makes_cri_proxy_unhealthy() {
     assert!(row.contains("unhealthy  the runtime does not answer within 2s; containerd 2.1"), "{row}");
 }
 
-/// Spans of the node in the words of one service.
+/// Spans of the node as one service returns them.
 struct FakeDebug;
 
 #[tonic::async_trait]
@@ -581,7 +581,7 @@ impl Debug for FakeDebug {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_shows_what_was_done_for_the_pod_even_when_services_are_away() {
+async fn a_trace_shows_the_spans_of_a_pod_even_if_services_are_unavailable() {
     let node = Node { dir: tempfile::tempdir().unwrap(), stop: CancellationToken::new(), reported: None };
     let paths = Paths::new(node.dir.path());
     node.serve(
@@ -638,7 +638,7 @@ async fn logs_are_those_of_the_newest_instance_and_follow_it_into_the_next() {
     assert!(began.elapsed() < Duration::from_secs(10));
 }
 
-/// Planted where a bundle looks, each in its own form.
+/// Secrets planted in each source of a bundle, in different forms.
 const PLANTED: [&str; 11] = [
     "key-ref-hunter2",
     "env-from-hunter2",
@@ -712,7 +712,7 @@ async fn a_debug_bundle_has_everything_but_secrets() {
             assert!(!text.contains(planted), "{planted} is in {name}:\n{text}");
         }
     }
-    // It is not merely empty.
+    // The bundle is not merely empty.
     for (name, part) in [
         ("pods.json", "shop:1"),
         ("pods.json", "PASSWORD"),

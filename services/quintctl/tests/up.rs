@@ -1,4 +1,4 @@
-//! The supervisor with scripts in place of the services.
+//! The supervisor, with scripts in place of the services.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 const SERVICES: [&str; 5] = ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync"];
 
-/// Notes its starts and signals in one file, in order.
+/// Appends its starts and signals to a common file.
 const SERVICE: &str = r#"#!/bin/sh
 name=$(basename "$0")
 trap 'echo "$name term" >> NOTES; exit 0' TERM
@@ -20,7 +20,7 @@ echo "$name start $$" >> NOTES
 while :; do sleep 0.05; done
 "#;
 
-/// Does not listen to SIGTERM.
+/// Ignores SIGTERM.
 const DEAF: &str =
     "#!/bin/sh\ntrap '' TERM\necho \"$(basename \"$0\") start $$\" >> NOTES\nwhile :; do sleep 0.05; done\n";
 
@@ -32,7 +32,7 @@ struct Node {
 impl Node {
     fn start(flags: &[&str], deaf: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        // The services run as users of their own, who must get in.
+        // The services run as separate users, which need access.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let bin = dir.path().join("bin");
         std::fs::create_dir(&bin).unwrap();
@@ -94,7 +94,7 @@ impl Node {
         (status.code(), std::fs::read_to_string(self.path("out")).unwrap())
     }
 
-    /// Signals in the order in which the services got them.
+    /// Returns the signals in the order in which the services received them.
     fn ends(&self) -> Vec<String> {
         self.notes().into_iter().filter(|n| !n.contains(" start ")).collect()
     }
@@ -112,7 +112,7 @@ impl Drop for Node {
 }
 
 #[test]
-fn a_killed_service_comes_back_and_the_others_do_not_notice() {
+fn a_killed_service_is_restarted_and_the_others_keep_running() {
     let mut node = Node::start(&[], "");
     kill(Pid::from_raw(node.pids("pleg-service")[0]), Signal::SIGKILL).unwrap();
     node.wait_for("second start", |notes| {
@@ -128,7 +128,7 @@ fn a_killed_service_comes_back_and_the_others_do_not_notice() {
 }
 
 #[test]
-fn callers_end_before_those_they_call() {
+fn services_stop_before_the_services_that_they_call() {
     let mut node = Node::start(&[], "");
     node.signal(Signal::SIGINT);
     let (code, out) = node.end();
@@ -140,7 +140,7 @@ fn callers_end_before_those_they_call() {
 }
 
 #[test]
-fn with_down_pod_sync_drains_before_anything_ends() {
+fn with_down_pod_sync_drains_before_any_service_stops() {
     let mut node = Node::start(&["--down"], "");
     node.signal(Signal::SIGINT);
     let (code, out) = node.end();
@@ -150,7 +150,7 @@ fn with_down_pod_sync_drains_before_anything_ends() {
 }
 
 #[test]
-fn a_second_signal_does_not_wait_for_a_service_that_does_not_listen() {
+fn a_second_signal_kills_a_service_that_ignores_the_first() {
     let mut node = Node::start(&[], "pod-sync");
     let began = Instant::now();
     node.signal(Signal::SIGINT);
@@ -166,7 +166,7 @@ fn a_second_signal_does_not_wait_for_a_service_that_does_not_listen() {
 }
 
 #[test]
-fn what_a_killed_supervisor_left_is_ended_by_the_next() {
+fn processes_of_a_killed_supervisor_are_terminated_by_the_next_one() {
     let mut node = Node::start(&[], "");
     node.signal(Signal::SIGKILL);
     node.up.wait().unwrap();
@@ -178,7 +178,7 @@ fn what_a_killed_supervisor_left_is_ended_by_the_next() {
 }
 
 #[test]
-fn logs_go_on_over_starts_and_one_that_is_too_long_is_cut_while_its_service_writes() {
+fn logs_continue_across_starts_and_a_large_one_is_rotated_while_its_service_writes() {
     let mut node = Node::start(&[], "");
     node.signal(Signal::SIGTERM);
     assert_eq!(node.end().0, Some(0));
@@ -189,7 +189,7 @@ fn logs_go_on_over_starts_and_one_that_is_too_long_is_cut_while_its_service_writ
     assert_eq!(begins(&first), 1, "{first}");
     assert!(!logs.join("containerd.log").exists(), "nobody writes it");
 
-    // Writes until its log is cut, and goes on.
+    // Writes until its log has been rotated, and continues.
     let script = "#!/bin/sh\ntrap 'exit 0' TERM\nwhile [ ! -e LOG.1 ]; do seq -f 'line %.0f' 20000 >&2; sleep 0.02; done\n\
         echo 'after the cut' >&2\necho \"pod-sync is cut $$\" >> NOTES\nwhile :; do sleep 0.05; done\n"
         .replace("NOTES", &node.path("notes").display().to_string())

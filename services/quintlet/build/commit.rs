@@ -1,17 +1,19 @@
-//! Reads which commit of a git repository is checked out. Without the program `git`: a build machine may lack it.
+//! Reads the checked-out commit of a git repository without the program `git`, which a build machine may
+//! lack.
 
 use std::path::{Path, PathBuf};
 
-/// The commit that is checked out, and the files that say so.
+/// The checked-out commit, and the files that determine it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// 40 hexadecimal digits; `None` where there is no repository, or no commit in it.
+    /// 40 hexadecimal digits; `None` without a repository or a commit.
     pub(crate) commit: Option<String>,
-    /// What changes when another commit is checked out or made.
+    /// Files that change when another commit is checked out or created.
     pub(crate) depends_on: Vec<PathBuf>,
 }
 
-/// Finds the commit of the repository whose work tree begins at `root`. Knows linked work trees and packed refs.
+/// Finds the commit of the repository whose work tree begins at `root`. Supports linked work trees and packed
+/// refs.
 #[must_use]
 pub(crate) fn find(root: &Path) -> Found {
     let Some(git) = git_dir(&root.join(".git")) else { return Found::default() };
@@ -29,13 +31,14 @@ pub(crate) fn find(root: &Path) -> Found {
         lines.filter(|(_, of)| *of == name).map(|(commit, _)| commit.to_owned()).next()
     };
     let commit = read(&loose).or_else(|| read(&packed).and_then(in_packed));
-    // A ref that is packed becomes a file with the next commit. A file that does not exist would make every build run anew.
+    // A packed ref becomes a file with the next commit. A dependency on a file that does not exist would
+    // repeat every build.
     let watched = loose.ancestors().find(|path| path.exists()).map(Path::to_owned);
     depends_on.extend(watched.into_iter().chain(Some(packed).filter(|path| path.exists())));
     Found { commit: commit.filter(|text| is_commit(text)), depends_on }
 }
 
-/// The directory of the repository: `.git` itself, or the one that a linked work tree names in it.
+/// Returns the directory of the repository: `.git` itself, or the one that a linked work tree names in it.
 fn git_dir(dot_git: &Path) -> Option<PathBuf> {
     if dot_git.is_dir() {
         return Some(dot_git.to_owned());

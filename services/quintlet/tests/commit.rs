@@ -1,4 +1,4 @@
-//! The program knows the commit that it was built from.
+//! The program has the commit that it was built from.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 #[path = "../build/commit.rs"]
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use commit::find;
 
-/// Runs git, as somebody with a name, in `dir`; what it printed.
+/// Runs git in `dir` with a configured author. Returns its output.
 fn git(dir: &Path, args: &[&str]) -> String {
     let name = ["-c", "user.name=t", "-c", "user.email=t@example.test"];
     let output = Command::new("git").arg("-C").arg(dir).args(name).args(args).output().unwrap();
@@ -48,7 +48,7 @@ fn the_commit_is_found_in_every_kind_of_checkout() {
 }
 
 #[test]
-fn quintctl_version_says_the_commit_of_this_source() {
+fn quintctl_version_prints_the_commit_of_this_source() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
     let given = std::env::var("QUINTLET_COMMIT").ok().filter(|commit| !commit.is_empty());
     let want = given.or(find(root).commit).unwrap_or_else(|| "unknown".to_owned());

@@ -1,4 +1,4 @@
-//! One file, seven programs: which it is says its name, or its first argument.
+//! One binary for seven programs, which its name or its first argument selects.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::path::Path;
@@ -13,7 +13,7 @@ fn run(program: &Path, args: &[&str]) -> Output {
 }
 
 #[test]
-fn a_link_is_the_program_of_its_name() {
+fn a_link_runs_the_program_of_its_name() {
     let dir = tempfile::tempdir().unwrap();
     for name in NAMES {
         let link = dir.path().join(name);
@@ -22,14 +22,14 @@ fn a_link_is_the_program_of_its_name() {
         assert!(output.status.success(), "{output:?}");
         let said = String::from_utf8(output.stdout).unwrap();
         assert!(said.starts_with(&format!("{name} ")), "{name} says {said:?}");
-        // What it does not know it refuses in its own name.
+        // A usage error has the program's own name.
         let output = run(&link, &["--no-such-flag"]);
         assert_eq!(output.status.code(), Some(64), "{output:?}");
     }
 }
 
 #[test]
-fn the_first_argument_does_as_well() {
+fn the_first_argument_selects_the_program() {
     for name in NAMES {
         let output = run(Path::new(PROGRAM), &[name, "--version"]);
         let said = String::from_utf8(output.stdout).unwrap();
@@ -38,7 +38,7 @@ fn the_first_argument_does_as_well() {
 }
 
 #[test]
-fn another_name_is_told_which_there_are() {
+fn an_unknown_name_lists_the_programs() {
     for args in [&[][..], &["kubelet"], &["--version"]] {
         let output = run(Path::new(PROGRAM), args);
         assert_eq!(output.status.code(), Some(64), "{args:?}: {output:?}");

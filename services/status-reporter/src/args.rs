@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_file_says_arrives() {
+    fn fields_of_the_file_arrive() {
         let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
                     registerNode: false\nregisterWithTaints: [{key: a, value: b, effect: NoSchedule}, {key: c, effect: NoExecute}]\n\
                     providerID: x://1\nnodeStatusUpdateFrequency: 3s\nnodeLeaseDurationSeconds: 20\nkubeAPIQPS: 5\n\
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn taints_are_read_as_the_kubelet_reads_them() {
+    fn taints_are_parsed_as_in_the_kubelet() {
         for bad in ["", "a", "a=b", "a:", ":NoSchedule", "a:Never"] {
             assert!(taint(bad).is_err(), "{bad}");
         }

@@ -99,7 +99,7 @@ mod tests {
     use std::sync::Arc;
 
     #[tokio::test(start_paused = true)]
-    async fn attempts_are_spaced_while_it_fails_and_free_once_it_answers() {
+    async fn attempts_are_delayed_while_the_server_fails_and_immediate_once_it_replies() {
         let gate = Arc::new(Gate::default());
         let start = Instant::now();
         gate.enter().await;
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_the_server_asks_for_is_kept_even_if_another_call_succeeds() {
+    async fn retry_after_is_observed_even_if_another_call_succeeds() {
         let gate = Gate::default();
         gate.failed(Some(Duration::from_secs(7)));
         gate.answered();

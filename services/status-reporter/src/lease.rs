@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_failure_has_its_next_step() {
+    fn each_lease_failure_has_its_next_step() {
         let unreachable = ApiFailure::Unreachable("x".into());
         let conflict = ApiFailure::Conflict("x".into());
         let cases = [
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_keeps_what_is_there_and_adds_the_owner_late() {
+    fn a_renewal_keeps_existing_fields_and_adds_a_missing_owner() {
         let now = "2026-01-01T00:00:00.1234567Z".parse().unwrap();
         let first = renewed(None, "n1", None, 40, now);
         assert_eq!(

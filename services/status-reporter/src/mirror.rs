@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_mirror_belongs_to_the_node_and_is_not_made_without_one() {
+    async fn a_mirror_pod_is_owned_by_the_node_and_not_created_without_it() {
         let server = TestApi::start().await;
         let api = ApiClient::new(server.client());
         let ensure = async |hash: &str| ensure(&api, "n1", &pod(hash)).await;

@@ -1,4 +1,4 @@
-//! Node, lease, events and mirrors against a test API server, and the whole service on its socket.
+//! Node, lease, events and mirror pods with a test API server, and the whole service on its socket.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::time::Duration;
@@ -28,9 +28,9 @@ mod common;
 use common::{PATIENCE, Running, ready};
 
 #[tokio::test]
-async fn the_node_is_registered_and_ready_soon_after_its_facts() {
+async fn the_node_is_registered_and_ready_soon_after_its_report() {
     let api = TestApi::start().await;
-    // What is not urgent would come in an hour.
+    // Writes that are not urgent would take an hour.
     let hour = Duration::from_secs(3600);
     let settings = Settings { update_every: hour, report_every: hour, ..Settings::default() };
     let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
@@ -56,7 +56,7 @@ async fn the_node_is_registered_and_ready_soon_after_its_facts() {
 }
 
 #[tokio::test]
-async fn a_node_that_the_api_server_does_not_take_is_told_of_by_health() {
+async fn health_reports_a_node_that_the_api_server_rejects() {
     let api = TestApi::start().await;
     api.faults().fail("create nodes", usize::MAX, Failure::Forbidden);
     let service = Running::start(Some(&api)).await;
@@ -79,14 +79,14 @@ async fn a_node_that_the_api_server_does_not_take_is_told_of_by_health() {
 }
 
 #[tokio::test]
-async fn a_restart_leaves_ready_as_it_is_and_foreign_conditions_alone() {
+async fn a_restart_changes_neither_ready_nor_foreign_conditions() {
     let api = TestApi::start().await;
     let mut service = Running::start(Some(&api)).await;
     service.facts(&[]).await;
     api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
     service.stop().await;
     let foreign = json!({"type": "KernelDeadlock", "status": "False"});
-    // Whoever turns Ready off and on again writes another time.
+    // A change of Ready would set another transition time.
     let long_ago = "2020-01-01T00:00:00Z";
     api.edit("nodes/status", "", "n1", |n| {
         let conditions = n["status"]["conditions"].as_array_mut().unwrap();
@@ -102,7 +102,8 @@ async fn a_restart_leaves_ready_as_it_is_and_foreign_conditions_alone() {
     api.reset_counts();
     let settings = Settings { update_every: Duration::from_millis(1), ..Settings::default() };
     let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
-    // After its attempt to create the node the service reads it, and knows no facts yet: it must write nothing about Ready.
+    // After its attempt to create the Node the service reads it, and has no facts yet: it must not write
+    // Ready.
     api.wait_for_requests("create nodes", 1, PATIENCE).await;
     let turned = async {
         while since(&api.get("nodes", "", "n1").unwrap()) == long_ago {
@@ -123,7 +124,7 @@ async fn a_restart_leaves_ready_as_it_is_and_foreign_conditions_alone() {
 }
 
 #[tokio::test]
-async fn the_lease_is_made_owned_and_survives_failures() {
+async fn the_lease_is_created_with_an_owner_and_renewed_after_failures() {
     let api = TestApi::start().await;
     api.faults().fail("create leases", 3, Failure::Internal);
     api.faults().fail("get leases", 2, Failure::Unavailable);
@@ -135,7 +136,7 @@ async fn the_lease_is_made_owned_and_survives_failures() {
         (&json!("n1"), &json!(40))
     );
     service.stop().await;
-    // The next process renews the one that is there and adds the owner.
+    // The next process renews the existing lease and adds the owner.
     let service = Running::start(Some(&api)).await;
     let renewed = api
         .wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| {
@@ -148,7 +149,7 @@ async fn the_lease_is_made_owned_and_survives_failures() {
 }
 
 #[tokio::test]
-async fn the_lease_is_renewed_lost_and_made_again() {
+async fn a_deleted_lease_is_created_again() {
     let api = TestApi::start().await;
     let stop = CancellationToken::new();
     let client = status_reporter::api::ApiClient::new(api.client());
@@ -164,7 +165,7 @@ async fn the_lease_is_renewed_lost_and_made_again() {
     let before = api.counts().of("get leases");
     api.wait_for_requests("update leases", 6, PATIENCE).await;
     assert_eq!(api.counts().of("get leases"), before, "a renewal reads nothing");
-    // Another writer, then nobody's.
+    // Another client changes the lease, then removes its holder.
     api.edit("leases", "kube-node-lease", "n1", |l| l["metadata"]["labels"] = json!({"a": "b"})).unwrap();
     let lease = api.get("leases", "kube-node-lease", "n1").unwrap();
     let renewed = |l: &Value| l["spec"]["renewTime"] != lease["spec"]["renewTime"];
@@ -177,7 +178,7 @@ async fn the_lease_is_renewed_lost_and_made_again() {
 }
 
 #[tokio::test]
-async fn a_silent_pod_sync_makes_the_node_not_ready_and_is_named() {
+async fn without_reports_of_pod_sync_the_node_is_not_ready_with_that_reason() {
     let api = TestApi::start().await;
     let clock = Clock::fixed(jiff::Timestamp::now(), Duration::from_secs(1000));
     let mut service = Running::start_at(Some(&api), clock.clone()).await;
@@ -192,7 +193,7 @@ async fn a_silent_pod_sync_makes_the_node_not_ready_and_is_named() {
 }
 
 #[tokio::test]
-async fn events_are_written_counted_and_made_anew_when_they_expired() {
+async fn events_are_created_counted_and_recreated_after_they_expired() {
     let api = TestApi::start().await;
     let mut service = Running::start(Some(&api)).await;
     let event = wire::RecordEventRequest {
@@ -228,7 +229,7 @@ async fn events_are_written_counted_and_made_anew_when_they_expired() {
 }
 
 #[tokio::test]
-async fn a_full_event_queue_loses_events_and_blocks_nobody() {
+async fn a_full_event_queue_drops_events_without_blocking() {
     let api = TestApi::start().await;
     api.faults().block("create events");
     let stop = CancellationToken::new();
@@ -250,7 +251,7 @@ async fn a_full_event_queue_loses_events_and_blocks_nobody() {
 }
 
 #[tokio::test]
-async fn a_mirror_is_made_once_replaced_when_its_manifest_changed_and_deleted_by_uid() {
+async fn a_mirror_pod_is_created_once_replaced_on_a_manifest_change_and_deleted_by_uid() {
     let api = TestApi::start().await;
     let mut service = Running::start(Some(&api)).await;
     api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
@@ -288,7 +289,7 @@ fn message(request: Inbound) -> wire::ReportRequest {
 }
 
 #[tokio::test]
-async fn the_stream_greets_replays_and_acks() {
+async fn the_status_stream_acknowledges_and_replays() {
     let api = TestApi::start().await;
     let mut service = Running::start(Some(&api)).await;
     let pod = api.create_pod(json!({"metadata": {"name": "web"}, "spec": {"nodeName": "n1", "containers": [{"name": "a", "image": "b:1"}]}}));
@@ -336,7 +337,7 @@ async fn the_stream_greets_replays_and_acks() {
 }
 
 #[tokio::test]
-async fn standalone_serves_and_writes_nothing() {
+async fn standalone_mode_serves_its_api_and_writes_nothing() {
     let mut service = Running::start(None).await;
     service.facts(&[]).await;
     let event = wire::RecordEventRequest {
@@ -376,7 +377,7 @@ async fn standalone_serves_and_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_kubeconfig_may_come_after_the_start() {
+async fn a_kubeconfig_may_be_created_after_the_start() {
     let api = TestApi::start().await;
     let dir = tempfile::tempdir().unwrap();
     let kubeconfig = dir.path().join("late");
@@ -398,7 +399,7 @@ async fn a_kubeconfig_may_come_after_the_start() {
 }
 
 #[tokio::test]
-async fn a_node_is_registered_with_what_the_configuration_says() {
+async fn a_node_is_registered_with_the_configured_labels_and_taints() {
     let taint = json!({"key": "a", "value": "b", "effect": "NoSchedule"});
     let settings = || Settings {
         taints: vec![taint.clone()],
@@ -409,13 +410,13 @@ async fn a_node_is_registered_with_what_the_configuration_says() {
     let api = TestApi::start().await;
     let service = Running::start_with(Some(&api), Clock::system(), true, settings()).await;
     let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| !n.is_null()).await;
-    // The API server adds one of its own to a new node.
+    // The API server adds its own taint to a new node.
     let tainted = |node: &Value| node["spec"]["taints"].as_array().is_some_and(|all| all.contains(&taint));
     assert!(tainted(&node), "{node:#}");
     assert_eq!(node["spec"]["providerID"], "x://1");
     assert_eq!(node["metadata"]["labels"]["tier"], "edge");
     service.stop().await;
-    // A node that is there keeps what it has.
+    // An existing node keeps its taints.
     api.edit("nodes", "", "n1", |n| {
         n["spec"]["taints"] = json!([]);
         n["metadata"]["labels"]["tier"] = json!("core");
@@ -430,7 +431,7 @@ async fn a_node_is_registered_with_what_the_configuration_says() {
 }
 
 #[tokio::test]
-async fn without_registration_the_node_is_waited_for() {
+async fn without_registration_the_reporter_waits_for_the_node() {
     let api = TestApi::start().await;
     let mut service = Running::start_with(Some(&api), Clock::system(), false, Settings::default()).await;
     service.facts(&[]).await;
@@ -443,19 +444,19 @@ async fn without_registration_the_node_is_waited_for() {
 }
 
 #[tokio::test]
-async fn the_lease_lasts_as_long_as_the_configuration_says() {
+async fn the_lease_has_the_configured_duration() {
     let api = TestApi::start().await;
     let settings = Settings { lease_seconds: 1, ..Settings::default() };
     let service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
     let lease = api.wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| !l.is_null()).await;
     assert_eq!(lease["spec"]["leaseDurationSeconds"], 1);
-    // Every 250 ms: with the default pause of 10 s the patience would not do.
+    // Every 250 ms; the default interval of 10 s exceeds this timeout.
     api.wait_for_requests("update leases", 3, Duration::from_secs(8)).await;
     service.stop().await;
 }
 
 #[tokio::test]
-async fn the_node_is_written_as_often_as_the_configuration_says() {
+async fn the_node_status_is_written_at_the_configured_intervals() {
     let api = TestApi::start().await;
     let every = Duration::from_millis(200);
     let settings = Settings { report_every: every, ..Settings::default() };
@@ -463,7 +464,7 @@ async fn the_node_is_written_as_often_as_the_configuration_says() {
     service.facts(&[]).await;
     api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
     let before = api.counts().of("patch nodes/status");
-    // Unchanged, yet written again and again: five minutes apart by default.
+    // The unchanged status is written again; by default every five minutes.
     api.wait_for_requests("patch nodes/status", before + 3, PATIENCE).await;
     service.stop().await;
 
@@ -480,15 +481,15 @@ async fn the_node_is_written_as_often_as_the_configuration_says() {
         observed_boottime_ns: u64::try_from(Clock::system().boot().as_nanos()).unwrap(),
     };
     service.client.update_node(request).await.unwrap();
-    // No condition turned: by default that waits for 10 s.
+    // No condition changed; by default such a write is delayed by 10 s.
     api.wait_for("nodes", "", "n1", Duration::from_secs(7), |n| address(n) == "127.0.0.2").await;
     service.stop().await;
 }
 
 #[tokio::test]
-async fn writes_of_pods_keep_to_a_rate_that_is_set() {
+async fn pod_status_writes_observe_the_configured_rate() {
     let api = TestApi::start().await;
-    // Without a rate the calls take a small part of what they take with it.
+    // Without a rate the calls take a fraction of the time.
     let free = write_mirrors(&api, None).await;
     let spaced = write_mirrors(&api, Rate::new(2, 5)).await;
     let least = Duration::from_secs(1);
@@ -496,7 +497,7 @@ async fn writes_of_pods_keep_to_a_rate_that_is_set() {
     assert!(free < least, "the same without a rate: {free:?}");
 }
 
-/// Makes seven mirror pods; how long that took.
+/// Creates seven mirror pods. Returns the duration.
 async fn write_mirrors(api: &TestApi, pods: Option<Rate>) -> Duration {
     let settings = Settings { pods, ..Settings::default() };
     let mut service = Running::start_with(Some(api), Clock::system(), true, settings).await;
@@ -517,7 +518,7 @@ async fn write_mirrors(api: &TestApi, pods: Option<Rate>) -> Duration {
 }
 
 #[tokio::test]
-async fn events_keep_to_their_rate() {
+async fn event_writes_observe_the_configured_rate() {
     let api = TestApi::start().await;
     let stop = CancellationToken::new();
     let client = status_reporter::api::ApiClient::new(api.client()).limited(Rate::new(20, 5));
@@ -540,9 +541,9 @@ async fn events_keep_to_their_rate() {
     stop.cancel();
 }
 
-/// Tests run on one thread, and so do the tasks that they start.
+/// Tests run on one thread, and so do their tasks.
 #[tokio::test]
-async fn an_event_that_is_refused_because_its_namespace_ends_is_no_warning() {
+async fn an_event_refused_by_a_terminating_namespace_is_no_warning() {
     for (failure, level) in [(Failure::NamespaceTerminating, "info"), (Failure::Forbidden, "warn")] {
         let lines = quintlet_telemetry::Lines::default();
         let log = quintlet_telemetry::capture("status-reporter", tracing::Level::INFO, &lines);

@@ -1,4 +1,4 @@
-//! The Node is written by others too: its controller, people, other agents.
+//! Other clients write the Node, too: its controller, users, other agents.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::time::Duration;
@@ -12,7 +12,7 @@ mod common;
 
 use common::{PATIENCE, Running, ready};
 
-/// A node that is Ready, looked at often and never reported without a reason.
+/// Starts a node that is Ready, compared often and reported only after a change.
 async fn ready_node(api: &TestApi) -> Running {
     let settings = Settings {
         update_every: Duration::from_millis(100),
@@ -25,7 +25,7 @@ async fn ready_node(api: &TestApi) -> Running {
     service
 }
 
-/// As node-lifecycle does with a node whose lease was not renewed.
+/// Sets Ready to Unknown, as node-lifecycle does for a node whose lease was not renewed.
 fn call_unknown(api: &TestApi) {
     api.edit("nodes/status", "", "n1", |n| {
         for condition in n["status"]["conditions"].as_array_mut().unwrap() {
@@ -45,7 +45,7 @@ async fn wait_event(api: &TestApi, reason: &str) {
 }
 
 #[tokio::test]
-async fn a_node_that_its_controller_called_unknown_is_called_ready_again() {
+async fn a_node_set_to_unknown_by_the_node_controller_becomes_ready_again() {
     let api = TestApi::start().await;
     let service = ready_node(&api).await;
     assert!(!has_event(&api, "NodeReady"));
@@ -60,7 +60,7 @@ async fn a_node_that_its_controller_called_unknown_is_called_ready_again() {
 }
 
 #[tokio::test]
-async fn a_node_called_unknown_while_the_api_server_was_out_of_reach_is_called_ready_again() {
+async fn a_node_set_to_unknown_while_the_api_server_was_unreachable_becomes_ready_again() {
     let api = TestApi::start().await;
     let service = ready_node(&api).await;
     api.faults().set_down(true);
@@ -71,7 +71,7 @@ async fn a_node_called_unknown_while_the_api_server_was_out_of_reach_is_called_r
 }
 
 #[tokio::test]
-async fn what_others_change_is_mended_where_it_is_ours_and_kept_where_it_is_not() {
+async fn changes_by_other_clients_are_reverted_in_owned_fields_and_kept_in_others() {
     let api = TestApi::start().await;
     let mut service = ready_node(&api).await;
     let taint = json!({"key": "maintenance", "effect": "NoExecute"});
@@ -82,7 +82,7 @@ async fn what_others_change_is_mended_where_it_is_ours_and_kept_where_it_is_not(
         n["metadata"]["labels"]["team"] = json!("blue");
     })
     .unwrap();
-    // As often as they are sent, they are the same facts: what is different is the Node.
+    // Repeated reports have equal facts: only the Node differs.
     let labels = json!({"kubernetes.io/os": "linux"});
     service.facts_with(json!({"labels": labels}), Clock::system().boot(), &[]).await;
     let os = |n: &Value| n["metadata"]["labels"]["kubernetes.io/os"] == "linux";
@@ -90,7 +90,7 @@ async fn what_others_change_is_mended_where_it_is_ours_and_kept_where_it_is_not(
     assert_eq!(node["metadata"]["labels"]["team"], "blue");
     assert_eq!(node["spec"]["taints"], json!([taint]));
     wait_event(&api, "NodeNotSchedulable").await;
-    // Again, with facts that were known before.
+    // Again, with facts that were reported before.
     api.edit("nodes", "", "n1", |n| {
         n["spec"]["unschedulable"] = json!(false);
         n["metadata"]["labels"]["kubernetes.io/os"] = json!("plan9");

@@ -1,4 +1,4 @@
-//! Whatever two statuses are, the patch between them leads from one to the other.
+//! A patch between any two statuses converts one into the other.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use proptest::prelude::*;
@@ -85,7 +85,7 @@ fn foreign(status: &Value) -> Vec<Value> {
 }
 
 proptest! {
-    // What fails is kept beside this file and has to be committed.
+    // Failing cases are written beside this file, to be committed.
     #![proptest_config(ProptestConfig {
         cases: 2000,
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
@@ -93,7 +93,7 @@ proptest! {
     })]
 
     #[test]
-    fn a_patch_from_what_is_live_leads_to_what_is_wanted(live in status(), desired in status(), could_run: bool) {
+    fn a_patch_of_the_live_status_results_in_the_desired_status(live in status(), desired in status(), could_run: bool) {
         let merged = merge(&live, &desired, could_run, NOW);
         let after = apply(&live, pod_status("u", &live, &merged, Base::Known));
         prop_assert!(equal(&after, &merged), "{after:#}\n{merged:#}");
@@ -102,10 +102,11 @@ proptest! {
     }
 
     #[test]
-    fn a_patch_on_a_claimed_base_leads_there_from_any_status_of_ours(
+    fn a_patch_on_a_claimed_base_results_in_the_desired_status(
         claimed in status(), live in status(), desired in status(),
     ) {
-        // What is live differs from what is claimed by our own writes only: phases and foreign parts are the same.
+        // The live status differs from the claimed one only by our own writes: phases and foreign parts are
+        // equal.
         let mut claimed = claimed;
         claimed["phase"] = live["phase"].clone();
         let ours = |c: &Value| !matches!(c["type"].as_str(), Some("DisruptionTarget" | "example.com/gate"));

@@ -94,7 +94,7 @@ fn ready(pod: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn an_ordinary_life_is_one_patch_per_change_and_no_read() {
+async fn an_ordinary_pod_causes_one_patch_per_change_and_no_read() {
     let mut bench = Bench::start().await;
     let pod = bench.pod("web");
     bench.reporter.submit(update(&pod, 1, running("False")));
@@ -137,7 +137,7 @@ async fn foreign_conditions_and_spec_are_untouched() {
 }
 
 #[tokio::test]
-async fn the_newest_wins_and_a_pod_has_one_write_at_a_time() {
+async fn only_the_newest_status_is_written_and_a_pod_has_one_write_in_flight() {
     let mut bench = Bench::start().await;
     let pod = bench.pod("web");
     bench.api.faults().block("patch pods/status");
@@ -186,7 +186,7 @@ async fn every_failure_is_recovered_from() {
 }
 
 #[tokio::test]
-async fn a_server_that_was_away_gets_the_newest_of_all_pods_within_two_seconds() {
+async fn after_an_outage_the_newest_statuses_are_written_within_two_seconds() {
     let mut bench = Bench::start().await;
     let pods: Vec<Value> = (0..100).map(|n| bench.pod(&format!("p{n}"))).collect();
     bench.api.faults().set_down(true);
@@ -223,7 +223,7 @@ async fn retry_after_is_obeyed() {
 }
 
 #[tokio::test]
-async fn a_status_the_server_will_never_take_is_refused_after_one_look_at_the_live_object() {
+async fn a_status_that_the_server_rejects_is_refused_after_one_read_of_the_live_object() {
     let mut bench = Bench::start().await;
     let pod = bench.pod("web");
     bench.api.faults().fail("patch pods/status", 100, Failure::Invalid);
@@ -237,7 +237,7 @@ async fn a_status_the_server_will_never_take_is_refused_after_one_look_at_the_li
 }
 
 #[tokio::test]
-async fn a_vanished_pod_is_gone_and_a_recreated_one_is_not_ours() {
+async fn a_missing_pod_is_reported_gone_and_a_recreated_one_as_a_uid_mismatch() {
     let mut bench = Bench::start().await;
     let pod = bench.pod("web");
     bench.api.delete("pods", "default", "web", Some(0)).unwrap();
@@ -257,7 +257,7 @@ async fn a_vanished_pod_is_gone_and_a_recreated_one_is_not_ours() {
 }
 
 #[tokio::test]
-async fn a_pod_is_deleted_only_when_nothing_is_left_to_wait_for() {
+async fn a_pod_is_deleted_only_when_its_resources_are_released() {
     let ended = json!({"phase": "Succeeded", "qosClass": "BestEffort"});
     // (finished, deleting, could run, mirror, phase) and whether it goes.
     let cases = [
@@ -315,7 +315,7 @@ async fn a_conflict_is_settled_by_reading_once() {
 }
 
 #[tokio::test]
-async fn a_new_stream_hears_what_is_held_and_its_acks() {
+async fn a_new_stream_receives_the_held_statuses_and_acknowledgements() {
     let mut bench = Bench::start().await;
     let (pod, other) = (bench.pod("web"), bench.pod("other"));
     bench.reporter.submit(update(&other, 1, running("True")));
@@ -361,7 +361,7 @@ async fn a_restarted_reporter_does_not_trust_an_old_base() {
 }
 
 #[tokio::test]
-async fn a_foreign_edit_that_pod_sync_has_seen_is_put_right() {
+async fn a_foreign_edit_that_pod_sync_reports_is_reverted() {
     let mut bench = Bench::start().await;
     let pod = bench.pod("web");
     bench.reporter.submit(update(&pod, 1, running("True")));
@@ -400,7 +400,7 @@ async fn an_older_owner_is_refused_and_forgotten_pods_are_dropped() {
 }
 
 #[tokio::test]
-async fn what_is_urgent_goes_before_what_is_not() {
+async fn urgent_writes_precede_others() {
     let mut bench = Bench::start().await;
     let routine: Vec<Value> = (0..200).map(|n| bench.pod(&format!("r{n}"))).collect();
     let urgent = bench.pod("urgent");
@@ -419,7 +419,7 @@ async fn what_is_urgent_goes_before_what_is_not() {
 }
 
 #[tokio::test]
-async fn standalone_says_at_once_that_there_is_no_api() {
+async fn standalone_mode_acknowledges_at_once_without_an_api_server() {
     let reporter = Reporter::new(None, Clock::system(), Metrics::register());
     let (_, mut acks) = reporter.listen();
     let pod = json!({"metadata": {"uid": "u", "namespace": "n", "name": "p", "resourceVersion": "1"}, "status": {}});
@@ -428,7 +428,7 @@ async fn standalone_says_at_once_that_there_is_no_api() {
 }
 
 #[tokio::test]
-async fn a_panic_in_the_write_of_one_status_harms_no_other_and_the_pods_next_one_is_written() {
+async fn a_panic_in_one_status_write_affects_no_other_pod_and_the_next_write_succeeds() {
     let mut bench = Bench::start().await;
     let (bad, good) = (bench.pod("bad"), bench.pod("good"));
     let panics = PodPanics::start(bad["metadata"]["uid"].as_str().unwrap());

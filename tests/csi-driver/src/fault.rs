@@ -1,4 +1,4 @@
-//! Faults: what goes wrong in which call.
+//! Faults of the driver's calls.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,32 +7,31 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tonic::{Code, Status};
 
-/// What goes wrong in a call.
+/// A fault of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fault {
-    /// Never answers, and does nothing.
+    /// Does nothing and never replies.
     Hang,
-    /// Does the work, and never answers.
+    /// Executes the call and never replies.
     HangAfter,
-    /// Answers with a gRPC code, and does nothing.
+    /// Replies with a gRPC code without executing the call.
     Code(i32),
-    /// Does the work, and answers with a gRPC code.
+    /// Executes the call and replies with a gRPC code.
     CodeAfter(i32),
-    /// The process ends before the work.
+    /// The process exits before it executes the call.
     DieBefore,
-    /// The process ends between the work and the answer.
+    /// The process exits after it has executed the call, before the reply.
     DieAfter,
-    /// Reports success without doing the work.
+    /// Reports success without executing the call.
     Lie,
 }
 
 /// A fault of one method.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rule {
-    /// What goes wrong.
     pub fault: Fault,
-    /// Number of calls with the fault; absent for all of them. A restarted process counts anew.
+    /// Number of calls with the fault; absent for all of them. A restarted process starts at zero.
     pub times: Option<u32>,
 }
 

@@ -16,7 +16,6 @@ use crate::fault::Faults;
 pub struct Identity {
     /// Name of the driver.
     pub name: String,
-    /// Its faults.
     pub faults: Arc<Faults>,
 }
 

@@ -61,7 +61,7 @@ struct Args {
 
 fn bind(path: &Path) -> anyhow::Result<UnixListener> {
     std::fs::create_dir_all(path.parent().unwrap_or(path))?;
-    // The socket of a process that ended.
+    // A socket of an earlier process.
     let _ = std::fs::remove_file(path);
     Ok(UnixListener::bind(path)?)
 }
@@ -69,7 +69,7 @@ fn bind(path: &Path) -> anyhow::Result<UnixListener> {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    // The driver ends with the test that started it.
+    // The driver is killed when the test that started it exits.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let endpoint =
         args.endpoint.unwrap_or_else(|| args.root.join("plugins").join(&args.name).join("csi.sock"));

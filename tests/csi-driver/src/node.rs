@@ -29,11 +29,9 @@ pub struct Node {
     pub info: NodeGetInfoResponse,
     /// Capabilities.
     pub capabilities: Vec<Type>,
-    /// The volumes.
     pub volumes: Volumes,
-    /// Log of the contexts and access modes that calls had, a JSON object per line.
+    /// Log of the contexts and access modes in requests, one JSON object per line.
     pub contexts: std::path::PathBuf,
-    /// Its faults.
     pub faults: Arc<Faults>,
 }
 
@@ -45,7 +43,7 @@ fn is_block(capability: Option<&VolumeCapability>) -> bool {
     capability.is_some_and(|capability| matches!(capability.access_type, Some(AccessType::Block(_))))
 }
 
-/// Removes a mount point that the driver made.
+/// Removes a mount point that the driver created.
 fn remove(target: &Path) -> io::Result<()> {
     let removed = if target.is_dir() { fs::remove_dir(target) } else { fs::remove_file(target) };
     match removed {
@@ -68,7 +66,7 @@ impl Node {
         let attributes: BTreeMap<String, String> = request.volume_context.clone().into_iter().collect();
         let target = Path::new(&request.target_path);
         if is_block(request.volume_capability.as_ref()) {
-            // A device of the kernel that always exists stands for the volume.
+            // A kernel device that always exists represents the volume.
             fs::File::create(target)?;
             return bind(Path::new("/dev/null"), target, false);
         }
@@ -82,7 +80,7 @@ impl Node {
         }
     }
 
-    /// Records what a call said of the volume. Secrets are recorded by their names.
+    /// Records the volume's fields of a request. Secrets are recorded by their names.
     fn record(&self, method: &str, capability: Option<&VolumeCapability>, request: serde_json::Value) {
         let access = capability.map(|c| format!("{c:?}"));
         let line = serde_json::json!({"method": method, "access": access, "request": request});

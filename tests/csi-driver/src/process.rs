@@ -42,7 +42,7 @@ impl DriverProcess {
 
     /// Kills the process and waits for its end.
     pub fn kill(&mut self) {
-        // A process that has ended by itself cannot be killed.
+        // Killing a process that has exited fails.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -17,7 +17,6 @@ pub struct Registrar {
     pub info: PluginInfo,
     /// Log of the results, a line each: `registered`, or `refused: ` and the reason.
     pub log: PathBuf,
-    /// Its faults.
     pub faults: Arc<Faults>,
 }
 

@@ -20,7 +20,7 @@ pub struct Volumes {
     state: PathBuf,
 }
 
-/// How a volume is mounted.
+/// Backing store of a volume.
 #[derive(Debug, Clone)]
 pub enum Medium {
     /// A directory.

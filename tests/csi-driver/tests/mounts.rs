@@ -31,7 +31,8 @@ async fn unmount_all(machine: &Machine, agent: &Agent) {
     agent.mounter.unstage(&machine.global_mount()).await.unwrap();
 }
 
-/// The directories of the CSI plugin and of the pod's volumes, apart from the parents of all volumes.
+/// Returns the remaining entries in the directories of the CSI plugin and of the pod's volumes, apart from
+/// the parents of all volumes.
 fn left(machine: &Machine) -> Vec<String> {
     let parents = ["plugins/kubernetes.io/csi", "pods"];
     let all = parents.iter().flat_map(|dir| machine.tree(dir));
@@ -43,7 +44,7 @@ fn left(machine: &Machine) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_volume_goes_through_its_life_with_the_kubelets_files() {
+async fn a_volume_is_staged_published_and_removed_with_the_kubelets_files() {
     let machine = Machine::new();
     let agent = machine.agent();
     let _driver = machine.driver(&[]);
@@ -157,7 +158,7 @@ async fn an_inline_volume_is_published_without_staging() {
 }
 
 #[tokio::test]
-async fn without_its_driver_nothing_is_attempted_and_nothing_is_removed() {
+async fn without_its_driver_no_volume_is_mounted_or_removed() {
     let machine = Machine::new();
     let agent = machine.agent();
     let error = agent.mounter.publish(&publish()).await.unwrap_err();
@@ -190,8 +191,8 @@ async fn without_its_driver_nothing_is_attempted_and_nothing_is_removed() {
     assert_eq!((machine.mounts(), left(&machine)), before);
 }
 
-/// Every fault in every mutating call: the error says what is certain, and after the fault both mounting again and unmounting
-/// succeed and leave nothing.
+/// Injects every fault into every mutating call. The error states what is certain. After the fault, both
+/// mounting again and unmounting succeed and leave nothing.
 #[tokio::test]
 async fn after_every_fault_the_volume_can_be_mounted_again_and_unmounted() {
     let faults = [
@@ -249,7 +250,7 @@ async fn one_fault(call: &str, fault: &Fault) {
     };
     assert!(error.text().contains(text), "{context}");
     if !unmounting && !is_final {
-        // Whoever unmounts the volume needs its metadata.
+        // An unmount needs the metadata of the volume.
         let mount = if call == "NodeStageVolume" { machine.global_mount() } else { machine.mount() };
         assert!(mount.with_file_name("vol_data.json").exists(), "{context}");
     }
@@ -391,7 +392,7 @@ async fn mounts_without_volume_data_are_left_and_empty_directories_are_removed()
     }
     fs::write(&data, good).unwrap();
     unmount_all(&machine, &agent).await;
-    // The process ended between the directory and its metadata, or while it wrote them.
+    // The process ended after it created the directory, or while it wrote the metadata.
     fs::create_dir_all(machine.mount()).unwrap();
     fs::write(&data, b"").unwrap();
     fs::create_dir_all(machine.global_mount()).unwrap();
@@ -419,8 +420,8 @@ impl EndAt {
     }
 }
 
-/// The agent ends before and after each step of a volume's life. A new agent finds the volume on disk. Where the volume is
-/// wanted, it is mounted with its data; where it is not, nothing of it is left.
+/// Ends the agent before and after each step of mounting and unmounting. A new agent finds the volume on
+/// disk. It mounts a desired volume with its data, and removes any other volume completely.
 #[tokio::test]
 async fn an_agent_that_ends_at_any_step_is_replaced_by_one_that_finishes_the_work() {
     let mut cuts = 0;
@@ -445,7 +446,7 @@ async fn an_agent_that_ends_at_any_step_is_replaced_by_one_that_finishes_the_wor
         let agent = machine.agent();
         agent.registered().await;
         let before = machine.mounts();
-        // What is on disk names the driver of each mount.
+        // The files on disk name the driver of each mount.
         let root = Root::new(&machine.root);
         let staged = reconstruct::staged(&root).unwrap();
         let published = reconstruct::published(&root).unwrap();
@@ -478,7 +479,7 @@ async fn unmap_all(agent: &Agent) {
     agent.mounter.unstage_block("pv-1").await.unwrap();
 }
 
-/// What is left of a block volume, apart from the parents of all volumes.
+/// Returns the remaining entries of a block volume, apart from the parents of all volumes.
 fn left_of_block(machine: &Machine) -> Vec<String> {
     let parents = ["/volumeDevices", "/staging", "/publish", "/kubernetes.io~csi", POD];
     let all = ["plugins/kubernetes.io/csi", "pods"].iter().flat_map(|dir| machine.tree(dir));
@@ -486,7 +487,7 @@ fn left_of_block(machine: &Machine) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_block_volume_goes_through_its_life_with_the_kubelets_files() {
+async fn a_block_volume_is_staged_published_and_removed_with_the_kubelets_files() {
     let machine = Machine::new();
     let agent = machine.agent();
     let _driver = machine.driver(&[]);
@@ -507,7 +508,7 @@ async fn a_block_volume_goes_through_its_life_with_the_kubelets_files() {
         (volume.pod.as_str(), data.spec_volume_id.as_str(), data.volume_handle.as_str()),
         (POD, "pv-1", "vol-1")
     );
-    // A volume that a pod has keeps its directories.
+    // A volume that a pod uses keeps its directories.
     map_all(&agent).await;
     let error = agent.mounter.unstage_block("pv-1").await.unwrap_err();
     assert!(

@@ -27,7 +27,7 @@ fn results(machine: &Machine) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_driver_is_registered_with_its_node_information_and_deregistered_when_its_socket_goes() {
+async fn a_driver_is_registered_with_its_node_information_and_deregistered_with_its_socket() {
     let machine = Machine::new();
     let agent = machine.agent();
     let topology = "--topology=topology.test/zone=z1,topology.test/host=h1";
@@ -52,7 +52,7 @@ async fn a_driver_is_registered_with_its_node_information_and_deregistered_when_
 }
 
 #[tokio::test]
-async fn a_driver_that_dies_and_comes_back_is_registered_again() {
+async fn a_driver_that_crashes_and_restarts_is_registered_again() {
     let machine = Machine::new();
     let agent = machine.agent();
     let mut driver = machine.driver(&["--node-id=before"]);
@@ -67,7 +67,7 @@ async fn a_driver_that_dies_and_comes_back_is_registered_again() {
 }
 
 #[tokio::test]
-async fn a_driver_that_was_there_before_the_agent_is_registered_and_again_after_a_restart_of_the_agent() {
+async fn a_driver_that_started_before_the_agent_is_registered_after_each_start_of_the_agent() {
     let machine = Machine::new();
     let _driver = machine.driver(&[]);
     eventually("the driver listens", || machine.root.join("plugins_registry/reg.sock").exists()).await;
@@ -131,7 +131,7 @@ async fn a_driver_that_hangs_in_any_call_of_its_registration_blocks_no_other_one
 }
 
 #[tokio::test]
-async fn a_driver_that_dies_while_it_is_registered_is_a_failure_and_is_registered_when_it_is_back() {
+async fn a_driver_that_crashes_during_its_registration_fails_and_is_registered_after_its_restart() {
     let machine = Machine::new();
     fault::set(&machine.state, &[("NodeGetInfo", Fault::DieBefore)]).unwrap();
     let agent = machine.agent();

@@ -17,7 +17,7 @@ impl Node {
     /// Stops a service with SIGTERM until it is started again.
     ///
     /// # Panics
-    /// It does not stop.
+    /// Panics if it does not stop.
     pub async fn end_service(&mut self, name: &str) {
         let service = self.services.get_mut(name).expect("a service of this node");
         assert!(service.terminate().await, "{name} does not end after SIGTERM");

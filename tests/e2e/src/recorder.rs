@@ -28,7 +28,7 @@ const RETRY: Duration = Duration::from_millis(20);
 pub struct Record {
     /// Time since the recorder started.
     pub at: Duration,
-    /// Which service showed it: [`PODSYNC`] or [`API`].
+    /// The service that showed it: [`PODSYNC`] or [`API`].
     pub by: &'static str,
     pub name: String,
     /// `None`: the pod does not exist.
@@ -46,7 +46,7 @@ pub const API: &str = "API";
 #[derive(Debug)]
 pub struct Recorder {
     records: Arc<Mutex<Vec<Record>>>,
-    /// Why the recording of the API server is incomplete.
+    /// Reason why the recording of the API server is incomplete.
     broken: Arc<Mutex<Option<String>>>,
     tasks: Vec<JoinHandle<()>>,
 }

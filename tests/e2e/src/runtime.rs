@@ -48,7 +48,7 @@ pub async fn version(channel: Channel) -> Result<(u32, u32), Status> {
 }
 
 impl Listed {
-    /// Returns what exists twice: live sandboxes of a pod, live containers of a name, attempts of either.
+    /// Returns the duplicates: live sandboxes of a pod, live containers of a name, attempts of either.
     ///
     /// Dead sandboxes do not count: the runtime leaves one if its client disconnects during RunPodSandbox.
     #[must_use]

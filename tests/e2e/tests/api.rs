@@ -1,4 +1,5 @@
-//! A pod's life with an API server, and the traces of its creation and its end through the services.
+//! The lifecycle of a pod with an API server, and the traces of its start and termination through the
+//! services.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -17,7 +18,7 @@ use quintlet_e2e::{Node, Options, Seen, pods, until};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 
-/// Serves its whole file system, so that what is mounted can be read from outside.
+/// Returns a pod that serves its whole file system, so that its mounts can be read from outside.
 fn full_pod(node: &Node) -> Value {
     let mut pod = pods::script("full", "env > /tmp/env; trap 'exit 0' TERM; httpd -f -p 8080 -h / & wait");
     pod["metadata"]["labels"] = json!({"tier": "first"});
@@ -92,7 +93,7 @@ fn assert_running_status(pod: &Seen) {
     assert!(raw["imageID"].as_str().is_some_and(|id| id.contains("sha256:")), "{raw}");
 }
 
-/// Waits until the trace with this root is whole and has spans of these services.
+/// Waits until the trace with this root is complete and has spans of these services.
 async fn wait_trace(receiver: &Receiver, root: &str, uid: &str, services: &[&str]) -> Vec<Span> {
     until(&format!("the whole trace {root:?}"), LONG, async || {
         let spans = receiver.tree(root, uid)?;
@@ -102,13 +103,13 @@ async fn wait_trace(receiver: &Receiver, root: &str, uid: &str, services: &[&str
     .await
 }
 
-/// Whether cri-proxy has made this call in the trace.
+/// Returns whether the trace has this call by cri-proxy.
 fn has_call(spans: &[Span], method: &str) -> bool {
     spans.iter().any(|s| s.service == "cri-proxy" && s.name.contains(method))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_of_the_api_server_comes_in_one_trace_and_goes_in_another() {
+async fn start_and_termination_of_an_api_pod_are_one_trace_each() {
     lives_and_goes(Options::with_api("api")).await;
 }
 
@@ -116,7 +117,7 @@ async fn a_pod_of_the_api_server_comes_in_one_trace_and_goes_in_another() {
 /// --run-ignored only real`, where no node NAME runs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a real cluster in QUINTLET_KUBECONFIG, QUINTLET_NODE_KUBECONFIG and QUINTLET_NODE"]
-async fn a_pod_of_a_real_api_server_comes_in_one_trace_and_goes_in_another() {
+async fn start_and_termination_of_a_pod_of_a_real_api_server_are_one_trace_each() {
     lives_and_goes(Options::with_real_api("api-real")).await;
 }
 
@@ -178,13 +179,13 @@ async fn lives_and_goes(options: Options) {
     let created = wait_trace(&receiver, "create default/full", &uid, &SERVICES).await;
     assert!(has_call(&created, "StartContainer"), "{created:#?}");
 
-    // A label changes no container.
+    // A label does not affect containers.
     let container = pod.container("main");
     api.edit("pods", "default", "full", |p| p["metadata"]["labels"]["tier"] = json!("second")).await;
     wait_file(&pod, "/etc/info/labels", "tier=\"second\"").await;
     assert_eq!(node.pod("full").await.unwrap().container("main"), container);
 
-    // A pod of a manifest has a mirror, which goes with it.
+    // The mirror pod of a manifest is removed with it.
     node.pod_manifest(&pods::sleeper("static"));
     let mirror = format!("static-{name}");
     let object = api.wait_for("pods", "default", &mirror, LONG, is_ready).await;
@@ -208,7 +209,7 @@ async fn lives_and_goes(options: Options) {
     node.wait_gone(&uid).await;
     let services = ["cri-proxy", "pleg-service", "status-reporter", "pod-sync"];
     let ended = wait_trace(&receiver, "terminate default/full", &uid, &services).await;
-    // The trace ends with the last status. What is left at the runtime is removed when the API object is gone.
+    // The trace ends with the last status. Removals in the runtime follow the deletion of the API object.
     assert!(has_call(&ended, "StopContainer") && has_call(&ended, "StopPodSandbox"), "{ended:#?}");
     assert_ne!(ended[0].trace, created[0].trace);
     api.wait_for("pods", "default", "job", LONG, Value::is_null).await;

@@ -1,4 +1,4 @@
-//! The wall clock is stepped under all five services at once.
+//! Steps the wall clock under all five services at once.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn renewed(lease: &Value) -> Option<Timestamp> {
     lease["spec"]["renewTime"].as_str()?.parse().ok()
 }
 
-/// Waits until the lease was renewed by a clock that is `off` seconds from the machine's.
+/// Waits until the lease has been renewed by a clock that differs by `off` seconds from the machine's.
 async fn wait_lease(node: &Node, off: i64) {
     node.api()
         .wait_for("leases", "kube-node-lease", NODE, LONG, |lease| {
@@ -24,7 +24,8 @@ async fn wait_lease(node: &Node, off: i64) {
         .await;
 }
 
-/// From the creation of an instance to that of the next, by the runtime's clock, once there is the next.
+/// Returns the time between the creations of an instance and the next, by the runtime's clock, once the next
+/// exists.
 async fn pause(node: &Node, uid: &str, after: u32) -> Duration {
     let times = until("the next instance", LONG, async || {
         let instances = node.listed().await.attempts(uid, "main");
@@ -38,10 +39,10 @@ async fn pause(node: &Node, uid: &str, after: u32) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_step_of_the_wall_clock_by_an_hour_starts_ends_and_forgets_nothing() {
+async fn a_step_of_the_wall_clock_by_an_hour_affects_no_pod() {
     let node = Node::start(Options { own_clock: true, ..Options::with_api("clock") }).await;
     let api = node.api();
-    // Stopped by force when its grace is over, and until then it says how far the machine's uptime is.
+    // The container is killed at the end of its grace period, and prints the machine's uptime until then.
     let dir = node.scratch();
     let mut stubborn = pods::script(
         "stubborn",
@@ -68,7 +69,8 @@ async fn a_step_of_the_wall_clock_by_an_hour_starts_ends_and_forgets_nothing() {
     let before = node.steady(&["web"]).await;
     let recorder = node.record().await;
 
-    // In its first back-off (the first restart has none), and into the grace of the other.
+    // The clock is stepped during the first back-off of one pod (the first restart has none) and the grace
+    // period of the other.
     api.delete("pods", "default", "stubborn", None).unwrap();
     until("it was asked to end", LONG, async || if dir.join("alive").exists() { Ok(()) } else { Err(()) })
         .await;
@@ -80,10 +82,10 @@ async fn a_step_of_the_wall_clock_by_an_hour_starts_ends_and_forgets_nothing() {
     let alive = std::fs::read_to_string(dir.join("alive")).unwrap();
     let at = |line: Option<&str>| line.unwrap().parse::<f64>().unwrap();
     let lived = at(alive.lines().last()) - at(alive.lines().next());
-    // Ended by the step it would have lived a moment.
+    // If the step ended the grace period, it would have been a moment.
     assert!((6.0..LONG.as_secs_f64()).contains(&lived), "a grace of 12 s took {lived} s");
 
-    // In its second, which is twice as long; a clock that goes back must not make it last an hour.
+    // The second back-off is twice as long. A clock that is set back must not extend it to an hour.
     api.wait_for("pods", "default", "crasher", LONG, waits(2)).await;
     node.step_clock(-HOUR);
     wait_lease(&node, -HOUR).await;
@@ -92,7 +94,7 @@ async fn a_step_of_the_wall_clock_by_an_hour_starts_ends_and_forgets_nothing() {
 
     assert_eq!(node.steady(&["web"]).await, before);
     recorder.assert_steady("the clock was stepped", &before);
-    // New work goes on as well.
+    // New pods start, too.
     api.create_pod(pods::bound(pods::sleeper("new")));
     node.wait_ready("new").await;
     node.step_clock(0);

@@ -1,4 +1,4 @@
-//! The five binaries and quintctl with configuration files: what is refused, what is shown, what counts.
+//! The five binaries and quintctl with configuration files: rejected files, printed values, precedence.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::fmt::Write as _;
@@ -20,7 +20,7 @@ fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// The five that every node runs, and node-api.
+/// The five services of every node, and node-api.
 const ALL: [&str; 6] = [SERVICES[0], SERVICES[1], SERVICES[2], SERVICES[3], SERVICES[4], "node-api"];
 
 fn command(name: &str) -> Command {
@@ -36,7 +36,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_bad_file_ends_every_service_with_code_64_and_all_mistakes() {
+fn an_invalid_file_ends_every_service_with_code_64_and_all_errors() {
     let dir = tempfile::tempdir().unwrap();
     let bad =
         format!("{KUBELET}syncFrequency: \"5\"\nmaxPods: many\nevictionHardd: {{}}\n{OWN}runDirr: /x\n");
@@ -85,7 +85,7 @@ fn every_service_prints_its_configuration_with_origins() {
         let strict = run(name, &[&line[..], &["--strict"]].concat());
         assert_eq!(strict.status.code(), Some(64), "{name}");
 
-        // What was printed is a configuration that means the same.
+        // The printed configuration has the same values.
         let again = write(dir.path(), "again.yaml", &out);
         let again = run(name, &["--config", again.to_str().unwrap(), "--print-config", "--strict"]);
         let values = |out: &str| -> Vec<String> {
@@ -112,8 +112,8 @@ fn help_names_the_configuration_and_defaults_with_units() {
     }
 }
 
-/// Services that are killed when the test is over, however.
-/// A directory with pod-sync's root in it, which pod-sync mounts on itself and leaves so.
+/// Services that are killed when the test ends in any way, and a directory with pod-sync's root, which
+/// pod-sync leaves bind-mounted on itself.
 struct Base(tempfile::TempDir);
 
 impl Base {
@@ -139,7 +139,7 @@ impl Drop for Running {
     }
 }
 
-/// Ports nobody listens on.
+/// Returns unused ports.
 fn free_ports<const N: usize>() -> [u16; N] {
     let listeners: [TcpListener; N] = std::array::from_fn(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|l| l.local_addr().unwrap().port())
@@ -153,7 +153,7 @@ fn metrics(port: u16) -> std::io::Result<String> {
     Ok(answer)
 }
 
-/// One file, no other flag: sockets, logs and metrics are where it says, and what has no effect is named once.
+/// A file without flags sets sockets, logs and metrics; a field without an effect is reported once.
 async fn a_file_alone() -> (Base, Running, [u16; 6]) {
     let dir = Base(tempfile::tempdir().unwrap());
     let at = |name: &str| dir.path().join(name).display().to_string();
@@ -203,7 +203,7 @@ async fn a_file_alone() -> (Base, Running, [u16; 6]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_alone_is_enough_to_run_all_five() {
+async fn a_file_alone_configures_all_five_services() {
     let (dir, mut running, _) = a_file_alone().await;
     assert!(dir.path().join("root").is_dir() && dir.path().join("pod-logs").is_dir());
     for (name, child) in ALL.iter().zip(&mut running.0) {
@@ -227,7 +227,7 @@ async fn a_file_alone_is_enough_to_run_all_five() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_service_listens_where_its_own_field_says() {
+async fn each_service_listens_at_its_configured_address() {
     let (_dir, _running, ports) = a_file_alone().await;
     for (name, port) in ALL.iter().zip(ports) {
         until(&format!("metrics of {name}"), LONG, async || match metrics(port) {

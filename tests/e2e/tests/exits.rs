@@ -1,6 +1,7 @@
-//! Exits reach pleg.v1 by the runtime's own word: with the relist period out of reach, nothing else could bring them.
+//! The exit events of the runtime suffice to publish exits: the relist period is longer than the test.
 //!
-//! How long that takes is printed here and measured by `make bench`; what fails here is a missing cause, not a slow machine.
+//! The test prints the delay, which `make bench` measures. It fails for a missing exit, not for a slow
+//! machine.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -25,7 +26,7 @@ use serde_json::{Value, json};
 const PODS: usize = 10;
 const CONTAINERS: usize = 10;
 
-/// Containers that end as soon as somebody writes to their FIFO.
+/// Returns a pod whose containers exit once a line is written to their FIFO.
 fn pod(index: usize, scratch: &std::path::Path) -> Value {
     let mut pod = pods::script(&format!("exits-{index}"), "");
     pod["spec"]["restartPolicy"] = json!("Never");
@@ -100,7 +101,7 @@ async fn a_hundred_exits_are_published_without_one_relist() {
             }
             _ => {}
         }
-        // The next one ends once all that were told to have been seen: one hundred exits, each on its own.
+        // The next container exits once all earlier exits were observed: a hundred separate exits.
         let told = PODS * CONTAINERS - due.len();
         if snapshot
             && seen.len() == told

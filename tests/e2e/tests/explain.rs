@@ -1,4 +1,4 @@
-//! `quintctl explain` of pods that wait, on a real runtime.
+//! `quintctl explain` for waiting pods on a real runtime.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use nix::sys::stat::Mode;
@@ -13,7 +13,7 @@ async fn explain(node: &Node, pod: &str, more: &[&str]) -> Result<String, String
     if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
 }
 
-/// Waits until both forms say that the pod waits with this reason; what is said of it.
+/// Waits until both output forms show that the pod waits for this reason, and returns the description.
 async fn waits(node: &Node, pod: &str, reason: &str) -> Value {
     let said = until(&format!("{pod}: {reason}"), LONG, async || {
         let said = explain(node, pod, &["-o", "json"]).await?;
@@ -32,7 +32,7 @@ async fn waits(node: &Node, pod: &str, reason: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_wait_of_a_real_pod_is_told_with_its_reason_container_and_cause() {
+async fn each_wait_of_a_real_pod_is_reported_with_reason_container_and_cause() {
     let registry = Registry::start().await;
     let node = Node::start(Options { sync_frequency: "5s", ..Options::with_api("explain") }).await;
     let api = node.api();
@@ -77,7 +77,7 @@ async fn each_wait_of_a_real_pod_is_told_with_its_reason_container_and_cause() {
     let screen = explain(&node, "volume", &[]).await.unwrap();
     assert!(screen.contains(r#"secret "absent" not found"#), "{screen}");
 
-    // What was waited for comes, and nothing is waited for any more.
+    // Once the missing object exists, the wait ends.
     let secret = json!({"metadata": {"name": "absent"}, "data": {"token": "c2VjcmV0"}});
     api.create("secrets", "default", secret).unwrap();
     for pod in ["config", "volume"] {

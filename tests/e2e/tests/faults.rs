@@ -1,4 +1,4 @@
-//! Services that hang, and a runtime that dies: nothing flips, and all of it catches up.
+//! Services that hang and a runtime that crashes: no pod changes, and all new work is done afterwards.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -16,15 +16,16 @@ use quintlet_test_runtime::Faults as _;
 use serde_json::Value;
 use tokio::time::Instant;
 
-/// How long a service hangs.
+/// Duration of a hang.
 const HANG: Duration = Duration::from_secs(5);
 
-/// How long after the end of a fault a pod that came meanwhile may wait, beside the time that a pod takes without a fault.
+/// Time that a pod created during a fault may take after its end, in addition to that of an ordinary pod.
 const CAUGHT_UP: Duration = Duration::from_secs(2);
 
 const NAMES: [&str; 3] = ["web-0", "web-1", "plain"];
 
-/// A new pod that came during a fault is Ready soon after its end. `ordinary` is how long a pod takes on this machine.
+/// Asserts that a pod created during a fault is Ready soon after its end. `ordinary` is the start time of a
+/// pod without a fault on this machine.
 async fn assert_catches_up(node: &Node, what: &str, pod: &Value, ended: Instant, ordinary: Duration) {
     let name = pod["metadata"]["name"].as_str().unwrap();
     node.wait_ready(name).await;
@@ -37,7 +38,7 @@ async fn assert_catches_up(node: &Node, what: &str, pod: &Value, ended: Instant,
     );
 }
 
-/// How long a pod takes from its manifest to Ready while nothing is wrong.
+/// Returns the time of a pod from its manifest to Ready without a fault.
 async fn ordinary(node: &Node) -> Duration {
     let began = Instant::now();
     node.pod_manifest(&pods::sleeper("ordinary"));
@@ -64,7 +65,7 @@ async fn hangs_and_a_dead_runtime_change_no_pod() {
         let pod = pods::sleeper(&format!("during-{i}"));
         node.stop(name);
         node.pod_manifest(&pod);
-        // The fault itself lasts so long.
+        // The hang lasts this long.
         tokio::time::sleep(HANG).await;
         let ended = Instant::now();
         node.cont(name);
@@ -119,7 +120,7 @@ async fn containerd_restarted_under_fifty_pods_changes_none_of_them() {
     for restart in ["first", "second"] {
         node.containerd.kill9().await;
         node.containerd.start_again().await.unwrap();
-        // A pod that came meanwhile has to be made by a runtime that is back, with all the others in its lists.
+        // A pod created meanwhile is started by the restarted runtime, whose lists have all other pods, too.
         let name = format!("after-the-{restart}");
         node.pod_manifest(&pods::sleeper(&name));
         node.wait_ready(&name).await;

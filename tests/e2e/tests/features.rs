@@ -1,5 +1,5 @@
-//! What pods ask for beside containers, on a real runtime: order, sysctls, user namespaces, image volumes, pull secrets, a place on
-//! the node, an end in time.
+//! Pod features other than containers on a real runtime: order, sysctls, user namespaces, image volumes, pull
+//! secrets, admission, deadlines.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use base64::Engine as _;
@@ -10,7 +10,8 @@ use quintlet_e2e::{Node, Options, Seen, pods, until};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 
-/// Runs until it is told to stop, with a line in the file `lines` of the volume `v` at its start and its end.
+/// Returns a pod that runs until SIGTERM and appends a line to the file `lines` of the volume `v` at its
+/// start and end.
 fn tells(name: &str) -> Value {
     json!({
         "name": name, "image": images::BUSYBOX, "imagePullPolicy": "IfNotPresent",
@@ -21,7 +22,7 @@ fn tells(name: &str) -> Value {
     })
 }
 
-/// As [`pods::script`], with the directory `v` of the node mounted at `/v`.
+/// Returns a pod with the directory `v` of the node mounted at `/v`.
 fn with_dir(mut pod: Value, dir: &std::path::Path) -> Value {
     pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": dir}}]);
     pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
@@ -47,7 +48,7 @@ fn waiting(pod: &Value) -> (&str, &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn init_containers_and_sidecars_keep_their_order_and_an_ephemeral_one_comes_later() {
+async fn init_containers_and_sidecars_start_in_order_and_an_ephemeral_container_can_be_added() {
     let node = Node::start(Options::with_api("features-order")).await;
     let dir = node.scratch();
     let mut pod = with_dir(pods::script("ordered", ""), &dir);
@@ -89,7 +90,7 @@ async fn init_containers_and_sidecars_keep_their_order_and_an_ephemeral_one_come
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_pod_wants_of_its_sandbox_is_had_or_refused_as_the_runtime_can() {
+async fn sandbox_features_of_a_pod_are_provided_or_refused_according_to_the_runtime() {
     let node = Node::start(Options::with_api("features-sandbox")).await;
     let api = node.api();
     let dir = node.scratch();
@@ -115,7 +116,7 @@ async fn what_a_pod_wants_of_its_sandbox_is_had_or_refused_as_the_runtime_can() 
 
     let mut mapped = told("mapped", "cat /proc/self/uid_map > /v/map");
     mapped["spec"]["hostUsers"] = json!(false);
-    // Its own users may not write to the node's directory.
+    // Users of the pod's user namespace may not write to the node's directory.
     mapped["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
     api.create_pod(pods::bound(mapped));
 
@@ -148,7 +149,7 @@ async fn what_a_pod_wants_of_its_sandbox_is_had_or_refused_as_the_runtime_can() 
     until("a handler that the runtime lacks", LONG, async || event("strange", "nobody-has-this")).await;
 
     let object = api.get("nodes", "", NODE).unwrap();
-    // Image volumes came with containerd 2.1.
+    // Image volumes exist since containerd 2.1.
     if node.runtime_version().await >= (2, 1) {
         wait_api(&node, "image", is_ready).await;
         until("what the image has", LONG, async || {
@@ -180,7 +181,7 @@ async fn what_a_pod_wants_of_its_sandbox_is_had_or_refused_as_the_runtime_can() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn images_with_a_password_run_for_who_has_it_alone() {
+async fn private_images_run_only_for_pods_with_credentials() {
     let registry = Registry::start().await;
     registry.push("secret:1");
     registry.require("somebody", "right");
@@ -213,21 +214,21 @@ async fn images_with_a_password_run_for_who_has_it_alone() {
     wait_api(&node, "wrong", fails).await;
     api.create_pod(pod("right", Some("good")));
     wait_api(&node, "right", is_ready).await;
-    // The image is on the node now, and still not for everybody.
+    // The image is present now, and still not accessible to every pod.
     api.create_pod(pod("late", None));
     wait_api(&node, "late", fails).await;
     node.down().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_gets_its_place_and_a_critical_one_that_of_another_and_time_ends_one() {
+async fn pods_are_admitted_a_critical_pod_preempts_another_and_a_deadline_ends_one() {
     let node = Node::start(Options::with_api("features-place")).await;
     let api = node.api();
     let object =
         api.wait_for("nodes", "", NODE, LONG, |n| n["status"]["allocatable"]["cpu"].is_string()).await;
     let cpu: u32 = object["status"]["allocatable"]["cpu"].as_str().unwrap().parse().unwrap();
     let wants = |name: &str, cpu: u32| {
-        // One that ends well when it is asked to has succeeded, whoever asked.
+        // A container that exits with 0 on SIGTERM has succeeded.
         let mut pod = pods::script(name, "trap 'exit 143' TERM; sleep 100000 & wait");
         pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": cpu.to_string()}});
         pods::bound(pod)
@@ -253,7 +254,7 @@ async fn a_pod_gets_its_place_and_a_critical_one_that_of_another_and_time_ends_o
     let ended = wait_api(&node, "timed", |p| p["status"]["phase"] == "Failed").await;
     assert_eq!(ended["status"]["reason"], "DeadlineExceeded", "{ended:#}");
 
-    // Left by nobody knows whom: no pod has this UID.
+    // An orphaned directory: no pod has this UID.
     let orphan = node.root_dir().join("pods/0d1f7cbe-7a55-4a3e-9d77-6a27cf6a3c11");
     std::fs::create_dir_all(orphan.join("plugins/kubernetes.io~empty-dir/wrapped")).unwrap();
     until("the orphaned directory is removed", LONG, async || if orphan.exists() { Err(()) } else { Ok(()) })

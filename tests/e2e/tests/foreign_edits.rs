@@ -1,4 +1,5 @@
-//! A client that changes what the node agent owns in the status of a pod, as `kubectl patch --subresource=status` does.
+//! A client changes fields of a pod's status that the node agent owns, as `kubectl patch
+//! --subresource=status` does.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -16,14 +17,14 @@ fn is(pod: &Value, kind: &str, status: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ready_and_phase_that_another_client_changed_are_put_right_within_a_second() {
+async fn ready_and_phase_changed_by_another_client_are_restored_within_a_second() {
     put_right(Options::with_api("foreign")).await;
 }
 
-/// As `tests/api.rs` says how.
+/// See `tests/api.rs` for the environment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs a real cluster in QUINTLET_KUBECONFIG, QUINTLET_NODE_KUBECONFIG and QUINTLET_NODE"]
-async fn ready_and_phase_of_a_real_api_server_are_put_right_within_a_second() {
+async fn ready_and_phase_at_a_real_api_server_are_restored_within_a_second() {
     put_right(Options::with_real_api("foreign-real")).await;
 }
 
@@ -42,7 +43,7 @@ async fn put_right(options: Options) {
     };
     let pending: Change = |pod| pod["status"]["phase"] = json!("Pending");
     for change in [not_ready, pending] {
-        // The pause after a correction is over.
+        // The pause after a correction has passed.
         tokio::time::sleep(Duration::from_secs(3)).await;
         api.edit("pods", "default", "edited/status", change).await;
         let began = Instant::now();

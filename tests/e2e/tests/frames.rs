@@ -1,4 +1,4 @@
-//! Corrupt frames on every socket of the five: that call fails, and the service goes on.
+//! Corrupt frames on every socket of the five services: the call fails, and the service continues.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -21,8 +21,8 @@ use quintlet_kit::paths::CriSocket;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::codegen::Bytes;
 
-/// None is one whole gRPC message of any type here: nothing, half a prefix, a length that never comes, a flag of no meaning, a
-/// message that is no protobuf, a compressed one that is not compressed.
+/// Each of these is not a complete gRPC message of any type here: empty, half a prefix, a length without
+/// data, an undefined flag, an invalid protobuf, an invalid compressed message.
 const CORRUPT: [&[u8]; 6] = [
     b"",
     b"\0\0",
@@ -32,7 +32,7 @@ const CORRUPT: [&[u8]; 6] = [
     b"\x01\0\0\0\x02\x0a\x00",
 ];
 
-/// Every method of our contracts and one of the CRI, each with whether its request is a stream.
+/// Returns every method of our contracts and one of the CRI, with whether its request is a stream.
 fn methods() -> Vec<(String, bool)> {
     let set: FileDescriptorSet = prost::Message::decode(quintlet_proto::FILE_DESCRIPTOR_SET).unwrap();
     let mut out = vec![("/runtime.v1.RuntimeService/RunPodSandbox".to_owned(), false)];
@@ -54,7 +54,7 @@ fn sockets(node: &Node) -> Vec<PathBuf> {
     all
 }
 
-/// The gRPC status of what comes back; none where the stream was reset.
+/// Returns the gRPC status of the response; `None` if the stream was reset.
 async fn status(caller: &Upstream, method: &str, body: &'static [u8]) -> Option<String> {
     let mut headers = HeaderMap::new();
     for (name, value) in
@@ -71,7 +71,7 @@ async fn status(caller: &Upstream, method: &str, body: &'static [u8]) -> Option<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_corrupt_frame_on_any_socket_fails_its_call_and_nothing_else() {
+async fn a_corrupt_frame_on_any_socket_fails_only_its_call() {
     let node = Node::start(Options::with_api("frames")).await;
     node.api().create_pod(pods::bound(pods::probed("web")));
     node.wait_ready("web").await;
@@ -81,7 +81,7 @@ async fn a_corrupt_frame_on_any_socket_fails_its_call_and_nothing_else() {
     for socket in sockets(&node) {
         let caller = Upstream::new(socket.clone());
         for (method, streams) in methods() {
-            // A stream of no messages is a good one.
+            // An empty request stream is valid.
             for body in CORRUPT.into_iter().filter(|body| !streams || !body.is_empty()) {
                 let place = format!("{} {method} {body:?}", socket.display());
                 let asked = tokio::time::timeout(Duration::from_secs(20), status(&caller, &method, body));
@@ -90,12 +90,12 @@ async fn a_corrupt_frame_on_any_socket_fails_its_call_and_nothing_else() {
                 calls += 1;
             }
         }
-        // The connection that carried all this still serves.
+        // The same connection still serves.
         let health = status(&caller, "/grpc.health.v1.Health/Check", b"\0\0\0\0\0").await;
         assert_eq!(health.as_deref(), Some("0"), "{}", socket.display());
-        // Not even HTTP/2.
+        // Bytes that are not HTTP/2.
         let mut stream = tokio::net::UnixStream::connect(&socket).await.unwrap();
-        // It may be hung up on at any byte.
+        // The server may close the connection at any byte.
         let _cut = stream.write_all(&[0xff; 4096]).await;
         let _cut = stream.read_to_end(&mut Vec::new()).await;
     }
@@ -104,7 +104,7 @@ async fn a_corrupt_frame_on_any_socket_fails_its_call_and_nothing_else() {
         node.wait_serving(name, Duration::from_secs(5)).await;
         assert_eq!(node.service(name).process().starts, 1, "{name} fell over");
     }
-    // All five still do their work.
+    // All five services still work.
     node.api().create_pod(pods::bound(pods::probed("later")));
     node.wait_ready("later").await;
     recorder.assert_steady("while corrupt frames came", &before);

@@ -1,4 +1,4 @@
-//! What a node throws away, and keeps, on a real runtime: images, what pods have left behind, dead instances, pods whose time is over.
+//! Housekeeping on a real runtime: images, leftovers of pods, dead instances, pods past their deadline.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,14 +16,14 @@ use quintlet_localnode::images;
 use serde_json::{Value, json};
 use tonic::Request;
 
-/// Runs until it is told to, of another image.
+/// Returns a pod of another image that runs until it is stopped.
 fn of_image(name: &str, image: &str) -> Value {
     let mut pod = pods::sleeper(name);
     pod["spec"]["containers"][0]["image"] = json!(image);
     pod
 }
 
-/// Tags that the runtime has, and whether each is pinned.
+/// Returns the tags in the runtime, and whether each is pinned.
 async fn tags(node: &Node) -> BTreeMap<String, bool> {
     let mut client = ImageServiceClient::new(node.cri());
     let reply = client.list_images(ListImagesRequest::default()).await.unwrap().into_inner();
@@ -38,7 +38,7 @@ async fn wait_tags(node: &Node, want: &BTreeSet<String>) {
     .await;
 }
 
-/// Pins an image, as whoever set the node up does. Returns whether this runtime knows of such.
+/// Pins an image, as an administrator does. Returns whether this runtime supports it.
 async fn pin(node: &Node, image: &str) -> bool {
     let mut client = ImagesClient::new(node.containerd.channel().await.unwrap());
     let named = |request: &mut tonic::metadata::MetadataMap| {
@@ -62,7 +62,7 @@ async fn pin(node: &Node, image: &str) -> bool {
     true
 }
 
-/// Has an image pulled by a pod that goes again.
+/// Pulls an image by a pod that is then removed.
 async fn pulled_and_left(node: &Node, name: &str, image: &str) {
     node.pod_manifest(&of_image(name, image));
     let uid = node.wait_ready(name).await.uid().to_owned();
@@ -71,7 +71,7 @@ async fn pulled_and_left(node: &Node, name: &str, image: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn images_go_for_room_and_by_age_but_none_that_is_used_or_pinned() {
+async fn images_are_removed_for_space_and_by_age_unless_used_or_pinned() {
     let registry = Registry::start().await;
     let image = |name: &str| registry.reference(&format!("{name}:1"));
     for name in ["used", "ended", "pinned", "left"] {
@@ -79,7 +79,7 @@ async fn images_go_for_room_and_by_age_but_none_that_is_used_or_pinned() {
     }
     let mut node = Node::start(Options::standalone("housekeeping-images")).await;
     node.pod_manifest(&of_image("user", &image("used")));
-    // A container that has ended is somebody too.
+    // A terminated container still uses its image.
     let mut ended = of_image("ended", &image("ended"));
     ended["spec"]["restartPolicy"] = json!("Never");
     ended["spec"]["containers"][0]["command"] = json!(["sh", "-c", "exit 0"]);
@@ -96,7 +96,7 @@ async fn images_go_for_room_and_by_age_but_none_that_is_used_or_pinned() {
     assert!(there.is_superset(&stay), "{there:?}");
     assert!(there.contains(&image("left")), "by the thresholds of the harness nothing goes: {there:?}");
 
-    // More room than there is: all goes that may, and it is said that this is not enough.
+    // If more space is requested than exists, all unused images are removed, and the failure is reported.
     node.end_service("pod-sync").await;
     let room = [
         ("--image-gc-high-threshold", "1"),
@@ -125,7 +125,7 @@ async fn images_go_for_room_and_by_age_but_none_that_is_used_or_pinned() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_pods_have_left_on_the_node_is_taken_away() {
+async fn leftovers_of_pods_on_the_node_are_removed() {
     let mut node = Node::start(Options::standalone("housekeeping-orphans")).await;
     let names = ["known", "unknown"];
     for name in names.into_iter().chain(["stays"]) {
@@ -145,7 +145,7 @@ async fn what_pods_have_left_on_the_node_is_taken_away() {
     for name in names {
         left.push(node.wait_ready(name).await);
     }
-    // While nobody looks they lose their manifests, their containers, and one of them even what is remembered of it.
+    // While pod-sync is down, the pods lose their manifests and containers, and one also loses its record.
     node.end_service("pod-sync").await;
     let mut runtime = RuntimeServiceClient::new(node.cri());
     for pod in &left {
@@ -182,7 +182,7 @@ async fn what_pods_have_left_on_the_node_is_taken_away() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_container_that_fails_again_and_again_the_last_two_instances_are_kept() {
+async fn the_last_two_instances_of_a_failing_container_are_kept() {
     let extra = vec![("pod-sync", "--max-container-restart-period=1s".to_owned())];
     let node = Node::start(Options { extra, ..Options::standalone("housekeeping-instances") }).await;
     let mut pod = pods::script(
@@ -210,10 +210,10 @@ async fn of_a_container_that_fails_again_and_again_the_last_two_instances_are_ke
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_deadline_ends_a_pod_in_time_though_pod_sync_was_killed_meanwhile() {
+async fn a_deadline_ends_a_pod_in_time_although_pod_sync_was_killed() {
     let node = Node::start(Options::with_api("housekeeping-deadline")).await;
     let api = node.api();
-    // One that ends well when it is asked to has succeeded, whoever asked.
+    // A container that exits with 0 on SIGTERM has succeeded.
     let mut pod = pods::script("timed", "trap 'exit 143' TERM; sleep 100000 & wait");
     pod["spec"]["activeDeadlineSeconds"] = json!(12);
     api.create_pod(pods::bound(pod));

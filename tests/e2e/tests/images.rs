@@ -1,4 +1,4 @@
-//! Images from a registry: pull policies, failures and their back-off, and a pull that is cut.
+//! Images from a registry: pull policies, failures with their back-off, and an interrupted pull.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -33,7 +33,7 @@ async fn events(node: &Node, name: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pull_cut_by_a_kill_is_made_again_and_its_pod_runs_once() {
+async fn a_pull_interrupted_by_a_kill_is_repeated_and_its_pod_starts_once() {
     let registry = Registry::start().await;
     registry.push("slow:1");
     registry.close();
@@ -43,7 +43,8 @@ async fn a_pull_cut_by_a_kill_is_made_again_and_its_pod_runs_once() {
     let held = registry.wait_held(1).await;
     let starts = node.kill9("cri-proxy");
     node.wait_back("cri-proxy", starts, Duration::from_secs(2)).await;
-    // Made again while the registry still holds the layers back: the pod is in a pull when it opens.
+    // The pull is repeated while the registry still delays layers, so the pod is in a pull when the registry
+    // opens.
     registry.wait_held(held + 1).await;
     registry.open();
     let seen = node.wait_ready("slow").await;
@@ -77,7 +78,7 @@ async fn pull_policies_and_the_back_off_of_a_failed_pull() {
     node.pod_manifest(&pod("missing", &missing, "IfNotPresent"));
     node.pod_manifest(&pod("never", &missing, "Never"));
 
-    // The first pod pulls; the second asks the registry again only where its policy says so.
+    // The first pod pulls the image. The second one contacts the registry only if its policy requires it.
     for (policy, image, asks_again) in
         [("IfNotPresent", "if-not-present:1", false), ("Always", "always:1", true)]
     {
@@ -93,7 +94,7 @@ async fn pull_policies_and_the_back_off_of_a_failed_pull() {
 
     let never = node.wait_pod("never", "refused", LONG, |p| p.waits_for() == "ErrImageNeverPull").await;
     assert_eq!(never.phase(), "Pending");
-    // The failure is shown, then the wait; the image comes, and the pod runs when its wait is over.
+    // The failure is reported, then the back-off. Once the image exists, the pod starts after its back-off.
     let waiting = |p: &quintlet_e2e::Seen| {
         p.containers().get("main").is_some_and(|c| c.state == "waiting: ImagePullBackOff")
     };
@@ -105,7 +106,7 @@ async fn pull_policies_and_the_back_off_of_a_failed_pull() {
     registry.push("missing:1");
     let seen = node.wait_ready("missing").await;
     assert_eq!(seen.container("main").restarts, 0);
-    // What another pod pulled is there for one that never pulls.
+    // An image that another pod pulled is available to a pod that never pulls.
     node.wait_ready("never").await;
     node.assert_no_duplicates().await;
     node.down().await;

@@ -1,4 +1,4 @@
-//! `kill -9` of each service, and of all five at once: the pods do not notice.
+//! `kill -9` of each service, and of all five at once: running pods are not affected.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -16,20 +16,20 @@ use quintlet_e2e::{Node, Options, Seen, pods, until};
 /// Time within which a killed service serves again.
 const BACK: Duration = Duration::from_secs(2);
 
-/// How old a young pod is when the kill comes.
+/// Age of a young pod at the kill.
 const YOUNG: Duration = Duration::from_secs(2);
 
-/// How far into its back-off of 40 s the crasher is when all five are killed.
+/// Time since the start of the crasher's back-off of 40 s when all five services are killed.
 const INTO_BACKOFF_NS: i64 = 10_000_000_000;
 
-/// How far a restart may be from the time that was said before the fault.
+/// Largest difference of a restart from the time that was reported before the fault.
 const PUNCTUAL_NS: i64 = 1_000_000_000;
 
 fn lines(node: &Node, pod: &Seen, kind: &str) -> usize {
     node.empty_dir_file(pod.uid(), "probes", kind).lines().count()
 }
 
-/// Waits until each pod was probed three times more.
+/// Waits until each pod was probed three more times.
 async fn three_periods(node: &Node, probed: &[Seen]) {
     let before: Vec<usize> = probed.iter().map(|p| lines(node, p, "liveness")).collect();
     until("three more liveness probes of each pod", LONG, async || {
@@ -51,7 +51,7 @@ async fn wait_backoff(node: &Node, delay: &str) -> (Seen, i64) {
     (crasher, until)
 }
 
-/// Waits for the next instance of the crasher and asserts that it came when it was announced.
+/// Waits for the next instance of the crasher, and asserts that it started at the reported time.
 async fn assert_punctual(node: &Node, crasher: &Seen, announced: i64) {
     let attempt = u32::try_from(crasher.container("main").restarts).unwrap() + 1;
     let created = until("the crasher's next instance", LONG, async || {
@@ -63,21 +63,21 @@ async fn assert_punctual(node: &Node, crasher: &Seen, announced: i64) {
     assert!(late.abs() <= PUNCTUAL_NS, "instance {attempt} of the crasher came {} ms late", late / 1_000_000);
 }
 
-/// Makes a pod, and returns when it is [`YOUNG`] old, however far it has come by then.
+/// Creates a pod, and returns when it is [`YOUNG`] old, in whatever state it is.
 async fn young(node: &Node, name: &str) {
     let until = tokio::time::Instant::now() + YOUNG;
     node.api().create_pod(pods::bound(pods::probed(name)));
     tokio::time::sleep_until(until).await;
 }
 
-/// How often the startup probe of a pod has run, if it is known to have passed.
+/// Returns the number of runs of a pod's startup probe, if it has passed.
 async fn passed_startup(node: &Node, name: &str) -> Option<usize> {
     let seen = node.pod(name).await.ok()?;
     let main = seen.containers().remove("main")?;
     main.started.then(|| lines(node, &seen, "startup"))
 }
 
-/// Waits for a wall time, nanoseconds since 1970.
+/// Waits for a wall time in nanoseconds since 1970.
 async fn wait_wall(unix_ns: i64) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let left = unix_ns - i64::try_from(now.as_nanos()).unwrap();
@@ -85,7 +85,7 @@ async fn wait_wall(unix_ns: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_do_not_notice_killed_services() {
+async fn killed_services_do_not_affect_running_pods() {
     let node = Node::start(Options::with_api("kill")).await;
     let mut names = vec!["web-0", "web-1", "plain"];
     for pod in [pods::probed("web-0"), pods::script("crasher", "exit 3")] {
@@ -101,7 +101,7 @@ async fn pods_do_not_notice_killed_services() {
     probed.pop();
     let (mut crasher, mut announced) = wait_backoff(&node, "20s").await;
 
-    // One after the other, each with a pod that is 2 s old.
+    // Each kill affects a pod that is 2 s old.
     let fresh = ["young-0", "young-1", "young-2", "young-3", "young-4", "young-5"];
     for (name, fresh) in SERVICES.into_iter().zip(fresh) {
         let what = format!("after kill -9 of {name}");
@@ -129,7 +129,7 @@ async fn pods_do_not_notice_killed_services() {
     }
     assert_punctual(&node, &crasher, announced).await;
 
-    // All five at once, the crasher 10 s into 40 s.
+    // All five are killed 10 s into the crasher's back-off of 40 s.
     (crasher, announced) = wait_backoff(&node, "40s").await;
     let at = announced - 40_000_000_000 + INTO_BACKOFF_NS;
     let young_ns = i64::try_from(YOUNG.as_nanos()).unwrap();

@@ -1,4 +1,5 @@
-//! Containers' logs on disk, written by a real runtime: rotated under load, followed across it, linked and cleaned.
+//! Container logs on disk, written by a real runtime: rotated under load, followed across rotations, linked
+//! and removed.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use std::process::Stdio;
@@ -8,10 +9,10 @@ use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};
 use serde_json::json;
 
-/// Lines of the pod; about 3,500 a second, 60 bytes each: over the size at every look.
+/// Lines of the pod. About 3,500 lines of 60 bytes each second exceed the size limit at every check.
 const LINES: usize = 40_000;
 
-/// The number at the end of each line, in order.
+/// Returns the number at the end of each line, in order.
 fn numbers(text: &str) -> Vec<usize> {
     text.lines()
         .map(|l| l.rsplit(' ').next().unwrap().parse().unwrap_or_else(|e| panic!("{l:?}: {e}")))
@@ -60,7 +61,7 @@ async fn a_follower_gets_every_line_once_while_the_log_is_rotated_and_compressed
         .await;
         assert!(files().len() <= 4 + 1, "one may just be compressed: {:?}", files());
         assert_eq!(links().len(), 1, "{:?}", links());
-        // A link that somebody removes comes back.
+        // A removed link is recreated.
         std::fs::remove_file(&links()[0]).unwrap();
         until("the link", LONG, async || if links().len() == 1 { Ok(()) } else { Err(links()) }).await;
         assert_eq!(std::fs::read_link(&links()[0]).unwrap(), dir.join("0.log"));

@@ -1,4 +1,5 @@
-//! A task that containerd runs and its CRI knows nothing of, as a StartContainer that was cut may leave.
+//! A task that containerd runs and its CRI plugin does not have, as an interrupted StartContainer may leave
+//! it.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -55,7 +56,7 @@ async fn a_container_whose_task_was_lost_can_be_removed() {
     let mut raw_cri = Client::new(raw.clone());
     let mut through_proxy = Client::new(node.cri());
     let (sandbox, container) = made(&mut through_proxy, &node).await;
-    // Behind CRI's back: for the CRI this container was never started.
+    // Started without the CRI plugin, which therefore never started this container.
     let socket = node.containerd.endpoint().trim_start_matches("unix://").to_owned();
     let ctr = std::process::Command::new("ctr")
         .args([

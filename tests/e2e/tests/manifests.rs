@@ -1,4 +1,4 @@
-//! Pods from manifests, without an API server: what `make run` shows, edits and deletions.
+//! Pods from manifests without an API server: the examples of `make run`, edits and deletions.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -28,7 +28,7 @@ async fn wait_page(ip: &str, want: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn manifests_become_pods_and_go_with_their_files() {
+async fn manifests_become_pods_and_pods_are_removed_with_their_files() {
     let node = Node::start(Options::standalone("manifests")).await;
     let recorder = node.record().await;
     for (file, content) in EXAMPLES {
@@ -64,7 +64,7 @@ async fn manifests_become_pods_and_go_with_their_files() {
         .await;
     assert_eq!(crasher.waits_for(), "CrashLoopBackOff");
     assert_eq!(crasher.view.status, "CrashLoopBackOff");
-    // The recorder reads a stream of its own, which may come after the list.
+    // The recorder has its own stream, which may be later than the list.
     let messages = until("the recorder to see both delays", LONG, async || {
         let messages: Vec<String> = recorder
             .records()
@@ -83,11 +83,11 @@ async fn manifests_become_pods_and_go_with_their_files() {
     let second = messages.iter().position(|m| m.contains("back-off 20s"));
     assert!(first.is_some() && first < second, "{messages:#?}");
 
-    // Nothing of this has changed the web pod.
+    // The web pod is unaffected.
     let settled = node.steady(&["web", "once"]).await;
     let recorder = node.record().await;
 
-    // Another page: another pod of the same name.
+    // Another page results in another pod of the same name.
     let edited = EXAMPLES[0].1.replace("<p>at", "<p>edited, at");
     assert_ne!(edited, EXAMPLES[0].1);
     node.manifest("web.yaml", edited);
@@ -99,7 +99,7 @@ async fn manifests_become_pods_and_go_with_their_files() {
     recorder.assert_steady("while another pod was replaced", &once_only);
     node.assert_no_duplicates().await;
 
-    // A manifest that was broken and is mended is a pod.
+    // A manifest that was invalid and is corrected becomes a pod.
     node.pod_manifest(&pods::sleeper("broken"));
     node.wait_ready("broken").await;
     let (_, problems) = node.list().await.unwrap();

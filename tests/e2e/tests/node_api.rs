@@ -1,4 +1,4 @@
-//! The node API on a real runtime: kubectl and WebSocket clients through the API server, as a user without rights.
+//! node-api on a real runtime: kubectl and WebSocket clients through the API server, as an unprivileged user.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use std::process::{Output, Stdio};
@@ -20,7 +20,7 @@ fn options(name: &'static str) -> Options {
     Options { node_api: true, ..Options::with_api(name) }
 }
 
-/// Debian's kubectl, which upgrades to SPDY, against the test API server.
+/// Returns Debian's kubectl, which upgrades to SPDY, for the test API server.
 fn kubectl(node: &Node, args: &[&str]) -> Command {
     let mut command = Command::new(quintlet_e2e::bins::kubectl());
     command
@@ -53,7 +53,7 @@ async fn kubectl_reads_logs_and_runs_commands() {
         "talker",
         "echo one; echo two; printf three; trap 'exit 0' TERM; sleep 100000 & wait",
     )));
-    // A pod of its own: the runtime reads both streams, in no order.
+    // A separate pod: the runtime reads both streams, in no order.
     api.create_pod(pods::bound(pods::script(
         "moaner",
         "echo no >&2; trap 'exit 0' TERM; sleep 100000 & wait",
@@ -100,10 +100,10 @@ async fn sleeper(node: &Node, name: &str) -> quintlet_e2e::Seen {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kubectl_attaches_reads_what_ended_and_leaves_lines_in_the_audit_log() {
+async fn kubectl_attaches_reads_terminated_containers_and_is_audited() {
     let node = Node::start(options("node-api-attach")).await;
-    // Says what it hears, and ends on a word; then it is started again. It ends a moment after its last line: containerd 1.6
-    // throws away what it has not read yet when a container ends.
+    // Echoes its input, exits on a keyword, and is restarted. It exits a moment after its last line:
+    // containerd 1.6 drops unread output when a container exits.
     let script =
         "echo run; while read line; do echo heard $line; [ $line != bye ] || { sleep 1; exit 3; }; done";
     let mut pod = pods::bound(pods::script("echo", script));
@@ -117,7 +117,7 @@ async fn kubectl_attaches_reads_what_ended_and_leaves_lines_in_the_audit_log() {
         .unwrap();
     let mut stdin = attach.stdin.take().unwrap();
     let mut lines = BufReader::new(attach.stdout.take().unwrap()).lines();
-    // What is typed before the streams are there is not lost; the answer is what shows that they are.
+    // Input before the streams exist is not lost. The response shows that they exist.
     stdin.write_all(b"hello\n").await.unwrap();
     let line = tokio::time::timeout(LONG, lines.next_line()).await.expect("an answer").unwrap();
     assert_eq!(line.as_deref(), Some("heard hello"));
@@ -143,11 +143,11 @@ async fn kubectl_attaches_reads_what_ended_and_leaves_lines_in_the_audit_log() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_mebibytes_go_in_and_out_unchanged() {
+async fn a_hundred_mebibytes_pass_through_exec_unchanged() {
     let node = Node::start(options("node-api-cp")).await;
     sleeper(&node, "store").await;
     let (there, back) = (node.scratch().join("there"), node.scratch().join("back"));
-    // Noise, so that nothing on the way can make it smaller or guess it.
+    // Random data, which cannot be compressed.
     let mut noise = std::fs::File::open("/dev/urandom").unwrap();
     let mut file = std::fs::File::create(&there).unwrap();
     std::io::copy(&mut std::io::Read::take(&mut noise, 100 << 20), &mut file).unwrap();
@@ -166,7 +166,7 @@ async fn a_hundred_mebibytes_go_in_and_out_unchanged() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_connections_go_through_one_port_forward() {
+async fn a_hundred_connections_pass_through_one_port_forward() {
     let node = Node::start(options("node-api-port-forward")).await;
     let script = "echo hello > /tmp/index.html; trap 'exit 0' TERM; httpd -f -p 8080 -h /tmp & wait";
     node.api().create_pod(pods::bound(pods::script("web", script)));
@@ -195,7 +195,7 @@ async fn fetch(port: u16) -> Result<String, String> {
         .and_then(|page| if page.is_empty() { Err("nothing".to_owned()) } else { Ok(page) })
 }
 
-/// What came on one channel so far.
+/// Waits until one channel has received a text, and returns all of it.
 async fn channel<S>(socket: &mut S, wanted: u8, until: &str) -> String
 where
     S: futures::Stream<Item = Result<Message, tokio_tungstenite::tungstenite::Error>> + Unpin,
@@ -217,7 +217,7 @@ where
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_web_socket_client_types_resizes_and_is_told_the_exit_code() {
+async fn a_web_socket_client_sends_input_resizes_and_gets_the_exit_code() {
     let node = Node::start(options("node-api-websocket")).await;
     sleeper(&node, "shell").await;
     let address = node.api().url().replace("http://", "");
@@ -230,7 +230,7 @@ async fn a_web_socket_client_types_resizes_and_is_told_the_exit_code() {
     assert_eq!(answer.headers()["sec-websocket-protocol"], "v4.channel.k8s.io");
     let message = |channel: u8, text: &str| Message::Binary([&[channel], text.as_bytes()].concat().into());
     socket.send(message(4, r#"{"Width":123,"Height":45}"#)).await.unwrap();
-    // The runtime takes its time to resize: asked until it is so.
+    // The runtime resizes asynchronously, so the command waits for the size.
     let ask = "until [ \"$(stty size)\" = '45 123' ]; do sleep 0.1; done; echo size $(stty size)\n";
     socket.send(message(0, ask)).await.unwrap();
     channel(&mut socket, 1, "size 45 123").await;
@@ -243,9 +243,9 @@ async fn a_web_socket_client_types_resizes_and_is_told_the_exit_code() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_loses_and_doubles_no_line_over_rotations() {
+async fn a_follower_gets_every_line_once_across_rotations() {
     let node = Node::start(options("node-api-follow")).await;
-    // It ends when told, with all lines on disk: see above for what containerd 1.6 does to others.
+    // Exits on request with all lines on disk; see above for containerd 1.6.
     let script = "mkfifo /tmp/go; read go < /tmp/go; \
                   i=0; while [ $i -lt 20000 ]; do \
                     echo line $i; i=$((i+1)); [ $((i%100)) -gt 0 ] || sleep 0.01; \
@@ -308,8 +308,8 @@ async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_d
     ];
     let extra = flags.map(|flag| ("pod-sync", flag)).to_vec();
     let node = Node::start(Options { extra, ..options("node-api-rotation") }).await;
-    // It counts until it is told, and ends when it is told, with all lines on disk: see above for what containerd 1.6 does to others.
-    // It begins when its follower is there: a reader who comes late gets the newest file alone, as with the kubelet.
+    // Counts until it is stopped, and exits with all lines on disk; see above for containerd 1.6. It begins
+    // when its follower is connected: a late reader gets only the newest file, as with the kubelet.
     let script = "echo begin; until [ -e /tmp/go ]; do sleep 0.1; done; \
                   i=0; while [ ! -e /tmp/enough ]; do \
                     echo a line of some length, number $i; i=$((i+1)); [ $((i%100)) -gt 0 ] || sleep 0.05; \

@@ -1,4 +1,5 @@
-//! The node API's HTTPS port on a real runtime, asked directly: what kubectl does not send, and clients that go silent.
+//! node-api's HTTPS port on a real runtime, without kubectl: requests that kubectl does not send, and silent
+//! clients.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use std::sync::Arc;
@@ -71,12 +72,12 @@ async fn ready(node: &Node, pod: serde_json::Value) -> Seen {
     node.wait_ready(&name).await
 }
 
-/// Says its lines in a known order, one stream after the other, and goes on.
+/// Prints its lines in a known order, one stream after the other, and keeps running.
 const TALKER: &str =
     "echo one; sleep 0.1; echo two; sleep 0.1; echo three; trap 'exit 0' TERM; sleep 100000 & wait";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_parameter_of_a_log_cuts_what_it_says() {
+async fn every_parameter_of_a_log_request_limits_its_output() {
     let node = start("node-api-log-parameters", &[]).await;
     ready(&node, pods::script("talker", TALKER)).await;
     let log = "/containerLogs/default/talker/main";
@@ -85,7 +86,7 @@ async fn every_parameter_of_a_log_cuts_what_it_says() {
         if answer == ok("one\ntwo\nthree\n") { Ok(()) } else { Err(answer) }
     })
     .await;
-    // The times are the runtime's, in any zone.
+    // Timestamps are those of the runtime, in any zone.
     let (_, stamped) = get(&node, &format!("{log}?timestamps=true")).await;
     let times: Vec<jiff::Timestamp> =
         stamped.lines().map(|l| l.split(' ').next().unwrap().parse().unwrap()).collect();
@@ -128,7 +129,7 @@ async fn every_parameter_of_a_log_cuts_what_it_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_its_gate_a_log_is_read_stream_by_stream() {
+async fn the_streams_of_a_log_are_read_separately_with_the_feature_gate() {
     let node = start("node-api-streams", &["--feature-gates=PodLogsQuerySplitStreams=true"]).await;
     let script =
         "echo out 1; echo err 1 >&2; echo out 2; echo err 2 >&2; trap 'exit 0' TERM; sleep 100000 & wait";
@@ -155,7 +156,7 @@ async fn with_its_gate_a_log_is_read_stream_by_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn run_gives_a_command_s_output_and_says_how_it_failed() {
+async fn run_returns_the_output_of_a_command_and_its_failure() {
     let node = start("node-api-run", &[]).await;
     let seen = ready(&node, pods::sleeper("shell")).await;
     let run = async |path: &str| ask(&node, Method::POST, &format!("/run/default/{path}")).await;
@@ -180,7 +181,7 @@ async fn run_gives_a_command_s_output_and_says_how_it_failed() {
     node.down().await;
 }
 
-/// Sends an upgrade to SPDY and gives the answer's head.
+/// Sends an upgrade to SPDY, and returns the header of the response.
 async fn upgrade(stream: &mut TlsStream<TcpStream>, path: &str) -> String {
     let request = format!(
         "POST {path} HTTP/1.1\r\nhost: node\r\nauthorization: Bearer {TOKEN}\r\nconnection: Upgrade\r\n\
@@ -195,7 +196,7 @@ async fn upgrade(stream: &mut TlsStream<TcpStream>, path: &str) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Uses what is open: what goes in comes out again.
+/// Asserts that an open stream echoes its input.
 async fn echo(spdy: &Connection) {
     let open = async |kind| spdy.stream(&[("streamType", kind)]).await.expect("a stream");
     let (_error, stdin) = (open("error").await, open("stdin").await);
@@ -205,7 +206,8 @@ async fn echo(spdy: &Connection) {
     assert_eq!(heard.as_deref(), Some(b"ping".as_slice()));
 }
 
-/// Waits until neither side has a connection left. containerd closes its own when the process in the container has ended.
+/// Waits until neither side has a connection. containerd closes its own when the process in the container has
+/// exited.
 async fn nothing_left(node: &Node, why: &str) {
     until(&format!("nothing left after {why}"), LONG, async || {
         let (ours, theirs) = (of_node_api(node), of_runtime(node));
@@ -221,13 +223,13 @@ async fn nothing_left(node: &Node, why: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_a_half_open_upgrade_nothing_is_left_here_or_at_the_runtime() {
+async fn a_half_open_upgrade_is_cleaned_up_in_node_api_and_in_the_runtime() {
     let node = start("node-api-half-open", &[]).await;
     ready(&node, pods::sleeper("shell")).await;
     let exec = "/exec/default/shell/main?input=1&output=1&error=1&command=cat";
     nothing_left(&node, "the start").await;
 
-    // Goes away in the middle of everything.
+    // Disconnects during an open session.
     let mut gone = tls(&node).await;
     assert!(upgrade(&mut gone, exec).await.starts_with("HTTP/1.1 101"));
     let (read, write) = tokio::io::split(gone);
@@ -238,7 +240,7 @@ async fn of_a_half_open_upgrade_nothing_is_left_here_or_at_the_runtime() {
     drop(spdy);
     nothing_left(&node, "a client that is gone").await;
 
-    // Ends its half, and waits for the other's end.
+    // Closes its half, and waits for the other side.
     let mut half = tls(&node).await;
     assert!(upgrade(&mut half, exec).await.starts_with("HTTP/1.1 101"));
     let (near, far) = tokio::io::duplex(64 << 10);
@@ -257,13 +259,13 @@ async fn of_a_half_open_upgrade_nothing_is_left_here_or_at_the_runtime() {
     echo(&spdy).await;
     half_is_over.cancel();
     let kept = up.await.unwrap();
-    // However it ends: it does.
+    // Any end is accepted.
     let _ = tokio::time::timeout(LONG, down).await.expect("the other half ends, too");
     nothing_left(&node, "a client that ended its half").await;
     drop((spdy, kept));
 
-    // Upgrades and says nothing. containerd gives up after 30 s, but keeps its end for as long as a stream may be idle, so that
-    // node-api has to tell by itself.
+    // Upgrades and stays silent. containerd gives up after 30 s but keeps its connection for the idle
+    // timeout of streams, so node-api has to detect it.
     let mut silent = tls(&node).await;
     assert!(upgrade(&mut silent, exec).await.starts_with("HTTP/1.1 101"));
     let mut rest = Vec::new();
@@ -275,7 +277,7 @@ async fn of_a_half_open_upgrade_nothing_is_left_here_or_at_the_runtime() {
     })
     .await;
 
-    // Cut in the middle of a header, before there is any upgrade.
+    // Disconnects in the middle of a header, before an upgrade.
     let mut cut = tls(&node).await;
     cut.write_all(format!("POST {exec} HTTP/1.1\r\nconnection: Upgr").as_bytes()).await.unwrap();
     drop(cut);
@@ -300,14 +302,14 @@ async fn websocket(node: &Node, path: &str, protocol: &str) -> WebSocket {
     socket
 }
 
-/// Everything that comes until the other side closes, by channel.
+/// Returns the data of each channel until the other side closes.
 async fn rest(socket: &mut WebSocket) -> [String; 4] {
     let mut all: [Vec<u8>; 4] = Default::default();
     let reading = async {
         loop {
             match socket.next().await.expect("a close before the end").unwrap() {
                 Message::Binary(data) => all[usize::from(data[0])].extend(&data[1..]),
-                // kubectl takes any other end for a failure.
+                // kubectl treats any other close code as a failure.
                 Message::Close(frame) => return assert_eq!(frame.map(|f| f.code), Some(CloseCode::Normal)),
                 Message::Ping(_) | Message::Pong(_) => {}
                 other => panic!("{other:?}"),
@@ -323,14 +325,14 @@ fn message(channel: u8, text: &str) -> Message {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_web_socket_client_of_version_5_ends_standard_input_alone_and_is_told_the_exit_code() {
+async fn a_web_socket_client_of_version_5_closes_only_stdin_and_gets_the_exit_code() {
     let node = start("node-api-v5", &[]).await;
     ready(&node, pods::sleeper("shell")).await;
     let exec = |flags: &str, script: &str| {
         format!("/exec/default/shell/main?{flags}&command=sh&command=-c&command={script}")
     };
     let protocol = "v5.channel.k8s.io";
-    // `wc` says how much there was only once its input has ended; what it says then still comes.
+    // `wc` prints the count only after the end of its input; that output still arrives.
     let script = "wc%20-c;%20echo%20odd%20%3E%262;%20exit%207";
     let mut socket = websocket(&node, &exec("input=1&output=1&error=1", script), protocol).await;
     for block in ["hello ", "world"] {
@@ -348,7 +350,7 @@ async fn a_web_socket_client_of_version_5_ends_standard_input_alone_and_is_told_
     let status: Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["status"], "Success", "{status}");
 
-    // Sizes reach a terminal.
+    // A new size reaches the terminal.
     let ask = "until%20%5B%20%22%24(stty%20size)%22%20=%20%2245%20123%22%20%5D;%20do%20sleep%200.1;%20done;%20exit%203";
     let mut socket = websocket(&node, &exec("input=1&output=1&tty=1", ask), protocol).await;
     socket.send(message(4, r#"{"Width":123,"Height":45}"#)).await.unwrap();
@@ -356,7 +358,7 @@ async fn a_web_socket_client_of_version_5_ends_standard_input_alone_and_is_told_
     let status: Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["details"]["causes"][0]["message"], "3", "{status}");
 
-    // A client that goes away leaves nothing.
+    // A client that disconnects is cleaned up.
     let mut socket = websocket(&node, &exec("input=1&output=1", "cat"), protocol).await;
     socket.send(message(0, "ping")).await.unwrap();
     let heard = async {
@@ -380,7 +382,7 @@ async fn a_port_is_forwarded_through_a_web_socket_tunnel() {
     ready(&node, pods::script("web", script)).await;
     let socket = websocket(&node, "/portForward/default/web", "SPDY/3.1+portforward.k8s.io").await;
     let (mut to_node, mut from_node) = socket.split();
-    // SPDY on this side of the tunnel.
+    // This side of the tunnel speaks SPDY.
     let (near, far) = tokio::io::duplex(64 << 10);
     let (mut read, mut write) = tokio::io::split(far);
     tokio::spawn(async move {
@@ -422,7 +424,7 @@ async fn a_port_is_forwarded_through_a_web_socket_tunnel() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_node_api_comes_back_and_no_container_notices() {
+async fn a_killed_node_api_restarts_without_an_effect_on_containers() {
     let node = start("node-api-killed", &[]).await;
     let script = "i=0; trap 'exit 0' TERM; while :; do echo line $i; i=$((i+1)); sleep 0.2; done";
     ready(&node, pods::script("ticker", script)).await;
@@ -442,7 +444,7 @@ async fn a_killed_node_api_comes_back_and_no_container_notices() {
     }
     let starts = node.kill9("node-api");
     let mut rest = Vec::new();
-    // A reset or an end: the follower is told.
+    // The follower receives a reset or an end of stream.
     let _ = tokio::time::timeout(LONG, follow.read_to_end(&mut rest)).await.expect("the follower is cut");
     node.wait_back("node-api", starts, LONG).await;
     let (code, log) = get(&node, "/containerLogs/default/ticker/main").await;
@@ -463,7 +465,7 @@ async fn a_runtime_that_cannot_checkpoint_is_quoted() {
     ready(&node, pods::script("talker", TALKER)).await;
     let path = "/checkpoint/default/talker/main";
     let (code, said) = ask(&node, Method::POST, path).await;
-    // No containerd of these tests can without CRIU, which is not on this machine; they say so in different words.
+    // containerd needs CRIU, which this machine does not have. The error messages differ by version.
     assert_eq!(code, StatusCode::INTERNAL_SERVER_ERROR, "{said}");
     let quoted = "checkpointing of default/talker/main failed (rpc error: code = ";
     assert!(said.starts_with(quoted) && said.ends_with(')'), "{said}");

@@ -6,7 +6,7 @@ use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};
 use serde_json::json;
 
-/// A sample that has to be there: name and labels, in any order, and the least value it may have.
+/// A required sample: name, labels in any order, and least value.
 type Wanted = (&'static str, &'static [&'static str], f64);
 
 const WANTED: &[Wanted] = &[
@@ -93,7 +93,7 @@ fn has(text: &str, (name, labels, least): &Wanted) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_that_others_rely_on_are_there_under_the_kubelets_names() {
+async fn metrics_that_other_tools_use_have_the_kubelets_names() {
     let node = Node::start(Options { node_api: true, ..Options::with_api("node-api-metrics") }).await;
     let api = node.api();
 
@@ -106,7 +106,7 @@ async fn metrics_that_others_rely_on_are_there_under_the_kubelets_names() {
     ends["spec"]["restartPolicy"] = json!("Never");
     api.create_pod(pods::bound(ends));
     let mut waits = pods::sleeper("waits");
-    // Nobody listens there.
+    // No server listens at this address.
     waits["spec"]["containers"][0]["image"] = json!("127.0.0.1:1/none:1");
     waits["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
     api.create_pod(pods::bound(waits));

@@ -1,4 +1,4 @@
-//! What scrapers read of a node with pods on a real runtime, through the API server's proxy.
+//! Pages that scrapers read from a node with pods on a real runtime, through the API server's proxy.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use nix::sys::signal::Signal;
@@ -14,7 +14,7 @@ async fn page(node: &Node, path: &str) -> Result<String, String> {
     quintlet_e2e::node::page(host, port.parse().unwrap(), &path).await.map_err(|e| e.to_string())
 }
 
-/// Reads a page until it is as wanted.
+/// Reads a page until it satisfies a condition.
 async fn wait_page(node: &Node, path: &str, wanted: impl Fn(&str) -> bool) -> String {
     until(path, LONG, async || {
         let text = page(node, path).await?;
@@ -28,7 +28,7 @@ async fn wait_json(node: &Node, path: &str, wanted: impl Fn(&Value) -> bool) -> 
     parse(&wait_page(node, path, |text| wanted(&parse(text))).await)
 }
 
-/// The value and the time in ms of a sample, by the beginning of its line and something in it.
+/// Returns the value and the time in ms of the sample whose line begins with `name` and contains `within`.
 fn sample(text: &str, name: &str, within: &str) -> Option<(f64, Option<i64>)> {
     let line = text.lines().find(|l| l.starts_with(name) && l.contains(within))?;
     let (_, rest) = line.rsplit_once('}').or_else(|| line.split_once(' '))?;
@@ -37,12 +37,12 @@ fn sample(text: &str, name: &str, within: &str) -> Option<(f64, Option<i64>)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_tell_of_the_pods_and_of_all_services() {
+async fn debug_pages_show_the_pods_and_all_services() {
     let node =
         Node::start(Options { node_api: true, sync_frequency: "7s", ..Options::with_api("node-api-pages") })
             .await;
     let api = node.api();
-    // Without a probe, too; the API server knows the node a moment after its start.
+    // The API server reaches the node shortly after its start.
     let since = |text: &str| sample(text, "process_start_time_seconds", "");
     let started = since(&wait_page(&node, "/metrics/probes", |text| since(text).is_some()).await);
     assert!(started.is_some_and(|(v, _)| v > 1e9), "{started:?}");
@@ -148,12 +148,12 @@ async fn pages_tell_of_the_pods_and_of_all_services() {
         }
         assert!(value("process_cpu_seconds_total", &of_service) >= 0.0);
     }
-    // Counted at intervals.
+    // The metric is updated at intervals.
     let working = "kubelet_working_pods{lifecycle=\"sync\",config=\"desired\",static=\"\"} 1\n";
     let counted = ["kubelet_desired_pods{static=\"\"} 1\n", "kubelet_active_pods{static=\"\"} 1\n", working];
     wait_page(&node, "/metrics", |text| counted.iter().all(|line| text.contains(line))).await;
 
-    // A service that hangs leaves its last figures, marked.
+    // A service that hangs keeps its last metrics, which are marked as stale.
     let relists = |text: &str| sample(text, "kubelet_pleg_relist_duration_seconds_count", "");
     assert!(relists(&merged).is_some(), "{merged}");
     node.service("pleg-service").signal(Signal::SIGSTOP);
@@ -195,12 +195,12 @@ async fn pages_tell_of_the_pods_and_of_all_services() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
+async fn the_summary_has_volumes_and_the_total_disk_usage_of_a_pod() {
     const WRITTEN: u64 = 3 << 20;
     const HOSTS: u64 = 8 << 20;
     let extra = vec![("pod-sync", "--volume-stats-agg-period=1s".to_owned())];
     let node = Node::start(Options { node_api: true, extra, ..Options::with_api("node-api-volumes") }).await;
-    // As on many nodes: the node API's user cannot look into the runtime's directory.
+    // As on many nodes, the user of node-api cannot read the runtime's directory.
     let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
     std::fs::set_permissions(node.containerd.dir().join("root"), closed).unwrap();
     let script = "echo some words; head -c 3145728 /dev/zero > /scratch/f; head -c 1048576 /dev/zero > /memory/f; \
@@ -225,7 +225,7 @@ async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
     let used = |of: &Value| of["usedBytes"].as_u64().unwrap_or(0);
     let summary = wait_json(&node, "/stats/summary", |s| {
         let pod = &s["pods"][0];
-        // The runtime measures layers at its own pace.
+        // The runtime measures layers at its own interval.
         used(&volume(pod, "scratch")) >= WRITTEN
             && used(&volume(pod, "memory")) >= 1 << 20
             && used(&pod["containers"][0]["rootfs"]) >= 2 << 20
@@ -277,7 +277,7 @@ async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
     })
     .await;
     assert!(!merged.contains("kubelet_volume_stats_"), "those are of claims, which there are none of");
-    // Measured every second, its volumes still go at once.
+    // Volumes are measured every second and still removed at once.
     node.api().delete("pods", "default", "writer", None).unwrap();
     node.wait_gone(seen.uid()).await;
     wait_json(&node, "/stats/summary", |s| s["pods"] == json!([])).await;
@@ -285,7 +285,7 @@ async fn the_summary_tells_of_volumes_and_of_all_that_a_pod_has_on_the_disk() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_has_finished_takes_nobodys_statistics() {
+async fn a_finished_pod_does_not_hide_statistics_of_other_pods_on_a_real_runtime() {
     let node = Node::start(Options { node_api: true, ..Options::with_api("node-api-finished") }).await;
     node.api().create_pod(pods::bound(pods::probed("web")));
     node.wait_ready("web").await;
@@ -294,7 +294,7 @@ async fn a_pod_that_has_finished_takes_nobodys_statistics() {
     node.api().create_pod(done);
     let is_over = |p: &Value| p["status"]["phase"] == "Succeeded";
     let over = node.api().wait_for("pods", "default", "done", LONG, is_over).await;
-    // containerd 1.6 fails for all once the group of one is gone.
+    // containerd 1.6 fails for all containers once the cgroup of one is removed.
     let uid = over["metadata"]["uid"].as_str().unwrap().to_owned();
     until("its group is gone", LONG, async || {
         let mut left = node.pod_traces(&uid);

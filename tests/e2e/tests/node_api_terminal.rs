@@ -1,4 +1,4 @@
-//! kubectl in a terminal, over SPDY and through the node API of a real node; and streams whose pod goes away under them.
+//! kubectl in a terminal, over SPDY and through node-api of a real node, and streams whose pod terminates.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use std::process::Stdio;
@@ -14,7 +14,7 @@ fn options(name: &'static str) -> Options {
     Options { node_api: true, ..Options::with_api(name) }
 }
 
-/// Debian's kubectl, which upgrades to SPDY, against the test API server.
+/// Returns Debian's kubectl, which upgrades to SPDY, for the test API server.
 fn kubectl(node: &Node, args: &[&str]) -> Command {
     let mut command = Command::new(quintlet_e2e::bins::kubectl());
     command
@@ -31,7 +31,7 @@ fn terminal(node: &Node, args: &[&str]) -> Terminal {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kubectl_has_a_terminal_in_a_container_that_follows_the_size_of_its_own() {
+async fn a_kubectl_terminal_follows_the_size_of_the_users_terminal() {
     let node = Node::start(options("node-api-terminal")).await;
     node.api().create_pod(pods::bound(pods::sleeper("shell")));
     node.wait_ready("shell").await;
@@ -40,14 +40,14 @@ async fn kubectl_has_a_terminal_in_a_container_that_follows_the_size_of_its_own(
     exec.types_until("stty size\n", "24 80").await;
     exec.resize(50, 132);
     exec.types_until("stty size\n", "50 132").await;
-    // Ctrl-C is the shell's, not kubectl's.
+    // Ctrl-C goes to the shell, not to kubectl.
     exec.types("echo star''ted; sleep 1000\n");
     exec.shows("started").await;
     exec.types("\x03exit 7\n");
     assert_eq!(exec.ends().await, Some(7));
 
-    // What `kubectl debug` does, whose version of Debian asks for it in a way that servers have given up: a container is added,
-    // and attached to.
+    // Simulates `kubectl debug`, whose Debian version uses a removed API: adds a container and attaches to
+    // it.
     node.api()
         .edit("pods/ephemeralcontainers", "default", "shell", |pod| {
             let image = pod["spec"]["containers"][0]["image"].clone();
@@ -63,7 +63,7 @@ async fn kubectl_has_a_terminal_in_a_container_that_follows_the_size_of_its_own(
     debug.types_until("stty size\n", "24 80").await;
     debug.resize(40, 100);
     debug.types_until("stty size\n", "40 100").await;
-    // It is in the container's own processes.
+    // The shell sees the processes of the other container.
     debug.types("ps | grep 'slee[p] 100000' > /dev/null && echo fo''und\n");
     debug.shows("found\r\n").await;
     debug.types("exit\n");
@@ -72,9 +72,9 @@ async fn kubectl_has_a_terminal_in_a_container_that_follows_the_size_of_its_own(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_log_of_the_instance_before_is_followed_to_its_end() {
+async fn the_log_of_the_previous_instance_is_followed_to_its_end() {
     let node = Node::start(options("node-api-previous")).await;
-    // The first instance ends on a word, a moment after its last line; the second stays.
+    // The first instance exits on request, a moment after its last line; the second one keeps running.
     let script = "echo run; while [ ! -e /tmp/end ]; do sleep 0.1; done; echo over; sleep 1; exit 3";
     let mut pod = pods::bound(pods::script("again", script));
     pod["spec"]["restartPolicy"] = json!("Always");
@@ -95,7 +95,7 @@ async fn the_log_of_the_instance_before_is_followed_to_its_end() {
     node.down().await;
 }
 
-/// The value of a gauge of node-api.
+/// Returns the value of a gauge of node-api.
 async fn gauge(node: &Node, name: &str) -> Option<String> {
     let address = node.api().url().replace("http://", "");
     let (host, port) = address.rsplit_once(':').unwrap();
@@ -114,9 +114,9 @@ async fn wait_gauge(node: &Node, name: &str, want: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_end_with_their_pod_and_leave_nothing() {
+async fn streams_end_with_their_pod_and_are_cleaned_up() {
     let node = Node::start(options("node-api-deleted")).await;
-    // It says when it is told to end, and then takes a moment, so that what it says is heard.
+    // Prints a line on SIGTERM and waits a moment, so that the line is delivered.
     let script = "echo begun; trap 'echo told; sleep 1; exit 0' TERM; echo hello > /tmp/index.html; \
                   httpd -p 8080 -h /tmp; sleep 100000 & wait";
     let mut pod = pods::script("short", script);
@@ -136,7 +136,7 @@ async fn streams_end_with_their_pod_and_leave_nothing() {
     let attach = open(&["attach", "-i", "short"]);
     let mut forward = open(&["port-forward", "pod/short", ":8080"]);
     let mut log = open(&["logs", "-f", "short"]);
-    // Each of them works before the pod goes.
+    // Each stream works before the pod is deleted.
     exec.stdin.as_mut().unwrap().write_all(b"ping\n").await.unwrap();
     let mut echo = [0; 5];
     tokio::time::timeout(LONG, exec.stdout.as_mut().unwrap().read_exact(&mut echo))
@@ -160,7 +160,7 @@ async fn streams_end_with_their_pod_and_leave_nothing() {
     wait_gauge(&node, "quintlet_node_api_log_streams", "1").await;
 
     node.api().delete("pods", "default", "short", None).unwrap();
-    // The log to its last line, and then its end.
+    // The log arrives to its last line, followed by the end of the stream.
     let mut rest = Vec::new();
     while let Some(line) = tokio::time::timeout(LONG, lines.next_line()).await.expect("the log ends").unwrap()
     {
@@ -171,12 +171,12 @@ async fn streams_end_with_their_pod_and_leave_nothing() {
     let attached = tokio::time::timeout(LONG, attach.wait_with_output()).await.expect("attach ends").unwrap();
     assert!(attached.status.success(), "{attached:?}");
     assert_eq!(String::from_utf8_lossy(&attached.stdout), "told\n");
-    // Its process is killed with the container: that is no success, and the runtime says of what it died.
+    // The process is killed with the container, so the command fails, and the runtime reports the signal.
     drop(exec.stdin.take());
     let executed = tokio::time::timeout(LONG, exec.wait_with_output()).await.expect("exec ends").unwrap();
     assert!(!executed.status.success(), "{executed:?}");
     node.wait_gone(seen.uid()).await;
-    // kubectl 1.20 keeps its port after its pod is gone; the next connection through it fails.
+    // kubectl 1.20 keeps its port after its pod is deleted; the next connection through it fails.
     let _ = quintlet_e2e::node::page("127.0.0.1", port, "/").await;
     forward.kill().await.unwrap();
     wait_gauge(&node, "quintlet_node_api_upgrades", "0").await;

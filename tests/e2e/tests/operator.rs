@@ -8,7 +8,7 @@ use quintlet_e2e::{Node, Options, Terminal, pods};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 
-/// quintctl with this on standard input, which then ends.
+/// Runs quintctl with this standard input.
 async fn run(node: &Node, args: &[&str], input: &[u8]) -> Output {
     let mut child = node
         .quintctl(args)
@@ -20,7 +20,7 @@ async fn run(node: &Node, args: &[&str], input: &[u8]) -> Output {
     let mut stdin = child.stdin.take().unwrap();
     let all = async {
         let write = async {
-            // One that does not read its input closes it.
+            // A command that does not read its input closes it.
             let _ = stdin.write_all(input).await;
             drop(stdin);
         };
@@ -40,9 +40,9 @@ async fn in_a_terminal(node: &Node) {
     terminal.types("stty size\n");
     terminal.shows("24 80").await;
     terminal.resize(50, 132);
-    // The new size takes its way to the runtime, and the shell asks at any moment.
+    // The new size reaches the shell asynchronously.
     terminal.types_until("stty size\n", "50 132").await;
-    // Ctrl-C is the shell's, not quintctl's.
+    // Ctrl-C goes to the shell, not to quintctl.
     terminal.types("echo star''ted; sleep 1000\n");
     terminal.shows("started").await;
     terminal.types("\x03");
@@ -79,7 +79,7 @@ async fn forwarded(node: &Node) {
             assert_eq!(body, "hello\n", "page {n}");
         }
     }
-    // Nobody listens there: the connection ends, the reason is said, the others go on.
+    // No process listens on this port: the connection ends with an error, and the others continue.
     let mut refused = tokio::net::TcpStream::connect(&addresses[1]).await.unwrap();
     let mut nothing = Vec::new();
     let _ = tokio::time::timeout(LONG, refused.read_to_end(&mut nothing)).await.expect("it ends");
@@ -89,7 +89,7 @@ async fn forwarded(node: &Node) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_operator_reaches_into_pods() {
+async fn an_operator_uses_logs_exec_and_port_forward() {
     let node = Node::start(Options::standalone("operator")).await;
     let web = "trap 'exit 0' TERM; mkdir /w; echo hello > /w/index.html; head -c 1048576 /dev/zero | tr '\\0' 0 > /w/big; httpd -f -p 8080 -h /w & wait";
     node.pod_manifest(&pods::script("web", web));
@@ -106,13 +106,13 @@ async fn an_operator_reaches_into_pods() {
         (output.status.code(), text(&output.stdout), text(&output.stderr)),
         (Some(42), "to stdin\n".into(), "to stderr\n".into())
     );
-    // The end of standard input arrives, after all of it.
+    // The end of standard input arrives after all of its data.
     let big = vec![b'x'; 3 << 20];
     let output = run(&node, &["exec", "-i", "web", "-c", "main", "--", "wc", "-c"], &big).await;
     assert_eq!((output.status.code(), text(&output.stdout).trim()), (Some(0), "3145728"));
     let output = run(&node, &["exec", "web", "--", "head", "-c", "3145728", "/dev/zero"], b"").await;
     assert_eq!((output.status.code(), output.stdout.len()), (Some(0), 3 << 20));
-    // What goes wrong says why.
+    // Failures have a reason.
     for (args, want) in [
         (["exec", "web", "--", "/no/such/program"].as_slice(), "no such file"),
         (&["exec", "nobody", "--", "true"], "no pod \"nobody\""),

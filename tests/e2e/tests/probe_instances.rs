@@ -1,4 +1,4 @@
-//! Two instances of probe-service, one of which hangs: its pods are probed by the other one and return to it.
+//! Two instances of probe-service, one of which hangs: the other one probes its pods until it resumes.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -19,17 +19,17 @@ use quintlet_proto::probe::v1::{Evaluation, WatchRequest};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 
-/// Enough that each instance gets some: all go to one of two with a probability of 1 in 2048.
+/// Number of pods: with a probability of 2047 in 2048 both instances have some.
 const PODS: usize = 12;
 
 /// Every pod is probed once a second.
 const WINDOW: Duration = Duration::from_secs(3);
 
-/// Until a pod of an instance that hangs is probed by the other one: a question per second, 2 s without an answer, a period of the
-/// probe, and what the machine takes.
+/// Longest time until another instance probes the pods of one that hangs: a health check per second, 2 s
+/// without a response, one probe period, and a margin for a slow machine.
 const TAKEN_OVER: Duration = Duration::from_secs(8);
 
-/// Ready while a file of its name is in the scratch directory of the node.
+/// Returns a pod that is Ready while a file with its name is in the scratch directory of the node.
 fn pod(node: &Node, name: &str) -> Value {
     let mut pod = pods::sleeper(name);
     pod["spec"]["volumes"] = json!([{"name": "out", "hostPath": {"path": node.scratch()}}]);
@@ -42,7 +42,7 @@ fn pod(node: &Node, name: &str) -> Value {
     pod
 }
 
-/// Reads an instance's evaluations until `end`; the names of the pods that it probed.
+/// Reads the evaluations of an instance until `end`. Returns the names of the pods that it probed.
 async fn probed_by(node: &Node, instance: &str, end: Instant) -> BTreeSet<String> {
     let mut client = ProbeClient::new(socket::channel(node.paths().probe(instance)));
     let request = WatchRequest { hello: Some(quintlet_proto::hello()), ..Default::default() };
@@ -56,7 +56,7 @@ async fn probed_by(node: &Node, instance: &str, end: Instant) -> BTreeSet<String
     names
 }
 
-/// Which instances probe each pod, as seen for a while.
+/// Returns the instances that probe each pod within [`WINDOW`].
 async fn shares(node: &Node) -> BTreeMap<String, Vec<&'static str>> {
     let end = Instant::now() + WINDOW;
     let (first, second) = tokio::join!(probed_by(node, "probe-0", end), probed_by(node, "probe-1", end));
@@ -80,7 +80,7 @@ async fn settled(node: &Node) -> BTreeMap<String, Vec<&'static str>> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_pods_of_a_prober_that_hangs_are_probed_by_the_other_one_and_return() {
+async fn pods_of_an_unresponsive_prober_move_to_the_other_one_and_return() {
     let mut node = Node::start(Options::standalone("probers")).await;
     let names: Vec<String> = (0..PODS).map(|n| format!("probed-{n}")).collect();
     for name in &names {
@@ -94,7 +94,7 @@ async fn the_pods_of_a_prober_that_hangs_are_probed_by_the_other_one_and_return(
     let before = node.steady(&all).await;
     node.add_prober().await;
     let shares = settled(&node).await;
-    // A static pod has the node's name at its end.
+    // The name of a static pod ends with the node's name.
     let of = |instance: &str| {
         let mine = |name: &&String| {
             let by = shares.iter().find(|(pod, _)| pod.starts_with(&format!("{name}-")));

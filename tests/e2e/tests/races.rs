@@ -1,4 +1,4 @@
-//! cri-proxy killed inside the calls that make and end pods: nothing is made twice, nothing is left.
+//! cri-proxy is killed during the calls that start and stop pods: nothing is created twice or left behind.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -13,23 +13,23 @@ use quintlet_e2e::{Node, Options, pods};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 
-/// Pods made at once.
+/// Pods created at once.
 const PODS: usize = 5;
 
-/// Rounds; each kills at other moments.
+/// Number of rounds, each with other moments of the kills.
 const ROUNDS: u64 = 6;
 
-/// Making five pods takes about so long, and stopping them too.
+/// Approximate time to start five pods, and to stop them.
 const SPREAD_MS: u64 = 1200;
 
-/// Kills that must have cut a call, of the two in each round: most of the time of a round, some call is in flight.
+/// Least number of kills that interrupt a call, of two per round. A call is in flight during most of a round.
 const MET: usize = 4;
 
-/// Calls that pod-sync sent and of which it does not know what came of them.
+/// Metric of calls that pod-sync sent and whose outcome is unknown.
 const UNKNOWN: &str = "quintlet_runtime_calls_unknown_total";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cri_proxy_killed_inside_its_calls_makes_nothing_twice() {
+async fn a_cri_proxy_killed_during_calls_duplicates_nothing() {
     let seed: u64 = std::env::var("QUINTLET_E2E_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(42);
     println!("QUINTLET_E2E_SEED={seed}");
     let mut rng = StdRng::seed_from_u64(seed);
@@ -67,13 +67,13 @@ async fn a_cri_proxy_killed_inside_its_calls_makes_nothing_twice() {
     node.down().await;
 }
 
-/// Kills at an arbitrary moment; whether the kill cut a call.
+/// Kills cri-proxy after `ms`. Returns whether the kill interrupted a call.
 async fn kill_after(node: &Node, ms: u64) -> bool {
     let before = node.counter("pod-sync", UNKNOWN).await;
     tokio::time::sleep(Duration::from_millis(ms)).await;
     let starts = node.kill9("cri-proxy");
     node.wait_back("cri-proxy", starts, Duration::from_secs(2)).await;
-    // pod-sync has learnt of it by now: the connection broke before the new process served.
+    // The counter is up to date: the connection broke before the new process served.
     let cut = node.counter("pod-sync", UNKNOWN).await.saturating_sub(before);
     println!("killed after {ms} ms: {cut} calls cut");
     cut > 0

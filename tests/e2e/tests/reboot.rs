@@ -1,4 +1,4 @@
-//! The node is rebooted under its pods: nothing of them is left but what is on disk.
+//! The node reboots: only the files of its pods remain.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use quintlet_e2e::node::NODE;
@@ -6,8 +6,8 @@ use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
 use serde_json::{Value, json};
 
-/// Leaves what its configuration says at each start, and a line in both its directories, on the disk last; the first instances
-/// may fail.
+/// Returns a pod that records its configuration at each start and appends a line to a file in each of its
+/// volumes, the one on disk last. The first `failing` instances fail.
 fn marks(name: &str, failing: u32) -> Value {
     let script = format!(
         "cat /config/colour >> /disk/colours; echo x >> /memory/starts; echo x >> /disk/starts
@@ -29,7 +29,7 @@ fn restarts(pod: &Seen) -> i64 {
     pod.container("main").restarts
 }
 
-/// Whether there is a file system in memory at the pod's volume `memory`.
+/// Returns whether a tmpfs is mounted at the pod's volume `memory`.
 fn is_mounted(uid: &str) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let volume = format!("{uid}/volumes/kubernetes.io~empty-dir/memory tmpfs ");
@@ -37,7 +37,7 @@ fn is_mounted(uid: &str) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_reboot_static_pods_come_first_and_each_goes_on_as_itself() {
+async fn after_a_reboot_static_pods_start_first_and_pods_keep_their_identity() {
     let mut node = Node::start(Options::with_api("reboot")).await;
     let api = node.api().clone();
     let settings = json!({"metadata": {"name": "settings"}, "data": {"colour": "green\n"}});
@@ -67,7 +67,7 @@ async fn after_a_reboot_static_pods_come_first_and_each_goes_on_as_itself() {
     api.edit("configmaps", "default", "settings", |m| m["data"]["colour"] = json!("blue\n")).unwrap();
     node.boot().await;
 
-    // Without a word of the API server the static pod is up, and what is on disk of the others is kept for them.
+    // Without the API server the static pod starts, and the files of the other pods are kept.
     let up = node.wait_pod("static", "Ready again", LONG, |p| p.is_ready() && restarts(p) == 1).await;
     assert_eq!(up.uid(), fixed.uid());
     assert!(up.ip() != fixed.ip() && !up.ip().is_empty(), "{up}");
@@ -99,7 +99,7 @@ async fn after_a_reboot_static_pods_come_first_and_each_goes_on_as_itself() {
             file("disk", "colours")
         );
         assert!(is_mounted(old.uid()));
-        // Nobody was told an address that is not the pod's any more.
+        // No status report has an address of the previous boot.
         let told = api.requests(format!("patch pods/status default/{}", old.name()).as_str());
         let address = format!("\"{}\"", old.ip());
         assert!(!told.is_empty());
@@ -121,7 +121,7 @@ async fn after_a_reboot_static_pods_come_first_and_each_goes_on_as_itself() {
     })
     .await;
     node.assert_no_duplicates().await;
-    // The containers of the boot before are collected as any dead ones are.
+    // Containers of the previous boot are garbage-collected like other dead containers.
     let uid = before[0].0.uid().to_owned();
     api.delete("pods", "default", "web", None).unwrap();
     node.wait_gone(&uid).await;

@@ -1,4 +1,4 @@
-//! A container of a real runtime, and a pod as a whole, get other resources while they run.
+//! In-place resizes of a container and of a pod on a real runtime.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -17,7 +17,7 @@ fn both(cpu: &str, memory: &str) -> Value {
     json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}})
 }
 
-/// Where the kernel has a controller's group of a process.
+/// Returns the cgroup directory of a process for a controller.
 fn group(pid: u32, controller: &str) -> PathBuf {
     let root = Path::new("/sys/fs/cgroup");
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
@@ -32,7 +32,7 @@ fn group(pid: u32, controller: &str) -> PathBuf {
     mount.join(path.trim_start_matches('/'))
 }
 
-/// Memory limit and CPU quota of the container, then of the pod's group around it.
+/// Returns memory limit and CPU quota of the container and of its pod's cgroup.
 fn limits(pid: u32) -> [(String, String); 2] {
     let v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let (memory, cpu) = (group(pid, "memory"), group(pid, "cpu"));
@@ -56,11 +56,11 @@ fn condition(pod: &Value, kind: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_gets_other_limits_without_a_restart() {
+async fn a_container_is_resized_without_a_restart() {
     const MIB: u64 = 1 << 20;
     let node = Node::start(Options::with_api("resize")).await;
     let api = node.api();
-    // It says its pid as the node has it, and uses some memory that its limit must not go below.
+    // Prints its PID on the node, and uses memory, below which its limit must not fall.
     let mut pod = pods::script(
         "web",
         "dd if=/dev/zero of=/held/bytes bs=1M count=24 2>/dev/null
@@ -104,7 +104,7 @@ async fn a_container_gets_other_limits_without_a_restart() {
         assert_eq!(limits(pid), of(mib, quota), "{seen:#}");
     }
 
-    // Less than it uses: refused, and everything stays.
+    // A limit below the usage is refused, and nothing changes.
     resize("100m", "8Mi");
     let refused = |p: &Value| {
         let shown = condition(p, "PodResizeInProgress");
@@ -124,7 +124,7 @@ async fn a_container_gets_other_limits_without_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_gets_other_limits_as_a_whole_and_is_told_what_it_cannot_get() {
+async fn a_pod_is_resized_at_pod_level_and_an_impossible_resize_is_reported() {
     const MIB: u64 = 1 << 20;
     let node = Node::start(Options::with_api("resize-pod")).await;
     let api = node.api();
@@ -138,7 +138,7 @@ async fn a_pod_gets_other_limits_as_a_whole_and_is_told_what_it_cannot_get() {
     pod["spec"]["volumes"] = json!([{"name": "held", "emptyDir": {"medium": "Memory"}}]);
     let whole = |cpu: &str, memory: &str| json!({"requests": {"cpu": "50m", "memory": "8Mi"}, "limits": {"cpu": cpu, "memory": memory}});
     pod["spec"]["resources"] = whole("300m", "96Mi");
-    // It has no limits of its own: those of the pod are its too.
+    // The container has no limits, so those of the pod apply to it.
     pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "held", "mountPath": "/held"}]);
     pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "50m", "memory": "8Mi"}});
     let created = api.create_pod(pods::bound(pod));
@@ -172,7 +172,7 @@ async fn a_pod_gets_other_limits_as_a_whole_and_is_told_what_it_cannot_get() {
         assert_eq!(limits(pid), of(mib, quota), "{seen:#}");
     }
 
-    // Less than it uses: refused, and everything stays.
+    // A limit below the usage is refused, and nothing changes.
     resize("200m", "8Mi");
     let refused = |p: &Value| {
         let shown = condition(p, "PodResizeInProgress");
@@ -185,7 +185,7 @@ async fn a_pod_gets_other_limits_as_a_whole_and_is_told_what_it_cannot_get() {
     assert_eq!(seen["status"]["resources"]["limits"]["memory"], "80Mi", "what it has, not what was allowed");
     resize("200m", "80Mi");
 
-    // More than the node has: it waits, is told so, and keeps what it has.
+    // A request above the node's resources is deferred and reported, and the resources stay.
     let edit = |pod: &mut Value| {
         pod["spec"]["resources"]["requests"]["cpu"] = json!("1000");
         pod["spec"]["resources"]["limits"]["cpu"] = json!("1000");

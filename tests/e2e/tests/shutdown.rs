@@ -1,4 +1,4 @@
-//! The machine shuts down, or does not after all, under pods of a real runtime.
+//! A node shutdown that is executed or cancelled, with pods of a real runtime.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use quintlet_e2e::{Node, Options, Seen, pods, until};
 use quintlet_testkit::logind::FakeLogind;
 use serde_json::{Value, json};
 
-/// Says that it ends, once it may: when somebody writes to its FIFO, where it has one.
+/// Returns a pod that prints a line when it terminates. If `held`, it first waits for a line in its FIFO.
 fn ends(name: &str, priority: i64, dir: &Path, held: bool) -> Value {
     let wait = if held { format!("read line < /v/{name}; ") } else { String::new() };
     let script = format!("trap '{wait}echo {name} >> /v/lines; exit 143' TERM; sleep 100000 & wait");
@@ -26,7 +26,7 @@ fn ends(name: &str, priority: i64, dir: &Path, held: bool) -> Value {
     pods::bound(pod)
 }
 
-/// Lets one end that asks whether it may; returns when it has heard it.
+/// Lets a held pod terminate. Returns once the pod has read its FIFO.
 async fn let_go(dir: &Path, name: &str) {
     let fifo = dir.join(name);
     tokio::task::spawn_blocking(move || std::fs::write(fifo, "go\n")).await.unwrap().unwrap();
@@ -50,13 +50,13 @@ async fn wait_inhibited(logind: &FakeLogind, taken: usize, held: bool) {
     .await;
 }
 
-/// Waits until pod-sync ends a pod.
+/// Waits until pod-sync terminates a pod.
 async fn wait_ending(node: &Node, name: &str) {
     node.wait_pod(name, "is being ended", LONG, |p| p.view.worker == "terminating").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_end_by_their_priority_before_the_machine_does_and_run_on_when_it_is_called_off() {
+async fn pods_terminate_by_priority_before_a_shutdown_and_restart_if_it_is_cancelled() {
     let bus = tempfile::tempdir().unwrap();
     let drop_ins = bus.path().join("drop-ins");
     let logind = FakeLogind::start(bus.path(), &drop_ins, Duration::from_secs(600)).await;
@@ -89,7 +89,7 @@ async fn pods_end_by_their_priority_before_the_machine_does_and_run_on_when_it_i
         (&late["status"]["reason"], &late["status"]["message"]),
         (&json!("NodeShutdown"), &json!("Pod was rejected: Pod was rejected as the node is shutting down."))
     );
-    // Each group is asked to end when the one before it is gone.
+    // Each group is terminated once the previous one has ended.
     wait_ending(&node, "plain").await;
     assert_eq!(node.steady(&["high", "critical"]).await, before, "the first has not ended yet");
     let_go(&dir, "plain").await;
@@ -115,7 +115,7 @@ async fn pods_end_by_their_priority_before_the_machine_does_and_run_on_when_it_i
     assert_eq!(std::fs::read_to_string(dir.join("lines")).unwrap(), "plain\nhigh\ncritical\n");
     wait_inhibited(&logind, 1, false).await;
 
-    // The machine stays up after all: the next one is called off while its first group ends.
+    // The next shutdown is cancelled while its first group terminates.
     logind.prepare_for_shutdown(false).await;
     wait_inhibited(&logind, 2, true).await;
     wait_ready(&node, "True", "").await;

@@ -1,5 +1,5 @@
-//! Who may connect to which socket: the tables in ARCHITECTURE.md, against the built services under `quintctl up`, the units
-//! of systemd and the files of docker.
+//! Permissions of the sockets: the tables in ARCHITECTURE.md compared with the built services under `quintctl
+//! up`, the systemd units and the files of docker.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const ARCHITECTURE: &str = include_str!("../../../ARCHITECTURE.md");
 const SYSUSERS: &str = include_str!("../../../docker/systemd/quintlet.sysusers");
 const TMPFILES: &str = include_str!("../../../docker/systemd/quintlet.tmpfiles");
-/// A uid and gid of nobody.
+/// A UID and GID without an entry in any table.
 const STRANGER: u32 = 54_321;
 
 /// A row of the table of sockets.
@@ -42,7 +42,7 @@ struct User {
     groups: Vec<u32>,
 }
 
-/// The cells of the table whose head begins with `first`.
+/// Returns the cells of the table whose header begins with `first`.
 fn table(first: &str) -> Vec<Vec<String>> {
     let clean = |cell: &str| cell.trim().trim_matches('`').to_owned();
     let rows = ARCHITECTURE.lines().skip_while(|line| !line.starts_with(&format!("| {first} |"))).skip(2);
@@ -75,7 +75,7 @@ fn sockets() -> Vec<Socket> {
     .collect()
 }
 
-/// Users by the service that runs as each, and groups by name.
+/// Returns users by their service, and groups by name.
 fn users() -> (BTreeMap<String, User>, BTreeMap<String, u32>) {
     let mut groups = BTreeMap::from([("root".to_owned(), 0)]);
     let rows = table("service");
@@ -144,7 +144,7 @@ impl Drop for Up {
         if matches!(self.child.try_wait(), Ok(None)) {
             self.end();
         }
-        // pod-sync makes its root directory a shared mount, which must go before the directory can be removed.
+        // pod-sync leaves its root directory as a shared mount, which is unmounted before the removal.
         let root = self.dir.path().join("root");
         if let Err(error) = nix::mount::umount(&root)
             && error != nix::errno::Errno::EINVAL
@@ -155,7 +155,7 @@ impl Drop for Up {
     }
 }
 
-/// A directory of the binaries that every user may enter: that of the build, or a copy below `place`.
+/// Returns a directory of the binaries that every user can enter: that of the build, or a copy below `place`.
 fn bin_dir(place: &Path) -> PathBuf {
     let built = bins::dir();
     let is_open = |dir: &Path| std::fs::metadata(dir).is_ok_and(|m| m.mode() & 0o001 != 0);
@@ -171,7 +171,7 @@ fn bin_dir(place: &Path) -> PathBuf {
     copy
 }
 
-/// A directory that every user may enter.
+/// Creates a directory that every user can enter.
 fn place() -> tempfile::TempDir {
     let dir = tempfile::Builder::new().prefix("qsock-").tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -201,7 +201,7 @@ fn free_port() -> u16 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_else() {
+async fn each_socket_is_open_only_to_the_users_in_the_table() {
     assert!(nix::unistd::geteuid().is_root(), "this test becomes other users: run it as root");
     let (sockets, (users, groups)) = (sockets(), users());
     let dir = place();
@@ -209,12 +209,12 @@ async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_els
     let api = TestApi::start().await;
     let kubeconfig = dir.path().join("kubeconfig");
     api.kubeconfig(&kubeconfig).unwrap();
-    // As kubelets have them: for root alone.
+    // Readable only by root, as with a kubelet.
     let certificate = rcgen::generate_simple_self_signed(vec!["sockets".to_owned()]).unwrap();
     let [cert, key] = ["tls.crt", "tls.key"].map(|name| dir.path().join(name));
     std::fs::write(&cert, certificate.cert.pem()).unwrap();
     std::fs::write(&key, certificate.signing_key.serialize_pem()).unwrap();
-    // No cgroup of the machine is touched.
+    // The machine's cgroups are not used.
     let config = dir.path().join("config.yaml");
     let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupsPerQOS: false\nenforceNodeAllocatable: []\n";
     std::fs::write(&config, text).unwrap();
@@ -246,7 +246,7 @@ async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_els
     let mut wrong = Vec::new();
     let all_groups: Vec<u32> = groups.values().copied().filter(|gid| *gid != 0).collect();
     let others = [
-        // Entitled to no directory, and to all of them: the lists of users hold by themselves.
+        // A user with no group and one with all groups: the user lists of the sockets suffice.
         ("stranger", User { name: "stranger".into(), uid: STRANGER, groups: Vec::new() }),
         ("stranger in all groups", User { name: "stranger".into(), uid: STRANGER, groups: all_groups }),
     ];
@@ -271,7 +271,7 @@ async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_els
             }
         }
     }
-    // What changes something on pod-sync's socket is for root alone, whoever may read there.
+    // Mutating methods of pod-sync's socket are allowed only to root, even if other users may read.
     let podsync = path_of(&run, "podsync");
     for (service, user) in users.iter().map(|(service, user)| (service.as_str(), user)) {
         let output = connect(user, &[Path::new("retry"), &podsync]).output().unwrap();
@@ -288,7 +288,7 @@ async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_els
             wrong.push(format!("PodSync.Retry by {service}: {got}"));
         }
     }
-    // Who serves it and who may enter its directory.
+    // The owner of each socket and the users that may enter its directory.
     for (socket, path) in sockets.iter().zip(&paths) {
         let meta = std::fs::metadata(path.parent().unwrap()).unwrap();
         let owner = users.values().find(|user| user.name == socket.owner).map(|user| user.uid).unwrap();
@@ -305,7 +305,7 @@ async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_els
     }
     assert!(wrong.is_empty(), "{wrong:#?}\n{}", up.said());
 
-    // The node API serves with the key that only root may read, and its directory has no copy that it could change.
+    // node-api serves with the key that only root can read, and its directory has no writable copy.
     let health = Command::new(bins::dir().join("quintctl"))
         .args(["health", "-o", "json", "--run-dir"])
         .arg(&run)
@@ -317,7 +317,7 @@ async fn each_socket_is_open_to_the_users_that_the_table_names_and_to_nobody_els
     let handed = run.join("handed/node-api/tls.key");
     let meta = std::fs::metadata(&handed).unwrap();
     assert_eq!((meta.uid(), meta.gid(), meta.mode() & 0o7777), (0, users["node-api"].uid, 0o440));
-    // A node API that cannot serve is told of, and so by the exit code.
+    // A node-api that cannot serve is reported by health and by the exit code.
     std::fs::write(&key, "no key").unwrap();
     let deadline = std::time::Instant::now() + LIMIT;
     while std::fs::read(&handed).unwrap() != b"no key" {
@@ -354,7 +354,7 @@ fn quintlet_pid(path: &Path) -> i32 {
 #[tokio::test]
 async fn a_socket_that_another_user_planted_is_not_trusted() {
     let dir = place();
-    // As if a directory were open to all: the owner of the directory is root.
+    // The directory is open to all users, and owned by root.
     std::fs::set_permissions(dir.path().join("manifests"), std::fs::Permissions::from_mode(0o777)).unwrap();
     let planted = dir.path().join("manifests/pleg.sock");
     let stranger = User { name: "stranger".into(), uid: STRANGER, groups: Vec::new() };
@@ -363,7 +363,7 @@ async fn a_socket_that_another_user_planted_is_not_trusted() {
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let error = quintlet_kit::socket::connect(&planted).await.map(drop).unwrap_err();
-    // A runtime may be in a directory of anybody's: it has to be root's all the same.
+    // A runtime's socket may be in a directory of another user, and must be owned by root.
     nix::unistd::chown(planted.parent().unwrap(), Some(STRANGER.into()), None).unwrap();
     let runtime = cri_proxy::upstream::Upstream::new(planted.clone()).ensure().await.unwrap_err();
     child.kill().unwrap();
@@ -377,7 +377,7 @@ async fn a_socket_that_another_user_planted_is_not_trusted() {
 }
 
 #[test]
-fn systemd_has_the_users_and_directories_of_the_tables() {
+fn systemd_creates_the_users_and_directories_of_the_tables() {
     let (users, groups) = users();
     let lines = |text: &'static str, kind: &'static str| {
         let lines = text.lines().map(|l| l.split_whitespace().collect::<Vec<_>>());
@@ -415,7 +415,7 @@ fn systemd_has_the_users_and_directories_of_the_tables() {
         }
         assert_eq!(text.matches("SupplementaryGroups=").count(), user.groups.len(), "{service}");
     }
-    // The lists of users that each server is given.
+    // The user list of each server.
     for socket in sockets() {
         let text = unit(&socket.server);
         let cri = socket.name.strip_prefix("cri/");

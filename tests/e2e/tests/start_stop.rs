@@ -1,4 +1,4 @@
-//! Starting and stopping where the runtime itself matters: mounts that travel, hooks over TLS, dead instances.
+//! Starts and stops that depend on the runtime: mount propagation, hooks over TLS, dead instances.
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::{ServerConfig, crypto, pki_types};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mount_made_in_a_container_is_seen_by_the_node_and_by_its_neighbour() {
+async fn a_mount_in_a_container_propagates_to_the_node_and_to_another_container() {
     let node = Node::start(Options::standalone("propagation")).await;
     let mut pod = pods::script(
         "travels",
@@ -48,7 +48,7 @@ async fn a_mount_made_in_a_container_is_seen_by_the_node_and_by_its_neighbour() 
     ]);
     private["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
     let containers = pod["spec"]["containers"].as_array_mut().unwrap();
-    // Those that look are there before the mount is made: it is the mount that travels.
+    // The observing containers start before the mount is created, so only propagation can show it.
     containers.insert(0, private);
     containers.insert(0, reader);
     node.pod_manifest(&pod);
@@ -67,7 +67,7 @@ async fn a_mount_made_in_a_container_is_seen_by_the_node_and_by_its_neighbour() 
     node.down().await;
 }
 
-/// Answers every request over TLS with an error, and says what was asked.
+/// Starts a TLS server that replies to every request with an error, and returns the requests.
 async fn tls_server() -> (u16, tokio::sync::mpsc::Receiver<String>) {
     let made = rcgen::generate_simple_self_signed(vec!["elsewhere.test".to_owned()]).unwrap();
     let key = pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
@@ -95,7 +95,7 @@ async fn tls_server() -> (u16, tokio::sync::mpsc::Receiver<String>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hooks_over_tls_run_and_a_crashers_dead_instances_do_not_pile_up() {
+async fn https_hooks_run_and_dead_instances_of_a_crashing_container_are_removed() {
     let node = Node::start(Options::standalone("hooks")).await;
     let (port, mut asked) = tls_server().await;
     let get =

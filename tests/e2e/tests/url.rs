@@ -16,7 +16,7 @@ use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};
 use serde_json::json;
 
-/// A page that a test turns over.
+/// A page that a test can change.
 #[derive(Clone)]
 struct Page(Arc<Mutex<(StatusCode, String)>>);
 
@@ -30,7 +30,7 @@ async fn serve() -> (String, Page) {
     let page = Page(Arc::new(Mutex::new((StatusCode::OK, String::new()))));
     let shown = page.clone();
     let answer = move |headers: HeaderMap| {
-        // The header that pod-sync was told to send is the key.
+        // The server requires the header that pod-sync was configured to send.
         let allowed = headers.get("x-key").is_some_and(|v| v == "open sesame");
         let answer = if allowed { shown.0.lock().clone() } else { (StatusCode::FORBIDDEN, String::new()) };
         async move { answer }
@@ -53,7 +53,7 @@ async fn wait_problem(node: &Node, url: &str, wanted: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_of_a_url_run_change_survive_its_failures_and_go() {
+async fn pods_of_a_url_start_change_survive_its_failures_and_are_removed() {
     let (url, page) = serve().await;
     let extra = [
         "--manifest-url",
@@ -72,7 +72,7 @@ async fn pods_of_a_url_run_change_survive_its_failures_and_go() {
     let first = node.wait_ready("remote").await;
     assert_eq!(first.view.source, "http");
 
-    // A page that cannot be used, and one that cannot be had, are shown and change nothing.
+    // An invalid page and a failed request are reported and change no pod.
     let before = node.steady(&["remote"]).await;
     let recorder = node.record().await;
     page.set(
@@ -90,7 +90,7 @@ async fn pods_of_a_url_run_change_survive_its_failures_and_go() {
     .await;
     recorder.assert_steady("while the URL failed", &before);
 
-    // Another pod of the same name replaces it; a list may have several.
+    // Another pod of the same name replaces the pod; a list may have several pods.
     let list =
         json!({"apiVersion": "v1", "kind": "PodList", "items": [pod("second"), pods::sleeper("other")]});
     page.set(StatusCode::OK, list);

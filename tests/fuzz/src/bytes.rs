@@ -1,4 +1,4 @@
-//! Inputs: of the right shape, and mutations of the corpus.
+//! Inputs of a target: structured ones, and mutations of the corpus.
 
 use std::path::{Path, PathBuf};
 
@@ -6,14 +6,14 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// What a target is fed with.
+/// Inputs of a target.
 #[derive(Debug, Clone)]
 pub struct Inputs {
-    /// Name of the target, which its corpus has too.
+    /// Name of the target and of its corpus.
     pub target: &'static str,
-    /// Makes inputs of the right shape.
+    /// Generates structured inputs.
     pub shape: BoxedStrategy<Vec<u8>>,
-    /// What is put into inputs.
+    /// Words that mutations insert into inputs.
     pub words: &'static [&'static str],
 }
 
@@ -27,7 +27,7 @@ enum Mutation {
 }
 
 impl Inputs {
-    /// Makes inputs: two of three of the right shape, the others mutated.
+    /// Returns a strategy: two of three inputs are structured, the others are mutations of the corpus.
     pub fn strategy(&self) -> BoxedStrategy<Vec<u8>> {
         let corpus: Vec<Vec<u8>> = corpus(self.target).into_iter().map(|(_, bytes)| bytes).collect();
         let words: Vec<Vec<u8>> = self.words.iter().map(|w| w.as_bytes().to_vec()).collect();
@@ -46,7 +46,7 @@ impl Inputs {
     }
 }
 
-/// Longest input that mutations make.
+/// Longest input that mutations generate.
 const LONGEST: usize = 1 << 17;
 
 fn mutated(mut bytes: Vec<u8>, mutations: &[Mutation]) -> Vec<u8> {
@@ -86,16 +86,16 @@ fn mutated(mut bytes: Vec<u8>, mutations: &[Mutation]) -> Vec<u8> {
     bytes
 }
 
-/// Where the corpus of a target is.
+/// Returns the directory of a target's corpus.
 #[must_use]
 pub fn corpus_dir(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
 }
 
-/// The corpus of a target, by file.
+/// Returns the corpus of a target, by file.
 ///
 /// # Panics
-/// There is none.
+/// Panics if there is none.
 #[must_use]
 pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let dir = corpus_dir(target);
@@ -112,7 +112,7 @@ pub fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// Text with what parsers stumble over.
+/// Generates text with characters that are special to parsers.
 pub fn text() -> BoxedStrategy<String> {
     let odd = select(vec![
         "", " ", "\t", "\r", "\n", "'", "\"", "\\", "#", "=", "%", "é", "\u{0}", "\u{202e}", "\u{feff}",

@@ -1,4 +1,4 @@
-//! Runs a target for a time.
+//! Runs a target for a limited time.
 #![allow(clippy::disallowed_methods)] // Processor time and the budget of a run are real time: nothing here is paused.
 
 use std::hash::Hasher as _;
@@ -12,35 +12,35 @@ use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
 use crate::bytes::Inputs;
 
-/// For how many seconds each target runs.
+/// Environment variable with the seconds for which each target runs.
 pub const SECONDS_ENV: &str = "QUINTLET_FUZZ_SECONDS";
-/// In `make test`.
+/// Default number of seconds, for `make test`.
 const SECONDS: u64 = 10;
-/// Inputs between two looks at the clock.
+/// Inputs between two reads of the clock.
 const BATCH: u32 = 32;
-/// An input is made smaller for so long.
+/// Time limit for shrinking an input.
 const SHRINK_MS: u32 = 5_000;
-/// Processor time for one input. The slowest of the real targets takes a tenth of it in a debug build.
+/// Limit of processor time for one input. The slowest real target takes a tenth of it in a debug build.
 const CPU: Duration = Duration::from_secs(1);
-/// One that takes so long does not end at all.
+/// Time after which an input counts as endless.
 const HANGS: Duration = Duration::from_secs(20);
 
-/// What checks an input; the error says what is wrong.
+/// Checks an input. The error describes the failure.
 pub type Check = fn(&[u8]) -> Result<(), String>;
 
-/// An input for which something is wrong.
+/// An input whose check failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The input, as small as it could be made.
+    /// The input, shrunk.
     pub input: Vec<u8>,
-    /// What is wrong.
+    /// Description of the failure.
     pub why: String,
 }
 
-/// For how long each target is to run.
+/// Returns the duration of each target.
 ///
 /// # Panics
-/// The environment has no number of seconds.
+/// Panics if the environment variable is not a number of seconds.
 #[must_use]
 pub fn budget() -> Duration {
     let seconds = std::env::var(SECONDS_ENV).map_or(SECONDS, |text| {
@@ -49,10 +49,10 @@ pub fn budget() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Checks one input, with its processor time.
+/// Checks one input, including its processor time.
 ///
 /// # Errors
-/// What is wrong.
+/// Returns a description of the failure.
 pub fn one(check: Check, input: &[u8]) -> Result<(), String> {
     let began = cpu();
     let checked = check(input);
@@ -69,27 +69,27 @@ fn cpu() -> Duration {
     Duration::from(now)
 }
 
-/// Runs a target until something is found or the time is over. Returns how many inputs were tried.
+/// Runs a target until a check fails or the time has passed. Returns the number of inputs.
 ///
 /// # Errors
-/// What was found first, made small.
+/// Returns the first failure, shrunk.
 ///
 /// # Panics
-/// The thread of the target ends without a word.
+/// Panics if the thread of the target ends without a result.
 pub fn run(inputs: fn() -> Inputs, check: Check, budget: Duration) -> Result<u64, Box<Found>> {
     let current = Arc::new(std::sync::Mutex::new(None));
     let (tell, told) = mpsc::channel();
     let shown = Arc::clone(&current);
     std::thread::spawn(move || {
         let outcome = until_found(&inputs(), check, budget, &shown);
-        // The receiver does not wait for a thread that hung once.
+        // The receiver is dropped once the thread has exceeded its limit.
         let _ = tell.send(outcome);
     });
     loop {
         match told.recv_timeout(Duration::from_millis(100)) {
             Ok(outcome) => return outcome.map_err(Box::new),
             Err(RecvTimeoutError::Timeout) => {
-                // None before the first input: to make the strategy takes a while.
+                // No input exists before the strategy is built, which takes a while.
                 let now = current.lock().expect("nobody panics with this lock").clone();
                 if let Some((input, _)) = now.filter(|(_, since): &(_, Instant)| since.elapsed() > HANGS) {
                     return Err(Box::new(Found { input, why: format!("does not end within {HANGS:?}") }));
@@ -131,10 +131,10 @@ fn until_found(
     Ok(tried)
 }
 
-/// Keeps what was found in the corpus, to be committed with its mend. Returns where.
+/// Writes a failing input into the corpus, to be committed with its fix. Returns the path.
 ///
 /// # Panics
-/// It cannot be written.
+/// Panics if it cannot be written.
 #[must_use]
 pub fn keep(target: &str, found: &Found) -> PathBuf {
     let mut hash = fnv::FnvHasher::default();

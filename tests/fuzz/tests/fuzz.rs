@@ -1,18 +1,18 @@
-//! Runs every target: on its corpus, on new inputs for a time, and on a version with a bug.
+//! Runs every target: on its corpus, on new inputs for a limited time, and with a planted bug.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use quintlet_fuzz::bytes::corpus;
 use quintlet_fuzz::fuzz::{budget, keep, one, run};
 use quintlet_fuzz::targets::Target;
 
-fn holds_for_the_corpus(target: &Target) {
+fn the_property_holds_for_the_corpus(target: &Target) {
     for (file, input) in corpus((target.inputs)().target) {
         let checked = std::panic::catch_unwind(|| one(target.check, &input));
         assert!(matches!(checked, Ok(Ok(()))), "{file}: {checked:?}");
     }
 }
 
-fn holds_for_new_inputs(target: &Target) {
+fn the_property_holds_for_new_inputs(target: &Target) {
     let name = (target.inputs)().target;
     match run(target.inputs, target.check, budget()) {
         Ok(tried) => assert!(tried > 0, "no input was tried"),
@@ -35,13 +35,13 @@ macro_rules! targets {
             use quintlet_fuzz::targets::$target::TARGET;
 
             #[test]
-            fn holds_for_the_corpus() {
-                super::holds_for_the_corpus(&TARGET);
+            fn the_property_holds_for_the_corpus() {
+                super::the_property_holds_for_the_corpus(&TARGET);
             }
 
             #[test]
-            fn holds_for_new_inputs() {
-                super::holds_for_new_inputs(&TARGET);
+            fn the_property_holds_for_new_inputs() {
+                super::the_property_holds_for_new_inputs(&TARGET);
             }
 
             #[test]

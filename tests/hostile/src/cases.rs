@@ -18,7 +18,7 @@ pub struct Case {
     value: Value,
 }
 
-/// All cases, and what their pods are built from.
+/// All cases, and the data from which their pods are built.
 #[derive(Debug)]
 pub struct Cases {
     classes: BTreeMap<String, Class>,
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_has_the_extreme_value_and_what_its_place_needs() {
+    fn a_case_has_the_extreme_value_and_the_fields_that_it_requires() {
         let cases = Cases::of_pod();
         let pod = |path: &str, extreme: &str| {
             let case = cases.all().iter().find(|c| c.path == path && c.extreme == extreme).unwrap();

@@ -197,7 +197,7 @@ async fn twenty_thousand_nested_directories_are_removed_with_their_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pull_secret_of_many_stars_costs_nobody_time() {
+async fn a_pull_secret_with_many_wildcards_delays_no_pod() {
     beside_ordinary_pods("hostile-secret", async |node| {
         let config = json!({"auths": {
             format!("{}b:5000", "*a".repeat(60)): {"username": "u", "password": "p"},
@@ -226,7 +226,7 @@ async fn a_pull_secret_of_many_stars_costs_nobody_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn texts_that_grow_when_they_are_expanded_are_refused() {
+async fn variables_that_expand_too_far_are_rejected() {
     beside_ordinary_pods("hostile-expansion", async |node| {
         let mut doubling = pods::sleeper("doubling");
         let mut env = vec![json!({"name": "A0", "value": "x".repeat(64)})];
@@ -363,7 +363,7 @@ async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes
                     return true;
                 }
                 Some(Verdict::Good) => "Ready".to_owned(),
-                // Which reason is observed depends on the time of the check.
+                // The observed reason depends on the time of the check.
                 Some(Verdict::Reason(reason))
                     if ["RunContainerError", "PostStartHookError", "ended"].contains(&reason.as_str()) =>
                 {
@@ -388,7 +388,7 @@ async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_of_extreme_sizes_and_unknown_words_get_their_reason() {
+async fn pods_with_extreme_sizes_or_unknown_values_get_their_reason() {
     let mut outcomes = Outcomes::default();
     beside_ordinary_pods("hostile-extremes", async |node| {
         let (mut uids, mut open) = (Vec::new(), Vec::new());
@@ -432,7 +432,7 @@ async fn pods_of_extreme_sizes_and_unknown_words_get_their_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn manifests_of_extreme_sizes_are_refused_or_their_pods_get_their_reason() {
+async fn manifests_of_extreme_sizes_are_rejected_or_their_pods_get_their_reason() {
     let mut outcomes = Outcomes::default();
     beside_ordinary_pods("hostile-manifests", async |node| {
         let mut nested = pods::sleeper("nested");

@@ -82,7 +82,7 @@ fn outcome(sim: &Sim, run: &mut Run<'_>, events: &[Event]) -> Result<String, Opt
     }
 }
 
-/// Waits until the runtime and pod-sync have nothing of these pods.
+/// Waits until the runtime and pod-sync have no record of these pods.
 async fn wait_nothing_left(sim: &Sim, made: &[(String, String, String)]) {
     let deadline = Instant::now() + LIMIT;
     loop {
@@ -124,7 +124,7 @@ async fn run_batch(sim: &Sim, cases: &Cases, batch: &[&Case], first: usize, outc
     }
     let made: Vec<(String, String, String)> =
         runs.iter().map(|r| (r.name.clone(), r.uid.clone(), r.case.path.clone())).collect();
-    // Beside them, an ordinary pod becomes Ready.
+    // An ordinary pod becomes Ready at the same time.
     let ordinary = format!("ordinary-{first}");
     let uid = sim.create(pods::single(&ordinary));
     sim.wait_ready(&ordinary).await;
@@ -161,7 +161,7 @@ async fn run_batch(sim: &Sim, cases: &Cases, batch: &[&Case], first: usize, outc
 
 async fn run_part(part: usize) {
     let mut sim = Sim::prepare(Options { api_history: Some(HISTORY), ..Options::default() }).await;
-    // Megabytes in a build without optimization: a service may answer late, and say so.
+    // Objects of megabytes in an unoptimized build: a service may respond late, and log it.
     sim.disturb();
     sim.set_pod_sync_args(&["--max-pods=500"]);
     sim.start_all();
@@ -176,27 +176,27 @@ async fn run_part(part: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_worst_values_of_the_first_part_get_their_reason_and_leave_nothing() {
+async fn extreme_values_part_1_get_their_reason_and_are_cleaned_up() {
     run_part(0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_worst_values_of_the_second_part_get_their_reason_and_leave_nothing() {
+async fn extreme_values_part_2_get_their_reason_and_are_cleaned_up() {
     run_part(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_worst_values_of_the_third_part_get_their_reason_and_leave_nothing() {
+async fn extreme_values_part_3_get_their_reason_and_are_cleaned_up() {
     run_part(2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_worst_values_of_the_fourth_part_get_their_reason_and_leave_nothing() {
+async fn extreme_values_part_4_get_their_reason_and_are_cleaned_up() {
     run_part(3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_worst_values_of_the_fifth_part_get_their_reason_and_leave_nothing() {
+async fn extreme_values_part_5_get_their_reason_and_are_cleaned_up() {
     run_part(4).await;
 }
 

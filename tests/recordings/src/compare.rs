@@ -1,17 +1,16 @@
-//! Two trees, field by field.
+//! Compares two trees, field by field.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// One difference.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Difference {
-    /// Where: `containers/0/config/tty`.
+    /// Path of the field: `containers/0/config/tty`.
     pub path: String,
-    /// What the kubelet has; none where it has nothing.
+    /// Value of the kubelet, if any.
     pub kubelet: Option<String>,
-    /// What we have.
+    /// Value of Quintlet, if any.
     pub ours: Option<String>,
 }
 
@@ -22,7 +21,7 @@ impl std::fmt::Display for Difference {
     }
 }
 
-/// All differences, by path.
+/// Returns all differences, by path.
 #[must_use]
 pub fn differences(kubelet: &Value, ours: &Value) -> Vec<Difference> {
     let mut out = Vec::new();

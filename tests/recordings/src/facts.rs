@@ -1,12 +1,12 @@
-//! What a runtime was asked for a pod, without what differs from run to run.
+//! The requests that a runtime received for a pod, without values that differ between runs.
 //!
-//! - `order`: requests in the order in which they came, up to the end of the start.
+//! - `order`: requests in their order, up to the end of the start.
 //! - `sandboxes`, `containers`, `updates`: the requests, in that order.
-//! - `pulls`, `execs`, `stops`: the requests, sorted: their order and number are a matter of moments.
+//! - `pulls`, `execs`, `stops`: the requests, sorted, since their order and number depend on timing.
 //!
-//! Ids, addresses, times and directories are named (`<uid>`, `<root>`). A sandbox's configuration that is given again is named
-//! too where it is the same. Environment variables and options of resolv.conf are sorted: a kubelet adds the variables of
-//! services and of whole ConfigMaps, and merges options, in no order.
+//! IDs, addresses, times and directories are replaced by names (`<uid>`, `<root>`). A repeated sandbox
+//! configuration is replaced by a name if it is equal. Environment variables and options of resolv.conf are
+//! sorted: a kubelet adds the variables of services and of whole ConfigMaps, and merges options, in no order.
 
 use std::collections::BTreeMap;
 
@@ -16,27 +16,27 @@ use serde_json::{Map, Value, json};
 
 use crate::{schema, wire};
 
-/// A configuration that was given before.
+/// Name of a repeated sandbox configuration.
 const SAME_SANDBOX: &str = "<as in RunPodSandbox>";
 
-/// No huge pages, of all sizes of the machine.
+/// Name of limits of 0 for all huge page sizes of the machine.
 const NO_HUGE_PAGES: &str = "<none of each size>";
 
-/// What differs from run to run: the text, and its name.
+/// Values that differ between runs, with their names.
 pub type Names = Vec<(String, String)>;
 
-/// A pod in the runtime, remembered while it is there.
+/// The instances of a pod in the runtime, recorded while they exist.
 #[derive(Debug, Clone)]
 pub struct Instances {
     uid: String,
     sandboxes: Vec<String>,
-    /// By id.
+    /// Names by container ID.
     containers: BTreeMap<String, String>,
     names: Names,
 }
 
 impl Instances {
-    /// What the runtime has of a pod now; `names` are those of the run.
+    /// Returns the current instances of a pod. `names` are those of the run.
     #[must_use]
     pub fn of(runtime: &FakeRuntime, uid: &str, names: &Names) -> Self {
         let sandboxes: Vec<String> =
@@ -70,10 +70,10 @@ impl Instances {
         }
     }
 
-    /// The facts.
+    /// Returns the facts.
     ///
     /// # Errors
-    /// A request is none.
+    /// Fails if a request is malformed.
     pub fn facts(&self, runtime: &FakeRuntime) -> Result<Value, wire::NotAMessage> {
         let normal = Normal::new(&self.names);
         let mut lists: BTreeMap<&str, Vec<Value>> = BTreeMap::new();
@@ -133,7 +133,7 @@ impl Instances {
     }
 }
 
-/// Huge pages are limited to 0 in each size that the machine has.
+/// Returns whether huge pages are limited to 0 in each size of the machine.
 fn is_none_of_each(limits: &Value) -> bool {
     limits.as_array().is_some_and(|l| !l.is_empty() && l.iter().all(|limit| limit.get("limit").is_none()))
 }
@@ -142,7 +142,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Gives what differs from run to run its name.
+/// Replaces values that differ between runs by their names.
 struct Normal<'a> {
     names: &'a Names,
     patterns: Vec<(Regex, &'static str)>,
@@ -152,7 +152,7 @@ impl<'a> Normal<'a> {
     fn new(names: &'a Names) -> Self {
         let patterns = [
             (r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$", "<time>"),
-            // Where the termination message is written: eight digits by chance.
+            // Path of the termination message, with eight random digits.
             (r"/[0-9a-f]{8}$", "/<chance>"),
             (r"\b10\.88\.\d+\.\d+\b", "<pod-ip>"),
         ];
@@ -180,7 +180,7 @@ impl<'a> Normal<'a> {
                 map.into_iter()
                     .map(|(key, v)| {
                         let mut v = self.value(v);
-                        // From where on a user namespace has its ids; 0 where it is the node's.
+                        // First host ID of a user namespace; 0 in the node's user namespace.
                         if key == "host_id" {
                             v = json!("<start>");
                         }

@@ -1,4 +1,4 @@
-//! Specs and fixtures on disk.
+//! Reads and writes specs and fixtures.
 
 use std::path::{Path, PathBuf};
 
@@ -7,67 +7,67 @@ use serde_json::{Value, json};
 
 use crate::runtime::NODE;
 
-/// A pod to be recorded, with what it refers to.
+/// A pod to be recorded, with the objects that it refers to.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// Its name, and the pod's.
+    /// Name of the spec and of the pod.
     pub name: String,
-    /// The pod; bound to the node unless it is a static one.
+    /// The pod; bound to the node unless it is static.
     pub pod: Value,
-    /// What is created before it.
+    /// Objects that are created before the pod.
     pub objects: Vec<Value>,
-    /// What happens once it has started.
+    /// Event after the start of the pod.
     pub then: Option<Then>,
 }
 
-/// What happens to a pod that has started.
+/// An event after the start of a pod.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Then {
-    /// The process of this container ends.
+    /// The process of this container exits.
     Exit(String),
     /// This container is restarted for a reason of its own.
     Restarted(String),
     /// The pod is patched.
     #[serde(untagged)]
     Patch {
-        /// Through this subresource.
+        /// Subresource of the patch.
         subresource: String,
-        /// The patch; in a fixture, the spec that came of it.
+        /// The patch; in a fixture, the resulting spec.
         patch: Value,
     },
 }
 
-/// What a kubelet did for a pod.
+/// Recorded requests of a kubelet for a pod.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Fixture {
-    /// What the kubelet calls itself.
+    /// Version that the kubelet reports.
     pub kubelet: String,
-    /// What was created before the pod.
+    /// Objects that were created before the pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<Value>,
-    /// The pod as the API server gave it, or as its manifest has it.
+    /// The pod as returned by the API server, or as in its manifest.
     pub pod: Value,
-    /// What happened once it had started.
+    /// Event after the start of the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub then: Option<Then>,
     /// The requests; see [`crate::facts`].
     pub facts: Value,
 }
 
-/// Where specs are.
+/// Returns the directory of specs.
 #[must_use]
 pub fn specs_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("specs")
 }
 
-/// Where fixtures are.
+/// Returns the directory of fixtures.
 #[must_use]
 pub fn fixtures_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
-/// A static pod comes from a manifest.
+/// Returns whether the pod is static, from a manifest.
 #[must_use]
 pub fn is_static(name: &str) -> bool {
     name.starts_with("static-")
@@ -82,10 +82,10 @@ fn names(dir: &Path, extension: &str) -> std::io::Result<Vec<String>> {
     Ok(out)
 }
 
-/// All specs, by name.
+/// Returns all specs, by name.
 ///
 /// # Errors
-/// One cannot be read, or has no pod in it.
+/// Fails if a spec cannot be read or has no pod.
 pub fn specs() -> anyhow::Result<Vec<Spec>> {
     names(&specs_dir(), ".yaml")?.into_iter().map(|name| spec(&name)).collect()
 }
@@ -112,10 +112,10 @@ fn spec(name: &str) -> anyhow::Result<Spec> {
     Ok(Spec { name: name.to_owned(), pod, objects, then: then.transpose()? })
 }
 
-/// All fixtures, by name.
+/// Returns all fixtures, by name.
 ///
 /// # Errors
-/// One cannot be read.
+/// Fails if a fixture cannot be read.
 pub fn fixtures() -> anyhow::Result<Vec<(String, Fixture)>> {
     names(&fixtures_dir(), ".json")?
         .into_iter()
@@ -130,16 +130,16 @@ pub fn fixtures() -> anyhow::Result<Vec<(String, Fixture)>> {
 /// Writes a fixture.
 ///
 /// # Errors
-/// It cannot be written.
+/// Fails if it cannot be written.
 pub fn write(name: &str, fixture: &Fixture) -> anyhow::Result<()> {
-    // The name of the token's volume ends in five characters by chance.
+    // The name of the token's volume ends in five random characters.
     let volume = regex::Regex::new("kube-api-access-[a-z0-9]{5}")?;
     let text = serde_json::to_string_pretty(fixture)? + "\n";
     let text = volume.replace_all(&text, "kube-api-access-12345").into_owned();
     Ok(std::fs::write(fixtures_dir().join(format!("{name}.json")), text)?)
 }
 
-/// What the server adds to every object, and differs from run to run.
+/// Removes fields that the server adds to every object and that differ between runs.
 pub fn strip(object: &mut Value) {
     if let Some(map) = object.as_object_mut() {
         map.remove("status");

@@ -1,4 +1,4 @@
-//! A kubelet that has the fake runtime.
+//! Runs a kubelet on the fake runtime.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use nix::unistd::Pid;
 
 use crate::runtime::{ALLOWED_SYSCTLS, CLUSTER_DNS, CLUSTER_DOMAIN, NODE, RESOLV_CONF};
 
-/// How long it gets to end.
+/// Time that the kubelet has to exit.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A running kubelet; ended, with its mounts and cgroups, when dropped.
+/// A running kubelet. Dropping it stops the kubelet and removes its mounts and cgroups.
 #[derive(Debug)]
 pub struct Kubelet {
     child: Child,
@@ -27,7 +27,7 @@ impl Kubelet {
     /// Starts `binary` as the node [`NODE`], with all its files and the runtime's socket under `base`.
     ///
     /// # Errors
-    /// It cannot be started.
+    /// Fails if it cannot be started.
     pub fn start(binary: &Path, kubeconfig: &Path, base: &Path) -> anyhow::Result<Self> {
         let cgroup_root = format!("/qrec-{}", std::process::id());
         let made = groups(&cgroup_root).into_iter().try_for_each(std::fs::create_dir_all);
@@ -73,7 +73,7 @@ impl Kubelet {
         Ok(Self { child, base: base.to_owned(), cgroup_root })
     }
 
-    /// Its cgroup.
+    /// Returns the kubelet's cgroup.
     #[must_use]
     pub fn cgroup_root(&self) -> &str {
         &self.cgroup_root
@@ -101,7 +101,7 @@ impl Drop for Kubelet {
     }
 }
 
-/// A cgroup's directories: one per controller, or one.
+/// Returns the directories of a cgroup: one per controller, or one.
 fn groups(root: &str) -> Vec<PathBuf> {
     let all = Path::new("/sys/fs/cgroup");
     let name = root.trim_start_matches('/');
@@ -114,7 +114,7 @@ fn groups(root: &str) -> Vec<PathBuf> {
     dirs.map(|e| e.path().join(name)).collect()
 }
 
-/// Removes a cgroup and those below it: only their directories can be removed.
+/// Removes a cgroup and its descendants. Only directories can be removed there.
 fn remove_group(dir: &Path) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|t| t.is_dir()) {

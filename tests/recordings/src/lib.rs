@@ -1,8 +1,11 @@
-//! The CRI requests that a kubelet makes for given pods, recorded, and what is needed to compare ours to them.
+//! Recorded CRI requests of a kubelet for given pods, and their comparison with those of Quintlet.
 //!
-//! A recording is made by hand (`src/bin/record.rs`, see README.md): a real kubelet and a real API server, with the fake runtime
-//! in the place of containerd. A fixture has the pod as that API server gave it, the objects that it refers to, and the facts:
-//! the requests as JSON ([`wire`], [`schema`]), without what differs from run to run ([`facts`]).
+//! A recording is made by hand (`src/bin/record.rs`, see README.md): a real kubelet and a real API server,
+//! with the fake runtime in place of containerd. A fixture has the pod as that API server returned it, the
+//! objects that it refers to, and the facts: the requests as JSON ([`wire`], [`schema`]), without values that
+//! differ between runs ([`facts`]).
+
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod compare;
 pub mod facts;

@@ -1,4 +1,4 @@
-//! The runtime of both sides.
+//! The runtime of recordings and of comparisons.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -6,19 +6,18 @@ use std::time::Duration;
 use k8s_cri::v1 as cri;
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, FakeRuntime, Options};
 
-/// The node's name.
 pub const NODE: &str = "sim-node";
 
-/// The image of containers that pull nothing.
+/// Image of containers that pull nothing.
 pub const IMAGE: &str = "example.test/app:1";
 
-/// Containers of these names end at once, with success.
+/// Names of containers that exit at once, with success.
 const TASKS: [&str; 3] = ["init", "init-2", "task"];
 
 /// Unsafe sysctls that the node allows.
 pub const ALLOWED_SYSCTLS: [&str; 1] = ["net.core.somaxconn"];
 
-/// The file for pods with DNS policy Default.
+/// Content of resolv.conf for pods with DNS policy Default.
 pub const RESOLV_CONF: &str =
     "nameserver 192.0.2.53\nsearch example.test lab.example.test\noptions ndots:2\n";
 
@@ -28,7 +27,7 @@ pub const CLUSTER_DNS: &str = "10.0.0.10";
 /// The cluster's domain.
 pub const CLUSTER_DOMAIN: &str = "cluster.local";
 
-/// A runtime that has every feature.
+/// Returns options of a runtime with every feature.
 #[must_use]
 pub fn options() -> Options {
     let handler = |name: &str| cri::RuntimeHandler {
@@ -46,7 +45,8 @@ pub fn options() -> Options {
     }
 }
 
-/// Gives it what the pods need: the image, tasks that end, and a command, `/fails-once`, that fails the first time.
+/// Prepares the runtime for the pods: the image, containers that exit, and a command `/fails-once` that fails
+/// the first time.
 pub fn prepare(runtime: &FakeRuntime) {
     runtime.add_image(IMAGE, 1 << 20);
     for task in TASKS {

@@ -1,4 +1,4 @@
-//! The CRI's requests: which field has which number (CRI v1 of Kubernetes 1.36).
+//! Fields of the CRI's requests with their numbers (CRI v1 of Kubernetes 1.36).
 
 use quintlet_testkit::fake_runtime::Method;
 
@@ -176,7 +176,7 @@ const CONTAINER: &[Field] = &[
         Message(&[one(1, "resources", Message(RESOURCES)), one(2, "security_context", Message(SECURITY))]),
     ),
     many(17, "CDI_devices", Message(&[one(1, "name", Text)])),
-    // By number: the words are signals' names, and 0 is none.
+    // An enum of signals, in which 0 is the default.
     one(18, "stop_signal", Int),
 ];
 
@@ -215,7 +215,7 @@ const UPDATE_RESOURCES: &[Field] =
 
 const STOP_SANDBOX: &[Field] = &[one(1, "pod_sandbox_id", Text)];
 
-/// The fields of a request; none for methods that change nothing or clear away.
+/// Returns the fields of a request; `None` for methods that read or remove.
 #[must_use]
 pub fn request(method: Method) -> Option<&'static [Field]> {
     Some(match method {

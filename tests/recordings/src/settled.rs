@@ -1,4 +1,4 @@
-//! When a pod has come so far that all requests of its start were made.
+//! Detects that all requests of a pod's start were made.
 
 use quintlet_testkit::fake_runtime::{Call, FakeRuntime, Method};
 use serde_json::Value;
@@ -10,10 +10,10 @@ fn list<'a>(value: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     value[key].as_array().into_iter().flatten()
 }
 
-/// Whether that is so; `pod` as the API server has it now. Otherwise what is missing.
+/// Checks that a pod, as in the API server, has started completely.
 ///
 /// # Errors
-/// In words, what is missing.
+/// Returns a description of the missing step.
 pub fn settled(runtime: &FakeRuntime, pod: &Value) -> Result<(), String> {
     let status = &pod["status"];
     let phase = status["phase"].as_str().unwrap_or("none");
@@ -47,10 +47,10 @@ pub fn settled(runtime: &FakeRuntime, pod: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether what happens to a pod that has started was answered. Otherwise what is missing.
+/// Checks that the requests for an event after the start were made.
 ///
 /// # Errors
-/// In words, what is missing.
+/// Returns a description of the missing step.
 pub fn answered(runtime: &FakeRuntime, pod: &Value, then: &Then) -> Result<(), String> {
     let status = &pod["status"];
     let running =
@@ -72,12 +72,12 @@ pub fn answered(runtime: &FakeRuntime, pod: &Value, then: &Then) -> Result<(), S
     if done { Ok(()) } else { Err(format!("no answer to {then:?}: {status}")) }
 }
 
-/// Ids of a pod's containers.
+/// Returns the IDs of a pod's containers.
 fn ids(runtime: &FakeRuntime, uid: &str) -> Vec<String> {
     runtime.containers().into_iter().filter(|c| c.pod_uid() == uid).map(|c| c.id().to_owned()).collect()
 }
 
-/// The commands run in a pod so far.
+/// Returns the commands that were run in a pod.
 fn commands(runtime: &FakeRuntime, uid: &str) -> Vec<Value> {
     let ids = ids(runtime, uid);
     let table = schema::request(Method::ExecSync).unwrap_or_default();

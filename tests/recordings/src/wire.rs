@@ -1,8 +1,8 @@
-//! A protobuf message as JSON, by a table of its fields.
+//! Decodes a protobuf message to JSON, by a table of its fields.
 //!
-//! By a table, not by bindings, since bindings drop what is newer than they are. What the table does not know is shown under
-//! its number. Values that are the default are left out, as on the wire; messages of one field that come in several parts
-//! are merged, as every reader does.
+//! Bindings would drop fields that are newer than they are. A field that is not in the table is shown with
+//! its number. Default values are omitted, as on the wire. A message field that occurs several times is
+//! merged, as by every decoder.
 
 use std::collections::BTreeMap;
 
@@ -11,28 +11,26 @@ use serde_json::{Map, Value, json};
 /// A field of a message.
 #[derive(Debug)]
 pub struct Field {
-    /// Its number.
     pub number: u64,
-    /// Its name.
     pub name: &'static str,
-    /// What is in it.
+    /// Type of the field.
     pub kind: Kind,
-    /// It may be there more than once.
+    /// Whether the field is repeated.
     pub many: bool,
 }
 
-/// What a field has.
+/// Type of a field.
 #[derive(Debug, Clone, Copy)]
 pub enum Kind {
-    /// A string, or bytes that are text.
+    /// A string, or bytes with text.
     Text,
-    /// true or false.
+    /// A bool.
     Bool,
-    /// A whole number.
+    /// An integer.
     Int,
-    /// A word, by its number.
+    /// An enum, with the names of its values.
     Word(&'static [&'static str]),
-    /// A message of one number, which makes "none" and "0" two things.
+    /// A wrapped number, which distinguishes "none" from "0".
     Number,
     /// A map of strings to strings.
     Map,
@@ -40,7 +38,7 @@ pub enum Kind {
     Message(&'static [Field]),
 }
 
-/// Why bytes are no such message.
+/// Reason why bytes are not a message of this type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a protobuf message: {0}")]
 pub struct NotAMessage(&'static str);
@@ -91,10 +89,10 @@ fn fields(mut bytes: &[u8]) -> Result<BTreeMap<u64, Vec<Raw<'_>>>, NotAMessage> 
     Ok(out)
 }
 
-/// The message as JSON.
+/// Decodes a message to JSON.
 ///
 /// # Errors
-/// It is not one, or a field is of another kind than its table says.
+/// Fails if the bytes are malformed or a field has another type than in the table.
 pub fn decode(table: &[Field], bytes: &[u8]) -> Result<Value, NotAMessage> {
     let mut out = Map::new();
     for (number, raws) in fields(bytes)? {
@@ -117,7 +115,7 @@ fn unknown(raw: &Raw<'_>) -> Value {
     }
 }
 
-/// A message that is there and empty says something; an empty list or word does not.
+/// Returns whether a value is the default. An empty message is not, but an empty list or enum is.
 fn is_default(field: &Field, value: &Value) -> bool {
     !field.many
         && match field.kind {
@@ -151,7 +149,7 @@ fn value(field: &Field, raws: &[Raw<'_>]) -> Result<Value, NotAMessage> {
             let mut out = Vec::new();
             for raw in raws {
                 match (kind, raw) {
-                    // Numbers come packed.
+                    // Repeated numbers are packed.
                     (Kind::Int, Raw::Bytes(packed)) => {
                         let mut packed = *packed;
                         while !packed.is_empty() {
@@ -223,7 +221,7 @@ mod tests {
     use crate::schema;
 
     #[test]
-    fn the_table_says_what_the_bindings_say() {
+    fn the_field_table_equals_the_bindings() {
         let config = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: "c".into(), attempt: 2 }),
             envs: vec![cri::KeyValue { key: "A".into(), value: "1".into() }],
@@ -268,7 +266,7 @@ mod tests {
         });
         assert_eq!(decode(schema::CREATE_CONTAINER, &bytes), Ok(want.clone()));
 
-        // In two parts, with a field that no table has.
+        // The message in two parts, with an unknown field.
         let mut more = bytes.clone();
         more.extend([0x12, 3, 0x90, 1, 23]);
         more.extend([0x12, 4, 0xf8, 0x3f, 7, 0]);

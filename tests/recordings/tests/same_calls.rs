@@ -1,4 +1,5 @@
-//! What we ask the runtime for is what a kubelet asks it for, field by field, but for what [`differences`] lists.
+//! Compares our CRI requests with those of a kubelet, field by field, except for the entries of
+//! [`differences`].
 #![allow(clippy::unwrap_used, clippy::panic, clippy::large_futures, missing_docs)]
 
 mod differences;
@@ -25,7 +26,7 @@ fn every_spec_was_recorded() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_runtime_is_asked_for_what_a_kubelet_asks_it_for() {
+async fn cri_calls_equal_those_of_a_kubelet() {
     let fixtures = fixture::fixtures().unwrap();
     let sim = start(&fixtures).await;
     for (name, fixture) in &fixtures {
@@ -42,7 +43,8 @@ async fn the_runtime_is_asked_for_what_a_kubelet_asks_it_for() {
         (sim.cgroup_root().to_owned(), "<cgroup>".to_owned()),
         (node_ip(&sim).await, "<node-ip>".to_owned()),
     ];
-    // All have started before the first ends: on a busy machine a grace would be shorter by the time until its stop.
+    // All pods have started before the first one terminates: on a busy machine a grace period would be
+    // shorter by the time until its stop.
     let mut started = Vec::new();
     for (name, fixture) in &fixtures {
         started.push((name, fixture, start_of(&sim, name, fixture, &names).await));
@@ -67,7 +69,7 @@ async fn the_runtime_is_asked_for_what_a_kubelet_asks_it_for() {
     assert_eq!(unused, [""; 0], "no such difference any more");
 }
 
-/// The address that the Node tells.
+/// Returns the address in the Node's status.
 async fn node_ip(sim: &Sim) -> String {
     let of = |node: &Value| {
         let all = node["status"]["addresses"].as_array()?;
@@ -78,7 +80,7 @@ async fn node_ip(sim: &Sim) -> String {
     of(&node).unwrap()
 }
 
-/// A node that is set as that of the recording.
+/// Starts a node with the configuration of the recording.
 async fn start(fixtures: &[(String, Fixture)]) -> Sim {
     let mut sim = Sim::prepare(Options { runtime: runtime::options(), ..Options::default() }).await;
     runtime::prepare(&sim.runtime);
@@ -122,17 +124,17 @@ fn name_in_api(name: &str) -> String {
     if fixture::is_static(name) { format!("{name}-{NODE}") } else { name.to_owned() }
 }
 
-/// The pod as the API server has it, with the UID that the runtime knows.
+/// Returns the pod as in the API server, with the UID that the runtime has.
 fn pod(sim: &Sim, name: &str) -> Value {
     let mut pod = sim.pod(&name_in_api(name)).0;
     if fixture::is_static(name) {
-        // The mirror has a UID of its own.
+        // The mirror pod has another UID.
         pod["metadata"]["uid"] = pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].clone();
     }
     pod
 }
 
-/// Waits for a pod's start, does what then happens to it, and waits for that.
+/// Waits for a pod's start, causes the event after it, and waits for its requests.
 async fn start_of(sim: &Sim, name: &str, fixture: &Fixture, names: &Names) -> Instances {
     let now = until(&format!("{name} has started"), LONG, async || {
         let pod = pod(sim, name);

@@ -10,7 +10,6 @@ static ONCE: Once = Once::new();
 /// Prefix of the names of directories and cgroups, before the process ID.
 const PREFIX: &str = "qsim-";
 
-/// Returns the prefix of this process's names.
 pub(crate) fn prefix() -> String {
     format!("{PREFIX}{}-", std::process::id())
 }

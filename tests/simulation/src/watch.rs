@@ -45,7 +45,7 @@ impl Watch {
     }
 }
 
-/// Returns what exists twice.
+/// Returns the duplicates.
 fn violations(runtime: &FakeRuntime) -> Vec<String> {
     let mut out = Vec::new();
     let (sandboxes, containers) = runtime.records();

@@ -294,7 +294,7 @@ struct ListBuffer {
     splitter: ListSplitter,
     /// Whether the runtime has sent data.
     received_any: bool,
-    /// None: all data goes into the reply.
+    /// Sends messages to the caller; `None` if all data goes into one reply.
     sender: Option<ListSender>,
     /// Byte limit and reservation of a list that is read as a whole.
     whole: Option<(ByteBudget, GrowingReservation)>,

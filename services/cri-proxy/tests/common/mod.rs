@@ -1,4 +1,4 @@
-//! A runtime that does what a test says, frame by frame, and a caller that sees every frame.
+//! A runtime that follows a script, frame by frame, and a client that records every frame.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, dead_code)]
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -24,22 +24,22 @@ use quintlet_kit::clock::Clock;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 
-/// What the fake does with a call.
+/// Behaviour of the fake runtime for a call.
 #[derive(Clone)]
 pub(crate) enum Act {
     /// Headers, body chunks, trailers.
     Reply(HeaderMap, Vec<Bytes>, HeaderMap),
     /// One header block.
     TrailersOnly(HeaderMap),
-    /// Sends every frame back as it comes, then trailers.
+    /// Sends every frame back, and then trailers.
     Echo(HeaderMap),
-    /// Waits for a permit, then does the other.
+    /// Waits for a permit, and then behaves as given.
     After(Arc<Semaphore>, Box<Act>),
-    /// Never answers.
+    /// Never replies.
     Hang,
-    /// Ends the connection without an answer.
+    /// Breaks the connection without a reply.
     Cut,
-    /// Streams what the channel brings.
+    /// Streams the messages of the channel.
     Stream(Arc<tokio::sync::Mutex<mpsc::Receiver<Bytes>>>),
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    /// What is done with calls of a path, in turn; the last one stays.
+    /// Sets the behaviour for calls of a path, in order. The last one is repeated.
     pub(crate) fn on(&self, path: &str, acts: impl IntoIterator<Item = Act>) {
         let mut acts: Vec<_> = acts.into_iter().collect();
         acts.reverse();
@@ -131,7 +131,7 @@ impl Script {
         })
     }
 
-    /// Serves at `path` until the token is cancelled; all connections end with it.
+    /// Serves at `path` until the token is cancelled, which breaks all connections.
     pub(crate) fn serve(&self, path: &std::path::Path) -> CancellationToken {
         let _ = std::fs::remove_file(path);
         let listener = tokio::net::UnixListener::bind(path).unwrap();
@@ -167,7 +167,7 @@ pub(crate) fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
     map
 }
 
-/// A good answer with one message.
+/// Returns a successful reply with one message.
 pub(crate) fn good(message: &impl prost::Message) -> Act {
     let head = headers(&[("content-type", "application/grpc")]);
     Act::Reply(head, vec![reply::frame(message)], headers(&[("grpc-status", "0")]))
@@ -179,7 +179,7 @@ pub(crate) fn failing(code: u8, message: &str) -> Act {
     Act::TrailersOnly(headers(&head))
 }
 
-/// An answer as its caller sees it.
+/// A reply, as its caller receives it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Got {
     pub(crate) headers: HeaderMap,
@@ -191,7 +191,7 @@ impl Got {
     pub(crate) fn meta(&self, name: &str) -> &str {
         let of = |map: &HeaderMap| map.get(name).map(|v| v.to_str().unwrap().to_owned());
         let found = self.trailers.as_ref().and_then(of).or_else(|| of(&self.headers));
-        // Tests compare it at once; leaking keeps them short.
+        // Leaked for brevity: tests compare it at once.
         found.map_or("", |s| String::leak(s))
     }
 
@@ -211,7 +211,7 @@ pub(crate) async fn got(response: Response<Incoming>) -> Got {
     Got { headers: head.headers, body: body.to_bytes(), trailers }
 }
 
-/// The messages of a body of whole gRPC frames.
+/// Splits a body of complete gRPC frames into messages.
 pub(crate) fn messages(mut body: &[u8]) -> Vec<Bytes> {
     let mut out = Vec::new();
     while let Some(&[flag, a, b, c, d]) = body.first_chunk::<5>() {
@@ -250,7 +250,7 @@ impl Bench {
         Self::changed(name, version, hint_capacity, clock, |_| {}).await
     }
 
-    /// With a configuration that was changed.
+    /// Starts a proxy with a changed configuration.
     pub(crate) async fn changed(
         name: &str,
         version: &str,
@@ -315,12 +315,12 @@ impl Bench {
         got(self.caller(socket).send(request).await.unwrap()).await
     }
 
-    /// Stops the proxy, as SIGTERM does.
+    /// Stops the proxy like SIGTERM.
     pub(crate) fn end(&self) {
         self.stop.cancel();
     }
 
-    /// Stops the runtime, connections and all.
+    /// Stops the runtime and breaks its connections.
     pub(crate) fn down(&self) {
         self.runtime.cancel();
         let _ = std::fs::remove_file(self.dir.path().join("runtime.sock"));
@@ -331,7 +331,7 @@ impl Bench {
     }
 }
 
-/// Waits until `look` finds something.
+/// Waits until `look` returns a value.
 pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     loop {

@@ -249,7 +249,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_header_makes_it_panic_and_no_token_is_left_for_the_runtime(
+        fn no_header_causes_a_panic_and_no_token_is_forwarded_to_the_runtime(
             auth in proptest::collection::vec(0x20u8..=0xff, 0..80),
             protocols in "[ ,.a-z0-9]{0,30}(base64url\\.bearer\\.authorization\\.k8s\\.io\\.[A-Za-z0-9_=-]{0,40})?[ ,a-z]{0,9}",
         ) {
@@ -263,7 +263,7 @@ mod tests {
         }
 
         #[test]
-        fn a_token_is_read_as_it_was_sent(sent in "[!-~]{1,200}", scheme in "(?i)bearer", blanks in " {1,3}") {
+        fn a_token_is_parsed_to_its_original_value(sent in "[!-~]{1,200}", scheme in "(?i)bearer", blanks in " {1,3}") {
             let mut list = HeaderMap::new();
             list.insert(AUTHORIZATION, format!("{scheme}{blanks}{sent}").parse().unwrap());
             prop_assert_eq!(credential(&list), Credential::Token(sent.clone()));
@@ -276,7 +276,7 @@ mod tests {
 
         /// For any bytes in the header: a token only follows `bearer`, and is a part of the header.
         #[test]
-        fn only_a_bearer_has_a_token(value in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn only_a_bearer_header_has_a_token(value in proptest::collection::vec(any::<u8>(), 0..80)) {
             let mut list = HeaderMap::new();
             if let Ok(sent) = http::HeaderValue::from_bytes(&value) {
                 list.insert(AUTHORIZATION, sent);

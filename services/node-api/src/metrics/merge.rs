@@ -148,7 +148,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(a in "[a-z#{}\" =_0-9\n]{0,200}", b in "(# (HELP|TYPE) [a-z]{0,4}[ a-z]{0,9}\n|[a-z]{0,4}[{} 0-9]{0,9}\n){0,9}") {
+        fn no_text_causes_a_panic(a in "[a-z#{}\" =_0-9\n]{0,200}", b in "(# (HELP|TYPE) [a-z]{0,4}[ a-z]{0,9}\n|[a-z]{0,4}[{} 0-9]{0,9}\n){0,9}") {
             let _ = only(&merge(&parts(&[&a, &b])), |n| n.len() > 1);
         }
     }

@@ -1,4 +1,4 @@
-//! A node API in process: a test API server behind it, a pod-sync that knows one pod, no runtime.
+//! node-api in this process, with a test API server, a pod-sync that has one pod, and no runtime.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -36,7 +36,7 @@ use tonic::{Response, Status};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) struct Api {
-    /// Id of the one container.
+    /// ID of the only container.
     pub(crate) container: Arc<Mutex<String>>,
     pub(crate) address: SocketAddr,
     pub(crate) test_api: TestApi,
@@ -104,14 +104,15 @@ impl Api {
         }
     }
 
-    /// With a runtime behind it, which has the pod's sandbox and container, and a streaming server that says everything back.
+    /// Starts node-api with a runtime that has the pod's sandbox and container, and with a streaming server
+    /// that echoes everything.
     pub(crate) async fn with_runtime(limits: Limits, more: &[&str]) -> (Self, FakeRuntime) {
         let echo = echo_server().await;
         Self::with_streaming_server(limits, more, echo).await
     }
 
-    /// Starts a node API in front of a runtime that has the pod's sandbox and container, and whose streaming server is at
-    /// `streaming`.
+    /// Starts node-api in front of a runtime that has the pod's sandbox and container, and whose streaming
+    /// server is at `streaming`.
     pub(crate) async fn with_streaming_server(
         limits: Limits,
         more: &[&str],
@@ -133,7 +134,7 @@ impl Api {
         (api, runtime)
     }
 
-    /// Asks to switch to SPDY; the answer's head, and the connection.
+    /// Requests an upgrade to SPDY. Returns the header of the response and the connection.
     pub(crate) async fn upgrade(&self, path: &str, more: &str) -> (String, TlsStream<TcpStream>) {
         let mut stream = self.tls(None).await;
         let asked = format!(
@@ -173,7 +174,7 @@ impl Api {
     }
 }
 
-/// A CA that tests sign with.
+/// A CA for test certificates.
 pub(crate) struct Ca {
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
     pub(crate) pem: String,
@@ -207,7 +208,7 @@ impl Ca {
 }
 
 impl Ca {
-    /// A certificate for a server and its key, as PEM.
+    /// Returns a certificate for a server and its key, as PEM.
     pub(crate) fn server(&self, name: &str) -> (String, String) {
         let mut params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
         params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ServerAuth];
@@ -217,7 +218,7 @@ impl Ca {
     }
 }
 
-/// A request without TLS.
+/// Sends a request without TLS.
 pub(crate) async fn plain(
     address: SocketAddr,
     method: Method,
@@ -235,7 +236,7 @@ pub(crate) async fn plain(
     Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }
 
-/// The body of a short answer on a connection that is there already.
+/// Returns the body of a short response on an open connection.
 pub(crate) async fn get_on(stream: &mut TlsStream<TcpStream>, path: &str) -> String {
     let asked = format!("GET {path} HTTP/1.1\r\nhost: n\r\nconnection: close\r\n\r\n");
     stream.write_all(asked.as_bytes()).await.unwrap();
@@ -271,7 +272,7 @@ pub(crate) async fn tls_over(
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
-/// The head of an answer.
+/// Returns the header of a response.
 pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -280,7 +281,7 @@ pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     String::from_utf8(head).unwrap()
 }
 
-/// Switches to whatever it is asked for, and says everything back.
+/// Starts a server that accepts any upgrade and echoes everything.
 async fn echo_server() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -292,7 +293,7 @@ async fn echo_server() -> SocketAddr {
                     "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\n";
                 stream.write_all(switched.as_bytes()).await.unwrap();
                 let (mut read, mut write) = stream.split();
-                // The client may be gone.
+                // The client may have disconnected.
                 let _ = tokio::io::copy(&mut read, &mut write).await;
             });
         }
@@ -372,7 +373,7 @@ impl PodSync for OnePod {
     }
 }
 
-/// What pod-sync was asked to checkpoint; one that may take no time fails.
+/// Records the checkpoint requests to pod-sync. One with a timeout of zero fails.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Checkpointed(pub(crate) Arc<Mutex<Vec<wire::CheckpointRequest>>>);
 
@@ -393,7 +394,7 @@ impl Checkpoints for Checkpointed {
     }
 }
 
-/// One volume of the one pod.
+/// Statistics of one volume of the pod.
 struct OneVolume;
 
 #[tonic::async_trait]

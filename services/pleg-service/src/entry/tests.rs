@@ -155,7 +155,7 @@ fn a_failed_inspection_keeps_the_last_good_state_with_the_error() {
 }
 
 #[test]
-fn a_failed_inspection_makes_a_record_only_of_a_pod_that_a_list_has_had_since_it_was_gone() {
+fn a_failed_inspection_creates_a_record_only_for_a_pod_that_was_listed_after_its_removal() {
     let down = || Err("down".to_owned());
     let running = || Ok(found(vec![], vec![container("c", ContainerState::Running)]));
     let nothing = || Ok(found(vec![], vec![]));
@@ -201,7 +201,7 @@ fn addresses_stay_with_a_stopped_sandbox_also_across_errors_until_a_newer_one_is
 }
 
 #[test]
-fn what_a_hint_told_of_shows_when_it_shows() {
+fn a_hinted_change_is_confirmed_once_the_cri_shows_it() {
     use HintKind::{Created, Deleted, Exited, Started};
     let record = |state| {
         let mut pod = PodRuntime::empty(pod_ref(), Cursor::default(), at(0));

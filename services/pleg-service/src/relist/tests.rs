@@ -119,7 +119,7 @@ async fn full() -> (Arc<Full>, Arc<Core>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_list_of_a_full_node_leaves_places_for_who_asks() {
+async fn the_first_list_of_a_full_node_leaves_slots_for_observe_requests() {
     let (runtime, core) = full().await;
     assert_eq!(core.store.len(), PODS);
     assert_eq!(runtime.most.load(Ordering::Relaxed), FIRST_LOOKS, "one sandbox of each pod");
@@ -127,7 +127,7 @@ async fn the_first_list_of_a_full_node_leaves_places_for_who_asks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_relist_of_18_000_containers_gives_others_their_turn_every_256_and_looks_at_none_again() {
+async fn a_relist_of_18_000_containers_yields_every_256_and_inspects_no_unchanged_pod() {
     let (_runtime, core) = full().await;
     let next = || {
         let ticket = core.begins();
@@ -152,7 +152,7 @@ async fn a_relist_of_18_000_containers_gives_others_their_turn_every_256_and_loo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watcher_gets_its_change_while_a_full_list_is_being_digested() {
+async fn a_watcher_receives_a_change_while_a_full_list_is_processed() {
     let (runtime, core) = full().await;
     let mut watch = Box::pin(core.readers.watch(Some(core.store.cursor())));
     assert!(matches!(watch.next().await.unwrap().unwrap().event, Some(Event::Hello(_))));

@@ -1,4 +1,4 @@
-//! pleg-service in-process, on a fake runtime and scripted hints.
+//! pleg-service in this process, with a fake runtime and scripted hints.
 #![allow(unreachable_pub, dead_code, reason = "each test binary uses its part")]
 
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 type Stream = mpsc::UnboundedSender<Result<HintEvent, Status>>;
 
-/// Hints by script: refused until allowed, then whatever the test sends.
+/// A scripted source of hints: connections are refused until they are allowed.
 #[derive(Clone, Default)]
 pub struct Hints {
     allowed: Arc<Mutex<bool>>,
@@ -57,7 +57,7 @@ impl Hints {
         }
     }
 
-    /// Ends the stream with an error; it may be opened again at once.
+    /// Ends the stream with an error. It may be opened again at once.
     pub fn cut(&self) {
         if let Some(to) = self.open.lock().take() {
             let _ = to.send(Err(Status::unavailable("cut")));
@@ -107,7 +107,7 @@ impl Bench {
         bench
     }
 
-    /// Another pleg-service in the place of the one that ended.
+    /// Starts another pleg-service in place of one that has stopped.
     pub fn up(&mut self) {
         self.stop = CancellationToken::new();
         let server = Server::new("pleg-service");
@@ -128,7 +128,7 @@ impl Bench {
         let _ = std::fs::remove_file(&self.socket);
     }
 
-    /// A follower of the pleg-service at `leader`, serving at `name`.
+    /// Starts a follower of the pleg-service at `leader`, which serves at `name`.
     pub fn follower(&self, leader: &Path, name: &str) -> Follower {
         let socket = self.dir.path().join(name);
         let stop = CancellationToken::new();
@@ -142,7 +142,7 @@ impl Bench {
         Follower { client: PlegClient::new(channel.clone()), check: HealthClient::new(channel), socket, stop }
     }
 
-    /// A line to the leader that can be cut.
+    /// Returns a connection to the leader that can be interrupted.
     pub fn line(&self) -> Line {
         let path = self.dir.path().join("line.sock");
         let listener = bind_unix(&path, 0o600).unwrap();
@@ -220,20 +220,20 @@ pub struct Line {
 }
 
 impl Line {
-    /// Ends what is connected; new connections are let through.
+    /// Breaks the open connections. New ones are accepted.
     pub fn cut(&self) {
         std::mem::take(&mut *self.cut.lock()).cancel();
     }
 }
 
-/// A reader that keeps what it was told, as pod-sync does.
+/// A reader that keeps the received records, as pod-sync does.
 pub struct Watch {
     stream: Streaming<pb::WatchEvent>,
     pub pods: BTreeMap<String, pb::PodRecord>,
     pub cursor: Option<pb::Cursor>,
     /// One word per message.
     pub log: Vec<String>,
-    /// How often each pod was called gone.
+    /// How often each pod was reported gone.
     pub gone: BTreeMap<String, usize>,
     revs: BTreeMap<String, (u64, u64)>,
     picture: Option<BTreeMap<String, pb::PodRecord>>,
@@ -247,10 +247,10 @@ impl Watch {
         Self { stream, pods, cursor: resume, log: Vec::new(), picture: None, revs, gone }
     }
 
-    /// Places only grow, of each pod too: no change comes twice.
+    /// Checks that cursors only increase, also per pod: no change is received twice.
     fn check(&mut self, event: &pb::WatchEvent) {
         if matches!(event.event, Some(Event::Resync(_))) {
-            // The place it had is none.
+            // The earlier cursor is invalid.
             self.cursor = None;
         }
         let place = |c: pb::Cursor| (c.epoch, c.rev);

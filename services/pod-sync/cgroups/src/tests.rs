@@ -44,7 +44,7 @@ fn a_pods_cgroup_is_named_by_the_drivers_rules() {
 }
 
 #[test]
-fn without_tiers_no_group_is_made_or_named() {
+fn without_qos_cgroups_no_cgroup_is_created_or_named() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("cgroup.controllers"), "cpu memory pids").unwrap();
     let entries = || fs::read_dir(dir.path()).unwrap().flatten().map(|e| e.file_name()).collect::<Vec<_>>();
@@ -182,7 +182,7 @@ impl Drop for Real {
 }
 
 #[tokio::test]
-async fn a_pods_group_lives_from_first_use_to_the_last_process() {
+async fn a_pods_cgroup_exists_from_its_first_use_until_its_last_process() {
     let Some(real) = Real::new("life") else { return };
     let (id, cgroups) = (uid("u-1"), &real.cgroups);
     let limited = pod(json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}));
@@ -222,7 +222,7 @@ async fn a_pods_group_lives_from_first_use_to_the_last_process() {
 }
 
 #[test]
-fn a_groups_values_change_one_by_one_and_read_back() {
+fn values_of_a_cgroup_change_one_by_one_and_are_read_back() {
     let Some(real) = Real::new("resize") else { return };
     let (id, cgroups) = (uid("u-3"), &real.cgroups);
     let limited = pod(json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}));
@@ -255,7 +255,7 @@ fn a_groups_values_change_one_by_one_and_read_back() {
 }
 
 #[test]
-fn version_two_is_read_in_its_own_words() {
+fn values_of_cgroup_version_2_are_parsed_in_its_format() {
     let tmp = tempfile::tempdir().unwrap();
     let root = tmp.path();
     fs::write(root.join("cgroup.controllers"), "cpu memory\n").unwrap();
@@ -308,7 +308,7 @@ fn owned_cgroups_are_recognised_by_their_mark() {
 }
 
 #[test]
-fn a_group_missing_in_one_hierarchy_is_completed() {
+fn a_cgroup_missing_in_one_hierarchy_is_created_there() {
     let Some(real) = Real::new("part") else { return };
     let best_effort = pod(json!({}));
     real.cgroups.ensure(&best_effort, &uid("u2")).unwrap();

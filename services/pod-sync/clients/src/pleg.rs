@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reply_that_is_late_neither_brings_a_pod_back_nor_removes_a_newer_record() {
+    async fn a_late_reply_neither_restores_a_removed_pod_nor_removes_a_newer_record() {
         let pleg = Pleg::new("/nowhere".into(), Arc::default());
         let uid = PodUid::parse("u").unwrap();
         let at = |rev| Cursor { epoch: EPOCH, rev };

@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pod_that_moves_is_released_and_takes_its_final_memory_along() {
+    async fn a_moved_pod_is_released_and_keeps_its_final_memory() {
         let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
         let uid = PodUid::parse("u").unwrap();
         let (first, other) = two(&probes, &uid);
@@ -638,7 +638,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_release_without_an_answer_is_given_up_after_two_seconds() {
+    async fn a_release_without_a_reply_is_abandoned_after_two_seconds() {
         let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
         let uid = PodUid::parse("u").unwrap();
         let (first, other) = two(&probes, &uid);
@@ -659,7 +659,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_instance_that_does_not_answer_loses_its_pods_and_drops_them_when_it_goes_on() {
+    async fn an_unresponsive_instance_loses_its_pods_and_drops_them_when_it_resumes() {
         let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
         let uid = PodUid::parse("u").unwrap();
         let (first, other) = two(&probes, &uid);
@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_only_instance_keeps_its_pods_however_long_it_is_away() {
+    async fn the_only_instance_keeps_its_pods_however_long_it_is_absent() {
         let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
         let uid = PodUid::parse("u").unwrap();
         probes.update_instances(&ids(&["a"]));

@@ -120,20 +120,20 @@ impl Containment {
                 "Pods that wait after a panic or a crash of a service in their work",
             ),
         };
-        let told = exits::take(&paths.exit(SERVICE));
-        new.attribute_exit(&told, &previous, oom_kills);
+        let exit_note = exits::take(&paths.exit(SERVICE));
+        new.attribute_exit(&exit_note, &previous, oom_kills);
         new.update_gauge();
         Ok(new)
     }
 
     // Holds a crash of the previous process against the pods whose work was in progress.
-    fn attribute_exit(&self, told: &str, left: &PreviousWork, oom_kills: Option<u64>) {
+    fn attribute_exit(&self, exit_note: &str, left: &PreviousWork, oom_kills: Option<u64>) {
         let (boot, before) = left.note.split_once(' ').unwrap_or((&left.note, ""));
         if boot != self.boot {
             return;
         }
         let oom_killed = before.parse::<u64>().ok().zip(oom_kills).is_some_and(|(before, now)| now > before);
-        let cause = exits::cause(told, oom_killed);
+        let cause = exits::cause(exit_note, oom_killed);
         let in_work = match &cause {
             // A crash happens on the thread that runs the work.
             ProcessExit::Crash(_) => &left.on_thread,
@@ -283,7 +283,7 @@ mod tests {
         Containment::open(&paths, "boot".to_owned(), clock).unwrap()
     }
 
-    // A process that ends while a thread executes work of `k`, and `other` waits.
+    // Simulates a process that ends while a thread executes work of `k`, and `other` waits.
     async fn dies(run: &Path, note: Option<&str>) {
         let process = open(run);
         let before = process.wait(&uid("k"));
@@ -298,7 +298,7 @@ mod tests {
         if before.is_none() {
             at_death.await.unwrap();
         }
-        // What the file had at that moment is what the next process finds.
+        // The next process finds the content of the file at this moment.
         std::fs::rename(run.join("left"), &marks).unwrap();
         if let Some(note) = note {
             let path = Paths::new(run).exit(SERVICE);
@@ -324,7 +324,7 @@ mod tests {
             let wait = after.wait(&uid("k"));
             assert_eq!(wait.as_ref().map(|w| w.is_aside), is_aside.then_some(true), "{note:?}");
             assert_eq!(after.wait(&uid("other")), None, "{note:?}: it was on no thread");
-            // The next one still knows, and does not count the death again.
+            // The next process still has the record, and does not count the exit again.
             drop(after);
             assert_eq!(open(run.path()).wait(&uid("k")), wait, "{note:?}");
         }

@@ -185,7 +185,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_receiver_merges_both_parts_and_an_older_one_reads_the_known_fields() {
+    fn both_parts_of_an_extended_message_are_merged_and_older_receivers_read_the_known_fields() {
         let base = cri::CreateContainerRequest {
             pod_sandbox_id: "s".to_owned(),
             config: Some(cri::ContainerConfig {
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_signal_has_the_number_of_its_name() {
+    fn a_stop_signal_is_converted_to_the_enum_of_the_cri() {
         let of = |name: Option<&str>| {
             let lifecycle = json!({"stopSignal": name});
             stop_signal(&serde_json::from_value(json!({"name": "c", "lifecycle": lifecycle})).unwrap())

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_multiply_one_another_or_repeat_an_object_end_at_a_limit() {
+    fn variables_that_expand_exponentially_or_repeat_an_object_are_limited() {
         let mut env = vec![json!({"name": "V0", "value": "x".repeat(1000)})];
         env.extend(
             (1..40).map(|n| json!({"name": format!("V{n}"), "value": format!("$(V{})", n - 1).repeat(10)})),
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reference_gives_a_value_nothing_or_the_kubelets_words() {
+    fn a_variable_reference_has_a_value_none_or_the_kubelets_error() {
         let case = Case::default();
         let field = |path: &str| json!({"fieldRef": {"fieldPath": path}});
         let map = |name: &str, key: &str, optional: bool| json!({"configMapKeyRef": {"name": name, "key": key, "optional": optional}});
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_a_file_comes_from_an_empty_dir() {
+    fn a_file_key_reference_is_read_from_an_empty_dir() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("f"), "A='1'\n").unwrap();
         std::fs::write(dir.path().join("bad"), "A=1\n").unwrap();
@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sub_path_names_every_variable_it_misses() {
+    fn a_sub_path_error_names_every_missing_variable() {
         let env = [("A".to_owned(), "a".to_owned()), ("E".to_owned(), String::new())].into();
         assert_eq!(expand_sub_path("x/$(A)", &env).unwrap(), "x/a");
         assert_eq!(

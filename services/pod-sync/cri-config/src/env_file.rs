@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_variables_is_read_by_its_rules() {
+    fn an_environment_file_is_parsed_by_its_rules() {
         let text = "# comment\n\n  A='1'\nB='two\nlines' # why\nC= \nD=''\nA='last'\n";
         for (key, want) in
             [("A", Some("last")), ("B", Some("two\nlines")), ("C", Some("")), ("D", Some("")), ("E", None)]

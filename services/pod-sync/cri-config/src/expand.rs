@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_expand_once_and_only_when_known() {
+    fn only_known_references_expand_and_only_once() {
         let get = |name: &str| match name {
             "A" => Some("a"),
             "B" => Some("$(A)"),
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn references_without_an_end_take_linear_time_and_long_values_end_at_the_budget() {
+    fn unterminated_references_take_linear_time_and_long_values_are_limited() {
         let open = "$(".repeat(1 << 20);
         let began = tokio::time::Instant::now();
         assert_eq!(expand_known(&open, &mut Budget::new("texts"), |_| None).unwrap(), open);

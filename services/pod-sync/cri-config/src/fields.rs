@@ -162,7 +162,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn metadata_reads_as_the_downward_api_writes_it() {
+    fn metadata_has_the_format_of_the_downward_api() {
         let mut p = pod_of(json!({"containers": []}));
         p.metadata.labels =
             Some([("b".into(), "2".into()), ("a".into(), "x\"y\n\u{7f}é\u{200b}'".into())].into());
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_level_limit_goes_before_the_nodes_allocatable() {
+    fn a_pod_level_limit_precedes_the_nodes_allocatable() {
         let p = pod_of(json!({"containers": [{"name": "c"}], "resources": {"limits": {"cpu": "2"}}}));
         let allocatable: ResourceList = [("cpu".to_owned(), Quantity::parse("4").unwrap())].into();
         let own = &p.spec.as_ref().unwrap().containers[0];

@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_omissions_and_escapes_are_those_of_go() {
+    fn json_has_the_order_omissions_and_escapes_of_go() {
         let all: Vec<ContainerPort> = serde_json::from_value(json!([
             {"hostIP": "10.0.0.1", "protocol": "UDP", "containerPort": 53, "hostPort": 5353, "name": "dns"},
             {"containerPort": 80, "hostPort": 0, "name": ""},

@@ -130,7 +130,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pod_is_named_by_its_spec_or_its_own_name() {
+    fn the_hostname_is_that_of_the_spec_or_the_pods_name() {
         let long = "a".repeat(62) + "-.b";
         for (name, spec, want) in [
             ("web", json!({}), Ok(("web", None, "web"))),

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_in_the_nodes_network_has_the_nodes_file() {
+    fn a_pod_with_host_network_has_the_nodes_hosts_file() {
         assert_eq!(
             host_network_hosts("127.0.0.1 me\n", &[]),
             "# Kubernetes-managed hosts file (host network).\n127.0.0.1 me\n"

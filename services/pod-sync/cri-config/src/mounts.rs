@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hosts_file_is_managed_unless_the_container_brings_its_own() {
+    fn the_hosts_file_is_managed_unless_the_container_mounts_one() {
         let root = Root::new();
         let count =
             |spec: Value, ips: &[&str]| root.run(spec, ips, HandlerFeatures::default()).unwrap().len();

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_carries_names_labels_and_whose_it_is() {
+    fn a_sandbox_has_the_pods_names_labels_and_owner() {
         let c = build(json!({"containers": [{"name": "c"}], "subdomain": "s",
             "securityContext": {"sysctls": [{"name": "net/core/somaxconn", "value": "7"}]}}))
         .unwrap();
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_in_the_nodes_network_has_no_hostname_of_its_own() {
+    fn a_pod_with_host_network_has_no_hostname() {
         let c = build(json!({"containers": [], "hostNetwork": true})).unwrap();
         assert_eq!(c.hostname, "");
         assert!(build(json!({"containers": [], "hostname": "X"})).is_err());

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_gives_its_whole_family_of_variables() {
+    fn a_service_has_all_of_its_environment_variables() {
         let all = [service(
             "shop",
             "my-db",

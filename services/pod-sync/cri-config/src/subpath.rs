@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_directories_are_made_with_the_mode_of_the_volume() {
+    fn missing_directories_are_created_with_the_mode_of_the_volume() {
         let p = places();
         symlink("a", p.volume.join("in")).unwrap();
         symlink(&p.outside, p.volume.join("out")).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bind_is_made_once_and_follows_a_change_of_the_source() {
+    fn a_bind_mount_is_created_once_and_repeated_if_its_source_changes() {
         let p = places();
         let at = target(&p.pod, "v", "c", 0);
         bind(&p.volume, Path::new("a/file"), &at).unwrap();

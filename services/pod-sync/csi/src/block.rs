@@ -94,7 +94,8 @@ impl Mounter {
         Ok(link)
     }
 
-    /// Unpublishes a pod's block volume (`UnmapPodDevice`). Does nothing if there is nothing of it.
+    /// Unpublishes a pod's block volume (`UnmapPodDevice`). Does nothing if the pod has no directory of the
+    /// volume.
     ///
     /// # Errors
     /// Fails as [`Mounter::unpublish`] does. The volume then counts as published.
@@ -124,8 +125,8 @@ impl Mounter {
         Ok(())
     }
 
-    /// Unstages a block volume, and removes its directories (`TearDownDevice`). Does nothing if there is nothing of it. The driver
-    /// is not called while a pod has a device of the volume.
+    /// Unstages a block volume, and removes its directories (`TearDownDevice`). Does nothing if the volume
+    /// has no directory. The driver is not called while a pod has a device of the volume.
     ///
     /// # Errors
     /// Fails as [`Mounter::unstage`] does. The volume then counts as staged.
@@ -201,7 +202,8 @@ async fn remove_staged(paths: BlockPaths) -> Result<(), CsiError> {
     )
 }
 
-/// Binds a device to a file, which is created. Does nothing if something is mounted there: a process that ended has bound it.
+/// Creates a file and bind-mounts a device on it. Does nothing if the file is a mount point already, since an
+/// earlier process may have bound the device.
 fn bind(device: &Path, target: &Path) -> Result<(), CsiError> {
     if !removal::mount_point(target)? {
         return Ok(());
@@ -214,7 +216,7 @@ fn bind(device: &Path, target: &Path) -> Result<(), CsiError> {
         .map_err(|e| CsiError::file("bind the device to", target)(e.into()))
 }
 
-/// Makes a symbolic link, in place of another one.
+/// Creates a symbolic link, or replaces an existing one.
 fn make_link(device: &Path, link: &Path) -> Result<(), CsiError> {
     if let Some(dir) = link.parent() {
         make_directory(dir)?;

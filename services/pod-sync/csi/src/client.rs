@@ -51,59 +51,48 @@ pub struct Capabilities {
     pub volume_mount_group: bool,
 }
 
-/// How a volume is accessed.
+/// Access type of a volume (`VolumeCapability.access_type`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// As a file system.
+    /// Mounted as a file system.
     Mount {
         /// File system; empty for the driver's default.
         fs_type: String,
-        /// Mount options.
         options: Vec<String>,
         /// fsGroup, if the driver applies it.
         group: Option<i64>,
     },
-    /// As a block device.
+    /// Passed through as a block device.
     Block,
 }
 
 /// Arguments of NodeStageVolume and NodePublishVolume, apart from paths.
 #[derive(Debug, Clone)]
 pub struct MountCall<'a> {
-    /// Handle of the volume.
     pub handle: &'a str,
     /// Metadata of the attachment.
     pub publish_context: &'a BTreeMap<String, String>,
     /// Attributes of the volume.
     pub attributes: BTreeMap<String, String>,
-    /// How the volume is accessed.
     pub access: Access,
-    /// Access mode.
     pub mode: AccessMode,
-    /// Credentials.
     pub secrets: &'a Secrets,
-    /// Capabilities of the driver.
     pub capabilities: Capabilities,
 }
 
 /// Arguments of NodeExpandVolume.
 #[derive(Debug, Clone)]
 pub struct ExpandCall<'a> {
-    /// Handle of the volume.
     pub handle: &'a str,
-    /// Where the volume is published.
+    /// Publish path of the volume.
     pub path: &'a Path,
-    /// Where the volume is staged, if the driver stages volumes.
+    /// Staging path of the volume, if the driver stages volumes.
     pub staging: Option<&'a Path>,
     /// Requested size in bytes.
     pub bytes: i64,
-    /// How the volume is accessed.
     pub access: Access,
-    /// Access mode.
     pub mode: AccessMode,
-    /// Credentials.
     pub secrets: &'a Secrets,
-    /// Capabilities of the driver.
     pub capabilities: Capabilities,
 }
 
@@ -112,36 +101,31 @@ pub struct ExpandCall<'a> {
 pub struct Usage {
     /// Available to unprivileged users.
     pub available: i64,
-    /// Total.
     pub total: i64,
-    /// Used.
     pub used: i64,
 }
 
 /// Statistics of a volume.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VolumeStats {
-    /// Usage in bytes.
     pub bytes: Option<Usage>,
-    /// Usage in inodes.
     pub inodes: Option<Usage>,
     /// Whether the driver finds the volume unhealthy, with its message.
     pub abnormal: Option<(bool, String)>,
 }
 
-/// What a failed expansion means for the claim.
+/// Effect of a failed expansion on the claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpansionFailure {
     /// The driver does not expand volumes in use.
     InUse,
     /// The size or volume is impossible: retries are slow.
     Infeasible,
-    /// Another error.
     Other,
 }
 
 impl ExpansionFailure {
-    /// Returns the meaning of an error of NodeExpandVolume (`inUseError`, `isInfeasibleError`).
+    /// Classifies an error of NodeExpandVolume (`inUseError`, `isInfeasibleError`).
     #[must_use]
     pub fn of(error: &CallError) -> Self {
         match error.code {
@@ -185,7 +169,7 @@ impl DriverClient {
         Ok((info.name, info.vendor_version))
     }
 
-    /// Returns whether the driver is ready. A driver that does not say is ready.
+    /// Returns whether the driver is ready. A response without the field `ready` counts as ready.
     ///
     /// # Errors
     /// Fails if the call fails.
@@ -210,7 +194,8 @@ impl DriverClient {
         })
     }
 
-    /// Returns the capabilities of the node service. They may change when the driver is updated, so each operation asks.
+    /// Returns the capabilities of the node service. They may change when the driver is updated, so each
+    /// operation reads them again.
     ///
     /// # Errors
     /// Fails if the call fails.

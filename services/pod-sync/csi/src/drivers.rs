@@ -17,7 +17,6 @@ use crate::version::{self, Version};
 /// A registered driver.
 #[derive(Debug)]
 pub struct Driver {
-    /// Name.
     pub name: String,
     /// Highest supported version of CSI.
     pub version: Version,
@@ -25,7 +24,6 @@ pub struct Driver {
     pub endpoint: PathBuf,
     /// The driver's description of the node.
     pub node: NodeInfo,
-    /// Client of the driver.
     pub client: DriverClient,
     /// Socket of the registration.
     socket: PathBuf,
@@ -57,7 +55,7 @@ impl CsiNodeDriver {
     }
 }
 
-/// What the drivers contribute to the CSINode and Node objects.
+/// Contribution of the drivers to the CSINode and Node objects.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CsiNode {
     /// The drivers by name.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use pod_sync_plugins::call::CallError;
 
-/// What is certain about a volume after a failed operation (`pkg/volume/util/types: IsOperationFinishedError`).
+/// Certainty about the state of a volume after a failed operation (`pkg/volume/util/types:
+/// IsOperationFinishedError`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The operation has ended without its effect.
@@ -16,7 +17,7 @@ pub enum Outcome {
     Transient,
 }
 
-/// Why an operation failed. Together with its sources it has the kubelet's text.
+/// Reason why an operation failed. The texts of the error and its sources form the kubelet's text.
 #[derive(Debug, thiserror::Error)]
 pub enum CsiError {
     /// The driver is not registered.
@@ -30,12 +31,7 @@ pub enum CsiError {
     NotCalled(CallError),
     /// The driver does not have a capability that the operation needs.
     #[error("{operation} is not supported by the CSI driver {driver}")]
-    Unsupported {
-        /// The operation.
-        operation: &'static str,
-        /// Name of the driver.
-        driver: String,
-    },
+    Unsupported { operation: &'static str, driver: String },
     /// A field of the volume is empty or cannot be part of a path.
     #[error("{0}")]
     Volume(#[from] crate::paths::PathError),
@@ -44,19 +40,12 @@ pub enum CsiError {
     File {
         /// What was attempted.
         action: &'static str,
-        /// The file or directory.
         path: PathBuf,
-        /// The error.
         source: io::Error,
     },
     /// The driver reported success, but its mount is still there. Nothing below it was removed.
     #[error("{} is still mounted after {call} succeeded, nothing was removed", .path.display())]
-    StillMounted {
-        /// The mount point.
-        path: PathBuf,
-        /// The call.
-        call: &'static str,
-    },
+    StillMounted { path: PathBuf, call: &'static str },
     /// Pods have the volume, so its device stays mounted.
     #[error(
         "the device mount path {:?} is still mounted by other references [{}]",
@@ -64,7 +53,6 @@ pub enum CsiError {
         .mounts.join(" ")
     )]
     InUse {
-        /// The global mount point.
         path: PathBuf,
         /// The mounts of pods.
         mounts: Vec<String>,
@@ -79,7 +67,6 @@ pub enum CsiError {
         step: String,
         /// What is certain about the volume.
         outcome: Outcome,
-        /// The error.
         source: Box<Self>,
     },
 }

@@ -45,13 +45,11 @@ pub(crate) use step;
 /// Arguments of [`Mounter::stage`].
 #[derive(Debug, Clone)]
 pub struct Stage {
-    /// The volume.
     pub volume: Volume,
     /// Metadata of the attachment.
     pub publish_context: BTreeMap<String, String>,
     /// Content of `nodeStageSecretRef`.
     pub secrets: Secrets,
-    /// The pod's fsGroup.
     pub fs_group: Option<i64>,
     /// SELinux label to mount with, if the driver supports it.
     pub selinux_label: Option<String>,
@@ -88,9 +86,8 @@ pub struct Published {
 /// Arguments of [`Mounter::expand`].
 #[derive(Debug, Clone)]
 pub struct Expand {
-    /// The volume.
     pub volume: Volume,
-    /// Where the volume is published.
+    /// Publish path of the volume.
     pub path: PathBuf,
     /// Requested size in bytes.
     pub bytes: i64,

@@ -13,7 +13,7 @@ pub const GLOBAL_MOUNT: &str = "globalmount";
 /// Name of the mount point in the directory of a pod's volume.
 pub const MOUNT: &str = "mount";
 
-/// A field of a volume that cannot be used.
+/// Reason why a field of a volume cannot be part of a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PathError {
     /// The field is empty.
@@ -21,12 +21,7 @@ pub enum PathError {
     Missing(&'static str),
     /// The field would lead out of its directory.
     #[error("{field} {value:?} cannot be part of a path")]
-    Unsafe {
-        /// Name of the field.
-        field: &'static str,
-        /// Its value.
-        value: String,
-    },
+    Unsafe { field: &'static str, value: String },
 }
 
 /// Checks a value that becomes one component of a path.

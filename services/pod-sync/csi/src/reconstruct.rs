@@ -12,7 +12,6 @@ use crate::volume_data::VolumeData;
 /// A volume directory.
 #[derive(Debug)]
 pub struct Found {
-    /// The mount point.
     pub path: PathBuf,
     /// The metadata; `None` if the process ended before it was written, or after it was removed.
     pub data: Result<Option<VolumeData>, CsiError>,
@@ -25,7 +24,6 @@ pub struct FoundInPod {
     pub pod: String,
     /// Name of the directory: the volume's name with `~` for `/`.
     pub name: String,
-    /// The volume.
     pub found: Found,
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 #[derive(Debug, Clone)]
 pub struct Version(Vec<u64>);
 
-/// Why no version of a driver is usable.
+/// Reason why no version of a driver is usable.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {
     /// The text has no number at its start.
@@ -18,20 +18,10 @@ pub enum VersionError {
     Short(String),
     /// The first number begins with a zero.
     #[error("illegal zero-prefixed version component {component:?} in {version:?}")]
-    ZeroPrefixed {
-        /// The number.
-        component: String,
-        /// The whole text.
-        version: String,
-    },
+    ZeroPrefixed { component: String, version: String },
     /// A number is too large.
     #[error("illegal non-numeric version component {component:?} in {version:?}: value out of range")]
-    TooLarge {
-        /// The number.
-        component: String,
-        /// The whole text.
-        version: String,
-    },
+    TooLarge { component: String, version: String },
     /// No version is 0.x or 1.x.
     #[error("could not find a highest supported version from versions ({versions}) reported: {cause}")]
     NoneSupported {

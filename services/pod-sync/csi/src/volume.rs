@@ -1,4 +1,4 @@
-//! CSI volumes, as operations need them.
+//! The description of a CSI volume, which all operations take.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -106,8 +106,8 @@ pub enum FsGroupPolicy {
     None,
 }
 
-/// Returns whether the agent changes the group of a published volume's files (`supportsFSGroup`). A driver with the capability
-/// `VOLUME_MOUNT_GROUP` does so itself.
+/// Returns whether the agent, not the driver, changes the group of a published volume's files
+/// (`supportsFSGroup`). A driver with the capability `VOLUME_MOUNT_GROUP` changes it itself.
 #[must_use]
 pub fn agent_applies_fs_group(volume: &Volume, fs_group: Option<i64>, policy: FsGroupPolicy) -> bool {
     if fs_group.is_none() || volume.read_only {
@@ -131,13 +131,9 @@ pub fn agent_applies_fs_group(volume: &Volume, fs_group: Option<i64>, policy: Fs
 /// The pod that a volume is published to, for drivers with `podInfoOnMount`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodInfo {
-    /// Name.
     pub name: String,
-    /// Namespace.
     pub namespace: String,
-    /// UID.
     pub uid: String,
-    /// Name of the service account.
     pub service_account: String,
 }
 
@@ -178,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_applies_the_group_as_the_policy_says() {
+    fn the_agent_applies_fs_group_according_to_the_policy() {
         use AccessMode::{ReadWriteMany, ReadWriteOnce, ReadWriteOncePod};
         use FsGroupPolicy::{File, None, ReadWriteOnceWithFsType};
         use LifecycleMode::{Ephemeral, Persistent};

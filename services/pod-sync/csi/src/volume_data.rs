@@ -14,7 +14,7 @@ const MOST_BYTES: u64 = 64 << 10;
 /// Mode of the file: other users need no access.
 const MODE: u32 = 0o644;
 
-/// How long a volume lives.
+/// Lifecycle mode of a volume (`VolumeLifecycleMode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum LifecycleMode {
     /// A PersistentVolume.
@@ -103,9 +103,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_the_kubelet_is_read_and_ours_has_its_keys_in_its_order() {
+    fn volume_data_of_the_kubelet_is_parsed_and_written_with_the_same_keys_in_order() {
         let dir = tempfile::tempdir().unwrap();
-        // As the kubelet writes it: a map of strings, in the order of its keys.
+        // The kubelet writes a map of strings in the order of its keys.
         let text = concat!(
             r#"{"attachmentID":"csi-1","driverName":"d","nodeName":"n","specVolID":"pv","volumeHandle":"h","#,
             r#""volumeLifecycleMode":"Persistent"}"#,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_torn_or_foreign_file_is_an_error_and_an_absent_one_is_none() {
+    fn truncated_or_foreign_volume_data_is_an_error_and_a_missing_file_is_none() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(VolumeData::load(dir.path()).unwrap(), None);
         let large = format!(r#"{{"driverName":"d","volumeHandle":"{}"}}"#, "x".repeat(70 << 10));

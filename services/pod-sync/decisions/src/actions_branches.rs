@@ -46,7 +46,7 @@ fn decide(pod: &Pod, runtime: RuntimeBuilder, probes: Probes, restart_all: bool)
 }
 
 #[test]
-fn every_branch_of_the_spec_has_a_row() {
+fn every_branch_of_the_kubelet_has_a_row() {
     use ProbeResult::{Failure, Success, Unknown};
     use ProbeType::{Liveness, Startup};
     let none = RuntimeBuilder::none;

@@ -59,7 +59,7 @@ fn kills(a: &PodActions) -> Vec<(&str, &str, KillReason)> {
 }
 
 #[test]
-fn the_sandbox_is_kept_only_while_it_serves() {
+fn the_sandbox_is_kept_only_while_it_is_usable() {
     let p = simple("Always");
     let host = pod_json(json!({"hostNetwork": true, "containers": [container("a")]}));
     let stopped = || RuntimeBuilder::none().sandbox(SandboxState::NotReady);
@@ -159,7 +159,7 @@ fn a_pod_that_lost_its_sandbox_follows_its_restart_policy() {
 }
 
 #[test]
-fn a_containers_own_policy_counts_when_the_sandbox_is_made_anew() {
+fn a_containers_own_policy_applies_when_the_sandbox_is_recreated() {
     let p = pod(
         "Always",
         json!([]),
@@ -312,7 +312,7 @@ fn a_probe_kill_restarts_by_policy_and_a_changed_definition_always() {
 }
 
 #[test]
-fn a_pod_with_nothing_left_to_keep_is_killed_whole() {
+fn a_pod_without_a_container_to_keep_is_killed() {
     let p = pod("Never", json!([]), json!([container("a")]));
     let got = compute(
         &p,

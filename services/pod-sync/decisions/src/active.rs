@@ -41,7 +41,7 @@ mod tests {
     use quintlet_testkit::pods::at;
 
     #[test]
-    fn a_clock_that_is_set_makes_no_pod_older_or_younger() {
+    fn a_clock_change_does_not_affect_the_active_deadline() {
         let secs = Duration::from_secs;
         let started = PodStart::at(at(1000), None, at(1010), secs(500));
         assert_eq!(started.now(secs(520)), at(1030));

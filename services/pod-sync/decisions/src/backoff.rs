@@ -41,7 +41,7 @@ impl BackoffDelays {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackoffDecision {
     Start,
-    /// It is delayed.
+    /// The attempt is delayed.
     BackOff {
         /// CLOCK_BOOTTIME at which the delay ends.
         until: Duration,
@@ -62,7 +62,7 @@ pub struct CrashLoopEntry {
     pub exit: Option<RecordedExit>,
 }
 
-/// When a container instance finished.
+/// Exit of a container instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedExit {
     pub id: ContainerId,
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_goes_forward_does_not_end_a_back_off_before_its_time() {
+    fn a_clock_that_is_set_forward_does_not_shorten_a_back_off() {
         let start = jiff::Timestamp::from_second(1_000_000).unwrap();
         let at = |seconds: i64| start + jiff::SignedDuration::from_secs(seconds);
         // The instance ran for 4 s by the runtime's clock, which is an hour behind pod-sync's clock when the exit is observed.
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_kept_for_as_long_as_they_count() {
+    fn back_off_entries_are_kept_until_they_expire() {
         let d = BackoffDelays::default();
         let (mut crashes, mut pulls) = (CrashLoopBackoffs::default(), ImagePullBackoffs::default());
         crashes.record_restart("k", s(0), s(100), d);
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_disk_reads_back_the_same() {
+    fn saved_back_offs_are_restored_unchanged() {
         let mut state = CrashLoopBackoffs::default();
         state.record_restart("k", s(0), s(100), BackoffDelays::default());
         let text = serde_json::to_string(&state).unwrap();

@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_ready_to_start_containers_while_its_sandbox_serves() {
+    fn a_pod_is_ready_to_start_containers_while_its_sandbox_is_usable() {
         let p = two();
         assert_eq!(ready_to_start(&p, &RuntimeBuilder::ready().build()).status, "True");
         assert_eq!(ready_to_start(&p, &RuntimeBuilder::none().build()).status, "False");
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_of_all_lasts_until_the_last_instance_is_gone() {
+    fn a_restart_of_all_containers_lasts_until_the_last_instance_is_removed() {
         let some = RuntimeBuilder::ready().exited("a", 1).build();
         let none = RuntimeBuilder::ready().exited("e", 0).build();
         let p = two();

@@ -55,7 +55,7 @@ pub(crate) struct Context<'a> {
     pub(crate) termination_messages: &'a HashMap<ContainerId, String>,
     pub(crate) runtime_name: &'a str,
     pub(crate) recursive_read_only: bool,
-    /// All containers are being restarted.
+    /// Whether all containers are being restarted.
     pub(crate) restarting_all: bool,
     /// Resources last sent to the runtime; `None` if there is no record.
     pub(crate) actuated: Option<&'a PodResources>,

@@ -201,7 +201,7 @@ fn the_restart_count_never_goes_down_and_does_not_move_without_a_restart() {
 }
 
 #[test]
-fn a_failed_start_shows_as_waiting_while_the_container_is_to_start() {
+fn a_container_with_a_failed_start_is_waiting_until_it_starts() {
     let reason = WaitingReason { reason: "CrashLoopBackOff".into(), message: "back-off 10s".into() };
     let with = |policy: &str, runtime: RuntimeBuilder| {
         let mut w = World::new(one(policy), runtime);
@@ -247,7 +247,7 @@ fn an_init_container_lost_after_the_pod_was_initialised_ended_well() {
 }
 
 #[test]
-fn a_restart_of_all_shows_removed_containers_as_restarting() {
+fn during_a_restart_of_all_containers_removed_ones_are_restarting() {
     let mut w = World::new(one("Always"), RuntimeBuilder::ready());
     w.restarting_all = true;
     for was in [running(), ended(42)] {
@@ -261,7 +261,7 @@ fn a_restart_of_all_shows_removed_containers_as_restarting() {
 }
 
 #[test]
-fn a_restart_count_at_the_end_of_its_range_stays_there() {
+fn a_restart_count_saturates() {
     let mut w = World::new(one("Always"), RuntimeBuilder::ready());
     w.restarting_all = true;
     assert_eq!(w.regular(&old("c", i32::MAX, running(), json!(null))).restart_count, i32::MAX);
@@ -413,7 +413,7 @@ fn the_status_keeps_the_previous_memory_request_until_a_resize_is_actuated() {
 }
 
 #[test]
-fn a_container_without_resources_shows_an_empty_object_once_the_runtime_has_it() {
+fn the_status_of_a_container_without_resources_has_an_empty_object() {
     let shown = |runtime: RuntimeBuilder| {
         let status = World::new(one("Always"), runtime).regular(&[]);
         assert_eq!(status.allocated_resources, None);

@@ -66,7 +66,7 @@ pub enum WorkPermission {
 pub struct Suspension {
     /// CLOCK_BOOTTIME at which the suspension ends.
     pub until: Duration,
-    /// What failed.
+    /// Description of the failure.
     pub message: String,
     /// The pod is set aside after crashes of a process. Otherwise its work panicked.
     pub is_aside: bool,
@@ -75,7 +75,7 @@ pub struct Suspension {
 /// History of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct PodRecord {
-    // Panics in a row.
+    // Consecutive panics.
     panics: u32,
     // Crashes in a row with the pod in work.
     deaths: u32,
@@ -96,7 +96,7 @@ struct PodRecord {
 /// Records of all pods that were involved in a panic or a crash.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainmentRecords {
-    // Crashes in a row.
+    // Consecutive crashes.
     deaths: u32,
     last_death: Duration,
     pods: BTreeMap<PodUid, PodRecord>,
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_pod_is_tried_at_once_unless_the_old_one_ended_the_process() {
+    fn a_changed_pod_is_retried_at_once_unless_it_crashed_the_process() {
         let mut ledger = ContainmentRecords::default();
         let now = secs(10_000);
         ledger.record_panic(&uid("a"), "boom".to_owned(), now);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retry_clears_the_wait_and_one_more_death_alone_sets_the_pod_aside_again() {
+    fn a_retry_ends_the_back_off_and_the_next_crash_suspends_the_pod_again() {
         let mut ledger = ContainmentRecords::default();
         let now = secs(10_000);
         assert!(!ledger.retry(&uid("a"), now), "nothing is known of it");
@@ -433,7 +433,7 @@ mod tests {
     proptest! {
         // Pod `k` crashes the process whenever it is worked on; others are in work beside it.
         #[test]
-        fn a_pod_that_always_kills_is_aside_after_four_deaths_and_the_others_are_released(
+        fn a_pod_that_always_crashes_is_suspended_after_four_crashes_and_the_others_are_released(
             rounds in proptest::collection::vec(round(), 8)
         ) {
             let mut ledger = ContainmentRecords::default();

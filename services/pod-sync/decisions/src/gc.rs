@@ -8,7 +8,7 @@ use quintlet_model::runtime::{Container, ContainerState, PodRuntime, SandboxStat
 /// Instances that are kept of each container: the current one and the previous one, for status and logs.
 const KEPT_INSTANCES: usize = 2;
 
-/// Which dead containers of a pod are kept (`pkg/kubelet/container: GCPolicy`).
+/// Limits of the dead containers that a pod keeps (`pkg/kubelet/container: GCPolicy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GcPolicy {
     /// Dead instances to keep of each container; below 0: all. `None`: two instances, dead or running.
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_dead_instances_stay_as_are_asked_for_and_young_ones_beside_them() {
+    fn the_configured_number_of_dead_instances_and_recent_ones_are_kept() {
         let crashed = RuntimeBuilder::ready().exited("c", 1).exited("c", 1).exited("c", 1);
         let (down, up) = (crashed.clone().build(), crashed.running("c").build());
         let count = |runtime: &PodRuntime, per_container, min_age| {

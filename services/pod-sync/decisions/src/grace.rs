@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_pods_grace_is_read_from_its_containers() {
+    fn the_grace_period_of_an_orphaned_pod_is_read_from_its_containers() {
         let runtime = RuntimeBuilder::ready()
             .running("c")
             .edit(|c| {

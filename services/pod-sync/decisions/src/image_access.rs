@@ -12,7 +12,7 @@ use super::image_name;
 /// Credentials beyond this many are not added to a record when they only match by content (`pkg/kubelet/images/pullmanager`).
 const MOST_LEARNT: usize = 100;
 
-/// Which images are verified (`imagePullCredentialsVerificationPolicy`).
+/// Selection of the images whose use is verified (`imagePullCredentialsVerificationPolicy`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum VerificationPolicy {
     NeverVerify,
@@ -163,7 +163,7 @@ impl PullCredentials {
 /// Credentials that pulled an image, by repository.
 pub type CredentialMapping = BTreeMap<String, PullCredentials>;
 
-/// How an image came to the node, according to the pull records.
+/// Origin of an image on the node, according to the pull records.
 #[derive(Debug, Clone, Copy)]
 pub enum ImageOrigin<'a> {
     /// Not pulled by this node agent.

@@ -45,12 +45,12 @@ pub struct Image {
     pub pinned: bool,
 }
 
-/// When an image was seen and used, by CLOCK_BOOTTIME.
+/// Times at which an image was listed and used (CLOCK_BOOTTIME).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageUse {
-    /// When it was first listed.
+    /// Time of the first list that had the image.
     pub first: Duration,
-    /// When it was last in use; the first listing if it never was.
+    /// Time of the last use; that of the first list if the image was never used.
     pub used: Duration,
 }
 

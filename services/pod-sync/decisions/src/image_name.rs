@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_gets_the_tag_latest_where_it_has_neither_tag_nor_digest() {
+    fn an_image_name_without_tag_and_digest_gets_the_tag_latest() {
         let digest = format!("sha256:{}", "0a".repeat(32));
         for (name, tagged) in [
             ("busybox", false),

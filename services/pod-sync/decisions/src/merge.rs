@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::ids::PodUid;
 use quintlet_model::labels::{CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE};
 
-/// What changed about a pod (`pkg/kubelet/types: PodOperation`).
+/// Change of a pod (`pkg/kubelet/types: PodOperation`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodOperation {
     /// Removed from the source.
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_is_added_first_and_manifests_come_in_their_own_order() {
+    fn pods_are_added_by_age_and_manifests_in_their_order() {
         let mut store = SourceStore::new("api");
         let of = |name: &str, age: Option<i64>| {
             let mut p = pod(name, name);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_made_again_under_its_name_is_removed_and_added() {
+    fn a_recreated_pod_of_the_same_name_is_removed_and_added() {
         let mut store = SourceStore::new("api");
         store.set(arcs(vec![pod("u1", "web")]), at(0));
         let merged = store.set(arcs(vec![pod("u2", "web")]), at(1));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn each_meaningful_field_makes_an_update_and_the_local_annotations_do_not() {
+    fn each_relevant_field_causes_an_update_and_local_annotations_do_not() {
         type Edit = fn(&mut Pod);
         let cases: [(&str, Edit, Option<PodOperation>); 8] = [
             (
@@ -352,7 +352,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn replaying_the_changes_gives_the_snapshot(
+        fn replaying_the_changes_results_in_the_snapshot(
             snapshots in prop::collection::vec(prop::collection::vec((0..5_u8, 0..3_u8), 0..6), 1..8)
         ) {
             let mut store = SourceStore::new("file");

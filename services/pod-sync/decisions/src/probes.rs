@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_is_computed_once_per_container_and_no_clock_moves_it() {
+    fn a_start_time_is_computed_once_per_container_and_not_affected_by_the_clock() {
         let mut starts = ContainerStarts::new();
         let one = RuntimeBuilder::ready().running("main").build();
         record_starts(&mut starts, &one.containers, at(1000), Duration::from_secs(500));

@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_has_the_last_word_on_the_class() {
+    fn the_qos_class_of_the_api_takes_precedence() {
         let mut p = pod(json!([c("a", json!({}), json!({}))]));
         p.status = Some(quintlet_testkit::pods::status_json(json!({"qosClass": "Guaranteed"})));
         assert_eq!(qos_class(&p), QosClass::Guaranteed);

@@ -21,7 +21,7 @@ const RESET_AFTER: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CorrectionDue {
     Now,
-    /// At this CLOCK_BOOTTIME, if the status still differs.
+    /// The correction is due at this CLOCK_BOOTTIME, if the status still differs.
     At(Duration),
 }
 
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_write_would_change_is_a_difference() {
+    fn only_fields_that_a_write_would_change_are_differences() {
         let ready = |status: &str| json!({"type": "Ready", "status": status, "lastTransitionTime": null});
         let of = |conditions: Value| json!({"phase": "Running", "conditions": conditions});
         let foreign = |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": null});
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_correction_comes_at_once_and_those_that_follow_slow_down_to_one_in_ten_seconds() {
+    fn the_first_correction_is_immediate_and_later_ones_slow_down_to_one_in_ten_seconds() {
         let secs = Duration::from_secs;
         let mut corrections = StatusCorrections::default();
         corrections.record_report("1", secs(100));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_has_not_changed_since_the_report_is_looked_at_every_ten_seconds() {
+    fn an_object_unchanged_since_the_report_is_compared_every_ten_seconds() {
         let secs = Duration::from_secs;
         let mut corrections = StatusCorrections::default();
         corrections.record_report("1", secs(100));

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pods_policy_decides_where_the_container_has_none() {
+    fn the_pods_policy_applies_to_containers_without_one() {
         for (policy, code, want) in [
             ("Always", 0, true),
             ("Always", 1, true),
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_matching_rule_wins_and_an_unmatched_code_falls_to_the_own_policy() {
+    fn the_first_matching_rule_applies_and_an_unmatched_code_uses_the_containers_policy() {
         let rules = json!([rule("Restart", "In", &[42]), rule("RestartAllContainers", "NotIn", &[0, 1, 42])]);
         let c = container(Some("Never"), rules);
         assert_eq!(matching_rule(&c, 42), Some(RuleAction::Restart));
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_policy_never_is_restartable_only_by_a_container_that_says_so() {
+    fn a_pod_with_policy_never_is_restartable_only_by_a_container_policy() {
         assert!(pod_is_restartable(&pod("Always")));
         assert!(!pod_is_restartable(&pod("Never")));
         let p = pod_json(json!({"restartPolicy": "Never", "containers": [

@@ -298,7 +298,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn a_pod_settles_whatever_happened_to_it(
+    fn a_pod_settles_after_any_history(
         pod in any_pod(),
         events in prop::collection::vec((any_event(), 0..3_usize), 0..25),
     ) {

@@ -497,7 +497,7 @@ pub enum KillCause {
     NodeShutdown,
 }
 
-/// How a kill by the node agent changes the status of the terminating pod.
+/// Effect of a kill by the node agent on the status of the terminating pod.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct KillOverride {
     pub cause: KillCause,

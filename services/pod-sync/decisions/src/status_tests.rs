@@ -60,7 +60,7 @@ fn cond<'a>(s: &'a PodStatus, type_: &str) -> &'a PodCondition {
 }
 
 #[test]
-fn a_running_pod_shows_what_its_group_has_and_what_it_was_allocated() {
+fn the_status_of_a_running_pod_has_the_resources_of_its_cgroup_and_its_allocation() {
     let resources = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": cpu, "memory": memory}});
     let parsed = |cpu: &str, memory: &str| serde_json::from_value(resources(cpu, memory)).unwrap();
     let shown = |own: Value, actuated: Option<PodResources>, runtime: RuntimeBuilder| {
@@ -189,7 +189,7 @@ fn a_pod_past_its_deadline_fails() {
 }
 
 #[test]
-fn foreign_conditions_of_the_api_stay_and_owned_ones_are_made_anew() {
+fn foreign_conditions_of_the_api_are_kept_and_owned_ones_are_recomputed() {
     let mut w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
     w.pod.status = Some(status_json(json!({"conditions": [
         {"type": "x/gate", "status": "True"}, {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}]})));
@@ -352,7 +352,7 @@ fn the_last_status_has_only_terminated_containers() {
 }
 
 #[test]
-fn a_kill_by_the_agent_shows_in_phase_reason_and_condition() {
+fn a_kill_by_the_agent_sets_phase_reason_and_condition() {
     let w = World::new(one("Always"), RuntimeBuilder::ready().running("c"));
     let s = w.at(None, 1);
     let why = |cause| KillOverride { cause, message: "low".into(), disruption: Some("low".into()) };
@@ -395,7 +395,7 @@ fn an_agent_restart_changes_no_status() {
 }
 
 #[test]
-fn a_restart_of_all_goes_through_its_condition() {
+fn a_restart_of_all_containers_sets_and_clears_its_condition() {
     let spec = json!({"restartPolicy": "Never", "containers": [
         {"name": "c", "image": "i", "restartPolicy": "Never", "restartPolicyRules":
             [{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}}]},
@@ -493,7 +493,7 @@ mod over_time {
         #![proptest_config(ProptestConfig::with_cases(500))]
 
         #[test]
-        fn nothing_goes_backwards_and_nothing_moves_by_itself(
+        fn a_status_never_regresses_and_changes_only_with_its_input(
             policy in prop_oneof![Just("Always"), Just("OnFailure"), Just("Never")],
             steps in prop::collection::vec(any_step(), 1..20),
         ) {

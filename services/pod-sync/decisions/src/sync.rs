@@ -8,7 +8,7 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use super::conditions;
 use super::restart::pod_is_restartable;
 
-/// How a sync continues after its status was computed.
+/// Continuation of a sync after its status was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncGate {
     /// The phase is terminal: the pod is terminated.
@@ -30,7 +30,7 @@ pub fn gate(pod: &Pod, status: &PodStatus, network_ready: bool) -> SyncGate {
     }
 }
 
-/// What to do about a pod's cgroup before any container starts.
+/// Operations on a pod's cgroup before any container starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CgroupPlan {
     /// Containers run outside the cgroup: kill the pod first.
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_cgroup_is_made_unless_the_pod_is_over() {
+    fn a_missing_cgroup_is_created_unless_the_pod_has_terminated() {
         let runs = || RuntimeBuilder::ready().running("c").build();
         let none = || RuntimeBuilder::none().build();
         let plan = |kill_first, ensure| CgroupPlan { kill_first, ensure };
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn one_static_pod_of_a_name_starts_and_the_first_in_line_is_next() {
+    fn one_static_pod_per_name_starts_and_the_longest_waiting_one_is_next() {
         let uid = |u: &str| PodUid::parse(u).unwrap();
         let line = |l: &[(&str, bool)]| {
             l.iter().map(|(u, live)| FullNameWaiter { uid: uid(u), live: *live }).collect::<Vec<_>>()

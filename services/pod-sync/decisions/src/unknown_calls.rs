@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn another_method_object_or_container_begins_a_streak_of_its_own() {
+    fn unknown_outcomes_are_counted_per_method_object_and_container() {
         for (container, method, object) in [
             ("web", "StartContainer", "id-2"),
             ("web", "CreateContainer", "id-1"),

@@ -80,14 +80,14 @@ pub struct PullRecords {
     inner: Mutex<Inner>,
 }
 
-/// Whether a pod may use a present image.
+/// Permission of pods to use an image that is present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
-    /// Every pod may.
+    /// Every pod may use the image.
     Free,
-    /// It must be pulled again.
+    /// The image must be pulled again.
     Pull,
-    /// It depends on the pod's credentials; see [`PullRecords::may_use`].
+    /// The pod's credentials decide; see [`PullRecords::may_use`].
     Ask,
 }
 

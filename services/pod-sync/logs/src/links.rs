@@ -1,4 +1,5 @@
-//! Links to container logs in `/var/log/containers`, whose names tell log collectors the pod, namespace and container.
+//! Links to container logs in `/var/log/containers`. Log collectors read the pod, namespace and container
+//! from their names.
 
 use std::collections::HashSet;
 use std::fs;

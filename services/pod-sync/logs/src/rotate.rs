@@ -1,4 +1,4 @@
-//! Rotated files of a log: which are kept, deleted and compressed.
+//! Decides which rotated files of a log are kept, deleted and compressed.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write as _};

@@ -21,11 +21,11 @@ fn the_newest_stay_compressed_and_remains_go() {
         (&[][..], 3, &[][..], &[][..]),
         (&["l.1", "l.2"], 3, &[], &["l.1", "l.2"]),
         (&["l.1.gz", "l.2.gz", "l.3.gz", "l.4"], 3, &["l.1.gz"], &["l.4"]),
-        // Cut while compressing: the half is in the way, the whole is still there.
+        // Interrupted during compression: a partial file exists beside the complete one.
         (&["l.1", "l.1.tmp"], 3, &["l.1.tmp"], &["l.1"]),
-        // Cut between compressing and deleting.
+        // Interrupted between compression and deletion.
         (&["l.1", "l.1.gz"], 3, &["l.1"], &[]),
-        // Of two files in all none but the newest rotated one stays, and that is yet to come.
+        // Two files in total leave room for one rotated file, which the next rotation creates.
         (&["l.1", "l.2.gz"], 0, &["l.1", "l.2.gz"], &[]),
     ] {
         let p = plan(&names(there), keep);
@@ -85,7 +85,7 @@ fn a_planted_link_is_not_followed() {
     assert!(make_room(&dir, &logs.join("linked/0.log"), 0).is_err());
 }
 
-/// Makes the file anew as a runtime does, or says no.
+/// Creates the file like a runtime, or returns an error.
 struct Fake {
     log: PathBuf,
     refuse: Option<Outcome>,
@@ -178,7 +178,7 @@ async fn a_rotation_is_undone_if_the_runtime_refuses_to_reopen_and_not_if_the_ou
     assert_ne!(found[0].0, "0.log", "the next look has it opened again");
 }
 
-/// Takes a second for each log and counts how many wait for it.
+/// Takes a second for each log, and counts the logs in progress.
 #[derive(Default)]
 struct Slow {
     now: Mutex<usize>,
@@ -218,7 +218,7 @@ async fn no_more_logs_are_rotated_concurrently_than_there_are_workers() {
     }
 }
 
-/// Panics for one container, and notes the pods that it is asked for.
+/// Panics for one container, and records the pods that it is called for.
 struct Panics(Mutex<Vec<String>>);
 
 #[async_trait::async_trait]

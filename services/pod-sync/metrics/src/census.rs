@@ -33,7 +33,7 @@ pub struct Counted {
     /// Phase of the worker: sync, terminating, terminated or finished; empty before its first sync.
     pub worker: &'static str,
     pub is_static: bool,
-    /// The source no longer has the pod.
+    /// Whether the source no longer has the pod.
     pub is_removed: bool,
     /// The pod has terminated and uses no resources.
     pub is_terminated: bool,

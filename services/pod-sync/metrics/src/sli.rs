@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn who_began_before_or_waited_for_a_node_or_keeps_data_tells_nothing_of_the_start() {
+    fn the_start_latency_excludes_earlier_unscheduled_and_stateful_pods() {
         let now = "2026-01-01T00:00:20Z".parse().unwrap();
         let uid = PodUid::parse("u1").unwrap();
         let unscheduled = json!({"conditions": [{"type": "PodScheduled", "status": "False"}]});

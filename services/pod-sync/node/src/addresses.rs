@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn two_node_ips_must_be_one_of_each_family() {
+    fn two_node_ips_must_be_of_different_families() {
         for (given, good) in [
             (&[][..], true),
             (&["::"], true),

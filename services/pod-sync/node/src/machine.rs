@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_firmware_has_the_id_of_its_installation() {
+    fn a_machine_without_firmware_uuid_uses_the_machine_id() {
         let root = tempfile::tempdir().unwrap();
         let write = |path: &str, text: &str| {
             let path = root.path().join(path);

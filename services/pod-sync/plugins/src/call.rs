@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Request, Response, Status};
 
-/// Difference between the deadline that a plugin is told and the earlier one of the caller, so that a timeout always has the
-/// caller's text.
+/// Time by which the deadline sent to a plugin exceeds the caller's own deadline, so that a timeout always
+/// has the caller's text.
 const SLACK: Duration = Duration::from_secs(1);
 
 /// Returns a channel to a plugin's socket that connects on first use and reconnects as needed. A call fails at once while no

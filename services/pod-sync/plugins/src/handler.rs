@@ -1,10 +1,10 @@
-//! What a plugin type does with its plugins.
+//! Handlers, which register the plugins of one plugin type.
 
 use std::path::PathBuf;
 
 use async_trait::async_trait;
 
-/// A plugin, as it described itself.
+/// A plugin, as described in its reply to GetInfo.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plugin {
     /// Plugin type: `CSIPlugin`, `DevicePlugin` or `DRAPlugin`.
@@ -19,7 +19,7 @@ pub struct Plugin {
     pub socket: PathBuf,
 }
 
-/// Why a handler refuses a plugin. The plugin receives the text.
+/// Reason why a handler refuses a plugin. The text is sent to the plugin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct HandlerError(pub String);

@@ -36,7 +36,7 @@ impl Retry {
     }
 }
 
-/// What is known of all sockets.
+/// Desired and actual state of the plugins.
 #[derive(Debug, Default)]
 pub struct World {
     /// Sockets in the registration directory.

@@ -27,7 +27,8 @@ const NOTIFY_LIMIT: Duration = Duration::from_secs(5);
 /// The handlers by plugin type.
 pub(crate) type Handlers = HashMap<String, Arc<dyn PluginHandler>>;
 
-/// Why a plugin is not registered. The texts are the kubelet's; the plugin received those of a refusal.
+/// Reason why a registration failed, with the kubelet's texts. The text of a refusal is also sent to the
+/// plugin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RegisterError {
     #[error(

@@ -25,7 +25,7 @@ impl SocketId {
     }
 }
 
-/// Why an entry of the registration directory is not used.
+/// Reason why an entry of the registration directory is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// A symbolic link, even one to a socket: its target can be changed by whoever owns the target's directory.
@@ -37,9 +37,8 @@ pub enum Refusal {
     /// A socket of a user other than root and the user of this process.
     #[error("{} belongs to uid {uid}, plugins must run as root", .path.display())]
     Owner {
-        /// The socket.
         path: PathBuf,
-        /// Its owner.
+        /// UID of the owner.
         uid: u32,
     },
     /// The directory has too many entries; those after the first 4096 are ignored.
@@ -47,12 +46,7 @@ pub enum Refusal {
     TooMany(PathBuf),
     /// A directory or entry cannot be read.
     #[error("failed to read {}: {message}", .path.display())]
-    Unreadable {
-        /// The directory or entry.
-        path: PathBuf,
-        /// The error.
-        message: String,
-    },
+    Unreadable { path: PathBuf, message: String },
 }
 
 /// The content of the registration directory.
@@ -94,7 +88,7 @@ pub fn scan(root: &Path) -> io::Result<Scan> {
                 continue;
             }
             let path = entry.path();
-            // The attributes of a link itself.
+            // `DirEntry::metadata` does not follow links.
             match entry.metadata() {
                 Ok(meta) if meta.is_dir() => directories.push(path),
                 Ok(meta) if meta.is_symlink() => scan.refuse(Refusal::Link(path.clone()), path),

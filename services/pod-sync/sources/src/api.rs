@@ -82,15 +82,15 @@ fn key(meta: &ObjectMeta) -> Key {
 struct Pods {
     decoded: BTreeMap<Key, Arc<Pod>>,
     undecodable: BTreeMap<Key, Undecodable>,
-    // Those of `undecodable` that no snapshot had.
+    // Entries of `undecodable` that no snapshot has reported yet.
     unreported: BTreeSet<Key>,
 }
 
-/// What was known of a pod before an event.
+/// State of a pod before an event.
 #[derive(Debug, Default)]
 struct Before {
     decoded: Option<Arc<Pod>>,
-    // The error of an undecodable pod, where a snapshot had it.
+    // The error of an undecodable pod, if a snapshot has reported it.
     reported: Option<String>,
 }
 
@@ -102,7 +102,7 @@ impl Pods {
         Before { decoded, reported: reported.map(|undecodable| undecodable.error.clone()) }
     }
 
-    /// Takes a pod over. A pod that was decoded as an earlier version stays as that version.
+    /// Stores a pod. A pod that was decoded as an earlier version stays as that version.
     fn apply(&mut self, pod: Lenient<Pod>, before: Before) {
         let key = key(pod.meta());
         self.remove(&key);
@@ -170,7 +170,8 @@ impl ClusterView {
         self.services.read().clone()
     }
 
-    /// Returns the handler of a RuntimeClass. The outer `None`: not listed yet; the inner one: no such class.
+    /// Returns the handler of a RuntimeClass. The outer `None` means that the classes have not been listed
+    /// yet; the inner one, that the class does not exist.
     #[must_use]
     pub fn runtime_handler(&self, class: &str) -> Option<Option<String>> {
         self.runtime_classes.read().as_ref().map(|all| all.get(class).cloned())
@@ -204,7 +205,7 @@ impl ClusterView {
     /// Reads the Node now. The watch may deliver an older version afterwards, followed by this one.
     ///
     /// # Errors
-    /// The request failed.
+    /// Fails if the request fails.
     pub async fn read_node(&self, client: kube::Client, name: &str) -> Result<(), kube::Error> {
         if let Some(node) = Api::<Node>::all(client).get_opt(name).await? {
             self.node.send_replace(Some(Arc::new(node)));
@@ -263,7 +264,8 @@ fn log_watch_error(of: &'static str, error: &watcher::Error) {
     tracing::warn!(watch = of, error = quintlet_kit::error_chain(error), "watch failed, retrying");
 }
 
-/// Waits for the next event with an object that can be decoded; none when stopped. An object that cannot stays as it was last.
+/// Waits for the next event whose object can be decoded. Returns `None` if stopped. An object that cannot be
+/// decoded keeps its last version.
 async fn next<K, S>(stream: &mut S, of: &'static str, stop: &CancellationToken) -> Option<watcher::Event<K>>
 where
     K: kube::Resource + Default,
@@ -308,7 +310,7 @@ where
         watcher::Event::InitDone => watcher::Event::InitDone,
         watcher::Event::InitApply(object) => watcher::Event::InitApply(object.into_result()?),
         watcher::Event::Apply(object) => watcher::Event::Apply(object.into_result()?),
-        // The name is enough.
+        // A deletion needs only the name.
         watcher::Event::Delete(object) => watcher::Event::Delete(object.into_result().unwrap_or_else(named)),
     })
 }
@@ -367,7 +369,7 @@ mod tests {
         apply(&mut pods, pod("web", "u1", json!(1)));
         apply(&mut pods, pod("web", "u1", json!("x")));
         assert_eq!(seen(&mut pods), (vec![("web".to_owned(), Some(1))], 1, vec!["web".to_owned()]));
-        // The same over a new list.
+        // The same after a new list.
         let mut fresh = Pods::default();
         let listed = pod("web", "u1", json!("x"));
         let before = pods.before(listed.meta());

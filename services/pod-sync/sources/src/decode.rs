@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_text_gives_the_same_uid_and_any_change_another() {
+    fn equal_manifests_have_the_same_uid_and_any_change_results_in_another() {
         let uid = |text: &str| decode(text).pods[0].metadata.uid.clone().unwrap();
         assert_eq!(uid(WEB), uid(WEB));
         assert_ne!(uid(WEB), uid(&WEB.replace("busybox:1", "busybox:2")));

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn dot_files_and_directories_are_left_out_and_a_bad_file_harms_no_other() {
+    fn dot_files_and_directories_are_skipped_and_an_invalid_file_affects_no_other() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("a.yaml"), pod("a")).unwrap();
         std::fs::write(dir.path().join(".b.yaml"), pod("b")).unwrap();
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_written_file_keeps_its_pods_until_a_read_by_period() {
+    fn a_partially_written_file_keeps_its_pods_until_the_periodic_read() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let mut reader = ManifestReader::new(dir.path().to_owned(), "n".to_owned());

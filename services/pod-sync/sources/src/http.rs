@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_url_is_read_as_the_kubelet_reads_it() {
+    async fn a_url_response_is_parsed_as_in_the_kubelet() {
         let now = Arc::new(Mutex::new((200, String::new())));
         let two = list(&[pod("a"), pod("b")]);
         let bad = list(&[pod("a"), pod("Not_Valid")]);
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_for_the_first_host_alone_is_not_sent_to_another() {
+    async fn sensitive_headers_are_not_sent_to_another_host() {
         let other = HttpServer::start(false, |_| answer(200, "", &pod("a"))).await;
         let away = format!("location: {}\r\n", url(&other).replace("127.0.0.1", "localhost"));
         let first = HttpServer::start(false, move |_| answer(302, &away, "")).await;

@@ -11,9 +11,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-/// An object, or why it cannot be decoded.
+/// An object, or the error that prevents its decoding.
 ///
-/// `metadata.managedFields` are removed. An object that can be decoded without its status is decoded without it.
+/// `metadata.managedFields` are removed. An object that can be decoded without its status is decoded without
+/// it.
 #[derive(Debug, Clone)]
 pub(crate) struct Lenient<K>(Result<K, Undecodable>);
 
@@ -24,7 +25,7 @@ pub struct Undecodable {
     pub metadata: Box<ObjectMeta>,
     /// Path of the field that cannot be decoded.
     pub field: String,
-    /// What is wrong with it.
+    /// The error of that field.
     pub error: String,
 }
 
@@ -109,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// The API server accepts this time, and jiff does not have it.
+    /// The API server accepts this time, and jiff cannot represent it.
     const LAST: &str = "9999-12-31T23:59:59Z";
 
     fn pod(change: impl FnOnce(&mut Value)) -> Result<Pod, Undecodable> {

@@ -248,7 +248,12 @@ fn pod_spec(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
         spec.preemption_policy.as_deref(),
         &["PreemptLowerPriority", "Never"],
     );
-    resources::list("spec.overhead.limits", spec.overhead.as_ref(), resources::Of::Container, errors);
+    resources::list(
+        "spec.overhead.limits",
+        spec.overhead.as_ref(),
+        resources::ResourceOwner::Container,
+        errors,
+    );
     match spec.os.as_ref().map(|os| os.name.as_str()) {
         None | Some("linux" | "windows") => {}
         Some("") => errors.required("spec.os.name", "cannot be empty"),

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_is_written_only_when_it_says_something_new() {
+    fn a_checkpoint_is_written_only_if_it_changed() {
         let dir = tempfile::tempdir().unwrap();
         let all = Allocations::open(dir.path());
         all.allocate(&uid(), &pod("1"));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_that_cannot_be_used_is_put_aside_and_the_status_tells_instead() {
+    fn an_unusable_checkpoint_is_moved_aside_and_the_status_is_used() {
         let dir = tempfile::tempdir().unwrap();
         Allocations::open(dir.path()).allocate(&uid(), &pod("1"));
         let file = dir.path().join(ALLOCATED);

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_has_one_owner_and_a_growing_epoch() {
+    fn a_root_directory_has_one_owner_and_an_increasing_epoch() {
         let dir = tempfile::tempdir().unwrap();
         let first = Owner::take(dir.path(), &clock()).unwrap();
         assert!(matches!(Owner::take(dir.path(), &clock()), Err(OwnerError::Held { .. })));

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_written() {
+    fn a_record_is_restored_as_it_was_saved() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path(), "b1".into()).unwrap();
         let record = PodRecord {

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_has_as_many_ids_as_are_set_and_one_of_another_setting_keeps_those_it_has() {
+    fn a_pod_gets_the_configured_number_of_ids_and_keeps_an_earlier_range() {
         let dir = tempfile::tempdir().unwrap();
         let [old, a, b] = ["old", "a", "b"].map(|n| pod(dir.path(), n));
         let all = UserNamespaces::new(dir.path(), IdPool::after_the_host(2, ID_UNIT));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_range_or_anothers_harms_only_its_pod() {
+    fn an_invalid_or_conflicting_range_file_affects_only_its_pod() {
         let dir = tempfile::tempdir().unwrap();
         let [good, torn, host, copy] = ["good", "torn", "host", "copy"].map(|n| pod(dir.path(), n));
         let at = |u: &PodUid| paths::pod_dir(dir.path(), u).join("userns");
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_for_the_host_user_must_be_usable() {
+    fn the_id_pool_of_the_kubelet_user_must_be_usable() {
         let line = |first: u32, ids: u32| format!("0: kubelet {first} {ids}\n");
         let ok = line(131_072, 131_072);
         for (users, groups, want) in [

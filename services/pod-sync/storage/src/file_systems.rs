@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_runtime_is_asked_once_a_minute_and_cached_mount_points_are_used_when_it_hangs() {
+    async fn the_runtime_is_queried_once_a_minute_and_cached_mount_points_are_used_if_it_hangs() {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().display().to_string();
         let places = FileSystems::default();

@@ -1,4 +1,4 @@
-//! What is attached and mounted (`cache/actual_state_of_world.go`).
+//! The actual state of the world: attached and mounted volumes (`cache/actual_state_of_world.go`).
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,8 @@ use quintlet_model::ids::PodUid;
 use crate::VolumeName;
 use crate::desired::{DesiredVolume, Reach};
 
-/// What is certain after a failed operation (`pkg/volume/util/types: IsOperationFinishedError`).
+/// Certainty about the state of a volume after a failed operation (`pkg/volume/util/types:
+/// IsOperationFinishedError`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The operation has ended without its effect.
@@ -18,17 +19,17 @@ pub enum Outcome {
     Transient,
 }
 
-/// Whether something is mounted.
+/// Mount state of a pod's volume or of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MountState {
-    /// Possibly: an operation had an uncertain outcome, or the mount was found on disk. It is mounted again where it is desired
-    /// and unmounted where it is not.
+    /// Possibly mounted: an operation had an uncertain outcome, or the mount was found on disk. The
+    /// reconciler mounts the volume again if it is desired, and unmounts it if not.
     Uncertain,
-    /// Certainly.
+    /// Certainly mounted.
     Mounted,
 }
 
-/// Whether the attachment of a volume is known.
+/// Attachment state of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Attachment {
     /// Found on disk: the Node's status has not been read yet.
@@ -44,7 +45,6 @@ pub enum Attachment {
 pub struct MountedPod {
     /// Name of the PersistentVolume, or of an inline volume in the pod.
     pub spec_name: String,
-    /// Whether it is mounted.
     pub state: MountState,
     /// The mount is to be repeated, to refresh the content.
     pub remount: bool,
@@ -55,9 +55,8 @@ pub struct MountedPod {
 /// A volume on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ActualVolume {
-    /// Whether its attachment is known.
     pub attachment: Attachment,
-    /// Whether its device is mounted for all pods; `None` if it is not.
+    /// Mount state of the device that all pods share; `None` if it is not mounted.
     pub device: Option<MountState>,
     /// The device was found on disk and not mounted by this process since.
     pub device_reconstructed: bool,
@@ -74,7 +73,6 @@ pub struct Actual {
 }
 
 impl Actual {
-    /// Returns a volume.
     #[must_use]
     pub fn volume(&self, name: &VolumeName) -> Option<&ActualVolume> {
         self.volumes.get(name)

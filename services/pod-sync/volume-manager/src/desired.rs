@@ -1,4 +1,4 @@
-//! The volumes that pods should have (`cache/desired_state_of_world.go`).
+//! The desired state of the world: the volumes that pods should have (`cache/desired_state_of_world.go`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -20,7 +20,6 @@ pub const LONGEST_WAIT: Duration = Duration::from_secs(122);
 /// What an operation is for: a volume, or one pod's part of a volume. Operations on the whole volume exclude all others on it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
-    /// The volume.
     pub volume: VolumeName,
     /// The pod; `None` for the whole volume.
     pub pod: Option<PodUid>,
@@ -45,7 +44,6 @@ pub enum Kind {
     Mount,
     /// Unmount a pod's volume.
     Unmount,
-    /// Unmount the device.
     UnmountDevice,
     /// Attach the volume from the node.
     Attach,
@@ -69,10 +67,10 @@ pub struct Operations {
     failed: BTreeMap<Key, FailedOperation>,
 }
 
-/// Whether an operation may start.
+/// Answer to whether an operation may start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// Now.
+    /// The operation may start now.
     Now,
     /// Not before this time: it failed before.
     At(Instant),

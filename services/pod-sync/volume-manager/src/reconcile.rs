@@ -14,22 +14,12 @@ use crate::operations::{Key, Kind, Operations, Start};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Operation {
     /// Unmount a pod's volume.
-    Unmount {
-        /// The volume.
-        volume: VolumeName,
-        /// The pod.
-        pod: PodUid,
-    },
+    Unmount { volume: VolumeName, pod: PodUid },
     /// Attach a volume from the node.
-    Attach {
-        /// The volume.
-        volume: VolumeName,
-    },
+    Attach { volume: VolumeName },
     /// Mount a volume for a pod, and its device before it.
     Mount {
-        /// The volume.
         volume: DesiredVolume,
-        /// The pod.
         pod: PodUid,
         /// The pod may use the mount: an error must not remove it.
         mounted_before: bool,
@@ -38,21 +28,14 @@ pub enum Operation {
     },
     /// Expand the file system of a volume.
     Expand {
-        /// The volume.
         volume: DesiredVolume,
         /// A pod that uses the volume.
         pod: PodUid,
     },
     /// Unmount the device of a volume that no pod has.
-    UnmountDevice {
-        /// The volume.
-        volume: VolumeName,
-    },
+    UnmountDevice { volume: VolumeName },
     /// Detach a volume from the node.
-    Detach {
-        /// The volume.
-        volume: VolumeName,
-    },
+    Detach { volume: VolumeName },
 }
 
 impl Operation {
@@ -85,7 +68,7 @@ impl Operation {
     }
 }
 
-/// What is known of the node.
+/// Facts about the node that the reconciler needs.
 #[derive(Debug, Clone, Default)]
 pub struct Node {
     /// The desired state is complete: all sources of pods have delivered, and all pods were processed once. Nothing is
@@ -347,7 +330,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_mount_that_was_found_on_disk_is_repeated_as_one_that_a_pod_may_use() {
+    async fn a_mount_found_on_disk_is_repeated_and_not_removed_on_failure() {
         for reach in [Reach::PerPod, Reach::DeviceMountable] {
             let v = volume(reach);
             let (mut desired, mut actual) = (Desired::default(), Actual::default());

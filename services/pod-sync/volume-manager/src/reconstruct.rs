@@ -9,7 +9,6 @@ use crate::desired::Desired;
 /// A volume directory of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// The pod.
     pub pod: PodUid,
     /// Name of the directory: that of the PersistentVolume or inline volume.
     pub spec_name: String,
@@ -21,7 +20,6 @@ pub struct Found {
 /// A directory that no plugin could make a volume of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Orphan {
-    /// The pod.
     pub pod: PodUid,
     /// Name of the directory.
     pub spec_name: String,

@@ -13,7 +13,7 @@ pub const LIMIT: Duration = Duration::from_secs(123);
 /// The end of the texts after [`LIMIT`].
 pub const TIMED_OUT: &str = "context deadline exceeded";
 
-/// Why a pod's volumes are not mounted.
+/// The volumes for which a pod waits, by reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotMounted {
     /// Names in the pod of volumes that are not mounted, sorted.

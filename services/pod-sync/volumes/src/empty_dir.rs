@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_on_disk_is_made_once_and_open_to_all() {
+    fn a_disk_empty_dir_is_created_once_and_writable_by_all() {
         let tmp = tempfile::tempdir().unwrap();
         let e = dir(tmp.path(), Medium::Disk, None);
         assert!(e.set_up(&ProcMountTable).unwrap());
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_a_tmpfs_of_its_size_and_stays_mounted_once() {
+    fn a_memory_empty_dir_is_one_tmpfs_of_its_size() {
         let tmp = tempfile::tempdir().unwrap();
         let e = dir(tmp.path(), Medium::Memory(1 << 20), Some(77));
         assert!(e.set_up(&ProcMountTable).unwrap());
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn another_page_size_than_asked_for_is_refused() {
+    fn a_hugetlbfs_of_another_page_size_is_refused() {
         let e = dir(Path::new("/r/pods/u1"), Medium::HugePages("2Mi".into()), None);
         let mount = |size: &str| MountEntry {
             path: e.path.clone(),

@@ -1,4 +1,4 @@
-//! Why volumes are not ready, with the kubelet's messages.
+//! Errors of volumes, with the kubelet's messages.
 
 use std::fmt;
 use std::io;

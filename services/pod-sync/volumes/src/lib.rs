@@ -99,7 +99,7 @@ enum Plan {
         kind: String,
     },
     EmptyDir(EmptyDir),
-    /// The runtime mounts it; nothing is set up on the node.
+    /// Mounted by the runtime; nothing is set up on the node.
     Image,
     Files {
         dir: EmptyDir,
@@ -117,7 +117,8 @@ impl Plan {
         self
     }
 
-    /// Takes the bytes of its files from the pod's remaining bytes. Fails if they do not suffice.
+    /// Subtracts the size of the volume's files from the pod's remaining bytes. Fails if these do not
+    /// suffice.
     fn within(mut self, left: &mut usize) -> Self {
         if let Self::Files { payload, .. } = &mut self
             && let Ok(files) = payload
@@ -159,7 +160,7 @@ impl Mount {
 }
 
 impl Volumes {
-    /// Uses volumes below `root`, the kubelet's root directory.
+    /// Returns the volumes below `root`, the kubelet's root directory.
     #[must_use]
     pub fn new(root: PathBuf) -> Self {
         Self::with_table(root, Arc::new(ProcMountTable))

@@ -13,11 +13,11 @@ pub struct MountEntry {
     pub fs_type: String,
     /// `pagesize` of a hugetlbfs, as the kernel writes it.
     pub page_size: Option<String>,
-    /// It has shared propagation.
+    /// Whether the mount has shared propagation.
     pub shared: bool,
 }
 
-/// A source of mounts; tests have their own.
+/// A source of mount entries. Tests implement it with their own entries.
 pub trait MountTable: Send + Sync {
     /// Returns all mounts of this mount namespace, oldest first.
     ///

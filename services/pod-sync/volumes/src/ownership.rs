@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tree_deeper_than_any_path_is_given_away_on_a_small_stack() {
+    fn ownership_of_a_tree_deeper_than_any_path_is_changed_on_a_small_stack() {
         // On tmpfs, since disks are slow with this many directories.
         let tmp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let mut at = tree::open_root(tmp.path()).unwrap();

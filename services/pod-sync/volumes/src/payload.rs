@@ -10,7 +10,7 @@ use pod_sync_cri_config::NodeSettings;
 use pod_sync_cri_config::container::container_of_ephemeral;
 use pod_sync_cri_config::fields::{ResourceField, metadata_field, resource_field};
 
-/// Which keys of an object become files, and with which modes.
+/// Selection of the keys of an object that become files, and the modes of these files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KeySelection<'a> {
     /// Keys and their paths; `None`: every key under its own name.
@@ -61,10 +61,10 @@ fn select(
     Ok(out)
 }
 
-/// Returns the files of a ConfigMap. `None` is an optional one that does not exist.
+/// Returns the files of a ConfigMap. `None` stands for an optional ConfigMap that does not exist.
 ///
 /// # Errors
-/// The kubelet's message.
+/// Returns the kubelet's message.
 pub(crate) fn config_map(object: Option<&ConfigMap>, how: KeySelection<'_>) -> Result<Payload, String> {
     let mut data = BTreeMap::new();
     if let Some(object) = object {
@@ -74,10 +74,10 @@ pub(crate) fn config_map(object: Option<&ConfigMap>, how: KeySelection<'_>) -> R
     select(&data, how, |key| format!("configmap references non-existent config key: {key}"))
 }
 
-/// Returns the files of a Secret. `None` is an optional one that does not exist.
+/// Returns the files of a Secret. `None` stands for an optional Secret that does not exist.
 ///
 /// # Errors
-/// The kubelet's message.
+/// Returns the kubelet's message.
 pub(crate) fn secret(object: Option<&Secret>, how: KeySelection<'_>) -> Result<Payload, String> {
     let data = object
         .and_then(|o| o.data.as_ref())
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_belongs_to_the_one_user_all_containers_share() {
+    fn a_token_file_is_owned_by_the_common_user_of_all_containers() {
         let user = |spec: Value| fs_user(&pod_of(spec));
         let c = |uid: Value| json!({"name": "c", "securityContext": {"runAsUser": uid}});
         assert_eq!(user(json!({"containers": [c(json!(5)), c(json!(5))]})), Some(5));

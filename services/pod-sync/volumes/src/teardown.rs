@@ -136,16 +136,12 @@ fn remove_skeleton(dir: &Path, levels: u32) -> Result<(), TearDownError> {
     failpoint::file!("mount point removed", || fs::remove_dir(dir)).map_err(failed("cannot remove", dir))
 }
 
-/// Why the directory of an orphaned pod was not removed. Messages begin like the kubelet's log lines.
+/// Reason why the directory of an orphaned pod was not removed. Messages begin like the kubelet's log lines.
 #[derive(Debug, thiserror::Error)]
 pub enum OrphanError {
     /// A mount may remain. Retried later without an event.
     #[error("orphaned pod {uid:?} found, but volumes are still mounted at {path}")]
-    Mounted {
-        uid: String,
-        /// A mount below the directory.
-        path: PathBuf,
-    },
+    Mounted { uid: String, path: PathBuf },
     /// A volume directory has content of an unknown plugin, which must not be deleted.
     #[error("orphaned pod {uid:?} found, but failed to rmdir() volume at path {path}: {source}")]
     Volume { uid: String, path: PathBuf, source: io::Error },
@@ -171,8 +167,8 @@ pub(crate) fn remove_orphaned_pod_dir(pod_dir: &Path, table: &dyn MountTable) ->
     remove_tree(&mounts, Path::new("")).map_err(rest)
 }
 
-/// Removes the remaining volumes of such a pod. Content of unknown plugins is never deleted; their directories are removed only
-/// if they are empty.
+/// Removes the remaining volumes of an orphaned pod. Content of unknown plugins is never deleted; their
+/// directories are removed only if they are empty.
 ///
 /// # Errors
 /// A volume stays, for the returned reason.

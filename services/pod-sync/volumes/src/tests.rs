@@ -172,7 +172,7 @@ async fn every_kind_is_set_up_once_and_taken_down_without_a_trace() {
 }
 
 #[tokio::test]
-async fn content_follows_the_object_and_outlives_it() {
+async fn content_follows_its_object_and_remains_after_the_deletion() {
     let node = Node::new();
     let pod = pod_with(json!([{"name": "cm", "configMap": {"name": "cm", "defaultMode": 0o644}}]), json!({}));
     let path = node.set_up(&pod).await.unwrap().volumes["cm"].host_path.clone();
@@ -195,7 +195,7 @@ async fn content_follows_the_object_and_outlives_it() {
 }
 
 #[tokio::test]
-async fn a_failure_has_the_kubelets_message() {
+async fn a_volume_failure_has_the_kubelets_message() {
     let node = Node::new();
     let fail = async |volume: Value| {
         let mut volume = volume;

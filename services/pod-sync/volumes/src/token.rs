@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_is_kept_until_four_fifths_of_its_life_or_a_day() {
+    async fn a_token_is_cached_for_four_fifths_of_its_lifetime_or_a_day() {
         for (life, last_kept, first_new) in [(3600, 2880, 2881), (7 * 86_400, 86_400, 86_401)] {
             let fake = Fake { life, clock: Mutex::new(at(0)), ..Fake::default() };
             let cache = TokenCache::default();

@@ -72,7 +72,7 @@ fn an_instance_older_than_the_service_or_started_gets_none() {
 }
 
 #[test]
-fn of_two_memories_of_one_instance_the_one_with_the_higher_counter_is_kept() {
+fn the_memory_with_the_higher_counter_is_kept_for_one_container_instance() {
     let success = Some(ProbeResult::Success);
     let other = ProbeMemory { container_id: id("c0"), ..memory(99, success) };
     let (low, high) = (memory(4, None), memory(5, success));
@@ -89,14 +89,14 @@ fn of_two_memories_of_one_instance_the_one_with_the_higher_counter_is_kept() {
     ] {
         assert_eq!(select_memory(&probe(Liveness), &view, own, seed, BORN).as_ref(), Some(expected));
     }
-    // Another instance's memory is none.
+    // The memory of another container instance is ignored.
     let fresh = select_memory(&probe(Liveness), &running(false), Some(&other), Some(&other), BORN).unwrap();
     assert_eq!(fresh, memory(0, success));
     assert_eq!(select_memory(&probe(Liveness), &View::default(), Some(&low), None, BORN), None);
 }
 
 #[test]
-fn the_gate_opens_for_a_running_container_whose_turn_it_is() {
+fn a_probe_is_enabled_only_for_a_running_container_in_the_right_startup_state() {
     let known = memory(1, Some(ProbeResult::Success));
     let failed = memory(1, Some(ProbeResult::Failure));
     let held = ProbeMemory { on_hold: true, ..known.clone() };
@@ -219,7 +219,7 @@ fn results_follow_the_thresholds() {
 }
 
 #[test]
-fn a_run_is_saturated_at_its_threshold_and_then_is_no_news() {
+fn a_result_is_reported_once_when_its_threshold_is_reached() {
     let probe = Probe { success_threshold: 3, ..probe(Readiness) };
     let mut now = memory(0, Some(ProbeResult::Failure));
     let mut news = Vec::new();
@@ -234,7 +234,7 @@ fn a_run_is_saturated_at_its_threshold_and_then_is_no_news() {
 }
 
 #[test]
-fn only_old_containers_that_nobody_handed_over_wait_at_first() {
+fn the_first_probe_is_delayed_only_for_old_containers_without_memory() {
     let period = Duration::from_secs(10);
     let old = View { started_at: Some(Duration::from_secs(5)), ..running(true) };
     let soon = BORN + Duration::from_secs(1);

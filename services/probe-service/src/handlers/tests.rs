@@ -11,7 +11,7 @@ use tokio_rustls::TlsAcceptor;
 use super::*;
 use crate::target::HttpGet;
 
-/// What a scripted server does with a request: writes these bytes and closes, or says nothing more for ever.
+/// Behaviour of a scripted server: it writes these bytes and closes the connection, or never replies.
 #[derive(Clone)]
 enum Reply {
     Close(String),
@@ -140,7 +140,7 @@ async fn the_status_decides_and_the_body_is_the_output() {
 }
 
 #[tokio::test]
-async fn headers_are_canonical_and_defaults_give_way() {
+async fn headers_are_canonical_and_replace_the_defaults() {
     let (address, mut requests) = serve(None, |_| page("200 OK", "", "")).await;
     let host = format!("Host: {address}");
     type Headers = &'static [(&'static str, &'static str)];
@@ -220,13 +220,13 @@ async fn a_host_header_is_kept_on_relative_redirects_only() {
 }
 
 #[tokio::test]
-async fn a_long_body_is_cut_and_is_no_error() {
+async fn a_long_body_is_truncated_without_an_error() {
     let (address, _requests) = serve(None, |_| page("200 OK", "", &"x".repeat(MAX_OUTPUT + 5000))).await;
     assert_eq!(http_get(get(address, "/")).await, Attempt::Success("x".repeat(MAX_OUTPUT)));
 }
 
 #[tokio::test]
-async fn what_goes_wrong_before_the_headers_is_a_failure_and_after_them_an_error() {
+async fn an_http_fault_before_the_headers_is_a_failure_and_one_after_them_an_error() {
     let (address, _requests) = serve(None, |path| match path {
         "/silent" => Reply::Hang(String::new()),
         "/closed" => Reply::Close(String::new()),
@@ -267,7 +267,7 @@ async fn what_goes_wrong_before_the_headers_is_a_failure_and_after_them_an_error
 }
 
 #[tokio::test]
-async fn any_certificate_is_taken_and_plain_text_is_told_apart() {
+async fn any_certificate_is_accepted_and_plain_http_is_detected() {
     let certified = rcgen::generate_simple_self_signed(vec!["somebody.else".into()]).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -294,7 +294,7 @@ async fn any_certificate_is_taken_and_plain_text_is_told_apart() {
 }
 
 #[tokio::test]
-async fn tcp_tells_an_open_port_from_a_closed_one() {
+async fn a_tcp_probe_distinguishes_an_open_port_from_a_closed_one() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let open = listener.local_addr().unwrap();
     let closed = closed_port().await;
@@ -313,7 +313,7 @@ async fn tcp_tells_an_open_port_from_a_closed_one() {
 }
 
 #[tokio::test]
-async fn tcp_that_is_not_answered_times_out() {
+async fn a_tcp_probe_without_a_reply_times_out() {
     // A full backlog drops further connections.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -331,7 +331,7 @@ async fn tcp_that_is_not_answered_times_out() {
 }
 
 #[tokio::test]
-async fn grpc_is_healthy_only_when_it_says_so() {
+async fn a_grpc_probe_succeeds_only_if_the_status_is_serving() {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_service_status("up", tonic_health::ServingStatus::Serving).await;
     reporter.set_service_status("down", tonic_health::ServingStatus::NotServing).await;

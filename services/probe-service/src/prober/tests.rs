@@ -115,7 +115,8 @@ fn pod(name: &str, generation: u64, view: View, seed: Option<ProbeMemory>) -> Po
     }
 }
 
-/// What the driver has been told: results as `counter result`, events as their message, and the names of answers.
+/// Returns the messages to the driver: results as `counter result`, events as their message, and the names of
+/// replies.
 async fn told(driver: &Mailbox) -> Vec<String> {
     let batch = timeout(Duration::from_millis(1), driver.take()).await.unwrap_or_default();
     let one = |report: wire::DriveReport| match report.report.expect("a report has something to say") {
@@ -137,7 +138,7 @@ async fn told(driver: &Mailbox) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn evaluations_come_at_a_fixed_rate_and_missed_ticks_collapse() {
+async fn probes_run_at_a_fixed_rate_and_missed_ticks_are_skipped() {
     let slow = (Duration::from_millis(2500), Attempt::Success(String::new()));
     let rig = Rig::new([pass(), slow, pass()]);
     let driver = rig.prober.attach();
@@ -203,7 +204,7 @@ async fn only_changes_are_reported_and_every_failure_is_an_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_breaks_is_tried_three_times_and_says_nothing_of_the_container() {
+async fn a_probe_error_is_retried_three_times_and_does_not_change_the_result() {
     let broken =
         |event| (Duration::ZERO, Attempt::Broken(Broken { state: "unknown", error: "gone".into(), event }));
     let rig = Rig::new([broken(true), broken(true), broken(true), broken(false)]);
@@ -220,7 +221,7 @@ async fn what_breaks_is_tried_three_times_and_says_nothing_of_the_container() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_during_a_stall_of_the_prober_is_unknown_and_tried_again() {
+async fn a_failure_during_a_stall_of_the_prober_is_unknown_and_retried() {
     let slow = (Duration::from_millis(300), Attempt::Failure("timeout".into()));
     let rig = Rig::new([slow, pass(), fail()]);
     let driver = rig.prober.attach();
@@ -237,7 +238,7 @@ async fn a_failure_during_a_stall_of_the_prober_is_unknown_and_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_second_driver_replaces_the_first_and_hears_everything_again() {
+async fn a_second_driver_replaces_the_first_and_receives_all_results_again() {
     let rig = Rig::new([pass()]);
     let first = rig.prober.attach();
     rig.prober.set(&first, pod("a", 3, view(), Some(memory(7))), None).unwrap();
@@ -252,7 +253,7 @@ async fn a_second_driver_replaces_the_first_and_hears_everything_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_driver_probing_goes_on_and_the_next_one_hears_what_came_of_it() {
+async fn probes_continue_without_a_driver_and_the_next_driver_receives_their_results() {
     let rig = Rig::new([fail()]);
     let driver = rig.prober.attach();
     rig.prober.set(&driver, pod("a", 3, view(), Some(memory(7))), None).unwrap();
@@ -261,13 +262,13 @@ async fn without_a_driver_probing_goes_on_and_the_next_one_hears_what_came_of_it
     assert_eq!(rig.begun().len(), 4);
     let next = rig.prober.attach();
     assert_eq!(told(&next).await, ["a 11 FAILURE", "replay end"]);
-    // What it still believes does not overwrite what has happened since.
+    // The outdated memory of the driver does not overwrite later results.
     rig.prober.set(&next, pod("a", 3, view(), Some(memory(7))), None).unwrap();
     assert!(told(&next).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn pods_go_by_word_only_and_lower_generations_do_not_count() {
+async fn a_pod_is_removed_only_on_request_and_lower_generations_are_ignored() {
     let rig = Rig::new([pass()]);
     let driver = rig.prober.attach();
     for name in ["a", "b", "c"] {
@@ -302,7 +303,7 @@ async fn pods_go_by_word_only_and_lower_generations_do_not_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_container_that_stops_is_failed_at_once_and_an_attempt_under_way_does_not_count() {
+async fn a_stopped_container_fails_at_once_and_the_attempt_in_flight_is_ignored() {
     let slow = (Duration::from_millis(500), Attempt::Success(String::new()));
     let rig = Rig::new([slow]);
     let driver = rig.prober.attach();
@@ -315,7 +316,7 @@ async fn a_container_that_stops_is_failed_at_once_and_an_attempt_under_way_does_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_full_of_old_containers_is_spread_over_a_period_unless_handed_over() {
+async fn first_probes_of_old_containers_without_memory_are_spread_over_a_period() {
     let rig = Rig::new([pass()]);
     let driver = rig.prober.attach();
     let old = View { started_at: Some(Duration::from_secs(5)), ..view() };
@@ -330,7 +331,7 @@ async fn a_node_full_of_old_containers_is_spread_over_a_period_unless_handed_ove
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_series_of_a_probe_end_with_it_and_observers_see_every_evaluation() {
+async fn the_series_of_a_probe_are_removed_with_it_and_observers_receive_every_evaluation() {
     let rig = Rig::new([pass()]);
     let driver = rig.prober.attach();
     rig.prober.set(&driver, pod("series", 1, view(), Some(memory(1))), None).unwrap();
@@ -351,7 +352,7 @@ async fn the_series_of_a_probe_end_with_it_and_observers_see_every_evaluation() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_the_probe_of_one_pod_harms_no_other_and_is_tried_again_ever_less_often() {
+async fn a_panic_in_a_probe_affects_no_other_pod_and_is_retried_with_a_back_off() {
     let rig = Rig::new([pass()]);
     let driver = rig.prober.attach();
     let panics = PodPanics::start("a");
@@ -374,7 +375,7 @@ async fn a_panic_in_the_probe_of_one_pod_harms_no_other_and_is_tried_again_ever_
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_largest_values_of_every_field_end_no_task() {
+async fn the_largest_value_of_any_field_causes_no_panic() {
     let largest = u32::MAX;
     for (initial_delay_seconds, started_boottime_ns, attempts) in
         [(0, 1, 1), (largest, 1, 0), (0, u64::MAX, 1), (largest, u64::MAX, 0)]

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn the_container_is_the_one_asked_for_the_annotated_or_the_first() {
+    fn the_container_is_the_requested_the_annotated_or_the_first_one() {
         let mut pod = json!({
             "metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "b"}},
             "spec": {"containers": [{"name": "a"}, {"name": "b"}], "initContainers": [{"name": "i"}]},

@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_given_in_three_ways() {
+    fn a_port_has_three_forms() {
         for (text, want) in [
             ("8080", Some((8080, 8080))),
             ("80:8080", Some((80, 8080))),

@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exit_code_is_the_process_s_own() {
+    fn the_exit_code_is_that_of_the_process() {
         let code = |text: &str| exit_code(text.as_bytes()).map(|c| format!("{c:?}"));
         let of = |n: u8| format!("{:?}", ExitCode::from(n));
         assert_eq!(code(r#"{"metadata":{},"status":"Success"}"#).unwrap(), of(0));

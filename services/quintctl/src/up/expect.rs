@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_ready_for_a_moment_is_not_taken_for_ready() {
+    fn a_pod_that_is_briefly_ready_does_not_count_as_ready() {
         let mut checker = ExpectationChecker::new(read("web.yaml", WEB), "node");
         let start = Instant::now();
         let (ready, failed) =

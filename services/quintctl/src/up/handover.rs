@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_certificates_directory_is_made_once_and_for_the_node_api_alone() {
+    fn the_certificates_directory_is_created_once_and_belongs_to_node_api() {
         let base = tempfile::tempdir().unwrap();
         let dir = base.path().join("a/pki");
         let mode = || std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777;

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_head_names_the_runtime_its_events_and_how_each_service_is() {
+    async fn the_header_shows_the_runtime_its_event_source_and_the_health_of_each_service() {
         let overview = Overview {
             rows: vec![
                 row("probe-service a", "serving"),
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_runs_is_not_ok_before_it_says_so() {
+    async fn a_running_process_is_not_ok_before_it_reports_health() {
         let states = [("pod-sync", running(1)), ("cri-proxy", State::New)];
         assert_eq!(services(None, &states, 80), "  pod-sync starting   cri-proxy starting");
         let ended = State::Waiting { exit: "SIGKILL".into(), delay: Duration::ZERO };
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn in_a_narrow_terminal_only_services_that_are_not_ok_are_named() {
+    async fn a_narrow_terminal_names_only_services_that_are_not_ok() {
         let all = ["cri-proxy", "pleg-service", "pod-sync"];
         let states = all.map(|name| (name, running(1)));
         let mut overview =

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_private_node_lies_below_one_directory_and_a_host_agent_where_the_kubelet_does() {
+    fn a_private_node_uses_one_directory_and_a_host_agent_the_kubelets_directories() {
         let private =
             Layout::resolve(&args(&["--private-containerd", "--manifests", "examples"]), Path::new("/w"));
         assert_eq!(private.root_dir, Path::new("/w/.run/root"));
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn imported_images_are_kept_and_those_of_a_runtime_of_the_host_are_not_our_choice() {
+    fn imported_images_are_exempt_from_image_gc_only_in_a_private_runtime() {
         for (flags, kept) in [
             (&["--private-containerd"][..], true),
             (&["--private-containerd", "--config", "c.yaml"], true),
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_is_handed_to_all_and_users_of_their_own_get_copies() {
+    fn all_services_get_the_configuration_and_services_with_own_users_get_copies() {
         let args = args(&["--config", "c.yaml", "--config-dir", "/d", "--strict", "--kubeconfig", "/k"]);
         let layout = Layout::resolve(&args, Path::new("/w"));
         for users in [None, Some(Users::of(&args))] {
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn with_an_api_server_those_that_talk_to_it_get_the_kubeconfig_and_the_node_api_its_certificate() {
+    fn with_an_api_server_its_clients_get_the_kubeconfig_and_node_api_its_certificate() {
         let args = args(&[
             "--runtime-endpoint",
             "unix:///r.sock",

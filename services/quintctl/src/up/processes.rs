@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_a_killed_supervisor_left_is_ended_and_nothing_else() {
+    async fn only_processes_of_a_killed_supervisor_are_terminated() {
         let dir = tempfile::tempdir().unwrap();
         let mut left = tokio::process::Command::new("sleep").arg("60").spawn().unwrap();
         let mut other = tokio::process::Command::new("sleep").arg("60").spawn().unwrap();

@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_note_of_an_exit_has_the_words_of_systemd() {
+    fn an_exit_note_has_the_values_of_systemd() {
         for (raw, want) in [
             (70 << 8, "exit-code 70\n"),
             (0, "exit-code 0\n"),

@@ -143,7 +143,7 @@ mod tests {
     const USERS: Users = Users { pleg: 11, probe: 12, reporter: 13, node_api: 14, watch: 10 };
 
     #[test]
-    fn a_service_with_uid_0_runs_as_root_and_is_on_no_list() {
+    fn a_service_with_uid_0_runs_as_root_and_is_in_no_user_list() {
         let users = Users { pleg: 0, ..USERS };
         assert_eq!(users.user("pleg-service"), None);
         assert_eq!(users.cri_users(true), [("probe", 12), ("node-api", 14)]);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn the_directory_that_other_users_cannot_enter_is_found() {
+    fn a_directory_that_other_users_cannot_enter_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         let inner = dir.path().join("home/q");

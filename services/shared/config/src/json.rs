@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn of_another_service_only_what_it_honours_is_taken() {
+    fn of_another_services_fields_only_the_honoured_ones_are_read() {
         let mine = config("healthzPort: 1\nmaxPods: 5\nevictionHard: {memory.available: 1Gi}\n");
         let theirs = config(
             "healthzPort: 2\nmaxPods: 7\nstaticPodPath: /manifests\nstaticPodURLHeader: {Authorization: [secret]}\n",

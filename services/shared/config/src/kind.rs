@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_says_what_is_wrong_with_a_value() {
+    fn each_kind_describes_an_invalid_value() {
         const WORDS: Kind = Kind::Word(&["", "a", "b"]);
         const TAINTS: Kind = Kind::Objects(&[("key", Kind::Text, true), ("effect", WORDS, false)]);
         for (kind, yaml, want) in [
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_goes_through_its_flag_and_back() {
+    fn a_value_survives_the_round_trip_through_its_flag() {
         const TAINTS: Kind = Kind::Objects(&[
             ("key", Kind::Text, true),
             ("value", Kind::Text, false),
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_what_the_kubelet_takes_for_not_set() {
+    fn a_zero_value_counts_as_not_set_as_in_the_kubelet() {
         for (kind, yaml) in [(DURATION, "0s"), (COUNT, "0"), (Kind::Text, "\"\""), (Kind::Text, "~")] {
             assert!(kind.is_zero(&crate::yaml::value(yaml)), "{yaml}");
         }

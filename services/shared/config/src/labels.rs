@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_gives_itself_labels_that_the_api_server_takes_from_it() {
+    fn a_node_sets_only_labels_that_the_api_server_accepts_from_it() {
         let long = "x".repeat(64);
         for (key, value, want) in [
             ("tier", "edge", true),

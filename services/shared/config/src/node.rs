@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_put_at_a_path_is_found_there_and_its_neighbours_stay() {
+    fn a_value_set_at_a_path_is_found_there_and_its_siblings_stay() {
         let mut node = yaml("{a: {x: 1}, b: 2}");
         node.put("a.y.z", Node::default_of(Data::Int(3)));
         node.put("b.c", Node::default_of(Data::Int(4)));

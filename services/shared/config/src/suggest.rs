@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slip_is_recognised_and_another_word_is_not() {
+    fn a_typing_error_gets_a_suggestion_and_another_word_does_not() {
         let known = ["evictionHard", "evictionSoft", "maxPods"];
         for (given, want) in [
             ("evictionHardd", Some("evictionHard")),

@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_what_the_core_schema_says() {
+    fn plain_scalars_have_the_type_of_the_core_schema() {
         for (text, want) in [
             ("~", Data::Null),
             ("true", Data::Bool(true)),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_knows_its_line_in_yaml_and_json() {
+    fn every_value_has_its_line_in_yaml_and_json() {
         for text in ["a: 1\nb:\n  c:\n  - x\n  - y\n", "{\"a\": 1,\n\"b\":\n{\"c\":\n[\"x\",\n\"y\"]}}"] {
             let (documents, diagnostics) = read(text);
             assert_eq!(diagnostics, [""; 0], "{text}");
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_that_grow_without_end_and_deep_nests_are_refused() {
+    fn aliases_that_expand_without_limit_and_deep_nesting_are_rejected() {
         let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
         for n in 1..10 {
             let last = format!("*a{}, ", n - 1).repeat(10);

@@ -1,4 +1,4 @@
-//! A command line with a configuration behind it.
+//! A command line with configuration files.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use quintlet_config::diagnostics::render;
 use quintlet_config::{ConfigArgs, Service};
 use quintlet_testkit::command_line::differences;
 
-/// As a service has it, with some fields.
+/// Arguments of a service with some fields.
 #[derive(Debug, Parser)]
 struct Args {
     #[command(flatten)]
@@ -25,7 +25,7 @@ struct Args {
     image_max_age: String,
 }
 
-/// A rule that only the service knows.
+/// A rule that only the service has.
 fn short(text: &str) -> Result<String, String> {
     if text.len() < 5 { Ok(text.to_owned()) } else { Err("is too long".to_owned()) }
 }
@@ -43,7 +43,7 @@ const FILE: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConf
 const OWN: &str = "---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n";
 
 #[test]
-fn files_stand_between_defaults_and_flags() {
+fn files_override_defaults_and_flags_override_files() {
     let plain = read::<Args>(Service::PodSync, vec!["pod-sync".into()]).expect("defaults").args;
     assert_eq!((plain.max_pods, plain.cluster_dns.len(), plain.node_name), (110, 0, None));
     let file = with(&format!("{FILE}{OWN}nodeName: n1\n"), &[]).expect("a good file");
@@ -59,7 +59,7 @@ fn a_value_that_only_the_argument_rejects_is_reported_with_its_line() {
     };
     let rendered = render(&diagnostics);
     assert!(rendered.ends_with("  line 8  nodeName: \"far-too-long\": is too long\n"), "{rendered}");
-    // The same by flag is a usage error as any other.
+    // The same value as a flag is an ordinary usage error.
     let error = with(FILE, &["--node-name", "far-too-long"]).expect_err("refused");
     assert!(matches!(&error, Exit::Clap(_)) && error.code() == 64, "{error:?}");
 }
@@ -100,7 +100,7 @@ fn help_and_print_config_exit_with_0_and_errors_with_64() {
 }
 
 #[test]
-fn a_command_line_that_differs_from_the_table_is_found_out() {
+fn a_command_line_that_differs_from_the_table_is_detected() {
     let found = differences(&Args::command(), Service::PodSync);
     assert!(found.iter().any(|p| p == "rootDir: there is no flag --root-dir"), "{found:?}");
     assert!(found.iter().any(|p| p.starts_with("nodeName: --node-name does not have the kubelet's name")));
@@ -113,7 +113,7 @@ fn a_command_line_that_differs_from_the_table_is_found_out() {
 }
 
 #[test]
-fn a_path_counts_from_its_file_and_a_flag_from_where_we_are() {
+fn a_path_is_relative_to_its_file_and_in_a_flag_to_the_working_directory() {
     #[derive(Debug, Parser)]
     struct Paths {
         #[command(flatten)]

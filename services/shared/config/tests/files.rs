@@ -75,7 +75,7 @@ quintlet: 10 problems in /etc/quintlet/config.yaml
 
 #[test]
 fn unsupported_suites_and_groups_are_skipped_and_unknown_ones_refused() {
-    // As hardening guides have it.
+    // Values from hardening guides.
     let hardened = "tlsCipherSuites: [TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256, TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305, \
                     TLS_RSA_WITH_AES_128_GCM_SHA256]\ntlsCurvePreferences: [4588, 29]\n";
     assert_eq!(
@@ -102,7 +102,7 @@ quintlet: 2 warnings in /etc/quintlet/config.yaml
 }
 
 #[test]
-fn rules_between_fields_are_the_kubelets() {
+fn rules_between_fields_are_those_of_the_kubelet() {
     for (fields, want) in [
         (
             "imageGCHighThresholdPercent: 40",
@@ -228,11 +228,11 @@ fn each_document_has_a_known_kind_that_occurs_once() {
 }
 
 #[test]
-fn a_file_as_kubeadm_writes_it_is_taken_and_what_is_missing_is_named() {
+fn a_kubeadm_file_is_accepted_and_missing_features_are_named() {
     let config = read(include_str!("fixtures/kubeadm.yaml")).expect("a good file");
     assert_eq!(config.warnings, []);
     assert_eq!(text(&config, "staticPodPath"), "/etc/kubernetes/manifests");
-    // Zero and nothing mean the default.
+    // Zero and null mean the default.
     assert_eq!(text(&config, "syncFrequency"), "1m");
     assert_eq!(text(&config, "nodeStatusReportFrequency"), "5m");
     assert_eq!(text(&config, "containerRuntimeEndpoint"), "unix:///run/containerd/containerd.sock");
@@ -242,7 +242,7 @@ fn a_file_as_kubeadm_writes_it_is_taken_and_what_is_missing_is_named() {
 }
 
 #[test]
-fn what_has_no_effect_is_named_once_with_its_value() {
+fn a_field_without_an_effect_is_reported_once_with_its_value() {
     let config = read(&format!(
         "{HEAD}evictionHard: {{memory.available: 5%}}\nfailSwapOn: true\nfeatureGates: {{MemoryQoS: true, EventedPLEG: true, KubletPSI: true}}\n\
          kubeReservedCgroup: /k\nenforceNodeAllocatable: [pods, kube-reserved]\nhairpinMode: none\ncpuManagerPolicy: none\n"
@@ -273,7 +273,7 @@ fn with_strict_a_warning_is_an_error() {
 }
 
 #[test]
-fn drop_ins_merge_in_lexical_order_and_every_value_knows_where_it_came_from() {
+fn drop_ins_merge_in_lexical_order_and_every_value_has_its_origin() {
     let dir = tempfile::tempdir().expect("a directory");
     let put = |name: &str, text: String| {
         let path = dir.path().join(name);
@@ -329,7 +329,7 @@ fn a_missing_file_is_an_error() {
 }
 
 #[test]
-fn flags_win_and_gates_given_by_flag_add_up() {
+fn flags_override_files_and_feature_gates_of_flags_are_merged() {
     let row = |field: &str| Document::Kubelet.row(field).expect("a field");
     let flag = |field: &str, text: &str| {
         let row = row(field);
@@ -402,7 +402,7 @@ fn verbosity_sets_the_log_filter_unless_that_is_set() {
 }
 
 #[test]
-fn a_gate_turns_the_maximum_of_the_back_off_off() {
+fn a_disabled_feature_gate_resets_the_maximum_of_the_back_off() {
     let field = "crashLoopBackOff.maxContainerRestartPeriod";
     let set = format!("{HEAD}crashLoopBackOff: {{maxContainerRestartPeriod: 20s}}\n");
     assert_eq!(text(&read(&set).expect("good"), field), "20s");
@@ -411,7 +411,7 @@ fn a_gate_turns_the_maximum_of_the_back_off_off() {
 }
 
 #[test]
-fn the_printed_configuration_shows_origins_hides_secrets_and_reads_back_the_same() {
+fn the_printed_configuration_shows_origins_hides_secrets_and_parses_to_the_same_values() {
     let file = format!(
         "{HEAD}staticPodURLHeader: {{Authorization: [Bearer s3cret]}}\nclusterDNS:\n- 10.96.0.10\n\
          evictionHard: {{memory.available: 5%}}\nregisterWithTaints: [{{key: a/b, effect: NoExecute, value: \"1\"}}]\n\

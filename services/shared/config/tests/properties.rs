@@ -1,4 +1,4 @@
-//! Whatever the bytes are, there is a configuration or a list of diagnostics with places, and never a panic.
+//! Any bytes result in a configuration or in a list of diagnostics with locations, never in a panic.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use quintlet_config::node::Origin;
 use quintlet_config::print::print;
 use quintlet_config::table::{Document, Service};
 
-/// Reads, and checks what has to hold for any input.
+/// Reads a configuration, and checks the properties of any input.
 fn read(bytes: &[u8], strict: bool) -> Result<Config, Vec<Diagnostic>> {
     let lines = 1 + bytes.iter().filter(|b| matches!(b, b'\n' | b'\r')).count();
     let outcome = Config::from_bytes(bytes, Path::new("f"), strict);
@@ -32,7 +32,7 @@ fn read(bytes: &[u8], strict: bool) -> Result<Config, Vec<Diagnostic>> {
     outcome
 }
 
-/// A configuration is printed as one that reads back, and what it warns of can be said.
+/// Checks that the printed configuration parses to an equal one, and that warnings can be printed.
 fn use_it(config: &Config) {
     let printed = print(config);
     let again = Config::from_bytes(printed.as_bytes(), Path::new("f"), false)
@@ -86,7 +86,7 @@ fn key() -> impl Strategy<Value = String> {
     prop_oneof![8 => prop::sample::select(names), 1 => "[a-zA-Z.]{1,8}", 1 => scalar()]
 }
 
-/// A value in flow style, so that it may stand anywhere.
+/// Generates a value in flow style, which is valid at any position.
 fn tree() -> impl Strategy<Value = String> {
     scalar().prop_recursive(4, 40, 6, |inner| {
         prop_oneof![
@@ -106,7 +106,7 @@ fn document() -> impl Strategy<Value = String> {
         .prop_map(|(head, fields)| fields.iter().fold(head, |text, (k, v)| format!("{text}{k}: {v}\n")))
 }
 
-/// One field of the table with a value that may fit.
+/// Generates a field of the table with a value that may be valid.
 fn field() -> impl Strategy<Value = String> {
     let rows: Vec<&'static str> = Document::Kubelet.rows().iter().map(|r| r.field).collect();
     (prop::sample::select(rows), tree()).prop_map(|(field, value)| {
@@ -117,7 +117,7 @@ fn field() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    // What fails is kept beside this file and has to be committed.
+    // Failing cases are written beside this file, to be committed.
     #![proptest_config(ProptestConfig {
         cases: 1000,
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
@@ -125,19 +125,19 @@ proptest! {
     })]
 
     #[test]
-    fn any_bytes_give_a_configuration_or_errors(bytes in prop::collection::vec(any::<u8>(), 0..400), strict: bool) {
+    fn any_bytes_result_in_a_configuration_or_errors(bytes in prop::collection::vec(any::<u8>(), 0..400), strict: bool) {
         let _ = read(&bytes, strict);
     }
 
     #[test]
-    fn any_text_of_yaml_characters_gives_a_configuration_or_errors(text in "[\\[\\]{}:,&*!|>%@`'\"#\\- \n\tab1~?<]{0,200}") {
+    fn any_text_of_yaml_characters_results_in_a_configuration_or_errors(text in "[\\[\\]{}:,&*!|>%@`'\"#\\- \n\tab1~?<]{0,200}") {
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let _ = read(text.as_bytes(), false);
         let _ = read(format!("{head}{text}").as_bytes(), false);
     }
 
     #[test]
-    fn any_tree_gives_a_configuration_or_errors(one in document(), two in document(), strict: bool) {
+    fn any_tree_results_in_a_configuration_or_errors(one in document(), two in document(), strict: bool) {
         if let Ok(config) = read(format!("{one}---\n{two}").as_bytes(), strict) {
             use_it(&config);
         }

@@ -1,4 +1,4 @@
-//! The table against the list of the kubelet's fields, against the tests it names, and against the page made from it.
+//! Compares the table with the kubelet's fields, with the tests that it names, and with the generated page.
 
 mod migration;
 
@@ -32,7 +32,7 @@ fn every_field_of_the_kubelet_has_one_row() {
 }
 
 #[test]
-fn every_flag_of_the_kubelet_that_is_no_field_has_a_verdict() {
+fn every_kubelet_flag_without_a_field_has_a_verdict() {
     let rows: BTreeSet<&str> =
         FLAGS.iter().map(|f| f.name).chain(all_rows().filter_map(|r| r.kubelet_flag)).collect();
     let missing: Vec<_> =
@@ -43,7 +43,7 @@ fn every_flag_of_the_kubelet_that_is_no_field_has_a_verdict() {
 }
 
 #[test]
-fn every_row_has_a_whole_verdict() {
+fn every_row_has_a_complete_verdict() {
     for row in all_rows() {
         let whole = match row.verdict {
             Verdict::Honoured { effect, by } => {
@@ -58,7 +58,7 @@ fn every_row_has_a_whole_verdict() {
 }
 
 #[test]
-fn defaults_are_values_their_fields_may_have() {
+fn defaults_are_valid_values_of_their_fields() {
     for row in all_rows() {
         let Some(default) = row.default_node() else { continue };
         let mut diagnostics: Vec<Diagnostic> = Vec::new();
@@ -69,12 +69,12 @@ fn defaults_are_values_their_fields_may_have() {
 }
 
 #[test]
-fn gates_are_sorted_and_stand_once() {
+fn feature_gates_are_sorted_and_unique() {
     let names: Vec<&str> = GATES.iter().map(|g| g.name).collect();
     assert!(names.is_sorted_by(|a, b| a < b), "{names:?}");
 }
 
-/// Names of the tests that show the effect of each honoured field, by document and field.
+/// Returns the names of the tests that show the effect of each honoured field, by document and field.
 fn shown_by() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
     lines(include_str!("fixtures/effects.txt"))
         .into_iter()
@@ -86,7 +86,7 @@ fn shown_by() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
         .collect()
 }
 
-/// Renaming or removing a test that fixtures/effects.txt names fails here.
+/// Fails if a test that fixtures/effects.txt names is renamed or removed.
 #[test]
 fn each_honoured_field_has_tests_that_show_its_effect() {
     let mut source = String::new();

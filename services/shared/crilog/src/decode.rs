@@ -161,21 +161,21 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_the_log_become_what_the_container_wrote() {
+    fn log_lines_are_decoded_to_the_containers_output() {
         assert_eq!(decoded(Options::default(), LOG), "one\ntwo, three\n\n");
         let cut = LOG.trim_end_matches(['\n', ' ']);
         assert_eq!(decoded(Options::default(), &cut[..LOG.find("three").unwrap() + 3]), "one\ntwo, thr");
     }
 
     #[test]
-    fn times_stand_before_lines_and_not_before_their_parts() {
+    fn a_timestamp_precedes_each_line_and_not_its_parts() {
         let want = "2026-11-21T02:31:07.100000000Z one\n2026-11-21T02:31:07.200000000Z two, three\n\
                     2026-11-21T02:31:07.400000000Z \n";
         assert_eq!(decoded(Options { timestamps: true, ..Options::default() }, LOG), want);
     }
 
     #[test]
-    fn output_is_cut_at_exactly_the_bytes_asked_for_times_included() {
+    fn output_is_truncated_at_exactly_the_byte_limit_including_timestamps() {
         for limit in 1..40 {
             let options = Options { timestamps: true, limit_bytes: Some(limit), ..Options::default() };
             let all = decoded(Options { timestamps: true, ..Options::default() }, LOG);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_early_or_of_the_other_stream_is_left_out() {
+    fn lines_before_the_start_time_or_of_the_other_stream_are_skipped() {
         let since = Some("2026-11-21T02:31:07.2Z".parse().unwrap());
         assert_eq!(decoded(Options { since, ..Options::default() }, LOG), "two, three\n\n");
         let stream = Some(Stream::Stdout);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_line_in_no_form_is_an_error_and_a_later_one_is_skipped() {
+    fn a_malformed_first_line_is_an_error_and_a_later_one_is_skipped() {
         let mut decoder = Decoder::default();
         let error = decoder.decode(b"hello\n", &mut Vec::new()).unwrap_err();
         assert_eq!(error.to_string(), "failed to get parse function: unsupported log format: \"hello\\n\"");
@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_file_makes_it_panic_or_give_more_than_asked_for(
+        fn no_file_causes_a_panic_or_more_output_than_the_limit(
             lines in proptest::collection::vec("(2026-11-21T02:31:07(\\.[0-9]{1,9})?Z (stdout|stderr) [FP](:[a-z])? )?[^\n]{0,40}\n", 0..20),
             limit in 1u64..200,
             timestamps: bool,
@@ -220,7 +220,7 @@ mod tests {
 
         /// Bytes that begin as a log and go on as anything say the same however they are cut.
         #[test]
-        fn any_bytes_are_decoded_alike_however_they_are_cut(
+        fn any_bytes_decode_to_the_same_output_however_they_are_split(
             head in "((2026-11-21T02:31:07Z|2026-02-30T99:00:00Z) (stdout|stderr|stdin) [FPX](:[a-z])? [a-z]{0,9}\n){0,3}",
             tail: Vec<u8>,
             cut in 1usize..40,
@@ -240,7 +240,7 @@ mod tests {
 
         /// What containers wrote comes out as they wrote it, but for what was not asked for.
         #[test]
-        fn what_containers_wrote_comes_out_as_they_wrote_it(
+        fn the_decoded_output_equals_what_containers_wrote(
             pieces in proptest::collection::vec((0u32..50, any::<bool>(), any::<bool>(), "[^\n]{0,30}"), 0..20),
             since in proptest::option::of(0u32..50),
             stream in proptest::option::of(any::<bool>()),

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_a_rotated_file_for_a_moment_comes_before_what_is_in_the_new_one() {
+    fn late_writes_to_a_rotated_file_precede_the_content_of_the_new_file() {
         let now = Instant::now();
         let mut log = Log::new();
         let mut text = Vec::new();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_slept_through_rotations_reads_every_file_that_is_still_there_once() {
+    fn a_reader_that_missed_rotations_reads_every_remaining_file_once() {
         for (rotations, keep, lost) in [(1, 3, 0), (2, 3, 0), (4, 3, 0), (4, 0, 2), (6, 2, 2)] {
             let now = Instant::now();
             let mut log = Log::new();
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_rotated_while_files_in_between_are_read_is_read_too() {
+    fn a_file_that_is_rotated_while_earlier_files_are_read_is_read_too() {
         let now = Instant::now();
         let mut log = Log::new();
         let mut text = Vec::new();
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn one_file_alone_is_read_whatever_has_its_name_and_only_if_it_is_a_file() {
+    fn one_log_is_read_although_another_file_takes_its_name_and_only_if_it_is_a_file() {
         let mut log = Log::new();
         log.write();
         let mut followed = Followed::open(&log.path(), Some(1)).unwrap();
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_is_followed_to_the_log_or_to_what_takes_its_name() {
+    fn no_link_is_followed_to_the_log_or_its_successor() {
         let now = Instant::now();
         let mut log = Log::new();
         let outside = tempfile::tempdir().unwrap();

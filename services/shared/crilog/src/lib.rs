@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_both_forms_are_read_and_nothing_else() {
+    fn entries_of_both_formats_are_parsed_and_others_rejected() {
         let cri = b"2026-11-21T02:31:07.1Z stderr P:x one \n";
         let entry = Format::Cri.parse(cri).unwrap();
         assert_eq!(
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn times_get_nine_digits_and_keep_their_zone() {
+    fn timestamps_get_nine_digits_and_keep_their_zone() {
         for (time, want) in [
             ("2026-11-21T02:31:07Z", "2026-11-21T02:31:07.000000000Z"),
             ("2026-11-21T02:31:07.5Z", "2026-11-21T02:31:07.500000000Z"),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_dropped_and_the_next_one_is_read() {
+    fn an_endless_line_is_dropped_and_the_next_one_is_read() {
         let mut splitter = Splitter::default();
         let mut lines = Vec::new();
         for _ in 0..=(MAX_LINE >> 20) {
@@ -287,7 +287,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic_and_no_line_is_lost(bytes: Vec<u8>, cut in 1usize..64) {
+        fn no_bytes_cause_a_panic_and_no_line_is_lost(bytes: Vec<u8>, cut in 1usize..64) {
             let mut splitter = Splitter::default();
             let mut all = Vec::new();
             for block in bytes.chunks(cut) {
@@ -303,7 +303,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_runtime_writes_is_read_back(text in "[^\n]{0,80}", part: bool, stream in 0..2, nanos in 0i128..4_000_000_000_000_000_000) {
+        fn a_written_entry_is_parsed_to_the_same_entry(text in "[^\n]{0,80}", part: bool, stream in 0..2, nanos in 0i128..4_000_000_000_000_000_000) {
             let time = jiff::Timestamp::from_nanosecond(nanos).unwrap();
             let name = ["stdout", "stderr"][usize::try_from(stream).unwrap()];
             let line = format!("{time} {name} {} {text}\n", if part { "P" } else { "F" });
@@ -317,7 +317,7 @@ mod tests {
         }
 
         #[test]
-        fn the_tail_has_as_many_lines_as_asked_for(text in "[ab\n]{0,400}", lines in 0u64..20) {
+        fn the_tail_has_the_requested_number_of_lines(text in "[ab\n]{0,400}", lines in 0u64..20) {
             let at = usize::try_from(tail_start(&mut Cursor::new(text.as_bytes()), lines).unwrap()).unwrap();
             let all: Vec<&str> = text.split_inclusive('\n').collect();
             let skip = all.len().saturating_sub(usize::try_from(lines).unwrap());

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_with_its_mode_and_nothing_is_left_beside_it() {
+    fn a_file_is_replaced_with_its_mode_and_no_temporary_file_remains() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         write(&path, b"one", 0o600).unwrap();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_given_away_belongs_to_its_owner_alone() {
+    fn a_file_with_an_owner_is_accessible_only_to_that_owner() {
         if !nix::unistd::geteuid().is_root() {
             return;
         }

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_without_waiting() {
+    fn a_file_that_is_not_regular_is_refused_without_blocking() {
         let p = places();
         let fifo = p.root.join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_and_rename_work_on_the_link_and_never_behind_one() {
+    fn removal_and_rename_apply_to_a_link_and_never_to_its_target() {
         let p = places();
         assert_eq!(p.dir.stat(Path::new("a/b/file")).unwrap().st_size, 4);
         p.dir.remove_file(Path::new("a/secret")).unwrap();
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_swapped_for_a_link_all_the_time_never_leads_outside() {
+    fn a_directory_that_is_repeatedly_replaced_by_a_link_never_leads_outside() {
         let p = places();
         let outside = fs::metadata(p.outside.join("file")).unwrap().ino();
         fs::rename(p.root.join("a/b"), p.root.join("b")).unwrap();

@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_wait_of_any_length_has_an_end_that_a_timer_can_hold() {
+    async fn the_end_of_any_wait_fits_into_a_timer() {
         let now = Instant::now();
         assert_eq!(deadline_after(now, Duration::from_secs(7)), now + Duration::from_secs(7));
         let longest = Duration::from_secs(i64::MAX.unsigned_abs());

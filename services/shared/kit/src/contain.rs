@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_ends_the_work_of_its_pod_alone_and_is_returned_with_its_place() {
+    async fn a_panic_ends_only_the_work_of_its_pod_and_is_returned_with_its_location() {
         let work = Work::new("u1", "default/a");
         let panic = contained(work.clone(), async {
             tokio::task::yield_now().await;
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_on_a_thread_that_may_block_is_of_the_pod_that_waits_for_it() {
+    async fn a_panic_on_a_blocking_thread_is_attributed_to_the_waiting_pod() {
         let seen = contained(Work::new("u1", ""), async { blocking(uid).await }).await;
         assert_eq!(seen, Ok(Some("u1".to_owned())));
         let panic = contained(Work::new("u1", ""), async {

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_allows_exactly_what_was_signed() {
+    fn a_grant_allows_exactly_the_signed_request() {
         let key = GrantKey::from_bytes([7; 32]);
         let grant = key.sign("c1", &argv(&["sh", "-c", "true"]), 1);
         assert!(key.verify(&grant, "c1", &argv(&["sh", "-c", "true"]), 1));

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_service_that_does_not_answer_yet_is_neither_ready_nor_pinged() {
+    async fn a_service_that_does_not_respond_yet_is_neither_ready_nor_pinged() {
         let service = driven(false);
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert_eq!(*service.sent.lock(), [""; 0]);
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_stalled_loop_stops_the_watchdog_pings_until_it_goes_on() {
+    async fn a_stalled_loop_stops_the_watchdog_pings_until_it_resumes() {
         let limit = Duration::from_secs(300);
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s.sock");

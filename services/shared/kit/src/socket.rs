@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_that_nobody_prepared_is_closed_to_others_and_no_name_is_left_in_it() {
+    async fn a_new_socket_directory_is_closed_to_others_and_has_only_the_socket() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b/x.sock");
         let _first = bind_unix(&path, 0o660).unwrap();

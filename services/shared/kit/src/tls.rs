@@ -222,7 +222,7 @@ mod tests {
     const VERSIONS: [&SupportedProtocolVersion; 2] = [&rustls::version::TLS12, &rustls::version::TLS13];
 
     #[test]
-    fn any_certificate_will_do_if_the_server_holds_its_key() {
+    fn any_certificate_is_accepted_if_the_server_holds_its_key() {
         let (key, other) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
         let mut params = rcgen::CertificateParams::new(vec!["somebody".to_owned()]).unwrap();
         params.not_after = rcgen::date_time_ymd(2001, 1, 1);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_of_version_1_will_do_which_rustls_itself_refuses() {
+    fn a_certificate_of_version_1_is_accepted_although_rustls_refuses_it() {
         let (key, other) = (rcgen::KeyPair::generate().unwrap(), rcgen::KeyPair::generate().unwrap());
         let made = rcgen::CertificateParams::default().self_signed(&key).unwrap();
         let mut der = made.der().to_vec();
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_key_of_rsa_will_do_if_the_server_holds_it_and_one_that_is_too_short_for_go_will_not() {
+    fn a_short_rsa_key_is_accepted_unless_it_is_too_short_for_go() {
         use SignatureScheme as S;
         let serve = |cert: &Rsa, signs: &Rsa, version, scheme| {
             let cert = rcgen::CertificateParams::default().self_signed(cert).unwrap().der().clone();

@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_is_refilled_without_end_is_an_error_and_not_a_loop() {
+    fn a_directory_that_is_refilled_forever_is_an_error_and_not_a_loop() {
         let temp = tempfile::tempdir().unwrap();
         let root = temp.path().join("root");
         fs::create_dir(&root).unwrap();

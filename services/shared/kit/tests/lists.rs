@@ -1,4 +1,4 @@
-//! The CRI's lists, from runtimes with and without streams.
+//! CRI lists, from runtimes with and without list streams.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ async fn listed(runtime: &FakeRuntime) -> Result<BTreeSet<String>, Status> {
 }
 
 #[tokio::test]
-async fn a_list_is_the_same_by_its_stream_and_in_whole() {
+async fn a_list_is_the_same_by_stream_and_in_one_message() {
     for streams in [true, false] {
         let (_dir, runtime) = fake(streams, 50, 10);
         assert_eq!(listed(&runtime).await.unwrap(), there(&runtime));
@@ -47,7 +47,7 @@ async fn a_list_is_the_same_by_its_stream_and_in_whole() {
 }
 
 #[tokio::test]
-async fn more_than_a_message_comes_by_the_stream_alone() {
+async fn a_list_larger_than_a_message_needs_the_stream() {
     let (_dir, runtime) = fake(true, 3_000, MAX_MESSAGE / 2_500);
     assert_eq!(listed(&runtime).await.unwrap(), there(&runtime));
     runtime.down();
@@ -57,7 +57,7 @@ async fn more_than_a_message_comes_by_the_stream_alone() {
 }
 
 #[tokio::test]
-async fn an_error_in_the_middle_is_the_lists_and_no_reason_to_ask_for_the_whole() {
+async fn an_error_in_the_stream_fails_the_list_without_a_unary_retry() {
     let (_dir, runtime) = fake(true, 50, 10);
     for code in [Code::Internal, Code::Unimplemented] {
         runtime.script(Rule::on(Method::StreamContainers).fail_after(code, "disk on fire").times(1));

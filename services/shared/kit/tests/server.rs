@@ -1,4 +1,4 @@
-//! A server on a real socket: health, who may connect, trace context, `debug.v1`, stopping.
+//! A server on a real socket: health, permissions, trace context, `debug.v1`, shutdown.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -25,8 +25,8 @@ use tracing::Instrument as _;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Answers with the trace it runs in, the uid of who called and its own name; a timeout of 60 s never ends, and is counted, one of
-/// 61 s panics.
+/// Returns the trace of the call, the UID of the caller and its own name. A timeout of 60 s never ends, and
+/// is counted; one of 61 s panics.
 #[derive(Default)]
 struct Echo {
     name: &'static str,
@@ -142,7 +142,7 @@ async fn a_peer_whose_user_is_not_allowed_gets_no_answer_and_is_counted() {
 }
 
 #[tokio::test]
-async fn a_trace_goes_from_client_to_server_and_into_the_ring() {
+async fn a_trace_propagates_from_client_to_server_and_into_the_ring() {
     quintlet_telemetry::init("kit-test", &TelemetryOptions::default()).unwrap();
     let server = start(PeerPolicy::Any).await;
     let mut client = ProbeExecClient::with_interceptor(channel(server.path.clone()), PropagatingInterceptor);
@@ -165,7 +165,7 @@ async fn a_trace_goes_from_client_to_server_and_into_the_ring() {
 }
 
 #[tokio::test]
-async fn a_call_that_never_ends_does_not_hold_the_server() {
+async fn a_call_that_never_ends_does_not_delay_the_shutdown_of_the_server() {
     let server = start(PeerPolicy::Any).await;
     let mut client = ProbeExecClient::new(channel(server.path.clone()));
     let stuck = tokio::spawn(async move { client.exec(request("c", 60)).await });
@@ -177,7 +177,7 @@ async fn a_call_that_never_ends_does_not_hold_the_server() {
 }
 
 #[tokio::test]
-async fn a_channel_outlives_its_server_and_reaches_the_next_one() {
+async fn a_channel_reconnects_to_the_next_server() {
     let server = start(PeerPolicy::Any).await;
     let mut client = ProbeExecClient::new(channel(server.path.clone()));
     client.exec(request("c", 1)).await.unwrap();
@@ -200,7 +200,7 @@ async fn a_channel_outlives_its_server_and_reaches_the_next_one() {
 }
 
 #[tokio::test]
-async fn when_the_server_stops_nothing_serves_whatever_its_name() {
+async fn after_the_server_stops_every_service_is_not_serving() {
     let server = start(PeerPolicy::Any).await;
     let name = "quintlet.pleg.v1.Pleg";
     server.health.set_serving(name).await;
@@ -223,7 +223,7 @@ async fn when_the_server_stops_nothing_serves_whatever_its_name() {
 }
 
 #[tokio::test]
-async fn ready_is_who_says_so() {
+async fn a_service_is_ready_once_it_reports_ready() {
     let server = start(PeerPolicy::Any).await;
     server.health.set_not_serving("").await;
     let error = wait_ready(&server.path, Duration::from_millis(200)).await.unwrap_err();
@@ -264,7 +264,7 @@ async fn one_connection_may_have_more_calls_open_than_hyper_allows_by_itself() {
     serving.await.unwrap().unwrap();
 }
 
-/// Listens at `path` in a process of its own until it is killed.
+/// Listens at `path` in another process until it is killed.
 fn listen_elsewhere(path: &std::path::Path) -> std::process::Child {
     let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\ns.listen()\nprint('there',flush=True)\nsys.stdin.read()";
     let mut child = std::process::Command::new("python3")
@@ -282,7 +282,7 @@ fn listen_elsewhere(path: &std::path::Path) -> std::process::Child {
 }
 
 #[tokio::test]
-async fn the_socket_of_a_running_instance_is_not_taken_and_one_that_was_left_is() {
+async fn the_socket_of_a_running_instance_is_kept_and_a_stale_one_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("area.sock");
     let mut other = listen_elsewhere(&path);

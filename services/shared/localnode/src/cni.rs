@@ -191,7 +191,7 @@ COMMIT
     }
 
     #[test]
-    fn shared_chains_go_only_when_no_host_port_is_left() {
+    fn shared_chains_are_removed_only_with_the_last_host_port() {
         assert_eq!(unused_shared_chains(SAVED), None);
         let without: String = SAVED
             .lines()
@@ -208,7 +208,7 @@ COMMIT
     }
 
     #[test]
-    fn the_network_carries_the_index_everywhere() {
+    fn the_network_bridge_and_subnet_contain_the_index() {
         let list = conflist(Names::new(7), Path::new("/n/cni/data"), true, true);
         assert_eq!(list["name"], "quintlet-7");
         assert_eq!(list["plugins"][0]["bridge"], "quintlet7");

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn each_containerd_gets_the_format_it_reads() {
+    fn each_containerd_version_gets_its_configuration_format() {
         for (major, minor, format, cri, nri) in [
             (1, 6, 2, "io.containerd.grpc.v1.cri", false),
             (1, 7, 2, "io.containerd.grpc.v1.cri", true),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sandbox_image_and_snapshotter_are_where_each_version_looks() {
+    fn the_sandbox_image_and_snapshotter_are_in_the_section_of_each_version() {
         let v1 = rendered(1, 6, true);
         let cri = &v1["plugins"]["io.containerd.grpc.v1.cri"];
         assert_eq!(cri["sandbox_image"].as_str(), Some("registry.k8s.io/pause:3.10"));

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_several_puts_back_what_the_first_found() {
+    fn the_last_instance_restores_the_setting_that_the_first_one_found() {
         let machine = Machine::new("0");
         machine.hold(1);
         machine.hold(2);
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_on_before_stays_on() {
+    fn a_setting_that_was_on_before_stays_on() {
         let machine = Machine::new("1");
         machine.hold(1);
         assert_eq!(machine.give_back(1), "1");
     }
 
     #[test]
-    fn a_bridge_that_came_meanwhile_keeps_it_on_and_one_that_was_there_does_not() {
+    fn a_bridge_created_meanwhile_keeps_forwarding_on_and_an_earlier_one_does_not() {
         for (before, after, want) in [(&[][..], &["docker0"][..], "1"), (&["br0"], &["br0"], "0")] {
             let mut machine = Machine::new("0");
             let names = |list: &[&str]| list.iter().map(|n| (*n).to_owned()).collect();

@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read_from_what_containerd_prints() {
+    fn versions_are_parsed_from_the_output_of_containerd() {
         let cases = [
             ("containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+deb12u3", Some((1, 6))),
             ("containerd containerd.io 1.7.27 05044ec0a9a75232cad458027ca83437aae3f4da", Some((1, 7))),

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_compiler_the_sandbox_still_has_something_to_run() {
+    fn without_a_compiler_the_sandbox_image_still_has_a_program() {
         let busybox = Busybox { binary: b"elf".to_vec(), applets: vec!["busybox".into(), "sh".into()] };
         let image = busybox_image(&busybox);
         assert!(

@@ -415,14 +415,14 @@ mod tests {
     }
 
     #[test]
-    fn a_given_name_takes_the_place_of_the_archives() {
+    fn a_given_name_replaces_that_of_the_archive() {
         let mut read = Archive::open(Cursor::new(archive("localhost/a:1"))).unwrap();
         assert_eq!(read.images(None).unwrap()[0].name, "localhost/a:1");
         assert_eq!(read.images(Some("localhost/b:2")).unwrap()[0].name, "localhost/b:2");
     }
 
     #[test]
-    fn what_is_not_an_oci_archive_is_said_to_be_none() {
+    fn a_file_that_is_no_oci_archive_is_reported() {
         for bytes in [Vec::new(), b"not a tar".repeat(200), vec![0; 1024]] {
             let error =
                 Archive::open(Cursor::new(bytes)).and_then(|mut a| a.images(None).map(|_| ())).unwrap_err();

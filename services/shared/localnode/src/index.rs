@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_index_tells_whose_it_was() {
+    fn an_abandoned_index_names_its_previous_owner() {
         let locks = tempfile::tempdir().unwrap();
         let held = take(locks.path(), Path::new("/held"), None).unwrap();
         drop(take(locks.path(), Path::new("/gone"), None).unwrap());

@@ -1,4 +1,5 @@
-//! A private containerd, for real. Needs root, containerd, runc, CNI plugins and busybox (scripts/install.sh).
+//! A private containerd with real processes. Needs root, containerd, runc, CNI plugins and busybox
+//! (scripts/install.sh).
 #![allow(
     clippy::disallowed_methods,
     clippy::large_futures,
@@ -47,7 +48,7 @@ fn sandbox_config(node: &Containerd, name: &str) -> PodSandboxConfig {
     }
 }
 
-/// Runs a pod that answers HTTP; returns sandbox, container and address.
+/// Runs a pod that serves HTTP. Returns sandbox, container and address.
 async fn run_pod(client: &mut Client, node: &Containerd, name: &str) -> (String, String, String) {
     let config = sandbox_config(node, name);
     let run = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
@@ -73,7 +74,7 @@ async fn run_pod(client: &mut Client, node: &Containerd, name: &str) -> (String,
     (sandbox, container, status.network.unwrap().ip)
 }
 
-/// Asks until the page comes.
+/// Retries until the page is served.
 async fn page(ip: &str) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -198,7 +199,7 @@ async fn kept_pods_are_taken_over_and_stale_ones_removed() {
     assert_eq!(traces.leftovers(), Vec::<String>::new());
 }
 
-/// Network sysctls of the namespace of this thread, but those that only tell.
+/// Returns the writable network sysctls of this thread's namespace.
 fn sysctls() -> BTreeMap<PathBuf, String> {
     let mut found = BTreeMap::new();
     let mut dirs = vec![PathBuf::from("/proc/sys/net")];
@@ -217,15 +218,15 @@ fn sysctls() -> BTreeMap<PathBuf, String> {
 }
 
 #[test]
-fn sysctls_are_as_they_were_when_the_last_instance_ends() {
+fn sysctls_are_restored_when_the_last_instance_stops() {
     const FORWARD: &str = "/proc/sys/net/ipv4/ip_forward";
-    // In a network namespace of this thread alone, where nobody else turns anything on.
+    // Runs in a network namespace of this thread, where no other process changes settings.
     unshare(CloneFlags::CLONE_NEWNET).unwrap();
     assert!(std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
     std::fs::write(FORWARD, "0").unwrap();
     let before = sysctls();
     let forward = || std::fs::read_to_string(FORWARD).unwrap().trim().to_owned();
-    // Threads that it makes are in the same namespace.
+    // Its threads are in the same namespace.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let dir = tempfile::tempdir().unwrap();
@@ -242,7 +243,7 @@ fn sysctls_are_as_they_were_when_the_last_instance_ends() {
         let second = start("second").await;
         first.down().await.unwrap();
         assert_eq!(forward(), "1", "the second still needs it");
-        // As one whose owner is killed, but for the time until somebody notices.
+        // Simulates an instance whose owner was killed, before the next one detects it.
         drop(second);
         assert_eq!(forward(), "0");
     });

@@ -142,7 +142,7 @@ mod tests {
     const S: i64 = 1_000_000_000;
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
+    fn durations_are_parsed_as_in_go() {
         for (text, want) in [
             ("0", 0),
             ("0s", 0),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_is_written_short_and_reads_back() {
+    fn a_printed_duration_is_short_and_parses_to_the_same_value() {
         for (nanos, want) in
             [(0, "0s"), (60 * S, "1m"), (90 * S, "1m30s"), (S / 4, "250ms"), (-S, "-1s"), (S + 1, "1s1ns")]
         {

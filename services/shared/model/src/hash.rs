@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_equals_the_kubelets_reference_values() {
+    fn hashes_equal_the_kubelets_reference_values() {
         assert_eq!(container_hash("foo", "bar"), "11a6d6d6");
         assert_eq!(container_hash("test_container", "foo/image:v1"), "8e45cbd0");
     }

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_written_as_the_kubelet_writes_it() {
+    fn a_pod_is_formatted_as_in_the_kubelet() {
         let pod =
             PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() };
         assert_eq!(pod.to_string(), "web_default(u1)");

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_understood_is_unknown() {
+    fn an_unrecognized_outcome_is_unknown() {
         for outcome in [Outcome::Ok, Outcome::RuntimeError, Outcome::NotDispatched, Outcome::Unknown] {
             assert_eq!(Outcome::from_name(Some(outcome.name())), outcome);
         }

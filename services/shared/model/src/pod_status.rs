@@ -155,7 +155,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn only_what_the_agent_says_counts() {
+    fn only_fields_that_the_agent_owns_are_compared() {
         let base = json!({"phase": "Running", "observedGeneration": 1, "conditions": [
             {"type": "Ready", "status": "True", "lastTransitionTime": "a", "lastProbeTime": null, "observedGeneration": 1}]});
         let with = |field: &str, value: Value| {

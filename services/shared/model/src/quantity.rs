@@ -278,7 +278,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn quantities_read_exactly() {
+    fn quantities_are_parsed_exactly() {
         for (text, milli, units) in [
             ("100m", 100, 1),
             ("1", 1000, 1),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_canonical_form_is_the_apis() {
+    fn the_canonical_form_is_that_of_the_api() {
         for (text, want) in [
             ("1000m", "1"),
             ("0.5", "500m"),
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_keeps_the_format_of_what_came_first() {
+    fn a_sum_keeps_the_format_of_its_first_operand() {
         let q = |t| Quantity::parse(t).unwrap();
         assert_eq!((q("64Mi") + q("64Mi")).to_string(), "128Mi");
         assert_eq!((q("0") + q("64Mi")).to_string(), "64Mi");
@@ -336,13 +336,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back_equal(milli in -1_000_000_000_000_i64..1_000_000_000_000) {
+        fn a_printed_quantity_parses_to_an_equal_one(milli in -1_000_000_000_000_i64..1_000_000_000_000) {
             let q = Quantity::from_milli(milli);
             prop_assert_eq!(Quantity::parse(&q.to_string()).unwrap(), q);
         }
 
         #[test]
-        fn binary_reads_back_equal(units in 0_i64..i64::MAX) {
+        fn a_printed_binary_quantity_parses_to_an_equal_one(units in 0_i64..i64::MAX) {
             let q = Quantity::from_units(units, Format::Binary);
             prop_assert_eq!(Quantity::parse(&q.to_string()).unwrap(), q);
         }

@@ -283,7 +283,7 @@ mod tests {
     use crate::ids::PodUid;
 
     #[test]
-    fn a_pod_that_cannot_be_inspected_is_not_known_to_be_quiet() {
+    fn a_pod_that_cannot_be_inspected_does_not_count_as_stopped() {
         let uid = PodUid::parse("u").unwrap();
         let pod = PodRef { uid, namespace: "default".into(), name: "web".into() };
         let mut runtime = PodRuntime::empty(pod, Cursor::default(), Duration::ZERO);

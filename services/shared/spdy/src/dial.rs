@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_with_tls_has_to_be_who_it_should_be() {
+    async fn a_tls_server_needs_a_certificate_for_its_name() {
         let (port, roots) = server("127.0.0.1").await;
         let (_, others) = server("127.0.0.1").await;
         let url = format!("https://127.0.0.1:{port}/exec/token");

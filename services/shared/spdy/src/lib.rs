@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_as_the_protocol_says() {
+    fn frames_have_the_format_of_the_protocol() {
         assert_eq!(data(3, FIN, b"ab"), [0, 0, 0, 3, 1, 0, 0, 2, b'a', b'b']);
         assert_eq!(control(PING, 0, &2_u32.to_be_bytes()), [0x80, 3, 0, 6, 0, 0, 0, 4, 0, 0, 0, 2]);
     }
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn data_goes_to_its_stream_pings_come_back_and_streams_end_with_the_connection() {
+    async fn data_reaches_its_stream_pings_are_answered_and_streams_end_with_the_connection() {
         let head = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n";
         let reply = control(2, 0, b"\0\0\0\x01anything");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

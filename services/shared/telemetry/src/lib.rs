@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_connections_are_logged_by_who_handles_them_unless_the_library_is_asked_for_by_name() {
+    fn refused_connections_are_logged_by_the_library_only_if_the_filter_names_it() {
         for (level, want) in [("info", 1), ("debug", 1), ("info,kube_client::client::builder=error", 2)] {
             let logged = Arc::new(AtomicUsize::new(0));
             let layer = Count(logged.clone()).with_filter(filter(level).unwrap());
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_audit_log_is_written_whatever_the_filter_says() {
+    fn the_audit_log_is_written_with_any_filter() {
         for level in ["info", "warn", "off", "error,audit=off", "pod_sync=debug"] {
             let logged = Arc::new(AtomicUsize::new(0));
             let layer = Count(logged.clone()).with_filter(filter(level).unwrap());

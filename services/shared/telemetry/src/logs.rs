@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_fault_of_a_pod_is_one_line_a_minute_and_the_next_tells_how_many_there_were() {
+    async fn a_repeated_fault_of_a_pod_is_logged_once_a_minute_with_the_number_of_repetitions() {
         let lines = Lines::default();
         let _guard = tracing::dispatcher::set_default(&crate::capture("test", Level::INFO, &lines));
         let fault = |uid: &str, reason: &str| tracing::warn!(pod.uid = uid, reason, "it failed");
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_names_the_pod_of_its_span_and_its_own_before_that() {
+    fn a_line_has_its_own_pod_or_else_that_of_its_span() {
         let got = logged(|| {
             let pod = tracing::info_span!("pod", pod.uid = "u1", pod.name = "default/web");
             let _pod = pod.enter();

@@ -107,7 +107,7 @@ mod tests {
         "7 (a ) b) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 9 0 123400 8192000 300 1 1 1";
 
     #[test]
-    fn a_process_is_read_by_its_fields_whatever_its_name() {
+    fn process_statistics_are_parsed_with_any_process_name() {
         let limits = "Limit  Soft Limit  Hard Limit  Units\nMax open files            1024                 4096                 files\n";
         let status = "Name:\ta\nVmSize:\t    8000 kB\nVmRSS:\t    1200 kB\n";
         let found = Usage::parse(STAT, status, limits, "cpu 1 2\nbtime 1000\n");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_does_shows_in_its_figures() {
+    fn process_metrics_reflect_the_activity_of_the_process() {
         let of = |text: &str, name: &str| -> f64 {
             let line = text.lines().find(|l| l.starts_with(&format!("{name} ")));
             line.and_then(|l| l.split_once(' ')?.1.parse().ok()).unwrap_or_else(|| panic!("{name}\n{text}"))

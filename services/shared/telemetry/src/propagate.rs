@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_is_read_from_messages_metadata_and_headers_and_nonsense_is_none() {
+    fn a_trace_context_is_parsed_from_messages_metadata_and_headers_and_invalid_ones_are_ignored() {
         let id = "4bf92f3577b34da6a3ce929d0e0e4736";
         let good = format!("00-{id}-00f067aa0ba902b7-01");
         for (traceparent, expected) in

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_a_pod_with_the_longest_name_has_a_name_that_the_api_server_takes() {
+    fn an_event_of_a_pod_with_the_longest_name_has_a_valid_name() {
         let mut correlator = Correlator::new("n1");
         let mut what = occurrence("Failed", "m");
         what.name = "x".repeat(253);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_event_is_created_as_the_kubelet_writes_it() {
+    fn a_first_event_has_the_fields_that_the_kubelet_sets() {
         let mut correlator = Correlator::new("n1");
         let mut what = occurrence("Started", "Container started");
         what.field_path = "spec.containers{main}".into();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_of_the_server_is_counted_on() {
+    fn the_count_continues_from_the_servers_reply() {
         let mut correlator = Correlator::new("n1");
         let what = occurrence("BackOff", "Back-off");
         let Decision::Create(key, mut event) = correlator.decide(&what, at(0)) else { panic!("not created") };
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_time_forgets_similar_events() {
+    fn similar_events_expire_after_an_interval_without_events() {
         let mut correlator = Correlator::new("n1");
         for n in 0..9 {
             create(correlator.decide(&occurrence("Failed", &format!("m{n}")), at(n)));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_set_back_harms_nothing() {
+    fn a_clock_that_is_set_back_has_no_effect() {
         let mut correlator = Correlator::new("n1");
         create(correlator.decide(&occurrence("A", "m"), at(1000)));
         assert!(matches!(correlator.decide(&occurrence("A", "m"), at(0)), Decision::Count { .. }));

@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn readiness_names_what_holds_it_back() {
+    fn the_ready_condition_names_the_reasons_against_it() {
         let not = |problems: &[&str]| Readiness::NotReady(problems.iter().map(|s| (*s).to_owned()).collect());
         let peer = |down: Option<u64>, limit: u64| Peer {
             name: "pleg-service",
@@ -569,7 +569,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_move_as_the_kubelet_moves_them() {
+    fn conditions_change_as_in_the_kubelet() {
         let old = "2026-01-01T00:00:00Z";
         let (first, _) = desired(&initial("n1", "amd64"), &[facts(1, &[])], &Readiness::Ready, old);
         let (same, events) = desired(&first, &[facts(1, &[])], &Readiness::Ready, NOW);
@@ -612,7 +612,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_unknown_is_said_or_left() {
+    fn ready_names_missing_capacity_and_is_kept_while_readiness_is_unknown() {
         let mut bare = facts(1, &[]);
         bare.node = json!({"status": {"capacity": {"cpu": "1"}}});
         let (node, _) = desired(&initial("n1", "amd64"), &[bare], &Readiness::Ready, NOW);
@@ -630,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reboot_is_told_once_it_shows() {
+    fn a_reboot_is_reported_when_the_boot_id_changes() {
         let mut live = initial("n1", "amd64");
         live["status"]["nodeInfo"] = json!({"bootID": "boot-0", "architecture": "amd64"});
         let (node, events) = desired(&live, &[facts(1, &[])], &Readiness::Ready, NOW);
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_has_only_what_is_ours() {
+    fn a_patch_has_only_owned_fields() {
         let mut live = initial("n1", "amd64");
         live["status"] = json!({"capacity": {"example.com/gpu": "1"}, "conditions": [{"type": "KernelDeadlock", "status": "False"}]});
         let (node, _) = desired(&live, &[facts(1, &[])], &Readiness::Ready, NOW);
@@ -674,7 +674,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_go_out_at_once_changes_soon_and_heartbeats_rarely() {
+    fn readiness_is_written_at_once_other_changes_soon_and_heartbeats_rarely() {
         let s = |seconds: u64| Some(Duration::from_secs(seconds));
         let cases = [
             (Weight::Nothing, true, s(299), s(299), Due::Nothing),
@@ -714,7 +714,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cordon_is_told_when_it_flips() {
+    fn a_change_of_unschedulable_is_an_event() {
         let node = |unschedulable: bool| json!({"metadata": {"name": "n1"}, "spec": {"unschedulable": unschedulable}});
         assert_eq!(schedulable_event(None, &node(true)).unwrap().reason, "NodeNotSchedulable");
         assert_eq!(schedulable_event(Some(&node(true)), &node(false)).unwrap().reason, "NodeSchedulable");

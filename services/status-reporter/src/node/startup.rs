@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn each_step_of_a_new_node_is_told_once_and_of_a_known_one_none() {
+    fn each_startup_step_of_a_new_node_is_an_event_and_a_known_node_has_none() {
         let at = Duration::from_secs;
         let known = Startup::new(at(100));
         known.attempt(at(101));

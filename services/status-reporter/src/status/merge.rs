@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_phase_in_the_api_is_no_transition() {
+    fn a_terminal_phase_in_the_api_is_replaced_at_once() {
         let live = json!({"phase": "Failed", "reason": "Old"});
         let desired = json!({"phase": "Succeeded", "conditions": [cond(SHARED, "True")]});
         let merged = merge(&live, &desired, true, NOW);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shared_condition_travels_only_with_the_terminal_phase() {
+    fn the_disruption_condition_is_set_only_with_the_terminal_phase() {
         let desired = json!({"phase": "Failed", "conditions": [cond(SHARED, "True")]});
         // (live conditions, could run, wanted conditions, wanted time)
         let cases = [
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_fill_is_kept_and_what_the_agent_never_fills_goes() {
+    fn fields_of_other_writers_are_kept_and_obsolete_ones_removed() {
         let live = json!({"phase": "Running", "resourceClaimStatuses": [{"name": "c"}], "nominatedNodeName": "n", "resize": "Proposed", "qosClass": "Burstable"});
         let merged =
             merge(&live, &json!({"phase": "Running", "resourceClaimStatuses": [{"name": "x"}]}), true, NOW);

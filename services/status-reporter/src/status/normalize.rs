@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_share_twelve_kibibytes() {
+    fn termination_messages_share_twelve_kibibytes() {
         let container =
             |name: &str| json!({"name": name, "state": {"terminated": {"message": "x".repeat(20_000)}}});
         let mut status = json!({"initContainerStatuses": [container("i")], "containerStatuses": [container("a"), container("b")]});

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_changed_is_no_patch() {
+    fn an_unchanged_status_needs_no_patch() {
         let base = json!({"phase": "Running", "message": "", "podIPs": [], "conditions": [{"type": "Ready", "status": "True", "lastProbeTime": null}],
             "containerStatuses": [{"name": "a", "lastState": {}, "imageID": ""}], "resourceClaimStatuses": [{"name": "c"}]});
         let merged = json!({"phase": "Running", "resources": {}, "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [{"name": "a"}]});
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_are_sent_and_deletions_are_said() {
+    fn a_patch_has_the_differences_and_explicit_deletions() {
         let cases = [
             (
                 "a scalar",
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_on_a_claimed_base_says_everything_owned() {
+    fn a_patch_on_a_claimed_base_has_all_owned_fields() {
         let base = json!({"phase": "Pending", "conditions": [{"type": "Ready", "status": "True"}, {"type": "x/y", "status": "True"}]});
         let merged = json!({"phase": "Running", "podIPs": [{"ip": "a"}], "conditions": [{"type": "x/y", "status": "True"}, {"type": "Ready", "status": "True"}]});
         let patch = pod_status("u", &base, &merged, Base::Claimed).unwrap();

@@ -24,7 +24,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// The service on a socket of its own; standalone without a server.
+    /// Starts the service on a temporary socket; standalone without a server.
     pub async fn start(api: Option<&TestApi>) -> Self {
         Self::start_at(api, Clock::system()).await
     }
@@ -75,7 +75,7 @@ impl Running {
         self.facts_with(json!({}), observed, not_ready).await;
     }
 
-    /// Facts of a node that has this address.
+    /// Reports facts of a node with this address.
     pub async fn facts_of(&mut self, address: &str, not_ready: &[&str]) {
         self.send_facts(json!({}), address, Clock::system().boot(), not_ready).await;
     }

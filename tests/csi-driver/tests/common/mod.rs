@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const DRIVER: &str = "test.csi.quintlet.dev";
 pub(crate) const POD: &str = "7a1b0c9e-0000-4000-8000-000000000001";
 
-/// Longest wait for something that happens by itself.
+/// Longest wait for a condition.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A node's root directory, unmounted and removed at the end.
@@ -39,7 +39,7 @@ impl Machine {
         Self { temp, root, state }
     }
 
-    /// Another driver on the same node.
+    /// Returns another driver on the same node.
     pub(crate) fn beside(&self) -> Self {
         let state = self.temp.path().join("second-driver");
         std::fs::create_dir_all(&state).unwrap();
@@ -55,7 +55,7 @@ impl Machine {
         volumes::mounts_below(&self.root).unwrap()
     }
 
-    /// The files and directories below a directory of the root.
+    /// Returns the files and directories below a directory of the root.
     pub(crate) fn tree(&self, dir: &str) -> Vec<String> {
         let mut found = Vec::new();
         let mut todo = vec![self.root.join(dir)];

@@ -1,4 +1,4 @@
-//! Files of variables, as `fileKeyRef` reads them.
+//! Environment files, which `fileKeyRef` reads.
 
 use pod_sync_cri_config::env_file::parse;
 use proptest::collection::vec;
@@ -39,7 +39,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
-    // The first of two values is taken.
+    // A planted bug: the first of two values is used.
     fn first(text: &str, key: &str) -> Result<Option<String>, usize> {
         let head = text.find("\nA=").map_or(text, |at| &text[..=at]);
         if find(text, key).is_ok() && find(head, key).is_ok_and(|found| found.is_some()) {
@@ -67,12 +67,12 @@ fn against(find: Find, input: &[u8]) -> Result<(), String> {
             }
             Ok(_) | Err(_) => {}
         }
-        // A remark before all changes nothing but the number of the line.
+        // A comment at the beginning changes only the line numbers.
         let shifted = find(&format!("# remark\n{text}"), key);
         if shifted != found.clone().map_err(|line| line + 1) {
             return Err(format!("{key}: {found:?}, and after a remark {shifted:?}"));
         }
-        // What stands last counts, and only for a file that can be read.
+        // The last value of a key is used, if the whole file is valid.
         let more = find(&format!("{text}\n{key}='the last'\n"), key);
         let want = found.as_ref().map(|_| Some("the last".to_owned())).map_err(|line| *line);
         if found.is_ok() && more != want {

@@ -1,4 +1,4 @@
-//! Queries of logs (`/logs/?query=`), up to the command line of journalctl.
+//! Log queries (`/logs/?query=`), up to the command line of journalctl.
 
 use node_api::fuzzing::{self, Journal};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -61,7 +61,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
-    // A service whose name begins with a dash becomes an option of its own.
+    // A planted bug: a service name that begins with a dash becomes an option.
     fn bare(form: &str) -> Result<Option<Journal>, String> {
         let mut asked = fuzzing::log_query(form)?;
         for argument in asked.iter_mut().flat_map(|journal| &mut journal.arguments) {
@@ -74,7 +74,7 @@ fn planted(input: &[u8]) -> Result<(), String> {
     against(bare, input)
 }
 
-/// The options that a query may have, and those that every call has.
+/// Options of queries, and options of every call.
 const OPTIONS: [&str; 9] = [
     "--utc",
     "--no-pager",
@@ -112,7 +112,7 @@ fn against(query: Query, input: &[u8]) -> Result<(), String> {
             return Err(format!("{lines} lines"));
         }
     }
-    // The same query, written from what was understood.
+    // The same query, built from the parsed one.
     let written: Vec<String> =
         services.iter().map(|s| format!("query={}", utf8_percent_encode(s, NON_ALPHANUMERIC))).collect();
     match query(&written.join("&")) {

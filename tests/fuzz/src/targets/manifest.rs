@@ -15,7 +15,7 @@ use crate::bytes::Inputs;
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
 
-/// A field with a longer value is left to the tests that try every field.
+/// Tests of every field cover longer values.
 const SHORT: usize = 4_096;
 
 const GOOD: &str =
@@ -28,7 +28,8 @@ fn inputs() -> Inputs {
         let small = all.all().iter().filter(|case| is_small(&case.extreme));
         small.map(|case| all.pod(case, "hostile").to_string()).filter(|pod| pod.len() < SHORT).collect()
     };
-    // Most cases are refused. Every other pod is made of those that are accepted: what comes after validation is tried, too.
+    // Most cases are rejected. Half of the pods are built from accepted cases, so that code after validation
+    // is reached.
     let accepted: Vec<String> =
         cases.iter().filter(|case| !product(case.as_bytes()).pods.is_empty()).cloned().collect();
     let one = prop_oneof![select(accepted), select(cases)];
@@ -57,7 +58,7 @@ fn inputs() -> Inputs {
     }
 }
 
-/// Puts what only `from` has into `into`.
+/// Copies fields that only `from` has into `into`.
 fn merge(into: &mut Value, from: &Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
@@ -92,7 +93,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
-    // As with a multiplication that overflows.
+    // A planted bug: a panic, as from a multiplication that overflows.
     fn panics(bytes: &[u8]) -> Snapshot {
         let out = product(bytes);
         for spec in out.pods.iter().filter_map(|pod| pod.spec.as_ref()) {
@@ -132,14 +133,14 @@ fn against(decode: Decode, input: &[u8]) -> Result<(), String> {
             return Err("an accepted pod is not what it is encoded to".to_owned());
         }
     }
-    // JSON is read by a second reader: what is no pod for it is none here.
+    // A second JSON parser must agree that the input is a pod.
     if let Ok(value @ Value::Object(_)) = serde_json::from_slice::<Value>(input)
         && let Err(e) = serde_json::from_value::<Pod>(value)
         && !out.pods.is_empty()
     {
         return Err(format!("a pod is accepted that is none: {e}"));
     }
-    // A document touches no other.
+    // A document does not affect other documents.
     let is_text = !out.problems.iter().any(|p| p.message.starts_with("not "));
     let with_good = [input, b"\n---\n", GOOD.as_bytes()].concat();
     let more = decode(&with_good);

@@ -1,4 +1,4 @@
-//! The targets. Each module has its inputs, its check, and the same check of a version with a bug planted in it.
+//! The targets. Each module has the inputs, the check, and the same check of a version with a planted bug.
 
 pub mod env_file;
 pub mod log_query;
@@ -15,10 +15,10 @@ use crate::fuzz::Check;
 /// A target.
 #[derive(Debug)]
 pub struct Target {
-    /// What it is fed with.
+    /// The inputs of the target.
     pub inputs: fn() -> Inputs,
-    /// What checks the product.
+    /// The check of the product.
     pub check: Check,
-    /// The same check of the product with a bug, which is to be found.
+    /// The same check with a planted bug, which the run must find.
     pub planted: Check,
 }

@@ -1,4 +1,4 @@
-//! URLs of probes: a line with the path of the probe, a line with the Location of an answer.
+//! URLs of probes: one line with the path of the probe, one with the Location header of a response.
 
 use http::Uri;
 use probe_service::handlers::fuzzing::{Parts, of_probe, redirected};
@@ -50,7 +50,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
-    // What is dialed is the name before the `@`.
+    // A planted bug: the host is the name before the `@`.
     against(
         |mut parts| {
             if let Some((_, rest)) = parts.text.split_once("://")
@@ -66,7 +66,7 @@ fn planted(input: &[u8]) -> Result<(), String> {
 
 fn against(seen: fn(Parts) -> Parts, input: &[u8]) -> Result<(), String> {
     let text = String::from_utf8_lossy(input);
-    // Another reader of URLs takes no longer ones, escaped.
+    // The second URL parser has a length limit.
     if text.len() > 16 << 10 {
         return Ok(());
     }
@@ -76,7 +76,7 @@ fn against(seen: fn(Parts) -> Parts, input: &[u8]) -> Result<(), String> {
     if (first.host.as_str(), first.port) != (HOST, PORT) {
         return Err(format!("the path {path:?} leads to {first:?}"));
     }
-    // What is escaped is not escaped again.
+    // Escaped characters are not escaped again.
     let again = of_probe(false, HOST, PORT, &first.target);
     if again.target != first.target {
         return Err(format!("{:?} becomes {:?}", first.target, again.target));
@@ -88,7 +88,7 @@ fn against(seen: fn(Parts) -> Parts, input: &[u8]) -> Result<(), String> {
     if path_of_next.split('/').any(|part| part == "." || part == "..") && !location.is_empty() {
         return Err(format!("{location:?} leads to {:?}, with dots", next.target));
     }
-    // Where another reader of URLs understands it, it understands the same.
+    // If the second URL parser accepts the URL, both results are equal.
     if let Ok(uri) = next.text.parse::<Uri>() {
         let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
         let port = uri.port_u16().unwrap_or(if next.tls { 443 } else { 80 });
@@ -99,7 +99,7 @@ fn against(seen: fn(Parts) -> Parts, input: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// What stands in the request line can stand there.
+/// Checks that a request target has only allowed characters.
 fn target(parts: &Parts) -> Result<(), String> {
     let target = &parts.target;
     if !target.starts_with('/') || !target.bytes().all(|b| b.is_ascii_graphic()) || target.contains('#') {

@@ -1,4 +1,4 @@
-//! Which pull secret is for which image: a line with the key, a line with the image's repository.
+//! Matches pull secrets to images: one line with the key, one with the image's repository.
 
 use pod_sync_images::credentials::keyring::matches;
 use proptest::collection::vec;
@@ -39,7 +39,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
-    // A star takes one character at least.
+    // A planted bug: a star matches at least one character.
     fn greedy(key: &str, repository: &str) -> bool {
         matches(&key.replace('*', "?*"), repository)
     }
@@ -49,7 +49,7 @@ fn planted(input: &[u8]) -> Result<(), String> {
 fn against(matches: fn(&str, &str) -> bool, input: &[u8]) -> Result<(), String> {
     let text = String::from_utf8_lossy(input);
     let Some((key, repository)) = text.split_once('\n') else { return Ok(()) };
-    // A repository is ASCII, and of a key the rest could match nothing.
+    // Repositories are ASCII, so other characters of a key match nothing.
     if !text.is_ascii() {
         let _no_matter = matches(key, repository);
         return Ok(());
@@ -81,7 +81,7 @@ enum Token {
     Byte(u8),
 }
 
-/// Go's `path.Match`; a pattern that is malformed matches nothing.
+/// Go's `path.Match`. A malformed pattern matches nothing.
 fn part(glob: &str, text: &str) -> bool {
     let Some(tokens) = tokens(glob.as_bytes()) else { return false };
     let mut can = vec![false; text.len() + 1];

@@ -38,7 +38,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
-    // Search lines add up.
+    // A planted bug: search lines accumulate.
     against(
         |text| {
             let mut parsed = parse_resolv_conf(text).ok()?;
@@ -59,7 +59,7 @@ fn against(parse: impl Fn(&str) -> Option<ResolvConf>, input: &[u8]) -> Result<(
     if got == want { Ok(()) } else { Err(format!("{got:?} in place of {want:?}")) }
 }
 
-/// `parseResolvConf` of the kubelet (pkg/kubelet/network/dns), written again.
+/// A second implementation of the kubelet's `parseResolvConf` (pkg/kubelet/network/dns).
 fn reference(text: &str) -> Option<ResolvConf> {
     let (mut servers, mut searches) = (Vec::new(), Vec::new());
     let mut options: Vec<(String, String)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Frames of a runtime's streaming server, as the client's half of SPDY/3.1 reads them.
+//! Frames of a runtime's streaming server, as the SPDY/3.1 client parses them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::bytes::Inputs;
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
 
-/// Streams of the client; their ids are odd.
+/// Streams of the client; their IDs are odd.
 const STREAMS: u32 = 3;
-/// Largest frame that is taken.
+/// Largest accepted frame.
 const MAX_FRAME: usize = 1 << 20;
 /// Bounds a failure only: everything is in memory.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -27,7 +27,7 @@ const FIN: u8 = 1;
 const RST_STREAM: u16 = 3;
 const PING: u16 = 6;
 
-/// One frame.
+/// Returns a frame.
 #[must_use]
 pub fn frame(head: u32, flags: u8, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX) & 0x00ff_ffff;
@@ -58,11 +58,11 @@ fn inputs() -> Inputs {
     }
 }
 
-/// What came of the server's bytes.
+/// Effects of the server's bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Seen {
     streams: BTreeMap<u32, Vec<u8>>,
-    /// Pings that came back.
+    /// Pings that the client answered.
     pings: Vec<u32>,
 }
 
@@ -71,7 +71,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
-    // A stream that the server breaks off stays open.
+    // A planted bug: a stream that the server resets stays open.
     let mut deaf = input.to_vec();
     let mut at = 0;
     while let Some(head) = deaf.get(at..at + 8).and_then(|head| <[u8; 8]>::try_from(head).ok()) {
@@ -95,7 +95,7 @@ fn against(given: &[u8], input: &[u8]) -> Result<(), String> {
         let lengths = |s: &Seen| s.streams.iter().map(|(id, b)| (*id, b.len())).collect::<Vec<_>>();
         return Err(format!("streams of {:?} bytes in place of {:?}", lengths(&got), lengths(&want)));
     }
-    // The last ones may be cut with the connection.
+    // The last pings may be lost with the connection.
     if !want.pings.starts_with(&got.pings) {
         return Err(format!("pings {:?} in place of {:?}", got.pings, want.pings));
     }
@@ -122,7 +122,7 @@ async fn observe(bytes: Vec<u8>) -> Seen {
     }
     let (mut from_client, mut to_client) = tokio::io::split(far);
     let send = async move {
-        // A client that hangs up takes no more.
+        // A client that has disconnected reads no more.
         let _ = to_client.write_all(&bytes).await;
         let _ = to_client.shutdown().await;
     };
@@ -144,7 +144,7 @@ fn ping((head, _, body): (u32, u8, &[u8])) -> Option<u32> {
     is_ping.then(|| body.get(..4)?.try_into().ok().map(u32::from_be_bytes)).flatten()
 }
 
-/// Frames up to the first that is too large or cut.
+/// Returns the frames up to the first one that is too large or truncated.
 fn frames(mut bytes: &[u8]) -> impl Iterator<Item = (u32, u8, &[u8])> {
     std::iter::from_fn(move || {
         let (head, rest) = bytes.split_at_checked(8)?;

@@ -1,6 +1,8 @@
-//! Channels of `v5.channel.k8s.io`: what a WebSocket client sends, and what reaches the runtime's stdin and resize streams.
+//! Channels of `v5.channel.k8s.io`: messages of a WebSocket client, and the resulting data of the runtime's
+//! stdin and resize streams.
 //!
-//! An input is a list of messages: a byte for the kind, two for the length, the payload. Its bytes on the wire are made from it.
+//! An input is a list of messages: a byte for the kind, two for the length, and the payload. Its bytes on the
+//! wire are generated from it.
 
 use std::time::Duration;
 
@@ -23,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const STDIN: u8 = 0;
 const RESIZE: u8 = 4;
 const CLOSE: u8 = 255;
-/// Ids of the runtime's streams, in the order in which they are opened: error, stdin, stdout, stderr, resize.
+/// IDs of the runtime's streams, in the order in which they are opened: error, stdin, stdout, stderr, resize.
 const STDIN_ID: u32 = 3;
 const RESIZE_ID: u32 = 9;
 
@@ -44,7 +46,7 @@ fn messages(mut input: &[u8]) -> Vec<Message<'_>> {
     while let Some((&[kind, high, low], rest)) = input.split_first_chunk::<3>() {
         let length = usize::from(u16::from_be_bytes([high, low])).min(rest.len());
         let (payload, rest) = rest.split_at(length);
-        // The highest bit says that the message is whole, which all are.
+        // The highest bit is the FIN flag, which all messages have.
         out.push(Message { kind: kind & 0x7f, payload });
         input = rest;
     }
@@ -71,7 +73,7 @@ fn inputs() -> Inputs {
     }
 }
 
-/// What reaches the runtime.
+/// Data that reaches the runtime.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Seen {
     stdin: Vec<u8>,
@@ -84,7 +86,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
-    // A message for stdin that begins with a zero loses it.
+    // A planted bug: a message for stdin that begins with a zero loses it.
     let mut given = Vec::new();
     for Message { kind, payload } in messages(input) {
         let payload = match payload {
@@ -105,7 +107,7 @@ fn against(given: &[u8], input: &[u8]) -> Result<(), String> {
     let got = executor.block_on(async { timeout(LIMIT, observe(given, want.clone(), cut)).await });
     let got = got.map_err(|_| "the client's end does not end the channels".to_owned())?;
     let holds = if cut {
-        // What is under way when the client hangs up may be cut with it.
+        // Data in flight may be lost when the client disconnects.
         want.stdin.starts_with(&got.stdin)
             && want.resize.starts_with(&got.resize)
             && (want.stdin_ended || !got.stdin_ended)
@@ -115,7 +117,7 @@ fn against(given: &[u8], input: &[u8]) -> Result<(), String> {
     if holds { Ok(()) } else { Err(format!("cut {cut}: {got:?} in place of {want:?}")) }
 }
 
-/// What is to reach the runtime, and whether the client ends the connection itself.
+/// Returns the expected data at the runtime, and whether the client closes the connection itself.
 fn reference(input: &[u8]) -> (Seen, bool) {
     let mut seen = Seen::default();
     for Message { kind, payload } in messages(input) {
@@ -136,7 +138,7 @@ fn reference(input: &[u8]) -> (Seen, bool) {
     (seen, false)
 }
 
-/// A frame of a client; its mask is zero, which is a mask too.
+/// Encodes a frame of a client, with a mask of zero.
 fn wire(Message { kind, payload }: &Message<'_>) -> Vec<u8> {
     let mut out = vec![0x80 | kind];
     match u8::try_from(payload.len()) {
@@ -158,10 +160,10 @@ async fn observe(input: &[u8], want: Seen, cut: bool) -> Seen {
     let (mut from_node, mut to_node) = tokio::io::split(at_client);
     let (arrived, all_arrived) = tokio::sync::oneshot::channel();
     let talk = async move {
-        // A node that hangs up takes no more.
+        // node-api reads no more after it has closed the connection.
         let _ = to_node.write_all(&bytes).await;
         if !cut {
-            // A client that waits for its last word to arrive.
+            // A client that waits until its last message has arrived.
             let _ = timeout(LIMIT / 2, all_arrived).await;
         }
         let _ = to_node.shutdown().await;
@@ -176,7 +178,7 @@ async fn observe(input: &[u8], want: Seen, cut: bool) -> Seen {
     seen
 }
 
-/// Reads SPDY frames until the connection ends, and says when what is wanted has come.
+/// Reads SPDY frames until the connection ends, and notifies once the expected data has arrived.
 async fn stream_data(
     mut from: impl AsyncRead + Unpin,
     want: Seen,
@@ -189,7 +191,7 @@ async fn stream_data(
         if lengths(&seen) == lengths(&want)
             && let Some(arrived) = arrived.take()
         {
-            // The client may have gone already.
+            // The client may have ended already.
             let _ = arrived.send(());
         }
         let mut head = [0; 8];

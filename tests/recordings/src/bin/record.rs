@@ -1,4 +1,4 @@
-//! Records what a kubelet asks its runtime for, for each spec; see README.md.
+//! Records the CRI requests of a kubelet for each spec; see README.md.
 #![allow(clippy::print_stdout, reason = "a tool that a person runs")]
 
 use std::collections::HashMap;
@@ -17,13 +17,13 @@ use quintlet_recordings::settled::{answered, settled};
 use quintlet_testkit::fake_runtime::{FakeRuntime, Options};
 use serde_json::{Value, json};
 
-/// What a pod may take to start, and to go.
+/// Longest start or removal of a pod.
 const LONG: Duration = Duration::from_secs(120);
 
-/// Between two looks.
+/// Interval between checks.
 const STEP: Duration = Duration::from_millis(200);
 
-/// Records what a kubelet asks its runtime for.
+/// Records the CRI requests of a kubelet.
 #[derive(Parser)]
 struct Args {
     /// The kubelet.
@@ -61,7 +61,7 @@ impl Cluster {
         self.0.request(request).await
     }
 
-    /// None where it is not there.
+    /// Returns `None` if the object does not exist.
     async fn get(&self, path: &str) -> anyhow::Result<Option<Value>> {
         match self.call(Method::GET, path, None).await {
             Ok(object) => Ok(Some(object)),
@@ -79,7 +79,7 @@ impl Cluster {
         self.call(Method::PATCH, path, Some(patch)).await.with_context(|| path.to_owned())
     }
 
-    /// At once, whether there or not.
+    /// Deletes an object at once, if it exists.
     async fn delete(&self, path: &str) -> anyhow::Result<()> {
         match self.call(Method::DELETE, path, Some(&json!({"gracePeriodSeconds": 0}))).await {
             Ok(_) => Ok(()),
@@ -105,7 +105,7 @@ fn path_of(object: &Value) -> anyhow::Result<String> {
     Ok(format!("{}/{}", collection(object)?, object["metadata"]["name"].as_str().unwrap_or_default()))
 }
 
-/// Looks until there is something.
+/// Waits until `look` returns a value.
 async fn until<T>(
     what: &str,
     mut look: impl AsyncFnMut() -> anyhow::Result<Result<T, String>>,
@@ -133,12 +133,12 @@ async fn main() -> anyhow::Result<()> {
     let runtime = FakeRuntime::start(&base.path().join("runtime.sock"), options)?;
     runtime::prepare(&runtime);
     let all = fixture::specs()?;
-    // What an earlier run left.
+    // Leftovers of an earlier run.
     cluster.delete(&format!("/api/v1/nodes/{NODE}")).await?;
     for object in all.iter().flat_map(|s| s.objects.iter().chain([&s.pod])) {
         cluster.delete(&path_of(object)?).await?;
     }
-    // All of them, whatever is recorded: a pod has the services of its namespace in its environment.
+    // All objects of all specs: the environment of a pod has all services of its namespace.
     for object in all.iter().flat_map(|s| &s.objects) {
         cluster.create(object).await?;
     }
@@ -218,7 +218,7 @@ async fn record(
     let pod = until(&name, async || {
         let mut pod = cluster.get(&path).await?.unwrap_or_default();
         if is_static {
-            // The mirror has a UID of its own.
+            // The mirror pod has another UID.
             pod["metadata"]["uid"] = pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].clone();
         }
         let done = settled(runtime, &pod);

@@ -1,18 +1,18 @@
-//! Where we differ from the kubelet, on purpose.
+//! Intended differences from the kubelet.
 
 use quintlet_recordings::compare::Difference;
 
-/// A difference that is meant.
+/// An intended difference.
 pub(crate) struct Known {
-    /// The spec; `*` for all.
+    /// Name of the spec; `*` for all.
     pub(crate) spec: &'static str,
-    /// The field; a part that is `*` stands for any.
+    /// Path of the field; a component `*` matches any.
     pub(crate) path: &'static str,
-    /// Why.
+    /// Reason for the difference.
     pub(crate) reason: &'static str,
 }
 
-/// All of them. One that is no longer there fails the test.
+/// All intended differences. One that no longer occurs fails the test.
 pub(crate) const KNOWN: &[Known] = &[
     Known {
         spec: "*",
@@ -26,16 +26,16 @@ pub(crate) const KNOWN: &[Known] = &[
     },
 ];
 
-/// Differences between machines. The recordings are of one with cgroup v1.
+/// Returns whether a difference is due to the machine. The recordings are from a machine with cgroup v1.
 pub(crate) fn of_machine(difference: &Difference) -> bool {
-    // Version 2 can kill all processes of a container together, which both ask for.
+    // cgroup v2 can kill all processes of a container together, which both agents request.
     let v2 = std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     v2 && difference.kubelet.is_none()
         && difference.path.ends_with("/linux/resources/unified")
         && difference.ours.as_deref() == Some(r#"{"memory.oom.group":"1"}"#)
 }
 
-/// Whether `known` is about this difference.
+/// Returns whether `known` describes this difference.
 pub(crate) fn matches(known: &Known, spec: &str, difference: &Difference) -> bool {
     let (want, got): (Vec<&str>, Vec<&str>) =
         (known.path.split('/').collect(), difference.path.split('/').collect());

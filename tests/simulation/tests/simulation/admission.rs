@@ -117,7 +117,7 @@ async fn a_critical_pod_starts_once_the_preempted_pods_have_terminated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_pod_is_failed_with_the_reason_and_nothing_of_it_is_made() {
+async fn a_rejected_pod_fails_with_the_reason_and_nothing_is_created_for_it() {
     let sim = Sim::start(Options::default()).await;
     let mut taken = pods::single("taken");
     let port = json!([{"containerPort": 80, "hostPort": 8099}]);
@@ -159,7 +159,7 @@ async fn a_refused_pod_is_failed_with_the_reason_and_nothing_of_it_is_made() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_network_that_is_not_ready_holds_up_only_pods_that_need_it() {
+async fn a_network_that_is_not_ready_delays_only_pods_that_need_it() {
     let sim = Sim::prepare(Options::default()).await;
     sim.runtime.set_condition("NetworkReady", false, "NetworkPluginNotReady", "no plugin");
     for service in Service::ALL {
@@ -193,7 +193,7 @@ async fn a_network_that_is_not_ready_holds_up_only_pods_that_need_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_watch_is_behind_is_read_before_a_pod_is_refused_for_it() {
+async fn the_node_is_read_again_before_a_pod_is_rejected_by_a_stale_watch() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(pods::single("first"));
     sim.wait_ready("first").await;

@@ -32,7 +32,7 @@ async fn a_pod_deleted_while_it_starts_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn refused_writes_are_made_again_and_the_newest_status_wins() {
+async fn refused_writes_are_repeated_with_the_newest_status() {
     let sim = Sim::start(Options::default()).await;
     for (i, failure) in [
         Failure::TooManyRequests(1),
@@ -56,7 +56,7 @@ async fn refused_writes_are_made_again_and_the_newest_status_wins() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_live_on_without_the_api_server_and_their_statuses_catch_up() {
+async fn pods_keep_running_without_the_api_server_and_their_statuses_are_written_later() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(pods::single("dies"));
     let stays_uid = sim.create(pods::single("stays"));
@@ -102,7 +102,7 @@ async fn watches_that_expire_or_are_dropped_lose_no_pod() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_final_delete_comes_after_the_containers_stopped() {
+async fn the_final_delete_follows_the_end_of_the_containers() {
     let sim = Sim::start(Options::default()).await;
     let stop = StopReply::Exits { after: Duration::from_secs(2), code: 0 };
     sim.runtime.behave("c-slow", Behaviour { exit: None, stop });
@@ -145,7 +145,7 @@ async fn a_pod_that_does_not_fit_is_failed_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_static_pod_has_a_mirror_that_comes_back_and_goes_with_it() {
+async fn a_static_pod_has_a_mirror_pod_that_is_recreated_and_removed_with_it() {
     let sim = Sim::start(Options::default()).await;
     sim.manifest("web", &pods::manifest("web"));
     let name = "web-sim-node";
@@ -162,7 +162,7 @@ async fn a_static_pod_has_a_mirror_that_comes_back_and_goes_with_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_statuses_that_could_not_be_written_the_newest_is() {
+async fn after_failed_writes_only_the_newest_status_is_written() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(pods::single("dies"));
     sim.wait_ready("dies").await;

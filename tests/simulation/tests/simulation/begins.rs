@@ -1,4 +1,4 @@
-//! What is reported while a container start is in progress.
+//! Events that are reported while a container start is in progress.
 
 use quintlet_proto::podsync::v1::PodView;
 use quintlet_simulation::{Options, Sim, pods};

@@ -18,7 +18,7 @@ async fn checkpoint(sim: &Sim, uid: &str, container: &str, timeout_seconds: i64)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_checkpoint_is_a_file_of_root_alone_under_the_root_directory() {
+async fn a_checkpoint_is_readable_only_by_root_in_the_root_directory() {
     let runtime = fake_runtime::Options { checkpoints: true, ..fake_runtime::Options::default() };
     let sim = Sim::start(Options { runtime, ..Options::default() }).await;
     let uid = sim.create(pods::pod("web", &[pods::container("main"), pods::container("other")]));
@@ -50,7 +50,7 @@ async fn a_checkpoint_is_a_file_of_root_alone_under_the_root_directory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_runtime_that_cannot_is_quoted_with_its_code() {
+async fn the_error_of_a_runtime_without_checkpoints_is_returned() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(pods::single("web"));
     sim.wait_ready("web").await;

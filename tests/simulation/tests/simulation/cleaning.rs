@@ -29,7 +29,7 @@ pub(crate) fn cpu(sim: &Sim, below: &str) -> Option<u64> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_instances_of_a_container_are_kept_and_older_ones_go_with_logs_and_sandbox() {
+async fn two_instances_of_a_container_are_kept_and_older_ones_removed_with_logs_and_sandbox() {
     // Without events a lost sandbox is detected by a relist, once a second.
     let sim = Sim::start(Options { runtime: fake_runtime::Options::silent(), ..Options::default() }).await;
     let uid = sim.create(pods::single("remade"));
@@ -84,7 +84,7 @@ async fn fewer_dead_containers_are_kept_if_configured_and_a_failed_removal_is_re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn containers_that_run_without_their_pods_cgroup_are_stopped_and_made_in_a_new_one() {
+async fn containers_without_their_pods_cgroup_are_recreated_in_a_new_one() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(pods::single("lost"));
     sim.wait_ready("lost").await;
@@ -164,7 +164,7 @@ async fn an_owned_cgroup_without_its_pods_directory_is_removed_and_that_of_anoth
         if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
     })
     .await;
-    // It would have been removed after two more passes, each of which removes something that came later.
+    // The pod would have been removed after two more passes, each of which removes a later leftover.
     for name in ["second", "third"] {
         let dir = sim.root_dir().join("pods").join(name);
         std::fs::create_dir_all(&dir).unwrap();

@@ -1,4 +1,4 @@
-//! Pods that must not be taken for deleted, and pods that return.
+//! Pods that must not be treated as deleted, and pods that return.
 
 use k8s_cri::v1;
 use quintlet_simulation::service::NODE;
@@ -10,7 +10,7 @@ use serde_json::json;
 use tonic::Code;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_running_pod_that_cannot_be_admitted_yet_is_no_orphan() {
+async fn a_running_pod_with_pending_admission_is_no_orphan() {
     let mut options = Options::default();
     options.runtime.features = Some(v1::RuntimeFeatures { supplemental_groups_policy: true });
     options.runtime.handlers = vec![v1::RuntimeHandler::default()];
@@ -48,7 +48,7 @@ async fn a_running_pod_that_cannot_be_admitted_yet_is_no_orphan() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_of_the_api_server_that_comes_while_it_is_removed_as_an_orphan_runs_again() {
+async fn an_api_pod_that_appears_during_its_orphan_removal_starts_again() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(pods::single("back"));
     sim.wait_ready("back").await;

@@ -43,7 +43,7 @@ async fn wait_contained(sim: &Sim, pod: &str, what: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_in_the_work_of_one_pod_ends_that_work_alone_and_retry_goes_on_with_it() {
+async fn a_panic_in_the_work_of_one_pod_ends_only_that_work_and_retry_resumes_it() {
     // While it is added, while its actions are computed, on a blocking thread, and at the end.
     for step in ["pod taken over", "actions decided", "cgroup made"] {
         let sim = Sim::start(Options::default()).await;
@@ -98,7 +98,7 @@ async fn wait_note_taken(sim: &Sim) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_whose_calls_end_cri_proxy_is_set_aside_and_a_kill_sets_none_aside() {
+async fn a_pod_whose_calls_crash_cri_proxy_is_suspended_and_a_kill_suspends_none() {
     for (note, is_aside) in [("signal ABRT", true), ("signal KILL", false), ("exit-code 70", false)] {
         let sim = Sim::start(Options::default()).await;
         let good = sim.create(pods::single("good"));
@@ -135,7 +135,7 @@ async fn a_pod_whose_calls_end_cri_proxy_is_set_aside_and_a_kill_sets_none_aside
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_whose_calls_ended_cri_proxy_together_are_worked_on_one_at_a_time_after_it() {
+async fn pods_suspected_of_one_cri_proxy_crash_are_worked_on_one_at_a_time() {
     let sim = Sim::start(Options::default()).await;
     let hang = sim.runtime.script(Rule::on(Method::RunPodSandbox).hang());
     let names = ["one", "two", "three"];
@@ -171,7 +171,7 @@ async fn pods_whose_calls_ended_cri_proxy_together_are_worked_on_one_at_a_time_a
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_wait_after_a_panic_ends_by_itself() {
+async fn the_back_off_after_a_panic_expires() {
     let sim = Sim::start(Options::default()).await;
     sim.cuts().panic_at(Some(("actions decided", "bad")));
     let _uid = sim.create(pods::single("bad"));
@@ -278,7 +278,7 @@ async fn start_but(missing: Service) -> Sim {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_whose_calls_abort_the_process_of_cri_proxy_is_set_aside_and_the_others_run() {
+async fn a_pod_whose_calls_abort_cri_proxy_is_suspended_and_the_others_run() {
     for (by, signal) in [("abort", "SIGABRT"), ("stack", "SIGABRT")] {
         let sim = start_but(Service::CriProxy).await;
         let bad = sim.create(pods::single("bad"));
@@ -325,7 +325,7 @@ async fn a_pod_whose_calls_abort_the_process_of_cri_proxy_is_set_aside_and_the_o
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kill_of_the_process_of_cri_proxy_in_a_call_of_a_pod_sets_none_aside() {
+async fn a_kill_of_cri_proxy_during_a_call_of_a_pod_suspends_none() {
     let sim = start_but(Service::CriProxy).await;
     let bad = sim.create(pods::single("bad"));
     let mut blocked = Mortal::cri_proxy(&sim, "block", &bad);
@@ -397,7 +397,7 @@ async fn a_pod_that_ends_the_process_is_set_aside_and_the_others_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn kills_from_outside_and_a_panic_outside_of_pods_set_none_aside() {
+async fn external_kills_and_a_panic_outside_of_pod_work_suspend_no_pod() {
     let sim = start_but(Service::PodSync).await;
     let _bad = sim.create(pods::single("bad"));
     let mut pod_sync = Mortal::new(&sim, "", "");

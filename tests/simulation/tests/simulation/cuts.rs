@@ -1,9 +1,4 @@
-//! pod-sync is killed before and after each step: runtime calls, file changes and status reports of a start, a restart of a
-//! container, a stop, and the removal of an orphan.
-//!
-//! A first run without a kill counts the failpoints. Then follows one run for each failpoint, in which pod-sync is killed there.
-//! If there are many failpoints, several tests share them. The least number of each kind is listed here, so a failpoint that is
-//! no longer reached fails the test.
+//! Steps: the pod is added, its actions are computed, work runs on a blocking thread, and the last step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -53,7 +53,7 @@ async fn a_pod_deleted_while_it_waits_for_a_volume_is_removed_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_second_deletion_with_less_grace_ends_a_hook_that_hangs() {
+async fn a_second_deletion_with_less_grace_ends_a_hanging_hook() {
     let sim = Sim::start(Options::default()).await;
     sim.runtime.on_exec(|_, _| ExecReply { after: Duration::from_secs(3600), ..ExecReply::default() });
     let mut pod = pods::single("hook");
@@ -75,7 +75,7 @@ async fn a_second_deletion_with_less_grace_ends_a_hook_that_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pods_of_one_name_follow_each_other_within_a_second() {
+async fn pods_of_one_name_replace_each_other_within_a_second() {
     let sim = Sim::start(Options::default()).await;
     let mut last = sim.create(pods::single("again"));
     for _ in 0..4 {
@@ -121,7 +121,7 @@ async fn a_container_killed_or_removed_by_another_client_is_recreated_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_manifest_replaced_while_its_pod_ends_waits_for_the_name() {
+async fn a_manifest_replaced_while_its_pod_terminates_waits_for_the_name() {
     for fixed_uid in [false, true] {
         let sim = Sim::start(Options::default()).await;
         let slow = StopReply::Exits { after: Duration::from_millis(1500), code: 0 };
@@ -162,7 +162,7 @@ async fn a_manifest_replaced_while_its_pod_ends_waits_for_the_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_is_ended_as_it_was_whatever_comes_after_it_under_its_uid() {
+async fn a_pod_is_terminated_by_its_own_spec_even_if_its_uid_is_reused() {
     let sim = Sim::start(Options::default()).await;
     let manifest = |image: &str, grace: i64| {
         let mut pod = pods::manifest("static");
@@ -206,7 +206,7 @@ fn image(c: &quintlet_testkit::fake_runtime::ContainerRecord) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_full_of_pods_that_flap_settles() {
+async fn a_full_node_of_flapping_pods_settles() {
     const PODS: usize = 200;
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_pod_sync_args(&["--max-pods=200"]);
@@ -236,7 +236,7 @@ async fn a_node_full_of_pods_that_flap_settles() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wall_clock_that_is_an_hour_off_changes_no_back_off() {
+async fn a_wall_clock_that_is_an_hour_off_affects_no_back_off() {
     const HOUR: i64 = 3_600_000_000_000;
     for by in [HOUR, -HOUR] {
         let sim = Sim::start(Options::default()).await;

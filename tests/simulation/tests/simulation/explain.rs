@@ -163,7 +163,7 @@ fn main_with(name: &str, field: &str, value: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_wait_before_a_worker_may_act_is_named() {
+async fn every_wait_before_a_worker_starts_is_reported() {
     let mut options = Options::default();
     options.runtime.features = Some(v1::RuntimeFeatures { supplemental_groups_policy: true });
     options.runtime.handlers = vec![v1::RuntimeHandler::default()];
@@ -202,7 +202,7 @@ async fn every_wait_before_a_worker_may_act_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_wait_of_a_start_is_named() {
+async fn every_wait_during_a_start_is_reported() {
     let mut table = Table::of(Sim::start(Options::default()).await);
     // The pod's cgroup cannot be created.
     let tier = group(&table.sim, "besteffort", "").with_file_name("");

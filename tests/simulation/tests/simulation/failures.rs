@@ -8,7 +8,7 @@ use serde_json::json;
 use tonic::Code;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_pull_backs_off_with_its_error_and_works_later() {
+async fn a_failed_pull_backs_off_with_its_error_and_succeeds_later() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = pods::single("pull");
     pod["spec"]["containers"][0]["image"] = json!("example.test/rare:1");
@@ -94,7 +94,7 @@ async fn a_new_container_is_observed_without_an_event() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_ephemeral_container_that_cannot_start_is_tried_again_without_hammering() {
+async fn an_ephemeral_container_that_cannot_start_is_retried_with_a_back_off() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(pods::single("debugged"));
     sim.wait_ready("debugged").await;
@@ -114,7 +114,7 @@ async fn an_ephemeral_container_that_cannot_start_is_tried_again_without_hammeri
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn volumes_that_keep_failing_are_tried_ever_less_often() {
+async fn failing_volumes_are_retried_with_a_growing_back_off() {
     let sim = Sim::start(Options::default()).await;
     let began = std::time::Instant::now();
     let mut pod = pods::single("wrong");
@@ -128,7 +128,7 @@ async fn volumes_that_keep_failing_are_tried_ever_less_often() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_with_a_message_of_200_kib_is_a_reason_and_no_endless_start() {
+async fn a_start_error_of_200_kib_becomes_a_reason_and_a_back_off() {
     let sim = Sim::start(Options::default()).await;
     let refusal = Rule::on(Method::StartContainer).fail(Code::Unknown, &"/a".repeat(100 << 10));
     let rule = sim.runtime.script(refusal);

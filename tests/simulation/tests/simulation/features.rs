@@ -17,7 +17,7 @@ fn sandbox_request(sim: &Sim, uid: &str) -> v1::RunPodSandboxRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_runtime_class_names_its_handler_and_brings_overhead() {
+async fn a_runtime_class_sets_handler_and_overhead() {
     let sim = Sim::start(Options::default()).await;
     let class = json!({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "boxed"},
         "handler": "kata-v2"});
@@ -52,7 +52,7 @@ async fn a_runtime_class_names_its_handler_and_brings_overhead() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_namespace_is_mapped_where_the_handler_has_them_and_refused_where_not() {
+async fn a_user_namespace_is_mapped_if_the_handler_supports_it_and_refused_otherwise() {
     let handlers = vec![handler("", false), handler("mapped", true)];
     let sim = Sim::start(Options {
         runtime: fake_runtime::Options { handlers, ..Default::default() },
@@ -119,7 +119,7 @@ async fn a_user_namespace_is_mapped_where_the_handler_has_them_and_refused_where
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_volume_is_pulled_and_handed_over_and_its_failure_is_of_those_that_mount_it() {
+async fn an_image_volume_is_pulled_and_its_failure_affects_only_containers_that_mount_it() {
     let sim = Sim::start(Options::default()).await;
     let volume = |reference: &str| json!([{"name": "data", "image": {"reference": reference, "pullPolicy": "Always"}}]);
     let mut pod = pods::pod("both", &[pods::container("mounts"), pods::container("plain")]);

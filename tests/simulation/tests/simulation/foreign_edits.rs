@@ -88,7 +88,7 @@ async fn status_fields_of_other_owners_stay_and_cause_no_write() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_writers_of_one_status_make_no_loop() {
+async fn two_writers_of_one_status_cause_no_loop() {
     const FIGHT: Duration = Duration::from_secs(8);
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(pods::single("fought"));
@@ -111,7 +111,7 @@ async fn two_writers_of_one_status_make_no_loop() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_status_of_a_mirror_and_of_a_pod_that_is_over_are_put_right_too() {
+async fn the_statuses_of_a_mirror_pod_and_a_terminated_pod_are_restored() {
     const MIRROR: &str = "static-sim-node";
     let sim = Sim::start(Options::default()).await;
     sim.manifest("static", &pods::manifest("static"));

@@ -11,7 +11,7 @@ use quintlet_testkit::wait::until;
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_that_hangs_for_one_pod_holds_up_no_other() {
+async fn a_call_that_hangs_for_one_pod_delays_no_other() {
     let sim = Sim::start(Options::default()).await;
     let probes = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&probes);
@@ -64,7 +64,7 @@ async fn a_pod_can_be_deleted_while_its_start_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_manifest_removed_while_its_start_hangs_is_shown_as_ending() {
+async fn a_manifest_removed_while_its_start_hangs_is_terminating() {
     let sim = Sim::start(Options::default()).await;
     let name = format!("stuck-{NODE}");
     let hang = sim.runtime.script(Rule::on(Method::RunPodSandbox).about(&name).hang());
@@ -108,7 +108,7 @@ async fn changes_while_the_runtime_was_down_are_observed_afterwards() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hints_that_are_cut_lost_or_doubled_lose_nothing() {
+async fn interrupted_lost_or_duplicated_hints_lose_no_change() {
     let sim = Sim::start(Options::default()).await;
     let names = ["cut", "lost", "twice"];
     let mut uids = Vec::new();
@@ -139,7 +139,7 @@ async fn hints_that_are_cut_lost_or_doubled_lose_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_runtime_that_comes_late_is_waited_for() {
+async fn pod_sync_waits_for_a_runtime_that_starts_late() {
     let sim = Sim::prepare(Options::default()).await;
     sim.runtime.down();
     for service in Service::ALL {

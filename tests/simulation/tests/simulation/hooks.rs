@@ -74,7 +74,7 @@ async fn a_failed_hook_is_reported_and_a_failed_post_start_stops_its_container()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pre_stop_hook_cut_with_its_connection_is_no_failure_and_not_run_again() {
+async fn a_pre_stop_hook_with_a_broken_connection_neither_fails_nor_runs_again() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(with_hook("cut", "preStop", exec("drain")));
     sim.wait_ready("cut").await;
@@ -91,7 +91,7 @@ async fn a_pre_stop_hook_cut_with_its_connection_is_no_failure_and_not_run_again
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pre_stop_hook_that_runs_while_pod_sync_restarts_is_waited_for() {
+async fn a_pre_stop_hook_in_progress_is_awaited_after_a_restart_of_pod_sync() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(with_hook("held", "preStop", exec("drain")));
     sim.wait_ready("held").await;
@@ -113,7 +113,7 @@ async fn a_pre_stop_hook_that_runs_while_pod_sync_restarts_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sleep_that_began_before_a_restart_lasts_for_the_rest_of_its_time() {
+async fn a_sleep_hook_continues_for_its_remaining_time_after_a_restart() {
     const SLEEP: Duration = Duration::from_secs(6);
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(with_hook("sleeps", "preStop", json!({"sleep": {"seconds": SLEEP.as_secs()}})));
@@ -137,7 +137,7 @@ async fn a_sleep_that_began_before_a_restart_lasts_for_the_rest_of_its_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_post_start_hook_that_was_still_owed_when_pod_sync_died_runs() {
+async fn a_post_start_hook_that_was_pending_at_a_kill_of_pod_sync_runs() {
     let sim = Sim::start(Options::default()).await;
     let hung = sim.runtime.hang(Method::StartContainer);
     let uid = sim.create(with_hook("owed", "postStart", exec("first")));
@@ -181,7 +181,7 @@ async fn a_post_start_hook_that_fails_under_the_next_pod_sync_stops_its_containe
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_pre_stop_hook_of_a_container_that_is_made_anew_runs_once_whoever_dies_meanwhile() {
+async fn the_pre_stop_hook_of_a_recreated_container_runs_once_despite_kills() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(with_hook("changed", "preStop", exec("drain")));
     sim.wait_ready("changed").await;
@@ -239,7 +239,7 @@ async fn an_https_hook_with_a_plain_http_response_is_repeated_over_http_and_repo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pre_stop_hook_that_cannot_be_asked_for_runs_when_cri_proxy_is_back() {
+async fn a_pre_stop_hook_that_could_not_be_sent_runs_after_cri_proxy_restarts() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(with_hook("away", "preStop", exec("drain")));
     sim.wait_ready("away").await;
@@ -259,7 +259,7 @@ async fn a_pre_stop_hook_that_cannot_be_asked_for_runs_when_cri_proxy_is_back() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_post_start_request_that_is_never_answered_ends_with_its_pod() {
+async fn a_post_start_request_without_a_response_ends_with_its_pod() {
     let sim = Sim::start(Options::default()).await;
     // It accepts connections and sends nothing.
     let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

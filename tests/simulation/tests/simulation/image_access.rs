@@ -38,7 +38,7 @@ fn records(sim: &Sim, of: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_is_for_those_whose_credentials_opened_it() {
+async fn an_image_is_accessible_only_with_the_credentials_that_pulled_it() {
     let mut sim = Sim::start(Options::default()).await;
     sim.runtime.protect("private.test/", "good", "good-pass");
     secret(&sim, "good", "good");

@@ -35,7 +35,7 @@ fn presented(sim: &Sim, pod: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pull_secrets_of_the_api_are_tried_in_order_until_one_is_taken() {
+async fn pull_secrets_of_the_api_are_tried_in_order_until_one_is_accepted() {
     let sim = Sim::start(Options::default()).await;
     sim.runtime.protect("private.test/", "good", "good-pass");
     let json = "kubernetes.io/dockerconfigjson";
@@ -90,7 +90,7 @@ async fn pull_secrets_of_the_api_are_tried_in_order_until_one_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_static_pod_pulls_with_a_secret_of_the_manifests_and_the_nodes_file_is_for_everybody() {
+async fn a_static_pod_uses_a_secret_of_the_manifests_and_all_pods_use_the_nodes_file() {
     let sim = Sim::prepare(Options::default()).await;
     sim.runtime.protect("private.test/team/static", "manifest", "manifest-pass");
     sim.runtime.protect("private.test/team/node", "node", "node-pass");

@@ -53,7 +53,7 @@ async fn init_containers_and_sidecars_start_in_order_and_sidecars_end_last_in_re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_gets_its_phase_by_its_restart_policy() {
+async fn the_phase_of_a_pod_follows_its_restart_policy() {
     let sim = Sim::start(Options::default()).await;
     for (name, policy, code) in [
         ("never-0", "Never", 0),
@@ -86,7 +86,7 @@ async fn a_pod_gets_its_phase_by_its_restart_policy() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_failing_liveness_probe_restarts_with_the_probes_grace() {
+async fn a_failing_liveness_probe_restarts_with_the_probes_grace_period() {
     let sim = Sim::start(Options::default()).await;
     let healthy = Arc::new(AtomicBool::new(true));
     let answer = Arc::clone(&healthy);

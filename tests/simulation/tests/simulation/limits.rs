@@ -11,7 +11,7 @@ use quintlet_testkit::wait::until;
 use tonic::Code;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dead_instances_do_not_pile_up_while_no_status_can_be_written() {
+async fn dead_instances_do_not_accumulate_while_no_status_can_be_written() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_pod_sync_args(&["--max-container-restart-period=1s"]);
     for service in Service::ALL {
@@ -36,7 +36,7 @@ async fn dead_instances_do_not_pile_up_while_no_status_can_be_written() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_that_do_not_last_do_not_pile_up_in_a_pod_that_never_rests() {
+async fn short_lived_sandboxes_do_not_accumulate_in_a_busy_pod() {
     const TIMES: u64 = 7;
     let sim = Sim::start(Options { runtime: fake_runtime::Options::silent(), ..Options::default() }).await;
     // Each sandbox is lost before a container runs in it, so there is no back-off.
@@ -55,7 +55,7 @@ async fn sandboxes_that_do_not_last_do_not_pile_up_in_a_pod_that_never_rests() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_image_that_cannot_be_removed_keeps_no_other() {
+async fn an_image_that_cannot_be_removed_does_not_prevent_other_removals() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_pod_sync_args(&[
         "--image-gc-high-threshold=100",
@@ -86,7 +86,7 @@ async fn an_image_that_cannot_be_removed_keeps_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_runtime_that_hangs_is_called_down_after_30_seconds() {
+async fn a_runtime_that_hangs_is_reported_down_after_30_seconds() {
     let sim = Sim::start(Options::default()).await;
     let ready = || {
         let node = sim.api.get("nodes", "", NODE).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Runs the five services against faults that a real runtime cannot be made to have.
+//! Runs the five services against faults that cannot be provoked in a real runtime.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 mod admission;

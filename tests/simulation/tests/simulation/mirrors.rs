@@ -9,7 +9,7 @@ use serde_json::json;
 const NAME: &str = "web-sim-node";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_static_pod_does_not_wait_for_an_api_server_that_hangs_over_its_mirror() {
+async fn a_static_pod_does_not_wait_for_an_api_server_that_hangs_on_its_mirror_pod() {
     let sim = Sim::start(Options::default()).await;
     sim.api.faults().block("create pods");
     sim.manifest("web", &pods::manifest("web"));
@@ -29,7 +29,7 @@ async fn a_static_pod_does_not_wait_for_an_api_server_that_hangs_over_its_mirror
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mirror_comes_with_the_node_and_belongs_to_it() {
+async fn a_mirror_pod_is_created_after_its_node_and_owned_by_it() {
     let sim = Sim::prepare(Options::default()).await;
     sim.api.faults().block("create nodes");
     for service in Service::ALL {
@@ -48,7 +48,7 @@ async fn a_mirror_comes_with_the_node_and_belongs_to_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mirror_that_is_on_its_way_out_or_of_another_manifest_is_replaced_and_its_pod_runs_on() {
+async fn a_terminating_or_outdated_mirror_pod_is_replaced_and_its_pod_keeps_running() {
     let sim = Sim::start(Options::default()).await;
     sim.manifest("web", &pods::manifest("web"));
     let mut last = sim.wait_ready(NAME).await;

@@ -39,7 +39,7 @@ async fn wait_told(sim: &Sim, wanted: &[&str]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_network_comes_late_is_ready_as_soon_as_it_is_there() {
+async fn a_node_becomes_ready_as_soon_as_its_network_is() {
     let sim = Sim::prepare(Options::default()).await;
     sim.runtime.set_condition("NetworkReady", false, "NetworkPluginNotReady", "no plugin");
     Service::ALL.into_iter().for_each(|service| sim.up(service));
@@ -67,7 +67,7 @@ async fn the_runtime_receives_the_pod_cidrs() {
     let both = format!("{v4},{v6}");
     sim.api.edit("nodes", "", NODE, |n| n["spec"]["podCIDRs"] = json!([v4, v6])).unwrap();
     wait_told(&sim, &[&both, &both, &both]).await;
-    // Another change of the Node sends nothing to the runtime; the next CIDR follows it.
+    // Another change of the Node sends nothing to the runtime. The next CIDR is sent after it.
     sim.api.edit("nodes", "", NODE, |n| n["metadata"]["labels"]["a"] = json!("b")).unwrap();
     sim.api.edit("nodes", "", NODE, |n| n["spec"]["podCIDRs"] = json!(["10.6.0.0/24"])).unwrap();
     wait_told(&sim, &[&both, &both, &both, "10.6.0.0/24"]).await;
@@ -85,7 +85,7 @@ async fn the_runtime_receives_the_pod_cidrs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn labels_of_the_configuration_are_for_a_node_that_is_made() {
+async fn configured_labels_apply_only_to_a_new_node() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.set_pod_sync_args(&["--node-label=tier=edge"]);
     Service::ALL.into_iter().for_each(|service| sim.up(service));

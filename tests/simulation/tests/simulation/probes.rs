@@ -42,7 +42,7 @@ fn delayed(name: &str, seconds: u64) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_container_and_no_sidecar_is_probed_before_its_initial_delay_is_over() {
+async fn no_container_is_probed_before_its_initial_delay_has_passed() {
     const DELAY: u64 = 2;
     let sim = Sim::start(Options::default()).await;
     // Starts at different fractions of a second.
@@ -65,7 +65,7 @@ async fn no_container_and_no_sidecar_is_probed_before_its_initial_delay_is_over(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_initial_delay_does_not_end_early_when_pod_sync_restarts_within_it() {
+async fn a_restart_of_pod_sync_does_not_shorten_an_initial_delay() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(delayed("again", 4));
     sim.wait_pod("again", "runs", |p| p.container("c-again").kind == "running").await;

@@ -89,7 +89,7 @@ fn updates(sim: &Sim) -> Vec<(i64, i64, i64)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_grows_and_shrinks_as_it_runs() {
+async fn a_container_grows_and_shrinks_while_it_runs() {
     const MIB: i64 = 1 << 20;
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(sized("web", both("500m", "64Mi")));
@@ -189,7 +189,7 @@ async fn a_resize_that_does_not_fit_waits_until_another_pod_terminates() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_critical_pods_resize_makes_room_for_itself() {
+async fn a_critical_pods_resize_preempts_other_pods() {
     let sim = Sim::start(Options::default()).await;
     let victim = cpu_milli() - 500;
     let _uid = sim.create(sized("victim", milli(victim)));
@@ -309,7 +309,7 @@ async fn a_static_pod_is_not_resized() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_whose_policy_is_to_restart_is_restarted_with_other_resources() {
+async fn a_container_with_a_restart_policy_for_resizes_is_restarted_with_its_new_resources() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = sized("web", both("500m", "64Mi"));
     pod["spec"]["containers"][0]["resizePolicy"] =
@@ -466,7 +466,7 @@ async fn restarted_with(spoilt: Spoilt) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_resize_that_waits_survives_a_restart() {
+async fn a_pending_resize_survives_a_restart() {
     restarted_with(Spoilt::No).await;
 }
 
@@ -476,11 +476,11 @@ async fn a_lost_checkpoint_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_corrupt_checkpoint_is_put_aside_and_changes_nothing() {
+async fn a_corrupt_checkpoint_is_moved_aside_and_changes_nothing() {
     restarted_with(Spoilt::Corrupt).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_any_record_the_allocation_comes_from_the_status() {
+async fn without_a_record_the_allocation_is_taken_from_the_status() {
     restarted_with(Spoilt::AllLost).await;
 }

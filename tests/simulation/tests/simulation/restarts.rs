@@ -76,37 +76,37 @@ async fn in_the_middle_of_everything(service: Service, gently: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cri_proxy_is_killed_in_the_middle_of_everything() {
+async fn kills_of_cri_proxy_at_any_time_affect_no_outcome() {
     in_the_middle_of_everything(Service::CriProxy, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pleg_service_is_killed_in_the_middle_of_everything() {
+async fn kills_of_pleg_service_at_any_time_affect_no_outcome() {
     in_the_middle_of_everything(Service::Pleg, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn probe_service_is_killed_in_the_middle_of_everything() {
+async fn kills_of_probe_service_at_any_time_affect_no_outcome() {
     in_the_middle_of_everything(Service::Probe, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn status_reporter_is_killed_in_the_middle_of_everything() {
+async fn kills_of_status_reporter_at_any_time_affect_no_outcome() {
     in_the_middle_of_everything(Service::Status, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pod_sync_is_killed_in_the_middle_of_everything() {
+async fn kills_of_pod_sync_at_any_time_affect_no_outcome() {
     in_the_middle_of_everything(Service::PodSync, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pod_sync_is_stopped_in_the_middle_of_everything() {
+async fn stops_of_pod_sync_at_any_time_affect_no_outcome() {
     in_the_middle_of_everything(Service::PodSync, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grace_goes_on_when_pod_sync_comes_back() {
+async fn a_grace_period_continues_after_a_restart_of_pod_sync() {
     let sim = Sim::start(Options::default()).await;
     sim.runtime.on_exec(|_, _| ExecReply { after: Duration::from_secs(3600), ..ExecReply::default() });
     let mut pod = pods::single("ending");
@@ -131,7 +131,7 @@ async fn grace_goes_on_when_pod_sync_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_created_container_is_started_and_not_made_again_by_the_next_pod_sync() {
+async fn the_next_pod_sync_starts_a_created_container_without_recreating_it() {
     for cut in [false, true] {
         let sim = Sim::start(Options::default()).await;
         let hang = sim.runtime.hang(Method::StartContainer);
@@ -153,7 +153,7 @@ async fn a_created_container_is_started_and_not_made_again_by_the_next_pod_sync(
 
 /// containerd cancels a start whose client is gone, which takes a while. The next start may find the container still created.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_that_is_cut_with_cri_proxy_is_no_failure_of_its_container() {
+async fn a_start_interrupted_by_a_kill_of_cri_proxy_is_no_failure_of_its_container() {
     let sim = Sim::start(Options::default()).await;
     let hang = sim.runtime.hang(Method::StartContainer);
     let uid = sim.create(pods::single("cut"));
@@ -177,7 +177,7 @@ async fn a_start_that_is_cut_with_cri_proxy_is_no_failure_of_its_container() {
 
 /// containerd completes a creation whose client is gone, with `/proc/0` for the namespaces of a sandbox that it could not query.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_of_a_creation_that_was_cut_is_made_again_when_it_cannot_start() {
+async fn a_container_of_an_interrupted_creation_is_recreated_if_it_cannot_start() {
     let sim = Sim::start(Options::default()).await;
     sim.runtime.end_failed_starts(true);
     sim.runtime.finish_abandoned_calls(true);

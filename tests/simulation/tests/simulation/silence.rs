@@ -4,7 +4,7 @@ use quintlet_simulation::{Options, Service, Sim, pods};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_is_started_again_while_the_api_server_does_not_answer_for_its_objects() {
+async fn a_container_is_restarted_while_the_api_server_does_not_respond_for_its_objects() {
     let mut sim = Sim::prepare(Options::default()).await;
     // Volumes are refreshed in nearly every sync.
     sim.set_pod_sync_args(&["--sync-frequency=1s"]);

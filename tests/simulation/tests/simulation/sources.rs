@@ -18,7 +18,7 @@ async fn problems(sim: &Sim, want: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_manifest_that_is_written_in_steps_leaves_its_pod_alone() {
+async fn a_manifest_that_is_written_in_steps_does_not_affect_its_pod() {
     let mut sim = Sim::prepare(Options::default()).await;
     // No periodic read intervenes.
     sim.set_pod_sync_args(&["--file-check-frequency=1h"]);

@@ -7,7 +7,7 @@ use quintlet_testkit::fake_runtime::{Method, Rule};
 use tonic::Code;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_answer_makes_nothing_twice_and_warns_of_nothing() {
+async fn a_lost_reply_causes_no_duplicate_and_no_warning() {
     let sim = Sim::start(Options::default()).await;
     for (name, method) in [
         ("run", Method::RunPodSandbox),
@@ -23,7 +23,7 @@ async fn a_lost_answer_makes_nothing_twice_and_warns_of_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_answer_to_a_stop_ends_the_pod_without_a_warning() {
+async fn a_lost_reply_to_a_stop_ends_the_pod_without_a_warning() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(pods::single("stop"));
     sim.wait_ready("stop").await;
@@ -38,7 +38,7 @@ async fn a_lost_answer_to_a_stop_ends_the_pod_without_a_warning() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_cut_before_its_effect_is_made_again_without_a_warning() {
+async fn a_call_interrupted_before_its_effect_is_repeated_without_a_warning() {
     let sim = Sim::start(Options::default()).await;
     for (name, method) in [
         ("run", Method::RunPodSandbox),
@@ -57,7 +57,7 @@ async fn a_call_cut_before_its_effect_is_made_again_without_a_warning() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outcome_that_stays_unknown_gets_its_reason_an_event_and_a_back_off() {
+async fn an_outcome_that_stays_unknown_has_a_reason_an_event_and_a_back_off() {
     const TEXT: &str = "transport is closing";
     let sim = Sim::start(Options::default()).await;
     let neighbour = sim.create(pods::single("neighbour"));
@@ -124,7 +124,7 @@ async fn an_outcome_that_stays_unknown_gets_its_reason_an_event_and_a_back_off()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reserved_name_is_waited_out_without_another_attempt() {
+async fn a_reserved_name_is_retried_without_another_attempt_number() {
     let sim = Sim::start(Options::default()).await;
     for (name, method) in [("run", Method::RunPodSandbox), ("create", Method::CreateContainer)] {
         let text = r#"failed to reserve name "x_0": name "x_0" is reserved for "abc""#;

@@ -1,4 +1,4 @@
-//! What the API server does to an object before it is stored: defaults, admission, validation.
+//! Changes to an object before it is stored: defaults, admission, validation.
 
 use base64::Engine;
 use rand::RngExt;
@@ -7,17 +7,17 @@ use serde_json::{Map, Value, json};
 use crate::error::ApiError;
 use crate::resources::Resource;
 
-/// Where pods find their token.
+/// Mount path of a pod's service account token.
 const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Five characters as in generated names.
+/// Returns five characters, as in generated names.
 pub(crate) fn suffix() -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut rng = rand::rng();
     (0..5).map(|_| char::from(ALPHABET[rng.random_range(0..ALPHABET.len())])).collect()
 }
 
-/// Sets a field unless it is there.
+/// Sets a field unless it exists.
 fn default(object: &mut Value, field: &str, value: Value) {
     if object[field].is_null() {
         object[field] = value;
@@ -34,7 +34,7 @@ fn each<'a>(object: &'a mut Value, lists: &'a [&'a str]) -> impl Iterator<Item =
         .flatten()
 }
 
-/// Containers of every sort.
+/// The lists of containers of every kind.
 pub(crate) const CONTAINER_LISTS: &[&str] = &["initContainers", "containers", "ephemeralContainers"];
 
 /// The defaults of `pkg/apis/core/v1/defaults.go` that a node agent reads.
@@ -58,7 +58,7 @@ pub(crate) fn default_pod(pod: &mut Value) {
     for volume in each(spec, &["volumes"]) {
         default_volume(volume);
     }
-    // Looking into what is not there for writing leaves nulls behind.
+    // Indexing a missing field for writing leaves nulls behind.
     drop_nulls(pod);
 }
 
@@ -78,7 +78,7 @@ fn default_container(container: &mut Value, host_network: bool) {
     ] {
         default(container, field, value);
     }
-    // What is limited is requested.
+    // Limits are the default of requests.
     if let Some(limits) = container["resources"]["limits"].as_object().cloned() {
         let resources = &mut container["resources"];
         default(resources, "requests", json!({}));
@@ -158,7 +158,7 @@ fn default_volume(volume: &mut Value) {
     }
 }
 
-/// The admission plugins a pod passes: service account, priority, tolerations.
+/// Runs the admission plugins for pods: service account, priority, tolerations.
 pub(crate) fn admit_pod(
     pods: &Resource,
     pod: &mut Value,
@@ -245,7 +245,7 @@ fn mount_token(spec: &mut Value) {
     }
 }
 
-/// `BestEffort`, `Guaranteed` or `Burstable`, from cpu and memory of init and regular containers.
+/// Returns `BestEffort`, `Guaranteed` or `Burstable`, from CPU and memory of init and regular containers.
 pub(crate) fn qos(spec: &Value) -> &'static str {
     let (mut any, mut guaranteed) = (false, true);
     for list in ["initContainers", "containers"] {
@@ -345,7 +345,7 @@ pub(crate) fn validate_pod(pods: &Resource, pod: &Value) -> Result<(), ApiError>
     Err(ApiError::invalid(pods, pod["metadata"]["name"].as_str().unwrap_or_default(), &causes))
 }
 
-/// Only few fields of a pod's spec may change after it is made.
+/// Rejects updates of fields of a pod's spec that are immutable.
 pub(crate) fn validate_pod_update(
     pods: &Resource,
     subresource: &str,
@@ -398,7 +398,7 @@ pub(crate) fn validate_pod_update(
     Err(ApiError::invalid(pods, name, &[("FieldValueForbidden", "spec".to_owned(), message.to_owned())]))
 }
 
-/// A terminated container that may not be restarted stays terminated.
+/// Rejects a status in which a terminated container that may not be restarted runs again.
 pub(crate) fn validate_pod_status(pods: &Resource, old: &Value, new: &Value) -> Result<(), ApiError> {
     let policy = old["spec"]["restartPolicy"].as_str().unwrap_or("Always");
     if policy == "Always" {
@@ -437,7 +437,7 @@ pub(crate) fn validate_pod_status(pods: &Resource, old: &Value, new: &Value) -> 
     Err(ApiError::invalid(pods, old["metadata"]["name"].as_str().unwrap_or_default(), &causes))
 }
 
-/// Features of a node stand in the order of the alphabet, each once.
+/// Checks that the declared features of a node are sorted and unique.
 pub(crate) fn validate_node(nodes: &Resource, node: &Value) -> Result<(), ApiError> {
     let declared = node["status"]["declaredFeatures"].as_array().map(Vec::as_slice).unwrap_or_default();
     let names: Vec<&str> = declared.iter().filter_map(Value::as_str).collect();
@@ -448,7 +448,7 @@ pub(crate) fn validate_node(nodes: &Resource, node: &Value) -> Result<(), ApiErr
     Err(ApiError::invalid(nodes, node["metadata"]["name"].as_str().unwrap_or_default(), &[cause]))
 }
 
-/// `podIP` and `podIPs[0]` are one: the older field wins where they differ, as in the conversion of v1.
+/// Makes `podIP` and `podIPs[0]` equal: the older field takes precedence, as in the conversion of v1.
 pub(crate) fn align_ips(status: &mut Value) {
     for (one, many) in [("podIP", "podIPs"), ("hostIP", "hostIPs")] {
         let ip = status[one].as_str().unwrap_or_default().to_owned();
@@ -464,7 +464,7 @@ pub(crate) fn align_ips(status: &mut Value) {
     }
 }
 
-/// Defaults of the smaller kinds.
+/// Sets the defaults of the other kinds.
 pub(crate) fn default_other(
     resource: &Resource,
     object: &mut Value,
@@ -508,7 +508,7 @@ pub(crate) fn default_other(
             object["status"] = json!({"phase": "Active"});
         }
         "nodes" => {
-            // The admission TaintNodesByCondition; a controller takes it away once the node is ready.
+            // Admission plugin TaintNodesByCondition. A controller removes the taint once the node is ready.
             default(object, "spec", json!({}));
             default(&mut object["spec"], "taints", json!([]));
             let not_ready = json!({"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"});
@@ -522,7 +522,7 @@ pub(crate) fn default_other(
     }
 }
 
-/// Fields with null are no fields.
+/// Removes fields that are null.
 pub(crate) fn drop_nulls(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -534,7 +534,7 @@ pub(crate) fn drop_nulls(value: &mut Value) {
     }
 }
 
-/// An empty object.
+/// Returns an empty object.
 pub(crate) fn empty() -> Value {
     Value::Object(Map::new())
 }

@@ -7,7 +7,7 @@ use crate::reply::ok;
 use crate::resources::RESOURCES;
 use crate::store::now;
 
-/// Health, version and the lists kubectl starts from.
+/// Serves health, version and the discovery lists.
 pub(crate) fn discovery(path: &str) -> Option<Response> {
     let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
     let groups = || {

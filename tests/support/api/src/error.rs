@@ -11,9 +11,9 @@ use crate::resources::Resource;
 pub struct ApiError {
     /// HTTP status code.
     pub code: u16,
-    /// `NotFound`, `Conflict`…
+    /// Reason, such as `NotFound` or `Conflict`.
     pub reason: String,
-    /// The sentence kubectl prints.
+    /// Message that kubectl prints.
     pub message: String,
     details: Option<Value>,
     retry_after: Option<u64>,
@@ -70,7 +70,7 @@ impl ApiError {
             .about(resource, name)
     }
 
-    /// 403: nothing is created in a namespace that is being terminated
+    /// 403: no object is created in a namespace that is being terminated
     /// (k8s.io/apiserver/pkg/admission/plugin/namespace/lifecycle).
     pub(crate) fn terminating(resource: &Resource, name: &str) -> Self {
         let why = "unable to create new content in namespace default because it is being terminated";
@@ -85,7 +85,7 @@ impl ApiError {
         error
     }
 
-    /// 422: one or more fields are wrong; each cause is (reason, field, message).
+    /// 422: one or more fields are invalid. Each cause is (reason, field, message).
     pub(crate) fn invalid(resource: &Resource, name: &str, causes: &[(&str, String, String)]) -> Self {
         let all: Vec<String> =
             causes.iter().map(|(_, field, message)| format!("{field}: {message}")).collect();

@@ -1,4 +1,4 @@
-//! Faults on demand, counters and a log of requests.
+//! Injected faults, counters and a log of requests.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,11 +9,11 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Requests kept in the log.
+/// Number of requests kept in the log.
 const LOG_LIMIT: usize = 8192;
 
-/// Which requests: `patch pods/status`, `get pods`, `* leases`, `watch *`, `patch pods/status default/web`. A resource
-/// without `/` means the object itself, not its subresources; `pods/*` means both.
+/// A pattern of requests: `patch pods/status`, `get pods`, `* leases`, `watch *`, `patch pods/status
+/// default/web`. A resource without `/` means the object itself, not its subresources; `pods/*` means both.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requests {
     verb: String,
@@ -50,7 +50,7 @@ impl Requests {
     }
 }
 
-/// One request as the server saw it.
+/// A request, as the server parsed it.
 #[derive(Debug, Clone, Serialize)]
 pub struct Request {
     /// get, list, watch, create, update, patch, delete, deletecollection.
@@ -70,7 +70,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// Something of no namespace is made.
+    /// Returns the creation of an object without a namespace.
     pub(crate) fn creation() -> Self {
         let nothing = String::new;
         Self {
@@ -85,7 +85,7 @@ impl Request {
     }
 }
 
-/// How a request fails.
+/// Failure of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Failure {
@@ -95,7 +95,7 @@ pub enum Failure {
     Internal,
     /// 503.
     Unavailable,
-    /// 409 as of a lost update.
+    /// 409, as for a lost update.
     Conflict,
     /// 410.
     Gone,
@@ -103,13 +103,13 @@ pub enum Failure {
     Unauthorized,
     /// 403.
     Forbidden,
-    /// 403 for what would be created in a namespace that is being terminated.
+    /// 403 for the creation of an object in a namespace that is being terminated.
     NamespaceTerminating,
     /// 422.
     Invalid,
-    /// The connection breaks before the request is worked on.
+    /// The connection breaks before the request is executed.
     Disconnect,
-    /// The request is carried out, then the connection breaks before the answer.
+    /// The request is executed, and the connection breaks before the response.
     LoseReply,
 }
 
@@ -126,18 +126,18 @@ struct State {
     blocks: Vec<Requests>,
 }
 
-/// What goes wrong, and when. All of it can be changed while the server runs.
+/// The faults of a server. They can be changed while the server runs.
 pub struct Faults {
     state: Mutex<State>,
-    /// Changes whenever blocked requests must look again.
+    /// Changes whenever blocked requests must check the faults again.
     changed: watch::Sender<u64>,
-    /// True: nobody is answered.
+    /// Whether the server is down.
     down: watch::Sender<bool>,
     connections: Mutex<CancellationToken>,
     pub(crate) watches: watch::Sender<WatchCut>,
 }
 
-/// The last cut that all open watches see.
+/// The last disconnection, which all open watches observe.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct WatchCut {
     pub(crate) count: u64,
@@ -157,22 +157,22 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// The next `times` matching requests fail.
+    /// Fails the next `times` matching requests.
     pub fn fail(&self, requests: impl Into<Requests>, times: usize, failure: Failure) {
         self.state.lock().rules.push(Rule { requests: requests.into(), failure, left: times });
     }
 
-    /// Matching requests wait this long before they are worked on.
+    /// Delays matching requests by `latency`.
     pub fn latency(&self, requests: impl Into<Requests>, latency: Duration) {
         self.state.lock().latencies.push((requests.into(), latency));
     }
 
-    /// Matching requests are accepted and hang until [`Faults::clear`].
+    /// Blocks matching requests until [`Faults::clear`].
     pub fn block(&self, requests: impl Into<Requests>) {
         self.state.lock().blocks.push(requests.into());
     }
 
-    /// Ends all open watches without a word.
+    /// Ends all open watches without an error event.
     pub fn drop_watches(&self) {
         self.watches.send_modify(|cut| *cut = WatchCut { count: cut.count + 1, expired: false });
     }
@@ -181,7 +181,7 @@ impl Faults {
         self.watches.send_modify(|cut| *cut = WatchCut { count: cut.count + 1, expired: true });
     }
 
-    /// Breaks all connections and every new one until called with false.
+    /// Breaks all connections, and new ones until it is called with `false`.
     pub fn set_down(&self, down: bool) {
         self.down.send_replace(down);
         if down {
@@ -191,7 +191,7 @@ impl Faults {
         }
     }
 
-    /// Ends every rule, latency and block; blocked requests go on.
+    /// Removes every fault, latency and block. Blocked requests continue.
     pub fn clear(&self) {
         *self.state.lock() = State::default();
         self.changed.send_modify(|n| *n += 1);
@@ -205,7 +205,7 @@ impl Faults {
         self.connections.lock().child_token()
     }
 
-    /// Waits out latency and blocks, then says how this request fails, if it does.
+    /// Waits for latency and blocks, and returns the failure of this request, if any.
     pub(crate) async fn before(&self, request: &Request) -> Option<Failure> {
         let latency = {
             let state = self.state.lock();
@@ -232,12 +232,12 @@ impl Faults {
     }
 }
 
-/// Requests per verb and resource since the start or the last reset.
+/// Counts of requests per verb and resource since the start or the last reset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Counts(BTreeMap<String, u64>);
 
 impl Counts {
-    /// How many matching requests came, failed ones included.
+    /// Returns the number of matching requests, including failed ones.
     #[must_use]
     pub fn of(&self, requests: impl Into<Requests>) -> u64 {
         let requests = requests.into();
@@ -255,13 +255,13 @@ impl Counts {
             .sum()
     }
 
-    /// Each `<verb> <resource>[/<subresource>]` with its count.
+    /// Returns each `<verb> <resource>[/<subresource>]` with its count.
     pub fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().map(|(key, n)| (key.as_str(), *n))
     }
 }
 
-/// What came in.
+/// Counters and log of received requests.
 pub(crate) struct Traffic {
     counts: Mutex<Counts>,
     log: Mutex<VecDeque<Request>>,

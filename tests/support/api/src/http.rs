@@ -1,4 +1,4 @@
-//! Requests and their answers.
+//! Requests and their responses.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -27,7 +27,7 @@ use crate::server::Server;
 use crate::store::{DeleteOptions, Store, now};
 use crate::watch::{Watch, bookmark, line};
 
-/// The largest body read, as on the real server.
+/// Size limit of a body, as in the real server.
 const BODY_LIMIT: usize = 3 * 1024 * 1024;
 
 type Query = HashMap<String, String>;
@@ -36,7 +36,7 @@ pub(crate) fn router(server: Arc<Server>) -> axum::Router {
     axum::Router::new().fallback(handle).with_state(server)
 }
 
-/// A response whose body breaks off at once, so that the client sees a broken connection.
+/// Returns a response whose body breaks off at once, so that the client sees a broken connection.
 fn broken() -> Response {
     let stream =
         futures::stream::once(async { Err::<Bytes, _>(std::io::Error::other("connection cut on demand")) });
@@ -150,7 +150,7 @@ fn verb(method: &Method, target: &Target, query: &Query) -> Option<&'static str>
     })
 }
 
-/// Paths of this server alone, for scripts: what came in, what shall go wrong.
+/// Serves the control paths, which only this server has: received requests and injected faults.
 fn control(server: &Server, method: &Method, path: &str, body: &Bytes) -> Option<Response> {
     let path = path.strip_prefix("/testapi/")?;
     let body: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
@@ -246,7 +246,7 @@ impl Call<'_> {
                 if !resource.unconditional_update
                     && body["metadata"]["resourceVersion"].as_str().unwrap_or_default().is_empty()
                 {
-                    // A missing object is said to be missing first.
+                    // NotFound takes precedence over other errors.
                     store.get(resource, namespace, name)?;
                     let cause = "Invalid value: 0: must be specified for an update".to_owned();
                     return Err(ApiError::invalid(
@@ -304,7 +304,7 @@ impl Call<'_> {
                     let meta = &item["metadata"];
                     let text = |field: &str| meta[field].as_str().unwrap_or_default();
                     let options = delete_options(&self.query, &self.body);
-                    // One that went in between is deleted as well.
+                    // An object deleted concurrently is not an error.
                     let _already_gone = store.delete(resource, text("namespace"), text("name"), &options);
                 }
                 Ok(ok(
@@ -374,7 +374,7 @@ impl Call<'_> {
         let after = from.as_ref().map(|token| &token.key);
         let page =
             self.server.store.list(resource, &self.target.namespace, |o| selector.matches(o), after, limit);
-        // Later pages bear the version of the first, so that a watch from there misses nothing.
+        // Later pages have the version of the first one, so that a watch from it misses nothing.
         let rv = from.as_ref().map_or(page.rv, |token| token.rv);
         let mut meta = json!({"resourceVersion": rv.to_string()});
         if let Some((key, left)) = page.more {
@@ -454,7 +454,7 @@ impl Call<'_> {
     }
 }
 
-/// The default service account and the root certificate that controllers would make.
+/// Creates the default service account and the root certificate, which controllers would create.
 pub(crate) fn seed_namespace(store: &Store, name: &str) {
     for (plural, object) in [
         ("serviceaccounts", json!({"metadata": {"name": "default"}})),
@@ -464,13 +464,13 @@ pub(crate) fn seed_namespace(store: &Store, name: &str) {
         ),
     ] {
         if let Some(resource) = Resource::by_plural(plural) {
-            // Made before by somebody else: theirs stays.
+            // An object that another client created is kept.
             let _already_there = store.create(resource, name, object);
         }
     }
 }
 
-/// The value a field selector demands of a field; empty without such a demand.
+/// Returns the value that a field selector requires; empty without one.
 fn selected(query: &Query, field: &str) -> String {
     let terms = query.get("fieldSelector").map(String::as_str).unwrap_or_default().split(',');
     let equal = |term: &str| {
@@ -494,7 +494,7 @@ fn delete_options(query: &Query, body: &Value) -> DeleteOptions {
 /// Largest `expirationSeconds` of a token request (`pkg/apis/authentication/validation: ValidateTokenRequest`).
 const MAX_TOKEN_SECONDS: i64 = 1 << 32;
 
-/// TokenRequest: a token in the form of a JWT, signed by nobody.
+/// TokenRequest: returns an unsigned token in the form of a JWT.
 fn token(store: &Store, namespace: &str, name: &str, mut request: Value) -> Result<Response, ApiError> {
     let find =
         |plural: &str| Resource::by_plural(plural).ok_or_else(|| ApiError::new(500, "InternalError", plural));

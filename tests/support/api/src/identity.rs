@@ -1,4 +1,5 @@
-//! Who asks, and what a node may do: the Node authorizer and the NodeRestriction admission, as an agent meets them.
+//! Identity of a client and permissions of a node: the parts of the Node authorizer and NodeRestriction that
+//! affect an agent.
 
 use serde_json::Value;
 
@@ -6,7 +7,7 @@ use crate::error::ApiError;
 use crate::resources::Resource;
 use crate::store::Store;
 
-/// User name of a node up to the node's name.
+/// Prefix of the user name of a node.
 pub(crate) const NODE_USER: &str = "system:node:";
 
 const LEASES: &str = "kube-node-lease";
@@ -28,29 +29,29 @@ const AGENT_LABELS: &[&str] = &[
 ];
 const AGENT_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// Who sends a request.
+/// Identity of a client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Identity {
-    /// May do everything.
+    /// An administrator, who may do everything.
     Admin,
     /// The agent of this node.
     Node(String),
 }
 
-/// What a request is about to do.
+/// The operation that a request asks for.
 pub(crate) struct Access<'a> {
     pub(crate) verb: &'a str,
     pub(crate) resource: &'static Resource,
     pub(crate) subresource: &'a str,
     pub(crate) namespace: &'a str,
-    /// Of the path, or of a field selector `metadata.name=`.
+    /// Name in the path, or in a field selector `metadata.name=`.
     pub(crate) name: &'a str,
-    /// Of a field selector `spec.nodeName=`.
+    /// Node name in a field selector `spec.nodeName=`.
     pub(crate) node_selected: &'a str,
 }
 
 impl Identity {
-    /// A bearer token that is a node's user name makes a node; who brings none may do everything.
+    /// Returns the node whose user name is the bearer token, or the administrator if there is no token.
     pub(crate) fn from_authorization(header: &str) -> Self {
         match header.strip_prefix("Bearer ").and_then(|token| token.strip_prefix(NODE_USER)) {
             Some(node) => Self::Node(node.to_owned()),
@@ -58,7 +59,7 @@ impl Identity {
         }
     }
 
-    /// Whether the request may be made at all. A node may not learn whether an unrelated object exists.
+    /// Authorizes a request. A node may not find out whether an unrelated object exists.
     pub(crate) fn authorize(&self, store: &Store, access: &Access<'_>) -> Result<(), ApiError> {
         let Self::Node(node) = self else { return Ok(()) };
         if allows(node, store, access) {
@@ -82,7 +83,7 @@ impl Identity {
         Err(ApiError::forbidden(resource, name, &why))
     }
 
-    /// Admission of a new object.
+    /// Admits the creation of an object.
     pub(crate) fn admit_create(
         &self,
         store: &Store,
@@ -144,7 +145,7 @@ impl Identity {
         }
     }
 
-    /// Admission of a changed object.
+    /// Admits the update of an object.
     pub(crate) fn admit_update(&self, access: &Access<'_>, old: &Value, new: &Value) -> Result<(), ApiError> {
         let Self::Node(node) = self else { return Ok(()) };
         let deny = |why: String| Err(ApiError::forbidden(access.resource, access.name, &why));
@@ -159,7 +160,7 @@ impl Identity {
                 deny(format!("node {node:?} is not allowed to modify node {:?}", access.name))
             }
             "nodes" => {
-                // A status write leaves the spec as it is.
+                // A status update does not change the spec.
                 if access.subresource.is_empty() && old["spec"]["taints"] != new["spec"]["taints"] {
                     return deny(format!("node {node:?} is not allowed to modify taints"));
                 }
@@ -177,7 +178,7 @@ impl Identity {
         }
     }
 
-    /// Admission of a delete.
+    /// Admits the deletion of an object.
     pub(crate) fn admit_delete(&self, store: &Store, access: &Access<'_>) -> Result<(), ApiError> {
         let Self::Node(node) = self else { return Ok(()) };
         if access.resource.plural == "pods" {
@@ -195,7 +196,7 @@ fn find(plural: &str) -> Result<&'static Resource, ApiError> {
     Resource::by_plural(plural).ok_or_else(|| ApiError::new(500, "InternalError", plural))
 }
 
-/// The pod is there and on this node.
+/// Checks that the pod exists and is bound to this node.
 fn own_pod(node: &str, store: &Store, access: &Access<'_>, what: &str) -> Result<(), ApiError> {
     let pod = store.get(access.resource, access.namespace, access.name)?;
     if pod["spec"]["nodeName"] == *node {
@@ -241,7 +242,7 @@ fn allows(node: &str, store: &Store, access: &Access<'_>) -> bool {
     }
 }
 
-/// Whether a pod of the node is the object or refers to it.
+/// Returns whether the object is a pod of the node or is referred to by one.
 fn is_related(node: &str, store: &Store, access: &Access<'_>) -> bool {
     let Ok(pods) = find("pods") else { return false };
     if access.name.is_empty() || access.namespace.is_empty() {
@@ -259,7 +260,7 @@ fn is_related(node: &str, store: &Store, access: &Access<'_>) -> bool {
     !store.list(pods, access.namespace, refers, None, 1).items.is_empty()
 }
 
-/// ConfigMaps, Secrets and claims that a pod's spec names, as (plural, name).
+/// Returns the ConfigMaps, Secrets and claims in a pod's spec, as (plural, name).
 fn references(spec: &Value) -> Vec<(&'static str, &str)> {
     let mut found = Vec::new();
     let mut open = vec![spec];
@@ -295,7 +296,7 @@ fn references(spec: &Value) -> Vec<(&'static str, &str)> {
     found
 }
 
-/// Why a node may not create this pod.
+/// Returns the reason why a node may not create this pod.
 fn mirror_fault(node: &str, store: &Store, pod: &Value) -> Option<String> {
     let spec = &pod["spec"];
     if !pod["metadata"]["annotations"][MIRROR].is_string() {
@@ -334,7 +335,7 @@ fn mirror_fault(node: &str, store: &Store, pod: &Value) -> Option<String> {
     referenced.map(|plural| format!("node {node:?} can not create pods that reference {plural}"))
 }
 
-/// Labels that differ and that an agent may not touch.
+/// Returns the changed labels that an agent may not change.
 fn forbidden_labels(old: &Value, new: &Value) -> Vec<String> {
     let keys = |labels: &Value| -> Vec<String> {
         labels.as_object().into_iter().flat_map(|map| map.keys().cloned()).collect()
@@ -362,7 +363,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn labels_of_the_system_are_not_the_agents_but_for_those_it_reports() {
+    fn the_agent_may_set_only_those_system_labels_that_it_reports() {
         let labels = json!({
             "app": "x", "example.com/a": "1", "kubernetes.io/hostname": "n", "node.kubernetes.io/x": "1",
             "sub.kubelet.kubernetes.io/x": "1", "node-restriction.kubernetes.io/x": "1",
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_of_naming_a_configuration_is_seen() {
+    fn every_reference_to_a_configuration_is_detected() {
         let spec = json!({
             "imagePullSecrets": [{"name": "pull"}],
             "containers": [{

@@ -1,11 +1,14 @@
-//! A test API server: kube-apiserver as a node agent sees it, in process and in memory.
+//! A test API server: the parts of kube-apiserver that a node agent uses, in process and in memory.
 //!
-//! Pods, nodes, leases, events, configuration and tokens, with list, watch, the three patch types, optimistic
-//! concurrency, graceful deletion, the defaults and the admission an agent relies on, and `Status` errors. Faults are
-//! made on demand, requests are counted and logged. [`run_contract`] states what is promised, against any server.
+//! It serves pods, nodes, leases, events, configuration and tokens, with list, watch, the three patch types,
+//! optimistic concurrency, graceful deletion, the defaults and the admission that an agent relies on, and
+//! `Status` errors. Faults can be injected; requests are counted and logged. [`run_contract`] asserts the
+//! contract against any server.
 //!
-//! One task accepts connections, one more per connection; both end when the last [`TestApi`] is dropped. The history
-//! behind watches is bounded per resource: who asks for older versions gets 410.
+//! One task accepts connections, and each connection has a task; all end when the last [`TestApi`] is
+//! dropped. The watch history of each resource is bounded: a watch from an older version gets 410.
+
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod admit;
 mod contract;
@@ -47,16 +50,16 @@ use crate::resources::Resource;
 use crate::server::Server;
 use crate::store::{DeleteOptions, Store};
 
-/// How a server is made.
+/// Options of a server.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where to listen; port 0 by default.
+    /// Listening address; port 0 by default.
     pub listen: SocketAddr,
-    /// HTTPS with a certificate the kubeconfig trusts.
+    /// Whether to serve HTTPS with a certificate that the kubeconfig trusts.
     pub tls: bool,
-    /// Changes kept per resource for watches.
+    /// Changes per resource that are kept for watches.
     pub history: usize,
-    /// Bookmarks to idle watches that allow them.
+    /// Interval of bookmarks to idle watches that allow them.
     pub bookmark_every: Duration,
 }
 
@@ -81,7 +84,7 @@ struct Inner {
     _stop: DropGuard,
 }
 
-/// A running test API server. Clones share it; it ends with the last one.
+/// A running test API server. Clones share it; it stops when the last one is dropped.
 #[derive(Clone)]
 pub struct TestApi {
     inner: Arc<Inner>,
@@ -110,7 +113,8 @@ impl TestApi {
             bookmark_every: options.bookmark_every,
             access: reviews::Access::default(),
         });
-        // Who this server is to nodes, and what the role system:kubelet-api-admin gives.
+        // The identity of this server towards nodes, with the permissions of the role
+        // system:kubelet-api-admin.
         server.access.set_token(nodes::NODE_TOKEN, nodes::NODE_USER, &[]);
         server.access.allow(nodes::NODE_USER, "*", "*");
         let stop = CancellationToken::new();
@@ -145,10 +149,10 @@ impl TestApi {
         self.write_kubeconfig(path, json!({}))
     }
 
-    /// Writes a kubeconfig with the identity of a node: what a node may not do is refused.
+    /// Writes a kubeconfig with the identity of a node, for which permissions are checked.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn node_kubeconfig(&self, path: &Path, node: &str) -> io::Result<()> {
         self.write_kubeconfig(path, json!({"token": format!("{}{node}", identity::NODE_USER)}))
     }
@@ -170,7 +174,7 @@ impl TestApi {
         std::fs::write(path, serde_json::to_vec_pretty(&config)?)
     }
 
-    /// A client of this server that may do everything.
+    /// Returns a client with all permissions.
     ///
     /// # Panics
     /// Never: the URL is this server's own.
@@ -179,7 +183,7 @@ impl TestApi {
         self.client_as(None)
     }
 
-    /// A client with the identity of a node.
+    /// Returns a client with the identity of a node.
     ///
     /// # Panics
     /// Never: the URL is this server's own.
@@ -191,7 +195,7 @@ impl TestApi {
     fn client_as(&self, token: Option<String>) -> kube::Client {
         let mut config = kube::Config::new(self.url().parse().expect("the server's URL is a URL"));
         config.auth_info.token = token.map(Into::into);
-        // Tests see every answer.
+        // Retries would hide responses from tests.
         config.default_retry = false;
         if self.inner.tls {
             use base64::Engine;
@@ -202,66 +206,67 @@ impl TestApi {
         kube::Client::try_from(config).expect("a client without certificates can be made")
     }
 
-    /// What goes wrong, and when.
+    /// Returns the faults of the server.
     #[must_use]
     pub fn faults(&self) -> &Faults {
         self.inner.disturbed.store(true, std::sync::atomic::Ordering::Relaxed);
         &self.inner.server.faults
     }
 
-    /// Whether anything was ever made to go wrong.
+    /// Returns whether a fault was ever injected.
     #[must_use]
     pub fn was_disturbed(&self) -> bool {
         self.inner.disturbed.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Requests so far.
+    /// Returns the counts of requests.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.inner.server.traffic.counts()
     }
 
-    /// Matching requests among the last 8192, oldest first.
+    /// Returns matching requests among the last 8192, oldest first.
     #[must_use]
     pub fn requests(&self, which: impl Into<Requests>) -> Vec<Request> {
         self.inner.server.traffic.requests(&which.into())
     }
 
-    /// Forgets counts and the log of requests.
+    /// Resets the counts and the log of requests.
     pub fn reset_counts(&self) {
         self.inner.server.traffic.reset();
     }
 
-    /// Gives a token to a user, as TokenReview sees it.
+    /// Assigns a token to a user, for TokenReview.
     pub fn set_token(&self, token: &str, user: &str, groups: &[&str]) {
         self.inner.server.access.set_token(token, user, groups);
     }
 
-    /// Takes a token away.
+    /// Revokes a token.
     pub fn remove_token(&self, token: &str) {
         self.inner.server.access.remove_token(token);
     }
 
-    /// Lets a user or group do something, as SubjectAccessReview sees it: `allow("u", "get", "nodes/proxy")`; `*` is any.
+    /// Permits an operation to a user or group, for SubjectAccessReview: `allow("u", "get", "nodes/proxy")`;
+    /// `*` matches any.
     pub fn allow(&self, user: &str, verb: &str, what: &str) {
         self.inner.server.access.allow(user, verb, what);
     }
 
-    /// Takes all rights from a user.
+    /// Revokes all permissions of a user.
     pub fn forbid_all(&self, user: &str) {
         self.inner.server.access.forbid_all(user);
     }
 
-    /// The reviews asked for so far, oldest first.
+    /// Returns the requested reviews, oldest first.
     #[must_use]
     pub fn reviews(&self) -> Vec<Value> {
         self.inner.server.access.asked()
     }
 
-    /// Waits until at least so many matching requests have come.
+    /// Waits for a number of matching requests.
     ///
     /// # Panics
-    /// They do not within `timeout`; the message has the counts.
+    /// Panics after `timeout`; the message has the counts.
     pub async fn wait_for_requests(&self, which: impl Into<Requests>, at_least: u64, timeout: Duration) {
         let which = which.into();
         let mut came = self.inner.server.traffic.subscribe();
@@ -270,45 +275,45 @@ impl TestApi {
         assert!(in_time, "fewer than {at_least} of {which:?} after {timeout:?}: {:?}", self.counts());
     }
 
-    /// Makes every resourceVersion given out so far too old; open watches end with 410.
+    /// Expires every resourceVersion so far. Open watches end with 410.
     pub fn expire(&self) {
         self.inner.server.store.compact();
         self.faults().cut_watches_as_expired();
     }
 
-    /// Creates a namespace with its default service account and `kube-root-ca.crt`; one that is there stays.
+    /// Creates a namespace with its default service account and `kube-root-ca.crt`, unless it exists.
     pub fn create_namespace(&self, name: &str) {
-        // One that is there stays as it is.
+        // An existing namespace is kept.
         let _already_there = self.create("namespaces", "", json!({"metadata": {"name": name}}));
         http::seed_namespace(&self.inner.server.store, name);
     }
 
-    /// Creates an object as a POST would, without being counted. `resource` is the plural name.
+    /// Creates an object like a POST, without counting it. `resource` is the plural name.
     ///
     /// # Errors
-    /// As the API would answer.
+    /// Returns the error of the API server.
     pub fn create(&self, resource: &str, namespace: &str, object: Value) -> Result<Value, ApiError> {
         let resource = known(resource)?;
         self.inner.server.store.create(resource, namespace, object).map(|o| o.as_ref().clone())
     }
 
-    /// Creates a pod in its namespace (`default` unless it names one).
+    /// Creates a pod in its namespace, or in `default`.
     ///
     /// # Panics
-    /// The server refuses it.
+    /// Panics if the server rejects it.
     pub fn create_pod(&self, pod: Value) -> Value {
         let namespace = pod["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
         self.create("pods", &namespace, pod).expect("the server takes the pod")
     }
 
-    /// An object as it is now.
+    /// Returns the current object.
     #[must_use]
     pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
         let resource = known(resource).ok()?;
         self.inner.server.store.get(resource, namespace, name).ok().map(|o| o.as_ref().clone())
     }
 
-    /// All objects of a resource.
+    /// Returns all objects of a resource.
     #[must_use]
     pub fn list(&self, resource: &str) -> Vec<Value> {
         let Ok(resource) = known(resource) else { return Vec::new() };
@@ -316,10 +321,11 @@ impl TestApi {
         page.items.iter().map(|o| o.as_ref().clone()).collect()
     }
 
-    /// Edits an object as a foreign client would, without being counted. `what` is as in `pods` or `pods/status`.
+    /// Edits an object like another client, without counting the request. `what` is `pods` or `pods/status`,
+    /// for example.
     ///
     /// # Errors
-    /// As the API would answer.
+    /// Returns the error of the API server.
     pub fn edit(
         &self,
         what: &str,
@@ -340,10 +346,10 @@ impl TestApi {
             .map(|o| o.as_ref().clone())
     }
 
-    /// Deletes an object as a foreign client would; `grace` in seconds, none for the object's own.
+    /// Deletes an object like another client. `grace` is in seconds; `None` means the object's own.
     ///
     /// # Errors
-    /// As the API would answer.
+    /// Returns the error of the API server.
     pub fn delete(
         &self,
         resource: &str,
@@ -356,10 +362,10 @@ impl TestApi {
         self.inner.server.store.delete(resource, namespace, name, &options).map(|_| ())
     }
 
-    /// Waits until an object (null: none) satisfies `wanted`, and returns it.
+    /// Waits until an object (null if it does not exist) satisfies `wanted`, and returns it.
     ///
     /// # Panics
-    /// It does not within `timeout`; the message has the object as last seen.
+    /// Panics after `timeout`; the message has the last object.
     pub async fn wait_for(
         &self,
         resource: &str,
@@ -385,10 +391,10 @@ impl TestApi {
     }
 }
 
-/// Applies a strategic merge patch as the API server would. `resource` is the plural name.
+/// Applies a strategic merge patch like the API server. `resource` is the plural name.
 ///
 /// # Errors
-/// The patch does not have the shape of one.
+/// Fails if the patch is malformed.
 pub fn strategic_merge(resource: &str, object: &mut Value, patch: Value) -> Result<(), String> {
     patch::apply(patch::PatchKind::Strategic, resource, object, patch)
 }
@@ -411,7 +417,7 @@ async fn accept(
             () = stop.cancelled() => return,
         };
         let Ok((stream, _)) = stream else {
-            // Out of descriptors: wait for some to be given back.
+            // No file descriptors are left: waits until some are closed.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
@@ -431,7 +437,7 @@ async fn accept(
 }
 
 async fn connection(stream: TcpStream, server: Arc<Server>, tls: bool) {
-    // Small answers go out at once; a socket that refuses the option still works.
+    // Small responses are sent at once. A socket that refuses the option still works.
     let _slower_without = stream.set_nodelay(true);
     if tls {
         if let Ok(stream) = tls::acceptor().accept(stream).await {
@@ -445,6 +451,6 @@ async fn connection(stream: TcpStream, server: Arc<Server>, tls: bool) {
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, server: Arc<Server>) {
     let service = TowerToHyperService::new(http::router(server));
     let builder = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-    // A connection that breaks is the client's business.
+    // A broken connection is handled by the client.
     let _broken = builder.serve_connection_with_upgrades(TokioIo::new(stream), service).await;
 }

@@ -1,7 +1,8 @@
 //! The `testapi` binary: a test API server for scripts.
 //!
-//! Prints its URL. `GET /testapi/counts` tells what came in; `POST /testapi/faults` with
-//! `{"requests": "patch pods/status", "times": 3, "failure": "internal"}` makes requests fail, `DELETE` ends that.
+//! Prints its URL. `GET /testapi/counts` returns the counts of requests. `POST /testapi/faults` with
+//! `{"requests": "patch pods/status", "times": 3, "failure": "internal"}` makes requests fail; `DELETE`
+//! removes the faults.
 
 use std::io::Write;
 use std::net::SocketAddr;

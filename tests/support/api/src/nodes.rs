@@ -1,7 +1,8 @@
-//! The way to a node: `pods/{log,exec,attach,portforward}` and `nodes/proxy`, upgrades byte for byte.
+//! Proxies requests to a node: `pods/{log,exec,attach,portforward}` and `nodes/proxy`, with upgrades.
 //!
-//! As the real server: to the address and port in the Node's status, over TLS without checking the node's certificate,
-//! as the user `kube-apiserver` (a token here, a certificate there). Whatever the client sent as credentials stays here.
+//! Like the real server, it uses the address and port in the Node's status, over TLS without a check of the
+//! node's certificate, as the user `kube-apiserver` (with a token instead of a certificate). The client's
+//! credentials are not forwarded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +20,12 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use crate::error::ApiError;
 use crate::server::Server;
 
-/// The token with which this server comes to nodes.
+/// Token of this server for requests to nodes.
 pub(crate) const NODE_TOKEN: &str = "testapi-to-node";
-/// Whose it is.
+/// User of that token.
 pub(crate) const NODE_USER: &str = "kube-apiserver-kubelet-client";
 
-/// What a path asks of which node; none when it is for this server.
+/// Returns the node and path that a request is proxied to; `None` if this server handles the request.
 pub(crate) fn target(server: &Server, path: &str, query: Option<&str>) -> Option<Result<Target, ApiError>> {
     let parts: Vec<&str> = path.split('/').skip(1).collect();
     let with_query = |path: String, query: Option<&str>| match query {
@@ -48,17 +49,17 @@ pub(crate) fn target(server: &Server, path: &str, query: Option<&str>) -> Option
     }
 }
 
-/// Where to go.
+/// Destination of a proxied request.
 #[derive(Debug)]
 pub(crate) struct Target {
     host: String,
     port: u16,
     path: String,
-    /// Errors become a `Status`, as those of other streams do not.
+    /// Whether the request is for a log: its errors become a `Status`.
     is_log: bool,
 }
 
-/// Bytes of a node's error that are passed on.
+/// Bytes of a node's error that are forwarded.
 const ERROR_LIMIT: usize = 50_000;
 
 fn of_pod(server: &Server, ns: &str, pod: &str, what: &str, query: Option<&str>) -> Result<Target, ApiError> {
@@ -91,7 +92,7 @@ fn of_pod(server: &Server, ns: &str, pod: &str, what: &str, query: Option<&str>)
             return Err(ApiError::bad_request(message));
         }
     };
-    // The node takes the streams by other names than the API does.
+    // The node has other names for the stream parameters than the API.
     let flag =
         |name: &str| pairs.iter().any(|(k, v)| *k == name && (*v == "true" || *v == "1" || v.is_empty()));
     let mut sent = Vec::new();
@@ -131,7 +132,7 @@ fn locate(server: &Server, name: &str) -> Result<(String, u16), ApiError> {
         .ok_or_else(|| ApiError::new(404, "NotFound", "no nodes"))?;
     let node = server.store.get(nodes, "", name)?;
     let addresses: Vec<&Value> = node["status"]["addresses"].as_array().into_iter().flatten().collect();
-    // Names of test nodes do not resolve.
+    // Host names of test nodes do not resolve.
     let host = addresses.iter().find(|a| a["type"] == "InternalIP").and_then(|a| a["address"].as_str());
     let port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64().unwrap_or(0);
     match (host, u16::try_from(port)) {
@@ -144,7 +145,7 @@ fn locate(server: &Server, name: &str) -> Result<(String, u16), ApiError> {
     }
 }
 
-/// Sends a request on and gives the answer back.
+/// Forwards a request, and returns the response.
 pub(crate) async fn pass_on(target: Target, request: Request) -> Response {
     match send(&target, request).await {
         Ok(response) if target.is_log && response.status().as_u16() >= 400 => as_status(response).await,
@@ -156,7 +157,7 @@ pub(crate) async fn pass_on(target: Target, request: Request) -> Response {
     }
 }
 
-/// What the real server makes of a node's answer to a request for a log.
+/// Converts a node's response to a log request like the real server.
 async fn as_status(response: Response) -> Response {
     let code = response.status().as_u16();
     let body = axum::body::to_bytes(response.into_body(), ERROR_LIMIT).await.unwrap_or_default();
@@ -205,7 +206,7 @@ async fn send(target: &Target, mut request: Request) -> Result<Response, BoxErro
         #[expect(clippy::disallowed_methods, reason = "a test server has no services' tasks")]
         tokio::spawn(async move {
             if let (Ok(client), Ok(node)) = (client.await, node.await) {
-                // A connection that breaks is the client's business.
+                // A broken connection is handled by the client.
                 let _ =
                     tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(node)).await;
             }
@@ -215,7 +216,7 @@ async fn send(target: &Target, mut request: Request) -> Result<Response, BoxErro
     Ok(response.map(Body::new))
 }
 
-/// Takes out what is between two hops only, but what upgrades.
+/// Removes hop-by-hop headers, except those of an upgrade.
 fn clean(headers: &mut HeaderMap, upgrade: bool) {
     headers.remove(header::AUTHORIZATION);
     for name in [header::TE, header::TRAILER, header::TRANSFER_ENCODING] {

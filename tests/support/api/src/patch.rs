@@ -1,11 +1,11 @@
 //! JSON patch, JSON merge patch and strategic merge patch.
 //!
-//! Strategic merge follows `apimachinery/pkg/util/strategicpatch`; the merge keys are those of the types this server
-//! serves, found by the name of the field.
+//! Strategic merge follows `apimachinery/pkg/util/strategicpatch`. The merge keys are those of the served
+//! types, by field name.
 
 use serde_json::{Map, Value};
 
-/// How the body of a PATCH is to be read.
+/// Type of a patch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PatchKind {
     Json,
@@ -27,7 +27,7 @@ impl PatchKind {
 /// Applies a patch in place.
 ///
 /// # Errors
-/// The patch does not have the shape its kind asks for.
+/// Fails if the patch is malformed.
 pub(crate) fn apply(kind: PatchKind, resource: &str, object: &mut Value, patch: Value) -> Result<(), String> {
     match kind {
         PatchKind::Json => {
@@ -49,9 +49,9 @@ pub(crate) fn apply(kind: PatchKind, resource: &str, object: &mut Value, patch: 
 }
 
 enum ListKey {
-    /// Elements are objects told apart by this field.
+    /// Elements are objects that this field identifies.
     Field(&'static str),
-    /// Elements are scalars, kept as a set.
+    /// Elements are scalars of a set.
     Scalar,
 }
 
@@ -129,7 +129,7 @@ fn merge_map(
             Value::Null => {
                 object.remove(&field);
             }
-            // As the API server does: over nothing, a directive alone makes nothing.
+            // Like the API server: a directive alone does not create a field.
             Value::Object(inner)
                 if inner.contains_key("$patch") && !has_more(&inner) && !object.contains_key(&field) => {}
             Value::Object(inner) => {
@@ -158,7 +158,7 @@ fn merge_map(
     Ok(())
 }
 
-// Something beside directives that is set.
+// Returns whether a patch sets a field besides directives.
 fn has_more(patch: &Map<String, Value>) -> bool {
     patch.iter().any(|(key, value)| !key.starts_with('$') && !value.is_null())
 }
@@ -227,7 +227,8 @@ fn merge_keyed(resource: &str, merged: &mut Vec<Value>, key: &str, items: Vec<Va
     Ok(())
 }
 
-/// Elements named in the order come in that order; the others keep their place relative to those they stood with.
+/// Returns the list with the elements of `order` in that order. The others keep their position relative to
+/// their neighbours.
 fn in_order(merged: Vec<Value>, order: &[Value], live: &[Value], key: &ListKey) -> Vec<Value> {
     let id = |value: &Value| match key {
         ListKey::Field(key) => value.get(*key).cloned().unwrap_or(Value::Null),
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn strategic_merge_follows_its_directives() {
+    fn strategic_merge_patches_observe_their_directives() {
         let conditions = json!({"status": {"conditions": [{"type": "A", "status": "True", "reason": "r"}, {"type": "B", "status": "True"}]}});
         let cases = [
             (

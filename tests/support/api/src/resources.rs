@@ -8,9 +8,9 @@ pub(crate) struct Resource {
     pub(crate) plural: &'static str,
     pub(crate) kind: &'static str,
     pub(crate) namespaced: bool,
-    /// Status is written through `/status` only.
+    /// Whether the status is written only through `/status`.
     pub(crate) has_status: bool,
-    /// A PUT may leave out the resourceVersion.
+    /// Whether a PUT may omit the resourceVersion.
     pub(crate) unconditional_update: bool,
 }
 
@@ -55,12 +55,12 @@ pub(crate) static RESOURCES: &[Resource] = &[
 ];
 
 impl Resource {
-    /// As in messages: `pods`, `leases.coordination.k8s.io`.
+    /// Returns the name as in messages: `pods`, `leases.coordination.k8s.io`.
     pub(crate) fn qualified(&self) -> String {
         if self.group.is_empty() { self.plural.to_owned() } else { format!("{}.{}", self.plural, self.group) }
     }
 
-    /// `v1`, `coordination.k8s.io/v1`.
+    /// Returns the API version, such as `v1` or `coordination.k8s.io/v1`.
     pub(crate) fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.to_owned()
@@ -73,27 +73,28 @@ impl Resource {
         RESOURCES.iter().find(|r| r.group == group && r.version == version && r.plural == plural)
     }
 
-    /// The resource of this plural name, in any group.
+    /// Returns the resource of this plural name, in any group.
     pub(crate) fn by_plural(plural: &str) -> Option<&'static Resource> {
         RESOURCES.iter().find(|r| r.plural == plural)
     }
 }
 
-/// What a URL path names.
+/// The object or collection of a URL path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {
     pub(crate) resource: &'static str,
     pub(crate) group: String,
     pub(crate) version: String,
-    /// Empty: cluster scope, or all namespaces.
+    /// Namespace; empty for cluster scope or all namespaces.
     pub(crate) namespace: String,
-    /// Empty: the collection.
+    /// Name; empty for the collection.
     pub(crate) name: String,
     pub(crate) subresource: String,
 }
 
 impl Target {
-    /// Parses `/api/v1/…` and `/apis/<group>/<version>/…`; none for anything else, unknown resources included.
+    /// Parses `/api/v1/…` and `/apis/<group>/<version>/…`. Returns `None` for other paths and unknown
+    /// resources.
     pub(crate) fn parse(path: &str) -> Option<Self> {
         let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
         let (group, version, rest) = match segments.as_slice() {
@@ -133,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_name_their_targets() {
+    fn request_paths_are_parsed_to_their_targets() {
         let cases = [
             ("/api/v1/pods", Some(("pods", "", "", ""))),
             ("/api/v1/namespaces/a/pods", Some(("pods", "a", "", ""))),

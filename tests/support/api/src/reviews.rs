@@ -1,4 +1,4 @@
-//! TokenReview and SubjectAccessReview: who has which token, and who may do what.
+//! TokenReview and SubjectAccessReview, with the tokens and permissions of users.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 const TOKENS: &str = "tokenreviews";
 
-/// What is created at a path, if that is a review.
+/// Returns the review that is created at a path, if any.
 pub(crate) fn resource(path: &str) -> Option<&'static str> {
     match path {
         "/apis/authentication.k8s.io/v1/tokenreviews" => Some(TOKENS),
@@ -18,7 +18,7 @@ pub(crate) fn resource(path: &str) -> Option<&'static str> {
     }
 }
 
-/// Users by token, and rights. Without any rule nobody may anything.
+/// Users by token, and permissions. Without a rule nothing is permitted.
 #[derive(Debug, Default)]
 pub(crate) struct Access {
     users: Mutex<HashMap<String, Value>>,
@@ -55,7 +55,7 @@ impl Access {
         self.asked.lock().clone()
     }
 
-    /// Answers a review.
+    /// Executes a review.
     pub(crate) fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response {
         let judge = if resource(path) == Some(TOKENS) { Self::whose } else { Self::may };
         if *method != Method::POST {

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::resources::Resource;
 
-/// What a list or watch asks for.
+/// Selector of a list or watch.
 #[derive(Debug, Default)]
 pub(crate) struct Selector {
     fields: Vec<Term>,
@@ -65,7 +65,7 @@ impl Selector {
     }
 }
 
-/// `a=b`, `a==b`, `a!=b`.
+/// Parses `a=b`, `a==b`, `a!=b`.
 fn split_equality(part: &str) -> Option<(&str, bool, &str)> {
     if let Some((key, value)) = part.split_once("!=") {
         return Some((key.trim(), true, value.trim()));
@@ -100,7 +100,7 @@ fn supported(resource: &Resource, key: &str) -> bool {
     }
 }
 
-/// An absent field reads as the empty string, as on the real server.
+/// Returns a field. An absent field is the empty string, as in the real server.
 fn field(object: &Value, key: &str) -> String {
     let mut at = object;
     for part in key.split('.') {
@@ -180,7 +180,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn selectors_choose_as_the_api_server_does() {
+    fn selectors_select_as_the_api_server_does() {
         let pods = Resource::by_plural("pods").unwrap();
         let pod = json!({"metadata": {"name": "p", "namespace": "n", "labels": {"app": "web", "tier": "front"}}, "spec": {"nodeName": "w1"}});
         let cases = [

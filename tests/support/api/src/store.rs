@@ -12,7 +12,7 @@ use crate::admit;
 use crate::error::ApiError;
 use crate::resources::{RESOURCES, Resource};
 
-/// What a watch says of a change.
+/// Type of a watch event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ChangeKind {
     Added,
@@ -35,7 +35,7 @@ type Key = (String, String);
 struct Table {
     objects: BTreeMap<Key, Arc<Value>>,
     log: VecDeque<Change>,
-    /// Changes up to this version are forgotten.
+    /// Changes up to this version have been dropped.
     floor: u64,
 }
 
@@ -50,11 +50,11 @@ struct Data {
 pub(crate) struct Page {
     pub(crate) items: Vec<Arc<Value>>,
     pub(crate) rv: u64,
-    /// Key after which the next page starts, and how many are left.
+    /// Key after which the next page starts, and the number of remaining objects.
     pub(crate) more: Option<(Key, usize)>,
 }
 
-/// What a delete asks for.
+/// Options of a delete request.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct DeleteOptions {
     pub(crate) grace: Option<i64>,
@@ -118,7 +118,7 @@ impl Store {
         Page { items, rv: data.rv, more: last.filter(|_| left > 0).map(|key| (key, left)) }
     }
 
-    /// Changes after a version, and the version they lead to.
+    /// Returns the changes after a version, and the newest version.
     pub(crate) fn changes_after(&self, resource: &Resource, rv: u64) -> Result<(Vec<Change>, u64), ApiError> {
         let data = self.data.lock();
         let table = &data.tables[resource.plural];
@@ -129,7 +129,7 @@ impl Store {
         Ok((table.log.range(from..).cloned().collect(), data.rv))
     }
 
-    /// Forgets all history: every version handed out so far is too old.
+    /// Drops all history: every version so far is expired.
     pub(crate) fn compact(&self) {
         let mut data = self.data.lock();
         data.rv += 1;
@@ -181,7 +181,7 @@ impl Store {
         Ok(self.commit(&mut data, resource, key, ChangeKind::Added, object))
     }
 
-    /// Reads, changes and writes one object. `change` gets a copy of the live object and edits it.
+    /// Reads, changes and writes an object. `change` edits a copy of the live object.
     pub(crate) fn update(
         &self,
         resource: &'static Resource,
@@ -223,7 +223,7 @@ impl Store {
             admit::validate_node(resource, &new)?;
         }
         if new == *old {
-            // A write that changes nothing makes no new version.
+            // A write without a change creates no new version.
             return Ok(old);
         }
         let key = key(resource, namespace, name);
@@ -234,7 +234,7 @@ impl Store {
         Ok(stored)
     }
 
-    /// Deletes at once, or starts the grace period. The second value is true if the object is gone.
+    /// Deletes at once, or starts the grace period. The second value is whether the object was removed.
     pub(crate) fn delete(
         &self,
         resource: &'static Resource,
@@ -380,7 +380,7 @@ fn prepare_meta(resource: &Resource, namespace: &str, object: &mut Value) -> Res
     admit::validate_name(resource, object)
 }
 
-/// Checks the version and the fields nobody may change; keeps those the server owns.
+/// Checks the version and immutable fields, and keeps fields that the server owns.
 fn check_meta(resource: &Resource, name: &str, old: &Value, new: &mut Value) -> Result<(), ApiError> {
     if !new.is_object() || !new["metadata"].is_object() {
         return Err(ApiError::bad_request("the object has no metadata"));
@@ -461,7 +461,7 @@ fn check_preconditions(
 }
 
 enum Grace {
-    /// Deletion goes on as it was begun.
+    /// A deletion is in progress.
     Pending,
     Now,
     Period(i64),
@@ -516,7 +516,7 @@ fn mark_deleted(object: &mut Value, period: i64) {
     meta["deletionGracePeriodSeconds"] = json!(period);
 }
 
-/// Marked deleted, no grace left and nobody holds it.
+/// Returns whether a deleted object has no grace period and no finalizer left.
 fn is_finished(object: &Value) -> bool {
     let meta = &object["metadata"];
     meta["deletionTimestamp"].is_string()

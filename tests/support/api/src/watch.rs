@@ -1,4 +1,4 @@
-//! Watches: streams of changes from a version of the store on.
+//! Watches: streams of changes from a version.
 
 use std::sync::Arc;
 
@@ -29,12 +29,12 @@ pub(crate) struct Watch {
     pub(crate) server: Arc<Server>,
     pub(crate) changed: tokio::sync::watch::Receiver<u64>,
     pub(crate) cuts: tokio::sync::watch::Receiver<WatchCut>,
-    /// The last cut before this watch began.
+    /// The last disconnection before this watch began.
     pub(crate) cut: WatchCut,
     pub(crate) resource: &'static Resource,
     pub(crate) namespace: String,
     pub(crate) selector: Selector,
-    /// A bookmark tells of progress from here.
+    /// Version from which a bookmark reports progress.
     pub(crate) began: u64,
     pub(crate) cursor: u64,
     pub(crate) pending: Vec<String>,
@@ -45,7 +45,7 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// The next lines; none when the watch is over.
+    /// Returns the next lines; `None` at the end of the watch.
     pub(crate) async fn next(&mut self) -> Option<String> {
         loop {
             if !self.pending.is_empty() {
@@ -77,7 +77,7 @@ impl Watch {
             if !self.pending.is_empty() {
                 continue;
             }
-            // All three arms only wake the loop; a dropped one is asked again.
+            // All three arms only wake the loop; a dropped one is polled again.
             tokio::select! {
                 changed = self.changed.changed() => if changed.is_err() { return None },
                 cut = self.cuts.changed() => if cut.is_err() { return None },
@@ -90,7 +90,8 @@ impl Watch {
         }
     }
 
-    /// An object that comes to match is added, one that ceases to match is deleted.
+    /// Describes a change as an event: an object that begins to match is added, one that ceases to match is
+    /// deleted.
     fn describe(&self, change: &Change) -> Option<String> {
         let meta = &change.object["metadata"];
         if !self.namespace.is_empty() && meta["namespace"] != json!(self.namespace) {

@@ -1,4 +1,4 @@
-//! The contract, and what only this server can do: faults, counters, expiry.
+//! The contract, and features of this server only: faults, counters, expiry.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn code<T: std::fmt::Debug>(result: kube::Result<T>) -> u16 {
 async fn the_contract_holds() {
     let api = TestApi::start().await;
     run_contract(api.client(), "contract").await;
-    // A second run on what the first left behind.
+    // A second run, with the leftovers of the first.
     run_contract(api.client(), "contract").await;
 }
 
@@ -48,7 +48,7 @@ async fn the_contract_with_nodes_holds() {
     run_node_contract(api.client(), api.node_client("contract-self"), "contract-self", "contract").await;
 }
 
-/// A client of the server that the kubeconfig named by a variable of the environment leads to.
+/// Returns a client from the kubeconfig in an environment variable.
 async fn real(variable: &str) -> kube::Client {
     let file = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} names no kubeconfig"));
     let config = kube::config::Kubeconfig::read_from(&file).unwrap();
@@ -73,7 +73,7 @@ async fn the_contract_with_nodes_holds_on_a_real_api_server() {
 }
 
 #[tokio::test]
-async fn features_of_a_node_have_to_be_sorted_and_each_there_once() {
+async fn declared_features_of_a_node_must_be_sorted_and_unique() {
     let api = TestApi::start().await;
     let node =
         |features: &[&str]| json!({"metadata": {"name": "n1"}, "status": {"declaredFeatures": features}});
@@ -89,7 +89,7 @@ async fn features_of_a_node_have_to_be_sorted_and_each_there_once() {
 }
 
 #[tokio::test]
-async fn faults_come_as_often_as_asked_and_are_counted() {
+async fn faults_occur_as_often_as_requested_and_are_counted() {
     let api = TestApi::start().await;
     api.create_pod(pod("p"));
     let pods: Api<Pod> = Api::namespaced(api.client(), "default");
@@ -116,7 +116,7 @@ async fn faults_come_as_often_as_asked_and_are_counted() {
 }
 
 #[tokio::test]
-async fn too_many_requests_says_when_to_come_back() {
+async fn too_many_requests_has_retry_after() {
     let api = TestApi::start().await;
     api.faults().fail("list pods", 1, Failure::TooManyRequests(7));
     let request = http::Request::get("/api/v1/pods").body(kube::client::Body::empty()).unwrap();
@@ -142,7 +142,7 @@ async fn a_blocked_request_hangs_until_cleared_and_a_slow_one_is_late() {
 }
 
 #[tokio::test]
-async fn the_kube_watcher_survives_cuts_and_expiry() {
+async fn the_kube_watcher_survives_disconnections_and_expiry() {
     for strategy in [watcher::InitialListStrategy::ListWatch, watcher::InitialListStrategy::StreamingList] {
         let api = TestApi::start().await;
         api.create_pod(pod("first"));
@@ -150,7 +150,7 @@ async fn the_kube_watcher_survives_cuts_and_expiry() {
         let stream = watcher(Api::<Pod>::all(api.client()), config.fields("spec.nodeName=n1"));
         tokio::pin!(stream);
         let mut lists = 0;
-        // Reads until the pod is seen as a change or within a list; errors are what the watcher recovers from.
+        // Reads until the pod is in a change or a list. The watcher recovers from errors.
         let mut read_until = async |name: &str| {
             let seen = async {
                 loop {
@@ -184,7 +184,7 @@ async fn the_kube_watcher_survives_cuts_and_expiry() {
 }
 
 #[tokio::test]
-async fn a_version_older_than_the_history_is_gone() {
+async fn a_resource_version_older_than_the_history_is_expired() {
     let api = TestApi::start_with(Options { history: 3, ..Options::default() }).await.unwrap();
     let first = api.create_pod(pod("p"));
     for n in 0..10 {

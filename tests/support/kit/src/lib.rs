@@ -4,6 +4,8 @@
 //! shutdowns; [`pod_panics`] injects panics into the work of one pod; [`pods`] builds pods and runtime states for tables;
 //! [`wait`] waits for a predicate with a deadline. Nothing here runs outside tests.
 
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+
 pub mod command_line;
 pub mod fake_runtime;
 pub mod fields;

@@ -43,7 +43,7 @@ fn sandbox_request(uid: &str, attempt: u32) -> v1::RunPodSandboxRequest {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pod_lives_its_whole_life_through_calls() {
+async fn a_pod_is_created_run_and_removed_by_calls() {
     let (_dir, runtime) = fake(Options::default());
     let channel = connect(runtime.path()).await;
     let mut cri = RuntimeServiceClient::new(channel.clone());
@@ -115,7 +115,7 @@ async fn the_exit_event_comes_before_the_state_changes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_script_delays_fails_and_hangs_just_the_calls_it_names() {
+async fn a_script_delays_fails_and_hangs_only_the_calls_that_it_names() {
     let (_dir, runtime) = fake(Options::default());
     let mut cri = RuntimeServiceClient::new(connect(runtime.path()).await);
     runtime.latency(Method::Version, Duration::from_secs(3));
@@ -141,7 +141,7 @@ async fn a_script_delays_fails_and_hangs_just_the_calls_it_names() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cut_call_gives_its_name_back_and_a_cut_stop_kills_nobody() {
+async fn a_cancelled_creation_releases_its_name_and_a_cancelled_stop_kills_nothing() {
     let (_dir, runtime) = fake(Options::default());
     let mut cri = RuntimeServiceClient::new(connect(runtime.path()).await);
     runtime.behave("stubborn", Behaviour { exit: None, stop: StopReply::Ignores });

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_instance_more_moves_only_its_own_share() {
+    async fn a_new_instance_moves_only_its_own_share_of_pods() {
         let now = Instant::now();
         let with = |ids: &[&str]| {
             let mut instances = Instances::default();

@@ -27,7 +27,7 @@ pub struct Rejection {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AdmitResult {
     Admit,
-    /// Reject it for good.
+    /// The pod is rejected and becomes Failed.
     Reject(Rejection),
     /// A critical pod that fits after other pods are preempted, with the resources that are insufficient.
     Preempt(Vec<InsufficientResource>),
@@ -67,13 +67,13 @@ pub struct NodeView<'a> {
     pub allowed_sysctls: &'a [String],
     /// Kernel version (major, minor).
     pub kernel: (u32, u32),
-    /// The runtime supports supplementalGroupsPolicy Strict.
+    /// Whether the runtime supports supplementalGroupsPolicy Strict.
     pub strict_supplemental_groups: bool,
     /// AppArmor is enabled in the kernel.
     pub app_armor: bool,
     /// `status.declaredFeatures` of the Node.
     pub declared: &'a [&'a str],
-    /// The node is shutting down.
+    /// Whether the node is shutting down.
     pub shutting_down: bool,
 }
 

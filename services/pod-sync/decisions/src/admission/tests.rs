@@ -86,7 +86,7 @@ fn a_pod_must_fit_beside_the_others() {
 }
 
 #[test]
-fn a_critical_pod_gets_room_unless_something_else_stands_against_it() {
+fn a_critical_pod_preempts_others_unless_it_is_rejected_for_another_reason() {
     let (n, a) = (node(), allocatable());
     let v = view(Some(&n), &a);
     let mut p = requesting(json!({"cpu": "3"}));
@@ -144,7 +144,7 @@ fn selector_and_affinity_must_match_the_nodes_labels() {
 }
 
 #[test]
-fn host_ports_are_given_once() {
+fn a_host_port_is_assigned_only_once() {
     let (n, a) = (node(), allocatable());
     let v = view(Some(&n), &a);
     let port = |p: Value| with(|s| s["containers"][0]["ports"] = json!([p]));
@@ -284,7 +284,7 @@ fn sysctls_are_safe_allowed_or_refused() {
 }
 
 #[test]
-fn a_profile_needs_a_host_that_enforces_it_and_only_before_the_pod_runs() {
+fn a_security_profile_needs_host_support_only_before_the_pod_runs() {
     let (n, a) = (node(), allocatable());
     let field = |at: &str, profile: Value| {
         with(|s| {

@@ -108,38 +108,38 @@ pub fn of_status(pod: &Pod, status: &PodStatus) -> Option<PodResources> {
     let mut all = of_pod(pod);
     for (name, resources) in &mut all.containers {
         if let Some(status) = statuses().find(|s| s.name == *name && s.allocated_resources.is_some()) {
-            as_told(resources, status);
+            take_from_status(resources, status);
         }
     }
-    if let (Some(own), Some(told)) = (all.pod_level.as_mut(), &status.allocated_resources) {
-        take_over(own.requests.as_mut(), told);
+    if let (Some(own), Some(allocated)) = (all.pod_level.as_mut(), &status.allocated_resources) {
+        take_over(own.requests.as_mut(), allocated);
     }
-    if let (Some(own), Some(told)) =
+    if let (Some(own), Some(allocated)) =
         (all.pod_level.as_mut(), status.resources.as_ref().and_then(|r| r.limits.as_ref()))
     {
-        take_over(own.limits.as_mut(), told);
+        take_over(own.limits.as_mut(), allocated);
     }
     Some(all)
 }
 
 // The status has the allocated requests. Its limits are those of the runtime: the allocated ones or the previous ones.
-// Either will do, since a difference to the spec is decided again.
-fn as_told(resources: &mut ResourceRequirements, status: &ContainerStatus) {
-    if let Some(told) = &status.allocated_resources {
-        take_over(resources.requests.as_mut(), told);
+// Both are correct, since a difference to the spec is decided again.
+fn take_from_status(resources: &mut ResourceRequirements, status: &ContainerStatus) {
+    if let Some(allocated) = &status.allocated_resources {
+        take_over(resources.requests.as_mut(), allocated);
     }
-    if let Some(told) = status.resources.as_ref().and_then(|r| r.limits.as_ref()) {
-        take_over(resources.limits.as_mut(), told);
+    if let Some(allocated) = status.resources.as_ref().and_then(|r| r.limits.as_ref()) {
+        take_over(resources.limits.as_mut(), allocated);
     }
 }
 
-fn take_over(own: Option<&mut Amounts>, told: &Amounts) {
+fn take_over(own: Option<&mut Amounts>, allocated: &Amounts) {
     let Some(own) = own else { return };
     for name in RESIZABLE {
-        if let (Some(own), Some(told)) = (own.get_mut(name), told.get(name)) {
+        if let (Some(own), Some(allocated)) = (own.get_mut(name), allocated.get(name)) {
             // An equal amount keeps the spelling of the spec.
-            if Quantity::of(own) != Quantity::of(told) {
-                own.clone_from(told);
+            if Quantity::of(own) != Quantity::of(allocated) {
+                own.clone_from(allocated);
             }
         }
     }

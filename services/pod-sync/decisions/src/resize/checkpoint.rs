@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_has_the_kubelets_form_and_comes_back() {
+    fn a_checkpoint_has_the_kubelets_format_and_is_restored() {
         let bytes = encode(&entries()).unwrap();
         let file: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
         let data = r#"{"entries":{"u1":{"ContainerResources":{"c":{"limits":{"cpu":"1"},"requests":{"cpu":"500m","memory":"64Mi"}}},"PodLevelResources":null}}}"#;

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_news_when_its_reason_or_the_generation_is_another() {
+    fn a_pending_resize_is_reported_if_its_reason_or_generation_changes() {
         let mut c = ResizeConditions::default();
         assert!(c.set_pending(&waits(PendingReason::Deferred, "a"), Some(2), at(0)));
         assert!(
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_keeps_its_generation_and_its_error_until_it_is_over() {
+    fn a_resize_in_progress_keeps_its_generation_and_error_until_it_completes() {
         let mut c = ResizeConditions::default();
         c.set_pending(&waits(PendingReason::Deferred, ""), Some(2), at(0));
         c.set_in_progress(Some(2), at(1));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_takes_them_over_from_the_last_status() {
+    fn resize_conditions_are_restored_from_the_last_status() {
         let mut c = ResizeConditions::default();
         c.set_in_progress(Some(2), at(1));
         c.set_pending(&waits(PendingReason::Infeasible, "x"), Some(3), at(2));

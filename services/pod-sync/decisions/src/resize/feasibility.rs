@@ -109,7 +109,7 @@ pub struct QueuedResize {
     pub increases: bool,
     pub priority: i32,
     pub guaranteed: bool,
-    /// When it became pending; `None` if it has not been tried.
+    /// Time at which the resize became pending; `None` if it has not been tried.
     pub since: Option<jiff::Timestamp>,
 }
 

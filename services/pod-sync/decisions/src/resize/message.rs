@@ -63,7 +63,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_summary_has_what_is_asked_for_and_why_not() {
+    fn the_summary_has_the_requested_resources_and_the_reason_against_them() {
         let limits = json!({"limits": {"cpu": "1"}});
         let p = pod_json(json!({
             "initContainers": [{"name": "i", "image": "i"}],

@@ -168,7 +168,7 @@ impl ResizeActions {
     }
 }
 
-/// How a resize changes a running container.
+/// Effect of a resize on a running container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContainerChange {
     /// In place; its updates were added to the actions.
@@ -253,16 +253,16 @@ pub fn actuated_resources(
     let record = actuated.and_then(|a| a.containers.get(&own.name)).or(own.resources.as_ref());
     let mut kept = record.cloned().unwrap_or_default();
     RequestAndLimit::of(own.resources.as_ref(), of).write(&mut kept, of);
-    let mut told = kept.clone();
+    let mut sent = kept.clone();
     let other = match of {
         Resource::Memory => Resource::Cpu,
         Resource::Cpu => Resource::Memory,
     };
     if let Some(had) = actuated.and_then(|a| a.pod_level.as_ref()) {
-        RequestAndLimit::with_level(Some(&kept), Some(had), other).write(&mut told, other);
+        RequestAndLimit::with_level(Some(&kept), Some(had), other).write(&mut sent, other);
     }
-    update.to.write(&mut told, of);
-    (told, kept)
+    update.to.write(&mut sent, of);
+    (sent, kept)
 }
 
 /// Returns the pod-level resources to record as actuated once the pod's cgroup and its containers have the new amounts of

@@ -1,4 +1,4 @@
-//! What a pod waits for, as an exhaustive list, and the actions of a sync in words.
+//! All reasons for which a pod waits, and descriptions of the actions of a sync.
 
 mod explain;
 mod failure;
@@ -23,7 +23,8 @@ pub enum Hook {
     PreStop,
 }
 
-/// What a pod waits for. The worker sets the variants of its own steps; the others are derived from the status.
+/// The reason for which a pod waits. The worker sets the variants of its own steps; the others are derived
+/// from the status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Waiting {
     /// Runtime state has not been inspected yet, or the inspection failed.

@@ -11,12 +11,12 @@ use crate::conditions;
 use crate::resize::feasibility::PendingReason;
 use crate::restart::RESTARTING_ALL;
 
-/// What a pod waits for, and the times of the wait.
+/// The reason for which a pod waits, and the times of the wait.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingFor {
     pub what: Waiting,
     pub since: Option<jiff::Timestamp>,
-    /// When it ends at the latest; `None` if that is not known.
+    /// Latest end of the wait; `None` if it is not known.
     pub until: Option<jiff::Timestamp>,
 }
 

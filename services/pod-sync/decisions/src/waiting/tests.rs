@@ -95,7 +95,7 @@ fn the_first_thing_in_the_way_is_named() {
 }
 
 #[test]
-fn a_back_off_has_an_end() {
+fn a_wait_for_a_back_off_has_an_end() {
     let p = pod_json(json!({"containers": [{"name": "c", "image": "i"}]}));
     let s = status(
         json!([{"name": "c", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "m"}},

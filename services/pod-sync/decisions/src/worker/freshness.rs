@@ -26,7 +26,7 @@ impl Default for Freshness {
     }
 }
 
-/// How to obtain current state.
+/// Source of the next observation of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextObservation {
     /// Use the cached state.

@@ -38,12 +38,12 @@ const NAME_WAIT: Duration = Duration::from_secs(10);
 /// Grace period of a pod that only the runtime has, in seconds.
 const ORPHAN_GRACE: i64 = 1;
 
-/// Why a pod is terminated.
+/// Reason why a pod is terminated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TerminationCause {
     /// `metadata.deletionTimestamp` is set.
     Deleted,
-    /// No source has it.
+    /// No source has the pod.
     Removed,
     /// Its phase became terminal, or admission rejected it.
     Completed,
@@ -55,9 +55,9 @@ pub enum TerminationCause {
 pub struct PodFacts {
     /// `<name>_<namespace>`.
     pub full_name: String,
-    /// It is a static pod.
+    /// Whether the pod is static.
     pub is_static: bool,
-    /// `metadata.deletionTimestamp` is set.
+    /// Whether `metadata.deletionTimestamp` is set.
     pub deleted: bool,
     pub grace: PodGrace,
     /// Its phase in the API server is terminal.
@@ -100,7 +100,7 @@ pub struct Termination {
 /// State of a pod's worker (`pkg/kubelet: PodWorkerState`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkerPhase {
-    /// It is to run.
+    /// The pod should run.
     Sync,
     /// The pod runs, or is to run.
     Terminating,
@@ -184,7 +184,7 @@ pub enum SyncPodType {
     Kill(KillPodOptions),
 }
 
-/// How the node agent terminates a pod (`pkg/kubelet: KillPodOptions`).
+/// Parameters of the termination of a pod (`pkg/kubelet: KillPodOptions`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KillPodOptions {
     /// It is an eviction: its containers are removed once they have stopped.
@@ -420,7 +420,7 @@ struct PodSyncStatus {
     termination: Option<Termination>,
     // It started to run or to terminate. A static pod then holds its full name.
     started: bool,
-    // Only the runtime has it.
+    // Whether only the runtime has the pod.
     runtime_only: bool,
     // The runtime had it while no source did.
     observed: bool,

@@ -305,7 +305,7 @@ impl PodSyncStatuses {
         if !state.facts.is_static {
             out.rules.push(Rule::TakeStartsPod);
         } else if state.termination.is_some() && state.observed {
-            // What runs of it has to go, whoever has the name.
+            // The running containers of the pod are stopped, whichever pod has the full name.
             out.rules.push(Rule::TakeStartsPod);
         } else if state.termination.is_some() {
             // It never ran and never will.

@@ -39,7 +39,7 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// A Docker configuration is malformed. The message has nothing of the credentials.
+/// A Docker configuration is malformed. The message contains no part of the credentials.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidDockerConfig {
     #[error("docker config is malformed at line {line} column {column}")]
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_has_nothing_of_the_credentials() {
+    fn an_error_contains_no_part_of_the_credentials() {
         for bad in [
             r#"{"auths": {"r": {"password": ["hunter2"]}}}"#,
             r#"{"auths": {"r": {"auth": "aHVudGVyMg=="}}}"#,

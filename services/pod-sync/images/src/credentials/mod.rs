@@ -62,8 +62,8 @@ impl Credentials {
             return all;
         };
         self.tokens.remove_expired(now);
-        for (place, wanted) in plugins.wanted(&image_name::repository(image)) {
-            let account = match self.account(wanted, &name, pod, source, objects, now).await {
+        for (place, attributes) in plugins.token_attributes(&image_name::repository(image)) {
+            let account = match self.account(attributes, &name, pod, source, objects, now).await {
                 Ok(account) => account,
                 Err(why) => {
                     let meta = &pod.metadata;
@@ -88,7 +88,7 @@ impl Credentials {
     // Returns `None` if the account lacks what the plugin requires.
     async fn account(
         &self,
-        wanted: &TokenAttributes,
+        attributes: &TokenAttributes,
         name: &str,
         pod: &Pod,
         source: Option<&dyn TokenSource>,
@@ -98,15 +98,15 @@ impl Credentials {
         let meta = &pod.metadata;
         let namespace = meta.namespace.clone().unwrap_or_default();
         let mut annotations = BTreeMap::new();
-        if wanted.wants_annotations() {
+        if attributes.needs_annotations() {
             let all = objects.service_account_annotations(&namespace, name).await;
-            let Some(told) = wanted.select(&all.map_err(|e| e.to_string())?) else { return Ok(None) };
-            annotations = told;
+            let Some(selected) = attributes.select(&all.map_err(|e| e.to_string())?) else { return Ok(None) };
+            annotations = selected;
         }
         let key = TokenKey {
             namespace,
             service_account: name.to_owned(),
-            audiences: vec![wanted.service_account_token_audience.clone()],
+            audiences: vec![attributes.service_account_token_audience.clone()],
             expiration_seconds: TOKEN_SECONDS,
             pod_name: meta.name.clone().unwrap_or_default(),
             pod_uid: meta.uid.clone().unwrap_or_default(),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn an_account_is_known_by_the_uid_in_its_token() {
+    fn an_account_is_identified_by_the_uid_in_its_token() {
         let encode = |t: &str| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(t);
         let claims = encode(r#"{"kubernetes.io": {"serviceaccount": {"name": "sa", "uid": "u-1"}}}"#);
         assert_eq!(account_uid(&format!("{}.{claims}.sig", encode("{}"))).as_deref(), Some("u-1"));

@@ -88,7 +88,7 @@ fn records_are_the_kubelets() {
 }
 
 #[test]
-fn records_of_a_kubelet_are_taken_over_and_others_are_left_alone() {
+fn records_of_a_kubelet_are_used_and_unreadable_files_are_kept() {
     let scene = Scene::new();
     drop(scene.open());
     let old = |version: &str, id: &str| {
@@ -141,7 +141,7 @@ fn a_matching_credential_is_recorded_and_survives_a_restart() {
 }
 
 #[test]
-fn an_intent_lives_until_the_outcome_of_every_pull_is_known() {
+fn an_intent_is_kept_until_the_outcome_of_every_pull_is_known() {
     let scene = Scene::new();
     let records = scene.open();
     let (one, two) = (records.begin(IMAGE).unwrap(), records.begin(IMAGE).unwrap());
@@ -156,7 +156,7 @@ fn an_intent_lives_until_the_outcome_of_every_pull_is_known() {
 }
 
 #[test]
-fn intents_that_are_left_become_records_without_credentials_where_the_image_came() {
+fn remaining_intents_become_records_without_credentials_if_the_image_is_present() {
     let scene = Scene::new();
     let records = scene.open();
     for image in [IMAGE, "busybox:latest", "r.test/never:1"] {

@@ -14,7 +14,7 @@ const HUGE_PAGES: &str = "hugepages-";
 const NO_QUANTITY: &str =
     "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'";
 const STANDARD: [&str; 3] = ["cpu", "ephemeral-storage", "memory"];
-const OF_FIELDS: [&str; 6] = [
+const RESOURCE_FIELDS: [&str; 6] = [
     "limits.cpu",
     "limits.ephemeral-storage",
     "limits.memory",
@@ -25,9 +25,9 @@ const OF_FIELDS: [&str; 6] = [
 const BYTE_DIVISORS: [&str; 13] =
     ["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
-/// Whose resources are validated.
+/// The kind of object whose resources are validated.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Of {
+pub(super) enum ResourceOwner {
     Pod,
     Container,
 }
@@ -49,15 +49,15 @@ pub(super) fn is_negative(quantity: Quantity) -> bool {
 pub(super) fn list<'a>(
     path: &str,
     list: Option<&'a BTreeMap<String, ApiQuantity>>,
-    of: Of,
+    owner: ResourceOwner,
     errors: &mut Errors,
 ) -> BTreeMap<&'a str, Quantity> {
     let mut amounts = BTreeMap::new();
     for (name, quantity) in list.into_iter().flatten() {
         let path = format!("{path}[{name}]");
-        match of {
-            Of::Pod => name_of_pod(name, &path, errors),
-            Of::Container => name_of_container(name, &path, errors),
+        match owner {
+            ResourceOwner::Pod => name_of_pod(name, &path, errors),
+            ResourceOwner::Container => name_of_container(name, &path, errors),
         }
         let Some(amount) = parse(quantity, &path, errors) else { continue };
         amounts.insert(name.as_str(), amount);
@@ -116,9 +116,9 @@ fn name_of_pod(name: &str, path: &str, errors: &mut Errors) {
 }
 
 // validateResourceRequirements
-fn requirements(r: &ResourceRequirements, of: Of, path: &str, errors: &mut Errors) {
-    let limits = list(&format!("{path}.limits"), r.limits.as_ref(), of, errors);
-    let requests = list(&format!("{path}.requests"), r.requests.as_ref(), of, errors);
+fn requirements(r: &ResourceRequirements, owner: ResourceOwner, path: &str, errors: &mut Errors) {
+    let limits = list(&format!("{path}.limits"), r.limits.as_ref(), owner, errors);
+    let requests = list(&format!("{path}.requests"), r.requests.as_ref(), owner, errors);
     for (name, request) in &requests {
         let may_exceed = is_native(name) && !name.starts_with(HUGE_PAGES);
         let Some(limit) = limits.get(name) else {
@@ -147,7 +147,7 @@ fn requirements(r: &ResourceRequirements, of: Of, path: &str, errors: &mut Error
 /// `ValidateContainerResourceRequirements`
 pub(super) fn of_container(c: &Container, pod_claims: &BTreeSet<&str>, path: &str, errors: &mut Errors) {
     let Some(r) = c.resources.as_ref() else { return };
-    requirements(r, Of::Container, path, errors);
+    requirements(r, ResourceOwner::Container, path, errors);
     // A claim is listed once as a whole, or once for each of its requests.
     let (mut whole, mut in_part) = (BTreeSet::new(), BTreeSet::new());
     let mut keys = BTreeSet::new();
@@ -191,7 +191,7 @@ pub(super) fn of_pod(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
     if own.claims.is_some() {
         errors.forbidden(format_args!("{path}.claims"), "claims cannot be set for Resources at pod-level");
     }
-    requirements(own, Of::Pod, path, errors);
+    requirements(own, ResourceOwner::Pod, path, errors);
     let amount = |list: Option<&BTreeMap<String, ApiQuantity>>, name: &str| {
         list.and_then(|l| l.get(name)).map(Quantity::of)
     };
@@ -227,7 +227,7 @@ pub(super) fn field_ref(field: &ResourceFieldSelector, is_file: bool, path: &str
     } else if resource.is_empty() {
         errors.required(format_args!("{path}.resource"), "");
     } else if !huge {
-        errors.word_if_set(format_args!("{path}.resource"), Some(resource), &OF_FIELDS);
+        errors.word_if_set(format_args!("{path}.resource"), Some(resource), &RESOURCE_FIELDS);
     }
     let path = format!("{path}.divisor");
     let Some(divisor) = field.divisor.as_ref().and_then(|d| parse(d, &path, errors)) else { return };

@@ -437,7 +437,7 @@ fn names_have_their_format() {
 }
 
 #[test]
-fn words_are_those_of_the_api() {
+fn enum_fields_accept_only_the_values_of_the_api() {
     assert_errors(&[
         (
             "/spec/restartPolicy",
@@ -654,7 +654,7 @@ fn security_contexts_have_ids_and_profiles_that_exist() {
 }
 
 #[test]
-fn quantities_are_amounts_of_known_resources() {
+fn resource_lists_accept_only_valid_quantities_of_known_resources() {
     let no_quantity = "quantities must match the regular expression";
     of_container(&[
         (
@@ -904,7 +904,7 @@ fn volumes_and_mounts_are_complete_and_stay_inside() {
 }
 
 #[test]
-fn a_static_pod_may_not_refer_to_what_only_the_api_server_has() {
+fn a_static_pod_may_not_refer_to_api_objects() {
     for (source, want) in [
         (json!({"persistentVolumeClaim": {"claimName": "x"}}), "persistentvolumeclaims"),
         (json!({"ephemeral": {}}), "persistentvolumeclaims (via ephemeral volumes)"),

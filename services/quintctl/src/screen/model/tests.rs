@@ -46,7 +46,7 @@ fn drawn(model: &mut Model, width: u16, height: u16) -> String {
 }
 
 #[test]
-fn the_table_stands_between_the_header_and_the_keys() {
+fn the_table_is_between_the_header_and_the_keys() {
     let mut model = Model { header: vec!["quintlet 0.1.0".into()], ..Model::default() };
     model.show(&view(&["web", "once"]), 12_000_000_000);
     assert_eq!(
@@ -71,7 +71,7 @@ q quit   ↑↓ select   l logs   e explain   t trace
 }
 
 #[test]
-fn in_a_narrow_terminal_what_a_pod_waits_for_goes_before_address_age_and_restarts() {
+fn a_narrow_terminal_shows_the_wait_of_a_pod_instead_of_address_age_and_restarts() {
     let mut model = Model::new(vec!["pod-sync"]);
     let mut view = view(&["web"]);
     let reason = "Back-off pulling image";
@@ -90,7 +90,7 @@ fn in_a_narrow_terminal_what_a_pod_waits_for_goes_before_address_age_and_restart
 }
 
 #[test]
-fn no_size_is_too_small() {
+fn a_terminal_of_any_size_is_drawn() {
     let header = || vec!["one".to_owned(), "two".to_owned()];
     let mut model = Model::new(vec!["pod-sync"]);
     model.show(&view(&["a", "b", "c"]), 0);
@@ -111,7 +111,7 @@ fn no_size_is_too_small() {
 }
 
 #[test]
-fn the_selection_stays_with_its_pod_and_in_sight() {
+fn the_selection_stays_on_its_pod_and_is_visible() {
     let mut model = Model::default();
     model.show(&view(&["b", "c"]), 0);
     press(&mut model, KeyCode::Down);
@@ -138,7 +138,7 @@ fn the_first_row_is_selected_until_another_is_chosen() {
 }
 
 #[test]
-fn panels_close_again_and_take_only_their_own_content() {
+fn panels_close_and_accept_only_their_own_content() {
     let mut model = Model::default();
     model.show(&view(&["web"]), 0);
     assert_eq!(press(&mut model, KeyCode::Char('l')), Step::Open);
@@ -155,7 +155,7 @@ fn panels_close_again_and_take_only_their_own_content() {
 }
 
 #[test]
-fn a_manifest_that_cannot_be_used_says_which_file_and_why_at_every_key() {
+fn an_invalid_manifest_shows_its_file_and_error_for_every_key() {
     let mut model = Model::default();
     model.show(&view(&["web"]), 12_000_000_000);
     press(&mut model, KeyCode::End);
@@ -202,7 +202,7 @@ fn long_lines_of_a_panel_can_be_read_at_every_width() {
 }
 
 #[test]
-fn a_service_is_killed_by_its_number_and_by_nothing_else() {
+fn a_service_is_killed_only_by_its_number() {
     let mut model = Model::new(vec!["cri-proxy", "pod-sync"]);
     model.show(&view(&["web"]), 0);
     assert_eq!(press(&mut model, KeyCode::Char('2')), Step::Stay, "a digit alone does nothing");

@@ -38,13 +38,10 @@ const RELISTS: &str = "kubelet_pleg_relist_duration_seconds";
 /// Measures relists of thousands of containers: CPU, memory, messages, and the delay that watchers see.
 #[derive(Debug, Clone, Parser)]
 struct Args {
-    /// Pods on the node.
     #[arg(long, default_value_t = 6_000)]
     pods: usize,
-    /// Containers per pod.
     #[arg(long, default_value_t = 3)]
     containers: usize,
-    /// Relists to measure.
     #[arg(long, default_value_t = 10)]
     relists: u64,
     /// Watchers of pleg-service.

@@ -34,7 +34,7 @@ pub(crate) mod metric {
         Ok(client.metrics(MetricsRequest {}).await?.into_inner().text)
     }
 
-    /// Returns a metric without labels; 0 if it does not exist.
+    /// Returns the value of a metric without labels; 0 if it does not exist.
     pub(crate) fn of(text: &str, name: &str) -> f64 {
         let value = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
         text.lines().find_map(value).unwrap_or_default()

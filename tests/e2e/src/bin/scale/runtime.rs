@@ -17,8 +17,8 @@ use crate::{Args, Exit, now};
 
 /// Delay of the CRI state after the exit event, as with containerd.
 pub(crate) const EXIT_LAG: Duration = Duration::from_millis(5);
-/// Bytes of annotations of a container or sandbox: between these two, by its number. A runtime without list streams cannot list
-/// as many containers with larger ones, since its response is limited to 16 MiB.
+/// Smallest and largest size of the annotations of a container or sandbox, in bytes. A runtime without list
+/// streams cannot list as many containers with larger ones, since its response is limited to 16 MiB.
 const STREAMED_NOTES: (usize, usize) = (700, 3_300);
 const LISTED_NOTES: (usize, usize) = (0, 0);
 /// Images of the containers of a pod, by number.
@@ -29,7 +29,7 @@ const IMAGES: [&str; 3] =
 pub(crate) struct FakeArgs {
     pods: usize,
     containers: usize,
-    /// Whether it has list streams.
+    /// Whether the runtime has list streams.
     streams: bool,
 }
 

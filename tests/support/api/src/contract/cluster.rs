@@ -1,4 +1,4 @@
-//! Everything but pods.
+//! Behaviour of everything except pods.
 
 use serde_json::{Value, json};
 

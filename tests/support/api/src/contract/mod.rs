@@ -1,4 +1,4 @@
-//! What this crate promises, as assertions against any API server.
+//! The contract of this crate, as assertions against any API server.
 
 mod cluster;
 mod node;
@@ -18,14 +18,14 @@ const STRATEGIC: &str = "application/strategic-merge-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const JSON_PATCH: &str = "application/json-patch+json";
 
-/// How long a watch may take to say what it has to.
+/// Longest wait for an event of a watch.
 const WATCH_PATIENCE: Duration = Duration::from_secs(20);
 
-/// Asserts the behaviours a node agent relies on. The namespace is made unless it is there; objects made are removed,
-/// but for a lease that bears the namespace's name, and events.
+/// Asserts the behaviours that a node agent relies on. The namespace is created if necessary. Created objects
+/// are removed, except for events and a lease with the namespace's name.
 ///
 /// # Panics
-/// The server behaves differently: the message says where.
+/// Panics if the server behaves differently; the message has the place.
 pub async fn run_contract(client: kube::Client, namespace: &str) {
     let api = Wire { client, namespace: namespace.to_owned() };
     api.prepare().await;
@@ -40,15 +40,15 @@ pub async fn run_contract(client: kube::Client, namespace: &str) {
     cluster::events(&api).await;
     cluster::configuration(&api).await;
     cluster::tokens(&api).await;
-    // A node that nobody runs would be given pods.
+    // A node without an agent would be assigned pods.
     api.delete(&format!("/api/v1/nodes/{namespace}"), Value::Null).await;
 }
 
-/// Asserts what a node may do and what is refused to it. `node` has the identity of the node `name`, `admin` may do
-/// everything. Node and lease of that name are made anew; the lease stays, as events do.
+/// Asserts what a node may do and what it is refused. `node` has the identity of the node `name`, `admin` may
+/// do everything. Node and lease of that name are recreated; the lease stays, as events do.
 ///
 /// # Panics
-/// The server behaves differently: the message says where.
+/// Panics if the server behaves differently; the message has the place.
 pub async fn run_node_contract(admin: kube::Client, node: kube::Client, name: &str, namespace: &str) {
     let admin = Wire { client: admin, namespace: namespace.to_owned() };
     let node = Wire { client: node, namespace: namespace.to_owned() };
@@ -110,7 +110,7 @@ impl Wire {
         format!("/api/v1/namespaces/{}/{rest}", self.namespace)
     }
 
-    /// Lines of a watch until `enough`.
+    /// Returns the lines of a watch until `enough` holds.
     async fn watch(&self, path: &str, enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {
         let request = Request::get(path).body(Body::empty()).expect("a path of the contract makes a request");
         let response = self.client.send(request).await.expect("the server answers");
@@ -137,14 +137,14 @@ impl Wire {
         let (code, body) =
             self.post("/api/v1/namespaces", json!({"metadata": {"name": self.namespace}})).await;
         assert!(matches!(code, 201 | 409), "create namespace: {body}");
-        // Without controllers nobody else makes it.
+        // Without controllers nothing else creates the service account.
         let (code, body) =
             self.post(&self.core("serviceaccounts"), json!({"metadata": {"name": "default"}})).await;
         assert!(matches!(code, 201 | 409), "create service account: {body}");
         for pod in ["bare", "worker", "once", "finished", "held", "watched", "old"] {
             self.delete(&self.core(&format!("pods/{pod}")), json!({"gracePeriodSeconds": 0})).await;
         }
-        // The account is seen by admission through a cache of its own.
+        // Admission sees the account through a cache.
         let deadline = tokio::time::Instant::now() + WATCH_PATIENCE;
         loop {
             let (code, body) = self.post(&self.core("pods"), pod("bare", "")).await;
@@ -160,7 +160,7 @@ impl Wire {
         self.delete(&self.core("pods/bare"), Value::Null).await;
     }
 
-    /// Creates a pod that was not there, returns it.
+    /// Creates a pod that does not exist yet, and returns it.
     async fn make(&self, object: Value) -> Value {
         let (code, body) = self.post(&self.core("pods"), object).await;
         assert_eq!(code, 201, "{body}");

@@ -1,4 +1,4 @@
-//! What a node may do and may not: the Node authorizer and the NodeRestriction admission.
+//! Permissions of a node: the Node authorizer and the NodeRestriction admission plugin.
 
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -7,14 +7,15 @@ use super::{Answer, MERGE, STRATEGIC, WATCH_PATIENCE, Wire, pod, refused, text};
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
-/// A node's own view, beside an administrator's.
+/// Clients with the identities of a node and of an administrator.
 pub(super) struct Both<'a> {
     pub(super) admin: &'a Wire,
     pub(super) node: &'a Wire,
     pub(super) name: &'a str,
 }
 
-/// Both the authorizer and the admission look at copies that lag behind: asks until the code is the one wanted.
+/// Repeats a request until it has the expected code, since authorizer and admission use caches that lag
+/// behind.
 async fn eventually<F: Future<Output = Answer>>(want: u16, mut ask: impl FnMut() -> F) -> Value {
     let deadline = Instant::now() + WATCH_PATIENCE;
     loop {
@@ -50,7 +51,7 @@ impl Both<'_> {
         refused(answer, 403, "Forbidden");
     }
 
-    /// The node makes itself, reads itself, changes what it may; no other node.
+    /// A node creates and reads its own Node and changes the allowed fields, and no other Node.
     pub(super) async fn registers(&self) {
         let (node, own) = (self.node, self.own());
         refused(&node.get(&own).await, 404, "NotFound");
@@ -110,7 +111,7 @@ impl Both<'_> {
         self.denied(&self.node.post(&elsewhere, lease(self.name)).await);
     }
 
-    /// Reads, statuses and deletes of the pods that are bound to the node, and of no other.
+    /// A node reads and deletes the pods that are bound to it and writes their statuses, and no other pods.
     pub(super) async fn has_pods(&self) {
         let (admin, node) = (self.admin, self.node);
         let mut own = pod("own", self.name);
@@ -131,7 +132,7 @@ impl Both<'_> {
         );
         eventually(200, || async { node.get(&node.core("pods/own")).await }).await;
         self.denied(&node.get(&node.core("pods/foreign")).await);
-        // A node does not learn whether a pod that is not its own exists.
+        // A node cannot find out whether a pod of another node exists.
         self.denied(&node.get(&node.core("pods/missing")).await);
 
         let status = json!({"metadata": {"uid": own["metadata"]["uid"]}, "status": {"phase": "Running"}});
@@ -154,7 +155,7 @@ impl Both<'_> {
         admin.delete(&admin.core("pods/foreign"), json!({"gracePeriodSeconds": 0})).await;
     }
 
-    /// What the node's pods refer to can be read, by name; nothing else.
+    /// A node reads the objects that its pods refer to, by name, and no others.
     async fn configuration(&self) {
         let node = self.node;
         let path = node.core("configmaps/related");
@@ -182,7 +183,7 @@ impl Both<'_> {
         self.denied(&node.delete(&path, Value::Null).await);
     }
 
-    /// A token is for a service account of a pod of this node, and bound to that pod.
+    /// A token is issued for the service account of a pod of this node, and bound to that pod.
     async fn tokens(&self, uid: &Value) {
         let node = self.node;
         let request = |bound: Value| {
@@ -203,7 +204,7 @@ impl Both<'_> {
         self.denied(&node.post(&other, request(to("own", uid))).await);
     }
 
-    /// Of pods a node makes mirrors only, of itself, without references.
+    /// A node creates only mirror pods, for itself and without references.
     pub(super) async fn mirrors(&self) {
         let node = self.node;
         let (_, owner) = node.get(&self.own()).await;

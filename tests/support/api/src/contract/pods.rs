@@ -1,4 +1,4 @@
-//! How pods are made, changed and deleted.
+//! Creation, updates and deletion of pods.
 
 use serde_json::{Value, json};
 

@@ -47,7 +47,7 @@ pub(super) async fn watching(api: &Wire) {
     assert!(kinds(&seen).iter().all(|k| k == "ADDED"));
     refused(&api.get(&api.core("pods?watch=1&sendInitialEvents=true")).await, 422, "Invalid");
 
-    // Version 1 is from before all that the server keeps, at the latest once it has been restarted.
+    // Version 1 precedes the history of the server, at the latest after a restart.
     let path = api.core("pods?watch=1&timeoutSeconds=30&resourceVersion=1");
     let seen = api.watch(&path, |seen| !seen.is_empty()).await;
     let status = &seen[0]["object"];
@@ -57,7 +57,7 @@ pub(super) async fn watching(api: &Wire) {
         "{seen:#?}"
     );
 
-    // A watch that has nothing to say is told how far others have come before it ends.
+    // A watch without events gets a bookmark before it ends.
     let quiet = "allowWatchBookmarks=true&timeoutSeconds=6&fieldSelector=spec.nodeName%3Dnobody";
     let (_, list) = api.get(&api.core("pods")).await;
     let rv = text(&list["metadata"]["resourceVersion"]).to_owned();
@@ -69,7 +69,7 @@ pub(super) async fn watching(api: &Wire) {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     };
-    // The changes go on only for as long as the watch does.
+    // The changes continue as long as the watch.
     let seen = tokio::select! {
         seen = api.watch(&path, |seen| seen.iter().any(|e| e["type"] == json!("BOOKMARK"))) => seen,
         () = others => Vec::new(),

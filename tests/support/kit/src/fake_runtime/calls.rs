@@ -1,4 +1,4 @@
-//! What calls of the runtime service do: they are recorded, follow the script, and change the world.
+//! Runs calls of the runtime service: they are recorded, follow the script, and change the state.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use super::script::{Method, Plan};
 use super::serve::Raw;
 use super::world::{self, StopReply, no_container, no_sandbox};
 
-/// Counts a call out, however it ends.
+/// Ends the count of a call in flight when dropped.
 pub(super) struct Leave(pub(super) Arc<Shared>, pub(super) Method);
 
 impl Drop for Leave {
@@ -24,7 +24,7 @@ impl Drop for Leave {
     }
 }
 
-/// A name reserved by a call in flight, given back if the call comes to nothing.
+/// A name reserved by a call in flight, released if the call fails.
 struct Reserved(Arc<Shared>, String);
 
 impl Drop for Reserved {
@@ -34,7 +34,8 @@ impl Drop for Reserved {
 }
 
 impl Shared {
-    /// Records a call, follows the script and acts. `act` says itself when it passes the script's delays.
+    /// Records a call, follows the script and executes it. `act` reports when it has passed the script's
+    /// delays.
     pub(crate) async fn call<Q, R, F>(
         self: &Arc<Self>,
         method: Method,
@@ -69,7 +70,7 @@ impl Shared {
         result.map(Response::new)
     }
 
-    /// A call that acts at once after the script's delays.
+    /// Executes a call at once after the script's delays.
     pub(crate) async fn simple<Q: Message + Send + 'static, R: Send + 'static>(
         self: &Arc<Self>,
         method: Method,
@@ -135,7 +136,8 @@ impl Shared {
         Ok(id)
     }
 
-    /// The signal, the grace, the kill; returns once the CRI state says exited.
+    /// Sends the stop signal, waits for the grace period and kills the container. Returns once the CRI state
+    /// is exited.
     pub(super) async fn stop_container(self: &Arc<Self>, id: &str, timeout: Duration) {
         if !self.world.lock().containers.get(id).is_some_and(|c| c.running()) {
             return;
@@ -145,7 +147,7 @@ impl Shared {
             StopReply::Exits { .. } | StopReply::Ignores => (timeout, 137),
         };
         let stopped = |w: &world::World| !w.containers.get(id).is_some_and(|c| c.running());
-        // It may end by itself in the meantime.
+        // The container may exit by itself.
         if tokio::time::timeout(after, self.wait_world(stopped)).await.is_err() {
             self.exit(id, code, None);
         }

@@ -16,7 +16,7 @@ use super::world::{no_container, no_sandbox};
 
 pub(crate) struct Cri(pub(crate) Arc<Shared>);
 
-/// Methods the fake has no use for yet answer as a runtime that lacks them.
+/// Fails like a runtime without the method.
 fn lacking<T>(method: &str) -> Result<T, Status> {
     Err(Status::unimplemented(format!("method {method} not implemented")))
 }

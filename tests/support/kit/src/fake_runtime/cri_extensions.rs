@@ -13,21 +13,18 @@ use tonic_prost::ProstCodec;
 use super::Shared;
 use super::script::Method;
 
-/// The request.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct UpdatePodSandboxResourcesRequest {
-    /// Which.
     #[prost(string, tag = "1")]
     pub pod_sandbox_id: String,
-    /// What the sandbox itself takes.
+    /// Resources of the sandbox itself.
     #[prost(message, optional, tag = "2")]
     pub overhead: Option<v1::LinuxContainerResources>,
-    /// What its containers take together.
+    /// Resources of all containers together.
     #[prost(message, optional, tag = "3")]
     pub resources: Option<v1::LinuxContainerResources>,
 }
 
-/// The answer.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Updated {}
 
@@ -49,7 +46,7 @@ impl tonic::server::UnaryService<UpdatePodSandboxResourcesRequest> for Update {
 
 type Reply = http::Response<tonic::body::Body>;
 
-/// Answers a call that the bindings lack. Returns `None` for other calls.
+/// Executes a call that the bindings lack. Returns `None` for other calls.
 pub(super) fn answer(
     shared: &Arc<Shared>,
     request: &http::Request<Full<Bytes>>,

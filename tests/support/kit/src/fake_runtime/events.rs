@@ -1,4 +1,4 @@
-//! Events out: containerd's event service and CRI GetContainerEvents.
+//! Publishes events: containerd's event service and CRI GetContainerEvents.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,10 +25,11 @@ use tonic_prost::ProstCodec;
 use super::Shared;
 use super::script::Method;
 
-/// Events a subscriber may lag behind before its stream ends: thousands of containers that come and go at once.
+/// Events by which a subscriber may lag before its stream ends: thousands of containers that start and exit
+/// at once.
 const SUBSCRIBER_CAPACITY: usize = 65_536;
 
-/// Something that happened, in containerd's terms.
+/// An event, in containerd's terms.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
     Created { id: String },
@@ -87,7 +88,7 @@ impl Event {
     }
 }
 
-/// As containerd's typeurl writes it: the full name alone.
+/// Encodes a message like containerd's typeurl: only the full name.
 fn any(name: &str, message: &impl Message) -> Any {
     Any { type_url: format!("containerd.events.{name}"), value: message.encode_to_vec() }
 }
@@ -105,7 +106,7 @@ struct Subscribers {
     cri: Vec<Sender<v1::ContainerEventResponse>>,
 }
 
-/// Fans events out to the open streams.
+/// Distributes events to the open streams.
 pub(crate) struct Bus {
     containerd_on: bool,
     cri_on: bool,
@@ -150,7 +151,7 @@ impl Bus {
         subscribers.containerd.len() + subscribers.cri.len()
     }
 
-    /// How often the next event is sent: 0 where it is lost.
+    /// Returns how often the next event is sent; 0 if it is lost.
     fn copies(&self) -> usize {
         let lost =
             self.drop_next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1)).is_ok();
@@ -206,7 +207,7 @@ impl Bus {
     }
 }
 
-/// containerd's filters over `topic` and `namespace`: any of the lists, all in a list.
+/// containerd's filters over `topic` and `namespace`: at least one list must match in all of its terms.
 struct Filter(Vec<Vec<Term>>);
 
 struct Term {

@@ -1,7 +1,7 @@
-//! Lists, in one answer and item by item.
+//! Lists, in one reply and as a stream of items.
 //!
-//! The bindings know no list streams yet (CRI of Kubernetes 1.36). They take the request of the list they are named after, and each
-//! message has its items in field 1, as the list's answer has: the list's types do for both.
+//! The bindings lack the list streams (CRI of Kubernetes 1.36). Their requests are those of the corresponding
+//! list, and each message has its items in field 1, as the list's reply: the list's types serve for both.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -31,17 +31,17 @@ fn id_matches(wanted: &str, id: &str) -> bool {
     wanted.is_empty() || id.starts_with(wanted)
 }
 
-/// What a list of sandboxes is about.
+/// Returns the IDs and pods that a list of sandboxes selects.
 pub(super) fn sandbox_subjects(q: &v1::ListPodSandboxRequest) -> Vec<String> {
     q.filter.iter().flat_map(|f| f.label_selector.values().cloned().chain([f.id.clone()])).collect()
 }
 
-/// What a list of containers is about.
+/// Returns the IDs and pods that a list of containers selects.
 pub(super) fn container_subjects(q: &v1::ListContainersRequest) -> Vec<String> {
     q.filter.iter().flat_map(|f| f.label_selector.values().cloned().chain([f.id.clone()])).collect()
 }
 
-/// Whatever a filter leaves; what is found is looked at without the lock, however many there are.
+/// Returns the sandboxes that match a filter. The records are read without the lock, since there may be many.
 fn found_sandboxes(shared: &Shared, q: v1::ListPodSandboxRequest) -> Vec<Arc<SandboxRecord>> {
     let filter = q.filter.unwrap_or_default();
     let mut found: Vec<_> = shared.world.lock().sandboxes.values().cloned().collect();
@@ -144,13 +144,13 @@ pub(super) fn sandbox_stats(s: &SandboxRecord) -> v1::PodSandboxStats {
     }
 }
 
-/// One list as a stream.
+/// A list as a stream.
 struct Streamed<Q, T, R> {
     shared: Arc<Shared>,
     method: Method,
     subjects: fn(&Q) -> Vec<String>,
     find: fn(&Shared, Q) -> Vec<T>,
-    /// One message for each item, made when it is sent.
+    /// Makes the message of an item when it is sent.
     message: fn(T) -> R,
 }
 
@@ -177,7 +177,7 @@ where
             let mut found = find(&shared, q);
             let failure = plan.after.take().map(Err);
             if failure.is_some() {
-                // It fails in the middle.
+                // The stream fails midway.
                 found.truncate(found.len().div_ceil(2));
             }
             let messages = found.into_iter().map(move |item| Ok(message(item))).chain(failure);
@@ -202,7 +202,7 @@ where
     Ok(grpc.server_streaming(streamed, request).await)
 }
 
-/// Answers a list stream; None: this is none.
+/// Serves a list stream; `None` for other methods.
 pub(super) fn stream(
     shared: &Arc<Shared>,
     request: &http::Request<Full<Bytes>>,

@@ -1,11 +1,11 @@
 //! A container runtime in memory, behind the CRI v1 services on a unix socket.
 //!
-//! Pods, containers and images live in memory; what the runtime does wrong is told by [`Rule`]s;
-//! every call is kept by a recorder. Events go out as containerd 1.x sends them (its event service, an exit
-//! before the CRI state changes), as CRI events, both or not at all. [`FakeRuntime::down`] and [`FakeRuntime::up`] are a
-//! restart: connections break, state stays.
+//! Pods, containers and images are in memory. [`Rule`]s inject faults, and a recorder keeps every call.
+//! Events are sent like those of containerd 1.x (by its event service, an exit before the CRI state changes),
+//! as CRI events, both or not at all. [`FakeRuntime::down`] and [`FakeRuntime::up`] simulate a restart:
+//! connections break, the state stays.
 //!
-//! All time is tokio's, so that a test that pauses time has the runtime paused too.
+//! All time is tokio's, so a test that pauses time also pauses the runtime.
 
 mod calls;
 mod cri;
@@ -37,42 +37,43 @@ pub use world::{Behaviour, ContainerRecord, ContainerSeed, SandboxRecord, StopRe
 
 use events::Event;
 
-/// 2026-01-01T00:00:00Z in nanoseconds: where the runtime's wall clock starts unless told otherwise.
+/// Default start of the runtime's wall clock: 2026-01-01T00:00:00Z in nanoseconds.
 pub const WALL_BASE_UNIX_NS: i64 = 1_767_225_600_000_000_000;
 
-/// What kind of runtime this is.
+/// Options of a runtime.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// `runtime_name` of Version.
     pub name: String,
     /// `runtime_version` of Version.
     pub version: String,
-    /// Serves containerd's event service.
+    /// Whether to serve containerd's event service.
     pub containerd_events: bool,
-    /// Serves CRI GetContainerEvents.
+    /// Whether to serve CRI GetContainerEvents.
     pub cri_events: bool,
-    /// How long after the exit event the CRI state changes, as with containerd.
+    /// Delay of the CRI state after the exit event, as with containerd.
     pub exit_lag: Duration,
-    /// Wall clock at creation, nanoseconds since 1970.
+    /// Wall clock at creation, in nanoseconds since 1970.
     pub wall_base_unix_ns: i64,
-    /// Base of the URLs Exec, Attach and PortForward answer with; they are Unimplemented without.
+    /// Base of the URLs of Exec, Attach and PortForward, which are Unimplemented without it.
     pub streaming_base: Option<String>,
-    /// Answer of RuntimeConfig; Unimplemented without.
+    /// Reply of RuntimeConfig, which is Unimplemented without it.
     pub cgroup_driver: Option<v1::CgroupDriver>,
-    /// CheckpointContainer writes a file with the container's id; it is Unimplemented without.
+    /// Whether CheckpointContainer is implemented. It writes a file with the container's ID.
     pub checkpoints: bool,
-    /// An image that is not there is found in the registry.
+    /// Whether every image exists in the registry.
     pub registry_has_everything: bool,
     /// `features` of Status.
     pub features: Option<v1::RuntimeFeatures>,
     /// `runtime_handlers` of Status.
     pub handlers: Vec<v1::RuntimeHandler>,
-    /// Where ImageFsInfo says that images are.
+    /// Mount point of images in ImageFsInfo.
     pub image_mountpoint: String,
 }
 
 impl Default for Options {
-    /// containerd 1.6: its own event service, no CRI events, the exit event 5 ms before the state.
+    /// Returns the options of containerd 1.6: its own event service, no CRI events, the exit event 5 ms
+    /// before the state.
     fn default() -> Self {
         Self {
             name: "containerd".to_owned(),
@@ -93,13 +94,13 @@ impl Default for Options {
 }
 
 impl Options {
-    /// containerd 2.x: CRI events as well, after the state changed.
+    /// Returns the options of containerd 2.x: also CRI events, after the state changed.
     #[must_use]
     pub fn containerd2() -> Self {
         Self { version: "2.1.4".to_owned(), cri_events: true, exit_lag: Duration::ZERO, ..Self::default() }
     }
 
-    /// A runtime that tells nothing by itself.
+    /// Returns the options of a runtime without events.
     #[must_use]
     pub fn silent() -> Self {
         Self {
@@ -112,16 +113,13 @@ impl Options {
     }
 }
 
-/// What a command run by ExecSync does.
+/// Result of a command that ExecSync runs.
 #[derive(Debug, Clone, Default)]
 pub struct ExecReply {
-    /// Standard output.
     pub stdout: Vec<u8>,
-    /// Standard error.
     pub stderr: Vec<u8>,
-    /// Exit code.
     pub exit_code: i32,
-    /// How long it runs; beyond the call's timeout it is a DEADLINE_EXCEEDED.
+    /// Duration of the command. A duration beyond the call's timeout results in DEADLINE_EXCEEDED.
     pub after: Duration,
 }
 
@@ -133,13 +131,13 @@ pub(crate) struct Shared {
     pub(crate) script: script::Script,
     pub(crate) bus: events::Bus,
     pub(crate) exec: Mutex<ExecHandler>,
-    /// Counts changes of the world, for whoever waits for one.
+    /// Counts changes of the state, to wake waiting tasks.
     pub(crate) changed: watch::Sender<u64>,
     pub(crate) finish_abandoned: AtomicBool,
     end_failed_starts: AtomicBool,
-    /// Whether the list streams are there.
+    /// Whether list streams are implemented.
     pub(crate) list_streams: AtomicBool,
-    /// Whether it has UpdatePodSandboxResources.
+    /// Whether UpdatePodSandboxResources is implemented.
     pub(crate) sandbox_updates: AtomicBool,
     pub(crate) disturbed: AtomicBool,
 }
@@ -149,7 +147,8 @@ impl Shared {
         self.changed.send_modify(|n| *n += 1);
     }
 
-    /// The process of a container or sandbox ends: first the containerd event, then, after the lag, the CRI state.
+    /// Ends the process of a container or sandbox: publishes the containerd event and, after the lag, changes
+    /// the CRI state.
     pub(crate) fn exit(self: &Arc<Self>, id: &str, code: i32, reason: Option<&str>) -> bool {
         if !self.world.lock().begin_exit(id) {
             return false;
@@ -176,7 +175,7 @@ impl Shared {
     }
 
     pub(crate) fn cri_event(&self, id: &str, kind: v1::ContainerEventType) {
-        // It holds the whole pod: made only for who gets it.
+        // The event has the whole pod, so it is created only for subscribers.
         if !self.options.cri_events {
             return;
         }
@@ -185,7 +184,7 @@ impl Shared {
         }
     }
 
-    /// Ends what runs in `id` by itself after what its behaviour says.
+    /// Ends the process of `id` according to its behaviour.
     pub(crate) fn run_behaviour(self: &Arc<Self>, id: &str) {
         let Some((after, code)) = self.world.lock().behaviour_of(id).exit else { return };
         let (shared, id) = (Arc::clone(self), id.to_owned());
@@ -195,7 +194,7 @@ impl Shared {
         });
     }
 
-    /// Waits until `done` holds of the world.
+    /// Waits until `done` holds for the state.
     pub(crate) async fn wait_world(&self, mut done: impl FnMut(&world::World) -> bool) {
         let mut changed = self.changed.subscribe();
         loop {
@@ -210,7 +209,7 @@ impl Shared {
     }
 }
 
-/// Handle of the fake runtime; clones are the same runtime.
+/// Handle of the fake runtime. Clones share one runtime.
 #[derive(Clone)]
 pub struct FakeRuntime {
     shared: Arc<Shared>,
@@ -219,17 +218,17 @@ pub struct FakeRuntime {
 }
 
 impl FakeRuntime {
-    /// Makes a runtime and serves it on `path`.
+    /// Creates a runtime and serves it at `path`.
     ///
     /// # Errors
-    /// The socket cannot be bound.
+    /// Fails if the socket cannot be bound.
     pub fn start(path: &Path, options: Options) -> io::Result<Self> {
         let runtime = Self::stopped(path, options);
         runtime.up()?;
         Ok(runtime)
     }
 
-    /// Makes a runtime that is not there yet: nothing listens on `path` until [`Self::up`].
+    /// Creates a runtime that does not serve before [`Self::up`].
     #[must_use]
     pub fn stopped(path: &Path, options: Options) -> Self {
         let shared = Arc::new(Shared {
@@ -248,16 +247,16 @@ impl FakeRuntime {
         Self { shared, path: path.to_owned(), server: Arc::default() }
     }
 
-    /// Where the socket is.
+    /// Returns the path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Listens, if it does not already.
+    /// Starts to serve, unless it serves already.
     ///
     /// # Errors
-    /// The socket cannot be bound.
+    /// Fails if the socket cannot be bound.
     pub fn up(&self) -> io::Result<()> {
         let mut server = self.server.lock();
         if server.is_none() {
@@ -266,7 +265,8 @@ impl FakeRuntime {
         Ok(())
     }
 
-    /// As a crash: calls in flight end, connections break, the socket is gone. State stays, running containers run on.
+    /// Simulates a crash: calls in flight end, connections break, the socket is removed. State and running
+    /// containers stay.
     pub fn down(&self) {
         self.disturb();
         if let Some(token) = self.server.lock().take() {
@@ -275,72 +275,71 @@ impl FakeRuntime {
         }
     }
 
-    // What the runtime does wrong.
+    // Fault injection.
 
     fn disturb(&self) {
         self.shared.disturbed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was ever told to do anything wrong.
+    /// Returns whether a fault was ever injected.
     #[must_use]
     pub fn was_disturbed(&self) -> bool {
         self.shared.disturbed.load(Ordering::Relaxed)
     }
 
-    /// Adds a rule to the script.
     pub fn script(&self, rule: Rule) -> RuleId {
         self.disturb();
         self.shared.script.add(rule)
     }
 
-    /// Takes a rule out of the script; calls that hang in it go on.
+    /// Removes a rule from the script. Calls that hang in it continue.
     pub fn unscript(&self, rule: RuleId) {
         self.shared.script.remove(rule);
     }
 
-    /// Takes all rules out.
+    /// Removes all rules.
     pub fn unscript_all(&self) {
         self.shared.script.clear();
     }
 
-    /// Every call of `method` takes this long.
+    /// Delays every call of `method`.
     pub fn latency(&self, method: Method, latency: Duration) -> RuleId {
         self.script(Rule::on(method).latency(latency))
     }
 
-    /// The next `times` calls of `method` fail.
+    /// Fails the next `times` calls of `method`.
     pub fn fail(&self, method: Method, code: Code, text: &str, times: u32) -> RuleId {
         self.script(Rule::on(method).fail(code, text).times(times))
     }
 
-    /// Calls of `method` hang until the rule is taken out.
+    /// Makes calls of `method` hang until the rule is removed.
     pub fn hang(&self, method: Method) -> RuleId {
         self.script(Rule::on(method).hang())
     }
 
-    /// Calls whose caller went away run to their end, instead of being cut.
+    /// Sets whether calls whose caller disconnected complete instead of being cancelled.
     pub fn finish_abandoned_calls(&self, yes: bool) {
         self.shared.finish_abandoned.store(yes, Ordering::Relaxed);
     }
 
-    /// Whether it has the list streams of the CRI of Kubernetes 1.36; without, they are unimplemented. For what an upgrade changes,
-    /// between [`Self::down`] and [`Self::up`].
+    /// Sets whether the list streams of the CRI of Kubernetes 1.36 are implemented. To simulate an upgrade,
+    /// call it between [`Self::down`] and [`Self::up`].
     pub fn stream_lists(&self, yes: bool) {
         self.shared.list_streams.store(yes, Ordering::Relaxed);
     }
 
-    /// Whether it has UpdatePodSandboxResources; without, it is unimplemented.
+    /// Sets whether UpdatePodSandboxResources is implemented.
     pub fn update_sandboxes(&self, yes: bool) {
         self.shared.sandbox_updates.store(yes, Ordering::Relaxed);
     }
 
-    /// The next `count` events are lost.
+    /// Drops the next `count` events.
     pub fn drop_events(&self, count: u64) {
         self.disturb();
         self.shared.bus.drop_next(count);
     }
 
-    /// Every event is sent twice.
+    /// Sets whether every event is sent twice.
     pub fn duplicate_events(&self, yes: bool) {
         self.shared.bus.duplicate(yes);
     }
@@ -351,7 +350,7 @@ impl FakeRuntime {
         self.shared.bus.cut();
     }
 
-    /// How many event streams are open.
+    /// Returns the number of open event streams.
     #[must_use]
     pub fn event_streams(&self) -> usize {
         self.shared.bus.open()
@@ -363,13 +362,13 @@ impl FakeRuntime {
         self.shared.world.lock().step_clock(by_ns);
     }
 
-    /// Images whose full name begins so are given only to this user.
+    /// Makes images whose full name begins with `begin` accessible only to this user.
     pub fn protect(&self, begin: &str, user: &str, password: &str) {
         let entry = (begin.to_owned(), user.to_owned(), password.to_owned());
         self.shared.world.lock().protected.push(entry);
     }
 
-    /// Changes an image behind everybody's back.
+    /// Changes an image without a call.
     pub fn edit_image(&self, name: &str, edit: impl FnOnce(&mut v1::Image)) {
         let mut world = self.shared.world.lock();
         let id = world.image(name).map(|i| i.id.clone());
@@ -378,17 +377,17 @@ impl FakeRuntime {
         }
     }
 
-    /// What containers named `name` do once started. `*` is every name without a word of its own.
+    /// Sets the behaviour of started containers named `name`. `*` applies to all other names.
     pub fn behave(&self, name: &str, behaviour: Behaviour) {
         self.shared.world.lock().set_behaviour(name, behaviour);
     }
 
-    /// Bytes of memory that containers of this name use, as ContainerStats tells them.
+    /// Sets the memory usage in bytes of containers with this name, for ContainerStats.
     pub fn use_memory(&self, name: &str, bytes: u64) {
         self.shared.world.lock().memory.insert(name.to_owned(), bytes);
     }
 
-    /// What ExecSync answers, by container id and command.
+    /// Sets the handler of ExecSync, by container ID and command.
     pub fn on_exec(&self, handler: impl Fn(&str, &[String]) -> ExecReply + Send + Sync + 'static) {
         *self.shared.exec.lock() = Arc::new(handler);
     }
@@ -404,9 +403,9 @@ impl FakeRuntime {
         });
     }
 
-    // Things that happen in the runtime without a call.
+    // Changes in the runtime without a call.
 
-    /// A ready sandbox as if RunPodSandbox had been called. Returns its id.
+    /// Adds a ready sandbox as RunPodSandbox does. Returns its ID.
     pub fn add_sandbox(&self, uid: &str, name: &str, namespace: &str, attempt: u32) -> String {
         let id = self.shared.world.lock().add_sandbox(world::pod_config(uid, name, namespace, attempt), "");
         self.shared.touch();
@@ -414,10 +413,10 @@ impl FakeRuntime {
         id
     }
 
-    /// A container as if CreateContainer, and StartContainer where the seed says so, had been called. Returns its id.
+    /// Adds a container as CreateContainer and, if the seed says so, StartContainer do. Returns its ID.
     ///
     /// # Panics
-    /// There is no such sandbox.
+    /// Panics if the sandbox does not exist.
     pub fn add_container(&self, sandbox: &str, seed: &ContainerSeed) -> String {
         let config = self.shared.world.lock().seed_config(sandbox, seed);
         let id = self.shared.world.lock().add_container(sandbox, config);
@@ -429,7 +428,7 @@ impl FakeRuntime {
         id
     }
 
-    /// The process of a created container starts.
+    /// Starts the process of a created container.
     pub fn start_container(&self, id: &str) {
         let mut world = self.shared.world.lock();
         if world.begin_start(id).and_then(|()| world.start(id)).is_ok() {
@@ -438,12 +437,12 @@ impl FakeRuntime {
         }
     }
 
-    /// The process of a container, or the pause process of a sandbox, ends. False where nothing runs.
+    /// Ends the process of a container, or the pause process of a sandbox. Returns false if none runs.
     pub fn exit(&self, id: &str, code: i32) -> bool {
         self.shared.exit(id, code, None)
     }
 
-    /// As [`Self::exit`], for a reason of the runtime's own: `OOMKilled`.
+    /// Like [`Self::exit`], with a reason of the runtime, such as `OOMKilled`.
     pub fn exit_because(&self, id: &str, code: i32, reason: &str) -> bool {
         if reason == "OOMKilled" {
             self.shared.bus.containerd(Event::Oom { id: id.to_owned() });
@@ -451,7 +450,7 @@ impl FakeRuntime {
         self.shared.exit(id, code, Some(reason))
     }
 
-    /// A container or sandbox, with all in it, is gone.
+    /// Removes a container, or a sandbox with its containers.
     pub fn remove(&self, id: &str) {
         self.shared.remove(id);
     }
@@ -495,32 +494,32 @@ impl FakeRuntime {
         all
     }
 
-    /// All sandboxes and containers in any order, not copied: for who looks after every change.
+    /// Returns all sandboxes and containers in any order, without copies: for checks after every change.
     #[must_use]
     pub fn records(&self) -> (Vec<Arc<SandboxRecord>>, Vec<Arc<ContainerRecord>>) {
         let world = self.shared.world.lock();
         (world.sandboxes.values().cloned().collect(), world.containers.values().cloned().collect())
     }
 
-    /// One container.
+    /// Returns a container.
     #[must_use]
     pub fn container(&self, id: &str) -> Option<ContainerRecord> {
         self.shared.world.lock().containers.get(id).map(|c| ContainerRecord::clone(c))
     }
 
-    /// The newest instance of a container of a pod.
+    /// Returns the newest instance of a container of a pod.
     #[must_use]
     pub fn newest(&self, pod_uid: &str, container: &str) -> Option<ContainerRecord> {
         self.containers().into_iter().rfind(|c| c.pod_uid() == pod_uid && c.name() == container)
     }
 
-    /// Names of all images.
+    /// Returns the names of all images.
     #[must_use]
     pub fn images(&self) -> Vec<String> {
         self.shared.world.lock().images.values().flat_map(|i| i.repo_tags.clone()).collect()
     }
 
-    /// Ids of all images, with a name of each.
+    /// Returns the IDs of all images, with a name of each.
     #[must_use]
     pub fn image_ids(&self) -> Vec<(String, String)> {
         let name =
@@ -528,7 +527,7 @@ impl FakeRuntime {
         self.shared.world.lock().images.values().map(|i| (i.id.clone(), name(i))).collect()
     }
 
-    /// Waits until `done` holds of the sandboxes and containers; they are only looked at again when something changed.
+    /// Waits until `done` holds for the sandboxes and containers. It is evaluated again only after a change.
     pub async fn wait(&self, mut done: impl FnMut(&Self) -> bool) {
         let mut changed = self.shared.changed.subscribe();
         loop {
@@ -539,44 +538,44 @@ impl FakeRuntime {
         }
     }
 
-    // What was asked.
+    // Recorded calls.
 
-    /// The calls kept, oldest first: the last 65,536.
+    /// Returns the last 65,536 calls, oldest first.
     #[must_use]
     pub fn calls(&self) -> Vec<Call> {
         self.shared.script.calls()
     }
 
-    /// The calls of one method.
+    /// Returns the recorded calls of one method.
     #[must_use]
     pub fn calls_of(&self, method: Method) -> Vec<Call> {
         self.shared.script.calls().into_iter().filter(|c| c.method == method).collect()
     }
 
-    /// How many calls of `method` ever came.
+    /// Returns the number of calls of `method` since the start.
     #[must_use]
     pub fn count(&self, method: Method) -> u64 {
         self.shared.script.counts().get(&method).copied().unwrap_or(0)
     }
 
-    /// How many calls of each method ever came.
+    /// Returns the number of calls of each method since the start.
     #[must_use]
     pub fn counts(&self) -> HashMap<Method, u64> {
         self.shared.script.counts()
     }
 
-    /// How many calls of `method` are being answered now, hanging ones included.
+    /// Returns the number of calls of `method` in flight, including those that hang.
     #[must_use]
     pub fn in_flight(&self, method: Method) -> usize {
         self.shared.script.in_flight(method)
     }
 
-    /// Waits until `count` calls of `method` have come in all.
+    /// Waits until the total number of calls of `method` is `count`.
     pub async fn wait_count(&self, method: Method, count: u64) {
         self.shared.script.wait_count(method, count).await;
     }
 
-    /// Forgets the calls kept and their counts.
+    /// Drops the recorded calls and their counts.
     pub fn forget_calls(&self) {
         self.shared.script.forget();
     }

@@ -1,4 +1,4 @@
-//! What the runtime does wrong, and the record of what it was asked.
+//! The script of faults, and the record of calls.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 
-/// Calls kept: a thousand pods listed and inspected some ten times.
+/// Number of recorded calls: enough to list and inspect a thousand pods ten times.
 const CALLS_KEPT: usize = 65_536;
 
 macro_rules! methods {
@@ -70,31 +70,30 @@ methods!(
     Subscribe,
 );
 
-/// One call as it came in.
+/// A recorded call.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// The method.
     pub method: Method,
-    /// When it came in.
+    /// Time of its arrival.
     pub at: Instant,
     /// Metadata of the request.
     pub metadata: MetadataMap,
-    /// What it is about: ids, pod uid and name, image.
+    /// Subjects of the call: IDs, pod UID and name, image.
     pub subjects: Vec<String>,
     request: Bytes,
 }
 
 impl Call {
-    /// The request as it came, with what the bindings do not know of.
+    /// Returns the bytes of the request, including fields that the bindings lack.
     #[must_use]
     pub fn raw(&self) -> &Bytes {
         &self.request
     }
 
-    /// The request.
+    /// Decodes the request.
     ///
     /// # Panics
-    /// `T` is not the request type of the method.
+    /// Panics if `T` is not the request type of the method.
     #[must_use]
     pub fn request<T: prost::Message + Default>(&self) -> T {
         T::decode(self.request.clone()).expect("the type asked for is the request type of the method")
@@ -108,7 +107,7 @@ enum Act {
     Fail { status: Status, after: bool },
 }
 
-/// One thing that goes wrong. All rules that match a call apply: delays add up, the first failure is the answer.
+/// A fault. All rules that match a call apply: delays add up, and the first failure is returned.
 #[derive(Debug, Clone)]
 pub struct Rule {
     method: Option<Method>,
@@ -118,59 +117,59 @@ pub struct Rule {
     left: Option<u32>,
 }
 
-/// A rule in the script.
+/// Identifies a rule in the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RuleId(u64);
 
 impl Rule {
-    /// Of every call of `method`.
+    /// Creates a rule for every call of `method`.
     #[must_use]
     pub fn on(method: Method) -> Self {
         Self { method: Some(method), ..Self::on_any() }
     }
 
-    /// Of every call.
+    /// Creates a rule for every call.
     #[must_use]
     pub fn on_any() -> Self {
         Self { method: None, subject: None, latency: Duration::ZERO, act: Act::Nothing, left: None }
     }
 
-    /// Only where the call is about this id, pod uid, name or image.
+    /// Limits the rule to calls about this ID, pod UID, name or image.
     #[must_use]
     pub fn about(mut self, subject: &str) -> Self {
         self.subject = Some(subject.to_owned());
         self
     }
 
-    /// Only for the next `times` calls.
+    /// Limits the rule to the next `times` calls.
     #[must_use]
     pub fn times(mut self, times: u32) -> Self {
         self.left = Some(times);
         self
     }
 
-    /// Takes this long before anything happens.
+    /// Delays the call before its effect.
     #[must_use]
     pub fn latency(mut self, latency: Duration) -> Self {
         self.latency = latency;
         self
     }
 
-    /// Hangs until the rule is taken out, then goes on as without it.
+    /// Makes the call hang until the rule is removed, and then continue without it.
     #[must_use]
     pub fn hang(mut self) -> Self {
         self.act = Act::Hang;
         self
     }
 
-    /// Fails; nothing happens.
+    /// Makes the call fail without an effect.
     #[must_use]
     pub fn fail(mut self, code: Code, text: &str) -> Self {
         self.act = Act::Fail { status: Status::new(code, text), after: false };
         self
     }
 
-    /// What was asked happens, and yet the answer is this failure. Of a list stream, half the items come before it.
+    /// Makes the call take effect and then fail. A list stream fails after half of the items.
     #[must_use]
     pub fn fail_after(mut self, code: Code, text: &str) -> Self {
         self.act = Act::Fail { status: Status::new(code, text), after: true };
@@ -196,7 +195,7 @@ pub(crate) struct Script {
     rules: Mutex<Vec<(RuleId, Rule)>>,
     next: AtomicU64,
     recorder: Mutex<Recorder>,
-    /// Changes of the rules and of the counts.
+    /// Notifies of changes of rules and counts.
     changed: watch::Sender<u64>,
 }
 
@@ -245,7 +244,7 @@ impl Script {
         }
     }
 
-    /// Records a call and finds the rules for it.
+    /// Records a call and returns the matching rules.
     pub(crate) fn enter(
         &self,
         method: Method,
@@ -291,7 +290,7 @@ impl Script {
         }
     }
 
-    /// Waits out hangs and latency; the failure scripted before the effect.
+    /// Waits for hangs and latency. Returns the failure that the script has before the effect.
     pub(crate) async fn pass(&self, plan: &mut Plan) -> Result<(), Status> {
         let mut changed = self.changed.subscribe();
         while self.rules.lock().iter().any(|(id, _)| plan.hangs.contains(id)) {
@@ -306,7 +305,7 @@ impl Script {
     }
 }
 
-/// What the script has in store for one call.
+/// The part of the script that applies to one call.
 pub(crate) struct Plan {
     latency: Duration,
     hangs: Vec<RuleId>,

@@ -1,4 +1,4 @@
-//! The socket, and breaking it.
+//! Serves the socket, and breaks its connections.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,17 +26,17 @@ use super::events::EventsServer;
 use super::images::Images;
 use super::{cri_extensions, lists};
 
-/// Before each message of gRPC: whether it is compressed (nobody here does that), and its length.
+/// Size of the gRPC message prefix: a flag for compression, which is not used here, and the length.
 const FRAME_HEAD: usize = 5;
 
-/// The CRI's limit of a message, as the kubelet has it.
+/// Size limit of a CRI message, as in the kubelet.
 pub(super) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
-/// A request as its bytes came, with what the bindings do not know of.
+/// Bytes of a request, including fields that the bindings lack.
 #[derive(Clone)]
 pub(super) struct Raw(pub(super) Bytes);
 
-/// Keeps the bytes of each request: every request of the CRI is one message.
+/// Keeps the bytes of each request: every CRI request is one message.
 #[derive(Clone)]
 struct Keep(Routes, Arc<Shared>);
 
@@ -53,7 +53,7 @@ impl Service<http::Request<Incoming>> for Keep {
         let (mut routes, shared) = (self.0.clone(), Arc::clone(&self.1));
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
-            // A caller that goes away in the middle of its request gets what it sent judged, and no answer.
+            // The received part of an incomplete request is processed, and nothing is returned.
             let bytes = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
             parts.extensions.insert(Raw(bytes.slice(FRAME_HEAD.min(bytes.len())..)));
             let request = http::Request::from_parts(parts, Full::new(bytes));
@@ -72,7 +72,7 @@ impl Service<http::Request<Incoming>> for Keep {
     }
 }
 
-/// Runs the tasks of a connection until the runtime goes down, when all of them end where they are, as in a crash.
+/// Runs the tasks of a connection until the runtime goes down. They then stop at once, as in a crash.
 #[derive(Clone)]
 struct Mortal(CancellationToken);
 
@@ -118,7 +118,7 @@ pub(super) fn start(shared: &Arc<Shared>, path: &Path) -> io::Result<Cancellatio
                 .max_concurrent_streams(100_000)
                 .serve_connection(TokioIo::new(stream), service);
             hyper::rt::Executor::execute(&mortal, async move {
-                // A peer that goes away is not the runtime's business.
+                // A connection that the peer closes is not an error of the runtime.
                 let _ = connection.await;
             });
         }

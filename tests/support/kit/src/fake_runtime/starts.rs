@@ -1,4 +1,4 @@
-//! Starts of containers, and what becomes of one that fails.
+//! Starts of containers, and failed starts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use super::events::Event;
 use super::script::Plan;
 use super::{FakeRuntime, Shared};
 
-/// A start in flight: no other is let in beside it.
+/// A start in flight, which excludes other starts of the container.
 struct Starting<'a>(&'a Shared, &'a str);
 
 impl Drop for Starting<'_> {
@@ -20,7 +20,7 @@ impl Drop for Starting<'_> {
 }
 
 impl Shared {
-    /// The call.
+    /// Executes StartContainer.
     pub(crate) async fn start(self: &Arc<Self>, plan: &mut Plan, id: &str) -> Result<(), Status> {
         self.world.lock().begin_start(id)?;
         let _starting = Starting(self, id);
@@ -34,7 +34,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Its process runs: tells of it, and lets it do what it does.
+    /// Publishes the start of a process, and executes the container's behaviour.
     pub(crate) fn started(self: &Arc<Self>, id: &str) {
         self.touch();
         self.bus.containerd(Event::Started { id: id.to_owned() });
@@ -49,13 +49,13 @@ impl Shared {
 }
 
 impl FakeRuntime {
-    /// Whether a start that fails ends its container, exit code 128 and never started, as containerd does. Without, it is as if no
-    /// start had come.
+    /// Sets whether a failed start terminates its container with exit code 128, as in containerd. Otherwise
+    /// the container stays created.
     pub fn end_failed_starts(&self, yes: bool) {
         self.shared.end_failed_starts.store(yes, Ordering::Relaxed);
     }
 
-    /// A container ends as one whose start failed, or was cut, in containerd.
+    /// Terminates a container like containerd after a failed or interrupted start.
     pub fn end_unstarted(&self, id: &str) {
         self.shared.end_unstarted(id);
     }

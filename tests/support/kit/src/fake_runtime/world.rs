@@ -1,4 +1,4 @@
-//! What the runtime has: sandboxes, containers, images. Plain and synchronous.
+//! State of the runtime: sandboxes, containers, images. Synchronous and without I/O.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,26 +13,25 @@ const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 const POD_UID: &str = "io.kubernetes.pod.uid";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-/// What a container does when it is told to stop.
+/// Reaction of a container to its stop signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReply {
-    /// Exits with this code after this long; killed (137) if the timeout comes first.
+    /// Exits with this code after this time, or with 137 if the timeout is earlier.
     Exits {
-        /// How long it takes.
+        /// Time until the exit.
         after: Duration,
-        /// Its exit code.
         code: i32,
     },
-    /// Ignores the signal: killed (137) at the timeout.
+    /// Ignores the signal, and is killed (137) at the timeout.
     Ignores,
 }
 
-/// What a container does by itself.
+/// Behaviour of a container after its start.
 #[derive(Debug, Clone, Copy)]
 pub struct Behaviour {
-    /// Exits this long after its start, with this code. None: runs until stopped.
+    /// Exits after this time with this code; `None`: runs until it is stopped.
     pub exit: Option<(Duration, i32)>,
-    /// What it does when told to stop.
+    /// Reaction to the stop signal.
     pub stop: StopReply,
 }
 
@@ -42,25 +41,23 @@ impl Default for Behaviour {
     }
 }
 
-/// A container made without a call.
+/// A container that is created without a call.
 #[derive(Debug, Clone)]
 pub struct ContainerSeed {
     /// Name in the pod.
     pub name: String,
-    /// Attempt.
     pub attempt: u32,
-    /// Image, added where it is not there.
+    /// Image, which is added if it does not exist.
     pub image: String,
-    /// Annotations.
     pub annotations: HashMap<String, String>,
-    /// Environment, as `(name, value)`.
+    /// Environment variables, as `(name, value)`.
     pub envs: Vec<(String, String)>,
-    /// Started at once.
+    /// Whether it is started at once.
     pub running: bool,
 }
 
 impl ContainerSeed {
-    /// A running container of image `busybox`, attempt 0.
+    /// Returns a running container with the image `busybox` and attempt 0.
     #[must_use]
     pub fn running(name: &str) -> Self {
         Self {
@@ -73,13 +70,13 @@ impl ContainerSeed {
         }
     }
 
-    /// A created container that is not started.
+    /// Returns a created container that is not started.
     #[must_use]
     pub fn created(name: &str) -> Self {
         Self { running: false, ..Self::running(name) }
     }
 
-    /// With another attempt.
+    /// Sets the attempt.
     #[must_use]
     pub fn attempt(mut self, attempt: u32) -> Self {
         self.attempt = attempt;
@@ -90,27 +87,26 @@ impl ContainerSeed {
 /// A sandbox.
 #[derive(Debug, Clone)]
 pub struct SandboxRecord {
-    /// What the CRI says of it.
+    /// Status in the CRI.
     pub status: v1::PodSandboxStatus,
-    /// What it was made from.
+    /// Configuration of its creation.
     pub config: v1::PodSandboxConfig,
     exiting: bool,
 }
 
 impl SandboxRecord {
-    /// Its id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.status.id
     }
 
-    /// UID of its pod.
+    /// Returns the UID of the pod.
     #[must_use]
     pub fn pod_uid(&self) -> &str {
         self.config.metadata.as_ref().map_or("", |m| &m.uid)
     }
 
-    /// Its pause process runs.
+    /// Returns whether the pause process runs.
     #[must_use]
     pub fn ready(&self) -> bool {
         self.status.state() == v1::PodSandboxState::SandboxReady
@@ -120,24 +116,23 @@ impl SandboxRecord {
 /// A container.
 #[derive(Debug, Clone)]
 pub struct ContainerRecord {
-    /// What the CRI says of it.
+    /// Status in the CRI.
     pub status: v1::ContainerStatus,
-    /// What it was made from.
+    /// Configuration of its creation.
     pub config: v1::ContainerConfig,
-    /// Its sandbox.
+    /// ID of its sandbox.
     pub sandbox_id: String,
     starting: bool,
     exiting: bool,
 }
 
 impl ContainerRecord {
-    /// Its id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.status.id
     }
 
-    /// Name in the pod.
+    /// Returns the name in the pod.
     #[must_use]
     pub fn name(&self) -> &str {
         self.config.metadata.as_ref().map_or("", |m| &m.name)
@@ -150,39 +145,39 @@ impl ContainerRecord {
         HashMap::from([("info".to_owned(), info.to_string())])
     }
 
-    /// UID of its pod, by its label.
+    /// Returns the UID of the pod, from the label.
     #[must_use]
     pub fn pod_uid(&self) -> &str {
         self.config.labels.get(POD_UID).map_or("", String::as_str)
     }
 
-    /// Its process runs.
+    /// Returns whether the process runs.
     #[must_use]
     pub fn running(&self) -> bool {
         self.status.state() == v1::ContainerState::ContainerRunning
     }
 }
 
-/// One thing removed.
+/// A removed sandbox or container.
 pub(crate) struct Gone {
     pub(crate) id: String,
     pub(crate) event: Option<v1::ContainerEventResponse>,
 }
 
 pub(crate) struct World {
-    /// Shared with lists being answered: one of thousands is made while others change what is here.
+    /// Shared with lists in progress: a list of thousands is encoded while the state changes.
     pub(crate) sandboxes: HashMap<String, Arc<SandboxRecord>>,
     pub(crate) containers: HashMap<String, Arc<ContainerRecord>>,
-    /// By id.
+    /// Images by ID.
     pub(crate) images: BTreeMap<String, v1::Image>,
-    /// Names reserved, with the id they are reserved for.
+    /// Reserved names with their IDs.
     names: HashMap<String, String>,
     by_sandbox: HashMap<String, Vec<String>>,
     behaviours: HashMap<String, Behaviour>,
-    /// Bytes in use, by container name.
+    /// Memory usage in bytes, by container name.
     pub(crate) memory: HashMap<String, u64>,
     pub(crate) conditions: Vec<v1::RuntimeCondition>,
-    /// Repositories that are not for everybody: beginning of the name, user, password.
+    /// Repositories that require credentials: prefix of the name, user, password.
     pub(crate) protected: Vec<(String, String, String)>,
     wall_base: i64,
     started: Instant,
@@ -211,7 +206,7 @@ impl World {
         }
     }
 
-    /// The wall clock, never twice the same.
+    /// Returns the wall time, which is unique per call.
     pub(crate) fn now(&mut self) -> i64 {
         let elapsed = i64::try_from(self.started.elapsed().as_nanos()).unwrap_or(i64::MAX);
         self.last_now = (self.wall_base + elapsed).max(self.last_now + 1);
@@ -237,7 +232,7 @@ impl World {
         self.behaviours.get(name).or_else(|| self.behaviours.get("*")).copied().unwrap_or_default()
     }
 
-    /// An id of 64 hex digits that differs early, since people cut ids short.
+    /// Returns an ID of 64 hex digits whose first digits differ, since users abbreviate IDs.
     pub(crate) fn next_id(&mut self) -> String {
         self.made += 1;
         let mut out = String::with_capacity(64);
@@ -250,7 +245,7 @@ impl World {
         out
     }
 
-    /// Reserves a name for an id, as containerd does.
+    /// Reserves a name for an ID, as containerd does.
     pub(crate) fn reserve(&mut self, kind: &str, name: &str, id: &str) -> Result<(), Status> {
         if let Some(owner) = self.names.get(name) {
             let text =
@@ -261,7 +256,7 @@ impl World {
         Ok(())
     }
 
-    /// Gives the names of an id back, unless the id came to be.
+    /// Releases the names of an ID, unless the object was created.
     pub(crate) fn release_unmade(&mut self, id: &str) {
         if !self.sandboxes.contains_key(id) && !self.containers.contains_key(id) {
             self.names.retain(|_, owner| owner != id);
@@ -393,7 +388,7 @@ impl World {
         format!("{}_{}_{}_{}_{}", meta.name, pod.name, pod.namespace, pod.uid, meta.attempt)
     }
 
-    /// A start begins: none is let in beside it.
+    /// Records the begin of a start, which excludes others.
     pub(crate) fn begin_start(&mut self, id: &str) -> Result<(), Status> {
         let container = self.unstarted(id)?;
         if container.starting {
@@ -403,7 +398,7 @@ impl World {
         Ok(())
     }
 
-    // One that no start was given yet.
+    // Returns a container that was never started.
     fn unstarted(&mut self, id: &str) -> Result<&mut ContainerRecord, Status> {
         let container = self.containers.get_mut(id).map(Arc::make_mut).ok_or_else(|| no_container(id))?;
         match container.status.state() {
@@ -412,14 +407,14 @@ impl World {
         }
     }
 
-    /// One that began is over, however it ended.
+    /// Records the end of a start, whatever its outcome.
     pub(crate) fn finish_start(&mut self, id: &str) {
         if let Some(container) = self.containers.get_mut(id).map(Arc::make_mut) {
             container.starting = false;
         }
     }
 
-    /// The container of a start that came to nothing: it never ran.
+    /// Terminates the container of a failed start, which never ran.
     pub(crate) fn end_unstarted(&mut self, id: &str) {
         self.finish_exit(id, 128, Some("StartError"));
         if let Some(container) = self.containers.get_mut(id).map(Arc::make_mut) {
@@ -427,7 +422,7 @@ impl World {
         }
     }
 
-    /// What a start does that began.
+    /// Executes a start that has begun.
     pub(crate) fn start(&mut self, id: &str) -> Result<(), Status> {
         let now = self.now();
         let sandbox = self.unstarted(id)?.sandbox_id.clone();
@@ -441,7 +436,7 @@ impl World {
         Ok(())
     }
 
-    /// True where something runs that now ends.
+    /// Records that a process is exiting. Returns false if none runs.
     pub(crate) fn begin_exit(&mut self, id: &str) -> bool {
         if let Some(c) = self.containers.get_mut(id).map(Arc::make_mut) {
             return c.running() && !std::mem::replace(&mut c.exiting, true);
@@ -460,12 +455,12 @@ impl World {
         }
         if let Some(s) = self.sandboxes.get_mut(id).map(Arc::make_mut) {
             s.status.set_state(v1::PodSandboxState::SandboxNotready);
-            // The network namespace is closed with it; containerd then reports no address.
+            // The network namespace is removed with the sandbox; containerd then reports no address.
             s.status.network = Some(v1::PodSandboxNetworkStatus::default());
         }
     }
 
-    /// Ids of the containers of a sandbox.
+    /// Returns the IDs of the containers of a sandbox.
     pub(crate) fn containers_of(&self, sandbox: &str) -> Vec<String> {
         self.by_sandbox.get(sandbox).cloned().unwrap_or_default()
     }
@@ -510,7 +505,7 @@ impl World {
         })
     }
 
-    /// Whether the registry gives an image to one who presents `auth`.
+    /// Returns whether the registry returns an image for these credentials.
     pub(crate) fn gives(&self, image: &str, auth: Option<&v1::AuthConfig>) -> bool {
         let full = normalize(image);
         self.protected
@@ -519,7 +514,7 @@ impl World {
             .all(|(_, user, password)| auth.is_some_and(|a| a.username == *user && a.password == *password))
     }
 
-    /// By id, tag, digest or short name.
+    /// Returns an image by ID, tag, digest or short name.
     pub(crate) fn image(&self, name: &str) -> Option<&v1::Image> {
         let full = normalize(name);
         self.images.get(name).or_else(|| {
@@ -542,7 +537,7 @@ impl World {
     }
 }
 
-// The runtime's refusals read as containerd's.
+// Errors have containerd's text.
 fn not_starting(id: &str, why: &str) -> Status {
     Status::unknown(format!("failed to set starting state for container {id:?}: {why}"))
 }
@@ -577,7 +572,7 @@ pub(crate) fn pod_config(uid: &str, name: &str, namespace: &str, attempt: u32) -
     }
 }
 
-/// `busybox` is `docker.io/library/busybox:latest`.
+/// Completes a name: `busybox` is `docker.io/library/busybox:latest`.
 fn normalize(name: &str) -> String {
     let with_host = match name.split_once('/') {
         None => format!("docker.io/library/{name}"),

@@ -96,7 +96,7 @@ fn without_a_record_the_runtimes_word_counts_and_without_both_nothing_is_done() 
 }
 
 #[test]
-fn without_a_limit_of_its_own_a_container_follows_the_pod_level() {
+fn a_container_without_a_limit_uses_the_pod_level_limit() {
     let with = |cpu: &str, memory: &str, own: Value| {
         let level = json!({"requests": {"cpu": "50m"}, "limits": {"cpu": cpu, "memory": memory}});
         let container = json!({"name": "a", "image": "i", "resources": own});
@@ -156,7 +156,7 @@ fn a_container_that_does_not_run_is_not_resized_and_the_pod_level_is() {
 }
 
 #[test]
-fn the_group_grows_before_its_containers_and_shrinks_after_them() {
+fn the_pods_cgroup_grows_before_its_containers_and_shrinks_after_them() {
     use ResizeStep::{Containers, PodLimit, PodRequest};
     let now =
         CgroupState { memory_limit: Some(100), memory_usage: 0, cpu_quota_us: Some(50_000), cpu_shares: 512 };
@@ -236,7 +236,7 @@ fn a_memory_limit_is_not_decreased_below_usage() {
 }
 
 #[test]
-fn amounts_change_only_their_own_resource() {
+fn an_update_changes_only_its_own_resource() {
     let spec = pod(json!([c("a", "0.5", "64Mi")]));
     let mut resources = pod::spec(&spec).containers[0].resources.clone().unwrap();
     RequestAndLimit { limit: Some(128 << 20), request: None }.write(&mut resources, Resource::Memory);

@@ -45,7 +45,7 @@ fn every_line_of_the_table_is_taken_and_no_history_breaks_an_invariant() {
 
 proptest! {
     #[test]
-    fn no_other_history_does(history in prop::collection::vec(happens(), 1..LENGTH)) {
+    fn no_history_violates_an_invariant(history in prop::collection::vec(happens(), 1..LENGTH)) {
         let (wrong, _) = play(&Sound, &history);
         prop_assert!(wrong.is_empty(), "{:#?}", wrong);
     }
@@ -152,7 +152,7 @@ fn another(workers: &PodSyncStatuses, input: &Input) -> Option<PodUid> {
 }
 
 #[test]
-fn a_step_that_reaches_beyond_its_pod_is_caught() {
+fn a_step_that_affects_another_pod_is_caught() {
     let changes: Tamper = |workers, input, _| {
         if let Some(state) = another(workers, input).and_then(|uid| workers.pods.get_mut(&uid)) {
             state.observed = !state.observed;

@@ -234,7 +234,7 @@ fn waits_are_the_kubelets_with_jitter_and_short_where_nothing_is_known() {
 }
 
 #[test]
-fn nothing_of_a_pods_content_is_kept_or_said() {
+fn no_content_of_a_pod_is_stored_or_logged() {
     let pod: Pod = serde_json::from_value(json!({"metadata": {"name": "a", "namespace": "n", "uid": "u0"},
         "spec": {"containers": [{"name": "c", "env": [{"name": "PASSWORD", "value": "hunter2"}]}]}}))
     .unwrap();

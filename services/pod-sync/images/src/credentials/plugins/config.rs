@@ -58,7 +58,7 @@ pub struct TokenAttributes {
 impl TokenAttributes {
     /// Returns whether annotations of the account are needed.
     #[must_use]
-    pub fn wants_annotations(&self) -> bool {
+    pub fn needs_annotations(&self) -> bool {
         !self.required_service_account_annotation_keys.is_empty()
             || !self.optional_service_account_annotation_keys.is_empty()
     }
@@ -66,16 +66,16 @@ impl TokenAttributes {
     /// Returns the annotations to send; `None` if a required one is missing.
     #[must_use]
     pub fn select(&self, all: &BTreeMap<String, String>) -> Option<BTreeMap<String, String>> {
-        let of = |keys: &[String]| {
+        let existing = |keys: &[String]| {
             let found = keys.iter().filter_map(|k| Some((k.clone(), all.get(k)?.clone())));
             found.collect::<BTreeMap<_, _>>()
         };
-        let mut told = of(&self.required_service_account_annotation_keys);
-        if told.len() < self.required_service_account_annotation_keys.len() {
+        let mut selected = existing(&self.required_service_account_annotation_keys);
+        if selected.len() < self.required_service_account_annotation_keys.len() {
             return None;
         }
-        told.extend(of(&self.optional_service_account_annotation_keys));
-        Some(told)
+        selected.extend(existing(&self.optional_service_account_annotation_keys));
+        Some(selected)
     }
 
     pub(super) fn check(&self) -> Result<(), String> {

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Size limit of a response, in bytes. Credentials take a few thousand.
 const MAX_ANSWER: u64 = 1 << 20;
 /// Bytes of stderr that an error quotes. The rest is discarded.
-const MAX_SAID: u64 = 256;
+const MAX_STDERR: u64 = 256;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -70,13 +70,13 @@ impl Plugin {
             }
             Ok(bytes)
         };
-        let said = async { read(stderr, MAX_SAID, true).await.map_err(text) };
-        let ((), stdout, stderr) = tokio::try_join!(write, answer, said)?;
+        let errors = async { read(stderr, MAX_STDERR, true).await.map_err(text) };
+        let ((), stdout, stderr) = tokio::try_join!(write, answer, errors)?;
         let status = child.wait().await.map_err(text)?;
         Ok((stdout, stderr, status))
     }
 
-    /// Asks the program for the credentials of an image.
+    /// Runs the program to get the credentials of an image.
     pub(super) async fn run(&self, image: &str, account: Option<&PluginAccount>) -> Result<Response, String> {
         let mut request: Value = json!({
             "apiVersion": self.config.api_version, "kind": "CredentialProviderRequest", "image": image,

@@ -127,7 +127,7 @@ impl Plugins {
     }
 
     /// Returns the service account requirements of the plugins for this repository, by index.
-    pub fn wanted<'a>(
+    pub fn token_attributes<'a>(
         &'a self,
         repository: &'a str,
     ) -> impl Iterator<Item = (usize, &'a TokenAttributes)> + 'a {

@@ -59,7 +59,7 @@ async fn lookup(plugins: &Plugins, image: &str) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn a_plugin_is_asked_for_images_it_matches_and_its_answer_is_kept() {
+async fn a_plugin_is_run_for_matching_images_and_its_response_is_cached() {
     for (key_type, duration, asked) in [
         ("Image", "", 3),
         ("Registry", "", 2),
@@ -88,7 +88,7 @@ async fn a_plugin_is_asked_for_images_it_matches_and_its_answer_is_kept() {
 }
 
 #[tokio::test]
-async fn a_run_for_one_registry_holds_up_no_other_and_is_shared_by_the_images_of_its_own() {
+async fn a_plugin_run_is_shared_by_images_of_one_registry_and_delays_no_other_registry() {
     let scene = Scene::new();
     let go = scene.dir.path().join("go");
     let slow =
@@ -152,7 +152,7 @@ async fn a_cached_response_expires() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_fails_gives_nothing_and_costs_the_others_nothing() {
+async fn a_failing_plugin_returns_no_credentials_and_does_not_affect_others() {
     let scene = Scene::new();
     scene.plugin("exits", "exit 3");
     scene.plugin("garbage", "echo hunter2");
@@ -174,10 +174,12 @@ async fn a_token_is_sent_only_to_plugins_that_require_it() {
     wants["tokenAttributes"] = json!({"serviceAccountTokenAudience": "registry", "cacheType": "ServiceAccount",
         "requireServiceAccount": true});
     let plugins = scene.load(&json!([provider("plain"), wants])).unwrap();
-    let wanted: Vec<_> =
-        plugins.wanted("a.test/x").map(|(i, t)| (i, t.service_account_token_audience.as_str())).collect();
+    let wanted: Vec<_> = plugins
+        .token_attributes("a.test/x")
+        .map(|(i, t)| (i, t.service_account_token_audience.as_str()))
+        .collect();
     assert_eq!(wanted, [(1, "registry")]);
-    assert_eq!(plugins.wanted("a.example/x").count(), 0);
+    assert_eq!(plugins.token_attributes("a.example/x").count(), 0);
     let ask = async |who: Option<&str>| {
         let accounts = who.map(|w| (1, Some(account(w, &[])))).into_iter().collect();
         plugins.lookup("a.test/x", "a.test/x", &accounts).await.len()
@@ -224,7 +226,7 @@ async fn each_plugin_gets_its_own_token_and_one_without_required_annotations_is_
 }
 
 #[tokio::test]
-async fn annotations_of_the_account_that_are_asked_for_are_handed_over_and_make_another_answer() {
+async fn requested_annotations_are_sent_and_are_part_of_the_cache_key() {
     let scene = Scene::new();
     scene.plugin("p", &answer("Global", ""));
     let mut config = provider("p");
@@ -232,7 +234,7 @@ async fn annotations_of_the_account_that_are_asked_for_are_handed_over_and_make_
         "requireServiceAccount": true, "requiredServiceAccountAnnotationKeys": ["x/must"],
         "optionalServiceAccountAnnotationKeys": ["x/may"]});
     let plugins = scene.load(&json!([config])).unwrap();
-    let (_, attributes) = plugins.wanted("a.test/x").next().unwrap();
+    let (_, attributes) = plugins.token_attributes("a.test/x").next().unwrap();
     let of = |all: &[(&str, &str)]| attributes.select(&account("", all).annotations);
     assert_eq!(of(&[("x/may", "1"), ("x/other", "2")]), None, "one that it needs is missing");
     let told = of(&[("x/must", "1"), ("x/other", "2")]).unwrap();
