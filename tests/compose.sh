@@ -1,5 +1,5 @@
 #!/bin/sh
-# docker/compose.yaml from nothing to a Ready pod and back to nothing, on a Docker Engine of its own.
+# Starts docker/compose.yaml until pods are Ready, and removes everything again, on a private Docker Engine.
 #
 #   BIN_DIR=target/debug tests/compose.sh
 #
@@ -44,7 +44,7 @@ cgroups() {
     find /sys/fs/cgroup -depth -type d -path "/sys/fs/cgroup*/$name*" 2>/dev/null || true
 }
 
-# Ends everything this script started, whatever state it is in.
+# Stops everything that this script started, in any state.
 clean() {
     trap - EXIT INT TERM
     if [ -n "$dockerd" ] && ! gone "$dockerd"; then
@@ -65,7 +65,7 @@ trap 'exit 130' INT TERM
 
 mkdir "$work/root" "$work/manifests"
 cp "$repo/examples/web.yaml" "$work/manifests/"
-# What pod-sync mounts has to reach containerd; most machines have / shared.
+# Mounts of pod-sync must propagate to containerd; most machines have / shared.
 mount --bind "$work/root" "$work/root"
 mount --make-shared "$work/root"
 
@@ -113,7 +113,7 @@ say "killing each service; it serves again, a new pod becomes Ready, and the fir
 for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
     container=$(docker-compose ps -q $service)
     docker kill --signal KILL "$container" > /dev/null
-    # What is waited for below does not hold now.
+    # The conditions below do not hold yet.
     ! healthy > "$work/last" 2>&1 || { say "$service was killed and all are healthy"; cat "$work/last" >&2; exit 1; }
     docker start "$container" > /dev/null
     until_true 30 healthy || { logs; exit 1; }

@@ -15,7 +15,7 @@ fail() {
     failed=1
 }
 
-# level SERVICE LIMIT: LIMIT in tenths, as systemd-analyze takes it.
+# level SERVICE LIMIT: LIMIT in tenths, as an argument of systemd-analyze.
 level() {
     unit=$units/quintlet-$1.service
     if ! systemd-analyze security --offline=true --no-pager --threshold="$2" "$unit" > "$work/table" 2> "$work/errors"; then
@@ -42,7 +42,7 @@ for unit in "$units"/*.service; do
         grep -q "^$option" "$unit" || fail "$name lacks $option"
     done
     case $name in
-        # A mount namespace of its own would keep its mounts from the runtime. ProtectClock makes none.
+        # A separate mount namespace would hide its mounts from the runtime. ProtectClock creates none.
         pod-sync.service)
             if grep -E '^(Protect|Private|[A-Za-z]*Paths|Bind|Root|TemporaryFileSystem|Mount|Dynamic|(Runtime|State|Cache|Logs)Directory|ProcSubset)' "$unit" |
                 grep -v '^ProtectClock='; then
@@ -57,7 +57,7 @@ for unit in "$units"/*.service; do
     esac
 done
 
-# pod-sync tells a death of these by itself from a kill by what systemd notes.
+# pod-sync distinguishes a crash of these from a kill by the exit note of systemd.
 for service in cri-proxy pod-sync; do
     grep -q "^ExecStopPost=.*/run/quintlet/exits/$service'" "$units/quintlet-$service.service" ||
         fail "$service does not note how it ended"

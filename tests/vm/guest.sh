@@ -33,7 +33,7 @@ until_true() {
 }
 
 # becomes SECONDS NAME COMMAND...: a row that is ok once the command succeeds, with the last line of what it printed. Commands are
-# not repeated for the row: on a slow machine the next answer may be late again.
+# not repeated for the row: on a slow machine the next result may be late again.
 becomes() {
     limit_of_row=$1 name=$2
     shift 2
@@ -54,7 +54,7 @@ end() {
     else
         echo 'end|ok' > $result
     fi
-    # The serial lines are written by the time this ends.
+    # Waits until the serial lines are written.
     sleep 1
     exit $failed
 }
@@ -109,7 +109,7 @@ mkdir -p /etc/quintlet /etc/kubernetes/manifests
 systemd-run --quiet --unit=testapi $here/bin/testapi --listen 127.0.0.1:8081 --kubeconfig /etc/quintlet/kubeconfig
 until_true 120 test -s /etc/quintlet/kubeconfig
 
-# What a package does.
+# Steps of a package installation.
 install -m 0755 $here/bin/quintlet /usr/bin/quintlet
 for name in cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl; do ln -sf quintlet /usr/bin/$name; done
 install -m 0644 $here/systemd/*.service $here/systemd/*.target /usr/lib/systemd/system/
@@ -118,7 +118,7 @@ install -m 0644 $here/systemd/quintlet.tmpfiles /usr/lib/tmpfiles.d/quintlet.con
 install -m 0644 $here/systemd/quintlet.env /etc/default/quintlet
 systemd-sysusers quintlet.conf
 systemd-tmpfiles --create quintlet.conf
-# The operator's part, as docker/systemd/quintlet.env says it.
+# Steps of the operator, from docker/systemd/quintlet.env.
 chgrp quintlet-watch /etc/quintlet/kubeconfig
 chmod 0640 /etc/quintlet/kubeconfig
 cp $here/manifest.yaml /etc/kubernetes/manifests/vm.yaml
@@ -126,7 +126,7 @@ systemctl daemon-reload
 systemctl enable --quiet quintlet.target
 systemctl start --no-block quintlet.target
 
-# Every unit starts, and says so by itself.
+# Every unit starts and notifies systemd.
 for unit in $units; do
     becomes 180 "$unit starts hardened" is_active "$unit"
     pid=$(property "$unit" MainPID)
@@ -156,7 +156,7 @@ becomes 600 "pod with a Secret is Ready" is_ready
 process=$(pod_process)
 check "pod has a process" "pid $process" test -n "$process"
 
-# It stays, whatever restarts.
+# The pod is not affected by restarts of services.
 stays() {
     is_ready && [ "$(pod_process)" = "$process" ]
 }
@@ -179,7 +179,7 @@ becomes 300 "stopped pod-sync is ended and restarted" is_restarted
 check "it was the watchdog" "" sh -c 'journalctl --no-pager -o cat -u quintlet-pod-sync | grep -q "Watchdog timeout"'
 becomes 300 "pod stays over the watchdog's kill" stays
 
-# Nothing was refused to a service that it needs.
+# No service was denied an operation that it needs.
 for unit in $units; do
     complaints=$(journalctl --no-pager -o cat -u "quintlet-$unit" | grep -cE 'Operation not permitted|Permission denied|EPERM|EACCES')
     check "$unit was refused nothing" "$complaints lines" test "$complaints" = 0

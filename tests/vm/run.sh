@@ -4,7 +4,7 @@
 #
 #   BIN_DIR=DIR  directory of quintlet and testapi (target/debug)
 #   UNITS=DIR    directory of the units (docker/systemd)
-#   VM_DIR=DIR   where the machine's disk is kept between runs (target/vm)
+#   VM_DIR=DIR   directory of the machine's disk, kept between runs (target/vm)
 #   ACCEL=NAME   tcg, which works everywhere, or kvm, which is several times as fast (tcg)
 #
 # Needs root, qemu-system-x86_64 and mmdebstrap (scripts/install.sh vm). The machine has no network.
@@ -24,7 +24,7 @@ say() {
     echo "vm: $*" >&2
 }
 
-# The disk: a Debian without anything of Quintlet. Made anew when what it is made of changes.
+# The disk: a Debian without anything of Quintlet. It is rebuilt when its inputs change.
 want="$suite $packages $(cat "$here/quintlet-vm.service" | sha256sum)"
 mkdir -p "$vm"
 if [ "$(cat "$vm/stamp" 2>/dev/null || true)" != "$want" ]; then
@@ -35,7 +35,7 @@ if [ "$(cat "$vm/stamp" 2>/dev/null || true)" != "$want" ]; then
     mmdebstrap --quiet --variant=minbase --include="$packages" "$suite" "$vm/rootfs" "$sources"
     install -m 0644 "$here/quintlet-vm.service" "$vm/rootfs/etc/systemd/system/quintlet-vm.service"
     ln -sf /etc/systemd/system/quintlet-vm.service "$vm/rootfs/etc/systemd/system/multi-user.target.wants/quintlet-vm.service"
-    # The first boot asks nobody anything, and starts no runtime before it is configured.
+    # The first boot is not interactive, and starts no runtime before it is configured.
     rm -f "$vm/rootfs/etc/systemd/system/multi-user.target.wants/containerd.service"
     echo quintlet-vm > "$vm/rootfs/etc/hostname"
     cp -L "$vm/rootfs/vmlinuz" "$vm/vmlinuz"
@@ -46,7 +46,7 @@ if [ "$(cat "$vm/stamp" 2>/dev/null || true)" != "$want" ]; then
     echo "$want" > "$vm/stamp"
 fi
 
-# What a package has, and the test.
+# Files of the package and of the test.
 payload=$vm/payload
 rm -rf "$payload"
 mkdir -p "$payload/bin" "$payload/systemd"

@@ -134,7 +134,7 @@ pod-sync:
 - --root-dir={{ $values.host.rootDir }}
 - --cgroup-root={{ $values.host.cgroupRoot }}
 - --pod-logs-dir={{ $values.host.podLogsDir }}
-# What the host logs is the kubelet's to show.
+# Logs of the host are available from its kubelet.
 - --enable-system-log-handler=false
 {{- if $values.nodeApi.clientCAFile }}
 - --client-ca-file=/etc/quintlet/client-ca.crt
@@ -142,7 +142,7 @@ pod-sync:
 {{- end }}
 {{- if has .part (list "status-reporter" "pod-sync") }}
 {{- if $values.node.nameSuffix }}
-# What keeps these DaemonSets off the Node that they make.
+# Affinity that excludes the Nodes which these DaemonSets create.
 - --node-label=quintlet.dev/beside-kubelet=true
 {{- end }}
 {{- range $key, $value := $values.node.labels }}
@@ -205,7 +205,7 @@ pod-sync:
     seccompProfile: { type: RuntimeDefault }
     {{- end }}
     readOnlyRootFilesystem: true
-  # A socket that does not answer, or a sync loop that is stuck, is mended by a restart; a runtime that is away is not.
+  # A restart helps if a socket does not respond or the sync loop is stalled, and not if the runtime is unavailable.
   livenessProbe:
     exec: { command: [quintctl, --run-dir={{ $values.host.runDir }}, health, --live, {{ $part }}] }
     {{- toYaml $values.probes.liveness | nindent 4 }}

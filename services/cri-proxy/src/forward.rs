@@ -172,7 +172,7 @@ impl Forwarder {
 
     /// Completes when no unary call is in progress.
     pub async fn wait_idle(&self) {
-        // The sender lives as long as `self`.
+        // The sender exists as long as `self`.
         let _ = self.in_progress.subscribe().wait_for(|n| *n == 0).await;
     }
 

@@ -98,7 +98,7 @@ impl Leader {
         self.answer.subscribe()
     }
 
-    /// Completes the call. A later identical call runs anew.
+    /// Completes the call. A later identical call runs again.
     pub fn finish(self, reply: Reply) {
         self.entries.lock().remove(&self.key);
         self.answer.send_replace(Some(Arc::new(reply)));

@@ -75,7 +75,7 @@ impl UnsupportedListStreams {
 pub enum BadList {
     #[error("a gRPC prefix begins with {0}, neither 0 nor 1")]
     Flag(u8),
-    #[error("compressed messages are not taken here")]
+    #[error("compressed messages are not supported")]
     Compressed,
     #[error("a message is larger than {MAX_MESSAGE} bytes")]
     TooLarge,

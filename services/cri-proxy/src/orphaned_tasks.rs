@@ -24,7 +24,7 @@ const SIGKILL: u32 = 9;
 #[derive(Debug, Clone)]
 pub struct OrphanedTasks {
     upstream: Upstream,
-    /// None if the name is not a valid header value. Then nothing is killed.
+    /// The containerd namespace; `None` if its name is not a valid header value. Nothing is killed then.
     namespace: Option<MetadataValue<Ascii>>,
 }
 

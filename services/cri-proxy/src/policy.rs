@@ -92,9 +92,10 @@ impl Lane {
 /// How long a call holds its slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hold {
-    /// Until the runtime has answered.
+    /// The slot is released when the runtime has replied.
     UntilDone,
-    /// Until the runtime has answered, but at most for this time. With zero, until the call was sent.
+    /// The slot is released when the runtime has replied, or after this time. Zero releases it once the call
+    /// was sent.
     AtMost(Duration),
 }
 

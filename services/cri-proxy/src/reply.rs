@@ -234,7 +234,7 @@ pub enum BadFrame {
     #[error("the gRPC prefix begins with {0}, neither 0 nor 1")]
     Flag(u8),
     /// Compressed messages are not supported, since they could not be fenced.
-    #[error("compressed messages are not taken here")]
+    #[error("compressed messages are not supported")]
     Compressed,
 }
 

@@ -17,7 +17,7 @@ pub enum CallKey {
 /// Information from a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestInfo {
-    /// None for calls that are not joined.
+    /// Key of the call; `None` for calls that are not joined.
     pub key: Option<CallKey>,
     /// The pod, if the request names it.
     pub pod_uid: Option<String>,

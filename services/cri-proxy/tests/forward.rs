@@ -134,7 +134,7 @@ async fn errors_pass_with_their_details_and_get_their_outcome() {
         ("14", "busy", "unknown"),
         ("4", "late", "unknown"),
         ("1", "cancelled", "unknown"),
-        ("99", "never heard of", "runtime-error"),
+        ("99", "not known", "runtime-error"),
     ] {
         let pairs = [
             ("grpc-status", code),
@@ -523,7 +523,7 @@ async fn a_corrupt_frame_fails_only_its_call() {
     for body in corrupt {
         let got = call(Bytes::from_static(body)).await;
         assert_eq!((got.code(), got.outcome()), ("3", "not-dispatched"), "{body:?}: {got:?}");
-        assert_eq!(call(start("c")).await.outcome(), "ok", "the same connection goes on after {body:?}");
+        assert_eq!(call(start("c")).await.outcome(), "ok", "the same connection still works after {body:?}");
     }
     for socket in Socket::ALL {
         let mut stream = tokio::net::UnixStream::connect(bench.path(socket)).await.unwrap();

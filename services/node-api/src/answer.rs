@@ -25,7 +25,7 @@ pub fn error(code: StatusCode, message: impl std::fmt::Display) -> Answer {
     answer
 }
 
-/// Returns JSON.
+/// Returns a response with the content type `application/json`.
 pub fn json(body: impl Into<Body>) -> Answer {
     with_type(StatusCode::OK, "application/json", body)
 }

@@ -91,6 +91,6 @@ mod tests {
         ] {
             assert_eq!(PodAction::from_path(path), want, "{path}");
         }
-        assert!(PodAction::from_path("/exec").is_some(), "a path that names nothing is told of, too");
+        assert!(PodAction::from_path("/exec").is_some(), "a path without a pod is audited, too");
     }
 }

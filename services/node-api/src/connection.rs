@@ -21,7 +21,7 @@ use crate::limits::{ConnectionSlot, Limits};
 struct State {
     accepted: Instant,
     /// A request has arrived.
-    heard: bool,
+    received_request: bool,
     /// A request was authorized.
     trusted: bool,
     /// A request was refused, and none was authorized before.
@@ -34,7 +34,7 @@ struct State {
     stalled: bool,
 }
 
-/// What to do with a connection.
+/// Decision about a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// Keep it until this time, unless an event occurs.
@@ -52,7 +52,7 @@ impl State {
             last => Verdict::Drain(last),
         };
         if !self.trusted {
-            let begin = if self.heard { limits.stranger } else { limits.header };
+            let begin = if self.received_request { limits.stranger } else { limits.header };
             let last = deadline_after(self.accepted, begin.min(limits.stranger));
             return match self.refused {
                 _ if now >= last => Verdict::Close,
@@ -89,7 +89,7 @@ impl ConnectionState {
         let now = Instant::now();
         let state = State {
             accepted: now,
-            heard: false,
+            received_request: false,
             trusted: false,
             refused: None,
             in_flight: 0,
@@ -123,7 +123,7 @@ impl ConnectionState {
     /// Records a request, which is in flight until the returned guard is dropped.
     pub(crate) fn request(self: &Arc<Self>) -> RequestGuard {
         let mut state = self.state.lock();
-        state.heard = true;
+        state.received_request = true;
         state.in_flight = state.in_flight.saturating_add(1);
         drop(state);
         self.changed.notify_one();
@@ -343,16 +343,16 @@ mod tests {
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let new = State {
             accepted: start,
-            heard: false,
+            received_request: false,
             trusted: false,
             refused: None,
             in_flight: 0,
             idle: start,
             stalled: false,
         };
-        let heard = State { heard: true, in_flight: 1, ..new };
-        let refused = State { refused: Some(at(20)), in_flight: 0, ..heard };
-        let trusted = State { trusted: true, ..heard };
+        let received_request = State { received_request: true, in_flight: 1, ..new };
+        let refused = State { refused: Some(at(20)), in_flight: 0, ..received_request };
+        let trusted = State { trusted: true, ..received_request };
         let idle = State { in_flight: 0, idle: at(100), ..trusted };
         let once_refused = State { refused: Some(at(20)), ..idle };
         let stalled = State { stalled: true, ..trusted };
@@ -360,14 +360,14 @@ mod tests {
         for (name, state, now, want) in [
             ("has to ask for something in time", new, 29, Keep(at(30))),
             ("and did not", new, 30, Close),
-            ("asked and waits for a review", heard, 59, Keep(at(60))),
-            ("was never let in", heard, 60, Close),
+            ("asked and waits for a review", received_request, 59, Keep(at(60))),
+            ("was never let in", received_request, 60, Close),
             ("is sent away", refused, 20, Drain(at(25))),
             ("does not go", refused, 25, Close),
             ("works for hours", trusted, 100_000, Keep(at(100_090))),
             ("pauses", idle, 189, Keep(at(190))),
             ("paused for too long", idle, 190, Drain(at(195))),
-            ("does not see that it is over", idle, 195, Close),
+            ("does not detect its end", idle, 195, Close),
             ("left an answer waiting and has others", stalled, 100_000, Drain(at(100_090))),
             ("and those have ended", State { in_flight: 0, ..stalled }, 0, Drain(at(5))),
             ("and it holds on", State { in_flight: 0, ..stalled }, 5, Close),

@@ -30,12 +30,12 @@ pub struct Query {
     stream: Option<String>,
 }
 
-/// The reason to refuse a query.
+/// Reason why a query is rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BadQuery {
     /// A value cannot be parsed.
     Undecodable,
-    /// Values are invalid together.
+    /// A value is out of range, or values contradict each other.
     Invalid,
     /// The selection of a stream is disabled.
     Stream(String),

@@ -219,14 +219,14 @@ impl LogQuery {
         }
         let mut parts = Vec::new();
         if !files.is_empty() && asked.options != Options::default() {
-            return vec![said(format!(
+            return vec![text_part(format!(
                 "options are for the journal, which does not have {files:?}: try without them\n"
             ))];
         }
         for service in files {
             parts.push(match file_of(root, service).await {
                 Some(file) => ReaderStream::new(file).boxed(),
-                None => said(format!("log not found for {service}\n")),
+                None => text_part(format!("log not found for {service}\n")),
             });
         }
         if !journal.is_empty() {
@@ -257,9 +257,11 @@ impl LogQuery {
 
     fn journal(&self, arguments: &[String]) -> Part {
         let spawned = self.command(arguments).spawn();
-        let Ok(mut child) = spawned else { return said("error: journal output not available\n".to_owned()) };
+        let Ok(mut child) = spawned else {
+            return text_part("error: journal output not available\n".to_owned());
+        };
         let (Some(out), Some(err)) = (child.stdout.take(), child.stderr.take()) else {
-            return said("error: journal output not available\n".to_owned());
+            return text_part("error: journal output not available\n".to_owned());
         };
         // The process ends when its output is no longer read.
         let held = move |block| {
@@ -270,7 +272,7 @@ impl LogQuery {
     }
 }
 
-fn said(text: String) -> Part {
+fn text_part(text: String) -> Part {
     stream::once(async move { Ok(Bytes::from(text)) }).boxed()
 }
 

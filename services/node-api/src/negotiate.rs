@@ -21,7 +21,7 @@ pub(crate) enum Form {
     Json(&'static str),
     /// An object of this version as YAML.
     Yaml(&'static str),
-    /// None of the accepted formats is available.
+    /// The client accepts no available format.
     Unacceptable,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Clause<'a> {
 
 impl Form {
     /// Returns the format for an `Accept` header.
-    pub(crate) fn asked(accept: Option<&str>, kind: &str) -> Self {
+    pub(crate) fn from_accept(accept: Option<&str>, kind: &str) -> Self {
         let accept = accept.unwrap_or_default();
         if accept.trim().is_empty() {
             return Self::Text;
@@ -168,9 +168,9 @@ mod tests {
             ("application/xml", Form::Unacceptable),
             ("nonsense", Form::Unacceptable),
         ] {
-            assert_eq!(Form::asked(Some(accept), "Flagz"), want, "{accept:?}");
+            assert_eq!(Form::from_accept(Some(accept), "Flagz"), want, "{accept:?}");
         }
-        assert_eq!(Form::asked(None, "Flagz"), Form::Text);
+        assert_eq!(Form::from_accept(None, "Flagz"), Form::Text);
     }
 
     #[tokio::test]
@@ -178,29 +178,29 @@ mod tests {
         let read = async |form: Form| {
             let answer = form.answer("Flagz", json!({"flags": {"a": "b"}}));
             let header = |name| answer.headers().get(name).map(|v| v.to_str().unwrap().to_owned());
-            let said = (answer.status().as_u16(), header(header::CONTENT_TYPE), header(header::WARNING));
+            let result = (answer.status().as_u16(), header(header::CONTENT_TYPE), header(header::WARNING));
             let body = answer.into_body().collect().await.unwrap().to_bytes();
-            (said, String::from_utf8(body.to_vec()).unwrap())
+            (result, String::from_utf8(body.to_vec()).unwrap())
         };
         let of = |version: &str| {
             json!({"kind": "Flagz", "apiVersion": format!("config.k8s.io/{version}"), "metadata": {"name": "kubelet"},
                 "flags": {"a": "b"}})
         };
         let kind = |name: &str| Some(format!("application/{name}"));
-        let (said, body) = read(Form::Json("v1beta1")).await;
-        assert_eq!(said, (200, kind("json"), None));
+        let (result, body) = read(Form::Json("v1beta1")).await;
+        assert_eq!(result, (200, kind("json"), None));
         assert_eq!(serde_json::from_str::<Value>(&body).unwrap(), of("v1beta1"));
-        let (said, body) = read(Form::Json("v1alpha1")).await;
+        let (result, body) = read(Form::Json("v1alpha1")).await;
         let warning =
             "299 - \"This version of the flagz endpoint is deprecated. Please use a newer version.\"";
-        assert_eq!(said, (200, kind("json"), Some(warning.to_owned())));
+        assert_eq!(result, (200, kind("json"), Some(warning.to_owned())));
         assert_eq!(serde_json::from_str::<Value>(&body).unwrap(), of("v1alpha1"));
-        let (said, body) = read(Form::Yaml("v1beta1")).await;
-        assert_eq!(said, (200, kind("yaml"), None));
+        let (result, body) = read(Form::Yaml("v1beta1")).await;
+        assert_eq!(result, (200, kind("yaml"), None));
         assert!(!body.contains('{') && body.contains("kind: Flagz\n"), "{body}");
         assert_eq!(serde_saphyr::from_str::<Value>(&body).unwrap(), of("v1beta1"));
-        let (said, body) = read(Form::Unacceptable).await;
-        assert_eq!(said, (406, kind("json"), None));
+        let (result, body) = read(Form::Unacceptable).await;
+        assert_eq!(result, (406, kind("json"), None));
         assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["reason"], "NotAcceptable");
     }
 }

@@ -54,20 +54,10 @@ pub enum StartError {
     #[error("failed to create the API client")]
     Api(#[from] ReviewError),
     #[error("failed to listen on {address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The cause.
-        source: std::io::Error,
-    },
+    Listen { address: SocketAddr, source: std::io::Error },
     /// The socket for health and metrics.
     #[error("failed to bind {}", path.display())]
-    Socket {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: std::io::Error,
-    },
+    Socket { path: PathBuf, source: std::io::Error },
 }
 
 /// The node API with its ports bound.

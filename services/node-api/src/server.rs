@@ -55,11 +55,11 @@ pub trait Handler: Clone + Send + Sync + 'static {
     fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Response<Body>> + Send;
 }
 
-/// One listener.
+/// A bound socket with its handler and limits.
 #[derive(Clone)]
 pub struct Listener<H> {
     pub handler: H,
-    /// None: plain HTTP.
+    /// TLS; `None` for plain HTTP.
     pub tls: Option<TlsAcceptor>,
     pub limits: Limits,
     pub gate: ConnectionLimiter,

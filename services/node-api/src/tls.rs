@@ -25,26 +25,18 @@ use crate::digest::{self, Digest};
 #[non_exhaustive]
 pub enum TlsError {
     #[error("failed to access {}", path.display())]
-    File {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
     #[error("{} has no valid {what}", path.display())]
     Pem {
-        /// The path.
         path: PathBuf,
         /// The expected content.
         what: &'static str,
-        /// The cause.
         source: rustls::pki_types::pem::Error,
     },
     #[error("failed to use certificate {} with its key", path.display())]
     Pair {
         /// Path of the certificate.
         path: PathBuf,
-        /// The cause.
         source: rustls::Error,
     },
     #[error("failed to create a self-signed certificate")]
@@ -405,7 +397,7 @@ mod tests {
         let before = serving.now.read().cert.clone();
         std::fs::write(&cert, "rubbish").unwrap();
         assert!(serving.refresh().is_err());
-        assert!(!serving.refresh().unwrap(), "told once");
+        assert!(!serving.refresh().unwrap(), "reported once");
         assert_eq!(serving.now.read().cert, before);
         self_signed(dir.path(), "n", jiff::Timestamp::UNIX_EPOCH).unwrap();
         assert!(serving.refresh().unwrap());

@@ -88,12 +88,12 @@ impl Settings {
     pub async fn configz(&self, node: &Services) -> Answer {
         let others = Service::ALL.into_iter().filter(|service| *service != Service::NodeApi);
         let sources = node.sources();
-        let asked = others.filter_map(|service| {
+        let from_accept = others.filter_map(|service| {
             let source = sources.iter().find(|source| source.service == service.name())?;
             Some(async move { (service, node.configuration(source).await) })
         });
         let mut out = self.config.clone();
-        for (service, answer) in futures::future::join_all(asked).await {
+        for (service, answer) in futures::future::join_all(from_accept).await {
             let mut others = self.others.lock();
             if let Ok(text) = answer
                 && let Ok(theirs) = serde_json::from_str(&text)
@@ -111,7 +111,7 @@ impl Settings {
     /// Responds to `/flagz`.
     #[must_use]
     pub fn flagz(&self, accept: Option<&str>) -> Answer {
-        match Form::asked(accept, "Flagz") {
+        match Form::from_accept(accept, "Flagz") {
             Form::Text => {
                 let lines: String =
                     self.flags.iter().map(|(name, value)| format!("{name}: {value}\n")).collect();
@@ -130,7 +130,7 @@ impl Settings {
     pub fn statusz(&self, now: jiff::Timestamp, up: Duration, accept: Option<&str>) -> Answer {
         let started = now.checked_sub(jiff::SignedDuration::try_from(up).unwrap_or_default()).unwrap_or(now);
         let (version, seconds) = (env!("CARGO_PKG_VERSION"), up.as_secs());
-        match Form::asked(accept, "Statusz") {
+        match Form::from_accept(accept, "Statusz") {
             Form::Text => {
                 let body = format!(
                     "\nkubelet statusz\n{WARNING}\n\nStarted  {}\nUp  {} hr {:02} min {:02} sec\nGo version  {GO}\n\

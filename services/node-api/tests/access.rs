@@ -125,7 +125,7 @@ async fn health_fails_while_the_sync_loop_is_stuck() {
 }
 
 #[tokio::test]
-async fn an_authentication_that_admits_nobody_or_cannot_be_reached_is_a_startup_error() {
+async fn an_authentication_without_a_method_or_an_api_server_is_a_startup_error() {
     let dir = tempfile::tempdir().unwrap();
     let start = async |line: &[&str]| {
         NodeApi::bind(&args(dir.path(), line), Limits::default(), Clock::system()).await.unwrap_err()

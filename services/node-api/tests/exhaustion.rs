@@ -114,7 +114,7 @@ async fn connections_above_the_limit_are_closed_and_a_freed_slot_is_reused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn strangers_that_fill_their_places_keep_nobody_out() {
+async fn untrusted_connections_at_their_limit_do_not_exclude_users() {
     let limits = Limits { strangers: 3, ..Limits::default() };
     let api = Api::start(limits, OPEN).await;
     let mut working = trusted(&api).await;
@@ -130,7 +130,7 @@ async fn strangers_that_fill_their_places_keep_nobody_out() {
     let _ = timeout(PATIENCE, first.read_to_end(&mut rest)).await.expect("then the next");
     let still = timeout(Duration::from_millis(100), second.read_u8()).await;
     assert!(still.is_err(), "one too many had to go: {still:?}");
-    assert_eq!(get_on(&mut working, "/healthz").await, "ok", "who was let in stays");
+    assert_eq!(get_on(&mut working, "/healthz").await, "ok", "an authenticated connection stays open");
 }
 
 /// Opens an HTTP/2 client, which answers pings. Also returns the end of its connection.
@@ -147,7 +147,7 @@ async fn ask(sender: &mut SendRequest<Empty<Bytes>>, path: &str) -> (StatusCode,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_ends_with_the_first_refusal_unless_somebody_was_let_in() {
+async fn an_untrusted_connection_is_closed_after_its_first_refusal() {
     // No other limit may end the connection.
     let hour = Duration::from_secs(3600);
     let limits = Limits { header: hour, stranger: hour, idle: hour, ..Limits::default() };
@@ -239,7 +239,7 @@ async fn a_response_without_flow_control_window_is_aborted_and_other_responses_a
     assert_eq!(first.len(), 100);
     let deadline = Instant::now() + PATIENCE;
     while client.clone().ready().await.is_ok() {
-        assert!(Instant::now() < deadline, "it is held for ever");
+        assert!(Instant::now() < deadline, "the connection is never closed");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     question.send_data(Bytes::new(), true).unwrap();
@@ -268,7 +268,7 @@ async fn a_client_that_does_not_read_responses_is_disconnected() {
     });
     let deadline = Instant::now() + 3 * PATIENCE;
     while api.gate.open() > 0 {
-        assert!(Instant::now() < deadline, "it is answered for ever");
+        assert!(Instant::now() < deadline, "the response never ends");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     asking.abort();
@@ -308,7 +308,8 @@ async fn a_flood_of_unknown_tokens_does_not_affect_cached_users() {
         flood = rest;
     }
     let known = api.request(Method::GET, "/pods", None, Some(&operator));
-    let (code, _) = timeout(Duration::from_secs(5), known).await.expect("strangers are before who is known");
+    let (code, _) =
+        timeout(Duration::from_secs(5), known).await.expect("unknown tokens precede a cached user");
     assert_eq!(code, StatusCode::OK);
     assert!(flood.iter().all(|f| !f.is_finished()), "the flood was not there when it counted");
     flood.iter().for_each(JoinHandle::abort);

@@ -8,7 +8,7 @@ use quintlet_kit::args::CommonArgs;
 
 use crate::Periods;
 
-/// Knows what the runtime says of every pod, and tells who asks.
+/// Caches the runtime state of all pods and reports its changes.
 #[derive(Debug, clap::Parser)]
 #[command(name = "pleg-service", version)]
 pub struct Args {

@@ -38,7 +38,7 @@ pub(crate) struct Change {
     pub(crate) id: String,
     /// Name of the container; empty for a sandbox.
     pub(crate) container: String,
-    /// Exit code of a container that died.
+    /// Exit code of a terminated container.
     pub(crate) exit_code: i32,
 }
 

@@ -60,7 +60,7 @@ enum Link {
     Away(String),
 }
 
-/// Why the leader's stream ended.
+/// Reason why the leader's stream ended.
 #[derive(Debug, thiserror::Error)]
 enum End {
     #[error("{}", .0.message())]
@@ -105,16 +105,16 @@ impl Follower {
 
     /// Reads the leader's Watch, and reconnects. Never returns.
     pub(crate) async fn run(self) {
-        let mut told = false;
+        let mut is_reported = false;
         loop {
             let Err(end) = self.read().await;
             self.metrics.connected.set(0);
-            if told {
+            if is_reported {
                 tracing::debug!(leader = %self.socket.display(), error = %end, "leader unavailable");
             }
-            if self.set(Link::Away(end.to_string())) || !told {
+            if self.set(Link::Away(end.to_string())) || !is_reported {
                 tracing::warn!(leader = %self.socket.display(), error = %end, "leader unavailable");
-                told = true;
+                is_reported = true;
             }
             let pause = if matches!(end, End::Data(_)) { RETRY } else { RECONNECT };
             tokio::time::sleep(pause).await;

@@ -57,7 +57,8 @@ impl Core {
         mailbox.wake.notify_one();
     }
 
-    /// As [`Self::request_inspection`]. The receiver gets the result of the first inspection that begins after this call.
+    /// Like [`Self::request_inspection`]. The receiver gets the result of the first inspection that begins
+    /// after this call.
     pub(crate) fn inspect(
         self: &Arc<Self>,
         uid: &PodUid,

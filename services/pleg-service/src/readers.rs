@@ -133,7 +133,7 @@ struct Watcher {
     primed: watch::Receiver<bool>,
     beats: watch::Receiver<u64>,
     /// Number of the leader's beats when the stream was opened.
-    came: u64,
+    seen_beat: u64,
     /// Cursor of the last message; none before the first snapshot or the resumption.
     at: Option<Cursor>,
     resume: Option<Cursor>,
@@ -164,8 +164,8 @@ impl Watcher {
         let store = &readers.store;
         let (revs, primed, beats) = (store.revs(), store.primed(), store.beats());
         let hello = Out::Message(Box::new(message(Event::Hello(quintlet_proto::hello()), None)));
-        let came = *beats.borrow();
-        Self { readers, revs, primed, beats, came, at: None, resume, out: VecDeque::from([hello]) }
+        let seen_beat = *beats.borrow();
+        Self { readers, revs, primed, beats, seen_beat, at: None, resume, out: VecDeque::from([hello]) }
     }
 
     fn push(&mut self, event: Event, cursor: Option<Cursor>) {
@@ -210,7 +210,7 @@ impl Watcher {
             self.revs.mark_unchanged();
             let Some(at) = self.at else {
                 if *self.primed.borrow() {
-                    let waited = self.beats.borrow_and_update().saturating_sub(self.came);
+                    let waited = self.beats.borrow_and_update().saturating_sub(self.seen_beat);
                     self.begin(waited);
                     if self.at.is_some() {
                         continue;
@@ -348,7 +348,7 @@ mod tests {
         readers.store.follow(placed("a", 7), None);
         readers.store.follow(placed("a", 8), None);
         let next = ahead.next().await;
-        assert_eq!(next.cursor.map(Cursor::from), Some(at(8)), "what it has seen does not come again");
+        assert_eq!(next.cursor.map(Cursor::from), Some(at(8)), "no event is repeated");
         let mut lost = Watcher::new(readers.clone(), Some(at(900)));
         assert!(matches!(lost.next().await.event, Some(Event::Hello(_))));
         readers.store.note_beat();

@@ -257,7 +257,7 @@ async fn two_followers_survive_a_kill_and_restart_of_the_leader() {
         watch.until("resync", |w| w.log.iter().filter(|l| *l == "end").count() == 2).await;
         let news: Vec<_> = watch.log.iter().filter(|l| *l != "beat").map(String::as_str).collect();
         assert_eq!(news[5..], ["resync", "begin", "pod u1", "end"], "{:?}", watch.log);
-        assert!(watch.gone.is_empty(), "nobody was called gone");
+        assert!(watch.gone.is_empty(), "no pod was reported gone");
         let health = client.clone().health(pb::HealthRequest {}).await.unwrap().into_inner();
         assert_eq!(health.epoch, watch.cursor.unwrap().epoch);
     }

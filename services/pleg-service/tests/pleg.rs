@@ -35,7 +35,7 @@ async fn the_first_snapshot_has_every_pod_and_follows_the_first_list() {
     assert!(!bench.health().await.healthy);
     assert_eq!(bench.health().await.message, "pleg has yet to be successful");
     watch.snapshot().await;
-    assert_eq!(watch.log[..2], ["hello", "beat"], "nothing is said of pods before the list");
+    assert_eq!(watch.log[..2], ["hello", "beat"], "no pod is reported before the list");
     assert_eq!(watch.pods.keys().collect::<Vec<_>>(), ["u1", "u2"]);
     let pod = &watch.pods["u1"];
     assert_eq!((pod.name.as_str(), pod.namespace.as_str()), ("web", "default"));
@@ -73,7 +73,7 @@ async fn a_hint_with_an_unknown_id_is_resolved_to_its_pod_or_dropped() {
     tokio::time::sleep(Duration::from_secs(10)).await;
     let lists = bench.runtime.count(Method::ListContainers);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(bench.runtime.count(Method::ListContainers), lists, "nobody looks for it any more");
+    assert_eq!(bench.runtime.count(Method::ListContainers), lists, "the lookup has ended");
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,7 +133,7 @@ async fn an_observe_request_with_ids_needs_no_list_and_its_hints_no_inspection()
     assert_eq!(seen.containers[0].id, id);
     assert_eq!(calls(), (before.0, before.1, before.2 + 1), "one inspection and no list");
     tokio::time::sleep(Duration::from_secs(20)).await;
-    assert_eq!(calls(), (before.0, before.1, before.2 + 1), "the hints told of what was seen already");
+    assert_eq!(calls(), (before.0, before.1, before.2 + 1), "the hints concerned known changes");
     // A later exit is inspected at once.
     bench.runtime.exit(&id, 3);
     bench.hints.hint(HintKind::Exited, &id);
@@ -262,7 +262,7 @@ async fn a_cursor_of_another_epoch_or_from_the_future_is_resynced_with_a_picture
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_does_not_read_harms_nobody_and_skips_to_the_latest() {
+async fn a_reader_that_does_not_read_affects_no_other_and_skips_to_the_latest_state() {
     // Each record is large, so that a few fill all buffers between the service and its reader.
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |r| {
         for n in 0..8 {
@@ -384,7 +384,7 @@ async fn lists_that_fail_too_long_are_unhealthy_with_the_kubelets_text_until_one
     assert!(!health.healthy);
     assert!(health.message.starts_with("pleg was last seen active 3m"), "{}", health.message);
     assert!(health.message.ends_with(" ago; threshold is 3m0s"), "{}", health.message);
-    assert_eq!(watch.pods.len(), 1, "nothing is called gone because nobody answers");
+    assert_eq!(watch.pods.len(), 1, "an unavailable runtime removes no pod");
     bench.runtime.up().unwrap();
     tokio::time::sleep(Duration::from_millis(1100)).await;
     assert!(bench.health().await.healthy);

@@ -1,5 +1,5 @@
-//! Reports that wait for a driver: the latest memory of each probe, a bounded number of failed evaluations, and answers. Adding a
-//! report never waits.
+//! Queue of reports for a driver: the latest memory of each probe, a bounded number of failed evaluations,
+//! and replies. Adding a report never blocks.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -22,7 +22,7 @@ pub struct Mailbox {
     inner: Mutex<Inner>,
     filled: Notify,
     dropped: Counter,
-    /// Cancelled when another driver has taken over.
+    /// Cancelled when another driver has replaced this one.
     pub replaced: CancellationToken,
 }
 

@@ -224,7 +224,7 @@ impl Prober {
             target.seed.as_ref().is_some_and(|s| Some(&s.container_id) == target.view.container_id.as_ref());
         let (started, now) = (*service_started, clock.boot());
         let jitter = decide::jitter(&target.probe, &target.view, handed_over, started, now, jitter());
-        // The first tick of the worker stands in for the wake of the first update.
+        // The first tick of the worker replaces the wake-up by the first update.
         let _ = slot.wake.notified().now_or_never();
         let task = self.spawn(&slot, jitter);
         Worker { slot, period: target.probe.period, task }

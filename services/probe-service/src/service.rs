@@ -152,7 +152,7 @@ impl Observer {
                     self.prober.count_missed(count);
                     break Event::Missed(wire::Missed { count });
                 }
-                // The sender lives as long as the prober.
+                // The sender exists as long as the prober.
                 Next::End => {
                     let _ = self.last.changed().await;
                 }
@@ -163,10 +163,10 @@ impl Observer {
     }
 }
 
-/// Applies the driver's requests until they end or another driver takes over.
+/// Applies the driver's requests until they end or another driver replaces it.
 ///
 /// # Errors
-/// A request cannot be read. The driver receives the error.
+/// Fails if a request cannot be read. The driver receives the error.
 async fn receive_requests(
     prober: Prober,
     driver: Arc<Mailbox>,
@@ -227,7 +227,7 @@ fn apply_request(
     };
     match request {
         Some(DriveCommand::Target(target)) => {
-            // Also with an invalid target the pod is wanted.
+            // A pod with an invalid target still exists.
             wanted.insert(uid.clone());
             match convert::pod(target) {
                 Ok(pod) => prober.set(driver, pod, trace.as_ref()),

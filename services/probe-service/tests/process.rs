@@ -12,7 +12,7 @@ use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::socket;
 use quintlet_proto::probe::v1::drive_report::Report;
-use quintlet_proto::probe::v1::drive_request::Request as Said;
+use quintlet_proto::probe::v1::drive_request::Request as DriverRequest;
 use quintlet_proto::probe::v1::probe_client::ProbeClient;
 use quintlet_proto::probe::v1::{self as wire, Outcome, ProbeType};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -54,11 +54,11 @@ impl Drop for Service {
 async fn serve(delay: Duration) -> (u16, Arc<Mutex<Vec<Duration>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
-    let came = Arc::new(Mutex::new(Vec::new()));
-    let noted = Arc::clone(&came);
+    let arrivals = Arc::new(Mutex::new(Vec::new()));
+    let recorded = Arc::clone(&arrivals);
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            noted.lock().unwrap().push(Clock::system().boot());
+            recorded.lock().unwrap().push(Clock::system().boot());
             tokio::spawn(async move {
                 let mut request = [0; 1024];
                 let _ = stream.read(&mut request).await;
@@ -67,23 +67,25 @@ async fn serve(delay: Duration) -> (u16, Arc<Mutex<Vec<Duration>>>) {
             });
         }
     });
-    (port, came)
+    (port, arrivals)
 }
 
 struct Driver {
     reports: Streaming<wire::DriveReport>,
-    _say: mpsc::UnboundedSender<wire::DriveRequest>,
+    _requests: mpsc::UnboundedSender<wire::DriveRequest>,
 }
 
 impl Driver {
     async fn drive(run: &Path, target: wire::PodTarget) -> Self {
         let path = Paths::new(run).probe("0");
         socket::wait_ready(&path, SOON).await.unwrap();
-        let (say, said) = mpsc::unbounded_channel();
-        say.send(wire::DriveRequest { request: Some(Said::Target(target)), trace: None }).unwrap();
+        let (requests, stream) = mpsc::unbounded_channel();
+        requests
+            .send(wire::DriveRequest { request: Some(DriverRequest::Target(target)), trace: None })
+            .unwrap();
         let mut client = ProbeClient::new(socket::channel(path));
-        let reports = client.drive(UnboundedReceiverStream::new(said)).await.unwrap().into_inner();
-        Self { reports, _say: say }
+        let reports = client.drive(UnboundedReceiverStream::new(stream)).await.unwrap().into_inner();
+        Self { reports, _requests: requests }
     }
 
     async fn next(&mut self) -> Report {
@@ -134,19 +136,19 @@ fn target(port: u16, memory: Option<wire::Memory>) -> wire::PodTarget {
 async fn a_stop_during_a_probe_does_not_fail_the_container() {
     let dir = tempfile::tempdir().unwrap();
     // Slow enough that a stop at any time most likely interrupts an attempt.
-    let (port, came) = serve(Duration::from_millis(700)).await;
+    let (port, arrivals) = serve(Duration::from_millis(700)).await;
     let service = Service::start(dir.path());
     let mut driver = Driver::drive(dir.path(), target(port, None)).await;
     timeout(SOON, driver.ready()).await.unwrap();
     for _ in 0..2 {
-        let before = came.lock().unwrap().len();
-        while came.lock().unwrap().len() == before {
+        let before = arrivals.lock().unwrap().len();
+        while arrivals.lock().unwrap().len() == before {
             sleep(Duration::from_millis(5)).await;
         }
         service.signal(Signal::SIGSTOP);
         sleep(Duration::from_secs(2)).await;
         service.signal(Signal::SIGCONT);
-        let told = timeout(Duration::from_millis(1500), async {
+        let failure = timeout(Duration::from_millis(1500), async {
             loop {
                 match driver.next().await {
                     Report::Result(r)
@@ -159,14 +161,14 @@ async fn a_stop_during_a_probe_does_not_fail_the_container() {
                 }
             }
         });
-        assert!(told.await.is_err(), "nothing fails");
+        assert!(failure.await.is_err(), "nothing fails");
     }
 }
 
 #[tokio::test]
 async fn after_a_kill_probes_continue_with_the_restored_memory() {
     let dir = tempfile::tempdir().unwrap();
-    let (port, came) = serve(Duration::ZERO).await;
+    let (port, arrivals) = serve(Duration::ZERO).await;
     let service = Service::start(dir.path());
     let mut driver = Driver::drive(dir.path(), target(port, None)).await;
     let memory = timeout(SOON, driver.ready()).await.unwrap();
@@ -179,7 +181,7 @@ async fn after_a_kill_probes_continue_with_the_restored_memory() {
     assert!(kept.counter >= memory.counter);
     sleep(Duration::from_millis(1500)).await;
     drop((driver, service));
-    let came = came.lock().unwrap();
-    let gap = came.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
+    let arrivals = arrivals.lock().unwrap();
+    let gap = arrivals.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap();
     assert!(gap <= Duration::from_secs(2), "longest gap {gap:?}");
 }

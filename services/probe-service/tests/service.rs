@@ -7,7 +7,7 @@ use std::time::Duration;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::socket;
 use quintlet_proto::probe::v1::drive_report::Report;
-use quintlet_proto::probe::v1::drive_request::Request as Said;
+use quintlet_proto::probe::v1::drive_request::Request as DriverRequest;
 use quintlet_proto::probe::v1::probe_client::ProbeClient;
 use quintlet_proto::probe::v1::watch_event::Event;
 use quintlet_proto::probe::v1::{self as wire, Outcome, ProbeType};
@@ -28,22 +28,22 @@ async fn client(run: &Path) -> ProbeClient<Channel> {
 }
 
 struct Driver {
-    say: mpsc::UnboundedSender<wire::DriveRequest>,
+    requests: mpsc::UnboundedSender<wire::DriveRequest>,
     reports: Streaming<wire::DriveReport>,
 }
 
 impl Driver {
     async fn new(client: &mut ProbeClient<Channel>) -> Self {
-        let (say, said) = mpsc::unbounded_channel();
-        let reports = client.drive(UnboundedReceiverStream::new(said)).await.unwrap().into_inner();
-        let mut driver = Self { say, reports };
-        driver.say(Said::Hello(quintlet_proto::hello()));
+        let (requests, stream) = mpsc::unbounded_channel();
+        let reports = client.drive(UnboundedReceiverStream::new(stream)).await.unwrap().into_inner();
+        let mut driver = Self { requests, reports };
+        driver.request(DriverRequest::Hello(quintlet_proto::hello()));
         assert!(matches!(driver.next().await, Report::Hello(_)));
         driver
     }
 
-    fn say(&self, request: Said) {
-        self.say.send(wire::DriveRequest { request: Some(request), trace: None }).unwrap();
+    fn request(&self, request: DriverRequest) {
+        self.requests.send(wire::DriveRequest { request: Some(request), trace: None }).unwrap();
     }
 
     async fn next(&mut self) -> Report {
@@ -114,9 +114,9 @@ async fn a_pod_is_probed_observed_moved_and_released() {
     assert!(matches!(events.message().await.unwrap().unwrap().event, Some(Event::Hello(_))));
 
     let mut first = Driver::new(&mut client).await;
-    first.say(Said::Target(wire::PodTarget { uid: "../bad".into(), ..target(port) }));
+    first.request(DriverRequest::Target(wire::PodTarget { uid: "../bad".into(), ..target(port) }));
     // A container from long before the service waits for a random part of its period.
-    first.say(Said::Target(target(port)));
+    first.request(DriverRequest::Target(target(port)));
     let memory = first.until(ready).await;
     assert_eq!((memory.counter, memory.run, memory.container_id.as_str()), (1, 1, "c1"));
     let event = timeout(SOON, events.message()).await.unwrap().unwrap().unwrap();
@@ -148,7 +148,7 @@ async fn a_pod_is_probed_observed_moved_and_released() {
         .await;
     let refused = format!("Readiness probe failed: dial tcp 127.0.0.1:{port}: connect: connection refused");
     assert_eq!(message, refused);
-    second.say(Said::Release(wire::ReleasePod { uid: "u1".into(), generation: 1 }));
+    second.request(DriverRequest::Release(wire::ReleasePod { uid: "u1".into(), generation: 1 }));
     let released = second
         .until(|r| match r {
             Report::Released(r) => Some(r.clone()),

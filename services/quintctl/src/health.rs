@@ -140,7 +140,7 @@ pub struct Overview {
     /// Cri-proxy's view of the runtime.
     pub runtime: Option<ProxyInfoReply>,
     pub pleg: Option<HealthReply>,
-    /// Why the runtime does not answer although cri-proxy is connected to it.
+    /// Error of the runtime although cri-proxy is connected to it.
     pub runtime_error: Option<String>,
 }
 

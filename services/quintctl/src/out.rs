@@ -21,10 +21,6 @@ pub enum Format {
 }
 
 impl Format {
-    /// Formats a response: `data` as JSON or YAML, or the text of `screen`, whose argument says whether the table is wide.
-    ///
-    /// # Errors
-    /// The data cannot be serialized.
     pub fn render(self, data: &impl Serialize, screen: impl FnOnce(bool) -> String) -> Result<String, Error> {
         match self {
             Self::Table => Ok(screen(false)),

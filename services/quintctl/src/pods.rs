@@ -28,7 +28,7 @@ pub struct Row {
     pub restarts: String,
     pub ip: String,
     pub age: String,
-    /// What the pod waits for, or the problem of the manifest.
+    /// Reason for which the pod waits, or problem of the manifest.
     pub waiting: String,
     /// File or URL of an invalid manifest; empty for a pod.
     pub origin: String,

@@ -1,4 +1,4 @@
-//! `quintctl retry`: ends the wait of a pod whose worker panicked, or during whose work pod-sync died.
+//! `quintctl retry`: ends the back-off of a pod whose worker panicked, or whose work crashed pod-sync.
 
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;

@@ -449,7 +449,7 @@ POD  READY  STATUS   RESTARTS  CPU    MEMORY
 web  1/1    Running  0         25.0%  3.0Mi
 "
         );
-        // A process that was started again has no rate yet; a histogram that began anew counts from zero.
+        // A restarted process has no rate yet; its histograms count from zero.
         second.services[0].pid = Some(8);
         second.probes = Some((0.03, 3.0));
         let top = between(&first, &second);

@@ -342,7 +342,7 @@ mod tests {
 
     const MS: i64 = 1_000_000;
 
-    /// Of a trace, with its own id and its parent's; from and to in milliseconds.
+    /// Returns a span with the IDs of its trace, itself and its parent; `from` and `to` in milliseconds.
     fn span(ids: [&str; 3], service: &str, name: &str, (from, to): (i64, i64), uid: &str) -> Span {
         let [trace, id, parent] = ids;
         Span {
@@ -373,12 +373,12 @@ mod tests {
             span(["t3", "e", ""], "pleg-service", "inspect", (70, 71), "u2"),
         ];
         let found = operations(spans, "u1");
-        let said: Vec<(&str, Vec<(usize, &str)>)> = found
+        let summary: Vec<(&str, Vec<(usize, &str)>)> = found
             .iter()
             .map(|o| (o.trace_id.as_str(), o.spans.iter().map(|s| (s.depth, s.name.as_str())).collect()))
             .collect();
         assert_eq!(
-            said,
+            summary,
             [
                 ("t2", vec![(0, "inspect")]),
                 ("t1", vec![(0, "pod pass"), (1, "start"), (2, "StartContainer")])

@@ -17,15 +17,15 @@ const OWN: &str = env!("CARGO_PKG_VERSION");
 #[serde(rename_all = "camelCase")]
 pub struct Row {
     pub service: String,
-    /// None if the service does not answer.
+    /// Version of the service; `None` if the service does not respond.
     pub version: Option<String>,
     pub commit: Option<String>,
-    /// None for this program and for a service that does not answer.
+    /// Process ID; `None` for this program and for a service that does not respond.
     pub pid: Option<u32>,
     pub uptime_seconds: Option<f64>,
     /// The service was built from another version or commit than this program.
     pub skew: bool,
-    /// Why the service does not answer.
+    /// Reason why the service does not respond.
     pub error: Option<String>,
 }
 

@@ -316,7 +316,7 @@ impl Node {
     async fn run(&self, args: &[&str]) -> (i32, String, String) {
         let mut command = self.command(args);
         let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-        told(&output)
+        output_parts(&output)
     }
 }
 
@@ -326,7 +326,7 @@ impl Drop for Node {
     }
 }
 
-fn told(output: &Output) -> (i32, String, String) {
+fn output_parts(output: &Output) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
@@ -413,7 +413,7 @@ async fn health_of_one_service_with_live_fails_only_if_a_restart_would_help() {
         (ready, live, out)
     };
     let (ready, live, out) = codes("pleg-service").await;
-    assert_eq!((ready, live), (1, 0), "its lists fail, which a restart does not mend: {out}");
+    assert_eq!((ready, live), (1, 0), "a restart does not help against failing lists: {out}");
     for service in ["cri-proxy", "probe-service", "status-reporter", "pod-sync"] {
         let (ready, live, out) = codes(service).await;
         assert_eq!((ready, live), (0, 0), "{out}");
@@ -456,8 +456,8 @@ async fn watch_merges_all_streams() {
     let node = Node::start(true);
     let mut child = node.command(&["watch", "-o", "json"]).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let told: Vec<String> = tokio::task::spawn_blocking(move || {
-        let mut told: Vec<String> = lines
+    let output_parts: Vec<String> = tokio::task::spawn_blocking(move || {
+        let mut output_parts: Vec<String> = lines
             .take(3)
             .map(|l| {
                 let v: serde_json::Value = serde_json::from_str(&l.unwrap()).unwrap();
@@ -469,16 +469,16 @@ async fn watch_merges_all_streams() {
                 )
             })
             .collect();
-        told.sort();
-        told
+        output_parts.sort();
+        output_parts
     })
     .await
     .unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(told[0].starts_with("pleg web ContainerDied app exit=3"), "{told:?}");
-    assert!(told[1].starts_with("probe web readiness app failure (streak 3)"), "{told:?}");
-    assert_eq!(told[2], "status web 1/1 Running, 1 restart");
+    assert!(output_parts[0].starts_with("pleg web ContainerDied app exit=3"), "{output_parts:?}");
+    assert!(output_parts[1].starts_with("probe web readiness app failure (streak 3)"), "{output_parts:?}");
+    assert_eq!(output_parts[2], "status web 1/1 Running, 1 restart");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -732,6 +732,6 @@ async fn a_debug_bundle_has_everything_but_secrets() {
     }
     assert!(members.keys().any(|name| name.starts_with("explain/")), "{:?}", members.keys());
     let (code, _, error) = node.run(&line).await;
-    assert_eq!(code, 1, "a bundle that is there is not replaced");
+    assert_eq!(code, 1, "an existing bundle is not replaced");
     assert!(error.contains("File exists"), "{error}");
 }

@@ -202,9 +202,9 @@ fn logs_continue_across_starts_and_a_large_one_is_rotated_while_its_service_writ
     let now = log("pod-sync.log");
     assert!(now.len() < 1 << 20 && now.ends_with("after the cut\n"), "{} bytes", now.len());
     let old = log("pod-sync.log.1");
-    assert!(old.starts_with(&first) && old.len() >= 1 << 20, "what was there before comes first");
+    assert!(old.starts_with(&first) && old.len() >= 1 << 20, "earlier lines come first");
     assert!(!logs.join("pod-sync.log.2").exists(), "two files are kept");
-    assert_eq!(begins(&log("cri-proxy.log")), 2, "each start says so");
+    assert_eq!(begins(&log("cri-proxy.log")), 2, "each start is logged");
 }
 
 #[test]

@@ -58,6 +58,6 @@ fn quintctl_version_prints_the_commit_of_this_source() {
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains(&format!("\"commit\": \"{want}\"")), "{want} is not in {said}");
+    let output_text = String::from_utf8(output.stdout).unwrap();
+    assert!(output_text.contains(&format!("\"commit\": \"{want}\"")), "{want} is not in {output_text}");
 }

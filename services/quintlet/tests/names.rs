@@ -20,8 +20,8 @@ fn a_link_runs_the_program_of_its_name() {
         std::os::unix::fs::symlink(PROGRAM, &link).unwrap();
         let output = run(&link, &["--version"]);
         assert!(output.status.success(), "{output:?}");
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert!(said.starts_with(&format!("{name} ")), "{name} says {said:?}");
+        let output_text = String::from_utf8(output.stdout).unwrap();
+        assert!(output_text.starts_with(&format!("{name} ")), "{name} says {output_text:?}");
         // A usage error has the program's own name.
         let output = run(&link, &["--no-such-flag"]);
         assert_eq!(output.status.code(), Some(64), "{output:?}");
@@ -32,8 +32,8 @@ fn a_link_runs_the_program_of_its_name() {
 fn the_first_argument_selects_the_program() {
     for name in NAMES {
         let output = run(Path::new(PROGRAM), &[name, "--version"]);
-        let said = String::from_utf8(output.stdout).unwrap();
-        assert!(said.starts_with(&format!("{name} ")), "{name} says {said:?}");
+        let output_text = String::from_utf8(output.stdout).unwrap();
+        assert!(output_text.starts_with(&format!("{name} ")), "{name} says {output_text:?}");
     }
 }
 
@@ -42,7 +42,7 @@ fn an_unknown_name_lists_the_programs() {
     for args in [&[][..], &["kubelet"], &["--version"]] {
         let output = run(Path::new(PROGRAM), args);
         assert_eq!(output.status.code(), Some(64), "{args:?}: {output:?}");
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert!(NAMES.iter().all(|name| said.contains(name)), "{args:?}: {said}");
+        let output_text = String::from_utf8(output.stderr).unwrap();
+        assert!(NAMES.iter().all(|name| output_text.contains(name)), "{args:?}: {output_text}");
     }
 }

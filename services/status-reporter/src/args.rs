@@ -14,7 +14,7 @@ use quintlet_kit::rate::Rate;
 /// Burst of pod writes if only their rate is set (`kubeAPIBurst` of the kubelet).
 const POD_BURST: u32 = 100;
 
-/// Writes what the node tells the API server: pod status, node, lease, events, mirror pods.
+/// Writes the state of the node to the API server: pod statuses, Node, lease, events, mirror pods.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "status-reporter", version)]
 pub struct Args {
@@ -43,10 +43,10 @@ pub struct Args {
     /// Shortest time between two writes of the Node that are not urgent, with a unit.
     #[arg(long, default_value = "10s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub node_status_update_frequency: Duration,
-    /// How often the Node is written when nothing changed, with a unit.
+    /// How often an unchanged Node is written, with a unit.
     #[arg(long, default_value = "5m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub node_status_report_frequency: Duration,
-    /// How long the node's lease counts, in seconds; it is renewed after a quarter of it.
+    /// Duration of the node's lease, in seconds. It is renewed after a quarter of it.
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(1..), value_name = "SECONDS")]
     pub node_lease_duration_seconds: u32,
     /// Writes of pods per second. Default, and with 0: no limit.

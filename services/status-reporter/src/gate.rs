@@ -121,7 +121,7 @@ mod tests {
         gate.answered();
         let before = Instant::now();
         waiter.await;
-        assert_eq!(before.elapsed(), Duration::ZERO, "who waits goes on at once");
+        assert_eq!(before.elapsed(), Duration::ZERO, "waiting calls continue at once");
     }
 
     #[tokio::test(start_paused = true)]

@@ -42,7 +42,7 @@ pub async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String,
     let there = api.get(&path).await?;
     let hash = |pod: &Value| pod["metadata"]["annotations"][MIRROR].as_str().map(str::to_owned);
     if hash(&there).is_none() {
-        return Err(ApiFailure::Refused(format!("pod {namespace}/{name} is there and is no mirror")));
+        return Err(ApiFailure::Refused(format!("pod {namespace}/{name} exists and is not a mirror pod")));
     }
     if hash(&there) == hash(&pod) && there["metadata"]["deletionTimestamp"].is_null() {
         return Ok((uid(&there), false));

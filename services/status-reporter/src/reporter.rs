@@ -87,7 +87,7 @@ struct State {
 }
 
 struct Shared {
-    /// None in standalone mode.
+    /// `None` in standalone mode.
     api: Option<ApiClient>,
     clock: Clock,
     state: Mutex<State>,
@@ -138,16 +138,16 @@ impl Reporter {
         let mut state = shared.state.lock();
         let (uid, stamp) = (update.uid.clone(), update.stamp);
         if shared.api.is_none() {
-            return shared.tell(&mut state, Ack { uid, stamp, verdict: Verdict::NoApi });
+            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::NoApi });
         }
         if stamp.epoch < state.epoch {
             let why = format!("owner epoch {} has been replaced by {}", stamp.epoch, state.epoch);
-            return shared.tell(&mut state, Ack { uid, stamp, verdict: Verdict::Refused(why) });
+            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::Refused(why) });
         }
         state.epoch = stamp.epoch;
         if !state.pods.contains_key(&uid) && state.pods.len() >= PODS {
             let why = format!("more than {PODS} pods are known");
-            return shared.tell(&mut state, Ack { uid, stamp, verdict: Verdict::Refused(why) });
+            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::Refused(why) });
         }
         let entry = state.pods.entry(uid.clone()).or_default();
         entry.forgotten = false;
@@ -165,7 +165,7 @@ impl Reporter {
                     entry.done.as_ref().filter(|(s, _)| *s == stamp && update.base_version <= seen)
                 {
                     let verdict = verdict.clone();
-                    return shared.tell(&mut state, Ack { uid, stamp, verdict });
+                    return shared.acknowledge(&mut state, Ack { uid, stamp, verdict });
                 }
             }
             Some(_) | None => {}
@@ -208,7 +208,7 @@ fn count(n: usize) -> i64 {
 }
 
 impl Shared {
-    fn tell(&self, state: &mut State, ack: Ack) {
+    fn acknowledge(&self, state: &mut State, ack: Ack) {
         self.metrics.acked(&ack.verdict);
         state.listeners.retain(|listener| match listener.try_send(ack.clone()) {
             Ok(()) => true,
@@ -306,7 +306,7 @@ impl Shared {
                 state.pods.remove(uid);
             }
             if let Some(ack) = ack {
-                shared.tell(state, ack);
+                shared.acknowledge(state, ack);
             }
             match pause {
                 Some(pause) => Self::resume_after(shared, uid.clone(), pause),

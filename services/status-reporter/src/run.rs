@@ -39,7 +39,7 @@ const PLEG_LIMIT: Duration = Duration::from_secs(180);
 #[derive(Debug, Clone)]
 pub struct Config {
     pub paths: Paths,
-    /// None in standalone mode.
+    /// `None` in standalone mode.
     pub kubeconfig: Option<PathBuf>,
     pub node_name: String,
     /// Whether to create the Node if it does not exist.

@@ -61,7 +61,7 @@ async fn health_reports_a_node_that_the_api_server_rejects() {
     api.faults().fail("create nodes", usize::MAX, Failure::Forbidden);
     let service = Running::start(Some(&api)).await;
     let mut health = HealthClient::new(quintlet_kit::socket::channel(service.socket()));
-    let mut told = async |wanted: ServingStatus| {
+    let mut reported = async |wanted: ServingStatus| {
         let until = async {
             let asked = HealthCheckRequest { service: NODE.to_owned() };
             while health.check(asked.clone()).await.map_or(ServingStatus::Unknown, |r| r.get_ref().status())
@@ -70,11 +70,11 @@ async fn health_reports_a_node_that_the_api_server_rejects() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, until).await.expect("health says so");
+        tokio::time::timeout(PATIENCE, until).await.expect("health reports it");
     };
-    told(ServingStatus::NotServing).await;
+    reported(ServingStatus::NotServing).await;
     api.faults().clear();
-    told(ServingStatus::Serving).await;
+    reported(ServingStatus::Serving).await;
     service.stop().await;
 }
 
@@ -562,7 +562,7 @@ async fn an_event_refused_by_a_terminating_namespace_is_no_warning() {
             ..Occurrence::default()
         };
         assert!(recorder.record(event));
-        let told = async {
+        let reported = async {
             loop {
                 let line = lines.all().into_iter().find(|line| line.contains("event dropped"));
                 if let Some(line) = line {
@@ -571,10 +571,10 @@ async fn an_event_refused_by_a_terminating_namespace_is_no_warning() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let line = tokio::time::timeout(PATIENCE, told).await.expect("the event is given up");
+        let line = tokio::time::timeout(PATIENCE, reported).await.expect("the event is given up");
         let line: Value = serde_json::from_str(&line).unwrap();
-        let told = line["level"].as_str().unwrap_or_default().to_lowercase();
-        assert_eq!(told, level, "{failure:?}: {line}");
+        let reported = line["level"].as_str().unwrap_or_default().to_lowercase();
+        assert_eq!(reported, level, "{failure:?}: {line}");
         stop.cancel();
     }
 }

@@ -195,7 +195,7 @@ async fn after_an_outage_the_newest_statuses_are_written_within_two_seconds() {
             bench.reporter.submit(update(pod, version, running(value)));
         }
     }
-    assert!(matches!(bench.ack().await.verdict, Verdict::Queued(_)), "held, and said so");
+    assert!(matches!(bench.ack().await.verdict, Verdict::Queued(_)), "held, and acknowledged as held");
     bench.api.faults().set_down(false);
     let settled = async {
         let mut left: HashSet<PodUid> =

@@ -27,7 +27,6 @@ use crate::volumes::{Medium, Volumes, bind, mount, unmount};
 pub struct Node {
     /// Answer of NodeGetInfo.
     pub info: NodeGetInfoResponse,
-    /// Capabilities.
     pub capabilities: Vec<Type>,
     pub volumes: Volumes,
     /// Log of the contexts and access modes in requests, one JSON object per line.

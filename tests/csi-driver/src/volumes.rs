@@ -23,7 +23,7 @@ pub struct Volumes {
 /// Backing store of a volume.
 #[derive(Debug, Clone)]
 pub enum Medium {
-    /// A directory.
+    /// A directory, which is bind-mounted.
     Directory(PathBuf),
     /// A tmpfs of the node.
     Tmpfs,

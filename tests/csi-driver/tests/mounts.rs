@@ -420,53 +420,70 @@ impl EndAt {
     }
 }
 
-/// Ends the agent before and after each step of mounting and unmounting. A new agent finds the volume on
-/// disk. It mounts a desired volume with its data, and removes any other volume completely.
-#[tokio::test]
-async fn an_agent_that_ends_at_any_step_is_replaced_by_one_that_finishes_the_work() {
-    let mut cuts = 0;
-    for n in 0.. {
+/// Runs `operations` once for each failpoint that they reach, and ends the agent there. `resume` then gets a new
+/// agent and the number of the failpoint. Nothing must be mounted or left at the end of each run. Returns the
+/// number of failpoints.
+async fn end_at_each_step(
+    operations: impl AsyncFn(&Machine, &Agent),
+    resume: impl AsyncFn(&Machine, &Agent, usize),
+    left: fn(&Machine) -> Vec<String>,
+) -> usize {
+    let mut n = 0;
+    loop {
         let machine = Machine::new();
         let _driver = machine.driver(&[]);
         let agent = machine.agent();
         agent.registered().await;
         EndAt::observe(n);
-        let life = async {
-            mount_all(&agent).await;
-            unmount_all(&machine, &agent).await;
-        };
-        let ended = AssertUnwindSafe(life).catch_unwind().await.is_err();
+        let ended = AssertUnwindSafe(operations(&machine, &agent)).catch_unwind().await.is_err();
         EndAt::observe(usize::MAX);
         agent.crash();
+        if ended {
+            let agent = machine.agent();
+            agent.registered().await;
+            resume(&machine, &agent, n).await;
+        }
+        assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]), "failpoint {n}");
         if !ended {
-            assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]));
-            break;
+            return n;
         }
-        cuts += 1;
-        let agent = machine.agent();
-        agent.registered().await;
-        let before = machine.mounts();
-        // The files on disk name the driver of each mount.
-        let root = Root::new(&machine.root);
-        let staged = reconstruct::staged(&root).unwrap();
-        let published = reconstruct::published(&root).unwrap();
-        let known: Vec<_> = staged.iter().chain(published.iter().map(|volume| &volume.found)).collect();
-        for mount in &before {
-            let found = known.iter().find(|found| found.path == *mount);
-            assert!(
-                found.is_some_and(|found| matches!(found.data, Ok(Some(_)))),
-                "cut {n}: {mount:?} {known:?}"
-            );
-        }
-        if n % 2 == 0 {
-            mount_all(&agent).await;
-            assert_eq!(machine.mounts(), [machine.global_mount(), machine.mount()], "cut {n}");
-        }
-        unmount_all(&machine, &agent).await;
-        assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]), "cut {n}");
+        n += 1;
     }
+}
+
+/// Asserts that each mount has a readable `vol_data.json`, which names its driver.
+fn assert_drivers_known(machine: &Machine, n: usize) {
+    let root = Root::new(&machine.root);
+    let staged = reconstruct::staged(&root).unwrap();
+    let published = reconstruct::published(&root).unwrap();
+    let known: Vec<_> = staged.iter().chain(published.iter().map(|volume| &volume.found)).collect();
+    for mount in &machine.mounts() {
+        let found = known.iter().find(|found| found.path == *mount);
+        assert!(
+            found.is_some_and(|found| matches!(found.data, Ok(Some(_)))),
+            "failpoint {n}: {mount:?} {known:?}"
+        );
+    }
+}
+
+/// Ends the agent before and after each step of mounting and unmounting. A new agent finds the volume on
+/// disk. It mounts a desired volume with its data, and removes any other volume completely.
+#[tokio::test]
+async fn an_agent_that_ends_at_any_step_is_replaced_by_one_that_finishes_the_work() {
+    let operations = async |machine: &Machine, agent: &Agent| {
+        mount_all(agent).await;
+        unmount_all(machine, agent).await;
+    };
+    let resume = async |machine: &Machine, agent: &Agent, n: usize| {
+        assert_drivers_known(machine, n);
+        if n.is_multiple_of(2) {
+            mount_all(agent).await;
+            assert_eq!(machine.mounts(), [machine.global_mount(), machine.mount()], "failpoint {n}");
+        }
+        unmount_all(machine, agent).await;
+    };
     // Before and after each of 3 + 3 + 4 + 4 steps.
-    assert_eq!(cuts, 28);
+    assert_eq!(end_at_each_step(operations, resume, left).await, 28);
 }
 
 async fn map_all(agent: &Agent) {
@@ -527,33 +544,17 @@ async fn a_block_volume_is_staged_published_and_removed_with_the_kubelets_files(
 
 #[tokio::test]
 async fn an_agent_that_ends_at_any_step_of_a_block_volume_is_replaced_by_one_that_finishes_the_work() {
-    let mut cuts = 0;
-    for n in 0.. {
-        let machine = Machine::new();
-        let _driver = machine.driver(&[]);
-        let agent = machine.agent();
-        agent.registered().await;
-        EndAt::observe(n);
-        let life = async {
-            map_all(&agent).await;
-            unmap_all(&agent).await;
-        };
-        let ended = AssertUnwindSafe(life).catch_unwind().await.is_err();
-        EndAt::observe(usize::MAX);
-        agent.crash();
-        if !ended {
-            break;
+    let operations = async |_: &Machine, agent: &Agent| {
+        map_all(agent).await;
+        unmap_all(agent).await;
+    };
+    let resume = async |machine: &Machine, agent: &Agent, n: usize| {
+        if n.is_multiple_of(2) {
+            map_all(agent).await;
+            assert_eq!(machine.mounts().len(), 2, "failpoint {n}");
         }
-        cuts += 1;
-        let agent = machine.agent();
-        agent.registered().await;
-        if n % 2 == 0 {
-            map_all(&agent).await;
-            assert_eq!(machine.mounts().len(), 2, "cut {n}");
-        }
-        unmap_all(&agent).await;
-        assert_eq!((machine.mounts(), left_of_block(&machine)), (vec![], vec![]), "cut {n}");
-    }
+        unmap_all(agent).await;
+    };
     // Before and after each of 4 + 4 + 4 + 6 steps.
-    assert_eq!(cuts, 36);
+    assert_eq!(end_at_each_step(operations, resume, left_of_block).await, 36);
 }

@@ -1,7 +1,7 @@
 //! A node for tests: the five services as built, a private containerd, and optionally an API server in memory.
 //!
 //! - [`node`] — starts all processes, kills and stops services, removes everything and checks for leftovers;
-//! - [`anew`] — restarts of services with other settings, and reboots of the node;
+//! - [`restarts`] — restarts of services with other settings, and reboots of the node;
 //! - [`cluster`] — an administrator's client of an API server;
 //! - [`service`] — a supervised process, restarted 200 ms after it exits, as by `quintctl up`;
 //! - [`seen`] — a pod as shown by pod-sync or the API server;
@@ -19,7 +19,6 @@
 
 #![allow(missing_docs, reason = "only the tests of this crate use it")]
 
-pub mod anew;
 pub mod bins;
 pub mod cluster;
 pub mod node;
@@ -27,6 +26,7 @@ pub mod otlp;
 pub mod pods;
 pub mod recorder;
 pub mod registry;
+pub mod restarts;
 pub mod runtime;
 pub mod seen;
 pub mod service;

@@ -166,8 +166,8 @@ fn files(archive: &[u8]) -> BTreeMap<String, Vec<u8>> {
 }
 
 async fn admit(State(shared): State<Arc<Shared>>, request: Request, next: Next) -> Response {
-    let said = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let is_refused = shared.wanted.lock().as_deref().is_some_and(|wanted| said != Some(wanted));
+    let authorization = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let is_refused = shared.wanted.lock().as_deref().is_some_and(|wanted| authorization != Some(wanted));
     if is_refused {
         let how = [(header::WWW_AUTHENTICATE, "Basic realm=\"tests\"")];
         return (StatusCode::UNAUTHORIZED, how).into_response();

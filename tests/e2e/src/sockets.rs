@@ -14,7 +14,7 @@ fn connections(pid: i32) -> Vec<String> {
         }
     }
     let table = |t: &str| std::fs::read_to_string(format!("/proc/{pid}/net/{t}"));
-    let tables = ["tcp", "tcp6"].map(|t| table(t).expect("the kernel tells of TCP"));
+    let tables = ["tcp", "tcp6"].map(|t| table(t).expect("the kernel lists TCP connections"));
     let lines = tables.iter().flat_map(|t| t.lines().skip(1));
     lines
         .map(|line| line.split_whitespace().collect::<Vec<_>>())

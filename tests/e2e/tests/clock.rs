@@ -72,8 +72,12 @@ async fn a_step_of_the_wall_clock_by_an_hour_affects_no_pod() {
     // The clock is stepped during the first back-off of one pod (the first restart has none) and the grace
     // period of the other.
     api.delete("pods", "default", "stubborn", None).unwrap();
-    until("it was asked to end", LONG, async || if dir.join("alive").exists() { Ok(()) } else { Err(()) })
-        .await;
+    until(
+        "the container was stopped",
+        LONG,
+        async || if dir.join("alive").exists() { Ok(()) } else { Err(()) },
+    )
+    .await;
     node.step_clock(HOUR);
     wait_lease(&node, HOUR).await;
     let waited = pause(&node, &crasher, 1).await;

@@ -102,9 +102,9 @@ async fn a_hundred_exits_are_published_without_one_relist() {
             _ => {}
         }
         // The next container exits once all earlier exits were observed: a hundred separate exits.
-        let told = PODS * CONTAINERS - due.len();
+        let exited = PODS * CONTAINERS - due.len();
         if snapshot
-            && seen.len() == told
+            && seen.len() == exited
             && let Some((p, c)) = due.pop()
         {
             let fifo = scratch.join(format!("{p}-{c}"));

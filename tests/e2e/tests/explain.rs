@@ -15,11 +15,11 @@ async fn explain(node: &Node, pod: &str, more: &[&str]) -> Result<String, String
 
 /// Waits until both output forms show that the pod waits for this reason, and returns the description.
 async fn waits(node: &Node, pod: &str, reason: &str) -> Value {
-    let said = until(&format!("{pod}: {reason}"), LONG, async || {
-        let said = explain(node, pod, &["-o", "json"]).await?;
-        let said: Value = serde_json::from_str(&said).map_err(|e| e.to_string())?;
-        let waiting = said["pod"]["waiting"].clone();
-        if waiting["reason"] == reason { Ok(waiting) } else { Err(said.to_string()) }
+    let explanation = until(&format!("{pod}: {reason}"), LONG, async || {
+        let explanation = explain(node, pod, &["-o", "json"]).await?;
+        let explanation: Value = serde_json::from_str(&explanation).map_err(|e| e.to_string())?;
+        let waiting = explanation["pod"]["waiting"].clone();
+        if waiting["reason"] == reason { Ok(waiting) } else { Err(explanation.to_string()) }
     })
     .await;
     until(&format!("{pod}: {reason} on the screen"), LONG, async || {
@@ -28,7 +28,7 @@ async fn waits(node: &Node, pod: &str, reason: &str) -> Value {
         if line.contains(reason) { Ok(()) } else { Err(screen) }
     })
     .await;
-    said
+    explanation
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,11 +67,11 @@ async fn each_wait_of_a_real_pod_is_reported_with_reason_container_and_cause() {
         ("volume", "VolumesNotMounted", "", "keys"),
         ("unready", "ReadinessProbe", "main", ""),
     ] {
-        let said = waits(&node, pod, reason).await;
-        assert_eq!(said["container"], container, "{pod}: {said:#}");
-        assert!(said["message"].as_str().is_some_and(|m| m.contains(text)), "{pod}: {said:#}");
+        let explanation = waits(&node, pod, reason).await;
+        assert_eq!(explanation["container"], container, "{pod}: {explanation:#}");
+        assert!(explanation["message"].as_str().is_some_and(|m| m.contains(text)), "{pod}: {explanation:#}");
         if reason.ends_with("BackOff") {
-            assert!(said["until"].is_string(), "{pod}: {said:#}");
+            assert!(explanation["until"].is_string(), "{pod}: {explanation:#}");
         }
     }
     let screen = explain(&node, "volume", &[]).await.unwrap();
@@ -82,14 +82,15 @@ async fn each_wait_of_a_real_pod_is_reported_with_reason_container_and_cause() {
     api.create("secrets", "default", secret).unwrap();
     for pod in ["config", "volume"] {
         node.wait_ready(pod).await;
-        let said: Value = serde_json::from_str(&explain(&node, pod, &["-o", "json"]).await.unwrap()).unwrap();
-        assert!(said["pod"]["waiting"].is_null(), "{said:#}");
+        let explanation: Value =
+            serde_json::from_str(&explain(&node, pod, &["-o", "json"]).await.unwrap()).unwrap();
+        assert!(explanation["pod"]["waiting"].is_null(), "{explanation:#}");
     }
 
     let uid = node.wait_ready("stopping").await.uid().to_owned();
     api.delete("pods", "default", "stopping", None).unwrap();
-    let said = waits(&node, "stopping", "PreStopHook").await;
-    assert_eq!(said["container"], "main", "{said:#}");
+    let explanation = waits(&node, "stopping", "PreStopHook").await;
+    assert_eq!(explanation["container"], "main", "{explanation:#}");
     let go = dir.join("go");
     tokio::task::spawn_blocking(move || std::fs::write(go, "go\n")).await.unwrap().unwrap();
     node.wait_gone(&uid).await;

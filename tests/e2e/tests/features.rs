@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 /// Returns a pod that runs until SIGTERM and appends a line to the file `lines` of the volume `v` at its
 /// start and end.
-fn tells(name: &str) -> Value {
+fn logging_pod(name: &str) -> Value {
     json!({
         "name": name, "image": images::BUSYBOX, "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-c", format!(
@@ -52,20 +52,20 @@ async fn init_containers_and_sidecars_start_in_order_and_an_ephemeral_container_
     let node = Node::start(Options::with_api("features-order")).await;
     let dir = node.scratch();
     let mut pod = with_dir(pods::script("ordered", ""), &dir);
-    let mut first = tells("first");
+    let mut first = logging_pod("first");
     first["command"] = json!(["sh", "-c", "echo first >> /v/lines"]);
     let sidecar = |name: &str| {
-        let mut c = tells(name);
+        let mut c = logging_pod(name);
         c["restartPolicy"] = json!("Always");
         c
     };
     pod["spec"]["initContainers"] = json!([first, sidecar("side-1"), sidecar("side-2")]);
-    pod["spec"]["containers"] = json!([tells("main")]);
+    pod["spec"]["containers"] = json!([logging_pod("main")]);
     pod["spec"]["terminationGracePeriodSeconds"] = json!(30);
     node.api().create_pod(pods::bound(pod));
     wait_api(&node, "ordered", is_ready).await;
 
-    let mut debugger = tells("debugger");
+    let mut debugger = logging_pod("debugger");
     debugger["command"] =
         json!(["sh", "-c", "cat /proc/1/cmdline > /v/first-process; echo debugger >> /v/lines"]);
     debugger["targetContainerName"] = json!("main");
@@ -94,11 +94,11 @@ async fn sandbox_features_of_a_pod_are_provided_or_refused_according_to_the_runt
     let node = Node::start(Options::with_api("features-sandbox")).await;
     let api = node.api();
     let dir = node.scratch();
-    let told = |name: &str, command: &str| {
+    let script_with_dir = |name: &str, command: &str| {
         with_dir(pods::script(name, &format!("{command}; trap 'exit 0' TERM; sleep 100000 & wait")), &dir)
     };
 
-    let mut sysctl = told("sysctl", "cat /proc/sys/net/ipv4/ip_unprivileged_port_start > /v/port");
+    let mut sysctl = script_with_dir("sysctl", "cat /proc/sys/net/ipv4/ip_unprivileged_port_start > /v/port");
     sysctl["spec"]["securityContext"] =
         json!({"sysctls": [{"name": "net.ipv4.ip_unprivileged_port_start", "value": "77"}]});
     api.create_pod(pods::bound(sysctl.clone()));
@@ -114,13 +114,13 @@ async fn sandbox_features_of_a_pod_are_provided_or_refused_according_to_the_runt
         api.create_pod(pods::bound(pod));
     }
 
-    let mut mapped = told("mapped", "cat /proc/self/uid_map > /v/map");
+    let mut mapped = script_with_dir("mapped", "cat /proc/self/uid_map > /v/map");
     mapped["spec"]["hostUsers"] = json!(false);
     // Users of the pod's user namespace may not write to the node's directory.
     mapped["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
     api.create_pod(pods::bound(mapped));
 
-    let mut volume = told("image", "cp /image/etc/passwd /v/passwd");
+    let mut volume = script_with_dir("image", "cp /image/etc/passwd /v/passwd");
     volume["spec"]["volumes"].as_array_mut().unwrap().push(json!({
         "name": "image", "image": {"reference": images::BUSYBOX, "pullPolicy": "IfNotPresent"}
     }));

@@ -99,10 +99,10 @@ async fn pull_policies_and_the_back_off_of_a_failed_pull() {
         p.containers().get("main").is_some_and(|c| c.state == "waiting: ImagePullBackOff")
     };
     node.wait_pod("missing", "backing off", LONG, waiting).await;
-    let said = events(&node, "missing").await;
-    let place = |what: &str| said.iter().position(|m| m.contains(what));
+    let messages = events(&node, "missing").await;
+    let place = |what: &str| messages.iter().position(|m| m.contains(what));
     let (failed, waits) = (place("Error: ErrImagePull"), place("Back-off pulling image"));
-    assert!(failed.is_some() && failed < waits, "{said:#?}");
+    assert!(failed.is_some() && failed < waits, "{messages:#?}");
     registry.push("missing:1");
     let seen = node.wait_ready("missing").await;
     assert_eq!(seen.container("main").restarts, 0);

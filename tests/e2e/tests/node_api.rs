@@ -73,8 +73,11 @@ async fn kubectl_reads_logs_and_runs_commands() {
     assert_eq!((time.len(), line.as_str()), (30, "two\n"), "{time}");
     let missing = run(&node, &["logs", "--previous", "talker"]).await;
     assert!(!missing.status.success());
-    let said = text(&missing.stderr);
-    assert!(said.contains("previous terminated container \"main\" in pod \"talker\" not found"), "{said}");
+    let output_text = text(&missing.stderr);
+    assert!(
+        output_text.contains("previous terminated container \"main\" in pod \"talker\" not found"),
+        "{output_text}"
+    );
 
     let exec = run(&node, &["exec", "talker", "--", "sh", "-c", "echo out; echo err >&2; exit 7"]).await;
     assert_eq!((text(&exec.stdout).as_str(), exec.status.code()), ("out\n", Some(7)), "{exec:?}");
@@ -357,8 +360,8 @@ async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_d
 
     until("the container is told", LONG, async || exec("touch /tmp/enough").await).await;
     let counted: usize = until("the number of lines", LONG, async || {
-        let said = exec("cat /tmp/counted").await?;
-        said.trim().parse().map_err(|e| format!("{e}: {said:?}"))
+        let output_text = exec("cat /tmp/counted").await?;
+        output_text.trim().parse().map_err(|e| format!("{e}: {output_text:?}"))
     })
     .await;
     let last = format!("number {}\n", counted - 1);

@@ -202,8 +202,8 @@ async fn echo(spdy: &Connection) {
     let (_error, stdin) = (open("error").await, open("stdin").await);
     let (mut stdout, _stderr) = (open("stdout").await, open("stderr").await);
     assert!(stdin.writer.send(b"ping").await);
-    let heard = tokio::time::timeout(LONG, stdout.blocks.recv()).await.expect("the echo");
-    assert_eq!(heard.as_deref(), Some(b"ping".as_slice()));
+    let received = tokio::time::timeout(LONG, stdout.blocks.recv()).await.expect("the echo");
+    assert_eq!(received.as_deref(), Some(b"ping".as_slice()));
 }
 
 /// Waits until neither side has a connection. containerd closes its own when the process in the container has
@@ -361,15 +361,15 @@ async fn a_web_socket_client_of_version_5_closes_only_stdin_and_gets_the_exit_co
     // A client that disconnects is cleaned up.
     let mut socket = websocket(&node, &exec("input=1&output=1", "cat"), protocol).await;
     socket.send(message(0, "ping")).await.unwrap();
-    let heard = async {
+    let received = async {
         loop {
             if let Message::Binary(data) = socket.next().await.unwrap().unwrap() {
                 return data;
             }
         }
     };
-    let heard = tokio::time::timeout(LONG, heard).await.expect("the echo");
-    assert_eq!(heard.as_ref(), b"\x01ping");
+    let received = tokio::time::timeout(LONG, received).await.expect("the echo");
+    assert_eq!(received.as_ref(), b"\x01ping");
     drop(socket);
     nothing_left(&node, "a client of version 5 that is gone").await;
     node.down().await;
@@ -434,13 +434,15 @@ async fn a_killed_node_api_restarts_without_an_effect_on_containers() {
         "GET /containerLogs/default/ticker/main?follow=true HTTP/1.1\r\nhost: node\r\nauthorization: Bearer {TOKEN}\r\n\r\n"
     );
     follow.write_all(request.as_bytes()).await.unwrap();
-    let mut heard = String::new();
-    while !heard.contains("line 3\n") {
+    let mut received = String::new();
+    while !received.contains("line 3\n") {
         let mut block = [0; 1024];
-        let n =
-            tokio::time::timeout(LONG, follow.read(&mut block)).await.expect("the follower hears").unwrap();
-        assert!(n > 0, "the follower was cut: {heard}");
-        heard.push_str(&String::from_utf8_lossy(&block[..n]));
+        let n = tokio::time::timeout(LONG, follow.read(&mut block))
+            .await
+            .expect("the follower is notified")
+            .unwrap();
+        assert!(n > 0, "the follower was cut: {received}");
+        received.push_str(&String::from_utf8_lossy(&block[..n]));
     }
     let starts = node.kill9("node-api");
     let mut rest = Vec::new();
@@ -464,13 +466,13 @@ async fn a_runtime_that_cannot_checkpoint_is_quoted() {
     let node = start("node-api-checkpoint", &[]).await;
     ready(&node, pods::script("talker", TALKER)).await;
     let path = "/checkpoint/default/talker/main";
-    let (code, said) = ask(&node, Method::POST, path).await;
+    let (code, body_text) = ask(&node, Method::POST, path).await;
     // containerd needs CRIU, which this machine does not have. The error messages differ by version.
-    assert_eq!(code, StatusCode::INTERNAL_SERVER_ERROR, "{said}");
+    assert_eq!(code, StatusCode::INTERNAL_SERVER_ERROR, "{body_text}");
     let quoted = "checkpointing of default/talker/main failed (rpc error: code = ";
-    assert!(said.starts_with(quoted) && said.ends_with(')'), "{said}");
+    assert!(body_text.starts_with(quoted) && body_text.ends_with(')'), "{body_text}");
     assert_eq!(get(&node, path).await.0, StatusCode::METHOD_NOT_ALLOWED);
-    let (code, said) = ask(&node, Method::POST, "/checkpoint/default/talker/other").await;
-    assert_eq!((code.as_u16(), said.as_str()), (404, "container other does not exist"));
+    let (code, body_text) = ask(&node, Method::POST, "/checkpoint/default/talker/other").await;
+    assert_eq!((code.as_u16(), body_text.as_str()), (404, "container other does not exist"));
     node.down().await;
 }

@@ -117,7 +117,7 @@ async fn wait_gauge(node: &Node, name: &str, want: &str) {
 async fn streams_end_with_their_pod_and_are_cleaned_up() {
     let node = Node::start(options("node-api-deleted")).await;
     // Prints a line on SIGTERM and waits a moment, so that the line is delivered.
-    let script = "echo begun; trap 'echo told; sleep 1; exit 0' TERM; echo hello > /tmp/index.html; \
+    let script = "echo begun; trap 'echo stopping; sleep 1; exit 0' TERM; echo hello > /tmp/index.html; \
                   httpd -p 8080 -h /tmp; sleep 100000 & wait";
     let mut pod = pods::script("short", script);
     pod["spec"]["terminationGracePeriodSeconds"] = json!(20);
@@ -166,11 +166,11 @@ async fn streams_end_with_their_pod_and_are_cleaned_up() {
     {
         rest.push(line);
     }
-    assert_eq!(rest, ["told"]);
+    assert_eq!(rest, ["stopping"]);
     assert!(tokio::time::timeout(LONG, log.wait()).await.expect("logs -f ends").unwrap().success());
     let attached = tokio::time::timeout(LONG, attach.wait_with_output()).await.expect("attach ends").unwrap();
     assert!(attached.status.success(), "{attached:?}");
-    assert_eq!(String::from_utf8_lossy(&attached.stdout), "told\n");
+    assert_eq!(String::from_utf8_lossy(&attached.stdout), "stopping\n");
     // The process is killed with the container, so the command fails, and the runtime reports the signal.
     drop(exec.stdin.take());
     let executed = tokio::time::timeout(LONG, exec.wait_with_output()).await.expect("exec ends").unwrap();

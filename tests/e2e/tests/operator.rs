@@ -83,8 +83,8 @@ async fn forwarded(node: &Node) {
     let mut refused = tokio::net::TcpStream::connect(&addresses[1]).await.unwrap();
     let mut nothing = Vec::new();
     let _ = tokio::time::timeout(LONG, refused.read_to_end(&mut nothing)).await.expect("it ends");
-    let said = tokio::time::timeout(LONG, lines.next_line()).await.unwrap().unwrap().unwrap();
-    assert!(said.starts_with("port 9: ") && said.contains("refused"), "{said}");
+    let printed = tokio::time::timeout(LONG, lines.next_line()).await.unwrap().unwrap().unwrap();
+    assert!(printed.starts_with("port 9: ") && printed.contains("refused"), "{printed}");
     assert!(text(&get("/index.html").await).ends_with("hello\n"));
 }
 

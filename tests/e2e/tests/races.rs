@@ -60,10 +60,10 @@ async fn a_cri_proxy_killed_during_calls_duplicates_nothing() {
     println!("{met} of {} kills cut a call", 2 * ROUNDS);
     assert!(met >= MET, "only {met} of {} kills cut a call", 2 * ROUNDS);
     let log = node.log("pod-sync");
-    let told = |reason: &str| ["Unhealthy", "MissingClusterDNS"].contains(&reason);
+    let is_expected = |reason: &str| ["Unhealthy", "MissingClusterDNS"].contains(&reason);
     let reasons = log.lines().filter_map(|l| l.split_once("warning event reason=")?.1.split(' ').next());
-    let faults: Vec<&str> = reasons.filter(|reason| !told(reason)).collect();
-    assert!(faults.is_empty(), "what was cut is told of as a pod's fault: {faults:?}");
+    let faults: Vec<&str> = reasons.filter(|reason| !is_expected(reason)).collect();
+    assert!(faults.is_empty(), "an interrupted call is reported as a fault of its pod: {faults:?}");
     node.down().await;
 }
 

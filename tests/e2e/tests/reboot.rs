@@ -95,15 +95,15 @@ async fn after_a_reboot_static_pods_start_first_and_pods_keep_their_identity() {
         assert_eq!(file("memory", "starts"), "x\n", "the memory has not");
         assert!(
             file("disk", "colours").ends_with("green\nblue\n"),
-            "mounted anew: {}",
+            "mounted again: {}",
             file("disk", "colours")
         );
         assert!(is_mounted(old.uid()));
         // No status report has an address of the previous boot.
-        let told = api.requests(format!("patch pods/status default/{}", old.name()).as_str());
+        let reports = api.requests(format!("patch pods/status default/{}", old.name()).as_str());
         let address = format!("\"{}\"", old.ip());
-        assert!(!told.is_empty());
-        assert!(told.iter().all(|r| !r.body.to_string().contains(&address)), "{address}: {told:#?}");
+        assert!(!reports.is_empty());
+        assert!(reports.iter().all(|r| !r.body.to_string().contains(&address)), "{address}: {reports:#?}");
     }
     let mirror = format!("static-{NODE}");
     let again = |p: &Value| {
@@ -113,11 +113,11 @@ async fn after_a_reboot_static_pods_start_first_and_pods_keep_their_identity() {
     api.wait_for("pods", "default", &mirror, LONG, again).await;
     let new_boot = |n: &Value| ![String::new(), first_boot.clone()].contains(&booted(n));
     let object = api.wait_for("nodes", "", NODE, LONG, new_boot).await;
-    until("the reboot is told", LONG, async || {
+    until("the reboot is reported", LONG, async || {
         let text = format!("Node {NODE} has been rebooted, boot id: {}", booted(&object));
         let events = api.list("events");
-        let told = events.iter().any(|e| e["reason"] == "Rebooted" && e["message"] == text.as_str());
-        if told { Ok(()) } else { Err(events) }
+        let reports = events.iter().any(|e| e["reason"] == "Rebooted" && e["message"] == text.as_str());
+        if reports { Ok(()) } else { Err(events) }
     })
     .await;
     node.assert_no_duplicates().await;

@@ -182,7 +182,10 @@ async fn a_pod_is_resized_at_pod_level_and_an_impossible_resize_is_reported() {
     };
     let seen = api.wait_for("pods", "default", "whole", LONG, refused).await;
     assert_eq!(limits(pid), of(80, 20_000));
-    assert_eq!(seen["status"]["resources"]["limits"]["memory"], "80Mi", "what it has, not what was allowed");
+    assert_eq!(
+        seen["status"]["resources"]["limits"]["memory"], "80Mi",
+        "the actual resources, not the allocation"
+    );
     resize("200m", "80Mi");
 
     // A request above the node's resources is deferred and reported, and the resources stay.

@@ -128,7 +128,7 @@ impl Up {
         self.child.wait().unwrap();
     }
 
-    fn said(&self) -> String {
+    fn output_text(&self) -> String {
         let mut out = std::fs::read_to_string(self.dir.path().join("out")).unwrap_or_default();
         for entry in std::fs::read_dir(self.dir.path().join("logs")).into_iter().flatten().flatten() {
             let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
@@ -239,7 +239,7 @@ async fn each_socket_is_open_only_to_the_users_in_the_table() {
     let paths: Vec<PathBuf> = sockets.iter().map(|s| path_of(&run, &s.name)).collect();
     for path in &paths {
         if let Err(error) = quintlet_kit::socket::wait_ready(path, LIMIT).await {
-            panic!("{error}\n{}", up.said());
+            panic!("{error}\n{}", up.output_text());
         }
     }
 
@@ -303,7 +303,7 @@ async fn each_socket_is_open_only_to_the_users_in_the_table() {
             wrong.push(format!("{} is served by uid {}", socket.name, peer.uid()));
         }
     }
-    assert!(wrong.is_empty(), "{wrong:#?}\n{}", up.said());
+    assert!(wrong.is_empty(), "{wrong:#?}\n{}", up.output_text());
 
     // node-api serves with the key that only root can read, and its directory has no writable copy.
     let health = Command::new(bins::dir().join("quintctl"))

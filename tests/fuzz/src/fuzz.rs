@@ -78,7 +78,7 @@ fn cpu() -> Duration {
 /// Panics if the thread of the target ends without a result.
 pub fn run(inputs: fn() -> Inputs, check: Check, budget: Duration) -> Result<u64, Box<Found>> {
     let current = Arc::new(std::sync::Mutex::new(None));
-    let (tell, told) = mpsc::channel();
+    let (tell, results) = mpsc::channel();
     let shown = Arc::clone(&current);
     std::thread::spawn(move || {
         let outcome = until_found(&inputs(), check, budget, &shown);
@@ -86,11 +86,11 @@ pub fn run(inputs: fn() -> Inputs, check: Check, budget: Duration) -> Result<u64
         let _ = tell.send(outcome);
     });
     loop {
-        match told.recv_timeout(Duration::from_millis(100)) {
+        match results.recv_timeout(Duration::from_millis(100)) {
             Ok(outcome) => return outcome.map_err(Box::new),
             Err(RecvTimeoutError::Timeout) => {
                 // No input exists before the strategy is built, which takes a while.
-                let now = current.lock().expect("nobody panics with this lock").clone();
+                let now = current.lock().expect("no thread panics with this lock").clone();
                 if let Some((input, _)) = now.filter(|(_, since): &(_, Instant)| since.elapsed() > HANGS) {
                     return Err(Box::new(Found { input, why: format!("does not end within {HANGS:?}") }));
                 }
@@ -117,7 +117,7 @@ fn until_found(
             ..Config::default()
         };
         let outcome = TestRunner::new(config).run(&strategy, |input: Vec<u8>| {
-            *current.lock().expect("nobody panics with this lock") = Some((input.clone(), Instant::now()));
+            *current.lock().expect("no thread panics with this lock") = Some((input.clone(), Instant::now()));
             one(check, &input).map_err(TestCaseError::fail)
         });
         match outcome {

@@ -161,7 +161,7 @@ impl Outcomes {
         let different: Vec<String> = missing.chain(new).take(40).collect();
         assert!(
             different.is_empty(),
-            "what became of these cases is not what {} says ({UPDATE}=1 writes it anew; read the difference):\n{}",
+            "the outcomes of these cases differ from {} ({UPDATE}=1 rewrites the file; review the difference):\n{}",
             path.display(),
             different.join("\n")
         );

@@ -5,11 +5,11 @@ use serde_json::Value;
 /// Outcome of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is Ready, or has succeeded.
+    /// The pod is Ready or has succeeded.
     Good,
-    /// Its status has a reason.
+    /// The pod's status has a reason.
     Reason(String),
-    /// Its status has no reason, but there is a Warning event. It may still become Ready.
+    /// The pod's status has no reason, but there is a Warning event. The pod may still become Ready.
     Warning(String),
 }
 

@@ -23,11 +23,11 @@ pub fn settled(runtime: &FakeRuntime, pod: &Value) -> Result<(), String> {
     }
     for (spec, statuses) in [("initContainers", "initContainerStatuses"), ("containers", "containerStatuses")]
     {
-        let came = |name: &Value| {
+        let was_called = |name: &Value| {
             let state = list(status, statuses).find(|s| s["name"] == *name).map(|s| &s["state"]);
             state.is_some_and(|s| s["running"].is_object() || s["terminated"].is_object())
         };
-        if let Some(late) = list(&pod["spec"], spec).find(|c| !came(&c["name"])) {
+        if let Some(late) = list(&pod["spec"], spec).find(|c| !was_called(&c["name"])) {
             return Err(format!("container {}", late["name"]));
         }
     }

@@ -24,7 +24,6 @@ pub struct Field {
 pub enum Kind {
     /// A string, or bytes with text.
     Text,
-    /// A bool.
     Bool,
     /// An integer.
     Int,
@@ -34,7 +33,6 @@ pub enum Kind {
     Number,
     /// A map of strings to strings.
     Map,
-    /// A message.
     Message(&'static [Field]),
 }
 

@@ -65,7 +65,7 @@ impl Cuts {
 
     /// Waits until pod-sync was killed there.
     pub async fn reached(&self) {
-        // The sender lives as long as `self`.
+        // The sender exists as long as `self`.
         let _ = self.reached.subscribe().wait_for(Option::is_some).await;
     }
 
@@ -139,7 +139,7 @@ impl Life {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// Marks the runtime as dropped: a thread's end is no longer an error for anybody.
+    /// Marks the runtime as dropped: the end of a thread is no longer observed as an error.
     pub(crate) fn is_gone(&self) {
         *self.gone.lock() = true;
         self.went.notify_all();

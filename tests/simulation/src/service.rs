@@ -23,7 +23,6 @@ use crate::cuts::{Cuts, Life};
 
 pub const NODE: &str = "sim-node";
 
-/// A service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
     CriProxy,

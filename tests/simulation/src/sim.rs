@@ -445,7 +445,7 @@ impl Sim {
             let at: jiff::Timestamp = text(line, "ts").parse().expect("a line has its time");
             if let Some(before) = last.insert(fault, at) {
                 let apart = at.duration_since(before).as_secs();
-                assert!(apart >= 59, "a fault was told again after {apart} s: {line:#?}");
+                assert!(apart >= 59, "a fault was logged again after {apart} s: {line:#?}");
             }
         }
     }

@@ -1,10 +1,11 @@
-//! List calls. The runtime's stream is used if it has one, and its unary list otherwise. The caller gets what it asked for: a list or a
-//! stream.
+//! Forwards list calls. The proxy calls the runtime's stream method if it exists, and its unary method
+//! otherwise. The reply has the form that the caller requested: one list or a stream.
 //!
-//! A caller of a stream gets messages of whole items while the runtime is still sending, so only a few messages of a list are in memory
-//! ([`MAX_BUFFERED`]). If a list fails after its first message, the stream ends with the error, and the caller discards the messages
-//! before it, as for every CRI stream. Before that, an interrupted list is requested again. Each list is read by its own task: a slow
-//! caller delays only its own list, for [`SEND_TIMEOUT`] at most.
+//! A stream forwards messages of whole items while the runtime is still sending, so only a few messages of a
+//! list are in memory ([`MAX_BUFFERED`]). An interrupted list is requested again unless a message was
+//! forwarded. After the first message, an error ends the stream, and the caller discards the messages before
+//! it, as for every CRI stream. Each list is read by a separate task, so a slow caller delays only its own
+//! list, for [`SEND_TIMEOUT`] at most.
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;

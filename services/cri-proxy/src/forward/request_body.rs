@@ -1,4 +1,4 @@
-//! The body of a request.
+//! Reads the body of a request, within the byte budget of its socket.
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
@@ -9,15 +9,15 @@ use super::MAX_REQUEST;
 use crate::budget::{ByteBudget, Exhausted, GrowingReservation, Reservation};
 use crate::reply;
 
-/// The reason why a request is refused.
+/// Reason why a request is rejected.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadRequest {
     #[error("the request was interrupted: {0}")]
-    Cut(hyper::Error),
+    Interrupted(hyper::Error),
     #[error("the request is larger than {MAX_REQUEST} bytes")]
     TooLarge,
     #[error(transparent)]
-    NoRoom(Exhausted),
+    BudgetExhausted(Exhausted),
     #[error(transparent)]
     Frame(reply::BadFrame),
 }
@@ -25,8 +25,8 @@ pub(super) enum BadRequest {
 impl BadRequest {
     pub(super) fn code(&self) -> Code {
         match self {
-            Self::Cut(_) | Self::TooLarge | Self::Frame(_) => Code::InvalidArgument,
-            Self::NoRoom(_) => Code::ResourceExhausted,
+            Self::Interrupted(_) | Self::TooLarge | Self::Frame(_) => Code::InvalidArgument,
+            Self::BudgetExhausted(_) => Code::ResourceExhausted,
         }
     }
 }
@@ -39,12 +39,12 @@ pub(super) async fn read_body(
     let mut out = BytesMut::new();
     let mut held = GrowingReservation::default();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(BadRequest::Cut)?;
+        let frame = frame.map_err(BadRequest::Interrupted)?;
         if let Some(data) = frame.data_ref() {
             if out.len().saturating_add(data.len()) > MAX_REQUEST {
                 return Err(BadRequest::TooLarge);
             }
-            budget.reserve(&mut held, data.len()).map_err(BadRequest::NoRoom)?;
+            budget.reserve(&mut held, data.len()).map_err(BadRequest::BudgetExhausted)?;
             out.extend_from_slice(data);
         }
     }

@@ -30,12 +30,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 #[non_exhaustive]
 pub enum ReviewError {
     #[error("failed to use kubeconfig {}", path.display())]
-    Kubeconfig {
-        /// The path.
-        path: PathBuf,
-        /// The cause.
-        source: kube::config::KubeconfigError,
-    },
+    Kubeconfig { path: PathBuf, source: kube::config::KubeconfigError },
     #[error("failed to create the API client")]
     Client(#[source] kube::Error),
     #[error("review by the API server failed")]

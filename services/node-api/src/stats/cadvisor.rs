@@ -19,9 +19,9 @@ type Figure = (&'static str, &'static str, Option<f64>);
 
 /// Statistics of one pod.
 struct Counted {
-    /// Of the pod's cgroup.
+    /// Name and statistics of the pod's cgroup.
     own: Option<(String, Detail)>,
-    /// Of its containers' cgroups, by container ID.
+    /// Names and statistics of the containers' cgroups, by container ID.
     containers: Vec<(String, String, Detail)>,
     /// `/proc/PID/net/dev` in its network namespace; none for a pod in the host's.
     network: Option<String>,
@@ -97,7 +97,7 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
     let of_pod = row("", "", own.map_or("", |(id, _)| id), "");
     used(out, &of_pod, pod.stats.cpu.as_ref(), pod.stats.memory.as_ref());
     if let Some((_, detail)) = own {
-        told(out, &of_pod, detail, now);
+        render(out, &of_pod, detail, now);
     }
     match &counted.network {
         Some(dev) => interfaces(out, &of_pod, dev, now),
@@ -111,7 +111,7 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
         let labels = row(name, id, counted.map_or("", |(_, place, _)| place), image);
         used(out, &labels, c.cpu.as_ref(), c.memory.as_ref());
         if let Some((.., detail)) = counted {
-            told(out, &labels, detail, now);
+            render(out, &labels, detail, now);
         }
         on_disk(out, &labels, c.writable_layer.as_ref(), now);
         if let Some(started) = started(&pod.object, name) {
@@ -146,7 +146,7 @@ fn used(out: &mut Text, labels: &str, cpu: Option<&v1::CpuUsage>, memory: Option
 }
 
 /// A missing limit is reported as 0. A missing quota is not reported.
-fn told(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
+fn render(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
     let memory = &detail.memory;
     let throttling = detail.throttling;
     let bytes = |value: Option<u64>| value.map(whole);
@@ -285,12 +285,12 @@ mod tests {
             containers: vec![("c1".into(), "/kubepods/podu/c1".into(), detail)],
             network: Some(dev.into()),
         };
-        let told = |pod: &Pod, counted: &Counted| {
+        let render = |pod: &Pod, counted: &Counted| {
             let mut out = Text::default();
             write(&mut out, pod, counted, 1_700_000_000_123);
             out.finish()
         };
-        let text = told(&pod, &counted);
+        let text = render(&pod, &counted);
         let of_container =
             r#"container="main",id="/kubepods/podu/c1",image="i:1",name="c1",namespace="n",pod="p""#;
         let of_pod = r#"container="",id="/kubepods/podu",image="",name="",namespace="n",pod="p""#;
@@ -332,7 +332,7 @@ mod tests {
             ..Default::default()
         });
         pod.stats.network = default_interface;
-        let bare = told(&pod, &Counted { own: None, containers: Vec::new(), network: None });
+        let bare = render(&pod, &Counted { own: None, containers: Vec::new(), network: None });
         assert!(bare.contains(r#"interface="eth0"} 50"#), "{bare}");
         assert!(
             bare.contains("container_memory_working_set_bytes") && !bare.contains("container_processes"),

@@ -17,8 +17,8 @@ const BLOCK: u64 = 512;
 pub(super) type RuntimeFiles = BTreeMap<String, wire::DiskUsage>;
 
 /// Returns a file system of the runtime, as pod-sync runtime_stats it, or else as this process sees it.
-pub(super) fn of_runtime(place: &str, told: &RuntimeFiles, time: &str) -> Value {
-    told.get(place).map_or_else(
+pub(super) fn of_runtime(place: &str, reported: &RuntimeFiles, time: &str) -> Value {
+    reported.get(place).map_or_else(
         || file_system(Path::new(place), time),
         |usage| {
             let mut out = cri_stats(usage);
@@ -40,10 +40,10 @@ fn cri_stats(usage: &wire::DiskUsage) -> Value {
 }
 
 /// Returns a file system of images or writable layers: the usage from the runtime, the capacity from the file system.
-pub(super) fn image_fs(fs: &v1::FilesystemUsage, told: &RuntimeFiles) -> Value {
+pub(super) fn image_fs(fs: &v1::FilesystemUsage, reported: &RuntimeFiles) -> Value {
     let place = fs.fs_id.as_ref().map(|id| id.mountpoint.as_str()).unwrap_or_default();
     let value = |n: Option<v1::UInt64Value>| number(n).as_u64();
-    within(&of_runtime(place, told, ""), time(fs.timestamp), value(fs.used_bytes), value(fs.inodes_used))
+    within(&of_runtime(place, reported, ""), time(fs.timestamp), value(fs.used_bytes), value(fs.inodes_used))
 }
 
 /// Returns the file system of a path.
@@ -75,8 +75,8 @@ fn within(fs: &Value, time: Value, used_bytes: Option<u64>, inodes_used: Option<
 }
 
 /// Returns the usage of a container's writable layer.
-pub(super) fn writable(layer: Option<&v1::FilesystemUsage>, told: &RuntimeFiles) -> Value {
-    layer.map_or(Value::Null, |layer| image_fs(layer, told))
+pub(super) fn writable(layer: Option<&v1::FilesystemUsage>, reported: &RuntimeFiles) -> Value {
+    layer.map_or(Value::Null, |layer| image_fs(layer, reported))
 }
 
 /// Returns the usage of the files in a log directory, which lies in `fs`. Subdirectories do not count.
@@ -117,8 +117,8 @@ pub(super) fn ephemeral(
     let runtime_stats: Vec<&wire::DiskUsage> =
         volumes.filter_map(|v| v.usage.as_ref()).chain(storage.and_then(|s| s.hosts.as_ref())).collect();
     let sum = |field: &str, of: fn(&wire::DiskUsage) -> u64| {
-        let told = files.iter().filter_map(|f| f[field].as_u64());
-        told.chain(runtime_stats.iter().map(|u| of(u))).reduce(u64::saturating_add)
+        let reported = files.iter().filter_map(|f| f[field].as_u64());
+        reported.chain(runtime_stats.iter().map(|u| of(u))).reduce(u64::saturating_add)
     };
     let (bytes, inodes) = (sum("usedBytes", |u| u.used_bytes), sum("inodesUsed", |u| u.inodes_used));
     within(fs, json!(now), bytes, inodes)
@@ -154,7 +154,7 @@ mod tests {
             inodes_free: 4,
             inodes_used: 6,
         };
-        let told = RuntimeFiles::from([("/closed".to_owned(), usage)]);
+        let reported = RuntimeFiles::from([("/closed".to_owned(), usage)]);
         let at = |place: &str| v1::FilesystemUsage {
             timestamp: 1_000_000_000,
             fs_id: Some(v1::FilesystemIdentifier { mountpoint: place.to_owned() }),
@@ -163,12 +163,12 @@ mod tests {
         };
         let want = json!({"time": "1970-01-01T00:00:01Z", "availableBytes": 30, "capacityBytes": 100, "usedBytes": 7,
             "inodesFree": 4, "inodes": 10, "inodesUsed": 2});
-        assert_eq!(image_fs(&at("/closed"), &told), want);
-        assert_eq!(writable(Some(&at("/closed")), &told), want);
-        assert_eq!(writable(None, &told), Value::Null);
-        let open = image_fs(&at("/"), &told);
-        assert!(open["capacityBytes"].as_u64() > Some(100), "an older pod-sync tells nothing: {open}");
-        let unknown = image_fs(&at("/nowhere/at/all"), &told);
+        assert_eq!(image_fs(&at("/closed"), &reported), want);
+        assert_eq!(writable(Some(&at("/closed")), &reported), want);
+        assert_eq!(writable(None, &reported), Value::Null);
+        let open = image_fs(&at("/"), &reported);
+        assert!(open["capacityBytes"].as_u64() > Some(100), "an older pod-sync reports nothing: {open}");
+        let unknown = image_fs(&at("/nowhere/at/all"), &reported);
         assert_eq!((&unknown["usedBytes"], &unknown["capacityBytes"]), (&json!(7), &Value::Null));
     }
 

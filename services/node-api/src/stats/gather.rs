@@ -92,9 +92,9 @@ pub(super) fn group_of(paths: &StatsPaths, object: &Value, uid: &str) -> Option<
 
 /// Adds running pods that the runtime omits, by pod-sync and their cgroups.
 fn add_left_out(pods: &mut Vec<Pod>, objects: BTreeMap<String, Value>, paths: &StatsPaths) {
-    let told: HashSet<String> = pods.iter().map(|p| p.uid.clone()).collect();
+    let listed: HashSet<String> = pods.iter().map(|p| p.uid.clone()).collect();
     for (uid, object) in objects {
-        if told.contains(&uid) || object["status"]["phase"] != "Running" {
+        if listed.contains(&uid) || object["status"]["phase"] != "Running" {
             continue;
         }
         let Some(group) = group_of(paths, &object, &uid) else { continue };
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!(pod.pressures["abc"].memory["some"]["avg10"], 2.0);
         pods.clear();
         add_left_out(&mut pods, [("u1".to_owned(), object("Succeeded"))].into(), &paths);
-        assert!(pods.is_empty(), "it has ended");
+        assert!(pods.is_empty(), "the container has terminated");
         complete(&mut pods, &paths, &rates, at(9), true);
         assert!(rates.0.lock().is_empty(), "what is gone is forgotten");
     }
@@ -339,7 +339,7 @@ mod tests {
         complete(&mut pods, &paths, &Rates::default(), Timestamp::UNIX_EPOCH, false);
         assert_eq!(pods.len(), 1);
         assert_eq!(pods[0].stats.cpu, Some(cpu));
-        assert!(pods[0].stats.memory.is_some(), "what it does not tell is the group's");
+        assert!(pods[0].stats.memory.is_some(), "missing values are those of the cgroup");
         assert_eq!(pods[0].pressure, Pressure::default(), "not asked for");
     }
 }

@@ -65,7 +65,7 @@ fn apply(entry: &mut Entry, ticket: u64, found: Result<Found, String>) -> Verdic
     apply_listed(entry, ticket, None, found)
 }
 
-/// Applies an inspection that a list of the second `listed` asked for.
+/// Applies an inspection that the second list of `listed` caused.
 fn apply_listed(
     entry: &mut Entry,
     ticket: u64,
@@ -143,7 +143,7 @@ fn a_failed_inspection_keeps_the_last_good_state_with_the_error() {
     let mut e = entry();
     apply(&mut e, 1, Ok(found(vec![], vec![container("c", ContainerState::Running)])));
     assert_eq!(apply(&mut e, 2, Err("no answer".to_owned())), Verdict::Changed(vec![]));
-    assert_eq!(apply(&mut e, 3, Err("no answer".to_owned())), Verdict::Same, "told once");
+    assert_eq!(apply(&mut e, 3, Err("no answer".to_owned())), Verdict::Same, "reported once");
     let record = e.record().unwrap();
     assert_eq!(
         (record.error.as_deref(), record.containers.len(), record.observed),
@@ -168,7 +168,7 @@ fn a_failed_inspection_creates_a_record_only_for_a_pod_that_was_listed_after_its
     for (ticket, listed) in [(5, None), (6, Some(3))] {
         assert_eq!(apply_listed(&mut e, ticket, listed, down()), Verdict::Nothing, "listed {listed:?}");
     }
-    assert_eq!(apply(&mut e, 7, nothing()), Verdict::Nothing, "gone is said once");
+    assert_eq!(apply(&mut e, 7, nothing()), Verdict::Nothing, "the removal is reported once");
     assert_eq!(apply_listed(&mut e, 8, Some(8), down()), Verdict::Changed(vec![]), "made again since");
     let mut e = Entry::new(pod_ref().uid, Some(at(4)));
     assert_eq!(apply_listed(&mut e, 9, Some(3), down()), Verdict::Nothing, "the owner before found it gone");

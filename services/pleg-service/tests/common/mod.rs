@@ -275,7 +275,7 @@ impl Watch {
     }
 
     pub async fn step(&mut self) {
-        let event = self.stream.message().await.unwrap().expect("the stream goes on");
+        let event = self.stream.message().await.unwrap().expect("the stream continues");
         self.check(&event);
         self.cursor = event.cursor.or(self.cursor);
         let word = match event.event.expect("an event") {

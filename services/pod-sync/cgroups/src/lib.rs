@@ -161,7 +161,8 @@ impl Cgroups {
         }
     }
 
-    /// Marks cgroups of pods as created by `owner`, which tells them apart from those of another node agent under the same root.
+    /// Marks cgroups of pods as created by `owner`, to distinguish them from those of another node agent
+    /// under the same root.
     #[must_use]
     pub fn with_owner(self, owner: &str) -> Self {
         Self { owner: owner.to_owned(), ..self }

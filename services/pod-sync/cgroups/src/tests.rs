@@ -200,7 +200,7 @@ async fn a_pods_cgroup_exists_from_its_first_use_until_its_last_process() {
 
     cgroups.reduce_cpu_limits(&id).unwrap();
     cgroups.ensure(&limited, &id).unwrap();
-    assert_eq!(real.cpu("kubepods/burstable/podu-1"), 2, "a group that is there is not written again");
+    assert_eq!(real.cpu("kubepods/burstable/podu-1"), 2, "an existing cgroup is not written again");
     cgroups.ensure_with_values(&limited, &id).unwrap();
     assert_eq!(real.cpu("kubepods/burstable/podu-1"), 512, "but where it may lack its values");
     cgroups.reduce_cpu_limits(&id).unwrap();

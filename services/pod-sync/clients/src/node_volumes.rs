@@ -40,7 +40,7 @@ pub struct NodeCsiDrivers {
     pub removed: BTreeSet<String>,
 }
 
-/// What the Node in the API server has of the node's volumes. Volumes have their unique names.
+/// State of the node's volumes in the Node of the API server, by unique name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum NodeVolumesState {
     /// The Node was not read yet.

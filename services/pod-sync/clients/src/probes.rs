@@ -4,15 +4,18 @@
 //! moves in three steps: its instance is asked to release the pod, the instance answers with the final memory, and the other
 //! instance gets the pod with that memory and the next generation. Later reports of a lower generation are dropped.
 
+mod discovery;
+mod memory;
 mod shards;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use notify::Watcher as _;
 use parking_lot::{Mutex, RwLock};
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
@@ -28,6 +31,8 @@ use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
+use self::discovery::{sockets, watch};
+use self::memory::{fill_memory, is_same_target, merge};
 use self::shards::{Instances, Place, Step};
 use crate::WorkerWakeups;
 
@@ -362,7 +367,7 @@ impl Probes {
             }
             Ok(())
         };
-        // When one half ends, both are dropped; the next stream starts anew.
+        // When one half ends, both are dropped; the next stream starts again.
         tokio::select! {
             () = write => Ok(()),
             ended = read => ended,
@@ -450,264 +455,6 @@ impl Probes {
     }
 }
 
-// Keeps the higher counter of the same container; memory of another container replaces.
-fn merge(memory: &mut PodMemory, container: &str, probe: ProbeType, new: ProbeMemory) -> bool {
-    match memory.get(&(container.to_owned(), probe)) {
-        Some(have) if have.container_id == new.container_id && have.counter >= new.counter => false,
-        Some(_) | None => {
-            memory.insert((container.to_owned(), probe), new);
-            true
-        }
-    }
-}
-
-fn fill_memory(target: &mut wire::PodTarget, memory: &PodMemory) {
-    for container in &mut target.containers {
-        for spec in &mut container.probes {
-            let Ok(probe) = convert::probe_type(spec.r#type) else { continue };
-            spec.memory = memory
-                .get(&(container.name.clone(), probe))
-                .filter(|m| m.container_id.as_str() == container.container_id)
-                .map(Into::into);
-        }
-    }
-}
-
-// Compares targets without their memory, which comes from the instance itself.
-fn is_same_target(a: &wire::PodTarget, b: &wire::PodTarget) -> bool {
-    let strip = |t: &wire::PodTarget| {
-        let mut t = t.clone();
-        for spec in t.containers.iter_mut().flat_map(|c| c.probes.iter_mut()) {
-            spec.memory = None;
-        }
-        t
-    };
-    strip(a) == strip(b)
-}
-
 fn request(request: wire::drive_request::Request, trace: Option<Trace>) -> wire::DriveRequest {
     wire::DriveRequest { request: Some(request), trace }
-}
-
-fn sockets(dir: &Path) -> BTreeSet<String> {
-    let Ok(entries) = std::fs::read_dir(dir) else { return BTreeSet::new() };
-    entries
-        .flatten()
-        .filter_map(|e| e.file_name().to_str().and_then(|n| n.strip_suffix(".sock")).map(str::to_owned))
-        .collect()
-}
-
-fn watch(dir: &Path, wake: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        if !event.is_ok_and(|e| e.kind.is_access()) {
-            let _ = wake.try_send(());
-        }
-    })
-    .ok()?;
-    watcher.watch(dir, notify::RecursiveMode::NonRecursive).ok()?;
-    Some(watcher)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use quintlet_model::ids::ContainerId;
-    use quintlet_model::probe::ProbeResult;
-
-    fn memory(id: &str, counter: u64) -> ProbeMemory {
-        ProbeMemory {
-            container_id: ContainerId::parse(id).unwrap(),
-            counter,
-            result: Some(ProbeResult::Success),
-            last: ProbeResult::Success,
-            run: 1,
-            on_hold: false,
-        }
-    }
-
-    #[test]
-    fn the_higher_counter_wins_and_a_new_instance_replaces() {
-        let mut all = PodMemory::new();
-        for (id, counter, changed) in
-            [("c1", 3, true), ("c1", 2, false), ("c1", 3, false), ("c1", 4, true), ("c2", 0, true)]
-        {
-            assert_eq!(
-                merge(&mut all, "a", ProbeType::Liveness, memory(id, counter)),
-                changed,
-                "{id} {counter}"
-            );
-        }
-    }
-
-    const GONE: Duration = Duration::from_millis(2100);
-
-    /// Instances a and b, with a pod; the instance that has the pod and the other one.
-    fn two(probes: &Probes, uid: &PodUid) -> (String, String) {
-        probes.update_instances(&ids(&["a", "b"]));
-        probes.set_target(uid, target());
-        let at = place(probes, uid).instance().unwrap().to_owned();
-        let other = if at == "a" { "b" } else { "a" };
-        (at, other.to_owned())
-    }
-
-    fn ids(ids: &[&str]) -> BTreeSet<String> {
-        ids.iter().map(|id| (*id).to_owned()).collect()
-    }
-
-    fn place(probes: &Probes, uid: &PodUid) -> Place {
-        probes.desired.read().pods[uid].place.clone()
-    }
-
-    fn generation(probes: &Probes, uid: &PodUid) -> u64 {
-        probes.desired.read().pods[uid].target.generation
-    }
-
-    fn target() -> wire::PodTarget {
-        let probe = wire::ProbeSpec { r#type: wire::ProbeType::Liveness as i32, ..Default::default() };
-        let container = wire::ContainerTarget {
-            name: "a".into(),
-            container_id: "c1".into(),
-            probes: vec![probe],
-            ..Default::default()
-        };
-        wire::PodTarget { uid: "u".into(), containers: vec![container], ..Default::default() }
-    }
-
-    /// A report of the pod's only probe.
-    fn reported(generation: u64, counter: u64) -> wire::Result {
-        wire::Result {
-            uid: "u".into(),
-            generation,
-            container: "a".into(),
-            r#type: wire::ProbeType::Liveness as i32,
-            memory: Some((&memory("c1", counter)).into()),
-            output: String::new(),
-        }
-    }
-
-    fn counter(probes: &Probes, uid: &PodUid) -> Option<u64> {
-        probes.memory(uid).get(&("a".to_owned(), ProbeType::Liveness)).map(|m| m.counter)
-    }
-
-    /// Messages that the stream of an instance would send, as text.
-    fn messages(probes: &Probes, id: &str, sent: &mut Sent) -> Vec<String> {
-        use wire::drive_request::Request as Said;
-        let all = probes.difference(id, sent);
-        let word = |(request, _)| match request {
-            Said::Target(t) => {
-                let seed = t.containers[0].probes[0].memory.as_ref().map(|m| m.counter);
-                format!("target {} seed {seed:?}", t.generation)
-            }
-            Said::Release(r) => format!("release {}", r.generation),
-            Said::Remove(r) => format!("remove {}", r.generation),
-            Said::Hello(_) | Said::Complete(_) => "other".to_owned(),
-        };
-        all.into_iter().map(word).collect()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_moved_pod_is_released_and_keeps_its_final_memory() {
-        let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
-        let uid = PodUid::parse("u").unwrap();
-        let (first, other) = two(&probes, &uid);
-        probes.update_instances(&ids(&[&other]));
-        tokio::time::advance(GONE).await;
-        probes.update_instances(&ids(&[&other]));
-        assert_eq!((place(&probes, &uid), generation(&probes, &uid)), (Place::At(other.clone()), 2));
-        let (mut to_first, mut to_other) = (Sent::default(), Sent::default());
-        assert_eq!(messages(&probes, &other, &mut to_other), ["target 2 seed None"]);
-        probes.result(reported(2, 5));
-        // The instance that the pod belongs to is back.
-        probes.update_instances(&ids(&["a", "b"]));
-        assert!(matches!(place(&probes, &uid), Place::Leaving { from, .. } if from == other));
-        assert_eq!(messages(&probes, &other, &mut to_other), ["release 2"]);
-        assert_eq!(messages(&probes, &other, &mut to_other), [""; 0], "the release is sent once");
-        assert_eq!(
-            messages(&probes, &first, &mut to_first),
-            [""; 0],
-            "no instance probes the pod until the release"
-        );
-        let released = wire::Released { uid: "u".into(), generation: 2, memory: vec![reported(2, 7)] };
-        let report = wire::drive_report::Report::Released(released);
-        probes.report(wire::DriveReport { report: Some(report), trace: None });
-        assert_eq!((place(&probes, &uid), generation(&probes, &uid)), (Place::At(first.clone()), 3));
-        assert_eq!(messages(&probes, &first, &mut to_first), ["target 3 seed Some(7)"]);
-        assert_eq!(messages(&probes, &other, &mut to_other), [""; 0]);
-        probes.result(reported(2, 99));
-        assert_eq!(counter(&probes, &uid), Some(7), "a lower generation is dropped");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_release_without_a_reply_is_abandoned_after_two_seconds() {
-        let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
-        let uid = PodUid::parse("u").unwrap();
-        let (first, other) = two(&probes, &uid);
-        probes.update_instances(&ids(&[&other]));
-        tokio::time::advance(GONE).await;
-        probes.update_instances(&ids(&[&other]));
-        probes.update_instances(&ids(&["a", "b"]));
-        tokio::time::advance(Duration::from_millis(1900)).await;
-        probes.update_instances(&ids(&["a", "b"]));
-        assert!(matches!(place(&probes, &uid), Place::Leaving { .. }));
-        tokio::time::advance(Duration::from_millis(200)).await;
-        probes.update_instances(&ids(&["a", "b"]));
-        assert_eq!((place(&probes, &uid), generation(&probes, &uid)), (Place::At(first.clone()), 3));
-        // The answer comes all the same: it is of a lower generation.
-        probes.released(&uid, 2);
-        probes.result(reported(2, 9));
-        assert_eq!((generation(&probes, &uid), counter(&probes, &uid)), (3, None));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_unresponsive_instance_loses_its_pods_and_drops_them_when_it_resumes() {
-        let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
-        let uid = PodUid::parse("u").unwrap();
-        let (first, other) = two(&probes, &uid);
-        let mut to_first = Sent::default();
-        assert_eq!(messages(&probes, &first, &mut to_first), ["target 1 seed None"]);
-        probes.result(reported(1, 4));
-        probes.silent(&first, Instant::now());
-        tokio::time::advance(Duration::from_millis(1900)).await;
-        probes.update_instances(&ids(&["a", "b"]));
-        assert_eq!(place(&probes, &uid), Place::At(first.clone()), "it has 2 s");
-        tokio::time::advance(Duration::from_millis(200)).await;
-        probes.update_instances(&ids(&["a", "b"]));
-        assert_eq!((place(&probes, &uid), generation(&probes, &uid)), (Place::At(other.clone()), 2));
-        assert_eq!(messages(&probes, &other, &mut Sent::default()), ["target 2 seed Some(4)"]);
-        assert_eq!(messages(&probes, &first, &mut to_first), ["remove 1"]);
-        probes.result(reported(1, 50));
-        assert_eq!(counter(&probes, &uid), Some(4), "what it says when it goes on is of a lower generation");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_only_instance_keeps_its_pods_however_long_it_is_absent() {
-        let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
-        let uid = PodUid::parse("u").unwrap();
-        probes.update_instances(&ids(&["a"]));
-        probes.set_target(&uid, target());
-        probes.update_instances(&ids(&[]));
-        tokio::time::advance(GONE).await;
-        probes.update_instances(&ids(&[]));
-        probes.update_instances(&ids(&["a"]));
-        assert_eq!((place(&probes, &uid), generation(&probes, &uid)), (Place::At("a".to_owned()), 1));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_instance_back_within_two_seconds_keeps_its_pods() {
-        let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
-        let both = ids(&["a", "b"]);
-        let uid = PodUid::parse("u").unwrap();
-        let (first, other) = two(&probes, &uid);
-        let owner = || place(&probes, &uid).instance().unwrap().to_owned();
-        let others = ids(&[&other]);
-        probes.update_instances(&others);
-        tokio::time::advance(Duration::from_millis(1900)).await;
-        probes.update_instances(&both);
-        assert_eq!(owner(), first);
-        probes.update_instances(&others);
-        tokio::time::advance(Duration::from_millis(2100)).await;
-        probes.update_instances(&others);
-        assert_ne!(owner(), first);
-        assert_eq!(generation(&probes, &uid), 2);
-    }
 }

@@ -46,7 +46,7 @@ pub enum StatusAck {
 pub enum NodeReportError {
     #[error("failed to encode the Node")]
     Encode(#[source] serde_json::Error),
-    #[error("status-reporter did not take the Node")]
+    #[error("status-reporter rejected the Node")]
     Refused(#[source] tonic::Status),
 }
 

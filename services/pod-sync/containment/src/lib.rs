@@ -323,7 +323,7 @@ mod tests {
             let after = open(run.path());
             let wait = after.wait(&uid("k"));
             assert_eq!(wait.as_ref().map(|w| w.is_aside), is_aside.then_some(true), "{note:?}");
-            assert_eq!(after.wait(&uid("other")), None, "{note:?}: it was on no thread");
+            assert_eq!(after.wait(&uid("other")), None, "{note:?}: the work was on no thread");
             // The next process still has the record, and does not count the exit again.
             drop(after);
             assert_eq!(open(run.path()).wait(&uid("k")), wait, "{note:?}");

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hosts_file_that_a_container_grew_is_written_anew_for_the_next_container() {
+    fn a_hosts_file_that_a_container_extended_is_recreated_for_the_next_container() {
         let root = Root::new();
         let start = || {
             let spec = json!({"containers": [{"name": "c"}]});

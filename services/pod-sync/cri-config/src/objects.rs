@@ -44,7 +44,7 @@ impl ObjectKind {
     }
 }
 
-/// Why an object is not available.
+/// Reason why an object is not available.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ObjectError {
     /// The object does not exist. `optional` references tolerate only this error.

@@ -466,7 +466,11 @@ mod tests {
             let node = NodeSettings { seccomp_default, ..NodeSettings::default() };
             super::seccomp(&without, &pod::spec(&without).containers[0], &node).unwrap().profile_type
         };
-        assert_eq!((by_default(true), by_default(false)), (0, 1), "RuntimeDefault where the node says so");
+        assert_eq!(
+            (by_default(true), by_default(false)),
+            (0, 1),
+            "RuntimeDefault if the node defaults to it"
+        );
         assert_eq!(seccomp(default, local).unwrap(), (2, "/r/seccomp/a/b.json".to_owned()));
         assert_eq!(
             seccomp(json!({}), json!({"seccompProfile": {"type": "Localhost"}})).unwrap_err(),

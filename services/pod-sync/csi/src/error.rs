@@ -37,12 +37,7 @@ pub enum CsiError {
     Volume(#[from] crate::paths::PathError),
     /// A file or directory could not be read or changed.
     #[error("failed to {action} {}", .path.display())]
-    File {
-        /// What was attempted.
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    File { action: &'static str, path: PathBuf, source: io::Error },
     /// The driver reported success, but its mount is still there. Nothing below it was removed.
     #[error("{} is still mounted after {call} succeeded, nothing was removed", .path.display())]
     StillMounted { path: PathBuf, call: &'static str },
@@ -65,7 +60,7 @@ pub enum CsiError {
     Step {
         /// Name of the step, as the kubelet prints it.
         step: String,
-        /// What is certain about the volume.
+        /// Certainty about the volume's state.
         outcome: Outcome,
         source: Box<Self>,
     },
@@ -76,7 +71,7 @@ impl CsiError {
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         match self {
-            // The operation goes on when the driver is back.
+            // The operation continues when the driver is registered again.
             Self::NotRegistered(_) | Self::NotCalled(_) | Self::InUse { .. } => Outcome::Transient,
             Self::Call(error) if error.is_final() => Outcome::Finished,
             Self::Call(_) | Self::StillMounted { .. } | Self::UnknownDriver(_) => Outcome::Uncertain,

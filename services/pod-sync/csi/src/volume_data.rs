@@ -19,7 +19,7 @@ const MODE: u32 = 0o644;
 pub enum LifecycleMode {
     /// A PersistentVolume.
     Persistent,
-    /// An inline volume, which lives as long as its pod.
+    /// An inline volume, which exists as long as its pod.
     Ephemeral,
 }
 

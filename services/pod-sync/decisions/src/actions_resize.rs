@@ -102,7 +102,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["kill a-0 Resize", "pod", "start 0"],
         ),
         (
-            "not running: it starts with what it is to have",
+            "not running: the container starts with its allocation",
             one("1"),
             one("2"),
             ready().exited("a", 1).running("b"),
@@ -201,7 +201,7 @@ fn every_branch_of_a_resize_has_a_row() {
             &["pod"],
         ),
         (
-            "new sandbox: everything starts with what it is to have",
+            "new sandbox: all containers start with their allocation",
             one("1"),
             one("2"),
             ready().running("a").running("b").edit_sandbox(|s| s.state = SandboxState::NotReady),

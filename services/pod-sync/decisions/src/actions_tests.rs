@@ -459,7 +459,7 @@ fn regular_containers_wait_for_the_last_sidecar_and_sidecars_are_kept_up_beside_
     let started = [(ProbeType::Startup, "s0-0", ProbeResult::Success)];
     let all = || RuntimeBuilder::ready().running("s0").exited("i1", 0).running("s2");
     assert_eq!(starts(&compute(&with_sidecars("Never"), all(), &started)), (vec![], vec![0]));
-    // Without a startup result the regular ones still go on: the last one is what gates them.
+    // Regular containers start without a startup result of the first sidecar: only the last one delays them.
     assert_eq!(starts(&compute(&with_sidecars("Never"), all(), &[])), (vec![], vec![0]));
     let runs = RuntimeBuilder::ready().exited("s0", 1).exited("i1", 0).exited("s2", 0).running("a");
     assert_eq!(starts(&compute(&with_sidecars("Never"), runs, &[])), (vec![0, 2], vec![]));

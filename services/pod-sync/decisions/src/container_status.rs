@@ -37,7 +37,7 @@ const LOST_WHEN_DELETED: &str =
 const REMOVED_TO_RESTART: &str = "The container is removed because RestartAllContainers in place";
 const LOST_INIT: &str = "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally";
 
-/// Why a container is waiting, from the last attempt to start it.
+/// Reason why a container is waiting, from the last attempt to start it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct WaitingReason {
     /// For example `CrashLoopBackOff` or `ErrImagePull`.

@@ -34,16 +34,17 @@ const PASSES_TO_CLEAR: u32 = 3;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessExit {
-    /// It crashed: an abort, a memory fault, or a panic outside the work of a pod. With a description.
+    /// The process crashed: an abort, a memory fault, or a panic outside the work of a pod. With a
+    /// description.
     Crash(String),
     /// The kernel's OOM killer killed it.
     OutOfMemory,
-    /// It was stopped from outside, or the cause is unknown.
+    /// The process was stopped from outside, or the cause is unknown.
     External,
 }
 
 impl ProcessExit {
-    fn in_words(&self) -> Option<&str> {
+    fn description(&self) -> Option<&str> {
         match self {
             Self::Crash(how) => Some(how),
             Self::OutOfMemory => Some("out of memory"),
@@ -61,7 +62,7 @@ pub enum WorkPermission {
     Suspended(Suspension),
 }
 
-/// Why a pod is not worked on, and until when.
+/// Cause and end of a suspension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suspension {
     /// CLOCK_BOOTTIME at which the suspension ends.
@@ -111,7 +112,7 @@ impl ContainmentRecords {
         in_work: &BTreeSet<PodUid>,
         now: Duration,
     ) -> Vec<PodUid> {
-        let Some(how) = cause.in_words() else { return Vec::new() };
+        let Some(how) = cause.description() else { return Vec::new() };
         if now.saturating_sub(self.last_death) > FORGET_AFTER {
             self.deaths = 0;
             self.pods.values_mut().for_each(|record| record.deaths = 0);
@@ -176,8 +177,8 @@ impl ContainmentRecords {
         is_released
     }
 
-    /// Ends a suspension after a panic because the pod's spec changed. A pod that is set aside stays so: otherwise whoever may
-    /// change a pod could crash the process at will.
+    /// Ends a suspension after a panic because the pod's spec changed. A pod that is set aside stays so:
+    /// otherwise any user who may change a pod could crash the process at will.
     pub fn pod_changed(&mut self, uid: &PodUid) {
         if let Some(record) = self.pods.get_mut(uid).filter(|record| !record.is_aside) {
             record.until = Duration::ZERO;
@@ -320,7 +321,7 @@ mod tests {
                 ],
                 &[("a", "free"), ("b", "free")],
             ),
-            ("nobody was in work", &[(0, crash(), &[]), (1, crash(), &[])], &[("a", "free")]),
+            ("no pod was in work", &[(0, crash(), &[]), (1, crash(), &[])], &[("a", "free")]),
         ];
         for (name, deaths, want) in rows {
             let mut ledger = ContainmentRecords::default();

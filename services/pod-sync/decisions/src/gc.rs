@@ -19,9 +19,9 @@ pub struct GcPolicy {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodDisposition {
-    /// It runs or has completed, and its newest instances are kept.
+    /// The pod runs or has completed, and its newest instances are kept.
     Kept,
-    /// It was evicted or is no longer desired: all its dead containers are removed.
+    /// The pod was evicted or is no longer desired: all its dead containers are removed.
     Removed,
 }
 

@@ -28,7 +28,7 @@ const KILL_WAIT: Duration = Duration::from_secs(10);
 pub struct EffectiveGrace {
     /// Seconds, at least 1.
     pub seconds: i64,
-    /// It was set before and is now a different one: stops in progress must be issued again.
+    /// Whether the period differs from an earlier one: stops in progress must be issued again.
     pub shortened: bool,
 }
 

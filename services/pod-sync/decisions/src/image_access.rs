@@ -125,7 +125,7 @@ pub struct PullCredentials {
     pub kubernetes_secrets: Vec<ImagePullSecret>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kubernetes_service_accounts: Vec<ImagePullServiceAccount>,
-    /// It was pulled without credentials or with the node's, and every pod may use it.
+    /// The image was pulled without credentials or with the node's, and every pod may use it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub node_pods_accessible: bool,
 }
@@ -166,11 +166,11 @@ pub type CredentialMapping = BTreeMap<String, PullCredentials>;
 /// Origin of an image on the node, according to the pull records.
 #[derive(Debug, Clone, Copy)]
 pub enum ImageOrigin<'a> {
-    /// Not pulled by this node agent.
+    /// The image was not pulled by this node agent.
     Preloaded,
     /// A pull began, and its result is not recorded.
     PullIntent,
-    /// It was pulled with these credentials.
+    /// The image was pulled with these credentials.
     Pulled(&'a CredentialMapping),
 }
 
@@ -319,7 +319,7 @@ mod tests {
                 [free, pull, pull, pull],
             ),
             (
-                "pulled, nobody knows how",
+                "pulled with unknown credentials",
                 "r.test/app",
                 ImageOrigin::Pulled(&nobody),
                 [free, pull, pull, pull],
@@ -351,7 +351,13 @@ mod tests {
                 CredentialCheck::Allowed,
             ),
             ("its copy elsewhere", &known, vec![secret("c", "h1")], vec![], learn(secret("c", "h1"))),
-            ("it was rotated", &known, vec![secret("a", "new")], vec![], learn(secret("a", "new"))),
+            (
+                "the credentials were rotated",
+                &known,
+                vec![secret("a", "new")],
+                vec![],
+                learn(secret("a", "new")),
+            ),
             ("recreated under its name", &known, vec![impostor], vec![], CredentialCheck::MustPull),
             ("another", &known, vec![secret("x", "hx")], vec![], CredentialCheck::MustPull),
             ("no hash is no match", &known, vec![secret("x", "")], vec![], CredentialCheck::MustPull),

@@ -91,7 +91,7 @@ fn parse(image: &str) -> Result<bool, String> {
     Ok(tag.is_some() || digest.is_some())
 }
 
-// A registry is told apart from a path component by its form only.
+// A registry is distinguished from a path component only by its form.
 fn split_domain(image: &str) -> (String, String) {
     let official = |rest: &str| {
         let library = if rest.contains('/') { "" } else { "library/" };

@@ -10,7 +10,7 @@ use super::restart::{RESTARTING_ALL, container_should_restart};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodPhase {
-    /// Not all containers have been started.
+    /// Some containers have not been started.
     Pending,
     /// A container runs or will be restarted.
     Running,

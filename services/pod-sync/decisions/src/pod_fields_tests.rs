@@ -163,7 +163,7 @@ fn every_field_of_a_pod_has_a_verdict_and_every_test_named_exists() {
         let mut files = named.iter().filter_map(|t| tests.get(*t)).flatten();
         let shown = |text: &String| has_word(text, name) || has_word(text, &rust_name(name));
         if row.verdict == Verdict::Honoured && !files.any(shown) {
-            wrong.insert(format!("{field}: no file with a test of it has its name"));
+            wrong.insert(format!("{field}: no test file contains its name"));
         }
     }
     assert!(wrong.is_empty(), "docs/pod-fields.md:\n{}", wrong.into_iter().collect::<Vec<_>>().join("\n"));

@@ -19,7 +19,7 @@ pub enum SandboxDecision {
     },
 }
 
-/// Why a new sandbox is needed.
+/// Reason why a new sandbox is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SandboxChange {
     /// There is no sandbox.
@@ -28,9 +28,9 @@ pub enum SandboxChange {
     SeveralReady,
     /// The newest sandbox is not ready.
     NotReady,
-    /// Its network mode differs from the spec.
+    /// The sandbox's network mode differs from the spec.
     NetworkMode,
-    /// It has a network without an address.
+    /// The sandbox has a network without an address.
     NoAddress,
 }
 

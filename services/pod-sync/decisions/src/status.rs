@@ -175,7 +175,7 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         pod_ip,
         pod_ips,
         qos_class: Some(qos::qos_class(pod).as_str().to_owned()),
-        allocated_resources: shown(&requests),
+        allocated_resources: non_empty(&requests),
         resources: Some(resources),
         resource_claim_statuses: old.resource_claim_statuses.clone(),
         extended_resource_claim_status: old.extended_resource_claim_status.clone(),
@@ -183,7 +183,7 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
     }
 }
 
-fn shown(list: &qos::ResourceList) -> Option<BTreeMap<String, Quantity>> {
+fn non_empty(list: &qos::ResourceList) -> Option<BTreeMap<String, Quantity>> {
     Some(qos::to_api(list)).filter(|l| !l.is_empty())
 }
 
@@ -203,8 +203,8 @@ fn pod_resources(
     if let (Some(own), Some(cpu)) = (requests.get_mut("cpu"), qos::pod_requests(pod).get("cpu")) {
         *own = *cpu;
     }
-    let limits = shown(&qos::pod_limits(pod));
-    ResourceRequirements { claims: None, limits, requests: shown(&requests) }
+    let limits = non_empty(&qos::pod_limits(pod));
+    ResourceRequirements { claims: None, limits, requests: non_empty(&requests) }
 }
 
 fn conditions_of(
@@ -310,11 +310,11 @@ pub fn until_active_deadline(pod: &Pod, status: &PodStatus, now: jiff::Timestamp
 /// Returns whether a readiness gate changed, so that the pod must be synced
 /// (`pkg/kubelet/status: NeedToReconcilePodReadiness`).
 #[must_use]
-pub fn readiness_gates_moved(pod: &Pod, shown: &PodStatus) -> bool {
+pub fn readiness_gates_moved(pod: &Pod, non_empty: &PodStatus) -> bool {
     if pod::spec(pod).readiness_gates.iter().flatten().next().is_none() {
         return false;
     }
-    let find = |t: &str| shown.conditions.iter().flatten().find(|c| c.type_ == t);
+    let find = |t: &str| non_empty.conditions.iter().flatten().find(|c| c.type_ == t);
     let (Some(containers_ready), Some(ready)) = (find(conditions::CONTAINERS_READY), find(conditions::READY))
     else {
         return true;
@@ -486,7 +486,7 @@ pub fn runtime_name(status: &PodStatus) -> Option<String> {
     ids.find_map(|id| id.split_once("://")).map(|(name, _)| name.to_owned()).filter(|n| !n.is_empty())
 }
 
-/// Why the node agent terminates a pod.
+/// Reason why the node agent terminates a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum KillCause {
     /// The node is under resource pressure.

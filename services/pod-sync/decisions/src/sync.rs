@@ -64,7 +64,7 @@ pub fn restarts_all(status: &PodStatus) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FullNameWaiter {
     pub uid: PodUid,
-    /// It is known and not terminating.
+    /// Whether the pod has a worker and is not terminating.
     pub live: bool,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::signal::{Resource, Signal};
 
-/// Which file systems are shared.
+/// Sharing of the file systems.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Layout {
     /// One file system has the root directory, images and writable layers.
@@ -20,11 +20,11 @@ pub enum Files {
     WritableLayers,
     /// Logs of its containers.
     Logs,
-    /// Its volumes on the disk of the node.
+    /// Volumes of the pod on the node's disk.
     LocalVolumes,
 }
 
-/// What the node deletes before it evicts pods.
+/// Resources that the node reclaims before it evicts pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reclaim {
     /// Containers that have exited, and sandboxes without containers.

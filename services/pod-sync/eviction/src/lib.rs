@@ -9,7 +9,7 @@
 //! - [`admit`]: which pods the node takes while it is under pressure.
 //! - [`manager`]: one round of these decisions.
 //!
-//! This crate has no I/O, no tasks and no clock. Times are those of `CLOCK_BOOTTIME`, so a step of the wall clock evicts nobody.
+//! This crate has no I/O, no tasks and no clock. Times are those of `CLOCK_BOOTTIME`, so a step of the wall clock evicts no pod.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]

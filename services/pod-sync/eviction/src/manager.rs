@@ -22,7 +22,7 @@ const IMMEDIATE_GRACE: i64 = 1;
 pub struct EvictionSettings {
     /// Thresholds, see [`crate::thresholds::parse`].
     pub thresholds: Vec<Threshold>,
-    /// Which file systems are shared.
+    /// Sharing of the file systems.
     pub layout: Layout,
     /// `evictionPressureTransitionPeriod`.
     pub transition: Duration,
@@ -32,7 +32,7 @@ pub struct EvictionSettings {
     pub enforces_limits: bool,
 }
 
-/// What a round knows about the node and its pods.
+/// Input of a round: the state of the node and its pods.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     pub observations: Observations,
@@ -57,14 +57,14 @@ pub struct Eviction {
     pub signal: &'static str,
 }
 
-/// What to reclaim before a pod is evicted.
+/// Resource to reclaim before a pod is evicted.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reclaiming {
     /// Thresholds of this round. The first one is reclaimed for.
     thresholds: Vec<Threshold>,
     /// The signal that is reclaimed for.
     pub signal: Signal,
-    /// What the node deletes first, in this order. It may be empty.
+    /// Resources that the node reclaims first, in this order; may be empty.
     pub steps: &'static [Reclaim],
 }
 
@@ -76,7 +76,7 @@ impl Reclaiming {
     }
 }
 
-/// What to do in a round.
+/// Actions of a round.
 #[derive(Debug, Clone)]
 pub enum Decision {
     Nothing,
@@ -155,7 +155,7 @@ impl EvictionManager {
         })
     }
 
-    /// Records at `now` that evicted pods are gone, or that nobody waits for them any more.
+    /// Records at `now` that evicted pods have terminated, or that the wait for them was abandoned.
     pub fn evicted(&mut self, now: Duration) {
         self.pressure.evicted(now);
     }
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn only_critical_pods_leave_nobody_to_evict() {
+    fn no_pod_is_evicted_if_all_are_critical() {
         let mut manager = EvictionManager::new(settings(vec![hard(Signal::MemoryAvailable, 100)]));
         let observations = free(Signal::MemoryAvailable, 5, 1000, Duration::from_secs(1));
         let candidates = vec![candidate("critical", json!({ "priority": 2_000_000_000 }))];

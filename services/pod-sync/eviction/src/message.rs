@@ -12,7 +12,7 @@ use crate::signal::Resource;
 use crate::thresholds::Threshold;
 use crate::usage::{ContainerUsage, Observations, PodUsage};
 
-/// What the event, the status and the DisruptionTarget condition of an evicted pod say.
+/// Text of the event, the status and the DisruptionTarget condition of an evicted pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EvictionMessage {
     /// The message. The space at the end is the kubelet's.
@@ -139,10 +139,10 @@ mod tests {
     fn the_message_names_threshold_and_containers_above_their_request() {
         let observed = free(Signal::MemoryAvailable, 90 * MIB, 1000 * MIB, Duration::ZERO);
         let thresholds = [hard(Signal::MemoryAvailable, 100 * MIB)];
-        let said =
+        let message =
             eviction_message(Resource::Memory, &pod("p", spec()), Some(&usage()), &thresholds, &observed);
         assert_eq!(
-            said.text,
+            message.text,
             "The node was low on resource: memory. Threshold quantity: 100Mi, available: 90Mi. \
              Container a was using 150Mi, request is 100Mi, has larger consumption of memory. \
              Container i was using 5Mi, request is 0, has larger consumption of memory. "
@@ -153,7 +153,7 @@ mod tests {
             ("starved_resource", "memory"),
         ];
         let want: BTreeMap<_, _> = want.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-        assert_eq!(said.annotations, want);
+        assert_eq!(message.annotations, want);
     }
 
     #[test]
@@ -161,38 +161,39 @@ mod tests {
         let observed = free(Signal::NodeFsAvailable, 5 * MIB, 1000 * MIB, Duration::ZERO);
         let thresholds = [hard(Signal::NodeFsAvailable, 100 * MIB)];
         let pod = pod("p", spec());
-        let said = |resource| eviction_message(resource, &pod, Some(&usage()), &thresholds, &observed).text;
+        let message =
+            |resource| eviction_message(resource, &pod, Some(&usage()), &thresholds, &observed).text;
         assert_eq!(
-            said(Resource::EphemeralStorage),
+            message(Resource::EphemeralStorage),
             "The node was low on resource: ephemeral-storage. Threshold quantity: 100Mi, available: 5Mi. \
              Container a was using 32Mi, request is 1Mi, has larger consumption of ephemeral-storage. "
         );
-        assert_eq!(said(Resource::Inodes), "The node was low on resource: inodes. ");
-        assert_eq!(said(Resource::Pids), "The node was low on resource: pids. ");
+        assert_eq!(message(Resource::Inodes), "The node was low on resource: inodes. ");
+        assert_eq!(message(Resource::Pids), "The node was low on resource: pids. ");
     }
 
     #[test]
     fn a_pod_with_a_request_of_its_own_is_named() {
         let mut spec = spec();
         spec["resources"] = json!({ "requests": { "memory": "400Mi" } });
-        let said =
+        let message =
             eviction_message(Resource::Memory, &pod("p", spec), Some(&usage()), &[], &Observations::new());
         assert!(
-            said.text.starts_with(
+            message.text.starts_with(
                 "The node was low on resource: memory. \
                  Pod p was using 300Mi, request is 400Mi, has larger consumption of memory. "
             ),
             "{}",
-            said.text
+            message.text
         );
-        assert_eq!(said.annotations["offending_pod"], "p");
-        assert_eq!(said.annotations["offending_pod_usage"], "300Mi");
+        assert_eq!(message.annotations["offending_pod"], "p");
+        assert_eq!(message.annotations["offending_pod_usage"], "300Mi");
     }
 
     #[test]
     fn a_pod_without_statistics_has_only_the_resource() {
-        let said = eviction_message(Resource::Pids, &pod("p", spec()), None, &[], &Observations::new());
-        assert_eq!(said.text, "The node was low on resource: pids. ");
-        assert!(said.annotations.is_empty());
+        let message = eviction_message(Resource::Pids, &pod("p", spec()), None, &[], &Observations::new());
+        assert_eq!(message.text, "The node was low on resource: pids. ");
+        assert!(message.annotations.is_empty());
     }
 }

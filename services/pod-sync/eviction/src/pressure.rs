@@ -8,7 +8,7 @@ use crate::signal::Condition;
 use crate::thresholds::Threshold;
 use crate::usage::{Observation, Observations};
 
-/// What one look at the node leads to.
+/// Result of one round of observations.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Round {
     /// Conditions of the node that are true.
@@ -38,7 +38,7 @@ impl Pressure {
         now: Duration,
     ) -> Round {
         let mut crossed = crossed(thresholds, &observations, false);
-        // What was being reclaimed goes on until the minimum reclaim is available, too.
+        // A reclaim in progress continues until the minimum reclaim is available, too.
         for threshold in crossed_with_reclaim(&self.reclaiming, &observations) {
             if !crossed.iter().any(|t| t.is_same(&threshold)) {
                 crossed.push(threshold);
@@ -71,8 +71,8 @@ impl Pressure {
         is_later && self.evicted.is_none_or(|evicted| observation.at > evicted)
     }
 
-    /// Records that the resources of evicted pods were given back at `now`, or that nobody waits for it any more. Earlier
-    /// observations evict no further pod.
+    /// Records that the resources of evicted pods were released at `now`, or that the wait was abandoned.
+    /// Earlier observations evict no further pod.
     pub fn evicted(&mut self, now: Duration) {
         self.evicted = Some(now);
     }
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn reclaiming_goes_on_until_the_minimum_reclaim_is_available() {
+    fn a_reclaim_continues_until_the_minimum_reclaim_is_available() {
         let mut node = Node::new(vec![Threshold {
             minimum_reclaim: Some(crate::support::bytes(50 * MIB)),
             ..hard(Signal::MemoryAvailable, 100 * MIB)

@@ -13,7 +13,7 @@ use crate::support::{candidate, hard, soft};
 use crate::thresholds::Threshold;
 use crate::usage::{Candidate, Observation, Observations, PodUsage};
 
-/// What the world does in one round.
+/// Changes of the node in one round.
 #[derive(Debug, Clone)]
 struct Step {
     /// Time since the round before, in seconds.

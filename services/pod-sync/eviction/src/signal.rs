@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a threshold is compared with (`pkg/kubelet/eviction/api: Signal`).
+/// The quantity that a threshold limits (`pkg/kubelet/eviction/api: Signal`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Signal {
     /// Memory of the node without its working set.

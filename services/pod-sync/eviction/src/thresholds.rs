@@ -57,7 +57,7 @@ impl Amount {
 /// When the node must get back an amount of a resource.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Threshold {
-    /// What is measured.
+    /// The measured quantity.
     pub signal: Signal,
     /// The threshold is crossed while less than this is available.
     pub value: Amount,
@@ -108,7 +108,7 @@ pub enum ThresholdError {
     Quantity {
         /// Signal of the threshold.
         signal: Signal,
-        /// What is wrong.
+        /// Description of the error.
         source: InvalidQuantity,
     },
     /// The text before the percent sign is no number.

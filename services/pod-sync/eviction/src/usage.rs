@@ -13,7 +13,7 @@ use quintlet_model::quantity::{Format, Quantity};
 use crate::layout::Files;
 use crate::signal::{Resource, Signal};
 
-/// What is available of a signal's resource.
+/// Available amount of a signal's resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Observation {
     pub available: Quantity,
@@ -25,8 +25,9 @@ pub struct Observation {
 pub type Observations = BTreeMap<Signal, Observation>;
 
 impl Observation {
-    /// Returns an observation, or `None` if the figures are implausible: nobody is evicted for a negative amount, a capacity of
-    /// zero, or more that is available than there is. The kubelet checks none of these.
+    /// Returns an observation, or `None` if the values are implausible: no pod is evicted for a negative
+    /// amount, a capacity of zero, or an available amount above the capacity. The kubelet checks none of
+    /// these.
     #[must_use]
     pub fn new(signal: Signal, available: i64, capacity: i64, at: Duration) -> Option<Self> {
         if capacity <= 0 || !(0..=capacity).contains(&available) {
@@ -80,7 +81,7 @@ pub struct PodUsage {
     /// Bytes of writable layers, logs, local volumes and the pod's hosts file.
     pub ephemeral_storage: Option<i64>,
     pub containers: Vec<ContainerUsage>,
-    /// Its volumes with statistics, by name.
+    /// Volumes of the pod with statistics, by name.
     pub volumes: BTreeMap<String, FileUsage>,
 }
 

@@ -191,9 +191,9 @@ impl PullRecords {
             inner.intents.iter().filter(|(_, i)| i.running == 0).map(|(image, _)| image.clone()).collect();
         for image in left {
             let name = image_name::full_name(&image);
-            let mut came = images.iter().filter(|i| i.names.contains(&name));
+            let mut matching = images.iter().filter(|i| i.names.contains(&name));
             let recorded =
-                came.try_for_each(|i| self.merge(&mut inner, &image, &i.id, PullCredentials::default()));
+                matching.try_for_each(|i| self.merge(&mut inner, &image, &i.id, PullCredentials::default()));
             match recorded {
                 Ok(()) => self.drop_intent(&mut inner, &image),
                 Err(error) => tracing::warn!(image, %error, "failed to write record of pulled image"),

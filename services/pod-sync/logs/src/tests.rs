@@ -224,7 +224,7 @@ struct Panics(Mutex<Vec<String>>);
 #[async_trait::async_trait]
 impl Reopen for Panics {
     async fn reopen(&self, id: &ContainerId) -> Result<(), CallError> {
-        self.0.lock().push(contain::current().expect("it is work of a pod").uid().to_owned());
+        self.0.lock().push(contain::current().expect("the work belongs to a pod").uid().to_owned());
         assert_ne!(id.as_str(), "c1", "injected");
         Ok(())
     }

@@ -180,7 +180,7 @@ mod tests {
         let text = quintlet_telemetry::metrics::text();
         assert!(
             text.lines().filter(|l| l.starts_with("kubelet_working_pods{")).all(|l| l.ends_with(" 0")),
-            "what is gone is none, not what it was: {text}"
+            "removed pods count as zero: {text}"
         );
     }
 }

@@ -275,7 +275,7 @@ mod tests {
             (&["224.0.0.1"], "n", usual(&[]), Err("224.0.0.1 is a multicast address")),
             (&[], "10.1.0.2", usual(&[]), Ok(&["10.1.0.2"])),
             (&[], "10.7.7.7", usual(&[]), Err("10.7.7.7 is on no interface")),
-            // What is said in /etc/hosts or by DNS counts where it is the machine's.
+            // An address in /etc/hosts or DNS is used only if the machine has it.
             (&[], "n", usual(&["127.0.1.1", "10.7.7.7", "10.1.0.2"]), Ok(&["10.1.0.2"])),
             (&[], "n", usual(&["fd00::2", "10.1.0.2"]), Ok(&["10.1.0.2"])),
             (&["::"], "n", usual(&["10.1.0.2", "fd00::2"]), Ok(&["fd00::2"])),

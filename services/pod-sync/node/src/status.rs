@@ -135,7 +135,7 @@ mod tests {
                 image("d", 9, &[]),
             ]
         };
-        let told = |most| -> Vec<(i64, Vec<String>)> {
+        let reported = |most| -> Vec<(i64, Vec<String>)> {
             let of = |i: ContainerImage| (i.size_bytes.unwrap_or_default(), i.names.unwrap_or_default());
             largest(images(), most).into_iter().map(of).collect()
         };
@@ -146,9 +146,9 @@ mod tests {
             (7, names(&["1", "2", "3", "4", "5"])),
             (5, names(&["small:1"])),
         ];
-        assert_eq!(told(None), all);
-        assert_eq!(told(Some(2)), all[..2]);
-        assert_eq!(told(Some(0)), []);
+        assert_eq!(reported(None), all);
+        assert_eq!(reported(Some(2)), all[..2]);
+        assert_eq!(reported(Some(0)), []);
     }
 
     #[test]
@@ -178,8 +178,8 @@ mod tests {
             ("unknown", "unknown"),
             ("", ""),
         ];
-        for (told, want) in cases {
-            assert_eq!(plain_version(told), want, "{told}");
+        for (reported, want) in cases {
+            assert_eq!(plain_version(reported), want, "{reported}");
         }
     }
 

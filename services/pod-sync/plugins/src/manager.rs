@@ -160,7 +160,7 @@ impl Run {
             drop(task::spawn("plugin deregistration", async move {
                 tracing::info!(plugin = plugin.name, socket = %path.display(), "plugin deregistered");
                 handler.deregister(&plugin).await;
-                // The manager has stopped if nobody receives.
+                // Without a receiver the manager has stopped.
                 let _ = finished.send(Finished { path, id, done: Done::Deregistered }).await;
             }));
         }

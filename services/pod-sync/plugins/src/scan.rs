@@ -28,7 +28,7 @@ impl SocketId {
 /// Reason why an entry of the registration directory is not used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// A symbolic link, even one to a socket: its target can be changed by whoever owns the target's directory.
+    /// A symbolic link, even one to a socket: the owner of the target's directory can change the target.
     #[error("{} is a symbolic link, plugins must create their socket in the registration directory", .0.display())]
     Link(PathBuf),
     /// A regular file, device or FIFO.

@@ -171,21 +171,21 @@ async fn session<P: Pods>(
 }
 
 // logind ends a delay after InhibitDelayMaxSec, even if the inhibitor is held.
-async fn allow_delay(session: &dyn Session, wanted: Duration) -> Result<(), LoginError> {
-    if session.max_delay().await? >= wanted {
+async fn allow_delay(session: &dyn Session, requested: Duration) -> Result<(), LoginError> {
+    if session.max_delay().await? >= requested {
         return Ok(());
     }
-    session.raise_max_delay(wanted).await?;
+    session.raise_max_delay(requested).await?;
     let mut backoff = Backoff::new(RELOAD, 2.0, FAR);
     let mut now = session.max_delay().await?;
     for _ in 0..RELOAD_TRIES {
-        if now >= wanted {
+        if now >= requested {
             return Ok(());
         }
         tokio::time::sleep(backoff.next_wait()).await;
         now = session.max_delay().await?;
     }
-    if now >= wanted { Ok(()) } else { Err(LoginError::TooShort { wanted, now }) }
+    if now >= requested { Ok(()) } else { Err(LoginError::TooShort { requested, now }) }
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ pub enum LoginError {
     Call { what: &'static str, source: zbus::Error },
     #[error("failed to write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("logind delays a shutdown by {now:?} at most, wanted {wanted:?}")]
-    TooShort { wanted: Duration, now: Duration },
+    #[error("logind delays a shutdown by {now:?} at most, requested {requested:?}")]
+    TooShort { requested: Duration, now: Duration },
 }
 
 /// Connects to logind.

@@ -46,7 +46,7 @@ async fn groups_are_terminated_in_order_each_within_its_time() {
         [("quick", 0, 20), ("mounted", 0, 20), ("hangs", 5, 10), ("critical", 15, 7)],
         "a group begins when the one before is unmounted, or its time is over"
     );
-    assert_eq!(pods.began.elapsed().as_secs(), 18, "nobody waits for time that is left");
+    assert_eq!(pods.began.elapsed().as_secs(), 18, "remaining time is not awaited");
 }
 
 struct Reloads {

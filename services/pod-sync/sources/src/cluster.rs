@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_refused_before_the_server_has_seen_the_pod_is_retried() {
+    async fn a_refusal_because_the_server_does_not_know_the_pod_yet_is_asked_again() {
         let api = TestApi::start().await;
         make(&api, "configmaps", "c");
         make(&api, "secrets", "s");
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_not_found_error_may_be_due_to_watch_lag_of_the_server() {
+    fn a_pod_that_is_not_found_may_be_one_that_the_server_does_not_know_yet() {
         let not_found = |kind: &str| -> kube::core::Status {
             serde_json::from_value(json!({"status": "Failure", "code": 404, "details": {"kind": kind}}))
                 .unwrap()
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_permanent_refusal_is_returned_with_the_servers_message() {
+    async fn a_refusal_that_stays_is_told_in_the_servers_words() {
         let api = TestApi::start().await;
         let key = key(&api);
         api.faults().fail("*", 100, Failure::Forbidden);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cached_object_is_used_while_requests_fail_and_not_after_its_deletion() {
+    async fn what_was_read_stands_in_while_the_server_cannot_be_asked_and_not_once_it_is_gone() {
         let api = TestApi::start().await;
         make(&api, "configmaps", "c");
         make(&api, "configmaps", "never-read");
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_cached_object_is_used_while_the_server_does_not_respond_after_one_request() {
+    async fn what_was_read_stands_in_while_the_server_does_not_answer_and_is_not_waited_for_twice() {
         let api = TestApi::start().await;
         make(&api, "configmaps", "c");
         let objects = objects(&api);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_has_a_time_limit() {
+    async fn an_answer_is_not_waited_for_without_end() {
         let began = Instant::now();
         let answer = past_lag(ANSWER, std::future::pending::<kube::Result<()>>).await;
         assert_eq!(answer, Err(NoAnswer::Silent(ANSWER)));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_unused_cached_object_is_dropped() {
+    async fn an_object_that_nobody_asks_for_is_dropped() {
         let kept = Kept::default();
         let read = |name: &str| kept.settle(ObjectKind::ConfigMap, "default", name, Ok(Some(()))).unwrap();
         read("old");

@@ -19,7 +19,7 @@ use super::{MAX_MANIFEST, ManifestProblem, Snapshot, SourceEvent, SourceKind, So
 /// Wait after an event for further ones: editors write in several steps.
 const SETTLE: Duration = Duration::from_millis(20);
 
-/// Why the manifests are read.
+/// Reason why the manifests are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadTrigger {
     /// The interval elapsed: the content is complete.

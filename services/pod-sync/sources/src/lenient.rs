@@ -1,7 +1,8 @@
 //! Objects of the API server that may not be decodable.
 //!
-//! A list and a watch fail as a whole if one object cannot be decoded, and whoever may write such an object could end the watch of
-//! all others. [`Lenient`] confines the failure to the object. kube's `DeserializeGuard` does not: it needs decodable metadata.
+//! A list and a watch fail as a whole if one object cannot be decoded, so a user with write access to one
+//! object could end the watch of all others. [`Lenient`] confines the failure to the object. kube's
+//! `DeserializeGuard` does not: it needs decodable metadata.
 
 use std::borrow::Cow;
 

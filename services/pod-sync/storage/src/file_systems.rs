@@ -19,8 +19,9 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) struct FileSystems(Mutex<Option<(Instant, Vec<String>)>>);
 
 impl FileSystems {
-    /// Returns the figures of each file system. Calls `ask` for the mount points when the cached ones are too old.
-    pub(crate) async fn look<F>(&self, ask: impl FnOnce() -> F) -> Vec<wire::RuntimeFileSystem>
+    /// Returns the usage of each file system. Calls `ask` for the mount points if the cached ones are too
+    /// old.
+    pub(crate) async fn usage<F>(&self, ask: impl FnOnce() -> F) -> Vec<wire::RuntimeFileSystem>
     where
         F: Future<Output = Result<Vec<String>, CallError>>,
     {
@@ -71,10 +72,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let place = dir.path().display().to_string();
         let places = FileSystems::default();
-        let unknown = places.look(pending).await;
+        let unknown = places.usage(pending).await;
         assert!(unknown.is_empty(), "{unknown:?}");
-        let said = vec![place.clone(), "/nowhere/at/all".to_owned()];
-        let seen = places.look(|| ready(Ok(said))).await;
+        let mount_points = vec![place.clone(), "/nowhere/at/all".to_owned()];
+        let seen = places.usage(|| ready(Ok(mount_points))).await;
         let [one] = seen.as_slice() else { panic!("{seen:?}") };
         let usage = one.usage.unwrap();
         assert_eq!(one.mountpoint, place);
@@ -83,9 +84,9 @@ mod tests {
             "{usage:?}"
         );
         let never = || -> std::future::Ready<Result<Vec<String>, CallError>> { panic!("asked too soon") };
-        assert_eq!(places.look(never).await.len(), 1);
+        assert_eq!(places.usage(never).await.len(), 1);
         tokio::time::advance(KEEP).await;
-        assert_eq!(places.look(pending).await.len(), 1, "the cached mount points");
-        assert_eq!(places.look(|| ready(Ok(Vec::new()))).await, []);
+        assert_eq!(places.usage(pending).await.len(), 1, "the cached mount points");
+        assert_eq!(places.usage(|| ready(Ok(Vec::new()))).await, []);
     }
 }

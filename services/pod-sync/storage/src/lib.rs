@@ -62,7 +62,7 @@ pub trait Pods: Send + Sync + 'static {
     async fn measure(&self, uid: &PodUid, pod: &Pod, measurement: Measurement) -> Option<wire::PodStorage>;
 }
 
-/// Where and how pods are measured.
+/// Directories and interval of measurements.
 #[derive(Debug, Clone)]
 pub struct StorageSettings {
     pub root_dir: PathBuf,

@@ -13,30 +13,32 @@ use tokio::time::Instant;
 
 use crate::file_systems::FileSystems;
 
-/// The last measurement of each pod's volumes, and the file systems of the runtime.
+/// The last measurement of each pod's volumes, and the usage of the runtime's file systems.
 #[derive(Debug, Default)]
 pub struct Measured {
-    pods: RwLock<HashMap<PodUid, Known>>,
+    pods: RwLock<HashMap<PodUid, Measurement>>,
     file_systems: FileSystems,
 }
 
 #[derive(Debug)]
-struct Known {
+struct Measurement {
     storage: wire::PodStorage,
-    at: Instant,
+    measured_at: Instant,
 }
 
 impl Measured {
-    /// Returns the pods that were not measured for `period`. Removes the results of all other pods than `pods`.
+    /// Returns the pods whose last measurement is older than `period`. Drops the measurements of pods that
+    /// are not in `pods`.
     pub(crate) fn due(&self, pods: &[(PodUid, Arc<Pod>)], period: Duration) -> Vec<(PodUid, Arc<Pod>)> {
-        let there: HashSet<&PodUid> = pods.iter().map(|(uid, _)| uid).collect();
+        let existing: HashSet<&PodUid> = pods.iter().map(|(uid, _)| uid).collect();
         let mut known = self.pods.write();
-        known.retain(|uid, _| there.contains(uid));
-        let is_due = |uid: &PodUid| known.get(uid).is_none_or(|known| known.at.elapsed() >= period);
+        known.retain(|uid, _| existing.contains(uid));
+        let is_due = |uid: &PodUid| known.get(uid).is_none_or(|known| known.measured_at.elapsed() >= period);
         pods.iter().filter(|(uid, _)| is_due(uid)).cloned().collect()
     }
 
-    /// Reads the figures of the runtime's file systems. Calls `mount_points` if the known ones are older than a minute.
+    /// Returns the usage of the runtime's file systems. Calls `mount_points` if the cached ones are older
+    /// than a minute.
     pub async fn runtime_file_systems<F>(
         &self,
         mount_points: impl FnOnce() -> F,
@@ -44,7 +46,7 @@ impl Measured {
     where
         F: Future<Output = Result<Vec<String>, CallError>>,
     {
-        self.file_systems.look(mount_points).await
+        self.file_systems.usage(mount_points).await
     }
 
     /// Returns the last result of each pod.
@@ -54,7 +56,7 @@ impl Measured {
 
     /// Stores the result of a pod.
     pub(crate) fn put(&self, uid: PodUid, storage: wire::PodStorage) {
-        self.pods.write().insert(uid, Known { storage, at: Instant::now() });
+        self.pods.write().insert(uid, Measurement { storage, measured_at: Instant::now() });
     }
 }
 

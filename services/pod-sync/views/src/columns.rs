@@ -16,7 +16,7 @@ pub struct Columns {
     pub last_restart_unix_ns: i64,
 }
 
-/// Makes the columns of a pod with this status, that its source wants to end or not.
+/// Returns the columns of a pod with this status. `ends` is whether its source wants the pod to terminate.
 #[must_use]
 pub fn columns(pod: &Pod, status: &PodStatus, ends: bool) -> Columns {
     let spec = pod::spec(pod);

@@ -56,7 +56,7 @@ impl PodViews {
     /// most.
     pub async fn restored(&self) {
         let mut expected = self.expected.subscribe();
-        // The sender lives as long as `self`.
+        // The sender exists as long as `self`.
         let _ = tokio::time::timeout(RESTORE, expected.wait_for(HashSet::is_empty)).await;
     }
 

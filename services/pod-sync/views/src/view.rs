@@ -9,7 +9,7 @@ use pod_sync_sources::SourceKind;
 use quintlet_model::ids::PodRef;
 use quintlet_model::runtime::Cursor;
 
-/// What a pod waits for.
+/// The reason for which a pod waits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waiting {
     /// Reason, one of a fixed list.
@@ -43,10 +43,10 @@ pub fn unix_ns(t: jiff::Timestamp) -> i64 {
     i64::try_from(t.as_nanosecond()).unwrap_or(i64::MAX)
 }
 
-/// What the last pass of the worker decided, and the runtime state that it used.
+/// Decision of the last pass of the worker, and the runtime state that it used.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Decision {
-    /// The decision in words.
+    /// Description of the decision.
     pub lines: Vec<String>,
     /// Time, nanoseconds since 1970.
     pub at_unix_ns: i64,
@@ -76,7 +76,7 @@ pub struct PodView {
     pub worker: &'static str,
     /// The source no longer has the pod.
     pub is_removed: bool,
-    /// What it waits for.
+    /// The reason for which the pod waits.
     pub waiting: Option<Waiting>,
     /// Last decision.
     pub decision: Arc<Decision>,

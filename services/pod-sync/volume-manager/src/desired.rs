@@ -9,7 +9,7 @@ use crate::VolumeName;
 /// Largest number of errors that are kept per pod.
 const MOST_ERRORS: usize = 10;
 
-/// What a volume's plugin does before a mount.
+/// Operations of a volume's plugin before a mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reach {
     /// The volume is attached to the node, and its device is mounted once for all pods.
@@ -38,7 +38,6 @@ pub struct DesiredVolume {
     pub name: VolumeName,
     /// Name of the PersistentVolume, or of an inline volume in the pod.
     pub spec_name: String,
-    /// What its plugin does before a mount.
     pub reach: Reach,
     /// Capacity of the PersistentVolume in bytes, if the volume can be expanded on the node.
     pub size: Option<u64>,

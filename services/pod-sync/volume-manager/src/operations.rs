@@ -17,7 +17,8 @@ pub const FIRST_WAIT: Duration = Duration::from_millis(500);
 /// Longest wait between two attempts.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(122);
 
-/// What an operation is for: a volume, or one pod's part of a volume. Operations on the whole volume exclude all others on it.
+/// Subject of an operation: a volume, or one pod's part of it. Operations on the whole volume exclude all
+/// others on it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     pub volume: VolumeName,
@@ -72,7 +73,7 @@ pub struct Operations {
 pub enum Start {
     /// The operation may start now.
     Now,
-    /// Not before this time: it failed before.
+    /// The operation may start at this time, since it failed before.
     At(Instant),
     /// After another operation on the volume has ended.
     Pending,
@@ -108,9 +109,11 @@ impl Operations {
         self.failed.remove(key);
     }
 
-    /// Records that an operation failed at `now`, which is `wall` for display. Returns the text with which the kubelet logs it.
+    /// Records that an operation failed at `now`, which is `wall` for display. Returns the text with which
+    /// the kubelet logs it.
     ///
-    /// The wait is 500 ms, then twice the one before, up to 2m2s. It starts anew for another kind of operation.
+    /// The wait is 500 ms, then twice the previous one, up to 2m2s. It is reset for another kind of
+    /// operation.
     pub fn failed(&mut self, key: &Key, error: &str, now: Instant, wall: jiff::Timestamp) -> String {
         let Some(kind) = self.pending.remove(key) else { return error.to_owned() };
         let previous = self.failed.remove(key).filter(|failed| failed.kind == kind);

@@ -77,7 +77,7 @@ fn volume(n: u8, pod: &PodUid) -> DesiredVolume {
 }
 
 struct World {
-    /// What is really mounted.
+    /// The mounts on the machine.
     mounts: BTreeMap<(VolumeName, PodUid), DesiredVolume>,
     devices: BTreeSet<VolumeName>,
     /// The volumes of the pods that run.
@@ -178,7 +178,7 @@ impl World {
             self.actual.attached(volume);
         }
         for name in &plan.detached {
-            assert!(!self.is_used(name), "{name} is forgotten while it is mounted");
+            assert!(!self.is_used(name), "{name} is dropped while it is mounted");
             self.actual.detached(name);
         }
         let mut added = false;

@@ -12,8 +12,8 @@ pub struct Found {
     pub pod: PodUid,
     /// Name of the directory: that of the PersistentVolume or inline volume.
     pub spec_name: String,
-    /// What its plugin made of it: the unique name, and whether the plugin mounts a device for all pods. `None` if the plugin
-    /// is unknown or cannot read its metadata.
+    /// The unique name, and whether the plugin mounts a device for all pods, as the plugin derived them.
+    /// `None` if the plugin is unknown or cannot read its metadata.
     pub volume: Option<(VolumeName, bool)>,
 }
 
@@ -25,8 +25,8 @@ pub struct Orphan {
     pub spec_name: String,
 }
 
-/// Adds the volumes that were found on disk to the actual state, as uncertain mounts, and the devices that are mounted without
-/// a pod. Returns the directories that are to be removed once it is known that no pod wants them.
+/// Adds the volumes that were found on disk to the actual state, as uncertain mounts, and the devices that
+/// are mounted without a pod. Returns the directories to remove once it is known that no pod uses them.
 pub fn reconstruct(actual: &mut Actual, found: Vec<Found>, devices: &[VolumeName]) -> Vec<Orphan> {
     let mut orphans = Vec::new();
     for Found { pod, spec_name, volume } in found {

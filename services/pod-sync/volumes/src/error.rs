@@ -33,7 +33,7 @@ pub struct VolumeFailure {
     pub problem: String,
 }
 
-/// Not all volumes of a pod are ready.
+/// Some volumes of a pod are not ready.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// The pod's directories cannot be created. Message of the Warning event `Failed`.

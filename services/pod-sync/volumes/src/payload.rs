@@ -178,7 +178,7 @@ mod tests {
     use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
-    fn shown(payload: Result<Payload, String>) -> Result<Vec<(String, String, u32)>, String> {
+    fn listing(payload: Result<Payload, String>) -> Result<Vec<(String, String, u32)>, String> {
         payload.map(|p| {
             p.into_iter().map(|(k, f)| (k, String::from_utf8_lossy(&f.data).into_owned(), f.mode)).collect()
         })
@@ -200,29 +200,29 @@ mod tests {
         };
         let file = |p: &str, d: &str, m: u32| (p.to_owned(), d.to_owned(), m);
         assert_eq!(
-            shown(config_map(Some(&map), how(None, false))).unwrap(),
+            listing(config_map(Some(&map), how(None, false))).unwrap(),
             [file("a", "1", 0o640), file("b", "2", 0o640), file("c", "3", 0o640)]
         );
         let picked = items(json!([{"key": "a", "path": "x/y", "mode": 0o400}, {"key": "none", "path": "z"}]));
         let picked: &'static [KeyToPath] = picked.leak();
         assert_eq!(
-            shown(config_map(Some(&map), how(Some(picked), true))).unwrap(),
+            listing(config_map(Some(&map), how(Some(picked), true))).unwrap(),
             [file("x/y", "1", 0o400)]
         );
         assert_eq!(
-            shown(config_map(Some(&map), how(Some(picked), false))).unwrap_err(),
+            listing(config_map(Some(&map), how(Some(picked), false))).unwrap_err(),
             "configmap references non-existent config key: none"
         );
-        assert_eq!(shown(config_map(None, how(Some(picked), true))).unwrap(), []);
+        assert_eq!(listing(config_map(None, how(Some(picked), true))).unwrap(), []);
         let secret_object: Secret = serde_json::from_value(json!({"data": {"p": "eA=="}})).unwrap();
-        assert_eq!(shown(secret(Some(&secret_object), how(None, false))).unwrap(), [file("p", "x", 0o640)]);
+        assert_eq!(listing(secret(Some(&secret_object), how(None, false))).unwrap(), [file("p", "x", 0o640)]);
         assert_eq!(
-            shown(secret(Some(&secret_object), how(Some(picked), false))).unwrap_err(),
+            listing(secret(Some(&secret_object), how(Some(picked), false))).unwrap_err(),
             "references non-existent secret key: a"
         );
         let bare = KeySelection { items: None, default_mode: None, optional: false };
         assert_eq!(
-            shown(secret(None, bare)).unwrap_err(),
+            listing(secret(None, bare)).unwrap_err(),
             "no defaultMode used, not even the default value for it"
         );
     }
@@ -232,7 +232,7 @@ mod tests {
         let p = pod_of(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "250m"}}}]}));
         let ask = |value: Value| {
             let items: Vec<DownwardAPIVolumeFile> = serde_json::from_value(value).unwrap();
-            shown(downward_api(&p, &items, Some(0o644), &NodeSettings::default()))
+            listing(downward_api(&p, &items, Some(0o644), &NodeSettings::default()))
         };
         let got = ask(json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}, "mode": 0o600},
             {"path": "cpu", "resourceFieldRef": {"containerName": "c", "resource": "requests.cpu", "divisor": "1m"}}]));

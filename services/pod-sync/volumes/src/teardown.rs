@@ -303,8 +303,8 @@ mod tests {
         let pod = tmp.path().join("u1");
         let inner = pod.join("volumes/kubernetes.io~empty-dir/v/inner");
         touch(&inner.join("f"));
-        let told = FixedMountTable(vec![inner.clone()]);
-        assert!(remove_tree(&Mounts::read(&pod, &told).unwrap(), Path::new("volumes")).is_err());
+        let fixed_table = FixedMountTable(vec![inner.clone()]);
+        assert!(remove_tree(&Mounts::read(&pod, &fixed_table).unwrap(), Path::new("volumes")).is_err());
         assert!(inner.join("f").exists());
         assert!(matches!(
             remove_orphaned_pod_dir(&pod, &FixedMountTable(vec![inner])),

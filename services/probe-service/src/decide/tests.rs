@@ -187,7 +187,7 @@ fn play(probe: &Probe, mut memory: ProbeMemory, attempts: &str) -> String {
             None => '-',
         });
         if memory.on_hold {
-            assert_eq!(memory.run, 0, "a hold starts the run anew");
+            assert_eq!(memory.run, 0, "a hold resets the run");
             seen.push('!');
         }
     }

@@ -107,7 +107,7 @@ fn warning(body: &str) -> Attempt {
     Attempt::Warning(format!("Probe terminated redirects, Response body: {body}"))
 }
 
-/// A port nobody listens on.
+/// Returns an unused port.
 async fn closed_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
 }

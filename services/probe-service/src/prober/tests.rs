@@ -58,7 +58,7 @@ impl Rig {
         Self { prober, attempts, clock, start: Instant::now() }
     }
 
-    /// Lets tokio's time and boottime go on together.
+    /// Advances tokio's time and boottime together.
     async fn run(&self, time: Duration) {
         let step = Duration::from_millis(50);
         for _ in 0..time.as_millis() / step.as_millis() {
@@ -117,7 +117,7 @@ fn pod(name: &str, generation: u64, view: View, seed: Option<ProbeMemory>) -> Po
 
 /// Returns the messages to the driver: results as `counter result`, events as their message, and the names of
 /// replies.
-async fn told(driver: &Mailbox) -> Vec<String> {
+async fn messages(driver: &Mailbox) -> Vec<String> {
     let batch = timeout(Duration::from_millis(1), driver.take()).await.unwrap_or_default();
     let one = |report: wire::DriveReport| match report.report.expect("a report has something to say") {
         Report::Hello(_) => "hello".to_owned(),
@@ -185,22 +185,22 @@ async fn the_first_probe_comes_when_the_initial_delay_ends() {
 async fn only_changes_are_reported_and_every_failure_is_an_event() {
     let rig = Rig::new([pass(), pass(), pass(), fail(), fail(), fail(), fail(), pass()]);
     let driver = rig.prober.attach();
-    assert_eq!(told(&driver).await, ["replay end"]);
+    assert_eq!(messages(&driver).await, ["replay end"]);
     let fresh = View { started: true, ..view() };
     rig.prober.set(&driver, pod("a", 1, fresh, Some(memory(7))), None).unwrap();
-    assert_eq!(told(&driver).await, ["a 7 SUCCESS"]);
+    assert_eq!(messages(&driver).await, ["a 7 SUCCESS"]);
     rig.run(Duration::from_millis(2500)).await;
-    assert!(told(&driver).await.is_empty(), "three more successes are no news");
+    assert!(messages(&driver).await.is_empty(), "three more successes are no news");
     rig.run(Duration::from_secs(1)).await;
-    assert_eq!(told(&driver).await, ["a 11 SUCCESS", "Unhealthy: Readiness probe failed: no"]);
+    assert_eq!(messages(&driver).await, ["a 11 SUCCESS", "Unhealthy: Readiness probe failed: no"]);
     rig.run(Duration::from_secs(2)).await;
     // Two failures on, the driver that was slow sees the last memory and both events.
     let event = "Unhealthy: Readiness probe failed: no";
-    assert_eq!(told(&driver).await, ["a 13 FAILURE", event, event]);
+    assert_eq!(messages(&driver).await, ["a 13 FAILURE", event, event]);
     rig.run(Duration::from_secs(1)).await;
-    assert_eq!(told(&driver).await, [event], "saturated");
+    assert_eq!(messages(&driver).await, [event], "saturated");
     rig.run(Duration::from_secs(1)).await;
-    assert_eq!(told(&driver).await, ["a 15 SUCCESS"]);
+    assert_eq!(messages(&driver).await, ["a 15 SUCCESS"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -213,11 +213,11 @@ async fn a_probe_error_is_retried_three_times_and_does_not_change_the_result() {
     rig.run(Duration::from_millis(500)).await;
     assert_eq!(rig.begun().len(), 3);
     let event = "Unhealthy: Readiness probe errored and resulted in unknown state: gone";
-    assert_eq!(told(&driver).await, ["a 7 SUCCESS", event, "replay end"]);
+    assert_eq!(messages(&driver).await, ["a 7 SUCCESS", event, "replay end"]);
     // A runtime that is away is no event of the pod either.
     rig.run(Duration::from_secs(3)).await;
     assert_eq!(rig.begun().len(), 12);
-    assert!(told(&driver).await.is_empty());
+    assert!(messages(&driver).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,9 +232,9 @@ async fn a_failure_during_a_stall_of_the_prober_is_unknown_and_retried() {
     rig.clock.advance(Duration::from_secs(5));
     rig.run(Duration::from_millis(500)).await;
     assert_eq!(rig.begun().len(), 2);
-    assert_eq!(told(&driver).await, ["a 7 SUCCESS", "replay end"]);
+    assert_eq!(messages(&driver).await, ["a 7 SUCCESS", "replay end"]);
     rig.run(Duration::from_secs(1)).await;
-    assert_eq!(told(&driver).await[0], "a 9 FAILURE", "without a stall it counts");
+    assert_eq!(messages(&driver).await[0], "a 9 FAILURE", "without a stall it counts");
 }
 
 #[tokio::test(start_paused = true)]
@@ -244,12 +244,12 @@ async fn a_second_driver_replaces_the_first_and_receives_all_results_again() {
     rig.prober.set(&first, pod("a", 3, view(), Some(memory(7))), None).unwrap();
     let second = rig.prober.attach();
     assert!(first.replaced.is_cancelled());
-    assert_eq!(told(&second).await, ["a 7 SUCCESS", "replay end"]);
+    assert_eq!(messages(&second).await, ["a 7 SUCCESS", "replay end"]);
     assert_eq!(rig.prober.set(&first, pod("b", 3, view(), None), None), Err(Replaced));
     assert_eq!(rig.prober.complete(&first, &HashSet::new()), Err(Replaced));
     rig.prober.detach(&first);
     rig.prober.set(&second, pod("b", 3, view(), Some(memory(1))), None).unwrap();
-    assert_eq!(told(&second).await, ["b 1 SUCCESS"]);
+    assert_eq!(messages(&second).await, ["b 1 SUCCESS"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -261,10 +261,10 @@ async fn probes_continue_without_a_driver_and_the_next_driver_receives_their_res
     rig.run(Duration::from_millis(3500)).await;
     assert_eq!(rig.begun().len(), 4);
     let next = rig.prober.attach();
-    assert_eq!(told(&next).await, ["a 11 FAILURE", "replay end"]);
+    assert_eq!(messages(&next).await, ["a 11 FAILURE", "replay end"]);
     // The outdated memory of the driver does not overwrite later results.
     rig.prober.set(&next, pod("a", 3, view(), Some(memory(7))), None).unwrap();
-    assert!(told(&next).await.is_empty());
+    assert!(messages(&next).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -285,13 +285,13 @@ async fn a_pod_is_removed_only_on_request_and_lower_generations_are_ignored() {
     assert_eq!(pods(&rig), "b c");
     rig.prober.complete(&driver, &HashSet::from([uid("b")])).unwrap();
     assert_eq!(pods(&rig), "b");
-    told(&driver).await;
+    messages(&driver).await;
 
     rig.prober.set(&driver, pod("b", 2, view(), Some(memory(50))), None).unwrap();
-    assert!(told(&driver).await.is_empty(), "a lower generation");
+    assert!(messages(&driver).await.is_empty(), "a lower generation");
     rig.prober.release(&driver, &uid("b"), 3).unwrap();
     rig.prober.release(&driver, &uid("x"), 1).unwrap();
-    assert_eq!(told(&driver).await, ["released b with 1", "released x with 0"]);
+    assert_eq!(messages(&driver).await, ["released b with 1", "released x with 0"]);
     rig.prober.set(&driver, pod("b", 3, view(), None), None).unwrap();
     assert_eq!(pods(&rig), "", "given away at this generation");
     rig.prober.set(&driver, pod("b", 5, view(), None), None).unwrap();
@@ -310,9 +310,9 @@ async fn a_stopped_container_fails_at_once_and_the_attempt_in_flight_is_ignored(
     rig.prober.set(&driver, pod("a", 3, view(), Some(memory(7))), None).unwrap();
     rig.run(Duration::from_millis(100)).await;
     rig.prober.set(&driver, pod("a", 3, View { running: false, ..view() }, None), None).unwrap();
-    assert_eq!(told(&driver).await[0], "a 8 FAILURE");
+    assert_eq!(messages(&driver).await[0], "a 8 FAILURE");
     rig.run(Duration::from_secs(2)).await;
-    assert!(told(&driver).await.is_empty());
+    assert!(messages(&driver).await.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -363,14 +363,14 @@ async fn a_panic_in_a_probe_affects_no_other_pod_and_is_retried_with_a_back_off(
     let is_ready = |all: &[String], name: &str| {
         all.iter().any(|line| line.starts_with(name) && line.ends_with("SUCCESS"))
     };
-    let all = told(&driver).await;
+    let all = messages(&driver).await;
     assert!(!is_ready(&all, "a ") && is_ready(&all, "b "), "{all:?}");
     let of_b = rig.begun().len();
     panics.stop();
     rig.run(Duration::from_secs(4)).await;
-    assert!(rig.begun().len() <= of_b + 5, "it is left alone for ten seconds: {:?}", rig.begun());
+    assert!(rig.begun().len() <= of_b + 5, "the probe is suspended for ten seconds: {:?}", rig.begun());
     rig.run(Duration::from_secs(4)).await;
-    let all = told(&driver).await;
+    let all = messages(&driver).await;
     assert!(is_ready(&all, "a "), "{all:?}");
 }
 

@@ -103,7 +103,7 @@ fn read(file: &str, text: &str) -> Vec<Expectation> {
 /// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Not all pods have settled.
+    /// Some pods have not settled.
     Pending,
     /// All pods have the expected state.
     Same,

@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(mode(), 0o700);
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).unwrap();
         prepare_cert_dir(&dir, None).unwrap();
-        assert_eq!(mode(), 0o755, "what was there stays as it was");
+        assert_eq!(mode(), 0o755, "an existing directory is unchanged");
     }
 
     #[test]

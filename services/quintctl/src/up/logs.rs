@@ -100,7 +100,8 @@ fn rotate(log: &Path, limits: Limits) -> io::Result<bool> {
             _ => {}
         }
     }
-    // Before the log is truncated: if this process dies in between, lines are duplicated and not lost.
+    // Done before the log is truncated: if this process is killed in between, lines are duplicated and not
+    // lost.
     if limits.files > 1 {
         std::fs::rename(&new, numbered(log, "1"))?;
     } else {
@@ -141,7 +142,7 @@ mod tests {
         OpenOptions::new().create(true).append(true).open(log).unwrap()
     }
 
-    /// From the oldest file to the newest.
+    /// Returns the lines of all files, from the oldest to the newest.
     fn all(log: &Path, limits: Limits) -> Vec<String> {
         let older = (1..limits.files).rev().map(|n| numbered(log, &n.to_string()));
         older

@@ -80,7 +80,7 @@ pub(super) struct Plan {
     pub(super) name: &'static str,
     pub(super) binary: &'static str,
     pub(super) args: Vec<OsString>,
-    /// None runs the service as the user of the supervisor.
+    /// User of the service; `None` for that of the supervisor.
     pub(super) user: Option<User>,
 }
 

@@ -36,7 +36,7 @@ pub(super) enum Order {
 /// The actual state of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum State {
-    /// Not started yet.
+    /// The service has not been started.
     New,
     /// `starts` counts from 1.
     Running { pid: u32, starts: u32, since: Instant },
@@ -186,7 +186,7 @@ impl Supervised {
         if let Err(error) = written {
             tracing::warn!(path = %self.exit_note.display(), %error, "write of exit note failed");
         }
-        in_words(status)
+        exit_text(status)
     }
 
     fn spawn(&self) -> std::io::Result<Child> {
@@ -234,7 +234,7 @@ fn exit_note(status: ExitStatus) -> String {
     }
 }
 
-fn in_words(status: ExitStatus) -> String {
+fn exit_text(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt as _;
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit {code}"),

@@ -40,19 +40,22 @@ fn a_status_has_the_time_since_its_event_and_a_write_the_time_since_the_status()
     known.begin();
     let mut web = pod("web", "Pending");
     web.resource_version = "5".into();
-    let told = known.pod(&web, NOW, Some(NOW - MS));
-    assert_eq!((told.len(), told[0].after), (1, None), "a snapshot follows from nothing: {told:?}");
+    let printed = known.pod(&web, NOW, Some(NOW - MS));
+    assert_eq!((printed.len(), printed[0].after), (1, None), "a snapshot follows from nothing: {printed:?}");
     let _ = known.end(NOW);
     web.status = "Running".into();
-    let told = known.pod(&web, NOW, Some(NOW - 2 * MS));
-    assert_eq!((told[0].place.as_str(), told[0].after), ("v 88", Some(2 * MS)));
+    let printed = known.pod(&web, NOW, Some(NOW - 2 * MS));
+    assert_eq!((printed[0].place.as_str(), printed[0].after), ("v 88", Some(2 * MS)));
     web.resource_version = "6".into();
-    let told = known.pod(&web, NOW + 4 * MS, Some(NOW - 2 * MS));
-    assert_eq!(told.len(), 1);
-    assert_eq!((told[0].source, told[0].place.as_str(), told[0].after), ("api", "rv 6", Some(4 * MS)));
+    let printed = known.pod(&web, NOW + 4 * MS, Some(NOW - 2 * MS));
+    assert_eq!(printed.len(), 1);
+    assert_eq!(
+        (printed[0].source, printed[0].place.as_str(), printed[0].after),
+        ("api", "rv 6", Some(4 * MS))
+    );
     web.status = "Completed".into();
-    let told = known.pod(&web, NOW + 11_000 * MS, Some(NOW));
-    assert_eq!(told[0].after, None, "an event of long ago is not the reason");
+    let printed = known.pod(&web, NOW + 11_000 * MS, Some(NOW));
+    assert_eq!(printed[0].after, None, "an event of long ago is not the reason");
 }
 
 #[test]
@@ -120,9 +123,9 @@ fn a_problem_is_printed_once_until_it_changes() {
         message: "required".into(),
         since_unix_ns: NOW,
     };
-    let told = known.problems(std::slice::from_ref(&problem), NOW);
+    let printed = known.problems(std::slice::from_ref(&problem), NOW);
     assert_eq!(
-        (told[0].subject.as_str(), told[0].text.as_str()),
+        (printed[0].subject.as_str(), printed[0].text.as_str()),
         ("b.yaml", "InvalidManifest  spec: required")
     );
     assert!(known.problems(std::slice::from_ref(&problem), NOW + 5).is_empty());

@@ -148,7 +148,7 @@ mod tests {
             loaded.config.not_yet(Service::PodSync).unwrap(),
             "protectKernelDefaults: true, failSwapOn: true, kubeReservedCgroup: /k"
         );
-        // Whoever is given the flag tells of it, whoever will have it.
+        // A flag without an effect is reported by each service that is given it.
         let ignored: Vec<String> =
             loaded.config.ignored(Service::PodSync).into_iter().map(|(f, _)| f).collect();
         assert_eq!(ignored, ["enableContentionProfiling: true"]);

@@ -218,7 +218,8 @@ mod tests {
             prop_assert!(out.len() as u64 <= limit);
         }
 
-        /// Bytes that begin as a log and go on as anything say the same however they are cut.
+        /// Bytes that begin as a log and continue arbitrarily decode to the same output however they are
+        /// split.
         #[test]
         fn any_bytes_decode_to_the_same_output_however_they_are_split(
             head in "((2026-11-21T02:31:07Z|2026-02-30T99:00:00Z) (stdout|stderr|stdin) [FPX](:[a-z])? [a-z]{0,9}\n){0,3}",
@@ -238,7 +239,7 @@ mod tests {
             prop_assert_eq!(read(cut), read(bytes.len()));
         }
 
-        /// What containers wrote comes out as they wrote it, but for what was not asked for.
+        /// Containers' output is decoded unchanged, except for lines that the options exclude.
         #[test]
         fn the_decoded_output_equals_what_containers_wrote(
             pieces in proptest::collection::vec((0u32..50, any::<bool>(), any::<bool>(), "[^\n]{0,30}"), 0..20),

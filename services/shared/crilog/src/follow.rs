@@ -92,7 +92,7 @@ impl Followed {
         Self::open_in(Arc::new(Dir::open(parent)?), file_name(path)?, tail)
     }
 
-    /// As [`Self::open`], for an untrusted path. The path is resolved beneath `root`, and no link is followed.
+    /// Like [`Self::open`], for an untrusted path. The path is resolved beneath `root`, and no link is followed.
     ///
     /// # Errors
     /// As [`Self::open`], and the path leaves `root` or contains a link.
@@ -318,7 +318,7 @@ mod tests {
             self.write_to(&path);
         }
 
-        /// As the node does it; the older files are compressed.
+        /// Rotates like the node; older files are compressed.
         fn rotate(&self, time: u32, keep: usize) -> PathBuf {
             let dir = Dir::open(self.dir.path()).unwrap();
             let mut old: Vec<_> = rotated(&dir, "0.log").into_iter().collect();

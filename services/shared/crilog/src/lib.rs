@@ -321,7 +321,7 @@ mod tests {
             let at = usize::try_from(tail_start(&mut Cursor::new(text.as_bytes()), lines).unwrap()).unwrap();
             let all: Vec<&str> = text.split_inclusive('\n').collect();
             let skip = all.len().saturating_sub(usize::try_from(lines).unwrap());
-            // With none wanted a line that is being written is still begun with.
+            // A limit of zero lines still includes a line that is being written.
             let want = if lines == 0 { text.rsplit('\n').next().unwrap().to_owned() } else { all[skip..].concat() };
             prop_assert_eq!(&text[at..], want);
         }

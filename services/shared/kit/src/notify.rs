@@ -132,7 +132,7 @@ impl Liveness {
         Self { sockets: sockets.into_iter().collect(), loop_name: None, is_loop_optional: false }
     }
 
-    /// Also requires that the health of the first socket reports `name` as SERVING.
+    /// Adds the requirement that the health of the first socket reports `name` as SERVING.
     #[must_use]
     pub fn and_loop(mut self, name: &'static str) -> Self {
         self.loop_name = Some(name);

@@ -21,7 +21,7 @@ pub async fn stop_signal() -> StopReason {
         // Without handlers the default action ends the process.
         return std::future::pending().await;
     };
-    // Both streams live on, so a dropped arm does not lose a signal.
+    // Both streams continue to exist, so a dropped arm does not lose a signal.
     let reason = tokio::select! {
         _ = term.recv() => StopReason::Term,
         _ = int.recv() => StopReason::Interrupt,

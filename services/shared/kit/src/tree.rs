@@ -67,7 +67,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
 /// A directory that is being emptied.
 struct Level {
     dir: Dir,
-    /// Its name in the directory above.
+    /// Name of the directory in its parent.
     name: CString,
     passes: u32,
     /// Directories of deeper levels were moved into this one since it was last read from its start.

@@ -97,7 +97,7 @@ async fn a_panic_in_a_call_ends_that_call_alone() {
     let panicked = one.exec(asked(61)).await.unwrap_err();
     assert_eq!(panicked.code(), Code::Internal);
     assert!(panicked.message().contains("no such timeout"), "{panicked}");
-    assert!(!hangs.is_finished(), "the connection is as it was");
+    assert!(!hangs.is_finished(), "the connection is unaffected");
     one.exec(asked(1)).await.unwrap();
     hangs.abort();
     server.stop.cancel();
@@ -214,8 +214,8 @@ async fn after_the_server_stops_every_service_is_not_serving() {
     }
     server.stop.cancel();
     for watch in &mut watches {
-        let told = tokio::time::timeout(LIMIT, watch.message()).await.unwrap().unwrap().unwrap();
-        assert_eq!(told.status(), ServingStatus::NotServing);
+        let update = tokio::time::timeout(LIMIT, watch.message()).await.unwrap().unwrap().unwrap();
+        assert_eq!(update.status(), ServingStatus::NotServing);
     }
     server.health.set_serving("").await;
     let late = tokio::time::timeout(Duration::from_millis(100), watches[0].message()).await;
@@ -292,7 +292,7 @@ async fn the_socket_of_a_running_instance_is_kept_and_a_stale_one_is_replaced() 
         error.to_string(),
         format!("{} is in use by another instance (pid {})", path.display(), other.id())
     );
-    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "it is still reached");
+    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "the server is still reachable");
     other.kill().unwrap();
     other.wait().unwrap();
     let _ours = bind_unix(&path, 0o600).unwrap();

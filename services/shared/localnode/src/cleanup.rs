@@ -1,5 +1,5 @@
-//! What an instance has on this machine, and its removal without asking containerd: for what a killed run left, and as the last
-//! step of every ordinary end.
+//! Traces of an instance on this machine, and their removal without calls of containerd: for instances whose
+//! owner was killed, and as the last step of every shutdown.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::Write;
@@ -18,37 +18,39 @@ use crate::host;
 /// libcni keeps a result per attachment here; containerd gives no way to move it.
 const CNI_RESULTS: &str = "/var/lib/cni/results";
 
-/// Time between two looks at something that is going away.
+/// Interval between checks for a removal in progress.
 const STEP: Duration = Duration::from_millis(10);
 
-/// Looks before giving up: 5 s.
+/// Number of checks, for 5 s.
 const STEPS: usize = 500;
 
-/// Everything by which an instance's traces are found.
+/// The data by which an instance's traces are found.
 #[derive(Debug, Clone)]
 pub struct Traces {
-    /// Its directory.
+    /// Directory of the instance.
     pub dir: PathBuf,
-    /// Its gRPC socket: the shims carry it on their command line.
+    /// gRPC socket of the instance, which is in the command line of its shims.
     pub socket: PathBuf,
-    /// Further directories that belong to it alone.
+    /// Further directories that only this instance uses.
     pub owned: Vec<PathBuf>,
-    /// Bridge, network and cgroup root.
+    /// Names of bridge, network and cgroup root.
     pub names: Names,
 }
 
 impl Traces {
-    /// Removes everything, processes first. Blocks, up to some seconds when something does not go.
+    /// Removes everything, processes first. Blocks for up to some seconds if something cannot be removed at
+    /// once.
     pub fn remove(&self) {
         self.remove_volatile();
         self.remove_cni_results();
         self.remove_dirs();
     }
 
-    /// Removes what a reboot of the machine removes: processes, mounts, interfaces, iptables rules, cgroups, and files in memory. Files
-    /// on disk stay, with the addresses that CNI plugins have assigned. Blocks as [`Traces::remove`] does.
+    /// Removes everything that a reboot removes: processes, mounts, interfaces, iptables rules, cgroups, and
+    /// files in memory. Files on disk stay, with the addresses that CNI plugins have assigned. Blocks like
+    /// [`Traces::remove`].
     pub fn remove_volatile(&self) {
-        // Shims leave their sockets behind when killed. The state directory has their paths.
+        // Killed shims leave their sockets behind, whose paths are in the state directory.
         let shim_sockets = self.shim_sockets();
         self.kill_processes();
         self.unmount();
@@ -57,11 +59,11 @@ impl Traces {
         for socket in shim_sockets {
             let _ = std::fs::remove_file(socket);
         }
-        // With runc's own state and the names of network namespaces.
+        // It contains runc's state and the names of network namespaces, too.
         let _ = tree::remove(&self.dir.join("state"));
     }
 
-    /// What is still there, one line each; empty when nothing is.
+    /// Returns the remaining traces, one line each.
     pub fn leftovers(&self) -> Vec<String> {
         let processes = self.processes().into_iter().map(|(pid, what)| format!("process {pid} {what}"));
         let mounts = self.mounts().into_iter().map(|m| format!("mount {}", m.display()));
@@ -83,7 +85,7 @@ impl Traces {
         processes.chain(mounts).chain(link).chain(rules).chain(cgroups).chain(results).chain(dirs).collect()
     }
 
-    /// Kills containerd itself and leaves its shims, thus all pods, running.
+    /// Kills containerd itself. Its shims, and thus all pods, keep running.
     pub(crate) fn kill_containerd(&self) {
         for _ in 0..STEPS {
             let found: Vec<i32> =
@@ -102,7 +104,7 @@ impl Traces {
         std::iter::once(&self.dir).chain(&self.owned)
     }
 
-    /// Containerd, its shims, and whatever runs in our cgroups.
+    /// Returns containerd, its shims, and the processes in the instance's cgroups.
     fn processes(&self) -> Vec<(i32, String)> {
         let in_cgroups: BTreeSet<i32> =
             self.cgroup_trees().iter().flat_map(|tree| pids_below(tree)).collect();
@@ -121,12 +123,13 @@ impl Traces {
                 map
             });
             let ours: Vec<i32> = all.iter().filter(|p| p.is_of(self)).map(|p| p.pid).collect();
-            // Containerd first, or it would look after its shims; containers before the shim they are children of.
+            // containerd is killed first, since it would clean up after its shims; containers before their
+            // shim.
             let containers = ours.iter().flat_map(|pid| children.get(pid).into_iter().flatten().copied());
             let in_cgroups = self.cgroup_trees();
             let in_cgroups = in_cgroups.iter().flat_map(|tree| pids_below(tree));
             let targets: BTreeSet<i32> = ours.iter().copied().chain(containers).chain(in_cgroups).collect();
-            // Ourselves: a service started by the same owner could have moved us into its tree.
+            // A service of the same owner could have moved this process into its cgroup.
             let own = std::process::id().cast_signed();
             let targets: Vec<i32> = targets.into_iter().filter(|pid| *pid > 1 && *pid != own).collect();
             if targets.is_empty() {
@@ -158,7 +161,7 @@ impl Traces {
     }
 
     fn unmount(&self) {
-        // Last mounted first; one mounted over another shows only after it.
+        // Newest mounts first: an older one becomes visible only after a newer one on the same path.
         for _ in 0..STEPS {
             let mounts = self.mounts();
             if mounts.is_empty() {
@@ -179,7 +182,7 @@ impl Traces {
         for result in self.cni_results() {
             let _ = std::fs::remove_file(result);
         }
-        // Only when empty.
+        // Removed only if empty.
         let _ = std::fs::remove_dir(CNI_RESULTS);
     }
 
@@ -200,7 +203,8 @@ impl Traces {
     }
 
     fn cni_results(&self) -> Vec<PathBuf> {
-        // The loopback network of CRI has no name of ours, but its results end with the sandbox id, as ours do.
+        // The loopback network of CRI does not have the instance's name, but its results end with the
+        // sandbox ID.
         let names: Vec<String> = std::fs::read_dir(CNI_RESULTS)
             .map(|entries| {
                 entries.filter_map(Result::ok).filter_map(|e| e.file_name().into_string().ok()).collect()
@@ -218,7 +222,7 @@ impl Traces {
             .collect()
     }
 
-    /// Our root in each hierarchy where it exists.
+    /// Returns the instance's cgroup root in each hierarchy that has it.
     fn cgroup_trees(&self) -> Vec<PathBuf> {
         let root = self.names.cgroup_root();
         host::mounts()
@@ -243,18 +247,18 @@ impl Traces {
             if self.cgroup_trees().is_empty() {
                 return;
             }
-            // A killed process leaves its cgroup a moment after it is gone.
+            // The cgroup of a killed process becomes empty a moment later.
             std::thread::sleep(STEP);
         }
     }
 
     fn remove_dirs(&self) {
         for dir in self.dirs() {
-            // What is still mounted there may be somebody's data.
+            // A remaining mount may contain data of others.
             if host::mounts().iter().any(|m| m.point.starts_with(dir)) {
                 continue;
             }
-            // Containers wrote to it.
+            // Containers may have written to the directory.
             if let Err(error) = tree::remove(dir) {
                 tracing::warn!(dir = %dir.display(), %error, "remove directory failed");
             }
@@ -282,7 +286,7 @@ impl Process {
     }
 }
 
-/// Every process that is not a zombie.
+/// Returns all processes except zombies.
 fn all_processes() -> Vec<Process> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     entries
@@ -290,7 +294,7 @@ fn all_processes() -> Vec<Process> {
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            // The name is in parentheses and may hold anything, parentheses included.
+            // The name is in parentheses and may contain any character, including parentheses.
             let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_whitespace();
             let state = fields.next()?;
             let parent = fields.next()?.parse().ok()?;
@@ -308,7 +312,7 @@ fn all_processes() -> Vec<Process> {
         .collect()
 }
 
-/// A directory and all below it, parents first.
+/// Returns a directory and its descendants, parents first.
 fn subdirs(dir: &Path) -> Vec<PathBuf> {
     let mut found = vec![dir.to_path_buf()];
     let mut next = 0;
@@ -361,9 +365,9 @@ fn restore_nat_rules(script: &str) {
     match output {
         Ok(o) if o.status.success() => {}
         Ok(o) => {
-            tracing::warn!(error = %String::from_utf8_lossy(&o.stderr).trim(), "cannot remove iptables rules")
+            tracing::warn!(error = %String::from_utf8_lossy(&o.stderr).trim(), "iptables rules not removed")
         }
-        Err(e) => tracing::warn!(error = %e, "cannot run iptables-restore"),
+        Err(e) => tracing::warn!(error = %e, "iptables-restore did not start"),
     }
 }
 
@@ -371,9 +375,9 @@ fn run(command: &mut Command) {
     match command.env("PATH", host::path_with(&[])).stdin(Stdio::null()).output() {
         Ok(o) if o.status.success() => {}
         Ok(o) => {
-            tracing::warn!(?command, error = %String::from_utf8_lossy(&o.stderr).trim(), "a command failed")
+            tracing::warn!(?command, error = %String::from_utf8_lossy(&o.stderr).trim(), "command failed")
         }
-        Err(e) => tracing::warn!(?command, error = %e, "cannot run a command"),
+        Err(e) => tracing::warn!(?command, error = %e, "command did not start"),
     }
 }
 
@@ -383,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_directory_in_which_a_container_nested_20_000_others_is_removed() {
-        // In memory: a disk takes a minute for so many directories.
+        // In memory, since a disk takes a minute for this many directories.
         let temp = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
         let dir = temp.path().join("instance");
         std::fs::create_dir(&dir).unwrap();

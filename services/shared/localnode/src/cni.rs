@@ -1,10 +1,10 @@
-//! The pod network of one instance: its configuration, and which iptables rules are its.
+//! The pod network of an instance: its configuration and its iptables rules.
 
 use std::path::Path;
 
 use serde_json::json;
 
-/// Names of everything on the machine that carries the instance's index.
+/// Names on the machine that contain the instance's index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Names {
     index: u8,
@@ -16,35 +16,35 @@ impl Names {
         Self { index }
     }
 
-    /// Name of the CNI network; it is in the comment of each iptables rule the plugins make.
+    /// Returns the name of the CNI network, which is in the comment of each iptables rule of the plugins.
     pub fn network(self) -> String {
         format!("quintlet-{}", self.index)
     }
 
-    /// Name of the bridge (an interface name has at most 15 bytes).
+    /// Returns the name of the bridge. An interface name has at most 15 bytes.
     pub fn bridge(self) -> String {
         format!("quintlet{}", self.index)
     }
 
-    /// Whether an interface is the bridge of any index.
+    /// Returns whether an interface is the bridge of an instance.
     pub(crate) fn is_bridge(interface: &str) -> bool {
         interface.strip_prefix("quintlet").is_some_and(|index| index.parse::<u8>().is_ok())
     }
 
-    /// Addresses of the pods.
+    /// Returns the address range of the pods.
     pub fn subnet(self) -> String {
         format!("10.77.{}.0/24", self.index)
     }
 
-    /// Root of all cgroups of this node, in every controller.
+    /// Returns the root of all cgroups of this node, in every controller.
     pub fn cgroup_root(self) -> String {
         format!("/quintlet-{}", self.index)
     }
 }
 
-/// The network configuration list containerd hands to the plugins.
+/// Returns the network configuration list for containerd.
 ///
-/// `masquerade` lets pods reach the outside; `ports` adds host ports. Both need iptables.
+/// `masquerade` gives pods access to other networks, and `ports` adds host ports. Both need iptables.
 pub fn conflist(names: Names, data_dir: &Path, masquerade: bool, ports: bool) -> serde_json::Value {
     let mut plugins = vec![json!({
         "type": "bridge",
@@ -70,14 +70,14 @@ pub fn conflist(names: Names, data_dir: &Path, masquerade: bool, ports: bool) ->
 pub struct NatRules {
     /// Rules in shared chains, as saved (`-A CHAIN …`).
     pub rules: Vec<String>,
-    /// Chains that only these rules lead to.
+    /// Chains that only these rules refer to.
     pub chains: Vec<String>,
 }
 
 impl NatRules {
-    /// Finds what the plugins made for one network.
+    /// Finds the rules and chains that the plugins created for a network.
     pub fn find(saved: &str, names: Names) -> Self {
-        // Comments are quoted, so the quote after the name tells quintlet-1 from quintlet-10.
+        // Comments are quoted, so the quote after the name distinguishes quintlet-1 from quintlet-10.
         let mark = format!("name: \\\"{}\\\"", names.network());
         let rules: Vec<String> =
             saved.lines().filter(|l| l.starts_with("-A ") && l.contains(&mark)).map(str::to_owned).collect();
@@ -94,12 +94,11 @@ impl NatRules {
         Self { rules, chains }
     }
 
-    /// Nothing there.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty() && self.chains.is_empty()
     }
 
-    /// Input for `iptables-restore --noflush` that removes them.
+    /// Returns input for `iptables-restore --noflush` that removes the rules and chains.
     pub fn removal(&self) -> String {
         let mut script = String::from("*nat\n");
         for rule in &self.rules {
@@ -116,10 +115,10 @@ impl NatRules {
     }
 }
 
-/// Chains the portmap plugin makes once for all networks, with the rules that lead to them.
+/// Chains that the portmap plugin creates once for all networks, with the rules that refer to them.
 const SHARED_CHAINS: [&str; 3] = ["CNI-HOSTPORT-DNAT", "CNI-HOSTPORT-SETMARK", "CNI-HOSTPORT-MASQ"];
 
-/// Removal of the portmap plugin's shared chains, when no host port of any network is left in them.
+/// Returns input that removes the portmap plugin's shared chains, if no network has a host port in them.
 pub fn unused_shared_chains(saved: &str) -> Option<String> {
     let in_use = saved.lines().any(|l| l.starts_with("-A CNI-HOSTPORT-DNAT ") || l.starts_with("-A CNI-DN-"));
     let present: Vec<&str> = SHARED_CHAINS

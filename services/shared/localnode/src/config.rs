@@ -1,4 +1,4 @@
-//! The configuration file of containerd. Pure: what to write depends on the arguments alone.
+//! The configuration file of containerd. Its functions are pure.
 
 use std::path::Path;
 
@@ -7,32 +7,31 @@ use serde_json::{Value, json};
 
 use crate::host::ContainerdVersion;
 
-/// What the configuration depends on.
+/// Inputs of the configuration.
 #[derive(Debug, Clone)]
 pub struct Settings<'a> {
-    /// Decides the file's format.
+    /// Version of containerd, which determines the format of the file.
     pub version: ContainerdVersion,
-    /// Images, snapshots, metadata.
+    /// Directory of images, snapshots and metadata.
     pub root: &'a Path,
-    /// Sockets, task directories, network namespaces.
+    /// Directory of sockets, tasks and network namespaces.
     pub state: &'a Path,
-    /// The gRPC socket.
     pub socket: &'a Path,
-    /// The runc binary.
     pub runc: &'a Path,
     /// Directory of the CNI plugins.
     pub cni_bin_dir: &'a Path,
-    /// Directory of our network configuration.
+    /// Directory of the instance's network configuration.
     pub cni_conf_dir: &'a Path,
     /// Image of the sandbox's own container.
     pub sandbox_image: &'a str,
     /// `overlayfs` or `native`.
     pub snapshotter: &'a str,
-    /// False: containers must not be given a lower oom score than containerd's own, as starting them would fail.
+    /// Whether containers may have a lower OOM score than containerd. If not, they would fail to start with
+    /// one.
     pub may_lower_oom_score: bool,
 }
 
-/// Plugins that would only look for devices, file systems or collectors that are not ours.
+/// Plugins for devices, file systems or collectors that a private instance does not use.
 const DISABLED: [&str; 8] = [
     "io.containerd.snapshotter.v1.aufs",
     "io.containerd.snapshotter.v1.btrfs",
@@ -44,10 +43,10 @@ const DISABLED: [&str; 8] = [
     "io.containerd.tracing.processor.v1.otlp",
 ];
 
-/// The file: version 2 for containerd 1.x, version 3 from 2.0 on.
+/// Returns the file: version 2 for containerd 1.x, version 3 from 2.0 on.
 ///
 /// # Errors
-/// When a path is not UTF-8.
+/// Fails if a path is not UTF-8.
 pub fn render(settings: &Settings<'_>) -> Result<String, toml::ser::Error> {
     let (version, plugins) = match settings.version.major {
         0 | 1 => (2, plugins_v2(settings)),
@@ -78,7 +77,7 @@ struct Grpc<'a> {
     address: &'a Path,
 }
 
-/// runc keeps its state below ours, so that two instances never see each other's containers.
+/// runc's state is below the instance's directory, so that instances do not see each other's containers.
 fn runc_runtime(settings: &Settings<'_>) -> Value {
     json!({
         "runtime_type": "io.containerd.runc.v2",
@@ -111,7 +110,7 @@ fn plugins_v2(settings: &Settings<'_>) -> Value {
             },
         },
     });
-    // NRI came with 1.7; its socket is at a fixed path that the host's containerd may own.
+    // NRI exists since 1.7. Its socket has a fixed path that the host's containerd may own.
     if settings.version.minor >= 7 {
         plugins["io.containerd.nri.v1.nri"] = json!({ "disable": true });
     }

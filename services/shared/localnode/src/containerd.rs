@@ -1,4 +1,4 @@
-//! One private containerd.
+//! A private containerd.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::DirBuilderExt;
@@ -19,53 +19,54 @@ use crate::index::{self, Index};
 use crate::record::Record;
 use crate::{Error, cri, forwarding, host, images};
 
-/// Longest path of a unix socket, with the terminating zero left out.
+/// Longest path of a unix socket, without the terminating zero.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Between two attempts to reach a starting containerd.
+/// Interval between attempts to reach a starting containerd.
 const READY_STEP: Duration = Duration::from_millis(20);
 
-/// For removing all pods through CRI; what is left then is killed.
+/// Limit of the removal of all pods through CRI. Remaining pods are killed.
 const GRACEFUL: Duration = Duration::from_secs(15);
 
-/// Between SIGTERM and SIGKILL of containerd itself.
+/// Time between SIGTERM and SIGKILL of containerd.
 const TERM_GRACE: Duration = Duration::from_secs(3);
 
-/// Marks a directory as made for a local node, and thus ours to delete.
+/// Marker file in directories that were created for an instance and may be deleted.
 const MARKER: &str = ".quintlet-localnode";
 
-/// Environment variable that names the containerd binary: all tests can be run on another version with it.
+/// Environment variable with the containerd binary, to run all tests with another version.
 pub const CONTAINERD_ENV: &str = "QUINTLET_CONTAINERD";
 
-/// What a private containerd is started with.
+/// Options of a private containerd.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Directory for everything the instance keeps; made when missing.
+    /// Directory of the instance, which is created if necessary.
     pub dir: PathBuf,
-    /// Further directories that go with the instance (a node's root directory, logs, sockets). One that existed and was not empty
-    /// before is never deleted.
+    /// Further directories of the instance, such as a node's root directory, logs and sockets. One that
+    /// existed before and was not empty is never deleted.
     pub owned: Vec<PathBuf>,
-    /// The containerd binary; its directory also has the shim. Default: what [`CONTAINERD_ENV`] names, else from `PATH`.
+    /// The containerd binary; its directory also has the shim. Default: the value of [`CONTAINERD_ENV`], or
+    /// else found in `PATH`.
     pub containerd: Option<PathBuf>,
-    /// The runc binary. Default: from `PATH`.
+    /// The runc binary. Default: found in `PATH`.
     pub runc: Option<PathBuf>,
-    /// Directory of the CNI plugins. Default: where distributions put them.
+    /// Directory of the CNI plugins. Default: the directories of distributions.
     pub cni_bin_dir: Option<PathBuf>,
-    /// Directory of the lock files that give out indices, the same for all instances on a machine.
+    /// Directory of the lock files of indices, which all instances of a machine share.
     pub lock_dir: PathBuf,
-    /// Lets pods reach the outside, where iptables works.
+    /// Gives pods access to other networks, if iptables works.
     pub masquerade: bool,
-    /// Pods outlive the owner: [`Containerd::stop`] and a killed owner leave them running, and the next start in the same directory
-    /// takes them over.
+    /// Whether pods outlive the owner: [`Containerd::stop`] and a killed owner leave them running, and the
+    /// next start in the same directory adopts them.
     pub keep_pods: bool,
-    /// Containerd's own log. Default: `containerd.log` in the directory, gone with it.
+    /// containerd's log. Default: `containerd.log` in the directory, which is removed with it.
     pub log_file: Option<PathBuf>,
-    /// How long to wait for the CRI to answer.
+    /// Limit of the wait for the CRI.
     pub start_timeout: Duration,
 }
 
 impl Options {
-    /// Defaults, for one directory.
+    /// Returns the defaults for a directory.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
@@ -84,8 +85,8 @@ impl Options {
 
 /// A running private containerd.
 ///
-/// Dropping it takes everything down without asking containerd (so that a failed test leaves nothing), unless it was started
-/// with [`Options::keep_pods`]. The ordinary end is [`Containerd::down`].
+/// Dropping it removes everything without calls of containerd, so that a failed test leaves nothing, unless
+/// [`Options::keep_pods`] is set. Use [`Containerd::down`] for an ordinary shutdown.
 #[derive(Debug)]
 pub struct Containerd {
     traces: Traces,
@@ -99,13 +100,13 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts containerd and waits until its CRI answers.
+    /// Starts containerd and waits until its CRI responds.
     ///
-    /// First removes what dead instances left, one in the same directory included, unless that one was started to be kept:
-    /// then its pods are taken over.
+    /// First removes the traces of dead instances, including one in the same directory, unless that one is to
+    /// be kept: its pods are then adopted.
     ///
     /// # Errors
-    /// When a program is missing, a directory cannot be written, or containerd does not answer in time.
+    /// Fails if a program is missing, a directory cannot be written, or containerd does not respond in time.
     pub async fn start(options: Options) -> Result<Self, Error> {
         let containerd = options.containerd.clone().map_or_else(|| host::find_program("containerd"), Ok)?;
         let runc = options.runc.clone().map_or_else(|| host::find_program("runc"), Ok)?;
@@ -177,53 +178,53 @@ impl Containerd {
         Ok(node)
     }
 
-    /// The gRPC socket: CRI and containerd's own services.
+    /// Returns the gRPC socket, for the CRI and containerd's own services.
     pub fn socket(&self) -> &Path {
         &self.traces.socket
     }
 
-    /// The socket as a runtime endpoint (`unix:///…`).
+    /// Returns the socket as a runtime endpoint (`unix:///…`).
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.traces.socket.display())
     }
 
-    /// The instance's directory.
+    /// Returns the directory of the instance.
     pub fn dir(&self) -> &Path {
         &self.traces.dir
     }
 
-    /// Names of the bridge, subnet and cgroup root.
+    /// Returns the names of bridge, subnet and cgroup root.
     pub fn names(&self) -> Names {
         self.traces.names
     }
 
-    /// What the pods' cgroups must be below, for them to be found at the end.
+    /// Returns the root of the pods' cgroups. Pods must use it, so that their cgroups are found at the end.
     pub fn cgroup_root(&self) -> String {
         self.traces.names.cgroup_root()
     }
 
-    /// Containerd's own log.
+    /// Returns the file of containerd's log.
     pub fn log_file(&self) -> &Path {
         &self.log_file
     }
 
-    /// Process id while it runs.
+    /// Returns the process ID, if containerd runs.
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().and_then(Child::id)
     }
 
-    /// A new connection.
+    /// Opens a connection.
     ///
     /// # Errors
-    /// When containerd does not accept it.
+    /// Fails if containerd does not accept it.
     pub async fn channel(&self) -> Result<Channel, Error> {
         cri::connect(&self.traces.socket).await
     }
 
-    /// Makes the pause and busybox images and imports them. Returns their names.
+    /// Creates the pause and busybox images and imports them. Returns their names.
     ///
     /// # Errors
-    /// When they cannot be made or imported.
+    /// Fails if they cannot be created or imported.
     pub async fn import_local_images(&self) -> Result<Vec<String>, Error> {
         let archives = blocking(images::local_archives).await?;
         let channel = self.channel().await?;
@@ -237,23 +238,23 @@ impl Containerd {
     /// Starts the containerd process again after it has exited. Pods continue to run.
     ///
     /// # Errors
-    /// When it does not answer in time.
+    /// Fails if it does not respond in time.
     pub async fn start_again(&mut self) -> Result<(), Error> {
         self.launch().await
     }
 
-    /// Ends containerd and leaves the pods running; the next start in this directory takes them over.
+    /// Stops containerd and leaves the pods running. The next start in this directory adopts them.
     pub async fn stop(mut self) {
         self.keep_pods = true;
         self.end_process().await;
     }
 
-    /// Removes all pods, ends containerd and removes everything it had on this machine.
+    /// Removes all pods, stops containerd and removes all of its traces.
     ///
     /// # Errors
-    /// [`Error::Leftovers`] when something could not be removed.
+    /// Returns [`Error::Leftovers`] if something could not be removed.
     pub async fn down(mut self) -> Result<(), Error> {
-        // A process that is paused does not answer.
+        // A suspended process does not respond.
         self.signal(Signal::SIGCONT);
         if self.child.is_some() {
             let removal = async {
@@ -273,7 +274,7 @@ impl Containerd {
             traces.leftovers()
         })
         .await;
-        // Nothing more for drop to do: what is left cannot be removed.
+        // Drop has nothing to do: what remains cannot be removed.
         self.keep_pods = true;
         if !leftovers.is_empty() {
             return Err(Error::Leftovers(leftovers));
@@ -284,12 +285,12 @@ impl Containerd {
         Ok(())
     }
 
-    /// Where to look for what this instance has on the machine; usable after it is down.
+    /// Returns the data by which the instance's traces are found, also after it is down.
     pub fn traces(&self) -> Traces {
         self.traces.clone()
     }
 
-    /// What this instance has on the machine now: everything while it runs, nothing after [`Containerd::down`].
+    /// Returns the instance's traces: all of them while it runs, none after [`Containerd::down`].
     pub fn leftovers(&self) -> Vec<String> {
         self.traces.leftovers()
     }
@@ -312,15 +313,15 @@ impl Containerd {
             .arg("--config")
             .arg(self.traces.dir.join("config.toml"))
             .env("PATH", &self.path)
-            // containerd notifies systemd when this is set; the owner's unit is not its own.
+            // containerd would notify systemd of its start, in the name of the owner's unit.
             .env_remove("NOTIFY_SOCKET")
             .current_dir(&self.traces.dir)
             .stdin(Stdio::null())
             .stdout(stdout)
             .stderr(log)
-            // A Ctrl-C in the terminal is for the owner alone.
+            // Ctrl-C in the terminal is for the owner only.
             .process_group(0)
-            // An owner that goes without saying so; its pods stay when they are to be kept.
+            // If the owner exits without a shutdown; pods stay if they are to be kept.
             .kill_on_drop(true)
             .spawn()
             .map_err(|e| Error::Program {
@@ -338,7 +339,7 @@ impl Containerd {
 
     /// Stops the containerd process with SIGTERM, or with SIGKILL if it does not exit in time. Pods continue to run.
     pub async fn end_process(&mut self) {
-        // A process that is paused does not handle SIGTERM.
+        // A suspended process does not handle SIGTERM.
         self.signal(Signal::SIGCONT);
         self.signal(Signal::SIGTERM);
         if let Some(mut child) = self.child.take()
@@ -363,10 +364,11 @@ impl Drop for Containerd {
     }
 }
 
-/// Removes what a dead instance in `dir` left, and returns what could not be removed. The instance must not have an owner.
+/// Removes the traces of a dead instance in `dir`, and returns those that could not be removed. The instance
+/// must not have an owner.
 ///
 /// # Errors
-/// When the instance is in use.
+/// Fails if the instance is in use.
 pub async fn cleanup_stale(dir: &Path, lock_dir: &Path) -> Result<Vec<String>, Error> {
     let (dir, lock_dir) = (dir.to_path_buf(), lock_dir.to_path_buf());
     blocking(move || {
@@ -384,7 +386,8 @@ pub async fn cleanup_stale(dir: &Path, lock_dir: &Path) -> Result<Vec<String>, E
     .await
 }
 
-/// The index for an instance in `dir`, after what dead ones left is removed, and with what is to be kept in `dir` at rest.
+/// Returns the index of an instance in `dir`. Before that, it removes the traces of dead instances and stops
+/// the processes of a kept one in `dir`.
 fn take_index(lock_dir: &Path, dir: &Path) -> Result<Index, Error> {
     remove_abandoned(lock_dir);
     let index = match Record::read(dir) {
@@ -394,7 +397,7 @@ fn take_index(lock_dir: &Path, dir: &Path) -> Result<Index, Error> {
             if record.keep_pods {
                 record.traces(dir).kill_containerd();
             } else {
-                // Its lock file is gone, with a reboot for example.
+                // The lock file was removed, by a reboot for example.
                 record.traces(dir).remove();
             }
             index
@@ -406,11 +409,12 @@ fn take_index(lock_dir: &Path, dir: &Path) -> Result<Index, Error> {
     Ok(index)
 }
 
-/// Removes every instance whose owner died, but those to be kept.
+/// Removes every instance whose owner has exited, except those to be kept.
 fn remove_abandoned(lock_dir: &Path) {
     for (index, dir) in index::abandoned(lock_dir) {
         let Some(record) = Record::read(&dir) else {
-            // Its owner died before the record was written, or the directory was deleted by hand: go by the names.
+            // The owner was killed before it wrote the record, or the directory was deleted: the traces are
+            // found by the names.
             if !dir.join("root").exists() {
                 let socket = dir.join("containerd.sock");
                 Traces { dir, socket, owned: Vec::new(), names: index.names() }.remove();
@@ -430,7 +434,7 @@ fn remove_abandoned(lock_dir: &Path) {
     }
 }
 
-/// Marks the directories that are new or empty as ours; returns those that are ours, resolved.
+/// Marks directories that are new or empty. Returns the marked directories, resolved.
 fn own(wanted: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
     let mut owned = Vec::new();
     for dir in wanted {
@@ -482,7 +486,7 @@ fn last_lines(path: &Path, count: usize) -> String {
     lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
-/// Runs blocking work off the async threads.
+/// Runs blocking work on another thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,

@@ -1,4 +1,4 @@
-//! The few CRI calls a local node makes itself.
+//! CRI calls of a private containerd.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use tonic::transport::Channel;
 
 use crate::Error;
 
-/// Pods removed at the same time: more only queue in the runtime.
+/// Concurrent removals of pods. More would only queue in the runtime.
 const REMOVALS: usize = 16;
 
-/// Connects to a unix socket that is there already.
+/// Connects to an existing unix socket.
 pub async fn connect(socket: &Path) -> Result<Channel, Error> {
     containerd_client::connect(socket)
         .await
         .map_err(|source| Error::Connect { path: socket.to_path_buf(), source })
 }
 
-/// Asks for the runtime's version: answered means the CRI works.
+/// Returns the runtime's version. A reply means that the CRI works.
 pub async fn version(channel: Channel) -> Result<String, Error> {
     let reply = RuntimeServiceClient::new(channel)
         .version(VersionRequest { version: "v1".to_owned() })
@@ -33,7 +33,8 @@ pub async fn version(channel: Channel) -> Result<String, Error> {
     Ok(format!("{} {}", reply.runtime_name, reply.runtime_version))
 }
 
-/// Removes every pod, without grace. Returns how many there were; a pod that cannot be removed is logged.
+/// Removes every pod, without a grace period. Returns the number of pods. A pod that cannot be removed is
+/// logged.
 pub async fn remove_all_pods(channel: Channel, each: Duration) -> Result<usize, Error> {
     let mut client = RuntimeServiceClient::new(channel);
     let containers = client
@@ -56,8 +57,8 @@ pub async fn remove_all_pods(channel: Channel, each: Duration) -> Result<usize, 
                 let removed = tokio::time::timeout(each, remove_pod(client, pod.id.clone(), of_pod)).await;
                 match removed {
                     Ok(Ok(())) => {}
-                    Ok(Err(e)) => tracing::warn!(sandbox = %pod.id, error = %e, "cannot remove a pod"),
-                    Err(_) => tracing::warn!(sandbox = %pod.id, "removing a pod takes too long"),
+                    Ok(Err(e)) => tracing::warn!(sandbox = %pod.id, error = %e, "pod not removed"),
+                    Err(_) => tracing::warn!(sandbox = %pod.id, "pod removal timed out"),
                 }
             }
         })
@@ -71,7 +72,7 @@ async fn remove_pod(
     containers: Vec<String>,
 ) -> Result<(), Error> {
     for container_id in containers {
-        // An error here is no obstacle: stopping the sandbox kills what still runs.
+        // An error is ignored, since stopping the sandbox kills the container.
         let _ = client.stop_container(StopContainerRequest { container_id, timeout: 0 }).await;
     }
     client

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A program this needs is not installed.
+    /// A required program is not installed.
     #[error("{program} is not installed: looked in {looked_in}")]
     Missing { program: &'static str, looked_in: String },
     /// A file or directory could not be used.
@@ -14,16 +14,16 @@ pub enum Error {
     /// A program failed.
     #[error("{program} failed: {message}")]
     Program { program: String, message: String },
-    /// The path of a unix socket would be longer than the kernel takes.
+    /// The path of a unix socket is longer than the kernel supports.
     #[error("{} is too long for a unix socket ({} bytes, at most {max}): choose a shorter directory", path.display(), path.as_os_str().len())]
     SocketPath { path: PathBuf, max: usize },
-    /// Every index is taken.
+    /// Every index is in use.
     #[error("all {0} indices for private containerds are in use")]
     NoIndex(u8),
     /// Another process runs a containerd in this directory.
     #[error("{} is in use by another run", .0.display())]
     InUse(PathBuf),
-    /// Containerd ended, or did not answer in time.
+    /// containerd exited, or did not respond in time.
     #[error("containerd did not answer within {seconds} s: {why}; end of its log:\n{log}")]
     NotReady { seconds: u64, why: String, log: String },
     /// A call failed.
@@ -32,14 +32,14 @@ pub enum Error {
     /// No connection to the socket.
     #[error("failed to connect to {}", path.display())]
     Connect { path: PathBuf, source: tonic::transport::Error },
-    /// An image archive that cannot be read.
+    /// An image archive cannot be read.
     #[error("not a usable OCI image archive: {0}")]
     Archive(String),
     /// The image was written, but the runtime does not show it.
     #[error("the runtime did not show image {image} within {seconds} s: {why}")]
     NotVisible { image: String, seconds: u64, why: String },
     /// Something could not be removed.
-    #[error("left behind: {}", .0.join("; "))]
+    #[error("failed to remove: {}", .0.join("; "))]
     Leftovers(Vec<String>),
 }
 

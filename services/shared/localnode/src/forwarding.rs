@@ -1,7 +1,8 @@
-//! `net.ipv4.ip_forward`: the bridge plugin turns it on for the pods and never off. The last instance puts it back.
+//! `net.ipv4.ip_forward`: the bridge plugin enables it for pods and never disables it. The last instance
+//! restores its value.
 //!
-//! One note for each network namespace, beside the lock files, has what was there before and the indices of the instances
-//! that need it. The index of a killed owner stays in it until that instance is removed.
+//! For each network namespace, a file beside the lock files has the original value and the indices of the
+//! instances that need forwarding. The index of a killed owner stays in it until that instance is removed.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -17,19 +18,19 @@ use crate::cni::Names;
 
 const SYSCTL: &str = "/proc/sys/net/ipv4/ip_forward";
 
-/// Names of the notes; a number of the network namespace follows.
+/// Prefix of the file names, followed by the number of the network namespace.
 const PREFIX: &str = "ip_forward.";
 
-/// Notes that this index needs packets forwarded, before anything turns that on.
+/// Records that this index needs forwarding, before anything enables it.
 ///
 /// # Errors
-/// The note cannot be written.
+/// Fails if the file cannot be written.
 pub(crate) fn hold(lock_dir: &Path, index: u8) -> Result<(), Error> {
     let here = Here::find().map_err(Error::file("read", SYSCTL))?;
     here.hold(lock_dir, index).map_err(Error::file("write", here.note(lock_dir)))
 }
 
-/// Takes an index out of all notes. Where it was the last one, forwarding is as before.
+/// Removes an index from all files. The last one restores the original value.
 pub(crate) fn give_back(lock_dir: &Path, index: u8) {
     let Ok(here) = Here::find() else { return };
     let Ok(entries) = std::fs::read_dir(lock_dir) else { return };
@@ -37,12 +38,12 @@ pub(crate) fn give_back(lock_dir: &Path, index: u8) {
         if entry.file_name().to_string_lossy().starts_with(PREFIX)
             && let Err(error) = here.give_back(&entry.path(), index)
         {
-            tracing::warn!(note = %entry.path().display(), %error, "cannot put ip_forward back");
+            tracing::warn!(note = %entry.path().display(), %error, "ip_forward not restored");
         }
     }
 }
 
-/// The network namespace that we are in.
+/// The network namespace of this process.
 struct Here {
     /// Inode of the namespace.
     namespace: u64,
@@ -53,7 +54,7 @@ struct Here {
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Note {
     before: String,
-    /// Bridges that were there before: whoever makes one later found forwarding on, and relies on it.
+    /// Bridges that existed before. A later bridge found forwarding enabled and relies on it.
     bridges: BTreeSet<String>,
     users: BTreeSet<u8>,
 }
@@ -102,11 +103,11 @@ impl Here {
         if !note.users.is_empty() {
             return write(&mut file, &note);
         }
-        // Another namespace cannot be reached from here, and mostly is gone.
+        // Another namespace cannot be reached from here, and usually no longer exists.
         if path.file_name() == self.note(Path::new("")).file_name() {
             self.restore(&note)?;
         }
-        // Removed while locked: a waiter sees that the path no longer leads to what it locked.
+        // Removed while locked: a waiter detects that the path no longer leads to the file that it locked.
         std::fs::remove_file(path)
     }
 
@@ -115,14 +116,14 @@ impl Here {
             return Ok(());
         }
         if let Some(bridge) = self.bridges.difference(&note.bridges).next() {
-            tracing::info!(bridge, "ip_forward stays on for a bridge that was made meanwhile");
+            tracing::info!(bridge, "ip_forward left enabled for a later bridge");
             return Ok(());
         }
         std::fs::write(&self.sysctl, &note.before)
     }
 }
 
-/// The file at a path, locked.
+/// Opens and locks a file.
 fn lock(path: &Path, create: bool) -> io::Result<Flock<File>> {
     loop {
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
@@ -134,7 +135,7 @@ fn lock(path: &Path, create: bool) -> io::Result<Flock<File>> {
     }
 }
 
-/// None: it is new, or its writer was killed before anything was turned on.
+/// Returns `None` for a new file, or one whose writer was killed before it enabled forwarding.
 fn read(file: &mut File) -> io::Result<Option<Note>> {
     let mut text = String::new();
     file.rewind()?;
@@ -166,7 +167,7 @@ mod tests {
             Self { here: Here { namespace: 7, sysctl, bridges: BTreeSet::new() }, dir }
         }
 
-        /// As the bridge plugin does.
+        /// Enables forwarding like the bridge plugin.
         fn hold(&self, index: u8) {
             self.here.hold(self.dir.path(), index).unwrap();
             std::fs::write(&self.here.sysctl, "1").unwrap();
@@ -219,6 +220,6 @@ mod tests {
         let other = Here { namespace: 8, sysctl: machine.here.sysctl.clone(), bridges: BTreeSet::new() };
         other.give_back(&machine.here.note(machine.dir.path()), 1).unwrap();
         assert_eq!(machine.here.value().unwrap(), "1");
-        assert!(!machine.here.note(machine.dir.path()).exists(), "nobody needs the note any more");
+        assert!(!machine.here.note(machine.dir.path()).exists(), "the note is no longer needed");
     }
 }

@@ -1,4 +1,4 @@
-//! What this machine has: programs, capabilities, mounts.
+//! Facts about the machine: programs, capabilities, mounts.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::Error;
 /// Bit of CAP_SYS_RESOURCE in the capability sets.
 const CAP_SYS_RESOURCE: u32 = 24;
 
-/// Where Debian and others put the CNI plugins.
+/// Directories in which distributions install the CNI plugins.
 const CNI_DIRS: [&str; 3] = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
 
-/// Directories searched after `PATH`: a plain user's `PATH` often lacks the sbin directories.
+/// Directories that are searched after `PATH`, which often lacks the sbin directories.
 const SBIN_DIRS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 /// Finds a program in `PATH` and the sbin directories.
@@ -37,7 +37,8 @@ pub fn find_cni_plugins() -> Result<PathBuf, Error> {
         .ok_or_else(|| Error::Missing { program: "CNI plugin bridge", looked_in: CNI_DIRS.join(":") })
 }
 
-/// `PATH` for containerd: `first`, then our own, then the sbin directories (runc, iptables).
+/// Returns `PATH` for containerd: `first`, then that of this process, then the sbin directories (runc,
+/// iptables).
 pub fn path_with(first: &[&Path]) -> OsString {
     let own = std::env::var_os("PATH").unwrap_or_default();
     let dirs = first
@@ -48,7 +49,7 @@ pub fn path_with(first: &[&Path]) -> OsString {
     std::env::join_paths(dirs).unwrap_or(own)
 }
 
-/// Whether this process may lower oom scores and raise limits (CAP_SYS_RESOURCE is in its effective set).
+/// Returns whether this process may lower OOM scores and raise limits (CAP_SYS_RESOURCE is effective).
 pub fn has_sys_resource() -> bool {
     std::fs::read_to_string("/proc/self/status").is_ok_and(|status| effective_has(&status, CAP_SYS_RESOURCE))
 }
@@ -61,7 +62,7 @@ fn effective_has(status: &str, bit: u32) -> bool {
         .is_some_and(|set| set & (1 << bit) != 0)
 }
 
-/// Whether iptables is there and its nat table can be read.
+/// Returns whether iptables exists and its nat table can be read.
 pub fn iptables_works() -> bool {
     ["iptables", "iptables-save", "iptables-restore"].iter().all(|p| find_program(p).is_ok())
         && Command::new("iptables")
@@ -73,7 +74,8 @@ pub fn iptables_works() -> bool {
             .is_ok_and(|s| s.success())
 }
 
-/// Whether an overlay can be mounted with its upper directory below `dir` (not so when `dir` is on an overlay itself).
+/// Returns whether an overlay can be mounted with its upper directory below `dir`. It cannot if `dir` is on
+/// an overlay itself.
 pub fn overlay_works(dir: &Path) -> bool {
     let Ok(temp) = tempfile::Builder::new().prefix("overlay-probe").tempdir_in(dir) else { return false };
     let [lower, upper, work, merged] = ["lower", "upper", "work", "merged"].map(|n| temp.path().join(n));
@@ -93,16 +95,16 @@ pub fn overlay_works(dir: &Path) -> bool {
     mounted && nix::mount::umount2(&merged, MntFlags::MNT_DETACH).is_ok()
 }
 
-/// One line of `/proc/self/mountinfo`.
+/// A line of `/proc/self/mountinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Where it is mounted.
+    /// Mount point.
     pub point: PathBuf,
-    /// Kind of file system.
+    /// File system type.
     pub fs: String,
 }
 
-/// What is mounted in this mount namespace, in mount order.
+/// Returns the mounts of this mount namespace, in mount order.
 pub fn mounts() -> Vec<Mount> {
     parse_mountinfo(&std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default())
 }
@@ -118,7 +120,7 @@ fn parse_mountinfo(text: &str) -> Vec<Mount> {
         .collect()
 }
 
-/// Undoes the octal escapes of mountinfo (`\040` for a space).
+/// Decodes the octal escapes of mountinfo (`\040` for a space).
 fn unescape(field: &str) -> OsString {
     use std::os::unix::ffi::OsStringExt;
     let bytes = field.as_bytes();
@@ -142,16 +144,16 @@ fn unescape(field: &str) -> OsString {
     OsString::from_vec(out)
 }
 
-/// Version of a containerd, from what `containerd --version` prints.
+/// Major and minor version, which determine the format of the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ContainerdVersion {
-    /// 1 or 2.
+    /// Major version, such as 1 or 2.
     pub major: u32,
-    /// 6 in 1.6.
+    /// Minor version, such as 6 in 1.6.
     pub minor: u32,
 }
 
-/// Asks a containerd binary for its version.
+/// Returns the version of a containerd binary.
 pub fn containerd_version(binary: &Path) -> Result<ContainerdVersion, Error> {
     let failed =
         |message: String| Error::Program { program: format!("{} --version", binary.display()), message };

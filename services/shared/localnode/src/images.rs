@@ -1,4 +1,4 @@
-//! The images a node needs when no registry answers: pause and busybox, made of what this machine has.
+//! Images for a node without a registry: pause and busybox, built from programs of this machine.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,16 +9,16 @@ use crate::{Error, host};
 /// Name of the sandbox image.
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10";
 
-/// Name of the busybox image. Not a name of a public registry: what is in it is this machine's busybox.
+/// Name of the busybox image. It is not in a public registry, since it contains this machine's busybox.
 pub const BUSYBOX: &str = "localhost/busybox:1";
 
-/// For when no C compiler is there; forks a `sleep`, thus takes twice the memory.
+/// Replacement for a C program if there is no compiler. It forks a `sleep`, which takes twice the memory.
 const PAUSE_SCRIPT: &str = r#"trap "exit 0" INT TERM; while :; do sleep 3600 & wait $!; done"#;
 
-/// Archives of all local images.
+/// Returns the archives of all local images.
 ///
 /// # Errors
-/// When busybox is missing or cannot be read.
+/// Fails if busybox is missing or cannot be read.
 pub fn local_archives() -> Result<Vec<Vec<u8>>, Error> {
     let busybox = read_busybox()?;
     let archive = |image: Image| image.archive().map_err(|e| Error::Archive(e.to_string()));
@@ -43,7 +43,7 @@ struct Busybox {
     applets: Vec<String>,
 }
 
-/// A dynamic program names its loader.
+/// Returns whether a program is dynamically linked: it names its loader.
 fn is_dynamic(binary: &[u8]) -> bool {
     let loader = b"/ld-linux";
     binary.get(..4096.min(binary.len())).is_some_and(|head| head.windows(loader.len()).any(|w| w == loader))

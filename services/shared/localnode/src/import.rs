@@ -1,7 +1,7 @@
-//! An OCI image archive into a containerd, through its content store and image service.
+//! Imports an OCI image archive into containerd, through its content store and image service.
 //!
-//! Works over any channel that reaches these services: containerd's own socket, or cri-proxy's admin socket, which forwards
-//! what it does not know.
+//! Any channel to these services works: containerd's own socket, or cri-proxy's admin socket, which forwards
+//! unknown services.
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read, Seek, SeekFrom};
@@ -25,38 +25,39 @@ use tonic::{Code, Request};
 
 use crate::Error;
 
-/// The namespace the CRI looks in.
+/// Namespace of the CRI.
 const NAMESPACE: &str = "k8s.io";
 
-/// Bytes per message: a fourth of what gRPC takes by default, as a proxy may have a lower limit than containerd.
+/// Bytes per message: a quarter of the default limit of gRPC, since a proxy may have a lower limit than
+/// containerd.
 const CHUNK: usize = 1 << 20;
 
-/// Largest manifest, index or configuration taken into memory: containerd's own limit.
+/// Size limit of a manifest, index or configuration, as in containerd.
 const MAX_JSON: u64 = 8 << 20;
 
-/// How long the CRI may take to notice an image.
+/// Longest time until the CRI shows an image.
 const VISIBLE: Duration = Duration::from_secs(10);
 
-/// Between two looks.
+/// Interval between checks.
 const VISIBLE_STEP: Duration = Duration::from_millis(20);
 
-/// Something an archive is read from.
+/// A readable archive.
 pub trait Source: Read + Seek + Send {}
 impl<T: Read + Seek + Send> Source for T {}
 
-/// An image that was imported.
+/// An imported image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Imported {
-    /// Its reference.
+    /// Reference of the image.
     pub name: String,
     /// Digest of its manifest or index.
     pub digest: String,
 }
 
-/// Imports an archive held in memory; see [`import_from`].
+/// Imports an archive in memory; see [`import_from`].
 ///
 /// # Errors
-/// As [`import_from`].
+/// Fails as [`import_from`] does.
 pub async fn import(channel: Channel, archive: Vec<u8>, name: Option<&str>) -> Result<Vec<String>, Error> {
     let imported = import_from(channel, Cursor::new(archive), name).await?;
     Ok(imported.into_iter().map(|i| i.name).collect())
@@ -65,19 +66,20 @@ pub async fn import(channel: Channel, archive: Vec<u8>, name: Option<&str>) -> R
 /// Imports an archive file; see [`import_from`].
 ///
 /// # Errors
-/// As [`import_from`], or when the file cannot be opened.
+/// Fails as [`import_from`] does, or if the file cannot be opened.
 pub async fn import_file(channel: Channel, path: &Path, name: Option<&str>) -> Result<Vec<Imported>, Error> {
     let file = std::fs::File::open(path).map_err(Error::file("open", path))?;
     import_from(channel, std::io::BufReader::new(file), name).await
 }
 
-/// Imports the images of an OCI archive (not compressed) and waits until the CRI shows them. What is there already is not sent
-/// again, so repeating it does no harm.
+/// Imports the images of an uncompressed OCI archive, and waits until the CRI shows them. Existing blobs are
+/// not sent again, so the call may be repeated.
 ///
-/// `name` takes the place of the name in the archive, which then must hold one image.
+/// `name` replaces the name in the archive, which must then have one image.
 ///
 /// # Errors
-/// When the archive is not readable or incomplete, a call fails, or the CRI does not show an image within 10 s.
+/// Fails if the archive is unreadable or incomplete, if a call fails, or if the CRI does not show an image
+/// within 10 s.
 pub async fn import_from(
     channel: Channel,
     source: impl Source,
@@ -96,7 +98,7 @@ pub async fn import_from(
     Ok(images.into_iter().map(|i| Imported { name: i.name, digest: i.target.digest }).collect())
 }
 
-/// A lease name for this import: two imports of the same images at a time must not share one.
+/// Returns a unique lease name, since concurrent imports of the same images must not share a lease.
 fn unique(images: &[Named]) -> String {
     let mut seed = std::process::id().to_string();
     for image in images {
@@ -121,7 +123,7 @@ struct Desc {
     annotations: HashMap<String, String>,
 }
 
-/// A manifest or an index: the fields of both that lead to other blobs.
+/// A manifest or an index: the fields of both that refer to other blobs.
 #[derive(Debug, Deserialize)]
 struct Links {
     #[serde(default)]
@@ -132,7 +134,7 @@ struct Links {
 }
 
 impl Links {
-    /// Labels by which containerd's garbage collector keeps what this blob leads to.
+    /// Returns the labels by which containerd's garbage collector keeps the referenced blobs.
     fn gc_labels(&self) -> HashMap<String, String> {
         let label =
             |kind: String, desc: &Desc| (format!("containerd.io/gc.ref.content.{kind}"), desc.digest.clone());
@@ -209,7 +211,7 @@ impl<S: Source> Archive<S> {
         self.files.contains_key(&blob_path(desc))
     }
 
-    /// Up to [`CHUNK`] bytes of a blob from an offset.
+    /// Reads up to [`CHUNK`] bytes of a blob at an offset.
     fn chunk(&mut self, desc: &Desc, offset: u64) -> Result<Vec<u8>, Error> {
         let path = blob_path(desc);
         let (at, size) = self.find(&path)?;
@@ -231,7 +233,8 @@ struct Store {
 }
 
 impl Store {
-    /// A request in the CRI's namespace, under our lease: what is written is kept until the image refers to it.
+    /// Returns a request in the CRI's namespace with the import's lease, which protects blobs until the image
+    /// refers to them.
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         let metadata = request.metadata_mut();
@@ -254,7 +257,7 @@ impl Store {
     async fn delete_lease(&mut self) {
         let delete = DeleteRequest { id: self.lease.clone(), sync: false };
         if let Err(e) = LeasesClient::new(self.channel.clone()).delete(self.request(delete)).await {
-            tracing::warn!(error = %e, "cannot delete the lease of an import");
+            tracing::warn!(error = %e, "lease of image import not deleted");
         }
     }
 
@@ -270,9 +273,9 @@ impl Store {
         Ok(())
     }
 
-    /// Writes what a manifest or index leads to, then itself.
+    /// Writes the blobs that a manifest or index refers to, and then the blob itself.
     async fn write_tree<S: Source>(&mut self, archive: &mut Archive<S>, root: &Desc) -> Result<(), Error> {
-        // Breadth first, then written in reverse: no blob is there before what it leads to.
+        // Breadth first, then written in reverse: no blob exists before those that it refers to.
         let mut blobs = vec![(root.clone(), None)];
         let mut next = 0;
         while next < blobs.len() {
@@ -283,7 +286,7 @@ impl Store {
                 || desc.media_type.ends_with("manifest.list.v2+json")
             {
                 let links = archive.json(&blob_path(&desc))?;
-                // An archive of one platform may list the others.
+                // An archive of one platform may list the manifests of others.
                 let children = links.manifests.iter().filter(|d| archive.has(d));
                 blobs.extend(children.chain(&links.config).chain(&links.layers).map(|d| (d.clone(), None)));
                 blobs[next].1 = Some(links.gc_labels());
@@ -329,7 +332,7 @@ impl Store {
                 let write =
                     WriteContentRequest { offset: offset.cast_signed(), data, ..first(WriteAction::Write) };
                 if sender.send(write).await.is_err() {
-                    // The stream ended; its own error says why.
+                    // The stream has ended and reports its own error.
                     return Ok(());
                 }
                 offset += length;
@@ -350,7 +353,7 @@ impl Store {
         fed?;
         match written {
             Ok(()) => Ok(()),
-            // Another import was faster.
+            // A concurrent import was faster.
             Err(e) if e.code() == Code::AlreadyExists => Ok(()),
             Err(e) => Err(Error::call("content.Write")(e)),
         }
@@ -385,7 +388,7 @@ impl Store {
     }
 }
 
-/// The CRI learns of images from containerd's events, a moment later.
+/// Waits for the image in the CRI, which learns of it from containerd's events.
 async fn wait_visible(channel: Channel, image: &str) -> Result<(), Error> {
     let deadline = Instant::now() + VISIBLE;
     let mut client = ImageServiceClient::new(channel);

@@ -1,6 +1,7 @@
-//! Which index an instance has: one lock file each, held while its owner lives.
+//! The index of an instance: a lock file that its owner holds.
 //!
-//! The file names the instance's directory, so that what a killed owner left can be found and removed by the next one.
+//! The file contains the instance's directory, so that the next instance can find and remove the traces of a
+//! killed owner.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
@@ -13,13 +14,13 @@ use crate::cni::Names;
 use crate::record::Record;
 use crate::{Error, forwarding};
 
-/// Where the lock files are unless told otherwise.
+/// Default directory of the lock files.
 pub const DEFAULT_LOCK_DIR: &str = "/run/quintlet-localnode";
 
-/// Highest index + 1: it is the third byte of the pods' addresses.
+/// Number of indices. The index is the third byte of the pods' addresses.
 const INDICES: u8 = 200;
 
-/// A taken index. Dropping it frees the index, but keeps the note of what used it.
+/// An index in use. Dropping it frees the index and keeps the file that names its last user.
 #[derive(Debug)]
 pub struct Index {
     number: u8,
@@ -33,17 +34,17 @@ impl Index {
         self.number
     }
 
-    /// Names made of it.
+    /// Returns the names that contain the index.
     pub fn names(&self) -> Names {
         Names::new(self.number)
     }
 
-    /// Frees the index and its note: nothing of the instance is left.
+    /// Frees the index and removes its file, once no trace of the instance is left.
     pub fn release(self) {
         if let Some(dir) = self.path.parent() {
             forwarding::give_back(dir, self.number);
         }
-        // Removed while locked: a waiter sees that the path no longer leads to what it locked.
+        // Removed while locked: a waiter detects that the path no longer leads to the file that it locked.
         let _ = std::fs::remove_file(&self.path);
         if let Some(dir) = self.path.parent() {
             let _ = std::fs::remove_dir(dir);
@@ -51,7 +52,7 @@ impl Index {
         drop(self.file);
     }
 
-    /// The directory of the instance that used this index last.
+    /// Returns the directory of the instance that used this index last.
     fn user(&mut self) -> Option<PathBuf> {
         let mut text = String::new();
         self.file.rewind().ok()?;
@@ -70,13 +71,14 @@ impl Index {
 
     fn try_lock(lock_dir: &Path, number: u8, create: bool) -> Result<Option<Self>, Error> {
         let path = lock_dir.join(format!("{number}.lock"));
-        // Twice at most lost to an instance that releases at this moment, then somebody else has it.
+        // An instance that releases the index concurrently removes the file, at most twice; then another one
+        // has it.
         for _ in 0..3 {
             let opened = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&path);
             let file = match opened {
                 Ok(file) => file,
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound && !create => return Ok(None),
-                // The directory goes with its last lock file.
+                // The directory is removed with its last lock file.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                     make_lock_dir(lock_dir)?;
                     continue;
@@ -93,10 +95,10 @@ impl Index {
     }
 }
 
-/// Takes the index `wanted`, or the first free one that nothing on the machine uses.
+/// Locks the index `wanted`, or the first free one that nothing on the machine uses.
 ///
 /// # Errors
-/// When all are in use, or the lock directory cannot be written.
+/// Fails if all are in use, or if the lock directory cannot be written.
 pub fn take(lock_dir: &Path, dir: &Path, wanted: Option<u8>) -> Result<Index, Error> {
     make_lock_dir(lock_dir)?;
     let numbers: Vec<u8> = wanted.map_or_else(|| (0..INDICES).collect(), |number| vec![number]);
@@ -104,7 +106,7 @@ pub fn take(lock_dir: &Path, dir: &Path, wanted: Option<u8>) -> Result<Index, Er
         let Some(mut index) = Index::try_lock(lock_dir, number, true)? else { continue };
         let last = index.user();
         let ours = last.as_deref() == Some(dir);
-        // Kept on purpose by another directory, or a bridge nobody wrote down: leave it alone.
+        // Kept on purpose by another directory, or a bridge without a record: the index is skipped.
         let other = last.is_some_and(|user| user != dir && Record::read(&user).is_some());
         let bridge = Path::new("/sys/class/net").join(index.names().bridge()).exists();
         if other || (bridge && !ours && wanted.is_none()) {
@@ -116,7 +118,7 @@ pub fn take(lock_dir: &Path, dir: &Path, wanted: Option<u8>) -> Result<Index, Er
     Err(Error::NoIndex(INDICES))
 }
 
-/// Indices whose owner is gone, with the directory each was used for.
+/// Returns the indices without an owner, with the directory of each.
 pub fn abandoned(lock_dir: &Path) -> Vec<(Index, PathBuf)> {
     let Ok(entries) = std::fs::read_dir(lock_dir) else { return Vec::new() };
     entries

@@ -1,18 +1,19 @@
-//! A private containerd, and images made on this machine.
+//! A private containerd, and images built on this machine.
 //!
-//! What `quintctl up --private-containerd`, `make run` and the tests stand on: a containerd with a root, state, socket,
-//! pod network and cgroup root of its own, which several can run side by side, and which leaves nothing behind. The
-//! host's containerd is never used or touched.
+//! `quintctl up --private-containerd`, `make run` and the tests use it. Each instance has its own root,
+//! state, socket, pod network and cgroup root, so several can run side by side, and an instance leaves no
+//! traces. The host's containerd is never used.
 //!
-//! - [`containerd`]: start, restart, kill, pause and take down one instance;
-//! - [`oci`] and [`images`]: image archives made without a registry;
-//! - [`import`](mod@import): an archive into any containerd, over any channel;
-//! - [`config`], [`cni`]: the files containerd reads, rendered by pure functions;
-//! - [`cleanup`]: finds and removes what an instance has on the machine, alive or dead.
+//! - [`containerd`]: starts, restarts, suspends, kills and removes an instance;
+//! - [`oci`] and [`images`]: image archives built without a registry;
+//! - [`import`](mod@import): imports an archive into any containerd, over any channel;
+//! - [`config`], [`cni`]: the files that containerd reads, rendered by pure functions;
+//! - [`cleanup`]: finds and removes the traces of an instance on the machine.
 //!
-//! Life cycle: [`Containerd::start`] takes an index (a lock file, see [`index`]), which names bridge, subnet and cgroup
-//! root; [`Containerd::down`] gives all of it back, `net.ipv4.ip_forward` included. An instance whose owner died is removed by the next start of any
-//! instance, unless it was started to be kept.
+//! Life cycle: [`Containerd::start`] locks an index (see [`index`]), which determines the names of bridge,
+//! subnet and cgroup root. [`Containerd::down`] releases everything, including `net.ipv4.ip_forward`. An
+//! instance whose owner was killed is removed by the next start of any instance, unless it was started to be
+//! kept.
 
 #![allow(missing_docs, reason = "only quintctl and tests use the crate")]
 

@@ -1,11 +1,12 @@
-//! OCI image archives with one layer, from a description. The same description gives the same bytes, thus the same digests.
+//! OCI image archives with one layer, from a description. Equal descriptions result in equal bytes and
+//! digests.
 
 use std::io;
 
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
-/// What one path in an image is.
+/// The type of an entry in an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
     /// A file with its content.
@@ -16,33 +17,32 @@ pub enum Node {
     Dir,
 }
 
-/// One path in an image.
+/// An entry in an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Without a leading slash.
+    /// Path without a leading slash.
     pub path: String,
-    /// Content.
     pub node: Node,
     /// Permission bits.
     pub mode: u32,
 }
 
-/// An image. Parents of entries need not be listed; entries must be in an order in which parents that are come first.
+/// An image. Parents of entries may be omitted. A parent that is listed precedes its children.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Image {
-    /// Full reference, e.g. `localhost/busybox:1`.
+    /// Full reference, such as `localhost/busybox:1`.
     pub name: String,
-    /// The layer's content.
+    /// Content of the layer.
     pub entries: Vec<Entry>,
-    /// What is started.
+    /// Command of the image.
     pub entrypoint: Vec<String>,
-    /// Its default arguments.
+    /// Default arguments of the command.
     pub cmd: Vec<String>,
-    /// `NAME=value`.
+    /// Environment variables, as `NAME=value`.
     pub env: Vec<String>,
     /// User, or user:group; empty for root.
     pub user: String,
-    /// E.g. `80/tcp`.
+    /// Exposed ports, such as `80/tcp`.
     pub exposed: Vec<String>,
 }
 
@@ -51,14 +51,14 @@ const MEDIA_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const MEDIA_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const MEDIA_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// Creation time of every image: a fixed one keeps the digests the same.
+/// Creation time of every image. A fixed one keeps the digests equal.
 const CREATED: &str = "1970-01-01T00:00:00Z";
 
 impl Image {
-    /// The archive: an OCI layout in a tar, as `ctr image import` and [`crate::import`] read it.
+    /// Returns the archive: an OCI layout in a tar, for `ctr image import` and [`crate::import`].
     ///
     /// # Errors
-    /// When a path does not fit into a tar.
+    /// Fails if a path does not fit into a tar.
     pub fn archive(&self) -> io::Result<Vec<u8>> {
         let layer = self.layer()?;
         let exposed: serde_json::Map<_, _> = self.exposed.iter().map(|p| (p.clone(), json!({}))).collect();
@@ -125,12 +125,12 @@ impl Image {
     }
 }
 
-/// `sha256:…` of some bytes.
+/// Returns the digest of bytes, as `sha256:…`.
 pub fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex::encode(Sha256::digest(bytes)))
 }
 
-/// This machine's architecture in Go's names, which OCI uses.
+/// Returns this machine's architecture under Go's name, which OCI uses.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -144,7 +144,7 @@ fn descriptor(media_type: &str, bytes: &[u8]) -> serde_json::Value {
     json!({ "mediaType": media_type, "digest": digest(bytes), "size": bytes.len() })
 }
 
-/// What is after the last colon, unless that is a port.
+/// Returns the tag of a name. A port after the last colon is not a tag.
 fn tag(name: &str) -> &str {
     name.rsplit_once(':').map(|(_, tag)| tag).filter(|tag| !tag.contains('/')).unwrap_or("latest")
 }

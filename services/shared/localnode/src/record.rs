@@ -30,7 +30,7 @@ impl Record {
             .map_err(Error::file("write", &path))
     }
 
-    /// Returns where the instance in `dir` leaves traces on the machine.
+    /// Returns the data by which the traces of the instance in `dir` are found.
     pub(crate) fn traces(&self, dir: &Path) -> Traces {
         Traces {
             dir: dir.to_path_buf(),

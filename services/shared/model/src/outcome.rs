@@ -18,7 +18,7 @@ pub const OUTCOME_TRAILER: &str = "quintlet-outcome";
 /// Trailer of every forwarded call: time in the queue before dispatch, in milliseconds, decimal.
 pub const QUEUED_MS_TRAILER: &str = "quintlet-queued-ms";
 
-/// What the caller knows about the effect of a call that returned.
+/// Knowledge of the caller about the effect of a completed call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
     /// The runtime executed the call.

@@ -34,7 +34,7 @@ async fn dial_trusting(
     roots: impl FnOnce() -> io::Result<RootCertStore>,
 ) -> io::Result<Box<dyn Transport>> {
     let invalid = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, what.to_owned());
-    let (with_tls, usual) = match uri.scheme_str() {
+    let (with_tls, default_port) = match uri.scheme_str() {
         Some("http") => (false, 80),
         Some("https") => (true, 443),
         _ => return Err(invalid("neither http nor https")),
@@ -42,13 +42,13 @@ async fn dial_trusting(
     let authority = uri.authority().ok_or_else(|| invalid("no address"))?;
     let host = authority.host().trim_matches(['[', ']']);
     let connecting = async {
-        let stream = TcpStream::connect((host, authority.port_u16().unwrap_or(usual))).await?;
-        // Keystrokes are sent one by one.
+        let stream = TcpStream::connect((host, authority.port_u16().unwrap_or(default_port))).await?;
+        // Without this option, the kernel would delay single keystrokes.
         stream.set_nodelay(true)?;
         if !with_tls {
             return Ok(Box::new(stream) as Box<dyn Transport>);
         }
-        let name = ServerName::try_from(host.to_owned()).map_err(|_| invalid("no name of a host"))?;
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| invalid("not a host name"))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -62,7 +62,7 @@ async fn dial_trusting(
     timeout(LIMIT, connecting).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// Reads the system's roots. They are read for each connection, since they may change while the process runs.
+/// Reads the trusted roots of the system, which may change while the process runs.
 fn system_roots() -> io::Result<RootCertStore> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
@@ -85,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// A server with TLS that says hello, and what to trust so that it can be heard.
+    /// Starts a TLS server that greets, and returns the root certificates of a client that trusts it.
     async fn server(name: &str) -> (u16, RootCertStore) {
         let key = rcgen::KeyPair::generate().unwrap();
         let cert = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap();
@@ -110,7 +110,7 @@ mod tests {
         (port, roots)
     }
 
-    async fn heard(url: &str, roots: &RootCertStore) -> io::Result<String> {
+    async fn greeting(url: &str, roots: &RootCertStore) -> io::Result<String> {
         let mut stream = dial_trusting(&url.parse().unwrap(), || Ok(roots.clone())).await?;
         let mut text = [0; 5];
         stream.read_exact(&mut text).await?;
@@ -122,14 +122,14 @@ mod tests {
         let (port, roots) = server("127.0.0.1").await;
         let (_, others) = server("127.0.0.1").await;
         let url = format!("https://127.0.0.1:{port}/exec/token");
-        assert_eq!(heard(&url, &roots).await.unwrap(), "hello");
-        assert!(heard(&url, &others).await.is_err(), "somebody else's certificate");
+        assert_eq!(greeting(&url, &roots).await.unwrap(), "hello");
+        assert!(greeting(&url, &others).await.is_err(), "the certificate of another CA");
         let (port, roots) = server("10.0.0.9").await;
         let url = format!("https://127.0.0.1:{port}/exec/token");
-        assert!(heard(&url, &roots).await.is_err(), "another host's certificate");
+        assert!(greeting(&url, &roots).await.is_err(), "another host's certificate");
         for no_url in ["ftp://127.0.0.1/", "/path"] {
             assert_eq!(
-                heard(no_url, &roots).await.unwrap_err().kind(),
+                greeting(no_url, &roots).await.unwrap_err().kind(),
                 io::ErrorKind::InvalidInput,
                 "{no_url}"
             );

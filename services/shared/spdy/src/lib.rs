@@ -204,7 +204,7 @@ impl Connection {
         });
         let writing = stop.clone();
         task::spawn("spdy write", async move {
-            // A dropped read loses frames that nobody would receive.
+            // A dropped read loses only frames without a receiver.
             let _ = writing.run_until_cancelled(write_frames(write, frames)).await;
         });
         let reading = Arc::clone(&shared);
@@ -397,7 +397,7 @@ mod tests {
         }
     }
 
-    /// Answers the upgrade, then what `script` says to each frame.
+    /// Accepts the upgrade, and then replies to each frame with the result of `script`.
     async fn server(
         answer: &'static str,
         frames: Vec<Vec<u8>>,

@@ -28,7 +28,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Queues events. Clones share the queue.
 #[derive(Clone)]
 pub struct Recorder {
-    /// None without an API server.
+    /// Queue of events; `None` without an API server.
     queue: Option<mpsc::Sender<Occurrence>>,
     metrics: Metrics,
 }

@@ -100,7 +100,7 @@ impl NodeKeeper {
                         let periodic = due == Due::Report && weight == Weight::Nothing;
                         report_every = if periodic { self.report_every } else { self.spread() };
                         last_report = last_update;
-                        self.tell(&live, &written, events);
+                        self.record_events(&live, &written, events);
                         live = written;
                         last_read = Instant::now();
                         self.volumes.publish(&live, &report);
@@ -112,7 +112,7 @@ impl NodeKeeper {
                             self.reached.set_not_serving(NODE).await;
                         }
                         if let Ok(read) = self.api.get(&node_path(&self.name)).await {
-                            self.tell(&live, &read, Vec::new());
+                            self.record_events(&live, &read, Vec::new());
                             live = read;
                             last_read = Instant::now();
                         }
@@ -144,7 +144,7 @@ impl NodeKeeper {
             Ok(read) => {
                 self.reached.set_serving(NODE).await;
                 *failures = 0;
-                self.tell(live, &read, Vec::new());
+                self.record_events(live, &read, Vec::new());
                 *live = read;
                 true
             }
@@ -179,7 +179,7 @@ impl NodeKeeper {
         self.api.patch(&format!("{}/status", node_path(&self.name)), &patch).await
     }
 
-    fn tell(&self, before: &Value, after: &Value, events: Vec<crate::events::Occurrence>) {
+    fn record_events(&self, before: &Value, after: &Value, events: Vec<crate::events::Occurrence>) {
         if is_ready(after) {
             self.startup.ready(self.clock.boot());
         }
@@ -242,7 +242,7 @@ impl NodeKeeper {
             Ok(made) => {
                 info!(node = %self.name, "registered node");
                 self.startup.registered(self.clock.boot());
-                self.tell(&json!({}), &made, events);
+                self.record_events(&json!({}), &made, events);
                 Ok((made, true))
             }
             Err(ApiFailure::AlreadyExists(_) | ApiFailure::Denied(_)) => {

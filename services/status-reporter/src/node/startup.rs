@@ -1,5 +1,5 @@
-//! How long a new node took to come up (pkg/kubelet/util/node_startup_latency_tracker.go). Of one that was registered before nothing is
-//! told.
+//! Startup latency of a new node (pkg/kubelet/util/node_startup_latency_tracker.go). A node that was
+//! registered before is not measured.
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -23,7 +23,7 @@ struct Times {
 }
 
 impl Startup {
-    /// Of a process that began then.
+    /// Returns the metrics of a process that started at `began`.
     #[must_use]
     pub fn new(began: Duration) -> Self {
         Self { began, times: Mutex::default() }
@@ -79,7 +79,7 @@ fn set(name: &'static str, help: &'static str, took: Duration) {
 mod tests {
     use super::*;
 
-    fn told() -> Vec<String> {
+    fn events() -> Vec<String> {
         let text = quintlet_telemetry::metrics::text();
         text.lines()
             .filter_map(|l| l.strip_prefix("kubelet_node_startup_"))
@@ -93,7 +93,7 @@ mod tests {
         let known = Startup::new(at(100));
         known.attempt(at(101));
         known.ready(at(102));
-        assert_eq!(told(), [""; 0], "it was there before");
+        assert_eq!(events(), [""; 0], "the Node existed before");
         let new = Startup::new(at(100));
         for now in [103, 104] {
             new.attempt(at(now));
@@ -101,7 +101,7 @@ mod tests {
         for now in [107, 108] {
             new.registered(at(now));
         }
-        assert_eq!(told(), ["pre_kubelet_100.0", "pre_registration_3.0", "registration_4.0"]);
+        assert_eq!(events(), ["pre_kubelet_100.0", "pre_registration_3.0", "registration_4.0"]);
         for now in [112, 113] {
             new.ready(at(now));
         }
@@ -112,6 +112,6 @@ mod tests {
             "post_registration_5.0",
             "112.0",
         ];
-        assert_eq!(told(), all);
+        assert_eq!(events(), all);
     }
 }

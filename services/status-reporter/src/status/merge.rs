@@ -180,7 +180,7 @@ mod tests {
             assert_eq!(
                 (text(containers, "reason"), text(containers, "lastTransitionTime")),
                 (reason, "2026-01-01T00:00:00Z"),
-                "it was False before: its time stays"
+                "the status was False before: the time stays"
             );
         }
     }

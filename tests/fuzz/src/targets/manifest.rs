@@ -130,7 +130,7 @@ fn against(decode: Decode, input: &[u8]) -> Result<(), String> {
         let json = serde_json::to_string(&**pod).map_err(|e| e.to_string())?;
         let back: Pod = serde_json::from_str(&json).map_err(|e| format!("{e} in {json}"))?;
         if back != **pod {
-            return Err("an accepted pod is not what it is encoded to".to_owned());
+            return Err("an accepted pod differs from its encoding".to_owned());
         }
     }
     // A second JSON parser must agree that the input is a pod.

@@ -12,7 +12,7 @@ pub mod websocket;
 use crate::bytes::Inputs;
 use crate::fuzz::Check;
 
-/// A target.
+/// The inputs and checks of one parser.
 #[derive(Debug)]
 pub struct Target {
     /// The inputs of the target.

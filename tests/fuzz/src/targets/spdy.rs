@@ -27,7 +27,7 @@ const FIN: u8 = 1;
 const RST_STREAM: u16 = 3;
 const PING: u16 = 6;
 
-/// Returns a frame.
+/// Encodes a frame.
 #[must_use]
 pub fn frame(head: u32, flags: u8, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).unwrap_or(u32::MAX) & 0x00ff_ffff;
@@ -134,9 +134,9 @@ async fn observe(bytes: Vec<u8>) -> Seen {
     let mut readers = readers.into_iter();
     let next = |readers: &mut std::vec::IntoIter<_>| readers.next().expect("there are three streams");
     let (a, b, c) = (next(&mut readers), next(&mut readers), next(&mut readers));
-    let ((), said, a, b, c) = tokio::join!(send, receive, a, b, c);
+    let ((), received, a, b, c) = tokio::join!(send, receive, a, b, c);
     drop(writers);
-    Seen { streams: [a, b, c].into_iter().collect(), pings: frames(&said).filter_map(ping).collect() }
+    Seen { streams: [a, b, c].into_iter().collect(), pings: frames(&received).filter_map(ping).collect() }
 }
 
 fn ping((head, _, body): (u32, u8, &[u8])) -> Option<u32> {

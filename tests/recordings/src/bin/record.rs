@@ -26,7 +26,7 @@ const STEP: Duration = Duration::from_millis(200);
 /// Records the CRI requests of a kubelet.
 #[derive(Parser)]
 struct Args {
-    /// The kubelet.
+    /// The program of the kubelet.
     #[arg(long, value_name = "FILE")]
     kubelet: PathBuf,
     /// Credentials of an administrator.

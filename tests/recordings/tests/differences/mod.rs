@@ -22,7 +22,7 @@ pub(crate) const KNOWN: &[Known] = &[
     Known {
         spec: "image-volume-and-others",
         path: "containers/0/config/mounts/0/image_sub_path",
-        reason: "in a pod with an image volume the kubelet says so for mounts of other volumes too, where it means nothing",
+        reason: "in a pod with an image volume the kubelet sets the field for mounts of other volumes too, where it has no effect",
     },
 ];
 

@@ -44,7 +44,7 @@ async fn two_instances_of_a_container_are_kept_and_older_ones_removed_with_logs_
     for restarts in 1..=2 {
         let newest = sim.sandboxes(&uid).into_iter().find(|s| s.ready()).unwrap();
         sim.runtime.edit_sandbox(newest.id(), |s| s.set_state(v1::PodSandboxState::SandboxNotready));
-        sim.wait_pod("remade", "made anew", |p| p.is_ready() && p.restarts() == restarts).await;
+        sim.wait_pod("remade", "recreated", |p| p.is_ready() && p.restarts() == restarts).await;
         let kept = sim.runtime.container(first.id()).is_some();
         assert!(kept || restarts == 2, "the one before the newest stays");
     }
@@ -94,8 +94,8 @@ async fn containers_without_their_pods_cgroup_are_recreated_in_a_new_one() {
         std::fs::remove_dir(group).unwrap();
     }
     sim.api.edit("pods", "default", "lost", |p| p["metadata"]["labels"] = json!({"look": "now"})).unwrap();
-    sim.wait_pod("lost", "made anew", |p| p.is_ready() && p.restarts() == 1).await;
-    assert!(cpu(&sim, &below).is_some(), "the group is there again");
+    sim.wait_pod("lost", "recreated", |p| p.is_ready() && p.restarts() == 1).await;
+    assert!(cpu(&sim, &below).is_some(), "the cgroup exists again");
     sim.wait_event("lost", "Killing", |e| e.reason == "Killing").await;
     sim.finish().await;
 }
@@ -126,7 +126,7 @@ async fn the_cgroup_of_a_deleted_pod_with_remaining_volumes_has_the_least_cpu() 
         if now == Some(least) { Ok(()) } else { Err(now) }
     })
     .await;
-    assert_eq!(cpu(&sim, &mine), Some(before), "nobody else's");
+    assert_eq!(cpu(&sim, &mine), Some(before), "without another owner");
     assert!(volumes.join("precious").exists());
     std::fs::remove_file(volumes.join("precious")).unwrap();
     until("nothing left of it", quintlet_simulation::sim::LONG, async || {
@@ -229,13 +229,13 @@ async fn unused_images_are_removed_if_disk_usage_exceeds_the_threshold() {
     let left = sim.runtime.images();
     assert!(left.iter().any(|i| i.contains("old.test/pinned")), "{left:?}");
     assert!(left.iter().any(|i| i.contains("example.test/app")), "one that is in use stays: {left:?}");
-    until("the node is told", quintlet_simulation::sim::LONG, async || {
+    until("the event of the node", quintlet_simulation::sim::LONG, async || {
         let events = sim.events(quintlet_simulation::service::NODE);
-        let told = events.iter().any(|e| {
+        let is_reported = events.iter().any(|e| {
             e.reason == "FreeDiskSpaceFailed"
                 && e.message.contains("Failed to free sufficient space by deleting unused images (freed ")
         });
-        if told { Ok(()) } else { Err(events) }
+        if is_reported { Ok(()) } else { Err(events) }
     })
     .await;
     sim.finish().await;

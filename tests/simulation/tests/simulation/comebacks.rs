@@ -40,7 +40,7 @@ async fn a_running_pod_with_pending_admission_is_no_orphan() {
     sim.wait_view("strict", "taken over", |v| v.status == "Running").await;
     let _uid = sim.create(pods::single("after"));
     sim.wait_ready("after").await;
-    assert_eq!(sim.runtime.count(Method::StopContainer), 0, "nothing of it was stopped");
+    assert_eq!(sim.runtime.count(Method::StopContainer), 0, "no container was stopped");
     let now = sim.pod("strict");
     assert_eq!(now.container("c-strict"), before.container("c-strict"));
     assert_eq!(now.condition("Ready"), before.condition("Ready"));

@@ -344,8 +344,8 @@ async fn a_kill_of_cri_proxy_during_a_call_of_a_pod_suspends_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_ends_the_process_is_set_aside_and_the_others_run() {
-    // In the last case a crash finds a thread that applies a change of another pod.
+async fn a_pod_that_crashes_the_process_is_suspended_and_the_others_run() {
+    // In the last case the process crashes while a thread applies a change of another pod.
     for (by, at, slow_at) in [
         ("abort", "actions decided", ""),
         ("stack", "cgroup made", ""),

@@ -28,7 +28,7 @@ const STEPS: [Method; 8] = [
 /// Delay between the arrival of a call and its effect, so that a kill falls between the two.
 const BEFORE: Duration = Duration::from_millis(40);
 
-/// Where failpoints are counted.
+/// Kind of failpoints that are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Effect {
     /// At a runtime call: before its effect, or after it and before the response.
@@ -59,13 +59,13 @@ const ALIVE: &str = "alive";
 fn calls(runtime: &FakeRuntime, when: When, kind: &str) -> usize {
     let method = STEPS.into_iter().chain([Method::ExecSync]).find(|m| format!("{m:?}") == kind);
     let Some(method) = method else { panic!("{kind} is no call of the runtime") };
-    let came = steps(&runtime.calls_of(method)).len();
+    let arrived = steps(&runtime.calls_of(method)).len();
     let in_flight = match when {
         When::Before => 0,
         // Probes in flight make this too small for a moment only.
         When::After => runtime.in_flight(method),
     };
-    came.saturating_sub(in_flight)
+    arrived.saturating_sub(in_flight)
 }
 
 // Exec probes are not steps.
@@ -206,9 +206,9 @@ impl Scene {
         sim.runtime
             .behave("init", Behaviour { exit: Some((Duration::from_millis(20), 0)), ..Behaviour::default() });
         let sick = Arc::new(Mutex::new(Vec::<String>::new()));
-        let told = Arc::clone(&sick);
+        let sick_containers = Arc::clone(&sick);
         sim.runtime.on_exec(move |id, command| {
-            let dead = command == [ALIVE] && told.lock().iter().any(|sick| sick == id);
+            let dead = command == [ALIVE] && sick_containers.lock().iter().any(|sick| sick == id);
             let after = if command == [ALIVE] { Duration::ZERO } else { Duration::from_millis(20) };
             ExecReply { after, exit_code: i32::from(dead), ..ExecReply::default() }
         });
@@ -257,7 +257,7 @@ impl Scene {
         if part == Part::Remake {
             let at = watched(Part::Remake);
             self.sick.lock().push(first);
-            let remade = || sim.wait_pod(name, "made anew", |p| p.is_ready() && p.restarts() == 1);
+            let remade = || sim.wait_pod(name, "recreated", |p| p.is_ready() && p.restarts() == 1);
             if let Some(at) = at {
                 passed = at.race(remade(), None).await;
             }
@@ -360,7 +360,7 @@ struct Share {
 }
 
 /// Runs once without a kill, which must pass all of `must`, and then once for each step of this share.
-#[allow(clippy::print_stdout, reason = "the number of kills is what the test tells")]
+#[allow(clippy::print_stdout, reason = "the test prints the number of kills")]
 async fn enumerate(
     what: &str,
     must: &Must,
@@ -387,7 +387,7 @@ async fn enumerate(
         assert!(reached || !owed.contains(&step), "{what}: {step:?} was not reached");
         killed.extend(reached.then_some(step));
     }
-    assert!(!killed.is_empty(), "{what}: nobody was killed");
+    assert!(!killed.is_empty(), "{what}: pod-sync was not killed");
     let all: usize = passes.values().sum();
     println!(
         "failpoints: {} kills in {what}, {share:?} of its {all} steps {passes:?}: {killed:?}",

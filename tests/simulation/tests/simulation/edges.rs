@@ -147,7 +147,7 @@ async fn a_manifest_replaced_while_its_pod_terminates_waits_for_the_name() {
         .await;
         // A mirror pod is identified by the hash of its manifest, which is the UID. With a fixed UID the mirror pod stays.
         let runs = sim.runtime.containers().into_iter().find(|c| c.running()).unwrap().id().to_owned();
-        sim.wait_pod("static-sim-node", "its mirror tells of the new one", |p| {
+        sim.wait_pod("static-sim-node", "the mirror pod is that of the new pod", |p| {
             p.is_ready() && p.container("c-static").id.ends_with(&runs)
         })
         .await;

@@ -81,15 +81,15 @@ fn every_reason_has_a_row() {
 /// A node, and all waiting reasons that were seen.
 struct Table {
     sim: Sim,
-    said: Arc<Mutex<BTreeSet<(String, String)>>>,
+    reported: Arc<Mutex<BTreeSet<(String, String)>>>,
     watching: tokio::task::JoinHandle<()>,
     rows: BTreeSet<&'static str>,
 }
 
 impl Table {
     fn of(sim: Sim) -> Self {
-        let said: Arc<Mutex<BTreeSet<(String, String)>>> = Arc::default();
-        let (all, socket) = (Arc::clone(&said), sim.paths().podsync());
+        let reported: Arc<Mutex<BTreeSet<(String, String)>>> = Arc::default();
+        let (all, socket) = (Arc::clone(&reported), sim.paths().podsync());
         let watching = quintlet_kit::task::spawn("said", async move {
             let mut client = PodSyncClient::new(quintlet_kit::socket::channel(socket));
             loop {
@@ -107,14 +107,15 @@ impl Table {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        Self { sim, said, watching, rows: BTreeSet::new() }
+        Self { sim, reported, watching, rows: BTreeSet::new() }
     }
 
     /// Waits until the pod has had this waiting reason.
     async fn row(&mut self, pod: &str, want: &'static str) {
         until(&format!("{pod} waits with {want}"), LONG, async || {
-            let said = self.said.lock().clone();
-            let of_pod: Vec<String> = said.into_iter().filter(|(p, _)| p == pod).map(|(_, r)| r).collect();
+            let reported = self.reported.lock().clone();
+            let of_pod: Vec<String> =
+                reported.into_iter().filter(|(p, _)| p == pod).map(|(_, r)| r).collect();
             if of_pod.iter().any(|r| r == want) { Ok(()) } else { Err(of_pod) }
         })
         .await;

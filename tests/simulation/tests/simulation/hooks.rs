@@ -86,7 +86,7 @@ async fn a_pre_stop_hook_with_a_broken_connection_neither_fails_nor_runs_again()
     sim.up(Service::CriProxy);
     sim.wait_gone("cut").await;
     assert_eq!(execs(&sim, "drain"), 1);
-    assert_eq!(sim.warnings("cut"), [], "how it ended is not known: nobody is warned");
+    assert_eq!(sim.warnings("cut"), [], "the outcome is unknown: no warning");
     sim.finish().await;
 }
 
@@ -128,7 +128,7 @@ async fn a_sleep_hook_continues_for_its_remaining_time_after_a_restart() {
     sim.wait_calls(Method::StopContainer, &id, 1).await;
     let whole = deleted.elapsed();
     assert!(whole >= SLEEP, "{whole:?}: the sleep is not cut short");
-    assert!(whole < SLEEP + SLEEP / 2, "{whole:?}: the sleep does not begin anew");
+    assert!(whole < SLEEP + SLEEP / 2, "{whole:?}: the sleep is not restarted");
     let stop = sim.runtime.calls_of(Method::StopContainer).remove(0).request::<v1::StopContainerRequest>();
     // Each of the two rounds to whole seconds, never shortening the grace period.
     assert!((22..=26).contains(&stop.timeout), "the sleep is part of the grace of 30 s: {stop:?}");
@@ -191,7 +191,7 @@ async fn the_pre_stop_hook_of_a_recreated_container_runs_once_despite_kills() {
     sim.api.edit("pods", "default", "changed", image).unwrap();
     sim.runtime.wait_count(Method::ExecSync, 1).await;
     // Events are not recorded: one in flight would be lost with the process.
-    sim.wait_event("changed", "told of", |e| e.reason == "Killing").await;
+    sim.wait_event("changed", "reported", |e| e.reason == "Killing").await;
     sim.kill(Service::PodSync).await;
     // It ended before the new pod-sync could wait for it.
     sim.runtime.unscript(hung);
@@ -201,7 +201,7 @@ async fn the_pre_stop_hook_of_a_recreated_container_runs_once_despite_kills() {
     .await;
     assert_eq!(sim.runtime.count(Method::StopContainer), 0);
     sim.up(Service::PodSync);
-    sim.wait_pod("changed", "made anew", |p| p.is_ready() && p.restarts() == 1).await;
+    sim.wait_pod("changed", "recreated", |p| p.is_ready() && p.restarts() == 1).await;
     assert_eq!(execs(&sim, "drain"), 1);
     assert_eq!(sim.calls_about(Method::StopContainer, &first), 1);
     let killing = sim.events("changed").into_iter().filter(|e| e.reason == "Killing");

@@ -64,7 +64,7 @@ async fn an_image_is_accessible_only_with_the_credentials_that_pulled_it() {
     let mut never = pod("never", SECRET, &[]);
     never["spec"]["containers"][0]["imagePullPolicy"] = json!("Never");
     let _uid = sim.create(never);
-    sim.wait_pod("never", "is told nothing of what others have", |p| {
+    sim.wait_pod("never", "has no information about other pods", |p| {
         let c = p.container("c-never");
         c.reason == "ErrImageNeverPull"
             && c.message == format!("Container image {SECRET:?} is not present with pull policy of Never")
@@ -103,8 +103,8 @@ async fn an_image_is_accessible_only_with_the_credentials_that_pulled_it() {
     sim.wait_ready("listed").await;
     refused(&sim, "unlisted").await;
 
-    let told = format!("{:?} {:?}", sim.api.list("events"), records(&sim, "pulled"));
-    assert!(!told.contains("good-pass"), "a password is told nowhere");
+    let recorded = format!("{:?} {:?}", sim.api.list("events"), records(&sim, "pulled"));
+    assert!(!recorded.contains("good-pass"), "no password is reported");
     sim.finish().await;
 }
 

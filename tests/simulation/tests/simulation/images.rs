@@ -84,8 +84,8 @@ async fn pull_secrets_of_the_api_are_tried_in_order_until_one_is_accepted() {
     assert!(!presented(&sim, "refused").contains(&String::new()), "never anonymous after credentials");
     assert_eq!(presented(&sim, "anonymous")[0], "");
     assert!(presented(&sim, "malformed").is_empty(), "nothing is tried with half of the credentials");
-    let told = format!("{:?}", sim.api.list("events"));
-    assert!(!told.contains("-pass"), "a password is told nowhere");
+    let all_events = format!("{:?}", sim.api.list("events"));
+    assert!(!all_events.contains("-pass"), "no password is reported");
     sim.finish().await;
 }
 

@@ -50,7 +50,7 @@ async fn short_lived_sandboxes_do_not_accumulate_in_a_busy_pod() {
         }
     }
     let left = sim.sandboxes(&uid).len();
-    assert!(left <= 3, "{left} sandboxes of {TIMES} are there");
+    assert!(left <= 3, "{left} sandboxes of {TIMES} exist");
     sim.finish().await;
 }
 

@@ -56,8 +56,8 @@ async fn a_standalone_node_without_cluster_dns_reports_it_for_pods_and_logs_noth
     sim.wait_view("alone", "runs", |v| v.status == "Running").await;
     let mut client = PodSyncClient::new(socket::channel(sim.paths().podsync()));
     let events = client.list_events(ListEventsRequest::default()).await.unwrap().into_inner().events;
-    let told = events.iter().any(|e| e.r#type == "Warning" && e.reason == "MissingClusterDNS");
-    assert!(told, "{events:?}");
+    let is_reported = events.iter().any(|e| e.r#type == "Warning" && e.reason == "MissingClusterDNS");
+    assert!(is_reported, "{events:?}");
     assert_eq!(sim.log(), Vec::<Value>::new());
     sim.finish().await;
 }

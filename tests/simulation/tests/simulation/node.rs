@@ -24,16 +24,16 @@ fn ready(node: &Value) -> (&str, &str) {
 }
 
 /// Returns the pod CIDRs that the runtime was sent, in order.
-fn told(sim: &Sim) -> Vec<String> {
+fn sent_cidrs(sim: &Sim) -> Vec<String> {
     let calls = sim.runtime.calls_of(Method::UpdateRuntimeConfig);
     let cidr = |r: v1::UpdateRuntimeConfigRequest| Some(r.runtime_config?.network_config?.pod_cidr);
     calls.iter().filter_map(|c| cidr(c.request())).collect()
 }
 
-async fn wait_told(sim: &Sim, wanted: &[&str]) {
-    until("the runtime is told", LONG, async || {
-        let told = told(sim);
-        if told == wanted { Ok(()) } else { Err(told) }
+async fn wait_sent(sim: &Sim, wanted: &[&str]) {
+    until("the runtime receives the CIDRs", LONG, async || {
+        let sent_cidrs = sent_cidrs(sim);
+        if sent_cidrs == wanted { Ok(()) } else { Err(sent_cidrs) }
     })
     .await;
 }
@@ -61,26 +61,26 @@ async fn a_node_becomes_ready_as_soon_as_its_network_is() {
 async fn the_runtime_receives_the_pod_cidrs() {
     let sim = Sim::start(Options::default()).await;
     wait_node(&sim, "Ready", |n| ready(n).0 == "True").await;
-    assert_eq!(told(&sim), [""; 0], "there is nothing to tell yet");
+    assert_eq!(sent_cidrs(&sim), [""; 0], "there is nothing to send yet");
     sim.runtime.fail(Method::UpdateRuntimeConfig, Code::Unavailable, "not now", 2);
     let (v4, v6) = ("10.5.0.0/24", "fd00:5::/64");
     let both = format!("{v4},{v6}");
     sim.api.edit("nodes", "", NODE, |n| n["spec"]["podCIDRs"] = json!([v4, v6])).unwrap();
-    wait_told(&sim, &[&both, &both, &both]).await;
+    wait_sent(&sim, &[&both, &both, &both]).await;
     // Another change of the Node sends nothing to the runtime. The next CIDR is sent after it.
     sim.api.edit("nodes", "", NODE, |n| n["metadata"]["labels"]["a"] = json!("b")).unwrap();
     sim.api.edit("nodes", "", NODE, |n| n["spec"]["podCIDRs"] = json!(["10.6.0.0/24"])).unwrap();
-    wait_told(&sim, &[&both, &both, &both, "10.6.0.0/24"]).await;
+    wait_sent(&sim, &[&both, &both, &both, "10.6.0.0/24"]).await;
     // A new process does not know what its predecessor sent.
     sim.restart(Service::PodSync).await;
-    wait_told(&sim, &[&both, &both, &both, "10.6.0.0/24", "10.6.0.0/24"]).await;
+    wait_sent(&sim, &[&both, &both, &both, "10.6.0.0/24", "10.6.0.0/24"]).await;
     sim.finish().await;
 
     let mut alone = Sim::prepare(Options::default()).await;
     alone.set_standalone();
     alone.set_pod_sync_args(&["--pod-cidr=10.7.0.0/24"]);
     Service::ALL.into_iter().for_each(|service| alone.up(service));
-    wait_told(&alone, &["10.7.0.0/24"]).await;
+    wait_sent(&alone, &["10.7.0.0/24"]).await;
     alone.finish().await;
 }
 

@@ -320,13 +320,13 @@ async fn pods_settle_after_any_sequence_of_faults_and_nothing_exists_twice() {
     let began = tokio::time::Instant::now();
     let trials = futures::stream::iter(cases)
         .map(|actions| async move {
-            let told = format!("{actions:?}");
+            let history = format!("{actions:?}");
             match tokio::task::spawn_local(case(actions)).await {
                 Ok(()) => None,
                 Err(e) => {
                     let panic = e.into_panic();
                     let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-                    Some(format!("after {told}:\n{text}"))
+                    Some(format!("after {history}:\n{text}"))
                 }
             }
         })

@@ -205,7 +205,7 @@ async fn a_critical_pods_resize_preempts_other_pods() {
     let seen = sim.wait_pod("victim", "over", |p| p.phase() == "Failed").await;
     assert_eq!(seen.text("/status/reason"), "Preempting");
     let preempted = sim.events("victim").into_iter().filter(|e| e.reason == "Preempting");
-    assert_eq!(preempted.map(|e| e.count).sum::<i64>(), 1, "nobody is ended twice");
+    assert_eq!(preempted.map(|e| e.count).sum::<i64>(), 1, "no pod is terminated twice");
     sim.finish().await;
 }
 
@@ -236,7 +236,7 @@ async fn a_critical_pods_resize_waits_for_a_preempted_pod_that_hangs_and_affects
     sim.runtime.unscript(hung);
     sim.wait_pod("critical", "resized", |p| has(p, &milli(1000))).await;
     let preempted = sim.events("victim").into_iter().filter(|e| e.reason == "Preempting");
-    assert_eq!(preempted.map(|e| e.count).sum::<i64>(), 1, "nobody is ended twice");
+    assert_eq!(preempted.map(|e| e.count).sum::<i64>(), 1, "no pod is terminated twice");
     sim.finish().await;
 }
 
@@ -256,19 +256,19 @@ async fn the_sandbox_gets_its_current_resources_if_its_cgroup_cannot_be_changed(
     resize(&sim, "web", large.clone());
     sim.wait_pod("web", "refused", |p| condition(p, "PodResizeInProgress")["reason"] == "Error").await;
     sim.wait_event("web", "ResizeError", |e| e.kind == "Warning" && e.reason == "ResizeError").await;
-    let told = || {
+    let sent = || {
         let calls = sim.runtime.calls_of(Method::UpdatePodSandboxResources);
         let resources = calls.iter().map(|c| c.request::<UpdatePodSandboxResourcesRequest>().resources);
         resources.map(|r| r.unwrap_or_default()).collect::<Vec<_>>()
     };
-    let memory: Vec<i64> = told().iter().map(|r| r.memory_limit_in_bytes).collect();
+    let memory: Vec<i64> = sent().iter().map(|r| r.memory_limit_in_bytes).collect();
     assert_eq!(memory[..2], [96 * MIB, 64 * MIB], "{memory:?}");
-    let back = &told()[1];
-    assert_eq!((back.cpu_quota, back.cpu_period), (50_000, 100_000), "all of it as it was: {back:?}");
+    let back = &sent()[1];
+    assert_eq!((back.cpu_quota, back.cpu_period), (50_000, 100_000), "all values are unchanged: {back:?}");
     assert_eq!((updates(&sim), group_memory(&sim, &uid)), (vec![], (64 * MIB).to_string()));
     nix::mount::umount(&file).unwrap();
     sim.wait_pod("web", "larger", |p| has(p, &large)).await;
-    assert_eq!(told().last().unwrap().memory_limit_in_bytes, 96 * MIB);
+    assert_eq!(sent().last().unwrap().memory_limit_in_bytes, 96 * MIB);
     assert_eq!(group_memory(&sim, &uid), (96 * MIB).to_string());
     sim.finish().await;
 }
@@ -303,7 +303,7 @@ async fn a_static_pod_is_not_resized() {
     assert_eq!(condition(&seen, "PodResizePending")["message"], text);
     sim.wait_event(&name, "infeasible", |e| e.reason == "ResizeInfeasible" && e.message.contains(text)).await;
     sim.wait_ready(&name).await;
-    assert_eq!(sim.pod(&name).container("c-own").id, id, "it runs on as it is");
+    assert_eq!(sim.pod(&name).container("c-own").id, id, "the container keeps running unchanged");
     assert_eq!(updates(&sim), []);
     sim.finish().await;
 }
@@ -382,9 +382,9 @@ async fn killed_in_the_middle(sim: &Sim, nth: usize, after: bool) {
     let slow = (!after).then(|| sim.runtime.script(rule.latency(Duration::from_millis(40))));
     resize(sim, &name, both("100m", "96Mi"));
     until("the update", LONG, async || {
-        let came = sim.calls_about(UPDATE, &bare);
-        let worked = came - if came > 0 { sim.runtime.in_flight(UPDATE) } else { 0 };
-        if if after { worked } else { came } >= nth { Ok(()) } else { Err(came) }
+        let update_calls = sim.calls_about(UPDATE, &bare);
+        let worked = update_calls - if update_calls > 0 { sim.runtime.in_flight(UPDATE) } else { 0 };
+        if if after { worked } else { update_calls } >= nth { Ok(()) } else { Err(update_calls) }
     })
     .await;
     sim.restart(Service::PodSync).await;
@@ -459,8 +459,8 @@ async fn restarted_with(spoilt: Spoilt) {
     sim.delete("large", Some(0));
     let seen = sim.wait_pod(name, "resized", |p| has(p, &milli(1000))).await;
     assert_eq!(seen.restarts(), 0);
-    let said = sim.events(name).into_iter().filter(|e| e.reason == "ResizeDeferred");
-    assert_eq!(said.map(|e| e.count).sum::<i64>(), 1, "{spoilt:?}: it is not said again");
+    let deferrals = sim.events(name).into_iter().filter(|e| e.reason == "ResizeDeferred");
+    assert_eq!(deferrals.map(|e| e.count).sum::<i64>(), 1, "{spoilt:?}: the event is not repeated");
     assert_eq!(sim.sandboxes(&uid).len(), 1);
     sim.finish().await;
 }

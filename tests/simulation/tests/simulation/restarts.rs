@@ -125,7 +125,7 @@ async fn a_grace_period_continues_after_a_restart_of_pod_sync() {
     let stops = sim.runtime.calls_of(Method::StopContainer);
     let timeouts: Vec<i64> =
         stops.iter().map(|c| c.request::<k8s_cri::v1::StopContainerRequest>().timeout).collect();
-    assert!(timeouts.iter().all(|t| *t <= 38), "grace began anew: {timeouts:?}");
+    assert!(timeouts.iter().all(|t| *t <= 38), "the grace period was restarted: {timeouts:?}");
     assert_eq!(sim.runtime.count(Method::ExecSync), 1, "the hook runs once");
     sim.finish().await;
 }
@@ -193,7 +193,7 @@ async fn a_container_of_an_interrupted_creation_is_recreated_if_it_cannot_start(
     sim.up(Service::CriProxy);
     let made = sim.wait_ready("made").await.container("c-made");
     assert_eq!((made.restarts, made.kind.as_str()), (0, "running"));
-    assert_eq!(sim.calls_about(Method::StartContainer, &first), 1, "what is there is taken up first");
+    assert_eq!(sim.calls_about(Method::StartContainer, &first), 1, "existing containers are used first");
     assert_ne!(sim.runtime.newest(&uid, "c-made").unwrap().id(), first);
     assert_eq!(sim.warnings("made"), []);
     sim.finish().await;

@@ -96,8 +96,8 @@ async fn a_shutdown_waits_until_pods_have_ended_by_their_priority() {
     let kept: Value = serde_json::from_slice(&kept).unwrap();
     let (start, end) = (kept["startTime"].as_str().unwrap(), kept["endTime"].as_str().unwrap());
     assert!("2000" < start && start < end, "{kept}");
-    let told = format!("{:?}", sim.api.list("events"));
-    assert!(told.contains("Shutdown manager detected shutdown event"), "{told}");
+    let events = format!("{:?}", sim.api.list("events"));
+    assert!(events.contains("Shutdown manager detected shutdown event"), "{events}");
 
     logind.prepare_for_shutdown(false).await;
     wait_inhibited(&logind, 2, true).await;

@@ -1,5 +1,9 @@
 //! Requests and their responses.
 
+mod continue_token;
+mod control;
+mod token;
+
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -8,15 +12,17 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Request as HttpRequest, State};
 use axum::response::{IntoResponse, Response};
-use base64::Engine;
 use bytes::Bytes;
 use http::{Method, StatusCode, header};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use self::continue_token::ContinueToken;
+use self::control::control;
+use self::token::token;
 use crate::discovery::discovery;
 use crate::error::ApiError;
-use crate::faults::{Failure, Faults, Request};
+use crate::faults::{Failure, Request};
 use crate::identity::{Access, Identity};
 use crate::nodes;
 use crate::patch::{self, PatchKind};
@@ -24,7 +30,7 @@ use crate::reply::ok;
 use crate::resources::{Resource, Target};
 use crate::select::Selector;
 use crate::server::Server;
-use crate::store::{DeleteOptions, Store, now};
+use crate::store::{DeleteOptions, Store};
 use crate::watch::{Watch, bookmark, line};
 
 /// Size limit of a body, as in the real server.
@@ -148,50 +154,6 @@ fn verb(method: &Method, target: &Target, query: &Query) -> Option<&'static str>
         ("DELETE", true) => "deletecollection",
         _ => return None,
     })
-}
-
-/// Serves the control paths, which only this server has: received requests and injected faults.
-fn control(server: &Server, method: &Method, path: &str, body: &Bytes) -> Option<Response> {
-    let path = path.strip_prefix("/testapi/")?;
-    let body: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
-    Some(match (method.as_str(), path) {
-        ("GET", "counts") => axum::Json(server.traffic.counts()).into_response(),
-        ("DELETE", "counts") => {
-            server.traffic.reset();
-            ok(200, &json!({}))
-        }
-        ("DELETE", "faults") => {
-            server.faults.clear();
-            ok(200, &json!({}))
-        }
-        ("POST", "compact") => {
-            server.store.compact();
-            server.faults.cut_watches_as_expired();
-            ok(200, &json!({}))
-        }
-        ("POST", "faults") => match add_fault(&server.faults, &body) {
-            Ok(()) => ok(200, &json!({})),
-            Err(error) => ApiError::bad_request(error).into_response(),
-        },
-        _ => ApiError::new(404, "NotFound", "testapi serves counts, faults and compact").into_response(),
-    })
-}
-
-/// `{"requests": "patch pods/status", "times": 3, "failure": "internal"}`, or `"latencyMs": 50`, or `"block": true`.
-fn add_fault(faults: &Faults, body: &Value) -> Result<(), String> {
-    let requests = body["requests"].as_str().unwrap_or("*");
-    if let Some(ms) = body["latencyMs"].as_u64() {
-        faults.latency(requests, Duration::from_millis(ms));
-    }
-    if body["block"] == json!(true) {
-        faults.block(requests);
-    }
-    if !body["failure"].is_null() {
-        let failure = serde_json::from_value(body["failure"].clone()).map_err(|e| e.to_string())?;
-        let times = body["times"].as_u64().unwrap_or(1);
-        faults.fail(requests, usize::try_from(times).unwrap_or(usize::MAX), failure);
-    }
-    Ok(())
 }
 
 struct Call<'a> {
@@ -488,87 +450,5 @@ fn delete_options(query: &Query, body: &Value) -> DeleteOptions {
             .or_else(|| query.get("gracePeriodSeconds").and_then(|g| g.parse().ok())),
         uid: text(&body["preconditions"]["uid"]),
         resource_version: text(&body["preconditions"]["resourceVersion"]),
-    }
-}
-
-/// Largest `expirationSeconds` of a token request (`pkg/apis/authentication/validation: ValidateTokenRequest`).
-const MAX_TOKEN_SECONDS: i64 = 1 << 32;
-
-/// TokenRequest: returns an unsigned token in the form of a JWT.
-fn token(store: &Store, namespace: &str, name: &str, mut request: Value) -> Result<Response, ApiError> {
-    let find =
-        |plural: &str| Resource::by_plural(plural).ok_or_else(|| ApiError::new(500, "InternalError", plural));
-    let account = store.get(find("serviceaccounts")?, namespace, name)?;
-    let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(3600);
-    let wrong = match seconds {
-        ..600 => Some("less than 10 minutes"),
-        600..=MAX_TOKEN_SECONDS => None,
-        _ => Some("larger than 2^32 seconds"),
-    };
-    if let Some(wrong) = wrong {
-        let kind = Resource { kind: "TokenRequest", ..*find("serviceaccounts")? };
-        let cause = format!("Invalid value: {seconds}: may not specify a duration {wrong}");
-        return Err(ApiError::invalid(
-            &kind,
-            "",
-            &[("FieldValueInvalid", "spec.expirationSeconds".to_owned(), cause)],
-        ));
-    }
-    let bound = request["spec"]["boundObjectRef"].clone();
-    if let Some(pod_name) = bound["name"].as_str().filter(|_| bound["kind"] == json!("Pod")) {
-        let pods = find("pods")?;
-        let pod = store.get(pods, namespace, pod_name)?;
-        let live = pod["metadata"]["uid"].as_str().unwrap_or_default();
-        if let Some(uid) = bound["uid"].as_str().filter(|uid| !uid.is_empty() && *uid != live) {
-            let why = format!(
-                "the UID in the bound object reference ({uid}) does not match the UID in record. The object might have been deleted and then recreated"
-            );
-            return Err(ApiError::conflict(pods, pod_name, &why));
-        }
-        if pod["spec"]["serviceAccountName"] != json!(name) {
-            return Err(ApiError::bad_request(format!(
-                "cannot bind token for serviceaccount {name:?} to pod running with different serviceaccount name."
-            )));
-        }
-    }
-    let issued = jiff::Timestamp::now();
-    let expires = issued + jiff::SignedDuration::from_secs(seconds);
-    if request["spec"]["audiences"].as_array().is_none_or(Vec::is_empty) {
-        request["spec"]["audiences"] = json!(["https://kubernetes.default.svc.cluster.local"]);
-    }
-    request["spec"]["expirationSeconds"] = json!(seconds);
-    let claims = json!({
-        "aud": request["spec"]["audiences"], "iat": issued.as_second(), "nbf": issued.as_second(), "exp": expires.as_second(),
-        "iss": "https://kubernetes.default.svc.cluster.local", "jti": uuid::Uuid::new_v4().to_string(),
-        "sub": format!("system:serviceaccount:{namespace}:{name}"),
-        "kubernetes.io": {"namespace": namespace, "serviceaccount": {"name": name, "uid": account["metadata"]["uid"]},
-            "pod": {"name": bound["name"], "uid": bound["uid"]}},
-    });
-    let part = |value: &Value| base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(value.to_string());
-    request["kind"] = json!("TokenRequest");
-    request["apiVersion"] = json!("authentication.k8s.io/v1");
-    request["metadata"] = json!({"name": name, "namespace": namespace, "creationTimestamp": now()});
-    request["status"] = json!({
-        "token": format!("{}.{}.unsigned", part(&json!({"alg": "none", "typ": "JWT"})), part(&claims)),
-        "expirationTimestamp": expires.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-    });
-    Ok(ok(201, &request))
-}
-
-struct ContinueToken {
-    rv: u64,
-    key: (String, String),
-}
-
-impl ContinueToken {
-    fn encode(&self) -> String {
-        base64::engine::general_purpose::URL_SAFE_NO_PAD
-            .encode(json!([self.rv, self.key.0, self.key.1]).to_string())
-    }
-
-    fn decode(text: &str) -> Option<Self> {
-        let bytes = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(text).ok()?;
-        let (rv, namespace, name) = serde_json::from_slice(&bytes).ok()?;
-        Some(Self { rv, key: (namespace, name) })
     }
 }

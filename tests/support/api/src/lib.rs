@@ -269,8 +269,8 @@ impl TestApi {
     /// Panics after `timeout`; the message has the counts.
     pub async fn wait_for_requests(&self, which: impl Into<Requests>, at_least: u64, timeout: Duration) {
         let which = which.into();
-        let mut came = self.inner.server.traffic.subscribe();
-        let enough = came.wait_for(|_| self.counts().of(which.clone()) >= at_least);
+        let mut traffic_changes = self.inner.server.traffic.subscribe();
+        let enough = traffic_changes.wait_for(|_| self.counts().of(which.clone()) >= at_least);
         let in_time = tokio::time::timeout(timeout, enough).await.is_ok();
         assert!(in_time, "fewer than {at_least} of {which:?} after {timeout:?}: {:?}", self.counts());
     }

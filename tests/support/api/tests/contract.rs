@@ -63,7 +63,8 @@ async fn the_contract_holds_on_a_real_api_server() {
     run_contract(real("QUINTLET_KUBECONFIG").await, "quintlet-contract").await;
 }
 
-/// As above, with `QUINTLET_NODE_KUBECONFIG` of the identity `system:node:$QUINTLET_NODE`, whose Node does not run.
+/// Needs in addition `QUINTLET_NODE_KUBECONFIG` of the identity `system:node:$QUINTLET_NODE`, whose Node does
+/// not run.
 #[tokio::test]
 #[ignore = "needs a real API server in QUINTLET_KUBECONFIG and QUINTLET_NODE_KUBECONFIG"]
 async fn the_contract_with_nodes_holds_on_a_real_api_server() {

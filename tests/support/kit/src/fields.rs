@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::value::{Error, StrDeserializer};
 use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer as _, MapAccess, SeqAccess, Visitor};
 
-/// What a field holds.
+/// Content of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// True or false.
@@ -23,7 +23,7 @@ pub enum Kind {
     IntOrString,
     /// `Time`.
     Time,
-    /// Any JSON.
+    /// JSON of any type.
     Json,
     /// A list; the field of its items ends in `[]`.
     List,
@@ -40,7 +40,7 @@ pub struct Field {
     pub path: String,
     /// Type and name: `ContainerPort.hostPort`. Items and values have that of their list or map.
     pub owner: String,
-    /// What it holds.
+    /// Content of the field.
     pub kind: Kind,
 }
 

@@ -12,7 +12,7 @@ type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
 /// A server on loopback, for as long as the test's executor runs.
 pub struct HttpServer {
-    /// Its port.
+    /// Port of the server.
     pub port: u16,
     /// `http` or `https`.
     pub scheme: &'static str,

@@ -1,8 +1,9 @@
-//! Test doubles and waiting, for the tests of every crate.
+//! Test doubles, and waiting for conditions.
 //!
-//! [`fake_runtime`] is a container runtime in memory behind a real CRI socket; [`http_server`] an HTTP server; [`logind`] a bus with somebody who tells of
-//! shutdowns; [`pod_panics`] injects panics into the work of one pod; [`pods`] builds pods and runtime states for tables;
-//! [`wait`] waits for a predicate with a deadline. Nothing here runs outside tests.
+//! [`fake_runtime`] is a container runtime in memory behind a real CRI socket; [`http_server`] is an HTTP
+//! server; [`logind`] is a bus with a fake logind; [`pod_panics`] injects panics into the work of one pod;
+//! [`pods`] builds pods and runtime states for tables; [`wait`] waits for a predicate with a deadline. Only
+//! tests use this crate.
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 

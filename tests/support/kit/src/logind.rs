@@ -25,7 +25,7 @@ const CONFIG: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bu
 #[derive(Debug)]
 struct State {
     delay: Mutex<Duration>,
-    // An inhibitor is there until nobody holds the other end.
+    // An inhibitor exists until the other end is closed.
     inhibitors: Mutex<Vec<PipeReader>>,
     preparing: Mutex<bool>,
     drop_ins: PathBuf,
@@ -123,7 +123,7 @@ impl FakeLogind {
         self.state.inhibitors.lock().len()
     }
 
-    /// Whether somebody holds up a shutdown.
+    /// Whether an inhibitor delays the shutdown.
     #[must_use]
     pub fn is_inhibited(&self) -> bool {
         self.state.inhibitors.lock().iter().any(|reader| {

@@ -167,7 +167,7 @@ mod tests {
             ("where it belongs", at("a"), Some("a"), &live[..], Step::Stay),
             ("another is better", at("a"), Some("b"), &live[..], Step::Release),
             ("its instance is away", at("a"), Some("b"), &live[1..], assign("b")),
-            ("nobody else is there", at("a"), None, &[][..], Step::Stay),
+            ("there is no other instance", at("a"), None, &[][..], Step::Stay),
             ("asked just now", leaving(0), Some("b"), &live[..], Step::Stay),
             ("asked 1.999 s ago", leaving(1999), Some("b"), &live[..], Step::Stay),
             ("no answer for 2 s", leaving(2000), Some("b"), &live[..], assign("b")),
@@ -198,7 +198,7 @@ mod tests {
         assert!(instances.is_live("a", after(9000)), "it came back in time");
         instances.found(&one, after(9000));
         instances.found(&one, after(11_000));
-        assert!(!instances.silent("a", after(11_000)), "it is forgotten");
+        assert!(!instances.silent("a", after(11_000)), "the instance is removed");
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,7 +14,7 @@ use super::qos::{self, QosClass, ResourceList};
 pub use node::{NODE_AFFINITY, predicate_failure, tolerates};
 pub use resources::{InsufficientResource, insufficient_resources};
 
-/// Why a pod is not admitted: reason and message of its event and status.
+/// Reason and message of the event and status of a pod that is not admitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
     /// For example `OutOfcpu`.

@@ -202,7 +202,7 @@ mod tests {
         }]}));
         let got = of_status(&asks, &status).unwrap();
         assert_eq!(got, of_pod(&pod(cpu("500m"))));
-        assert_eq!(of_status(&asks, &PodStatus::default()), None, "a pod that never ran tells nothing");
+        assert_eq!(of_status(&asks, &PodStatus::default()), None, "a pod that never ran has no allocation");
         // The status of a container that was not created yet has no resources; it uses its spec.
         let silent = status_json(json!({"containerStatuses": [{
             "name": "a", "image": "", "imageID": "", "ready": false, "restartCount": 0}]}));

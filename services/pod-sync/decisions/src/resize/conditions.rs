@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(again, c);
         assert!(
             !again.set_pending(&waits(PendingReason::Infeasible, "x"), Some(3), at(9)),
-            "nothing is said twice"
+            "no event is repeated"
         );
     }
 }

@@ -12,7 +12,7 @@ use crate::qos::{self, QosClass, ResourceList};
 /// Reason of PodResizePending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PendingReason {
-    /// It does not fit now and is retried.
+    /// The resize does not fit now and is retried.
     Deferred,
     /// This node can never do it.
     Infeasible,
@@ -105,7 +105,7 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: NodeResizePolicy) -> Op
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueuedResize {
     pub uid: PodUid,
-    /// It increases CPU or memory requests.
+    /// Whether the resize increases CPU or memory requests.
     pub increases: bool,
     pub priority: i32,
     pub guaranteed: bool,

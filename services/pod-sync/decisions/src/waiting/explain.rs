@@ -1,4 +1,4 @@
-//! Describes the actions of a sync in words.
+//! Describes the actions of a sync.
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
@@ -18,27 +18,27 @@ pub fn explain(
     let spec = pod::spec(pod);
     let mut lines = Vec::new();
     if actions.kill_pod && !actions.create_sandbox {
-        lines.push("stop the pod: nothing in it is to run again".to_owned());
+        lines.push("stop the pod: no container will run again".to_owned());
     }
     if actions.create_sandbox {
         let why = match sandbox {
             SandboxDecision::Keep { .. } => "",
             SandboxDecision::Create { why, .. } => match why {
-                SandboxChange::None => "there is none",
+                SandboxChange::None => "none exists",
                 SandboxChange::SeveralReady => "more than one is ready",
                 SandboxChange::NotReady => "the newest is not ready",
-                SandboxChange::NetworkMode => "its network mode differs from the spec",
-                SandboxChange::NoAddress => "it has no address",
+                SandboxChange::NetworkMode => "the network mode of the newest differs from the spec",
+                SandboxChange::NoAddress => "the newest has no address",
             },
         };
-        lines.push(format!("make sandbox, attempt {}: {why}", actions.attempt));
+        lines.push(format!("create sandbox, attempt {}: {why}", actions.attempt));
     }
     lines.extend(actions.containers_to_kill.iter().map(|k| format!("kill {}: {}", k.name, k.message)));
     for (what, updates) in [("memory", &actions.resize.memory), ("cpu", &actions.resize.cpu)] {
         lines.extend(updates.iter().map(|u| format!("resize {}: {what}", u.name)));
     }
     if actions.resize.pod {
-        lines.push("resize the pod's group".to_owned());
+        lines.push("resize the pod's cgroup".to_owned());
     }
     lines.extend(actions.reset.iter().map(|r| {
         format!(
@@ -62,7 +62,7 @@ pub fn explain(
     lines.extend(actions.init_containers_to_start.iter().map(|i| start("init ", &name(&inits, *i))));
     lines.extend(actions.containers_to_start.iter().map(|i| start("", &name(&regular, *i))));
     if lines.is_empty() {
-        lines.push("keep everything as it is".to_owned());
+        lines.push("no change needed".to_owned());
     }
     lines
 }

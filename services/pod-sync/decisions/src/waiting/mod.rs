@@ -38,7 +38,7 @@ pub enum Waiting {
     },
     /// Admission has not been decided yet.
     NotAdmitted {
-        /// What admission waits for.
+        /// Description of the missing input.
         what: &'static str,
     },
     /// A previous pod with the same UID has not terminated yet.

@@ -154,9 +154,9 @@ fn explain_lists_the_actions_of_a_sync() {
     let none = StartBackoffs::new();
     assert_eq!(
         explained(&p, RuntimeBuilder::none(), &none),
-        ["make sandbox, attempt 0: there is none", "start c"]
+        ["create sandbox, attempt 0: none exists", "start c"]
     );
-    assert_eq!(explained(&p, RuntimeBuilder::ready().running("c"), &none), ["keep everything as it is"]);
+    assert_eq!(explained(&p, RuntimeBuilder::ready().running("c"), &none), ["no change needed"]);
     let start_backoffs = StartBackoffs::from([(
         "c".to_owned(),
         StartBackoff { remaining: Duration::from_millis(35_800), delay: Duration::from_secs(40) },
@@ -169,7 +169,7 @@ fn explain_lists_the_actions_of_a_sync() {
     let never = pod_json(json!({"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}));
     assert_eq!(
         explained(&never, RuntimeBuilder::ready().exited("c", 0), &none),
-        ["stop the pod: nothing in it is to run again"]
+        ["stop the pod: no container will run again"]
     );
     assert_eq!(explained(&pod(), RuntimeBuilder::ready(), &none), ["start init n"]);
 }

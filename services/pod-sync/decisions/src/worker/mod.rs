@@ -45,7 +45,7 @@ pub enum TerminationCause {
     Deleted,
     /// No source has the pod.
     Removed,
-    /// Its phase became terminal, or admission rejected it.
+    /// The pod's phase became terminal, or admission rejected the pod.
     Completed,
     Evicted,
 }
@@ -60,7 +60,7 @@ pub struct PodFacts {
     /// Whether `metadata.deletionTimestamp` is set.
     pub deleted: bool,
     pub grace: PodGrace,
-    /// Its phase in the API server is terminal.
+    /// Whether the pod's phase in the API server is terminal.
     pub terminal: bool,
 }
 
@@ -137,7 +137,7 @@ impl WorkerPhase {
 /// Work for a pod worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
-    /// Nothing: another static pod has the full name.
+    /// The pod waits: another static pod has the full name.
     WaitForFullName {
         /// The pod that has the name, or is before this one in the queue.
         other: Option<PodUid>,
@@ -150,7 +150,7 @@ pub enum Work {
     Terminated,
     /// Wait until the pod is no longer desired, then remove its remains.
     Finished {
-        /// It is no longer desired, or its source added it again.
+        /// The pod is no longer desired, or its source added it again.
         clean: bool,
     },
 }
@@ -162,14 +162,14 @@ pub enum Outcome {
     Advance,
     /// An action was executed: run again at once.
     Requeue,
-    /// Nothing to do: run again after this wait or the resync interval, whichever is shorter.
+    /// The worker runs again after this wait or the resync interval, whichever is shorter.
     Idle(Option<Duration>),
     NetworkNotReady,
     /// The pod failed: retry after this wait, or after a default.
     Failed(Option<Duration>),
     /// A call was interrupted or could not be made; its effect is unknown.
     Interrupted,
-    /// It was cancelled because of a change.
+    /// The work was cancelled because of a change.
     Cancelled,
 }
 
@@ -187,7 +187,7 @@ pub enum SyncPodType {
 /// Parameters of the termination of a pod (`pkg/kubelet: KillPodOptions`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KillPodOptions {
-    /// It is an eviction: its containers are removed once they have stopped.
+    /// Whether the pod is evicted: its containers are removed once they have stopped.
     pub evict: bool,
     /// Grace period in seconds, if shorter than the pod's own.
     pub grace: Option<i64>,
@@ -208,7 +208,7 @@ pub enum Input {
         /// The runtime has no ready sandbox and no running container of the pod.
         quiet: bool,
     },
-    /// Its source no longer has the pod.
+    /// The pod's source no longer has it.
     Remove(PodUid),
     /// Admission rejected the pod.
     Reject(PodUid),

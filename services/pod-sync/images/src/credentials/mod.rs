@@ -176,7 +176,8 @@ impl CredentialSource {
             Self::Secret(secret) => {
                 PullCredentials { kubernetes_secrets: vec![secret], ..PullCredentials::default() }
             }
-            // An account without a UID cannot be told from one recreated with its name, so it is valid for this pull only.
+            // An account without a UID cannot be distinguished from a recreated one, so it is valid only for
+            // this pull.
             Self::ServiceAccount(account) if account.uid.is_empty() => PullCredentials::default(),
             Self::ServiceAccount(account) => {
                 PullCredentials { kubernetes_service_accounts: vec![account], ..PullCredentials::default() }

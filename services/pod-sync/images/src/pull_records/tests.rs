@@ -52,7 +52,7 @@ fn records_are_the_kubelets() {
     use std::os::unix::fs::PermissionsExt as _;
     let scene = Scene::new();
     let records = scene.open();
-    assert_eq!(records.access(IMAGE, ID), Access::Free, "it was there before");
+    assert_eq!(records.access(IMAGE, ID), Access::Free, "the image was present before");
     let begun = records.begin(IMAGE).unwrap();
     assert_eq!(
         scene.files("pulling"),
@@ -149,7 +149,7 @@ fn an_intent_is_kept_until_the_outcome_of_every_pull_is_known() {
     assert_eq!(scene.files("pulling").len(), 1);
     assert_eq!(records.access(IMAGE, ID), Access::Pull, "another pull may have brought it");
     drop(two);
-    assert_eq!(scene.files("pulling").len(), 1, "cut: nobody knows");
+    assert_eq!(scene.files("pulling").len(), 1, "interrupted: the outcome is unknown");
     records.begin(IMAGE).unwrap().failed();
     assert!(scene.files("pulling").is_empty());
     assert_eq!(records.access(IMAGE, ID), Access::Free);

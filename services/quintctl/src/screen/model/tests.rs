@@ -103,7 +103,7 @@ fn a_terminal_of_any_size_is_drawn() {
             drawn(&mut model, width, height);
         }
     }
-    // In few lines the rows go before the head; what it keeps is how the services are.
+    // With few lines, rows are omitted before the header, which keeps the health of the services.
     press(&mut model, KeyCode::Esc);
     model.header = header();
     let seen = drawn(&mut model, 60, 6);

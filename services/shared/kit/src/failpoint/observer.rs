@@ -107,7 +107,7 @@ mod tests {
         let observed = std::thread::spawn(move || {
             observe(observer);
             failpoint::file!("done", || ());
-            failpoint::file!("ends here", || panic!("it is not done"));
+            failpoint::file!("ends here", || panic!("the effect is prevented"));
         });
         assert!(observed.join().is_err());
         failpoint::file!("of another thread", || ());

@@ -120,7 +120,7 @@ impl Wire {
         let read = async {
             while !enough(&seen) {
                 let Some(chunk) = stream.next().await else { break };
-                let chunk: Bytes = chunk.expect("the watch goes on");
+                let chunk: Bytes = chunk.expect("the watch continues");
                 buffer.extend_from_slice(&chunk);
                 while let Some(end) = buffer.iter().position(|b| *b == b'\n') {
                     let line: Vec<u8> = buffer.drain(..=end).collect();

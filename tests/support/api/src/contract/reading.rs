@@ -36,7 +36,7 @@ pub(super) async fn watching(api: &Wire) {
 
     let path = api.core("pods?watch=1&timeoutSeconds=30&fieldSelector=metadata.name%3Dold");
     let seen = api.watch(&path, |seen| !seen.is_empty()).await;
-    assert_eq!(kinds(&seen), ["ADDED"], "a watch from nowhere starts with what is there");
+    assert_eq!(kinds(&seen), ["ADDED"], "a watch without a version starts with the existing objects");
 
     let initial =
         "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=30";
@@ -75,8 +75,8 @@ pub(super) async fn watching(api: &Wire) {
         () = others => Vec::new(),
     };
     let number = |text: &str| text.parse::<u64>().expect("a version is a number");
-    let told = number(text(&seen[0]["object"]["metadata"]["resourceVersion"]));
-    assert!(kinds(&seen).is_empty() && told > number(&rv), "from {rv}: {seen:#?}");
+    let version = number(text(&seen[0]["object"]["metadata"]["resourceVersion"]));
+    assert!(kinds(&seen).is_empty() && version > number(&rv), "from {rv}: {seen:#?}");
     api.delete(&api.core("pods/old"), json!({"gracePeriodSeconds": 0})).await;
 }
 

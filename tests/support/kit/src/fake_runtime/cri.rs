@@ -17,7 +17,7 @@ use super::world::{no_container, no_sandbox};
 pub(crate) struct Cri(pub(crate) Arc<Shared>);
 
 /// Fails like a runtime without the method.
-fn lacking<T>(method: &str) -> Result<T, Status> {
+fn not_implemented<T>(method: &str) -> Result<T, Status> {
     Err(Status::unimplemented(format!("method {method} not implemented")))
 }
 
@@ -437,7 +437,7 @@ impl RuntimeService for Cri {
                 |q| vec![q.container_id.clone()],
                 |shared, q| {
                     if !shared.options.checkpoints {
-                        return lacking("CheckpointContainer");
+                        return not_implemented("CheckpointContainer");
                     }
                     std::fs::write(&q.location, q.container_id)
                         .map_err(|e| Status::internal(e.to_string()))?;
@@ -461,7 +461,12 @@ impl RuntimeService for Cri {
         q: Request<v1::ListMetricDescriptorsRequest>,
     ) -> Result<Response<v1::ListMetricDescriptorsResponse>, Status> {
         self.0
-            .simple(Method::ListMetricDescriptors, q, |_| Vec::new(), |_, _| lacking("ListMetricDescriptors"))
+            .simple(
+                Method::ListMetricDescriptors,
+                q,
+                |_| Vec::new(),
+                |_, _| not_implemented("ListMetricDescriptors"),
+            )
             .await
     }
 
@@ -470,7 +475,12 @@ impl RuntimeService for Cri {
         q: Request<v1::ListPodSandboxMetricsRequest>,
     ) -> Result<Response<v1::ListPodSandboxMetricsResponse>, Status> {
         self.0
-            .simple(Method::ListPodSandboxMetrics, q, |_| Vec::new(), |_, _| lacking("ListPodSandboxMetrics"))
+            .simple(
+                Method::ListPodSandboxMetrics,
+                q,
+                |_| Vec::new(),
+                |_, _| not_implemented("ListPodSandboxMetrics"),
+            )
             .await
     }
 
@@ -487,7 +497,7 @@ impl RuntimeService for Cri {
                     Some(driver) => Ok(v1::RuntimeConfigResponse {
                         linux: Some(v1::LinuxRuntimeConfiguration { cgroup_driver: driver as i32 }),
                     }),
-                    None => lacking("RuntimeConfig"),
+                    None => not_implemented("RuntimeConfig"),
                 },
             )
             .await

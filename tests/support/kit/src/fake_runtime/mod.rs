@@ -11,8 +11,10 @@ mod calls;
 mod cri;
 mod cri_extensions;
 mod events;
+mod faults;
 mod images;
 mod lists;
+mod options;
 mod script;
 mod serve;
 mod starts;
@@ -22,106 +24,19 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::atomic::AtomicBool;
 
 use k8s_cri::v1;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tonic::Code;
 
 pub use cri_extensions::UpdatePodSandboxResourcesRequest;
+pub use options::{ExecReply, Options, WALL_BASE_UNIX_NS};
 pub use script::{Call, Method, Rule, RuleId};
 pub use world::{Behaviour, ContainerRecord, ContainerSeed, SandboxRecord, StopReply};
 
 use events::Event;
-
-/// Default start of the runtime's wall clock: 2026-01-01T00:00:00Z in nanoseconds.
-pub const WALL_BASE_UNIX_NS: i64 = 1_767_225_600_000_000_000;
-
-/// Options of a runtime.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// `runtime_name` of Version.
-    pub name: String,
-    /// `runtime_version` of Version.
-    pub version: String,
-    /// Whether to serve containerd's event service.
-    pub containerd_events: bool,
-    /// Whether to serve CRI GetContainerEvents.
-    pub cri_events: bool,
-    /// Delay of the CRI state after the exit event, as with containerd.
-    pub exit_lag: Duration,
-    /// Wall clock at creation, in nanoseconds since 1970.
-    pub wall_base_unix_ns: i64,
-    /// Base of the URLs of Exec, Attach and PortForward, which are Unimplemented without it.
-    pub streaming_base: Option<String>,
-    /// Reply of RuntimeConfig, which is Unimplemented without it.
-    pub cgroup_driver: Option<v1::CgroupDriver>,
-    /// Whether CheckpointContainer is implemented. It writes a file with the container's ID.
-    pub checkpoints: bool,
-    /// Whether every image exists in the registry.
-    pub registry_has_everything: bool,
-    /// `features` of Status.
-    pub features: Option<v1::RuntimeFeatures>,
-    /// `runtime_handlers` of Status.
-    pub handlers: Vec<v1::RuntimeHandler>,
-    /// Mount point of images in ImageFsInfo.
-    pub image_mountpoint: String,
-}
-
-impl Default for Options {
-    /// Returns the options of containerd 1.6: its own event service, no CRI events, the exit event 5 ms
-    /// before the state.
-    fn default() -> Self {
-        Self {
-            name: "containerd".to_owned(),
-            version: "1.6.20".to_owned(),
-            containerd_events: true,
-            cri_events: false,
-            exit_lag: Duration::from_millis(5),
-            wall_base_unix_ns: WALL_BASE_UNIX_NS,
-            streaming_base: None,
-            cgroup_driver: None,
-            checkpoints: false,
-            registry_has_everything: true,
-            features: None,
-            handlers: Vec::new(),
-            image_mountpoint: "/var/lib/fake".to_owned(),
-        }
-    }
-}
-
-impl Options {
-    /// Returns the options of containerd 2.x: also CRI events, after the state changed.
-    #[must_use]
-    pub fn containerd2() -> Self {
-        Self { version: "2.1.4".to_owned(), cri_events: true, exit_lag: Duration::ZERO, ..Self::default() }
-    }
-
-    /// Returns the options of a runtime without events.
-    #[must_use]
-    pub fn silent() -> Self {
-        Self {
-            name: "silent".to_owned(),
-            version: "1.0.0".to_owned(),
-            containerd_events: false,
-            exit_lag: Duration::ZERO,
-            ..Self::default()
-        }
-    }
-}
-
-/// Result of a command that ExecSync runs.
-#[derive(Debug, Clone, Default)]
-pub struct ExecReply {
-    pub stdout: Vec<u8>,
-    pub stderr: Vec<u8>,
-    pub exit_code: i32,
-    /// Duration of the command. A duration beyond the call's timeout results in DEADLINE_EXCEEDED.
-    pub after: Duration,
-}
 
 type ExecHandler = Arc<dyn Fn(&str, &[String]) -> ExecReply + Send + Sync>;
 
@@ -275,134 +190,6 @@ impl FakeRuntime {
         }
     }
 
-    // Fault injection.
-
-    fn disturb(&self) {
-        self.shared.disturbed.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns whether a fault was ever injected.
-    #[must_use]
-    pub fn was_disturbed(&self) -> bool {
-        self.shared.disturbed.load(Ordering::Relaxed)
-    }
-
-    pub fn script(&self, rule: Rule) -> RuleId {
-        self.disturb();
-        self.shared.script.add(rule)
-    }
-
-    /// Removes a rule from the script. Calls that hang in it continue.
-    pub fn unscript(&self, rule: RuleId) {
-        self.shared.script.remove(rule);
-    }
-
-    /// Removes all rules.
-    pub fn unscript_all(&self) {
-        self.shared.script.clear();
-    }
-
-    /// Delays every call of `method`.
-    pub fn latency(&self, method: Method, latency: Duration) -> RuleId {
-        self.script(Rule::on(method).latency(latency))
-    }
-
-    /// Fails the next `times` calls of `method`.
-    pub fn fail(&self, method: Method, code: Code, text: &str, times: u32) -> RuleId {
-        self.script(Rule::on(method).fail(code, text).times(times))
-    }
-
-    /// Makes calls of `method` hang until the rule is removed.
-    pub fn hang(&self, method: Method) -> RuleId {
-        self.script(Rule::on(method).hang())
-    }
-
-    /// Sets whether calls whose caller disconnected complete instead of being cancelled.
-    pub fn finish_abandoned_calls(&self, yes: bool) {
-        self.shared.finish_abandoned.store(yes, Ordering::Relaxed);
-    }
-
-    /// Sets whether the list streams of the CRI of Kubernetes 1.36 are implemented. To simulate an upgrade,
-    /// call it between [`Self::down`] and [`Self::up`].
-    pub fn stream_lists(&self, yes: bool) {
-        self.shared.list_streams.store(yes, Ordering::Relaxed);
-    }
-
-    /// Sets whether UpdatePodSandboxResources is implemented.
-    pub fn update_sandboxes(&self, yes: bool) {
-        self.shared.sandbox_updates.store(yes, Ordering::Relaxed);
-    }
-
-    /// Drops the next `count` events.
-    pub fn drop_events(&self, count: u64) {
-        self.disturb();
-        self.shared.bus.drop_next(count);
-    }
-
-    /// Sets whether every event is sent twice.
-    pub fn duplicate_events(&self, yes: bool) {
-        self.shared.bus.duplicate(yes);
-    }
-
-    /// Ends every open event stream with UNAVAILABLE.
-    pub fn cut_event_streams(&self) {
-        self.disturb();
-        self.shared.bus.cut();
-    }
-
-    /// Returns the number of open event streams.
-    #[must_use]
-    pub fn event_streams(&self) -> usize {
-        self.shared.bus.open()
-    }
-
-    /// Moves the runtime's wall clock.
-    pub fn step_wall_clock(&self, by_ns: i64) {
-        self.disturb();
-        self.shared.world.lock().step_clock(by_ns);
-    }
-
-    /// Makes images whose full name begins with `begin` accessible only to this user.
-    pub fn protect(&self, begin: &str, user: &str, password: &str) {
-        let entry = (begin.to_owned(), user.to_owned(), password.to_owned());
-        self.shared.world.lock().protected.push(entry);
-    }
-
-    /// Changes an image without a call.
-    pub fn edit_image(&self, name: &str, edit: impl FnOnce(&mut v1::Image)) {
-        let mut world = self.shared.world.lock();
-        let id = world.image(name).map(|i| i.id.clone());
-        if let Some(image) = id.and_then(|id| world.images.get_mut(&id)) {
-            edit(image);
-        }
-    }
-
-    /// Sets the behaviour of started containers named `name`. `*` applies to all other names.
-    pub fn behave(&self, name: &str, behaviour: Behaviour) {
-        self.shared.world.lock().set_behaviour(name, behaviour);
-    }
-
-    /// Sets the memory usage in bytes of containers with this name, for ContainerStats.
-    pub fn use_memory(&self, name: &str, bytes: u64) {
-        self.shared.world.lock().memory.insert(name.to_owned(), bytes);
-    }
-
-    /// Sets the handler of ExecSync, by container ID and command.
-    pub fn on_exec(&self, handler: impl Fn(&str, &[String]) -> ExecReply + Send + Sync + 'static) {
-        *self.shared.exec.lock() = Arc::new(handler);
-    }
-
-    /// Sets a condition of Status, `RuntimeReady` or `NetworkReady`.
-    pub fn set_condition(&self, kind: &str, status: bool, reason: &str, message: &str) {
-        self.disturb();
-        self.shared.world.lock().set_condition(v1::RuntimeCondition {
-            r#type: kind.to_owned(),
-            status,
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-        });
-    }
-
     // Changes in the runtime without a call.
 
     /// Adds a ready sandbox as RunPodSandbox does. Returns its ID.
@@ -501,7 +288,6 @@ impl FakeRuntime {
         (world.sandboxes.values().cloned().collect(), world.containers.values().cloned().collect())
     }
 
-    /// Returns a container.
     #[must_use]
     pub fn container(&self, id: &str) -> Option<ContainerRecord> {
         self.shared.world.lock().containers.get(id).map(|c| ContainerRecord::clone(c))

@@ -84,7 +84,7 @@ impl ContainerSeed {
     }
 }
 
-/// A sandbox.
+/// State of a sandbox.
 #[derive(Debug, Clone)]
 pub struct SandboxRecord {
     /// Status in the CRI.
@@ -113,7 +113,7 @@ impl SandboxRecord {
     }
 }
 
-/// A container.
+/// State of a container.
 #[derive(Debug, Clone)]
 pub struct ContainerRecord {
     /// Status in the CRI.

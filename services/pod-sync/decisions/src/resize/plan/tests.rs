@@ -83,7 +83,7 @@ fn without_a_record_the_runtimes_word_counts_and_without_both_nothing_is_done() 
     };
     for (name, resources, memory, cpu) in [
         ("nothing reported", None, false, false),
-        ("as it is to be", actual(1024, 100_000, 64 << 20), false, false),
+        ("up to date", actual(1024, 100_000, 64 << 20), false, false),
         ("other memory", actual(1024, 100_000, 32 << 20), true, false),
         ("other quota", actual(1024, 50_000, 64 << 20), false, true),
         ("other shares", actual(512, 100_000, 64 << 20), false, true),
@@ -116,19 +116,19 @@ fn a_container_without_a_limit_uses_the_pod_level_limit() {
     for (of, update, cpu, memory) in
         [(Resource::Cpu, &got.cpu[0], "2", "64Mi"), (Resource::Memory, &got.memory[0], "1", "96Mi")]
     {
-        let (told, kept) = actuated_resources(container, update, of, Some(&of_pod(&before)));
+        let (sent, kept) = actuated_resources(container, update, of, Some(&of_pod(&before)));
         let want = json!({"requests": {"cpu": "50m"}, "limits": {"cpu": cpu, "memory": memory}});
-        let told = serde_json::to_value(told).unwrap();
-        assert_eq!(told, want, "{of:?}");
+        let sent = serde_json::to_value(sent).unwrap();
+        assert_eq!(sent, want, "{of:?}");
         assert_eq!(serde_json::to_value(kept).unwrap(), requests(), "{of:?}");
     }
     // The second step uses the record of the first.
     let mut record = of_pod(&before);
     let level = pod::spec(&both).resources.as_ref();
     record.pod_level = Some(actuated_pod_level(record.pod_level, level, Resource::Memory));
-    let (told, _) = actuated_resources(container, &got.cpu[0], Resource::Cpu, Some(&record));
+    let (sent, _) = actuated_resources(container, &got.cpu[0], Resource::Cpu, Some(&record));
     let limits = json!({"cpu": "2", "memory": "96Mi"});
-    assert_eq!(serde_json::to_value(told.limits).unwrap(), limits);
+    assert_eq!(serde_json::to_value(sent.limits).unwrap(), limits);
     let own = || json!({"limits": {"cpu": "500m", "memory": "32Mi"}});
     let (got, _) = actions(&with("2", "96Mi", own()), Some(&with("1", "64Mi", own())), &runtime);
     assert!(got.cpu.is_empty() && got.memory.is_empty(), "{got:?}");
@@ -145,14 +145,17 @@ fn a_container_that_does_not_run_is_not_resized_and_the_pod_level_is() {
     let before = pod(json!([c("a", "1", "64Mi")]));
     let after = pod(json!([c("a", "2", "64Mi")]));
     let stopped = RuntimeBuilder::ready().exited("a", 1).build();
-    assert!(!in_progress(&after, &stopped, Some(&of_pod(&before))), "it starts with what it is to have");
+    assert!(
+        !in_progress(&after, &stopped, Some(&of_pod(&before))),
+        "the container starts with its allocation"
+    );
     let level = |cpu: &str| {
         pod_json(json!({"resources": {"limits": {"cpu": cpu}}, "containers": [{"name": "a", "image": "i"}]}))
     };
     let running = RuntimeBuilder::ready().running("a").build();
     assert!(in_progress(&level("2"), &running, Some(&of_pod(&level("1")))));
     assert!(!in_progress(&level("1"), &running, Some(&of_pod(&level("1000m")))));
-    assert!(!in_progress(&level("1"), &running, None), "of what is not known nothing is said");
+    assert!(!in_progress(&level("1"), &running, None), "unknown values are not reported");
 }
 
 #[test]

@@ -20,7 +20,7 @@ pub(super) const PODS: u8 = 7;
 
 /// An event of a history.
 #[derive(Debug, Clone)]
-pub(super) enum Happens {
+pub(super) enum HistoryEvent {
     Add(u8),
     Change { pod: u8, grace: Option<i64>, delete: bool, terminal: bool },
     Removed(u8),
@@ -41,7 +41,7 @@ pub(super) enum Happens {
     Time(u64),
 }
 
-pub(super) fn happens() -> impl Strategy<Value = Happens> {
+pub(super) fn happens() -> impl Strategy<Value = HistoryEvent> {
     let pod = || 0..PODS;
     let grace = || prop_oneof![Just(None), (0..40_i64).prop_map(Some)];
     let outcome = prop_oneof![
@@ -54,23 +54,23 @@ pub(super) fn happens() -> impl Strategy<Value = Happens> {
         1 => Just(Outcome::Cancelled),
     ];
     prop_oneof![
-        5 => pod().prop_map(Happens::Add),
+        5 => pod().prop_map(HistoryEvent::Add),
         4 => (pod(), grace(), any::<bool>(), prop::bool::weighted(0.2)).prop_map(|(pod, grace, delete, terminal)| {
-            Happens::Change { pod, grace, delete, terminal }
+            HistoryEvent::Change { pod, grace, delete, terminal }
         }),
-        2 => pod().prop_map(Happens::Removed),
-        1 => pod().prop_map(Happens::Missed),
-        2 => (pod(), grace(), any::<bool>()).prop_map(|(pod, grace, evict)| Happens::Kill { pod, grace, evict }),
-        1 => pod().prop_map(Happens::Rejected),
-        1 => pod().prop_map(Happens::SeenInRuntime),
-        2 => Just(Happens::Housekeeping),
-        10 => pod().prop_map(Happens::Take),
-        2 => pod().prop_map(Happens::Enter),
-        10 => (pod(), outcome).prop_map(|(pod, outcome)| Happens::Done(pod, outcome)),
-        1 => pod().prop_map(Happens::Panic),
-        1 => pod().prop_map(Happens::Rogue),
-        1 => Just(Happens::Restart),
-        2 => (1..50_u64).prop_map(Happens::Time),
+        2 => pod().prop_map(HistoryEvent::Removed),
+        1 => pod().prop_map(HistoryEvent::Missed),
+        2 => (pod(), grace(), any::<bool>()).prop_map(|(pod, grace, evict)| HistoryEvent::Kill { pod, grace, evict }),
+        1 => pod().prop_map(HistoryEvent::Rejected),
+        1 => pod().prop_map(HistoryEvent::SeenInRuntime),
+        2 => Just(HistoryEvent::Housekeeping),
+        10 => pod().prop_map(HistoryEvent::Take),
+        2 => pod().prop_map(HistoryEvent::Enter),
+        10 => (pod(), outcome).prop_map(|(pod, outcome)| HistoryEvent::Done(pod, outcome)),
+        1 => pod().prop_map(HistoryEvent::Panic),
+        1 => pod().prop_map(HistoryEvent::Rogue),
+        1 => Just(HistoryEvent::Restart),
+        2 => (1..50_u64).prop_map(HistoryEvent::Time),
     ]
 }
 
@@ -124,16 +124,16 @@ impl World {
     }
 
     /// Applies one event. Returns the violated invariants.
-    pub(super) fn happen(&mut self, what: &Happens) -> Vec<String> {
+    pub(super) fn happen(&mut self, what: &HistoryEvent) -> Vec<String> {
         // Covers all values and keeps a history repeatable.
         self.chance = (self.chance + 0.37).fract();
         match *what {
-            Happens::Add(pod) => {
+            HistoryEvent::Add(pod) => {
                 let facts = Self::facts(pod);
                 self.sources.insert(uid(pod), facts.clone());
                 self.step(Input::Update { uid: uid(pod), facts, kind: SyncPodType::Create, quiet: true })
             }
-            Happens::Change { pod, grace, delete, terminal } => {
+            HistoryEvent::Change { pod, grace, delete, terminal } => {
                 let facts = self.sources.entry(uid(pod)).or_insert_with(|| Self::facts(pod));
                 let new = !self.workers.is_known(&uid(pod));
                 // A deletion is never revoked, and its grace period never becomes longer.
@@ -149,22 +149,22 @@ impl World {
                 let kind = if new { SyncPodType::Create } else { SyncPodType::Update };
                 self.step(Input::Update { uid: uid(pod), facts, kind, quiet: true })
             }
-            Happens::Removed(pod) => {
+            HistoryEvent::Removed(pod) => {
                 self.sources.remove(&uid(pod));
                 self.step(Input::Remove(uid(pod)))
             }
-            Happens::Missed(pod) => {
+            HistoryEvent::Missed(pod) => {
                 self.sources.remove(&uid(pod));
                 Vec::new()
             }
-            Happens::Kill { pod, grace, evict } => {
+            HistoryEvent::Kill { pod, grace, evict } => {
                 let Some(facts) = self.sources.get(&uid(pod)).cloned() else { return Vec::new() };
                 self.waiter += 1;
                 let kill = KillPodOptions { evict, grace, waiter: Some(self.waiter), killed_as: None };
                 self.watcher.waits(uid(pod), self.waiter);
                 self.step(Input::Update { uid: uid(pod), facts, kind: SyncPodType::Kill(kill), quiet: false })
             }
-            Happens::Rejected(pod) => match self.holding.get(&uid(pod)) {
+            HistoryEvent::Rejected(pod) => match self.holding.get(&uid(pod)) {
                 Some(Work::Sync) => {
                     let out = self.step(Input::Reject(uid(pod)));
                     self.record(&uid(pod));
@@ -172,7 +172,7 @@ impl World {
                 }
                 _ => Vec::new(),
             },
-            Happens::SeenInRuntime(pod) => match self.workers.is_known(&uid(pod)) {
+            HistoryEvent::SeenInRuntime(pod) => match self.workers.is_known(&uid(pod)) {
                 // Housekeeping reports pods without a worker, and pods that only the runtime has.
                 true if self.sources.contains_key(&uid(pod)) || !self.workers.is_started(&uid(pod)) => {
                     Vec::new()
@@ -182,7 +182,7 @@ impl World {
                     self.step(Input::Orphan { uid: uid(pod), full_name })
                 }
             },
-            Happens::Housekeeping => {
+            HistoryEvent::Housekeeping => {
                 let desired: BTreeSet<PodUid> = self.sources.keys().cloned().collect();
                 let mut wrong = self.step(Input::SyncKnownPods(desired));
                 // A static pod without a worker is added: its UID was used before.
@@ -202,19 +202,19 @@ impl World {
                 }
                 wrong
             }
-            Happens::Take(pod) => {
+            HistoryEvent::Take(pod) => {
                 let out = self.step(Input::TakeWork(uid(pod)));
                 self.record(&uid(pod));
                 out
             }
-            Happens::Enter(pod) => match self.holding.get(&uid(pod)) {
+            HistoryEvent::Enter(pod) => match self.holding.get(&uid(pod)) {
                 Some(Work::Sync) => {
                     self.watcher.entered(uid(pod));
                     self.step(Input::RuntimeReached(uid(pod)))
                 }
                 _ => Vec::new(),
             },
-            Happens::Done(pod, outcome) => {
+            HistoryEvent::Done(pod, outcome) => {
                 let Some(work) = self.holding.remove(&uid(pod)) else { return Vec::new() };
                 let cannot = outcome == Outcome::Cancelled && !matches!(work, Work::Sync | Work::Terminating)
                     // A pod whose status is still to be reported stays.
@@ -229,19 +229,19 @@ impl World {
                 }
                 out
             }
-            Happens::Panic(pod) => match self.holding.remove(&uid(pod)) {
+            HistoryEvent::Panic(pod) => match self.holding.remove(&uid(pod)) {
                 Some(_) => {
                     self.watcher.lost(&uid(pod));
                     self.step(Input::WorkerExited(uid(pod)))
                 }
                 None => Vec::new(),
             },
-            Happens::Rogue(pod) => match self.holding.contains_key(&uid(pod)) {
+            HistoryEvent::Rogue(pod) => match self.holding.contains_key(&uid(pod)) {
                 true => Vec::new(),
                 false => self.step(Input::Done { uid: uid(pod), outcome: Outcome::Advance }),
             },
-            Happens::Restart => self.restart(),
-            Happens::Time(seconds) => {
+            HistoryEvent::Restart => self.restart(),
+            HistoryEvent::Time(seconds) => {
                 self.now += Duration::from_secs(seconds);
                 Vec::new()
             }
@@ -323,14 +323,14 @@ impl World {
         let mut wrong = Vec::new();
         for _ in 0..40 {
             for pod in 0..PODS {
-                wrong.extend(self.happen(&Happens::Take(pod)));
+                wrong.extend(self.happen(&HistoryEvent::Take(pod)));
                 let outcome = match self.holding.get(&uid(pod)) {
                     Some(Work::Sync) | None => Outcome::Idle(None),
                     Some(_) => Outcome::Advance,
                 };
-                wrong.extend(self.happen(&Happens::Done(pod, outcome)));
+                wrong.extend(self.happen(&HistoryEvent::Done(pod, outcome)));
             }
-            wrong.extend(self.happen(&Happens::Housekeeping));
+            wrong.extend(self.happen(&HistoryEvent::Housekeeping));
         }
         for (uid, state) in &self.workers.pods {
             let wanted = self.sources.get(uid);
@@ -357,7 +357,10 @@ impl World {
 }
 
 /// Plays a history. Returns the violated invariants and the rules that were taken.
-pub(super) fn play(policy: &'static dyn Policy, history: &[Happens]) -> (Vec<String>, BTreeMap<Rule, u32>) {
+pub(super) fn play(
+    policy: &'static dyn Policy,
+    history: &[HistoryEvent],
+) -> (Vec<String>, BTreeMap<Rule, u32>) {
     play_spoilt(policy, |_, _, _| {}, history)
 }
 
@@ -365,7 +368,7 @@ pub(super) fn play(policy: &'static dyn Policy, history: &[Happens]) -> (Vec<Str
 pub(super) fn play_spoilt(
     policy: &'static dyn Policy,
     tamper: Tamper,
-    history: &[Happens],
+    history: &[HistoryEvent],
 ) -> (Vec<String>, BTreeMap<Rule, u32>) {
     faulty_policy::with(policy, || {
         let mut world = World { tamper, ..World::new() };

@@ -249,7 +249,7 @@ impl Watcher {
                 let stopped = after.pods.get(uid).is_none_or(|s| s.phase() >= WorkerPhase::Terminated);
                 for waiter in waiters {
                     if self.waiting.remove(waiter).as_ref() != Some(uid) || !stopped {
-                        wrong.push(format!("10: {waiter} was told that {uid} stopped"));
+                        wrong.push(format!("10: {waiter} was notified of the end of {uid}"));
                     }
                 }
             }

@@ -14,14 +14,14 @@ use super::super::{
     Effect, FullNameWaiter, Input, Outcome, PodGrace, PodSyncStatuses, Rule, Termination, WorkerPhase, jitter,
 };
 use super::faulty_policy::{self, Policy, Sound};
-use super::history::{Happens, Tamper, happens, play, play_spoilt};
+use super::history::{HistoryEvent, Tamper, happens, play, play_spoilt};
 use crate::grace::EffectiveGrace;
 use quintlet_testkit::pods::RuntimeBuilder;
 
 const LENGTH: usize = 120;
 const HISTORIES: usize = 600;
 
-fn histories() -> impl Iterator<Item = Vec<Happens>> {
+fn histories() -> impl Iterator<Item = Vec<HistoryEvent>> {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let strategy = prop::collection::vec(happens(), 1..LENGTH);

@@ -32,7 +32,7 @@ impl Scene {
         Plugins::load(&config, self.dir.path(), self.clock.clone())
     }
 
-    fn asked(&self, name: &str) -> Vec<Value> {
+    fn requests(&self, name: &str) -> Vec<Value> {
         let text = std::fs::read_to_string(self.dir.path().join(format!("{name}.asked"))).unwrap_or_default();
         text.lines().map(|l| serde_json::from_str(l).unwrap()).collect()
     }
@@ -60,7 +60,7 @@ async fn lookup(plugins: &Plugins, image: &str) -> Vec<(String, String)> {
 
 #[tokio::test]
 async fn a_plugin_is_run_for_matching_images_and_its_response_is_cached() {
-    for (key_type, duration, asked) in [
+    for (key_type, duration, requests) in [
         ("Image", "", 3),
         ("Registry", "", 2),
         ("Global", "", 1),
@@ -76,14 +76,14 @@ async fn a_plugin_is_run_for_matching_images_and_its_response_is_cached() {
             let want = [("me".to_owned(), "secret".to_owned())];
             assert_eq!(lookup(&plugins, image).await, want, "{key_type} {image}");
         }
-        assert_eq!(scene.asked("p").len(), asked, "{key_type} {duration}");
+        assert_eq!(scene.requests("p").len(), requests, "{key_type} {duration}");
         assert_eq!(
-            scene.asked("p")[0],
+            scene.requests("p")[0],
             json!({"apiVersion": "credentialprovider.kubelet.k8s.io/v1",
                 "kind": "CredentialProviderRequest", "image": "a.test/x:1"})
         );
         assert!(lookup(&plugins, "a.test:5000/other/x:1").await.is_empty());
-        assert_eq!(scene.asked("p").len(), asked, "an image it does not match is not asked for");
+        assert_eq!(scene.requests("p").len(), requests, "an image it does not match is not asked for");
     }
 }
 
@@ -107,7 +107,7 @@ async fn a_plugin_run_is_shared_by_images_of_one_registry_and_delays_no_other_re
     for lookup in slow {
         assert_eq!(lookup.await.unwrap(), 1);
     }
-    assert_eq!(scene.asked("p").len(), 2, "one run each");
+    assert_eq!(scene.requests("p").len(), 2, "one run each");
     assert!(plugins.plugins[0].state.lock().in_flight.is_empty());
 }
 
@@ -122,7 +122,7 @@ async fn images_that_share_a_run_start_another_if_its_response_is_for_one_image_
         lookup(&plugins, "a.test/y")
     );
     assert_eq!((a.len(), again.len(), b.len()), (1, 1, 1));
-    assert_eq!(scene.asked("p").len(), 2);
+    assert_eq!(scene.requests("p").len(), 2);
 }
 
 #[tokio::test]
@@ -145,10 +145,10 @@ async fn a_cached_response_expires() {
     lookup(&plugins, "a.test/x").await;
     scene.clock.advance(Duration::from_secs(599));
     lookup(&plugins, "a.test/x").await;
-    assert_eq!(scene.asked("p").len(), 1);
+    assert_eq!(scene.requests("p").len(), 1);
     scene.clock.advance(Duration::from_secs(1));
     lookup(&plugins, "a.test/x").await;
-    assert_eq!(scene.asked("p").len(), 2);
+    assert_eq!(scene.requests("p").len(), 2);
 }
 
 #[tokio::test]
@@ -186,9 +186,10 @@ async fn a_token_is_sent_only_to_plugins_that_require_it() {
     };
     assert_eq!(ask(None).await, 1, "without an account only the other answers");
     assert_eq!((ask(Some("a")).await, ask(Some("b")).await, ask(Some("a")).await), (2, 2, 2));
-    let tokens: Vec<Value> = scene.asked("wants").iter().map(|r| r["serviceAccountToken"].clone()).collect();
+    let tokens: Vec<Value> =
+        scene.requests("wants").iter().map(|r| r["serviceAccountToken"].clone()).collect();
     assert_eq!(tokens, [json!("token of a"), json!("token of b")]);
-    assert!(scene.asked("plain").iter().all(|r| r.get("serviceAccountToken").is_none()));
+    assert!(scene.requests("plain").iter().all(|r| r.get("serviceAccountToken").is_none()));
 }
 
 fn account(name: &str, annotations: &[(&str, &str)]) -> PluginAccount {
@@ -216,13 +217,13 @@ async fn each_plugin_gets_its_own_token_and_one_without_required_annotations_is_
     };
     assert_eq!(plugins.lookup("a.test/x", "a.test/x", &accounts(None)).await.len(), 2);
     for name in ["first", "second"] {
-        let asked = scene.asked(name);
-        assert_eq!(asked.len(), 1);
-        assert_eq!(asked[0]["serviceAccountToken"], json!(format!("token of for {name}")));
+        let requests = scene.requests(name);
+        assert_eq!(requests.len(), 1);
+        assert_eq!(requests[0]["serviceAccountToken"], json!(format!("token of for {name}")));
     }
-    assert_eq!(scene.asked("third").len(), 0);
+    assert_eq!(scene.requests("third").len(), 0);
     assert_eq!(plugins.lookup("a.test/x", "a.test/x", &PluginAccounts::new()).await.len(), 1);
-    assert_eq!(scene.asked("third")[0].get("serviceAccountToken"), None, "it does not need one");
+    assert_eq!(scene.requests("third")[0].get("serviceAccountToken"), None, "it does not need one");
 }
 
 #[tokio::test]
@@ -237,15 +238,15 @@ async fn requested_annotations_are_sent_and_are_part_of_the_cache_key() {
     let (_, attributes) = plugins.token_attributes("a.test/x").next().unwrap();
     let of = |all: &[(&str, &str)]| attributes.select(&account("", all).annotations);
     assert_eq!(of(&[("x/may", "1"), ("x/other", "2")]), None, "one that it needs is missing");
-    let told = of(&[("x/must", "1"), ("x/other", "2")]).unwrap();
-    assert_eq!(told, account("", &[("x/must", "1")]).annotations);
+    let selected = of(&[("x/must", "1"), ("x/other", "2")]).unwrap();
+    assert_eq!(selected, account("", &[("x/must", "1")]).annotations);
     assert_eq!(of(&[("x/must", "1"), ("x/may", "2")]).unwrap().len(), 2);
-    for (value, asked) in [("1", 1), ("1", 1), ("2", 2)] {
+    for (value, requests) in [("1", 1), ("1", 1), ("2", 2)] {
         let accounts = [(0, Some(account("a", &[("x/must", value)])))].into();
         plugins.lookup("a.test/x", "a.test/x", &accounts).await;
-        assert_eq!(scene.asked("p").len(), asked);
+        assert_eq!(scene.requests("p").len(), requests);
     }
-    assert_eq!(scene.asked("p")[1]["serviceAccountAnnotations"], json!({"x/must": "2"}));
+    assert_eq!(scene.requests("p")[1]["serviceAccountAnnotations"], json!({"x/must": "2"}));
 }
 
 #[test]

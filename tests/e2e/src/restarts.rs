@@ -57,7 +57,7 @@ impl Node {
         let id = self.base.path().join("boot-id");
         let new = std::fs::read("/proc/sys/kernel/random/uuid").expect("the kernel makes ids");
         std::fs::write(&id, new).expect("a file can be written");
-        let uptime = std::fs::read_to_string("/proc/uptime").expect("the kernel tells its uptime");
+        let uptime = std::fs::read_to_string("/proc/uptime").expect("the kernel has an uptime");
         let began = uptime.split('.').next().and_then(|s| s.parse().ok()).expect("the uptime is a number");
         // pod-sync would do this itself, but visible only to processes of its boot.
         share(&self.root_dir());

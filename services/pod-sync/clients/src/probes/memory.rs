@@ -1,0 +1,44 @@
+//! Probe memory: merging reports, and adding memory to targets.
+
+use quintlet_model::convert;
+use quintlet_model::probe::{ProbeMemory, ProbeType};
+use quintlet_proto::probe::v1 as wire;
+
+use super::PodMemory;
+
+/// Stores the memory of a probe, unless the stored one is of the same container with an equal or higher counter. Returns
+/// whether it was stored.
+pub(super) fn merge(memory: &mut PodMemory, container: &str, probe: ProbeType, new: ProbeMemory) -> bool {
+    match memory.get(&(container.to_owned(), probe)) {
+        Some(have) if have.container_id == new.container_id && have.counter >= new.counter => false,
+        Some(_) | None => {
+            memory.insert((container.to_owned(), probe), new);
+            true
+        }
+    }
+}
+
+/// Adds the memory of each container instance to a target.
+pub(super) fn fill_memory(target: &mut wire::PodTarget, memory: &PodMemory) {
+    for container in &mut target.containers {
+        for spec in &mut container.probes {
+            let Ok(probe) = convert::probe_type(spec.r#type) else { continue };
+            spec.memory = memory
+                .get(&(container.name.clone(), probe))
+                .filter(|m| m.container_id.as_str() == container.container_id)
+                .map(Into::into);
+        }
+    }
+}
+
+/// Compares targets without their memory, which comes from the instance itself.
+pub(super) fn is_same_target(a: &wire::PodTarget, b: &wire::PodTarget) -> bool {
+    let strip = |t: &wire::PodTarget| {
+        let mut t = t.clone();
+        for spec in t.containers.iter_mut().flat_map(|c| c.probes.iter_mut()) {
+            spec.memory = None;
+        }
+        t
+    };
+    strip(a) == strip(b)
+}

@@ -1,0 +1,80 @@
+//! Computes whether the node is ready.
+
+use std::time::Duration;
+
+use super::super::Facts;
+
+/// Age of facts at which the node is not ready.
+pub const FACTS_LIMIT: Duration = Duration::from_secs(30);
+
+/// Time after a start of this service for which Ready stays unchanged without facts.
+pub const START_GRACE: Duration = Duration::from_secs(30);
+
+/// The source whose facts are required.
+pub const MAIN_SOURCE: &str = "pod-sync";
+
+/// Health of another service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Peer {
+    pub name: &'static str,
+    /// Time since the service stopped serving; none while it serves.
+    pub down_for: Option<Duration>,
+    /// Time without health after which the node is not ready.
+    pub limit: Duration,
+}
+
+/// The input of [`readiness`].
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a> {
+    pub facts: &'a [Facts],
+    pub peers: &'a [Peer],
+    /// Current CLOCK_BOOTTIME.
+    pub boot: Duration,
+    /// CLOCK_BOOTTIME of the start of this service.
+    pub started: Duration,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Readiness {
+    Ready,
+    /// The reasons.
+    NotReady(Vec<String>),
+    /// This service has just started and has no facts: the condition in the API server stays.
+    Unknown,
+}
+
+/// Computes readiness, without the check of the capacity.
+#[must_use]
+pub fn readiness(view: View<'_>) -> Readiness {
+    let known = view.facts.iter().any(|f| f.source == MAIN_SOURCE);
+    if !known && view.boot.saturating_sub(view.started) < START_GRACE {
+        return Readiness::Unknown;
+    }
+    let mut problems: Vec<String> = Vec::new();
+    let mut add = |problem: String| {
+        if !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    };
+    for facts in view.facts {
+        facts.not_ready.iter().cloned().for_each(&mut add);
+    }
+    for peer in view.peers {
+        if peer.down_for.is_some_and(|d| d > peer.limit) {
+            add(format!(
+                "{} is not healthy: not serving for more than {} s",
+                peer.name,
+                peer.limit.as_secs()
+            ));
+        }
+    }
+    if !known {
+        add(format!("{MAIN_SOURCE} has not reported yet"));
+    }
+    for facts in view.facts {
+        if view.boot.saturating_sub(facts.observed) > FACTS_LIMIT {
+            add(format!("{} has not reported for more than {} s", facts.source, FACTS_LIMIT.as_secs()));
+        }
+    }
+    if problems.is_empty() { Readiness::Ready } else { Readiness::NotReady(problems) }
+}
