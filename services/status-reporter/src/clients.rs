@@ -23,20 +23,23 @@ pub enum Purpose {
     Node,
     Lease,
     Events,
+    /// CSINode.
+    Storage,
 }
 
 /// The clients of all purposes.
-pub struct Clients([kube::Client; 4]);
+pub struct Clients([kube::Client; 5]);
 
 impl Clients {
     #[must_use]
     pub fn of(&self, purpose: Purpose) -> kube::Client {
-        let [pods, node, lease, events] = &self.0;
+        let [pods, node, lease, events, storage] = &self.0;
         match purpose {
             Purpose::Pods => pods,
             Purpose::Node => node,
             Purpose::Lease => lease,
             Purpose::Events => events,
+            Purpose::Storage => storage,
         }
         .clone()
     }
@@ -51,7 +54,7 @@ impl Clients {
         // This crate retries by itself, since a newer status may replace an older one.
         config.default_retry = false;
         let client = || kube::Client::try_from(config.clone());
-        Ok(Self([client()?, client()?, client()?, client()?]))
+        Ok(Self([client()?, client()?, client()?, client()?, client()?]))
     }
 }
 

@@ -19,6 +19,7 @@ use crate::events::recorder::Recorder;
 use crate::lease::{self, Term};
 use crate::metrics::Metrics;
 use crate::node::FactBoard;
+use crate::node::csi_node::{self, CsiNodeKeeper};
 use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
 use crate::node::setters;
@@ -151,7 +152,7 @@ async fn once_loaded(mut clients: Current, work: impl Future<Output = ()>) {
     }
 }
 
-/// Spawns the tasks of the Node and of the lease.
+/// Spawns the tasks of the Node, of the CSINode and of the lease.
 fn keep_node(
     config: &Config,
     clients: &Current,
@@ -166,6 +167,12 @@ fn keep_node(
         watched("pod-sync", config.paths.podsync(), PEER_LIMIT),
         watched("pleg-service", config.paths.pleg(), PLEG_LIMIT),
     ];
+    let csi_node = CsiNodeKeeper {
+        api: ApiClient::following(clients.clone(), Purpose::Storage),
+        volumes: volumes.clone(),
+        check_every: csi_node::CHECK_EVERY,
+    };
+    quintlet_kit::task::spawn("csi-node", once_loaded(clients.clone(), csi_node.run(stop.clone())));
     let keeper = NodeKeeper {
         api: ApiClient::following(clients.clone(), Purpose::Node),
         name: config.node_name.clone(),

@@ -69,6 +69,7 @@ impl NodeKeeper {
     async fn keep(&self) {
         let started = self.clock.boot();
         let mut reports = self.volumes.reports();
+        let mut csi_node = self.volumes.csi_node();
         let (mut live, made) = self.appear(started).await;
         let mut last_read = Instant::now();
         let mut last_update = made.then(Instant::now);
@@ -131,8 +132,9 @@ impl NodeKeeper {
             // A dropped arm loses nothing: the state is read again.
             tokio::select! {
                 () = self.facts.changed() => {}
-                // This keeper has a sender of the channel.
+                // This keeper has a sender of both channels.
                 Ok(()) = reports.changed() => {}
+                Ok(()) = csi_node.changed() => {}
                 () = tokio::time::sleep(look) => {}
             }
         }
@@ -166,8 +168,10 @@ impl NodeKeeper {
         report: &Report,
     ) -> (Value, Vec<crate::events::Occurrence>) {
         let (facts, peers) = (self.facts.snapshot(), self.health.peers());
-        let readiness =
-            setters::readiness(View { facts: &facts, peers: &peers, boot: self.clock.boot(), started });
+        let boot = self.clock.boot();
+        let has_csi_node = *self.volumes.csi_node().borrow();
+        let own = setters::csi_node_problem(live, has_csi_node, boot.saturating_sub(started));
+        let readiness = setters::readiness(View { facts: &facts, peers: &peers, own, boot, started });
         let (mut node, events) = setters::desired(live, &facts, &readiness, &seconds(self.clock.wall()));
         volumes::set_in_use(&mut node, &report.volumes);
         (node, events)

@@ -10,7 +10,9 @@ use quintlet_model::pod_status::canonical;
 use serde_json::{Map, Value, json};
 
 use self::conditions::{PRESSURES, is_own, set_pressure, set_ready};
-pub use self::readiness::{FACTS_LIMIT, MAIN_SOURCE, Peer, Readiness, START_GRACE, View, readiness};
+pub use self::readiness::{
+    FACTS_LIMIT, MAIN_SOURCE, NO_CSI_NODE, Peer, Readiness, START_GRACE, View, csi_node_problem, readiness,
+};
 pub use self::urgency::{Ages, Due, REPORT_EVERY, UPDATE_EVERY, VOLUMES_EVERY, Weight, due, weigh};
 use super::Facts;
 use crate::events::Occurrence;

@@ -51,11 +51,16 @@ pub struct Seen {
 pub struct VolumeBoard {
     report: watch::Sender<Report>,
     seen: watch::Sender<Option<Seen>>,
+    has_csi_node: watch::Sender<bool>,
 }
 
 impl Default for VolumeBoard {
     fn default() -> Self {
-        Self { report: watch::Sender::new(Report::default()), seen: watch::Sender::new(None) }
+        Self {
+            report: watch::Sender::new(Report::default()),
+            seen: watch::Sender::new(None),
+            has_csi_node: watch::Sender::new(false),
+        }
     }
 }
 
@@ -81,6 +86,17 @@ impl VolumeBoard {
     #[must_use]
     pub fn nodes(&self) -> watch::Receiver<Option<Seen>> {
         self.seen.subscribe()
+    }
+
+    /// Returns a receiver of whether the CSINode exists and is up to date, which is then always true.
+    #[must_use]
+    pub fn csi_node(&self) -> watch::Receiver<bool> {
+        self.has_csi_node.subscribe()
+    }
+
+    /// Records that the CSINode exists and is up to date.
+    pub fn csi_node_written(&self) {
+        self.has_csi_node.send_if_modified(|has| !std::mem::replace(has, true));
     }
 
     /// Publishes the Node. `report` is the newest report when its volumes in use were compared with the Node.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::super::Facts;
 
 /// Age of facts at which the node is not ready.
@@ -23,11 +25,23 @@ pub struct Peer {
     pub limit: Duration,
 }
 
+/// Reason against Ready until the CSINode is written (`pkg/volume/csi: initializeCSINode`).
+pub const NO_CSI_NODE: &str = "CSINode is not yet initialized";
+
+/// Returns the reason against Ready from the CSINode. After a restart, a Ready node stays Ready for [`START_GRACE`].
+#[must_use]
+pub fn csi_node_problem(live: &Value, has_csi_node: bool, since_start: Duration) -> Option<&'static str> {
+    let is_starting = since_start < START_GRACE && crate::status::is_true(&live["status"], "Ready");
+    (!has_csi_node && !is_starting).then_some(NO_CSI_NODE)
+}
+
 /// The input of [`readiness`].
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
     pub facts: &'a [Facts],
     pub peers: &'a [Peer],
+    /// Reason against Ready from this service.
+    pub own: Option<&'a str>,
     /// Current CLOCK_BOOTTIME.
     pub boot: Duration,
     /// CLOCK_BOOTTIME of the start of this service.
@@ -59,6 +73,7 @@ pub fn readiness(view: View<'_>) -> Readiness {
     for facts in view.facts {
         facts.not_ready.iter().cloned().for_each(&mut add);
     }
+    view.own.map(str::to_owned).into_iter().for_each(&mut add);
     for peer in view.peers {
         if peer.down_for.is_some_and(|d| d > peer.limit) {
             add(format!(

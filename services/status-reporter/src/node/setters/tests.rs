@@ -21,7 +21,7 @@ fn facts(observed: u64, not_ready: &[&str]) -> Facts {
 
 fn judge(facts: &[Facts], peers: &[Peer], boot: u64, started: u64) -> Readiness {
     let seconds = Duration::from_secs;
-    readiness(View { facts, peers, boot: seconds(boot), started: seconds(started) })
+    readiness(View { facts, peers, own: None, boot: seconds(boot), started: seconds(started) })
 }
 
 #[test]
@@ -50,6 +50,29 @@ fn the_ready_condition_names_the_reasons_against_it() {
         not(&["x", "pleg-service is not healthy: not serving for more than 180 s"])
     );
     assert_eq!(judge(&[facts(100, &[])], &[peer(None, 180)], 101, 100), Readiness::Ready);
+    let facts = [facts(100, &["x"])];
+    let (boot, started) = (Duration::from_secs(101), Duration::from_secs(100));
+    let own = Some(NO_CSI_NODE);
+    assert_eq!(
+        readiness(View { facts: &facts, peers: &[], own, boot, started }),
+        not(&["x", "CSINode is not yet initialized"])
+    );
+}
+
+#[test]
+fn a_restart_keeps_a_ready_node_ready_while_its_csi_node_is_read() {
+    let node = |status: &str| json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
+    let (grace, second) = (START_GRACE, Duration::from_secs(1));
+    for (live, has, since, own) in [
+        (node("True"), false, grace.saturating_sub(second), None),
+        (node("True"), false, grace, Some(NO_CSI_NODE)),
+        (node("False"), false, second, Some(NO_CSI_NODE)),
+        (json!({}), false, second, Some(NO_CSI_NODE)),
+        (json!({}), true, second, None),
+        (node("True"), true, grace, None),
+    ] {
+        assert_eq!(csi_node_problem(&live, has, since), own, "{live} {has} {since:?}");
+    }
 }
 
 fn cond<'a>(node: &'a Value, kind: &str) -> &'a Value {
