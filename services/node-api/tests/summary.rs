@@ -26,6 +26,9 @@ async fn volumes_are_as_pod_sync_measured_them() {
     assert_eq!((&volume["name"], &volume["usedBytes"]), (&json!("scratch"), &json!(4096)));
     assert_eq!(volume["time"], "1970-01-01T00:00:01Z");
     assert_eq!(pod["ephemeral-storage"]["usedBytes"], 4096 + 512, "with the file of hosts");
+    assert_eq!(volume.get("pvcRef"), None);
+    let claimed = &pod["volume"][1];
+    assert_eq!(claimed["pvcRef"], json!({"name": "c1", "namespace": "default"}));
     let light = summary(&api, "?only_cpu_and_memory=true").await["pods"][0].clone();
     assert_eq!((&light["volume"], &light["ephemeral-storage"]), (&Value::Null, &Value::Null));
 }
@@ -45,4 +48,13 @@ async fn without_pod_statistics_the_runtime_is_asked_for_container_statistics() 
     }
     let (code, body) = api.get("/stats/summary", None).await;
     assert_eq!((code.as_u16(), body.as_str()), (500, "Internal Error: broken\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_usage_of_claims_is_in_the_metrics() {
+    let (api, _runtime) = Api::with_runtime(Limits::default(), OPEN).await;
+    let (code, page) = api.get("/metrics", None).await;
+    let line = "kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"c1\"} 8192\n";
+    assert!(code == StatusCode::OK && page.contains(line), "{page}");
+    assert!(!page.contains("scratch"), "{page}");
 }

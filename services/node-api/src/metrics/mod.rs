@@ -5,6 +5,7 @@
 
 pub mod features;
 pub mod merge;
+pub mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -49,7 +50,7 @@ impl MetricsCache {
 
     /// Responds with the merged metrics and the family of feature gates.
     pub async fn page(&self, node: &Services, node_name: &str, features: &str) -> Answer {
-        let seen = self.ask(node).await;
+        let (seen, storage) = tokio::join!(self.ask(node), node.storage());
         let own = quintlet_telemetry::metrics::text();
         let mut parts: Vec<Part<'_>> = seen
             .iter()
@@ -62,6 +63,11 @@ impl MetricsCache {
         let mut out = merge(&parts);
         write_service_state(&mut out, &seen, Instant::now());
         out.push_str(features);
+        match storage {
+            Ok(storage) => out.push_str(&volumes::text(&storage.pods)),
+            // `quintlet_service_up` reports a pod-sync that does not answer.
+            Err(status) => tracing::debug!(error = status.message(), "failed to get volume statistics"),
+        }
         // Writing to a String does not fail.
         let _ = writeln!(
             out,

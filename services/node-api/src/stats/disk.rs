@@ -98,6 +98,9 @@ pub(super) fn volume(volume: &wire::VolumeStorage) -> Value {
     let mut out = cri_stats(&volume.usage.unwrap_or_default());
     out["name"] = json!(volume.name);
     out["time"] = time(volume.measured_unix_ns);
+    if let Some(claim) = &volume.claim {
+        out["pvcRef"] = json!({"name": claim.name, "namespace": claim.namespace});
+    }
     out
 }
 
@@ -178,6 +181,7 @@ mod tests {
             Some(wire::DiskUsage { used_bytes: bytes, inodes_used: inodes, ..Default::default() })
         };
         let volume = |name: &str, is_ephemeral, bytes| wire::VolumeStorage {
+            claim: None,
             name: name.into(),
             is_ephemeral,
             usage: used(bytes, 1),
@@ -202,5 +206,14 @@ mod tests {
         );
         let nothing = ephemeral(&fs, "now", &[], &Value::Null, None);
         assert_eq!(nothing["usedBytes"], Value::Null, "nothing is known");
+    }
+
+    #[test]
+    fn a_volume_of_a_claim_names_it() {
+        let claim = wire::ClaimReference { namespace: "shop".into(), name: "data-db-0".into() };
+        let of =
+            wire::VolumeStorage { name: "data".into(), claim: Some(claim), ..wire::VolumeStorage::default() };
+        assert_eq!(volume(&of)["pvcRef"], json!({"name": "data-db-0", "namespace": "shop"}));
+        assert_eq!(volume(&wire::VolumeStorage::default()).get("pvcRef"), None);
     }
 }

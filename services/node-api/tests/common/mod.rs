@@ -394,11 +394,11 @@ impl Checkpoints for Checkpointed {
     }
 }
 
-/// Statistics of one volume of the pod.
-struct OneVolume;
+/// Statistics of a volume on disk and of a volume of a claim.
+struct TwoVolumes;
 
 #[tonic::async_trait]
-impl Storage for OneVolume {
+impl Storage for TwoVolumes {
     async fn list(
         &self,
         _: tonic::Request<wire::ListStorageRequest>,
@@ -409,8 +409,17 @@ impl Storage for OneVolume {
             is_ephemeral: true,
             measured_unix_ns: 1_000_000_000,
             usage: usage(4096),
+            claim: None,
         };
-        let pod = wire::PodStorage { uid: "u1".into(), volumes: vec![volume], hosts: usage(512) };
+        let claim = wire::ClaimReference { namespace: "default".into(), name: "c1".into() };
+        let claimed = wire::VolumeStorage {
+            name: "data".into(),
+            is_ephemeral: false,
+            usage: usage(8192),
+            claim: Some(claim),
+            ..volume.clone()
+        };
+        let pod = wire::PodStorage { uid: "u1".into(), volumes: vec![volume, claimed], hosts: usage(512) };
         Ok(Response::new(wire::ListStorageReply { pods: vec![pod], runtime: Vec::new() }))
     }
 }
@@ -425,7 +434,7 @@ async fn serve_podsync(
     let listener = bind_unix(&path, 0o600).unwrap();
     let server = Server::new("pod-sync").add_service(PodSyncServer::new(pods));
     let server = server.add_service(CheckpointsServer::new(checkpoints));
-    let server = server.add_service(StorageServer::new(OneVolume));
+    let server = server.add_service(StorageServer::new(TwoVolumes));
     let health = server.health();
     health.set_serving("").await;
     health.set_serving("syncloop").await;

@@ -269,6 +269,20 @@ impl Mounter {
         Ok(driver.client.volume_stats(by, handle, path).await?)
     }
 
+    /// Returns the usage and health of the volume at a mount point, or `None` if its driver is unknown or does not report them.
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered, or refuses.
+    pub async fn stats_at(&self, path: &Path) -> Result<Option<VolumeStats>, CsiError> {
+        let Some(data) = self.load(path).await? else { return Ok(None) };
+        let driver = self.drivers.get(&data.driver_name)?;
+        let by = Deadline::after(self.limit);
+        if !driver.client.capabilities(by).await?.volume_stats {
+            return Ok(None);
+        }
+        Ok(Some(driver.client.volume_stats(by, &data.volume_handle, path).await?))
+    }
+
     /// Expands the file system of a published volume (`NodeExpand`), and returns its new size in bytes.
     ///
     /// # Errors

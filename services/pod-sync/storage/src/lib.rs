@@ -2,7 +2,7 @@
 //!
 //! [`run`] is a future that the caller spawns. It measures one pod after another, each once per `volumeStatsAggPeriod`, and stores the
 //! results in [`Measured`]. It works a tenth of the time, so that a volume with a million files leaves the disk to the pods.
-//! [`count_volumes`], another such future, sets the gauges of volumes. [`Measured`] also reads the figures of the runtime's file
+//! [`run_provided`] requests the usage of drivers' volumes. [`count_volumes`], another such future, sets the gauges of volumes. [`Measured`] also reads the figures of the runtime's file
 //! systems on request. There are no channels. pod-sync does this, since only root may read volumes.
 
 // A value of a pod, a runtime or a file must not end this process.
@@ -11,10 +11,12 @@
 
 mod file_systems;
 mod measured;
+mod provided;
 mod volume_counts;
 mod walk;
 
 pub use crate::measured::Measured;
+pub use crate::provided::{Drivers, ProvidedVolume, run as run_provided};
 pub use crate::volume_counts::run as count_volumes;
 
 use std::io;
@@ -168,6 +170,7 @@ fn measure(
             is_ephemeral: is_ephemeral(volume),
             measured_unix_ns: i64::try_from(now.as_nanosecond()).unwrap_or(i64::MAX),
             usage: Some(look(&place(volume, dir)?)?),
+            claim: None,
         })
     });
     let volumes = volumes.collect();

@@ -1,6 +1,6 @@
 //! Results of measurements.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +17,8 @@ use crate::file_systems::FileSystems;
 #[derive(Debug, Default)]
 pub struct Measured {
     pods: RwLock<HashMap<PodUid, Measurement>>,
+    /// Volumes whose drivers were called, by pod and name.
+    provided: RwLock<BTreeMap<(PodUid, String), DriverUsage>>,
     file_systems: FileSystems,
 }
 
@@ -24,6 +26,13 @@ pub struct Measured {
 struct Measurement {
     storage: wire::PodStorage,
     measured_at: Instant,
+}
+
+#[derive(Debug)]
+struct DriverUsage {
+    /// `None` if the driver reports no usage.
+    storage: Option<wire::VolumeStorage>,
+    at: Instant,
 }
 
 impl Measured {
@@ -51,7 +60,34 @@ impl Measured {
 
     /// Returns the last result of each pod.
     pub fn all(&self) -> Vec<wire::PodStorage> {
-        self.pods.read().values().map(|known| known.storage.clone()).collect()
+        let known = self.pods.read();
+        let mut all: BTreeMap<String, wire::PodStorage> =
+            known.values().map(|known| (known.storage.uid.clone(), known.storage.clone())).collect();
+        drop(known);
+        for ((uid, _), usage) in &*self.provided.read() {
+            let new = || wire::PodStorage { uid: uid.to_string(), ..wire::PodStorage::default() };
+            if let Some(storage) = &usage.storage {
+                all.entry(uid.to_string()).or_insert_with(new).volumes.push(storage.clone());
+            }
+        }
+        all.into_values().collect()
+    }
+
+    /// Returns whether the last call for a volume's usage is older than `period`.
+    pub(crate) fn is_provided_due(&self, uid: &PodUid, name: &str, period: Duration) -> bool {
+        let provided = self.provided.read();
+        provided.get(&(uid.clone(), name.to_owned())).is_none_or(|usage| usage.at.elapsed() >= period)
+    }
+
+    /// Stores the usage of a driver's volume; `None` if the driver reports no usage.
+    pub(crate) fn put_provided(&self, uid: &PodUid, name: &str, storage: Option<wire::VolumeStorage>) {
+        let usage = DriverUsage { storage, at: Instant::now() };
+        self.provided.write().insert((uid.clone(), name.to_owned()), usage);
+    }
+
+    /// Removes the usage of all other drivers' volumes than `mounted`.
+    pub(crate) fn retain_provided(&self, mounted: &HashSet<(&PodUid, &str)>) {
+        self.provided.write().retain(|(uid, name), _| mounted.contains(&(uid, name.as_str())));
     }
 
     /// Stores the result of a pod.
