@@ -282,7 +282,7 @@ mod tests {
             assert_eq!(problems.is_empty(), problem.is_empty(), "{name}: {problems:?}");
             assert!(problems.iter().all(|p| p.contains(problem)), "{name}: {problems:?}");
         }
-        assert!(server.asked().iter().all(|r| r.contains("x-node: mine")));
+        assert!(server.requests().iter().all(|r| r.contains("x-node: mine")));
         source.end().await;
     }
 
@@ -312,9 +312,9 @@ mod tests {
         let headers = [("authorization", "Bearer x"), ("x-node", "mine")];
         let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned()));
         fetcher.fetch(&url(&first), &headers).await.unwrap();
-        assert!(first.asked()[0].contains("Bearer x"));
-        let asked = other.asked()[0].clone();
-        assert!(asked.contains("x-node: mine") && !asked.contains("Bearer"), "{asked}");
+        assert!(first.requests()[0].contains("Bearer x"));
+        let requests = other.requests()[0].clone();
+        assert!(requests.contains("x-node: mine") && !requests.contains("Bearer"), "{requests}");
     }
 
     #[tokio::test]

@@ -212,7 +212,11 @@ mod tests {
                 let path = "/a b?x=1";
                 let sent = hook(json!({"port": server.port, "scheme": scheme, "path": path})).await;
                 assert_eq!(sent, Ok(Sent::AsAsked));
-                assert!(server.asked()[0].starts_with("GET /a%20b?x=1 HTTP/1.1\r\n"), "{:?}", server.asked());
+                assert!(
+                    server.requests()[0].starts_with("GET /a%20b?x=1 HTTP/1.1\r\n"),
+                    "{:?}",
+                    server.requests()
+                );
             }
         }
     }
@@ -238,21 +242,21 @@ mod tests {
         let given = json!([{"name": "Host", "value": "inner.test"}, {"name": "X-A", "value": "1"},
             {"name": "X-A", "value": "2"}, {"name": "User-Agent", "value": "mine"}, {"name": "Accept", "value": ""}]);
         hook(json!({"port": server.port, "path": "p", "httpHeaders": given})).await.unwrap();
-        let asked = server.asked();
-        let lines = |i: usize| asked[i].to_lowercase();
-        assert!(lines(0).starts_with("get / http"), "{asked:?}");
+        let requests = server.requests();
+        let lines = |i: usize| requests[i].to_lowercase();
+        assert!(lines(0).starts_with("get / http"), "{requests:?}");
         for line in [
             format!("host: 127.0.0.1:{}", server.port),
             "user-agent: kube-lifecycle/1.36".to_owned(),
             "accept: */*".to_owned(),
         ] {
-            assert!(lines(0).contains(&line), "{line} in {asked:?}");
+            assert!(lines(0).contains(&line), "{line} in {requests:?}");
         }
-        assert!(lines(1).starts_with("get /p http"), "{asked:?}");
+        assert!(lines(1).starts_with("get /p http"), "{requests:?}");
         for line in ["host: inner.test", "x-a: 1", "x-a: 2", "user-agent: mine"] {
-            assert!(lines(1).contains(line), "{line} in {asked:?}");
+            assert!(lines(1).contains(line), "{line} in {requests:?}");
         }
-        assert!(!lines(1).contains("accept:"), "{asked:?}");
+        assert!(!lines(1).contains("accept:"), "{requests:?}");
         for (headers, want) in [
             (json!([{"name": "a b", "value": ""}]), "invalid header field name"),
             (json!([{"name": "a", "value": "x\ny"}]), "invalid header field value"),
@@ -273,9 +277,9 @@ mod tests {
             hook(json!({"port": server.port, "scheme": "HTTPS", "path": "/done", "httpHeaders": headers}))
                 .await;
         assert_eq!(sent, Ok(Sent::Plain(format!("127.0.0.1:{}", server.port))));
-        let asked = server.asked();
-        assert_eq!(asked.len(), 2, "{asked:?}");
-        let plain = asked[1].to_lowercase();
+        let requests = server.requests();
+        assert_eq!(requests.len(), 2, "{requests:?}");
+        let plain = requests[1].to_lowercase();
         assert!(plain.starts_with("get /done") && plain.contains("x-a: 1"), "{plain}");
         assert!(!plain.contains("authorization"), "{plain}");
     }
@@ -293,12 +297,12 @@ mod tests {
         let ask = |path: &str| hook(json!({"port": server.port, "path": path}));
         for (path, last) in [("/away", "/away"), ("/dir/rel", "/dir/next"), ("/abs", "/end")] {
             ask(path).await.unwrap();
-            let asked = server.asked();
-            assert!(asked.last().unwrap().starts_with(&format!("GET {last} ")), "{asked:?}");
+            let requests = server.requests();
+            assert!(requests.last().unwrap().starts_with(&format!("GET {last} ")), "{requests:?}");
         }
-        let before = server.asked().len();
+        let before = server.requests().len();
         assert_eq!(ask("/loop").await.unwrap_err(), "stopped after 10 redirects");
-        assert_eq!(server.asked().len() - before, redirect::MAX_REQUESTS);
+        assert_eq!(server.requests().len() - before, redirect::MAX_REQUESTS);
     }
 
     #[tokio::test]

@@ -260,7 +260,7 @@ impl TestApi {
     /// Returns the requested reviews, oldest first.
     #[must_use]
     pub fn reviews(&self) -> Vec<Value> {
-        self.inner.server.access.asked()
+        self.inner.server.access.requested()
     }
 
     /// Waits for a number of matching requests.

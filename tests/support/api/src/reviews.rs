@@ -23,7 +23,7 @@ pub(crate) fn resource(path: &str) -> Option<&'static str> {
 pub(crate) struct Access {
     users: Mutex<HashMap<String, Value>>,
     rights: Mutex<Vec<Right>>,
-    asked: Mutex<Vec<Value>>,
+    requested: Mutex<Vec<Value>>,
 }
 
 #[derive(Debug, Clone)]
@@ -51,8 +51,8 @@ impl Access {
         self.rights.lock().retain(|r| r.user != user);
     }
 
-    pub(crate) fn asked(&self) -> Vec<Value> {
-        self.asked.lock().clone()
+    pub(crate) fn requested(&self) -> Vec<Value> {
+        self.requested.lock().clone()
     }
 
     /// Executes a review.
@@ -64,7 +64,7 @@ impl Access {
         let Ok(mut review) = serde_json::from_slice::<Value>(body) else {
             return StatusCode::BAD_REQUEST.into_response();
         };
-        self.asked.lock().push(review.clone());
+        self.requested.lock().push(review.clone());
         review["status"] = judge(self, &review["spec"]);
         (StatusCode::CREATED, axum::Json(review)).into_response()
     }

@@ -9,13 +9,11 @@ use serde::de::{DeserializeSeed, Deserializer, IntoDeserializer as _, MapAccess,
 /// Content of a field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// True or false.
     Bool,
-    /// 32 bits with a sign.
+    /// A signed integer of 32 bits.
     I32,
-    /// 64 bits with a sign.
+    /// A signed integer of 64 bits.
     I64,
-    /// Text.
     String,
     /// `Quantity`.
     Quantity,
@@ -25,20 +23,20 @@ pub enum Kind {
     Time,
     /// JSON of any type.
     Json,
-    /// A list; the field of its items ends in `[]`.
+    /// A list; the path of its items ends in `[]`.
     List,
-    /// A map by text; the field of its values ends in `{}`.
+    /// A map with string keys; the path of its values ends in `{}`.
     Map,
-    /// A struct of this name; its fields follow.
+    /// A struct of this name, followed by its fields.
     Struct(&'static str),
 }
 
-/// A field of a type, at one place.
+/// A field of a type, with its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Field {
-    /// `spec.containers[].ports[].hostPort`.
+    /// Path, such as `spec.containers[].ports[].hostPort`.
     pub path: String,
-    /// Type and name: `ContainerPort.hostPort`. Items and values have that of their list or map.
+    /// Type and name, such as `ContainerPort.hostPort`. Items and values have that of their list or map.
     pub owner: String,
     /// Content of the field.
     pub kind: Kind,
@@ -55,7 +53,7 @@ impl Field {
 /// Returns the fields of `T` in the order of its definition, with `root` before each path.
 ///
 /// # Panics
-/// `T` is no type of the Kubernetes API.
+/// Panics if `T` is not a type of the Kubernetes API.
 #[must_use]
 pub fn of<'de, T: Deserialize<'de>>(root: &str) -> Vec<Field> {
     let found = RefCell::new(Vec::new());
@@ -65,7 +63,7 @@ pub fn of<'de, T: Deserialize<'de>>(root: &str) -> Vec<Field> {
     found.into_inner()
 }
 
-/// Returns the fields of a pod that a user writes: its metadata and its spec.
+/// Returns the fields of a pod that a user sets: its metadata and its spec.
 #[must_use]
 pub fn of_pod() -> Vec<Field> {
     use k8s_openapi::api::core::v1::PodSpec;
@@ -96,7 +94,7 @@ impl Source<'_> {
 impl<'de> Deserializer<'de> for Source<'_> {
     type Error = Error;
 
-    // Only `IntOrString` asks what comes.
+    // Only `IntOrString` is deserialized by the type of its input.
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         self.note(Kind::IntOrString);
         visitor.visit_i64(1)
@@ -155,7 +153,7 @@ impl<'de> Deserializer<'de> for Source<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Error> {
-        // The type itself is no field.
+        // The type itself is not a field.
         if self.owner != self.path {
             self.note(Kind::Struct(name));
         }
@@ -202,7 +200,7 @@ impl<'de> MapAccess<'de> for Fields<'_> {
     }
 }
 
-/// One item, or one value under the key `key`.
+/// A single item, or a single value under the key `key`.
 struct Once<'a>(Option<Source<'a>>);
 
 impl<'de> SeqAccess<'de> for Once<'_> {

@@ -1,4 +1,4 @@
-//! An HTTP or HTTPS server on loopback: one request per connection, answered by its path.
+//! An HTTP or HTTPS server on loopback with one request per connection and replies by path.
 #![allow(clippy::unwrap_used, reason = "a server that does not start fails the test")]
 
 use std::sync::Arc;
@@ -10,26 +10,26 @@ use tokio::net::TcpListener;
 
 type Answer = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
-/// A server on loopback, for as long as the test's executor runs.
+/// A server on loopback, which runs as long as the test's executor.
 pub struct HttpServer {
     /// Port of the server.
     pub port: u16,
     /// `http` or `https`.
     pub scheme: &'static str,
-    /// Trusts its certificate for 127.0.0.1; empty without TLS.
+    /// Root certificates for its certificate for 127.0.0.1; empty without TLS.
     pub roots: RootCertStore,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
 impl HttpServer {
-    /// Answers with what `answer` makes of a path.
+    /// Starts a server that replies with the result of `answer` for a path.
     pub async fn start(tls: bool, answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (asked, answer): (Arc<Mutex<Vec<String>>>, Answer) = (Arc::default(), Arc::new(answer));
+        let (requests, answer): (Arc<Mutex<Vec<String>>>, Answer) = (Arc::default(), Arc::new(answer));
         let mut roots = RootCertStore::empty();
         let acceptor = tls.then(|| acceptor(&mut roots));
-        let seen = Arc::clone(&asked);
+        let seen = Arc::clone(&requests);
         crate::spawn(async move {
             while let Ok((peer, _)) = listener.accept().await {
                 match &acceptor {
@@ -42,12 +42,12 @@ impl HttpServer {
                 }
             }
         });
-        Self { port, scheme: if tls { "https" } else { "http" }, roots, asked }
+        Self { port, scheme: if tls { "https" } else { "http" }, roots, requests }
     }
 
-    /// The requests so far.
-    pub fn asked(&self) -> Vec<String> {
-        self.asked.lock().clone()
+    /// Returns the requests so far.
+    pub fn requests(&self) -> Vec<String> {
+        self.requests.lock().clone()
     }
 }
 

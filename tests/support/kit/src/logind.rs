@@ -1,4 +1,4 @@
-//! A bus of its own with a logind on it, that does what a node agent asks of the real one.
+//! A private bus with a fake logind.
 
 use std::io::{PipeReader, pipe};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -13,7 +13,7 @@ use zbus::Connection;
 
 use crate::wait::until;
 
-/// For a bus to come up: it only bounds a failure.
+/// Limit of the start of a bus. It bounds failures only.
 const UP: Duration = Duration::from_secs(60);
 const PATH: &str = "/org/freedesktop/login1";
 const INTERFACE: &str = "org.freedesktop.login1.Manager";
@@ -62,7 +62,7 @@ struct Systemd(Arc<State>);
 
 #[zbus::interface(name = "org.freedesktop.systemd1.Manager")]
 impl Systemd {
-    // logind reads its configuration.
+    // Simulates that logind reads its configuration.
     fn kill_unit(&self, name: &str, _whom: &str, signal: i32) {
         if (name, signal) != ("systemd-logind.service", 1) {
             return;
@@ -79,7 +79,7 @@ impl Systemd {
     }
 }
 
-/// The bus and its logind.
+/// A bus with a fake logind.
 pub struct FakeLogind {
     dir: PathBuf,
     state: Arc<State>,
@@ -94,10 +94,11 @@ impl std::fmt::Debug for FakeLogind {
 }
 
 impl FakeLogind {
-    /// Starts a bus in this directory. Shutdowns are delayed by `delay` at most, until a file in `drop_ins` says otherwise.
+    /// Starts a bus in this directory. Shutdowns are delayed by at most `delay`, until a file in `drop_ins`
+    /// changes it.
     ///
     /// # Panics
-    /// There is no dbus-daemon, or it does not start.
+    /// Panics if there is no dbus-daemon or it does not start.
     pub async fn start(dir: &Path, drop_ins: &Path, delay: Duration) -> Self {
         std::fs::create_dir_all(dir).expect("a directory can be made");
         let state = State {
@@ -111,32 +112,32 @@ impl FakeLogind {
         Self { dir: dir.to_owned(), state, daemon, connection }
     }
 
-    /// Address of the bus.
+    /// Returns the address of the bus.
     #[must_use]
     pub fn address(&self) -> String {
         address(&self.dir)
     }
 
-    /// How many inhibitors were ever taken.
+    /// Returns the number of inhibitors that were ever taken.
     #[must_use]
     pub fn inhibitors_taken(&self) -> usize {
         self.state.inhibitors.lock().len()
     }
 
-    /// Whether an inhibitor delays the shutdown.
+    /// Returns whether an inhibitor delays the shutdown.
     #[must_use]
     pub fn is_inhibited(&self) -> bool {
         self.state.inhibitors.lock().iter().any(|reader| {
             let mut look = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
-            // Nothing is ever written: what happens is that the last writer is gone.
+            // No data is written: the only event is the end of the last writer.
             poll(&mut look, PollTimeout::ZERO).is_ok_and(|events| events == 0)
         })
     }
 
-    /// A shutdown begins, or is called off.
+    /// Announces the begin or the cancellation of a shutdown.
     ///
     /// # Panics
-    /// The bus is gone.
+    /// Panics if the bus has stopped.
     pub async fn prepare_for_shutdown(&self, start: bool) {
         *self.state.preparing.lock() = start;
         let nobody = None::<zbus::names::BusName<'_>>;
@@ -145,14 +146,14 @@ impl FakeLogind {
         sent.expect("the bus takes a signal");
     }
 
-    /// Ends the bus and starts another in its place.
+    /// Stops the bus and starts another one in its place.
     pub async fn restart(&mut self) {
         self.stop();
         (self.daemon, self.connection) = bus(&self.dir, &self.state).await;
     }
 
     fn stop(&mut self) {
-        // It may have ended by itself, with the test.
+        // The process may have exited with the test.
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }

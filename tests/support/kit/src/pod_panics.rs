@@ -22,7 +22,7 @@ impl PodPanics {
         panics
     }
 
-    /// Stops injecting.
+    /// Stops the injection of panics.
     pub fn stop(&self) {
         self.is_on.store(false, Ordering::SeqCst);
     }

@@ -11,17 +11,17 @@ use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState, Cursor, PodRuntime, Sandbox, SandboxState};
 use serde_json::{Value, json};
 
-/// 2026-01-01T00:00:00Z plus `seconds`.
+/// Returns 2026-01-01T00:00:00Z plus `seconds`.
 pub fn at(seconds: i64) -> jiff::Timestamp {
     jiff::Timestamp::from_second(1_767_225_600 + seconds).unwrap()
 }
 
-/// The same as a time of the API.
+/// Like [`at`], as a time of the API.
 pub fn time(seconds: i64) -> Time {
     Time(at(seconds))
 }
 
-/// A pod `web` in `default` with this spec, of the API server.
+/// Returns a pod `web` in `default` with this spec, as from the API server.
 pub fn pod_json(spec: Value) -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "default", "uid": "u1", "generation": 1,
@@ -31,7 +31,7 @@ pub fn pod_json(spec: Value) -> Pod {
     .unwrap()
 }
 
-/// The same with the defaults that CRI configurations rely on.
+/// Like [`pod_json`], with the defaults that CRI configurations rely on.
 pub fn pod_of(mut spec: Value) -> Pod {
     if spec.get("enableServiceLinks").is_none() {
         spec["enableServiceLinks"] = json!(true);
@@ -52,7 +52,7 @@ pub fn status_json(status: Value) -> PodStatus {
     serde_json::from_value(status).unwrap()
 }
 
-/// Builds what the runtime says; each container call adds a newer instance.
+/// Builds a runtime state; each container call adds a newer instance.
 #[derive(Clone)]
 pub struct RuntimeBuilder {
     runtime: PodRuntime,
@@ -60,19 +60,19 @@ pub struct RuntimeBuilder {
 }
 
 impl RuntimeBuilder {
-    /// Starts with a pod of which the runtime has nothing.
+    /// Starts with a pod that does not exist in the runtime.
     pub fn none() -> Self {
         let pod =
             PodRef { uid: PodUid::parse("u1").unwrap(), namespace: "default".into(), name: "web".into() };
         Self { runtime: PodRuntime::empty(pod, Cursor::default(), Duration::ZERO), clock: 0 }
     }
 
-    /// One ready sandbox with an address.
+    /// Starts with one ready sandbox that has an address.
     pub fn ready() -> Self {
         Self::none().sandbox(SandboxState::Ready)
     }
 
-    /// Adds a sandbox, the newest.
+    /// Adds a sandbox, which is the newest.
     pub fn sandbox(mut self, state: SandboxState) -> Self {
         self.clock += 1;
         let attempt = u32::try_from(self.runtime.sandboxes.len()).unwrap();
@@ -152,22 +152,22 @@ impl RuntimeBuilder {
         self
     }
 
-    /// Adds an instance that runs.
+    /// Adds a running instance.
     pub fn running(self, name: &str) -> Self {
         self.add(name, ContainerState::Running, 0)
     }
 
-    /// Adds an instance that was created and not started.
+    /// Adds an instance that was created but not started.
     pub fn created(self, name: &str) -> Self {
         self.add(name, ContainerState::Created, 0)
     }
 
-    /// Adds an instance whose state the runtime does not know.
+    /// Adds an instance whose state is unknown to the runtime.
     pub fn unknown(self, name: &str) -> Self {
         self.add(name, ContainerState::Unknown, 0)
     }
 
-    /// Adds an instance that has exited.
+    /// Adds an exited instance.
     pub fn exited(self, name: &str, exit_code: i32) -> Self {
         self.add(name, ContainerState::Exited, exit_code)
     }

@@ -1,15 +1,15 @@
-//! Waiting for a predicate with a deadline, never for a delay.
+//! Waits for a predicate with a deadline.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
-/// How often [`until`] looks again.
+/// Interval between the calls of [`until`].
 const STEP: Duration = Duration::from_millis(5);
 
-/// Looks with `look` until it gives a value, at most for `limit`.
+/// Calls `look` until it returns a value, at most for `limit`.
 ///
 /// # Panics
-/// The limit passed; the message names `what` and the last thing seen.
+/// Panics after the limit; the message has `what` and the last state.
 pub async fn until<T, S: Debug>(
     what: &str,
     limit: Duration,

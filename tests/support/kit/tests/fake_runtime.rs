@@ -1,4 +1,4 @@
-//! The fake runtime behaves as its clients are promised.
+//! The contract of the fake runtime.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used)]
 
 use std::path::Path;

@@ -242,28 +242,28 @@ impl FakeRuntime {
         self.shared.remove(id);
     }
 
-    /// Changes what ContainerStatus and lists say of a container, to make what no good runtime says.
+    /// Changes the status of a container in ContainerStatus and lists, to simulate a faulty runtime.
     pub fn edit_container(&self, id: &str, edit: impl FnOnce(&mut v1::ContainerStatus)) {
         if let Some(container) = self.shared.world.lock().containers.get_mut(id).map(Arc::make_mut) {
             edit(&mut container.status);
         }
     }
 
-    /// Changes what PodSandboxStatus and lists say of a sandbox.
+    /// Changes the status of a sandbox in PodSandboxStatus and lists.
     pub fn edit_sandbox(&self, id: &str, edit: impl FnOnce(&mut v1::PodSandboxStatus)) {
         if let Some(sandbox) = self.shared.world.lock().sandboxes.get_mut(id).map(Arc::make_mut) {
             edit(&mut sandbox.status);
         }
     }
 
-    /// An image is there. Returns its id.
+    /// Adds an image. Returns its ID.
     pub fn add_image(&self, name: &str, size: u64) -> String {
         self.shared.world.lock().add_image(name, size)
     }
 
-    // What there is.
+    // State of the runtime.
 
-    /// All sandboxes, oldest first.
+    /// Returns all sandboxes, oldest first.
     #[must_use]
     pub fn sandboxes(&self) -> Vec<SandboxRecord> {
         let all: Vec<Arc<_>> = self.shared.world.lock().sandboxes.values().cloned().collect();
@@ -272,7 +272,7 @@ impl FakeRuntime {
         all
     }
 
-    /// All containers, oldest first.
+    /// Returns all containers, oldest first.
     #[must_use]
     pub fn containers(&self) -> Vec<ContainerRecord> {
         let all: Vec<Arc<_>> = self.shared.world.lock().containers.values().cloned().collect();
