@@ -133,7 +133,7 @@ impl FollowerMetrics {
         Self {
             connected: gauge(
                 "quintlet_pleg_leader_followed",
-                "1 while what is served is what the leader has",
+                "1 while this follower serves the current state of the leader",
             ),
             connects: counter("quintlet_pleg_leader_connects", "Watch streams of the leader opened"),
         }

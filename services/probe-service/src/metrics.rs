@@ -80,7 +80,7 @@ impl Metrics {
             ),
             dropped: metrics::counter(
                 "quintlet_probe_unhealthy_dropped",
-                "Failed evaluations that were dropped because pod-sync did not take them; 1024 are kept",
+                "Failed evaluations that were dropped because pod-sync did not read them in time; 1024 are kept",
             ),
             missed: metrics::counter(
                 "quintlet_probe_watch_missed",

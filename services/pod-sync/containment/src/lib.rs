@@ -83,7 +83,7 @@ pub struct Containment {
 }
 
 impl Containment {
-    /// Reads the state of the previous process from the state directory, and holds its crash against the pods in work.
+    /// Reads the state of the previous process from the state directory, and attributes its crash to the pods in work.
     pub fn open(paths: &Paths, boot: String, clock: Clock) -> io::Result<Self> {
         let dir = paths.state_dir();
         let file = dir.join(LEDGER);
@@ -113,7 +113,7 @@ impl Containment {
             ),
             deaths: quintlet_telemetry::metrics::counter(
                 "quintlet_deaths_in_pod_work",
-                "Crashes of a service that are held against the pods in work",
+                "Crashes of a service that are attributed to the pods in work",
             ),
             waiting: quintlet_telemetry::metrics::gauge(
                 "quintlet_pods_set_aside",
@@ -126,7 +126,7 @@ impl Containment {
         Ok(new)
     }
 
-    // Holds a crash of the previous process against the pods whose work was in progress.
+    // Attributes a crash of the previous process to the pods whose work was in progress.
     fn attribute_exit(&self, exit_note: &str, left: &PreviousWork, oom_kills: Option<u64>) {
         let (boot, before) = left.note.split_once(' ').unwrap_or((&left.note, ""));
         if boot != self.boot {
