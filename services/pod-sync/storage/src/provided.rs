@@ -22,7 +22,7 @@ pub struct ProvidedVolume {
     pub name: String,
     /// Driver of the volume.
     pub driver: String,
-    /// Where the volume is mounted.
+    /// Mount point of the volume.
     pub path: PathBuf,
 }
 

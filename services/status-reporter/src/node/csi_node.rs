@@ -209,7 +209,7 @@ pub struct CsiNodeKeeper {
     pub check_every: Duration,
 }
 
-/// What the last pass has read or written.
+/// State of the objects as the last pass read or wrote them.
 #[derive(Default)]
 struct Memory {
     csi_node: Option<Value>,
@@ -427,7 +427,7 @@ mod tests {
         );
         let has_labels = json!({"d.csi/zone": "z1"});
         assert_eq!(add(&node(&has_labels, Some(r#"{"d.csi":"id-1"}"#))), Ok(None));
-        // A changed ID replaces the old one, and an unreadable annotation is written anew.
+        // A changed ID replaces the old one, and an unreadable annotation is overwritten.
         for annotation in [r#"{"d.csi":"old"}"#, "torn"] {
             assert_eq!(
                 add(&node(&has_labels, Some(annotation))).unwrap().unwrap(),
