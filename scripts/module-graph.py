@@ -41,6 +41,7 @@ POD_SYNC = [
         "volumes",
         "images",
         "sources",
+        "volume-tasks",
         "views",
         "state",
         "containment",

@@ -23,6 +23,7 @@ use pod_sync_node::RuntimeState;
 use pod_sync_sources::SourceKind;
 use pod_sync_state::{Allocations, StateDir, UserNamespaces};
 use pod_sync_views::PodViews;
+use pod_sync_volume_tasks::VolumeTasks;
 use pod_sync_volumes::Volumes;
 use pod_sync_volumes::token::TokenSource;
 use quintlet_kit::clock::Clock;
@@ -112,8 +113,10 @@ pub struct Checkpoints {
 pub struct PodEnvironment {
     /// Cgroups of pods.
     pub cgroups: Cgroups,
-    /// Volumes of pods.
+    /// Volumes of pods that need no driver.
     pub volumes: Volumes,
+    /// Volumes of claims and CSI drivers.
+    pub volume_tasks: VolumeTasks,
     /// ConfigMaps, Secrets, Services and RuntimeClasses.
     pub objects: Arc<dyn ObjectSource>,
     /// Service account tokens; none without an API server.

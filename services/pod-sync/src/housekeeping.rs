@@ -299,6 +299,9 @@ async fn clear_dir(ctx: &CleanupContext, uid: &PodUid) {
 }
 
 async fn take_down(ctx: &CleanupContext, uid: &PodUid) -> Result<(), String> {
+    // Mounts of subpaths go before those of volumes.
+    ctx.environment.volumes.tear_down(uid).await.map_err(|e| e.to_string())?;
+    ctx.environment.volume_tasks.unmount(uid).await?;
     let (volumes, cgroups, gone) =
         (ctx.environment.volumes.clone(), ctx.environment.cgroups.clone(), uid.clone());
     let cleared = move || {

@@ -27,6 +27,8 @@ use pod_sync_sources::{SourceKind, SourceMessage};
 use pod_sync_state::{Allocations, IdPool, PodRecord, StateDir, UserNamespaces};
 use pod_sync_storage::{Measured, StorageSettings};
 use pod_sync_views::PodViews;
+use pod_sync_volume_tasks::objects::{ApiObjects, VolumeObjects};
+use pod_sync_volume_tasks::{Inputs, VolumeTasks};
 use pod_sync_volumes::Volumes;
 use pod_sync_volumes::mount_table::ProcMountTable;
 use pod_sync_volumes::token::TokenSource;
@@ -86,7 +88,7 @@ pub(crate) struct ClientInputs {
 }
 
 impl Agent {
-    /// Opens the state and makes the clients. No task runs yet.
+    /// Opens the state and makes the clients. Only the volume tasks run already.
     pub(crate) async fn open(
         args: Args,
         clock: Clock,
@@ -117,9 +119,22 @@ impl Agent {
         let cluster = Arc::new(ClusterView::default());
         let objects = Objects::new(Arc::clone(&manifests), api.clone(), Arc::clone(&cluster));
         let tokens = api.clone().map(|client| Arc::new(Tokens(client)) as Arc<dyn TokenSource>);
+        let volume_tasks = Inputs {
+            root_dir: args.root_dir.clone(),
+            node: node.settings.node_name.clone(),
+            objects: api.clone().map(|client| Arc::new(ApiObjects(client)) as Arc<dyn VolumeObjects>),
+            tokens: tokens.clone(),
+            status_reporter: paths.status(),
+            nodes: cluster.nodes(),
+            events: reporting.events.clone(),
+            clock: clock.clone(),
+        };
+        let volume_tasks = VolumeTasks::start(volume_tasks, stop.clone());
+        let volume_tasks = volume_tasks.await.context("failed to read the volumes of pods")?;
         let environment = Arc::new(PodEnvironment {
             cgroups: cgroups(&args, &node.settings),
             volumes: Volumes::new(args.root_dir.clone()),
+            volume_tasks,
             objects: Arc::new(objects),
             tokens,
             user_namespaces: UserNamespaces::new(

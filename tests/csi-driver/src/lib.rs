@@ -11,6 +11,8 @@ mod identity;
 mod node;
 pub mod process;
 mod registration;
+pub mod serve;
+pub mod thread;
 pub mod volumes;
 
 pub use identity::Identity;

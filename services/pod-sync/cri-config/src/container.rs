@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, UserNamespace,
+    ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
+    UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use quintlet_model::hash::container_hash;
@@ -34,6 +35,8 @@ pub struct ContainerInput<'a> {
     pub env: &'a BTreeMap<String, String>,
     /// Mounts of [`super::mounts::make_mounts`].
     pub mounts: &'a [Mount],
+    /// Block devices of [`super::mounts::block_devices`].
+    pub devices: &'a [Device],
     /// Handler of the pod's RuntimeClass; empty for the default.
     pub runtime_handler: &'a str,
     /// Features of that handler.
@@ -71,6 +74,7 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: env.iter().map(|(k, v)| KeyValue { key: k.clone(), value: v.clone() }).collect(),
         mounts: input.mounts.to_vec(),
+        devices: input.devices.to_vec(),
         labels: container_labels(names, container),
         annotations: container_annotations(pod, container, input.restarts)?,
         log_path: paths::container_log_path(&container.name, input.restarts),
@@ -185,6 +189,7 @@ mod tests {
             image_user: &ImageUser::Uid(0),
             node: &NodeSettings::default(),
             env: &env,
+            devices: &[],
             mounts: &[],
             runtime_handler: "",
             features: HandlerFeatures::default(),

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
-use k8s_cri::v1::{IdMapping, Mount, MountPropagation};
+use k8s_cri::v1::{Device, IdMapping, Mount, MountPropagation};
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
@@ -84,6 +84,37 @@ pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
             mount.uid_mappings = uids.to_vec();
             mount.gid_mappings = gids.to_vec();
         }
+    }
+    Ok(out)
+}
+
+/// Returns the block devices of a container (`pkg/kubelet: makeBlockVolumes`). A volume whose link to its device is absent is
+/// left out. Blocks.
+///
+/// # Errors
+/// The message becomes that of waiting reason `CreateContainerConfigError`.
+pub fn block_devices(container: &Container, volumes: &MountedVolumes) -> Result<Vec<Device>, ConfigError> {
+    let mut out = Vec::new();
+    for device in container.volume_devices.iter().flatten() {
+        if !device.device_path.starts_with('/') {
+            let text = format!("error DevicePath `{}` must be an absolute path", device.device_path);
+            return Err(ConfigError::invalid(text));
+        }
+        let volume = volumes.get(&device.name).ok_or_else(|| {
+            let (volume, container) = (&device.name, &container.name);
+            ConfigError::invalid(format!(
+                "cannot find volume {volume:?} to pass into container {container:?}"
+            ))
+        })?;
+        if !volume.host_path.is_symlink() {
+            continue;
+        }
+        let permissions = if volume.read_only { "r" } else { "mrw" };
+        out.push(Device {
+            container_path: device.device_path.clone(),
+            host_path: volume.host_path.display().to_string(),
+            permissions: permissions.to_owned(),
+        });
     }
     Ok(out)
 }
@@ -321,6 +352,36 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_device_is_passed_by_its_link_and_one_without_a_link_is_left_out() {
+        let root = Root::new();
+        let link = root.dir.path().join("device");
+        std::os::unix::fs::symlink("/dev/null", &link).unwrap();
+        let volume = |host_path: PathBuf, read_only| MountedVolume { host_path, read_only, relabel: false };
+        let volumes = MountedVolumes::from([
+            ("rw".to_owned(), volume(link.clone(), false)),
+            ("ro".to_owned(), volume(link.clone(), true)),
+            ("absent".to_owned(), volume(root.dir.path().join("nothing"), false)),
+        ]);
+        let of = |name: &str, path: &str| {
+            let pod = pod_of(json!({"containers": [
+                {"name": "c", "volumeDevices": [{"name": name, "devicePath": path}]},
+            ]}));
+            let devices = block_devices(&pod.spec.as_ref().unwrap().containers[0], &volumes);
+            devices.map(|all| {
+                let text = |d: &Device| format!("{} {} {}", d.container_path, d.host_path, d.permissions);
+                all.iter().map(text).collect::<Vec<_>>()
+            })
+        };
+        let link = link.display();
+        assert_eq!(of("rw", "/dev/x").unwrap(), [format!("/dev/x {link} mrw")]);
+        assert_eq!(of("ro", "/dev/x").unwrap(), [format!("/dev/x {link} r")]);
+        assert!(of("absent", "/dev/x").unwrap().is_empty());
+        let text = |name: &str, path: &str| of(name, path).unwrap_err().to_string();
+        assert_eq!(text("rw", "x"), "error DevicePath `x` must be an absolute path");
+        assert_eq!(text("other", "/x"), "cannot find volume \"other\" to pass into container \"c\"");
     }
 
     #[test]

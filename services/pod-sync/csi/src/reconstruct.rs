@@ -80,6 +80,38 @@ pub fn staged(root: &Root) -> io::Result<Vec<Found>> {
     Ok(volumes)
 }
 
+/// Directories of a block volume that no pod's link leads to.
+#[derive(Debug)]
+pub struct FoundBlock {
+    /// Name of the volume.
+    pub name: String,
+    /// UIDs of the pods that have a device of the volume, or may have one.
+    pub pods: Vec<String>,
+    /// The metadata.
+    pub data: Result<Option<VolumeData>, CsiError>,
+}
+
+/// Returns the block volumes below the directory of the plugin, sorted by name. Blocks.
+///
+/// # Errors
+/// Fails if a directory cannot be read.
+pub fn staged_blocks(root: &Root) -> io::Result<Vec<FoundBlock>> {
+    let mut volumes = Vec::new();
+    for dir in directories(&root.csi().join("volumeDevices"))? {
+        let volume = name(&dir);
+        // The directories `staging` and `publish` are no volumes.
+        let Ok(paths) = root.block(&volume) else { continue };
+        let mut pods: Vec<String> = Vec::new();
+        for of_pods in [&paths.publish, &paths.devices()] {
+            pods.extend(entries(of_pods, |_| true)?.iter().map(|path| name(path)));
+        }
+        pods.sort();
+        pods.dedup();
+        volumes.push(FoundBlock { name: volume, pods, data: VolumeData::load(&paths.data()) });
+    }
+    Ok(volumes)
+}
+
 /// The directories in a directory, sorted. Links are skipped. A directory that does not exist is empty.
 fn directories(dir: &Path) -> io::Result<Vec<PathBuf>> {
     entries(dir, |kind| kind.is_dir())

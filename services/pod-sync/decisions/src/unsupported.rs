@@ -41,6 +41,11 @@ pub fn not_enforced(pod: &Pod) -> Vec<String> {
             out.push(format!("spec.volumes[{}].emptyDir.sizeLimit: {} {WHY}", volume.name, limit.0));
         }
     }
+    let context = spec.security_context.as_ref();
+    if context.and_then(|context| context.se_linux_change_policy.as_deref()) == Some("MountOption") {
+        let why = "is not enforced: this node does not mount volumes with a label";
+        out.push(format!("spec.securityContext.seLinuxChangePolicy: MountOption {why}"));
+    }
     let limited = |list: &str, c: &Container| {
         let limit = c.resources.as_ref()?.limits.as_ref()?.get(STORAGE)?;
         Some(format!("spec.{list}[{}].resources.limits[{STORAGE}]: {} {WHY}", c.name, limit.0))
@@ -101,5 +106,17 @@ mod tests {
         );
         assert!(all[0].contains("10Mi is not enforced"), "{all:?}");
         assert_eq!(not_enforced(&pod_json(json!({"containers": [{"name": "c"}]}))), Vec::<String>::new());
+    }
+
+    #[test]
+    fn fields_that_are_not_enforced_are_named_with_their_values() {
+        let of = |policy: &str| {
+            let context = json!({"seLinuxChangePolicy": policy});
+            not_enforced(&pod_json(json!({"containers": [{"name": "c"}], "securityContext": context})))
+        };
+        assert_eq!(of("Recursive"), Vec::<String>::new());
+        assert!(
+            of("MountOption")[0].starts_with("spec.securityContext.seLinuxChangePolicy: MountOption is not")
+        );
     }
 }

@@ -31,7 +31,7 @@ const LAG: [Duration; 5] = [
 const KEEP: Duration = Duration::from_secs(600);
 
 /// How long one answer is waited for.
-const ANSWER: Duration = Duration::from_secs(10);
+pub const ANSWER: Duration = Duration::from_secs(10);
 /// The same where what was last read can stand in.
 const ANSWER_OR_KEPT: Duration = Duration::from_secs(1);
 /// For how long a server that did not answer is not asked for what is kept: a pod may refer to many objects.
@@ -39,15 +39,19 @@ const SILENCE: Duration = Duration::from_secs(10);
 
 /// Why there is no answer, in words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum NoAnswer {
+pub enum NoAnswer {
     #[error("{0}")]
     Refused(String),
     #[error("the API server did not answer within {}", humantime::format_duration(*.0))]
     Silent(Duration),
 }
 
-/// Asks until the answer is another than a refusal that may be due to [`LAG`], and waits for each so long.
-async fn past_lag<T, F>(limit: Duration, mut ask: impl FnMut() -> F) -> Result<T, NoAnswer>
+/// Repeats a request while the answer is a refusal that may be due to the server's lag behind its pods. Each answer may take
+/// `limit`.
+///
+/// # Errors
+/// Returns the last refusal, or that the server did not answer in time.
+pub async fn past_lag<T, F>(limit: Duration, mut ask: impl FnMut() -> F) -> Result<T, NoAnswer>
 where
     F: Future<Output = kube::Result<T>>,
 {

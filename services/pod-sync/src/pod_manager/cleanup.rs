@@ -34,6 +34,7 @@ impl PodManager {
         if !self.sources_ready() {
             return;
         }
+        self.ctx.environment.volume_tasks.sources_ready();
         self.delete_orphaned_mirrors();
         self.update_qos_cgroups();
         self.ctx.environment.volumes.remove_expired_tokens(self.ctx.clock.wall());

@@ -12,6 +12,7 @@ use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::mounts::{MountedVolumes, MountsInput, make_mounts};
 use pod_sync_cri_config::objects::ObjectError;
 use pod_sync_decisions::{sync, waiting};
+use pod_sync_volume_tasks::NotReady;
 use pod_sync_volumes::error::{VolumeError, VolumeFailure};
 use pod_sync_volumes::token::TokenSource;
 use pod_sync_volumes::{VolumeContext, Volumes};
@@ -85,8 +86,21 @@ impl Worker {
         if !unmounted.is_empty() {
             self.meanwhile(waiting::Waiting::Volumes { unmounted, error: None });
         }
+        let (tasks, cancel) = (self.ctx.environment.volume_tasks.clone(), self.work_loop.cancel.clone());
+        // The drivers work while the other volumes are set up.
+        tasks.declare(pod, &uid, &cancel).await;
         match self.ctx.environment.volumes.set_up(pod, &uid, &self.volume_context()).await {
-            Ok(done) => {
+            Ok(mut done) => {
+                let show = |unmounted, error| self.meanwhile(waiting::Waiting::Volumes { unmounted, error });
+                match tasks.wait(pod, &uid, &cancel, show).await {
+                    Ok(mounted) => done.volumes.extend(mounted),
+                    Err(_) if cancel.is_cancelled() => return Err(Halt::Cancelled),
+                    Err(NotReady { unmounted, text }) => {
+                        let waiting = waiting::Waiting::Volumes { unmounted, error: Some(text.clone()) };
+                        let wait = super::jitter(self.retries.mounts.next_wait());
+                        return Err(Halt::failed(waiting, text).after(wait));
+                    }
+                }
                 self.setup.volumes = Some(done.volumes);
                 self.retries.mounts.reset();
                 self.setup.refreshed = Some(VolumeRefresh::of(pod, self.ctx.clock.boot()));
@@ -212,15 +226,20 @@ impl Worker {
         Halt::failed(waiting, e).after(super::jitter(self.retries.mounts.next_wait()))
     }
 
-    /// Refreshes files of ConfigMaps, Secrets, tokens and the downward API. A failure leaves the old content.
+    /// Declares volumes of drivers again, and refreshes files of ConfigMaps, Secrets, tokens and the downward API. A failure
+    /// leaves the old content.
     pub(super) async fn refresh_volumes(&mut self, pass: &Pass) {
         let pod = &pass.pod;
         let (now, interval) = (self.ctx.clock.boot(), self.ctx.node.sync_frequency);
         let due = self.setup.refreshed.as_ref().is_none_or(|last| last.is_due(pod, now, interval));
-        if !due || !Volumes::needs_refresh(pod) {
+        self.ctx.environment.volume_tasks.refresh(pod, &self.pod_ref.uid, due);
+        if !due {
             return;
         }
         self.setup.refreshed = Some(VolumeRefresh::of(pod, self.ctx.clock.boot()));
+        if !Volumes::needs_refresh(pod) {
+            return;
+        }
         let stale =
             self.ctx.environment.volumes.refresh(pod, &self.pod_ref.uid, &self.volume_context()).await;
         self.failed_mounts(pod, &stale);

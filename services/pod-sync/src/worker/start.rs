@@ -9,6 +9,7 @@ use pod_sync_cri_config::container::{ContainerInput, container_config};
 use pod_sync_cri_config::cri_extensions::{CriExtensions, ImageMount};
 use pod_sync_cri_config::env::{EnvInput, EnvObjects, make_env};
 use pod_sync_cri_config::error::ConfigError;
+use pod_sync_cri_config::mounts::block_devices;
 use pod_sync_cri_config::security::ImageUser;
 use pod_sync_cri_config::{cri_extensions, paths};
 use pod_sync_decisions::backoff::BackoffDelays;
@@ -420,6 +421,8 @@ impl Worker {
             volume_paths: &volume_paths,
         })?;
         let mounts = self.mounts(pod, container, &env, ips).await?;
+        let (of, volumes) = (container.clone(), self.setup.volumes.clone().unwrap_or_default());
+        let devices = blocking(move || block_devices(&of, &volumes)).await?;
         let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
         let dir = log_dir.clone();
         let make =
@@ -438,6 +441,7 @@ impl Worker {
             node,
             env: &env,
             mounts: &mounts,
+            devices: &devices,
             runtime_handler: &self.setup.runtime_handler,
             features: self.features(&self.setup.runtime_handler),
             userns: self.setup.user_namespace.as_ref(),

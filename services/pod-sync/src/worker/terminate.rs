@@ -85,6 +85,10 @@ impl Worker {
         if let Err(e) = self.ctx.environment.volumes.tear_down(&self.pod_ref.uid).await {
             return Err(Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e));
         }
+        if let Err(error) = self.ctx.environment.volume_tasks.unmount(&self.pod_ref.uid).await {
+            let waiting = waiting::Waiting::VolumesUnmounting { error: error.clone() };
+            return Err(Halt::failed(waiting, error));
+        }
         if let Err(e) = self.ctx.environment.cgroups.remove_by_uid(&self.pod_ref.uid).await {
             return Err(Halt::failed(waiting::Waiting::CgroupRemoval { error: e.to_string() }, e));
         }

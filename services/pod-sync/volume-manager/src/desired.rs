@@ -49,6 +49,8 @@ struct DesiredPod {
     /// By the name in the pod.
     volumes: BTreeMap<String, DesiredVolume>,
     errors: BTreeSet<String>,
+    /// Volumes of the pod are not known.
+    is_incomplete: bool,
 }
 
 /// The desired volumes of all pods.
@@ -69,11 +71,25 @@ impl Desired {
     ) {
         let entry = self.pods.entry(pod.clone()).or_default();
         entry.volumes.extend(volumes);
+        entry.is_incomplete = false;
         for error in errors {
+            entry.is_incomplete = true;
             if entry.errors.len() < MOST_ERRORS {
                 entry.errors.insert(error);
             }
         }
+    }
+
+    /// Adds a pod whose volumes are not known yet. Nothing of the pod is unmounted before [`Desired::set`] without errors, or
+    /// [`Desired::remove`].
+    pub fn expect(&mut self, pod: &PodUid) {
+        self.pods.entry(pod.clone()).or_default().is_incomplete = true;
+    }
+
+    /// Returns whether volumes of a pod are not known: some could not be resolved, or the pod is only expected.
+    #[must_use]
+    pub fn is_incomplete(&self, pod: &PodUid) -> bool {
+        self.pods.get(pod).is_some_and(|pod| pod.is_incomplete)
     }
 
     /// Removes a pod whose containers have terminated.

@@ -158,7 +158,7 @@ fn unmount_volumes(pass: &mut Pass, desired: &Desired, actual: &Actual) {
     for (name, volume) in actual.volumes() {
         // Mounted or uncertain: both are unmounted.
         for pod in volume.pods.keys() {
-            if !desired.has(pod, name) {
+            if !desired.has(pod, name) && !desired.is_incomplete(pod) {
                 pass.start(Operation::Unmount { volume: name.clone(), pod: pod.clone() });
             }
         }
@@ -327,6 +327,23 @@ mod tests {
         actual.attachments_known(std::slice::from_ref(&v.name));
         assert_eq!(plan(&Desired::default(), &actual, &unknown), Plan::default());
         assert_eq!(plan(&Desired::default(), &actual, &ready()).start.len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_of_a_pod_is_unmounted_while_its_volumes_cannot_be_resolved() {
+        let v = volume(Reach::DeviceMountable);
+        let (mut desired, mut actual) = (Desired::default(), Actual::default());
+        actual.found(&v.name, &uid(1), "v".to_owned(), true);
+        actual.attachments_known(&[]);
+        desired.expect(&uid(1));
+        assert_eq!(plan(&desired, &actual, &ready()), Plan::default());
+        desired.set(&uid(1), BTreeMap::new(), ["the API server is down".to_owned()]);
+        assert_eq!(plan(&desired, &actual, &ready()), Plan::default());
+        desired.set(&uid(1), BTreeMap::new(), []);
+        assert!(matches!(&plan(&desired, &actual, &ready()).start[..], [Operation::Unmount { .. }]));
+        desired.expect(&uid(1));
+        desired.remove(&uid(1));
+        assert!(matches!(&plan(&desired, &actual, &ready()).start[..], [Operation::Unmount { .. }]));
     }
 
     #[tokio::test(start_paused = true)]

@@ -33,7 +33,7 @@ mod host_path;
 pub mod layout;
 pub mod metrics;
 pub mod mount_table;
-mod ownership;
+pub mod ownership;
 mod payload;
 mod teardown;
 pub mod token;
@@ -172,7 +172,7 @@ impl Volumes {
         Self { root, metrics: VolumeMetrics::default(), table, tokens: Arc::default() }
     }
 
-    /// Creates the pod's directories and every volume that a container refers to. Repeating it refreshes files and changes nothing
+    /// Creates the pod's directories and every volume that a container refers to and no CSI driver provides. Repeating it refreshes files and changes nothing
     /// else. A ready volume that cannot be refreshed stays as it is and is listed in [`PodVolumes::stale`].
     ///
     /// # Errors
@@ -187,7 +187,7 @@ impl Volumes {
         let mut failures = Vec::new();
         let mut left = MAX_FILE_BYTES;
         let mut nested = nested_mount_points(pod);
-        for volume in referenced(pod) {
+        for volume in referenced(pod).into_iter().filter(|volume| !is_of_driver(volume)) {
             let mount = Mount::begin(&self.metrics, volume);
             let plan = self.plan(pod, uid, volume, ctx).await;
             match plan.map(|plan| plan.within(&mut left).with_nested(nested.remove(&volume.name))) {
@@ -536,6 +536,13 @@ fn mounts_of(pod: &Pod) -> Vec<&[VolumeMount]> {
     let own = spec.containers.iter().chain(pod::init_containers(pod)).map(|c| c.volume_mounts.as_deref());
     let ephemeral = spec.ephemeral_containers.iter().flatten().map(|c| c.volume_mounts.as_deref());
     own.chain(ephemeral).flatten().collect()
+}
+
+/// Returns whether a CSI driver provides a volume: a claim's, a generic ephemeral or an inline one. This crate does not set it
+/// up.
+#[must_use]
+pub fn is_of_driver(volume: &Volume) -> bool {
+    volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() || volume.csi.is_some()
 }
 
 /// Returns the volumes that a container mounts or uses as a device. The others are ignored.

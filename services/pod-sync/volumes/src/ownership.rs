@@ -17,7 +17,7 @@ const SETGID: u32 = 0o2000;
 ///
 /// # Errors
 /// A directory cannot be read.
-pub(crate) fn set_volume_ownership(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
+pub fn set_volume_ownership(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
     let mut give = Give { gid, mask: if read_only { RO } else { RW }, root };
     let stat = rustix::fs::statat(CWD, root, AtFlags::SYMLINK_NOFOLLOW)?;
     if tree::is_dir(&stat) {
@@ -25,6 +25,17 @@ pub(crate) fn set_volume_ownership(root: &Path, gid: u32, read_only: bool) -> io
     }
     let name = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(root.as_os_str()))?;
     give.entry(Entry { dir: CWD, name: &name, stat: &stat }).map(|_| ())
+}
+
+/// Returns whether the root directory of a volume does not have the group and mode that [`set_volume_ownership`] gives it, for
+/// `fsGroupChangePolicy: OnRootMismatch` (`requiresPermissionChange`).
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn root_differs(root: &Path, gid: u32, read_only: bool) -> io::Result<bool> {
+    let stat = rustix::fs::statat(CWD, root, AtFlags::SYMLINK_NOFOLLOW)?;
+    let wanted = if read_only { RO } else { RW } | SETGID | EXEC;
+    Ok(stat.st_gid != gid || stat.st_mode & wanted != wanted)
 }
 
 struct Give<'a> {

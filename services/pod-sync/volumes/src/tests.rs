@@ -244,8 +244,8 @@ async fn a_volume_failure_has_the_kubelets_message() {
             "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: gitRepo is not supported",
         ),
         (
-            json!({"persistentVolumeClaim": {"claimName": "c"}}),
-            "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: persistentVolumeClaim is not supported",
+            json!({"nfs": {"server": "s", "path": "/"}}),
+            "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: nfs is not supported",
         ),
         (
             json!({"projected": {"defaultMode": 420, "sources": [{"secret": {"name": "gone"}}, {"configMap": {"name": "gone"}}]}}),

@@ -5,6 +5,7 @@ mod admission;
 mod api;
 mod begins;
 mod checkpoints;
+mod claims;
 mod cleaning;
 mod comebacks;
 mod containment;

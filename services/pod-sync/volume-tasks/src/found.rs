@@ -1,0 +1,90 @@
+//! The volumes that the directories describe, after a restart.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use pod_sync_csi::PLUGIN;
+use pod_sync_csi::error::CsiError;
+use pod_sync_csi::paths::Root;
+use pod_sync_csi::reconstruct::{block_volumes, published, staged, staged_blocks};
+use pod_sync_csi::volume_data::VolumeData;
+use pod_sync_volume_manager::VolumeName;
+use pod_sync_volume_manager::reconstruct::Found;
+use quintlet_model::ids::PodUid;
+
+use crate::claims::shared_name;
+use crate::work::Form;
+
+/// What the directories have.
+#[derive(Debug, Default)]
+pub(crate) struct OnDisk {
+    /// The volumes of pods.
+    pub(crate) volumes: Vec<Found>,
+    /// Volumes that are staged.
+    pub(crate) devices: Vec<VolumeName>,
+    /// How each volume is mounted.
+    pub(crate) forms: BTreeMap<VolumeName, Form>,
+}
+
+/// Reads the directories. Blocks.
+///
+/// # Errors
+/// Fails if a directory cannot be read.
+pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
+    let mut disk = OnDisk::default();
+    for found in published(root)? {
+        let Ok(pod) = PodUid::parse(&found.pod) else { continue };
+        let spec_name = found.name.replace('~', "/");
+        let volume = match known(found.found.data) {
+            Some(data) if !data.is_ephemeral() => {
+                let name = shared_name(&data.driver_name, &data.volume_handle);
+                let global_mount = root.global_mount(&data.driver_name, &data.volume_handle).ok();
+                disk.forms.insert(name.clone(), Form::FileSystem { global_mount });
+                (name, true)
+            }
+            // An inline volume, or one without metadata, which is removed like one.
+            Some(_) | None => {
+                let name = VolumeName::of_pod(PLUGIN, &pod, &spec_name);
+                disk.forms.insert(name.clone(), Form::FileSystem { global_mount: None });
+                (name, false)
+            }
+        };
+        disk.volumes.push(Found { pod, spec_name, volume: Some(volume) });
+    }
+    for found in staged(root)? {
+        let name = match known(found.data) {
+            Some(data) => shared_name(&data.driver_name, &data.volume_handle),
+            // Its directory is removed if nothing is mounted there.
+            None => VolumeName::shared(PLUGIN, &found.path.display().to_string()),
+        };
+        let form = Form::FileSystem { global_mount: Some(found.path) };
+        disk.forms.insert(name.clone(), form);
+        disk.devices.push(name);
+    }
+    let links = block_volumes(root)?;
+    for found in staged_blocks(root)? {
+        let name = match known(found.data) {
+            Some(data) => shared_name(&data.driver_name, &data.volume_handle),
+            None => VolumeName::shared(PLUGIN, &format!("volumeDevices/{}", found.name)),
+        };
+        disk.forms.insert(name.clone(), Form::Block { spec_name: found.name.clone() });
+        let linked = links.iter().filter(|link| link.name == found.name).map(|link| link.pod.as_str());
+        let mut pods: Vec<&str> = found.pods.iter().map(String::as_str).chain(linked).collect();
+        pods.sort_unstable();
+        pods.dedup();
+        for pod in pods.into_iter().filter_map(|pod| PodUid::parse(pod).ok()) {
+            let volume = Some((name.clone(), true));
+            disk.volumes.push(Found { pod, spec_name: found.name.clone(), volume });
+        }
+        disk.devices.push(name);
+    }
+    Ok(disk)
+}
+
+/// A file that cannot be read is the trace of a process that ended while it wrote the file, if nothing is mounted.
+fn known(data: Result<Option<VolumeData>, CsiError>) -> Option<VolumeData> {
+    data.unwrap_or_else(|error| {
+        tracing::warn!(error = error.text(), "volume data is unreadable");
+        None
+    })
+}

@@ -1,0 +1,88 @@
+//! The objects of the API server that describe volumes. They are read anew for each pod and operation, as in the kubelet.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use kube::api::Api;
+use pod_sync_sources::cluster::{ANSWER, past_lag};
+
+/// Reads objects that describe volumes. Errors are the API server's messages.
+#[async_trait]
+pub trait VolumeObjects: Send + Sync {
+    /// Returns a PersistentVolumeClaim.
+    ///
+    /// # Errors
+    /// Fails if the claim does not exist or cannot be read.
+    async fn claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, String>;
+
+    /// Returns a PersistentVolume.
+    ///
+    /// # Errors
+    /// Fails if the volume does not exist or cannot be read.
+    async fn volume(&self, name: &str) -> Result<PersistentVolume, String>;
+
+    /// Returns a CSIDriver, or `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Fails if the object cannot be read.
+    async fn driver(&self, name: &str) -> Result<Option<CSIDriver>, String>;
+
+    /// Returns a VolumeAttachment.
+    ///
+    /// # Errors
+    /// Fails if the object does not exist or cannot be read.
+    async fn attachment(&self, name: &str) -> Result<VolumeAttachment, String>;
+
+    /// Returns the data of a Secret.
+    ///
+    /// # Errors
+    /// Fails if the Secret does not exist or cannot be read.
+    async fn secret(&self, namespace: &str, name: &str) -> Result<BTreeMap<String, String>, String>;
+}
+
+/// Objects of an API server.
+#[derive(Clone)]
+pub struct ApiObjects(pub kube::Client);
+
+impl std::fmt::Debug for ApiObjects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ApiObjects").finish_non_exhaustive()
+    }
+}
+
+impl ApiObjects {
+    async fn get<K>(&self, api: Api<K>, name: &str) -> Result<K, String>
+    where
+        K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+    {
+        past_lag(ANSWER, || api.get(name)).await.map_err(|e| e.to_string())
+    }
+}
+
+#[async_trait]
+impl VolumeObjects for ApiObjects {
+    async fn claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, String> {
+        self.get(Api::namespaced(self.0.clone(), namespace), name).await
+    }
+
+    async fn volume(&self, name: &str) -> Result<PersistentVolume, String> {
+        self.get(Api::all(self.0.clone()), name).await
+    }
+
+    async fn driver(&self, name: &str) -> Result<Option<CSIDriver>, String> {
+        let api = Api::<CSIDriver>::all(self.0.clone());
+        past_lag(ANSWER, || api.get_opt(name)).await.map_err(|e| e.to_string())
+    }
+
+    async fn attachment(&self, name: &str) -> Result<VolumeAttachment, String> {
+        self.get(Api::all(self.0.clone()), name).await
+    }
+
+    async fn secret(&self, namespace: &str, name: &str) -> Result<BTreeMap<String, String>, String> {
+        let secret: Secret = self.get(Api::namespaced(self.0.clone(), namespace), name).await?;
+        let data = secret.data.unwrap_or_default().into_iter();
+        Ok(data.map(|(key, value)| (key, String::from_utf8_lossy(&value.0).into_owned())).collect())
+    }
+}

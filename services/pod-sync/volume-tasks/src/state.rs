@@ -1,0 +1,327 @@
+//! The state behind the handle: what the task compares, and what operations report.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use pod_sync_csi::PLUGIN;
+use pod_sync_csi::paths::Root;
+use pod_sync_csi::volume::AccessMode;
+use pod_sync_volume_manager::VolumeName;
+use pod_sync_volume_manager::actual::{Actual, Outcome};
+use pod_sync_volume_manager::desired::Desired;
+use pod_sync_volume_manager::operations::{Key, Operations};
+use pod_sync_volume_manager::reconcile::{Node, Operation, Plan, reconcile};
+use pod_sync_volume_manager::reconstruct::reconstruct;
+use quintlet_model::ids::PodUid;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::found::OnDisk;
+use crate::resolve::{Resolution, Resolved};
+use crate::work::{Form, Mounted, Step};
+
+/// An operation in flight.
+#[derive(Debug, Clone)]
+pub(crate) struct Running {
+    /// The pod that the operation is for; `None` for a device.
+    pub(crate) pod: Option<PodUid>,
+    /// Its step; `None` before the first one.
+    pub(crate) step: Option<Step>,
+    /// When the step began.
+    pub(crate) since: Instant,
+}
+
+/// An operation to start, with what it needs.
+#[derive(Debug)]
+pub(crate) enum Job {
+    /// Mounts a volume for a pod.
+    Mount {
+        pod: PodUid,
+        volume: Arc<Resolved>,
+        stage: bool,
+        mounted_before: bool,
+        /// Another pod has the volume, whose access mode is ReadWriteOncePod.
+        is_taken: bool,
+        released: CancellationToken,
+    },
+    /// Unmounts a pod's volume.
+    Unmount {
+        pod: PodUid,
+        form: Form,
+        spec_name: String,
+    },
+    UnmountDevice {
+        form: Form,
+    },
+}
+
+/// The result of a job.
+#[derive(Debug)]
+pub(crate) enum Done {
+    Mount(Mounted),
+    Unmount(Result<(), String>),
+    UnmountDevice(Result<(), String>),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) desired: Desired,
+    pub(crate) actual: Actual,
+    pub(crate) operations: Operations,
+    pub(crate) node: Node,
+    /// Volumes of declared pods, by the names of their PersistentVolumes and inline volumes.
+    volumes: BTreeMap<(PodUid, String), Arc<Resolved>>,
+    /// Declared pods. The token is cancelled when the pod is released.
+    open: BTreeMap<PodUid, CancellationToken>,
+    forms: BTreeMap<VolumeName, Form>,
+    pub(crate) running: BTreeMap<Key, Running>,
+    /// The last error per operation, until it succeeds.
+    pub(crate) errors: BTreeMap<Key, (String, Timestamp)>,
+}
+
+impl State {
+    /// Adds the volumes that were found on disk. Their pods are expected to be declared or released.
+    pub(crate) fn found(&mut self, disk: OnDisk) {
+        for pod in disk.volumes.iter().map(|found| &found.pod) {
+            self.desired.expect(pod);
+        }
+        self.forms.extend(disk.forms);
+        // Each directory is a volume: one without metadata is unmounted like an inline one.
+        let _no_orphans = reconstruct(&mut self.actual, disk.volumes, &disk.devices);
+    }
+
+    /// Opens a pod for [`State::declare`], and returns the token that is cancelled when the pod is released.
+    pub(crate) fn open(&mut self, pod: &PodUid) -> CancellationToken {
+        self.open.entry(pod.clone()).or_default().clone()
+    }
+
+    pub(crate) fn is_open(&self, pod: &PodUid) -> bool {
+        self.open.contains_key(pod)
+    }
+
+    /// Sets the volumes of a pod, unless it was released since `open`.
+    pub(crate) fn declare(
+        &mut self,
+        pod: &PodUid,
+        resolution: Resolution,
+        open: &CancellationToken,
+        root: &Root,
+    ) {
+        if open.is_cancelled() {
+            return;
+        }
+        let mut desired = BTreeMap::new();
+        for (name, resolved) in resolution.volumes {
+            let form = resolved.form(root);
+            self.supersede(pod, &resolved, &form);
+            self.forms.insert(resolved.desired.name.clone(), form);
+            desired.insert(name, resolved.desired.clone());
+            self.volumes.insert((pod.clone(), resolved.desired.spec_name.clone()), Arc::new(resolved));
+        }
+        self.desired.set(pod, desired, resolution.errors);
+        let republished: BTreeSet<VolumeName> = self
+            .volumes_of(pod)
+            .filter(|volume| volume.rules.republish)
+            .map(|volume| volume.desired.name.clone())
+            .collect();
+        self.actual.request_remount(pod, |name| republished.contains(name));
+    }
+
+    /// Forgets a directory without metadata that belongs to a volume which is going to be mounted, which writes the metadata.
+    fn supersede(&mut self, pod: &PodUid, resolved: &Resolved, form: &Form) {
+        let spec_name = &resolved.desired.spec_name;
+        let mut unknown = vec![VolumeName::of_pod(PLUGIN, pod, spec_name)];
+        match form {
+            Form::FileSystem { global_mount: Some(path) } => {
+                unknown.push(VolumeName::shared(PLUGIN, &path.display().to_string()));
+            }
+            Form::FileSystem { global_mount: None } => {}
+            Form::Block { spec_name } => {
+                unknown.push(VolumeName::shared(PLUGIN, &format!("volumeDevices/{spec_name}")));
+            }
+        }
+        for name in unknown.into_iter().filter(|name| *name != resolved.desired.name) {
+            self.actual.unmounted(&name, pod);
+            self.actual.device_unmounted(&name);
+            self.actual.detached(&name);
+        }
+    }
+
+    /// Makes the volumes of a pod undesired.
+    pub(crate) fn release(&mut self, pod: &PodUid) {
+        self.desired.remove(pod);
+        self.volumes.retain(|(of, _), _| of != pod);
+        if let Some(open) = self.open.remove(pod) {
+            open.cancel();
+        }
+    }
+
+    /// Returns whether an operation for a pod is in flight, or the pod may have mounts.
+    pub(crate) fn may_have_mounts(&self, pod: &PodUid) -> bool {
+        self.actual.may_have_mounts(pod) || self.running.values().any(|job| job.pod.as_ref() == Some(pod))
+    }
+
+    /// Returns what a pod's volumes wait for: the last error of an operation, or the step in flight.
+    pub(crate) fn progress(&self, pod: &PodUid) -> Option<String> {
+        let names: BTreeSet<&VolumeName> =
+            self.desired.volumes_of(pod).map(|(_, volume)| &volume.name).collect();
+        let is_of_pod =
+            |key: &Key| names.contains(&key.volume) && key.pod.as_ref().is_none_or(|other| other == pod);
+        if let Some((_, (error, _))) = self.errors.iter().find(|(key, _)| is_of_pod(key)) {
+            return Some(error.clone());
+        }
+        let (key, running) = self.running.iter().find(|(key, _)| is_of_pod(key))?;
+        Some(format!("{} of volume \"{}\" in progress", running.step?.name(), key.volume))
+    }
+
+    pub(crate) fn volumes_of<'a>(&'a self, pod: &'a PodUid) -> impl Iterator<Item = &'a Arc<Resolved>> {
+        self.volumes.iter().filter(move |((of, _), _)| of == pod).map(|(_, volume)| volume)
+    }
+
+    pub(crate) fn volume(&self, pod: &PodUid, spec_name: &str) -> Option<&Arc<Resolved>> {
+        self.volumes.get(&(pod.clone(), spec_name.to_owned()))
+    }
+
+    /// Removes the back-off of a driver's volumes.
+    pub(crate) fn driver_registered(&mut self, driver: &str) {
+        let of_driver: BTreeSet<VolumeName> = self
+            .volumes
+            .values()
+            .filter(|volume| volume.provided.csi.driver == driver)
+            .map(|volume| volume.desired.name.clone())
+            .collect();
+        let prefix = format!("{PLUGIN}/{driver}^");
+        self.operations.retain(|name| !of_driver.contains(name) && !name.as_str().starts_with(&prefix));
+    }
+
+    /// Compares the states, and returns the jobs to start and the time of the next comparison.
+    pub(crate) fn plan(&mut self, now: Instant) -> (Vec<(Operation, Job)>, Option<Instant>) {
+        let Plan { start, attached, detached, next } =
+            reconcile(&self.desired, &self.actual, &self.operations, &self.node, now);
+        for volume in &attached {
+            self.actual.attached(volume);
+        }
+        for name in &detached {
+            self.actual.detached(name);
+            if self.actual.volume(name).is_none() && !self.desired.has_volume(name) {
+                self.forms.remove(name);
+                self.errors.retain(|key, _| key.volume != *name);
+                self.operations.retain(|other| other != name);
+            }
+        }
+        let mut jobs = Vec::new();
+        for operation in start {
+            let Some(job) = self.job(&operation) else { continue };
+            let key = operation.key();
+            self.operations.started(key.clone(), operation.kind());
+            let pod = match &job {
+                Job::Mount { pod, .. } | Job::Unmount { pod, .. } => Some(pod.clone()),
+                Job::UnmountDevice { .. } => None,
+            };
+            self.running.insert(key, Running { pod, step: None, since: now });
+            jobs.push((operation, job));
+        }
+        (jobs, next)
+    }
+
+    fn job(&self, operation: &Operation) -> Option<Job> {
+        match operation {
+            Operation::Mount { volume, pod, mounted_before, device } => {
+                let resolved = Arc::clone(self.volume(pod, &volume.spec_name)?);
+                let is_staged = self.actual.volume(&volume.name).and_then(|volume| volume.device)
+                    == Some(pod_sync_volume_manager::actual::MountState::Mounted);
+                let single = resolved.provided.csi.access_modes.contains(&AccessMode::ReadWriteOncePod);
+                Some(Job::Mount {
+                    pod: pod.clone(),
+                    is_taken: single && self.actual.is_mounted_elsewhere(&volume.name, pod),
+                    volume: resolved,
+                    stage: *device && !is_staged,
+                    mounted_before: *mounted_before,
+                    released: self.open.get(pod).cloned().unwrap_or_default(),
+                })
+            }
+            Operation::Unmount { volume, pod } => {
+                let spec_name = self.actual.mount(volume, pod)?.spec_name.clone();
+                Some(Job::Unmount { pod: pod.clone(), form: self.form(volume), spec_name })
+            }
+            Operation::UnmountDevice { volume } => Some(Job::UnmountDevice { form: self.form(volume) }),
+            // A controller attaches volumes, and a volume without a size is not expanded.
+            Operation::Attach { .. } | Operation::Detach { .. } | Operation::Expand { .. } => None,
+        }
+    }
+
+    fn form(&self, volume: &VolumeName) -> Form {
+        self.forms.get(volume).cloned().unwrap_or(Form::FileSystem { global_mount: None })
+    }
+
+    /// Takes in the result of an operation.
+    pub(crate) fn done(&mut self, operation: &Operation, done: Done, now: Instant, wall: Timestamp) {
+        let key = operation.key();
+        self.running.remove(&key);
+        let mut error = None;
+        match (operation, done) {
+            (Operation::Mount { volume, pod, .. }, Done::Mount(mounted)) => {
+                match mounted.device {
+                    Some(Ok(())) => self.actual.device_mounted(&volume.name),
+                    Some(Err(outcome)) => self.actual.device_mount_failed(&volume.name, outcome),
+                    None => {}
+                }
+                match mounted.result {
+                    Ok(()) => self.actual.mounted(volume, pod),
+                    Err(failure) => {
+                        self.actual.mount_failed(volume, pod, failure.outcome);
+                        error = Some(failure.message);
+                    }
+                }
+            }
+            (Operation::Unmount { volume, pod }, Done::Unmount(result)) => match result {
+                Ok(()) => self.actual.unmounted(volume, pod),
+                Err(text) => {
+                    self.actual.unmount_failed(volume, pod);
+                    error = Some(format!("UnmountVolume.TearDown failed for volume \"{volume}\" : {text}"));
+                }
+            },
+            (Operation::UnmountDevice { volume }, Done::UnmountDevice(result)) => match result {
+                Ok(()) => self.actual.device_unmounted(volume),
+                Err(text) => {
+                    self.actual.device_unmount_failed(volume);
+                    error = Some(format!("UnmountDevice failed for volume \"{volume}\" : {text}"));
+                }
+            },
+            // A job has the result of its operation.
+            (_, Done::Mount(_) | Done::Unmount(_) | Done::UnmountDevice(_)) => {}
+        }
+        match error {
+            None => {
+                self.operations.succeeded(&key);
+                self.errors.remove(&key);
+            }
+            Some(error) => {
+                let text = self.operations.failed(&key, &error, now, wall);
+                tracing::info!(text, "volume operation failed, retrying");
+                self.errors.insert(key, (error, wall));
+            }
+        }
+    }
+
+    /// Takes in an operation whose task panicked.
+    pub(crate) fn panicked(&mut self, operation: &Operation, message: &str, now: Instant, wall: Timestamp) {
+        let done = match operation {
+            Operation::Mount { volume, .. } => Done::Mount(Mounted {
+                device: volume.reach.is_shared().then_some(Err(Outcome::Uncertain)),
+                result: Err(crate::work::Failure {
+                    reason: "FailedMount",
+                    message: message.to_owned(),
+                    outcome: Outcome::Uncertain,
+                }),
+            }),
+            Operation::Unmount { .. } => Done::Unmount(Err(message.to_owned())),
+            Operation::UnmountDevice { .. }
+            | Operation::Attach { .. }
+            | Operation::Detach { .. }
+            | Operation::Expand { .. } => Done::UnmountDevice(Err(message.to_owned())),
+        };
+        self.done(operation, done, now, wall);
+    }
+}
