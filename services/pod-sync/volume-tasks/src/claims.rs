@@ -34,7 +34,7 @@ pub struct SecretName {
 /// A volume of a pod that a driver provides.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Provided {
-    /// As the driver knows the volume.
+    /// The volume in the terms of the driver.
     pub csi: Volume,
     /// The pod gets a block device.
     pub is_block: bool,
@@ -55,7 +55,7 @@ pub struct DriverRules {
     pub pod_info: bool,
     /// Volumes are published again at each sync of their pods.
     pub republish: bool,
-    /// Which volumes the agent applies fsGroup to.
+    /// The volumes that the agent applies fsGroup to.
     pub fs_group_policy: FsGroupPolicy,
     /// Tokens of the pod's service account for the driver.
     pub token_requests: Vec<TokenRequest>,

@@ -15,7 +15,7 @@ use quintlet_model::ids::PodUid;
 use crate::claims::shared_name;
 use crate::work::Form;
 
-/// What the directories have.
+/// The content of the directories.
 #[derive(Debug, Default)]
 pub(crate) struct OnDisk {
     /// The volumes of pods.

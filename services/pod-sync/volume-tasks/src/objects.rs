@@ -1,4 +1,4 @@
-//! The objects of the API server that describe volumes. They are read anew for each pod and operation, as in the kubelet.
+//! The objects of the API server that describe volumes. Each pod and operation reads them again, as in the kubelet.
 
 use std::collections::BTreeMap;
 

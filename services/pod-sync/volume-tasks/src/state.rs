@@ -26,7 +26,7 @@ use crate::work::{Form, Mounted, Step};
 pub(crate) struct Running {
     /// The pod that the operation is for; `None` for a device.
     pub(crate) pod: Option<PodUid>,
-    /// Its step; `None` before the first one.
+    /// The step in progress; `None` before the first one.
     pub(crate) step: Option<Step>,
     /// When the step began.
     pub(crate) since: Instant,

@@ -61,7 +61,7 @@ impl std::fmt::Debug for Inputs {
     }
 }
 
-/// Why the volumes of a pod are not mounted.
+/// The error of a pod whose volumes are not mounted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct NotReady {

@@ -41,7 +41,7 @@ const TOKEN_SECONDS: i64 = 3600;
 /// Attribute, or secret, with the tokens of the pod's service account.
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
-/// What operations work with.
+/// The connections and caches that operations use.
 pub(crate) struct Tools {
     pub(crate) mounter: Mounter,
     pub(crate) root: Root,
@@ -91,7 +91,7 @@ pub(crate) struct Failure {
     pub(crate) reason: &'static str,
     /// Message of the event.
     pub(crate) message: String,
-    /// What is certain about the volume, or about its device.
+    /// The certainty about the volume, or about its device.
     pub(crate) outcome: Outcome,
 }
 
@@ -115,10 +115,10 @@ impl From<Failure> for Mounted {
 pub(crate) enum Form {
     /// With a file system; the mount point for all pods, if its plugin has one.
     FileSystem {
-        /// Where the volume is staged.
+        /// The directory of the staged volume.
         global_mount: Option<PathBuf>,
     },
-    /// As a block device.
+    /// The volume is a block device.
     Block {
         /// Name of the PersistentVolume.
         spec_name: String,
