@@ -35,6 +35,7 @@ mod shutdown;
 mod startup;
 pub mod static_pod_gate;
 mod storage;
+mod volumes;
 pub mod worker;
 
 pub use crate::process::main;

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status};
 use crate::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAccess, WorkerControl};
 use pod_sync_storage::Measured;
 use pod_sync_views::{PodView, columns};
+use pod_sync_volume_tasks::VolumeTasks;
 
 /// Length of the queue of changes to one reader. A slow reader skips states; the workers never wait for it.
 const STREAM: usize = 64;
@@ -39,9 +40,11 @@ pub struct ServeContext {
     pub faults: Arc<FaultIsolation>,
     /// Measured disk usage.
     pub measured: Arc<Measured>,
+    /// Volumes of claims and CSI drivers.
+    pub volume_tasks: VolumeTasks,
 }
 
-/// The services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Storage in `storage`.
+/// The services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Storage in `storage`, Volumes in `volumes`.
 #[derive(Debug, Clone)]
 pub struct Service {
     pub(crate) ctx: Arc<ServeContext>,
@@ -254,6 +257,7 @@ impl PodSync for Service {
             last_errors: d.errors.clone(),
             events: self.events(view.pod_ref.uid.as_str(), EXPLAIN_EVENTS),
             trace_id: d.trace_id.clone(),
+            volumes: self.volumes(Some(&view.pod_ref.uid)),
         }))
     }
 

@@ -10,6 +10,7 @@ use pod_sync_cgroups::Cgroups;
 use pod_sync_clients::{EventType, Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::Containment;
 use pod_sync_cri_config::NodeSettings;
+use pod_sync_csi::paths::Root;
 use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_decisions::containment::ProcessExit;
 use pod_sync_images::credentials::Credentials;
@@ -42,6 +43,7 @@ use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1::checkpoints_server::CheckpointsServer;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
 use quintlet_proto::podsync::v1::storage_server::StorageServer;
+use quintlet_proto::podsync::v1::volumes_server::VolumesServer;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -61,6 +63,7 @@ use crate::settings::settings;
 use crate::shutdown::ActivePods;
 use crate::static_pod_gate::StaticPodGate;
 use crate::storage::{LoggedPods, MeasuredPods};
+use crate::volumes::MountedVolumes;
 
 const CGROUP_FS: &str = "/sys/fs/cgroup";
 
@@ -241,6 +244,13 @@ impl Agent {
             clock: ctx.clock.clone(),
             metrics: ctx.reporting.metrics.clone(),
         };
+        let mounted = Arc::new(MountedVolumes {
+            tasks: ctx.environment.volume_tasks.clone(),
+            root: Root::new(root_dir),
+        });
+        let (pods, measured) = (Arc::clone(&measured_pods), Arc::clone(&self.measured));
+        let usage = pod_sync_storage::run_provided(pods, mounted, measured, storage.clone(), stop.clone());
+        self.tasks.spawn("volume-usages", usage);
         let measure = pod_sync_storage::run(measured_pods, Arc::clone(&self.measured), storage, stop.clone());
         self.tasks.spawn("storage", measure);
         let logged_pods = Arc::new(LoggedPods {
@@ -336,12 +346,14 @@ impl Agent {
             control: Arc::clone(&ctx.control),
             faults: Arc::clone(&ctx.faults),
             measured: Arc::clone(&self.measured),
+            volume_tasks: ctx.environment.volume_tasks.clone(),
         });
         let server = Server::new("pod-sync")
             .observers(&self.args.common.observer_uid)
             .add_service(PodSyncServer::new(service.clone()))
             .add_service(CheckpointsServer::new(service.clone()))
-            .add_service(StorageServer::new(service));
+            .add_service(StorageServer::new(service.clone()))
+            .add_service(VolumesServer::new(service));
         let health = server.health();
         health.set_serving(SYNC_LOOP).await;
         Ok((spawn("server", server.serve(listener, peers, self.stop.clone())), health))

@@ -13,6 +13,7 @@ use crate::events::EventData;
 use crate::out::{Format, print};
 use crate::pods::{PodData, time, waiting};
 use crate::text::{age, clean, moment, now_ns, or_nothing, took};
+use crate::volumes::{VolumeData, explanation};
 
 /// Number of newest events in the text.
 const EVENTS: usize = 8;
@@ -98,6 +99,12 @@ pub fn render(reply: &ExplainReply, now: i64) -> String {
             c.restarts
         );
     }
+    for volume in &reply.volumes {
+        if let Some(text) = explanation(volume, now) {
+            let name = if volume.name.is_empty() { &volume.spec_name } else { &volume.name };
+            let _ = writeln!(out, "  {:<10} {}  {text}", "volume", clean(name));
+        }
+    }
     if reply.decided_unix_ns == 0 {
         let _ = writeln!(out, "  {:<10} none yet", "decision");
     } else {
@@ -153,6 +160,7 @@ struct Data {
     last_errors: Vec<String>,
     events: Vec<EventData>,
     trace_id: String,
+    volumes: Vec<VolumeData>,
 }
 
 #[derive(Debug, Serialize)]
@@ -184,12 +192,15 @@ fn data(reply: &ExplainReply) -> Data {
         last_errors: reply.last_errors.clone(),
         events: reply.events.iter().map(EventData::from).collect(),
         trace_id: reply.trace_id.clone(),
+        volumes: reply.volumes.iter().map(VolumeData::from).collect(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use quintlet_proto::podsync::v1::{ContainerExplain, EventView, PodView, Waiting};
+    use quintlet_proto::podsync::v1::{
+        ContainerExplain, EventView, PodView, VolumeState, VolumeView, Waiting,
+    };
 
     use super::*;
 
@@ -241,6 +252,20 @@ mod tests {
                 ..EventView::default()
             }],
             trace_id: String::new(),
+            volumes: vec![
+                VolumeView {
+                    name: "logs".into(),
+                    state: VolumeState::Mounted.into(),
+                    ..VolumeView::default()
+                },
+                VolumeView {
+                    name: "data".into(),
+                    state: VolumeState::NotMounted.into(),
+                    call: "NodeStageVolume".into(),
+                    call_since_unix_ns: NOW - 12 * S,
+                    ..VolumeView::default()
+                },
+            ],
         };
         assert_eq!(
             render(&reply, NOW),
@@ -249,6 +274,7 @@ pod default/crasher  uid 5f0c  phase Running  worker: sync
   status     CrashLoopBackOff  ready 0/1  ip 10.77.0.5  age 41s  from file
   waits for  CrashLoopBackOff of main: restart in 36s (exit 3, back-off 40s), since 4s
   container  main  CrashLoopBackOff exited 3, restarts 3
+  volume     data  not mounted, NodeStageVolume for 12s
   decision   2027-01-15T07:59:56.000Z (4.0s ago)  seen runtime at epoch 7 rev 1182, 0.9ms before
     → start main at +36s
   errors     none

@@ -30,6 +30,7 @@ pub mod trace;
 pub mod up;
 pub mod version;
 pub(crate) mod view;
+pub mod volumes;
 pub mod watch;
 
 pub use crate::process::main;

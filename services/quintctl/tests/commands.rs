@@ -14,6 +14,7 @@ use quintlet_proto::debug::v1::{self as debug};
 use quintlet_proto::pleg::v1::pleg_server::{Pleg, PlegServer};
 use quintlet_proto::pleg::v1::{self as pleg, lifecycle_event};
 use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
+use quintlet_proto::podsync::v1::volumes_server::{Volumes, VolumesServer};
 use quintlet_proto::podsync::v1::{self as podsync, watch_pods_event};
 use quintlet_proto::probe::v1::probe_server::{Probe, ProbeServer};
 use quintlet_proto::probe::v1::{self as probe, watch_event};
@@ -145,6 +146,30 @@ impl PodSync for FakePodSync {
     ) -> Result<Response<podsync::RetryReply>, Status> {
         let uid = self.find(&request.get_ref().pod)?.uid;
         Ok(Response::new(podsync::RetryReply { uid, waited: true }))
+    }
+}
+
+struct FakeVolumes;
+
+#[tonic::async_trait]
+impl Volumes for FakeVolumes {
+    async fn list(
+        &self,
+        _: Request<podsync::ListVolumesRequest>,
+    ) -> Result<Response<podsync::ListVolumesReply>, Status> {
+        let volume = |pod: &str| podsync::VolumeView {
+            pod_uid: UID.into(),
+            pod: pod.into(),
+            name: "data".into(),
+            spec_name: "pv-1".into(),
+            volume: "kubernetes.io/csi/d.csi^h".into(),
+            state: podsync::VolumeState::NotMounted.into(),
+            call: "NodeStageVolume".into(),
+            call_since_unix_ns: 1,
+            ..podsync::VolumeView::default()
+        };
+        let volumes = vec![volume("default/web"), volume("other/db")];
+        Ok(Response::new(podsync::ListVolumesReply { volumes }))
     }
 }
 
@@ -293,7 +318,9 @@ impl Node {
         node.serve(&paths.status(), reporter);
         node.serve(
             &paths.podsync(),
-            Server::new("pod-sync").add_service(PodSyncServer::new(FakePodSync::default())),
+            Server::new("pod-sync")
+                .add_service(PodSyncServer::new(FakePodSync::default()))
+                .add_service(VolumesServer::new(FakeVolumes)),
         );
         node
     }
@@ -734,4 +761,18 @@ async fn a_debug_bundle_has_everything_but_secrets() {
     let (code, _, error) = node.run(&line).await;
     assert_eq!(code, 1, "an existing bundle is not replaced");
     assert!(error.contains("File exists"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_are_listed_with_the_call_in_progress() {
+    let node = Node::start(true);
+    let (code, out, error) = node.run(&["volumes"]).await;
+    assert_eq!((code, error.as_str()), (0, ""));
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(lines[1].starts_with("web       data    pv-1    not mounted  NodeStageVolume"), "{out}");
+    assert!(lines[2].starts_with("other/db"), "{out}");
+    let (code, out, _) = node.run(&["volumes", "-n", "other", "-o", "json"]).await;
+    let data: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, data.as_array().map(Vec::len)), (0, Some(1)), "{out}");
+    assert_eq!((&data[0]["state"], &data[0]["call"]), (&"NotMounted".into(), &"NodeStageVolume".into()));
 }

@@ -1,0 +1,167 @@
+//! Volumes of claims and CSI drivers: the service Volumes of podsync.v1, and the volumes whose usage drivers report.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use pod_sync_csi::PLUGIN;
+use pod_sync_csi::client::{Usage, VolumeStats};
+use pod_sync_csi::paths::Root;
+use pod_sync_storage::{Drivers, ProvidedVolume};
+use pod_sync_volume_manager::actual::MountState;
+use pod_sync_volume_tasks::{VolumeTasks, VolumeView};
+use quintlet_kit::error_chain;
+use quintlet_model::ids::PodUid;
+use quintlet_proto::podsync::v1 as wire;
+use quintlet_proto::podsync::v1::volumes_server::Volumes;
+use tonic::{Request, Response, Status};
+
+use crate::serve::Service;
+
+#[tonic::async_trait]
+impl Volumes for Service {
+    async fn list(
+        &self,
+        _: Request<wire::ListVolumesRequest>,
+    ) -> Result<Response<wire::ListVolumesReply>, Status> {
+        self.ctx.reporting.views.restored().await;
+        Ok(Response::new(wire::ListVolumesReply { volumes: self.volumes(None) }))
+    }
+}
+
+impl Service {
+    /// Returns the volumes of a pod or of all pods, sorted by the name of the pod.
+    pub(crate) fn volumes(&self, of: Option<&PodUid>) -> Vec<wire::VolumeView> {
+        let pods = self.ctx.reporting.views.all();
+        let name =
+            |view: &pod_sync_views::PodView| format!("{}/{}", view.pod_ref.namespace, view.pod_ref.name);
+        let names: HashMap<&PodUid, String> =
+            pods.iter().map(|view| (&view.pod_ref.uid, name(view))).collect();
+        let now = self.ctx.clock.wall();
+        let volumes = self.ctx.volume_tasks.views().into_iter();
+        let volumes = volumes.filter(|volume| of.is_none_or(|uid| volume.pod == *uid));
+        let pod = |volume: &VolumeView| names.get(&volume.pod).cloned().unwrap_or_default();
+        let mut volumes: Vec<_> = volumes.map(|volume| wire_volume(pod(&volume), volume, now)).collect();
+        volumes.sort_by(|a, b| (&a.pod, &a.pod_uid, &a.name).cmp(&(&b.pod, &b.pod_uid, &b.name)));
+        volumes
+    }
+}
+
+fn wire_volume(pod: String, volume: VolumeView, now: Timestamp) -> wire::VolumeView {
+    let nanoseconds = |time: Timestamp| i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX);
+    let state = match volume.state {
+        None => wire::VolumeState::NotMounted,
+        Some(MountState::Uncertain) => wire::VolumeState::Uncertain,
+        Some(MountState::Mounted) => wire::VolumeState::Mounted,
+    };
+    let (call, call_since_unix_ns) = volume.step.map_or_else(Default::default, |(step, age)| {
+        (step.name().to_owned(), now.checked_sub(age).map_or(0, nanoseconds))
+    });
+    let (error, error_unix_ns) =
+        volume.error.map_or_else(Default::default, |(error, at)| (error, nanoseconds(at)));
+    wire::VolumeView {
+        pod_uid: volume.pod.to_string(),
+        pod,
+        name: volume.name,
+        spec_name: volume.spec_name,
+        volume: volume.volume,
+        state: state.into(),
+        call,
+        call_since_unix_ns,
+        error,
+        error_unix_ns,
+    }
+}
+
+/// The mounted volumes of CSI drivers.
+pub(crate) struct MountedVolumes {
+    pub(crate) tasks: VolumeTasks,
+    pub(crate) root: Root,
+}
+
+#[async_trait]
+impl Drivers for MountedVolumes {
+    fn mounted(&self, uid: &PodUid) -> Vec<ProvidedVolume> {
+        let views = self.tasks.views().into_iter();
+        let mounted = views.filter(|volume| volume.pod == *uid && volume.state == Some(MountState::Mounted));
+        // A pod that no longer needs a volume is terminating.
+        let needed = mounted.filter(|volume| !volume.name.is_empty());
+        let provided = needed.filter_map(|volume| {
+            let path = self.root.mount(uid.as_str(), &volume.spec_name).ok()?;
+            Some(ProvidedVolume { driver: driver(&volume.volume).to_owned(), name: volume.name, path })
+        });
+        provided.collect()
+    }
+
+    async fn usage(&self, volume: &ProvidedVolume) -> Option<wire::DiskUsage> {
+        match self.tasks.mounter().stats_at(&volume.path).await {
+            Ok(stats) => stats.map(disk_usage),
+            Err(error) => {
+                let (driver, error) = (&volume.driver, error_chain(&error));
+                tracing::debug!(driver, volume = volume.name, error, "failed to get volume statistics");
+                None
+            }
+        }
+    }
+}
+
+/// Returns the driver in the unique name of a volume. The name of an inline volume has none, and is returned as it is.
+fn driver(volume: &str) -> &str {
+    let handle = volume.strip_prefix(PLUGIN).and_then(|rest| rest.strip_prefix('/'));
+    handle.and_then(|handle| handle.split_once('^')).map_or(volume, |(driver, _)| driver)
+}
+
+/// Returns the usage that a driver reports. Missing and negative values are zero (`NodeGetVolumeStats` in `csi_client.go`).
+fn disk_usage(stats: VolumeStats) -> wire::DiskUsage {
+    let value = |usage: Option<Usage>, of: fn(&Usage) -> i64| {
+        usage.map_or(0, |usage| u64::try_from(of(&usage)).unwrap_or(0))
+    };
+    wire::DiskUsage {
+        available_bytes: value(stats.bytes, |usage| usage.available),
+        capacity_bytes: value(stats.bytes, |usage| usage.total),
+        used_bytes: value(stats.bytes, |usage| usage.used),
+        inodes: value(stats.inodes, |usage| usage.total),
+        inodes_free: value(stats.inodes, |usage| usage.available),
+        inodes_used: value(stats.inodes, |usage| usage.used),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use pod_sync_volume_tasks::Step;
+
+    use super::*;
+
+    #[test]
+    fn the_view_of_a_volume_has_the_call_in_progress_and_the_last_error() {
+        let now: Timestamp = "2026-11-23T10:00:00Z".parse().unwrap();
+        let volume = VolumeView {
+            pod: PodUid::parse("u1").unwrap(),
+            name: "data".to_owned(),
+            spec_name: "pv-1".to_owned(),
+            volume: "kubernetes.io/csi/d.csi^h".to_owned(),
+            state: None,
+            step: Some((Step::Stage, Duration::from_secs(12))),
+            error: Some(("boom".to_owned(), now)),
+        };
+        let view = wire_volume("shop/db-0".to_owned(), volume, now);
+        assert_eq!((view.state(), view.call.as_str()), (wire::VolumeState::NotMounted, "NodeStageVolume"));
+        let at = i64::try_from(now.as_nanosecond()).unwrap();
+        assert_eq!(view.call_since_unix_ns, at - 12_000_000_000);
+        assert_eq!((view.error.as_str(), view.error_unix_ns), ("boom", at));
+    }
+
+    #[test]
+    fn a_volume_is_of_its_driver_and_missing_usage_is_zero() {
+        assert_eq!(driver("kubernetes.io/csi/d.csi^h^x"), "d.csi");
+        assert_eq!(driver("kubernetes.io/csi/u1-inline"), "kubernetes.io/csi/u1-inline");
+        let bytes = Usage { available: 3, total: 10, used: -7 };
+        let usage = disk_usage(VolumeStats { bytes: Some(bytes), ..VolumeStats::default() });
+        assert_eq!(
+            (usage.available_bytes, usage.capacity_bytes, usage.used_bytes, usage.inodes),
+            (3, 10, 0, 0)
+        );
+    }
+}

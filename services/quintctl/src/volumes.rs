@@ -1,0 +1,216 @@
+//! `quintctl volumes`: volumes of claims and CSI drivers, with the call of the driver in progress and the last error.
+
+use quintlet_kit::paths::Paths;
+use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
+use quintlet_proto::podsync::v1::{ListVolumesRequest, VolumeState, VolumeView};
+use serde::Serialize;
+
+use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::error::Error;
+use crate::out::{Format, print};
+use crate::pods::time;
+use crate::text::{NOTHING, age, clean, now_ns, or_nothing, table};
+
+/// List volumes of claims and CSI drivers.
+#[derive(Debug, Clone, clap::Args)]
+pub struct VolumesArgs {
+    /// Only volumes of pods of this namespace
+    #[arg(short, long, value_name = "NAMESPACE")]
+    pub namespace: Option<String>,
+}
+
+pub async fn run(args: VolumesArgs, paths: &Paths, format: Format) -> Result<(), Error> {
+    let peer = Peer::pod_sync(paths);
+    let mut client = VolumesClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut volumes = peer.call(client.list(ListVolumesRequest {})).await?.volumes;
+    if let Some(namespace) = &args.namespace {
+        volumes.retain(|volume| volume.pod.split_once('/').is_some_and(|(of, _)| of == namespace));
+    }
+    let data: Vec<VolumeData> = volumes.iter().map(VolumeData::from).collect();
+    print(format.render(&data, |wide| render(&volumes, now_ns(), wide))?)
+}
+
+/// Formats the table with ages relative to `now`, nanoseconds since 1970; `wide` adds the unique name and the UID of the pod.
+#[must_use]
+pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
+    if volumes.is_empty() {
+        return "no volumes of claims or CSI drivers\n".to_owned();
+    }
+    let mut header = vec!["POD", "VOLUME", "SOURCE", "STATE", "CALL", "AGE"];
+    if wide {
+        header.extend(["NAME", "POD UID"]);
+    }
+    header.push("LAST ERROR");
+    let row = |volume: &VolumeView| {
+        let pod = if volume.pod.is_empty() { &volume.pod_uid } else { &volume.pod };
+        let mut row = vec![
+            clean(pod.strip_prefix("default/").unwrap_or(pod)),
+            or_nothing(&volume.name),
+            or_nothing(&volume.spec_name),
+            state(volume).to_owned(),
+            or_nothing(&volume.call),
+            if volume.call_since_unix_ns == 0 {
+                NOTHING.to_owned()
+            } else {
+                age(now - volume.call_since_unix_ns)
+            },
+        ];
+        if wide {
+            row.extend([or_nothing(&volume.volume), or_nothing(&volume.pod_uid)]);
+        }
+        row.push(error(volume, now));
+        row
+    };
+    table(&header, &volumes.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Returns what a pod waits for from a volume, or how the volume failed last; `None` for a mounted volume without an error.
+#[must_use]
+pub fn explanation(volume: &VolumeView, now: i64) -> Option<String> {
+    let mut out = match (volume.call.as_str(), volume.state()) {
+        ("", VolumeState::Mounted) if volume.error.is_empty() => return None,
+        ("", _) => state(volume).to_owned(),
+        (call, _) => {
+            format!("{}, {} for {}", state(volume), clean(call), age(now - volume.call_since_unix_ns))
+        }
+    };
+    if !volume.error.is_empty() {
+        out.push_str("; last error ");
+        out.push_str(&error(volume, now));
+    }
+    Some(out)
+}
+
+fn state(volume: &VolumeView) -> &'static str {
+    match volume.state() {
+        VolumeState::Mounted => "mounted",
+        VolumeState::Uncertain => "uncertain",
+        VolumeState::NotMounted => "not mounted",
+        VolumeState::Unspecified => NOTHING,
+    }
+}
+
+fn error(volume: &VolumeView, now: i64) -> String {
+    match (volume.error.as_str(), volume.error_unix_ns) {
+        ("", _) => String::new(),
+        (error, 0) => clean(error),
+        (error, at) => format!("{} ago: {}", age(now - at), clean(error)),
+    }
+}
+
+/// A volume in JSON and YAML output.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct VolumeData {
+    pod: String,
+    pod_uid: String,
+    name: String,
+    spec_name: String,
+    volume: String,
+    state: &'static str,
+    call: String,
+    call_since: Option<String>,
+    error: String,
+    error_time: Option<String>,
+}
+
+impl From<&VolumeView> for VolumeData {
+    fn from(volume: &VolumeView) -> Self {
+        Self {
+            pod: volume.pod.clone(),
+            pod_uid: volume.pod_uid.clone(),
+            name: volume.name.clone(),
+            spec_name: volume.spec_name.clone(),
+            volume: volume.volume.clone(),
+            state: match volume.state() {
+                VolumeState::Mounted => "Mounted",
+                VolumeState::Uncertain => "Uncertain",
+                VolumeState::NotMounted => "NotMounted",
+                VolumeState::Unspecified => "Unknown",
+            },
+            call: volume.call.clone(),
+            call_since: time(volume.call_since_unix_ns),
+            error: volume.error.clone(),
+            error_time: time(volume.error_unix_ns),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: i64 = 1_000_000_000;
+    const NOW: i64 = 1_800_000_000 * S;
+
+    fn volume(pod: &str, name: &str, state: VolumeState) -> VolumeView {
+        VolumeView {
+            pod_uid: format!("uid-{pod}"),
+            pod: pod.to_owned(),
+            name: name.to_owned(),
+            spec_name: format!("pv-{name}"),
+            volume: format!("kubernetes.io/csi/d.csi^{name}"),
+            state: state.into(),
+            ..VolumeView::default()
+        }
+    }
+
+    fn staging() -> VolumeView {
+        VolumeView {
+            call: "NodeStageVolume".to_owned(),
+            call_since_unix_ns: NOW - 12 * S,
+            error: "MountVolume.MountDevice failed for volume \"pv-data\" :\n rpc error".to_owned(),
+            error_unix_ns: NOW - 73 * S,
+            ..volume("default/db-1", "data", VolumeState::NotMounted)
+        }
+    }
+
+    #[test]
+    fn the_table_has_the_state_the_call_and_the_last_error_of_each_volume() {
+        let left = VolumeView {
+            pod: String::new(),
+            call: "NodeUnpublishVolume".to_owned(),
+            call_since_unix_ns: NOW - 3 * S,
+            ..volume("7", "", VolumeState::Uncertain)
+        };
+        let volumes = [volume("default/db-0", "data", VolumeState::Mounted), staging(), left];
+        assert_eq!(
+            render(&volumes, NOW, false),
+            "\
+POD    VOLUME  SOURCE   STATE        CALL                 AGE  LAST ERROR
+db-0   data    pv-data  mounted      –                    –
+db-1   data    pv-data  not mounted  NodeStageVolume      12s  73s ago: MountVolume.MountDevice failed for volume \"pv-data\" :  rpc error
+uid-7  –       pv-      uncertain    NodeUnpublishVolume  3s
+"
+        );
+        let wide = render(&volumes, NOW, true);
+        assert!(wide.contains("kubernetes.io/csi/d.csi^data  uid-default/db-0"), "{wide}");
+        assert_eq!(render(&[], NOW, false), "no volumes of claims or CSI drivers\n");
+    }
+
+    #[test]
+    fn a_volume_is_explained_by_its_call_and_error_unless_it_is_mounted() {
+        assert_eq!(explanation(&volume("a/b", "data", VolumeState::Mounted), NOW), None);
+        assert_eq!(
+            explanation(&volume("a/b", "data", VolumeState::NotMounted), NOW).as_deref(),
+            Some("not mounted")
+        );
+        assert_eq!(
+            explanation(&staging(), NOW).as_deref(),
+            Some(
+                "not mounted, NodeStageVolume for 12s; last error 73s ago: MountVolume.MountDevice failed for volume \
+                 \"pv-data\" :  rpc error"
+            )
+        );
+        let republish = VolumeView { call: String::new(), call_since_unix_ns: 0, ..staging() };
+        let republish = VolumeView { state: VolumeState::Mounted.into(), ..republish };
+        assert!(explanation(&republish, NOW).unwrap().starts_with("mounted; last error 73s ago: "));
+    }
+
+    #[test]
+    fn data_has_formatted_times() {
+        let value = serde_json::to_value(VolumeData::from(&staging())).unwrap();
+        assert_eq!((&value["state"], &value["call"]), (&"NotMounted".into(), &"NodeStageVolume".into()));
+        assert_eq!(value["callSince"], "2027-01-15T07:59:48.000Z");
+    }
+}
