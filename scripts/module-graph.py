@@ -33,7 +33,6 @@ POD_SYNC = [
         "eviction",
         "metrics",
         "cri-config",
-        "cgroups",
         "clients",
         "plugins",
         "csi",

@@ -62,7 +62,7 @@ REPLACED = [
     (r"told|said|heard|lacking", "reported, response, received", EVERYWHERE),
 ]
 # Replaced identifier: number of its occurrences that are left. A number may only go down.
-LEFT = {"said": 11, "told": 18}
+LEFT = {"said": 8, "told": 18}
 # Files that were renamed.
 REPLACED_FILES = {
     "foreign.rs": "unsupported_flags.rs",
@@ -85,10 +85,10 @@ PERSONAL_NAMES = re.compile(rf"\bfn (?:\w+_)?(?:{PERSONAL.replace(' ', '_')})(?:
 
 # Class of comments, crate, and their number.
 ALLOWED = {
-    "repeats the signature": {"node-api": 5},
-    "is a fragment": {"node-api": 8, "pod-sync": 28, "pod-sync-sources": 1},
-    "has a word of people": {"node-api": 2, "pod-sync": 3, "pod-sync-sources": 4},
-    "is a test name with a word of people": {"node-api": 2, "pod-sync": 7, "pod-sync-sources": 5},
+    "repeats the signature": {},
+    "is a fragment": {"pod-sync": 28, "pod-sync-sources": 1},
+    "has a word of people": {"pod-sync": 3, "pod-sync-sources": 4},
+    "is a test name with a word of people": {"pod-sync": 7, "pod-sync-sources": 5},
 }
 PLANTED = {
     "repeats the signature": "/// The path.\npath: PathBuf,\n",

@@ -16,7 +16,6 @@ pub mod answer;
 pub mod args;
 mod audit;
 pub mod auth;
-pub mod cgroups;
 pub mod checkpoint;
 pub mod connection;
 pub mod container_logs;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync_cgroups::Cgroups;
 use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::{Containment, PodWork};
 use pod_sync_cri_config::NodeSettings;
@@ -26,6 +25,7 @@ use pod_sync_views::PodViews;
 use pod_sync_volume_tasks::VolumeTasks;
 use pod_sync_volumes::Volumes;
 use pod_sync_volumes::token::TokenSource;
+use quintlet_cgroups::Cgroups;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::Panic;
 use quintlet_kit::grant::GrantKey;

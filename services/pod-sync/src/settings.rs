@@ -40,10 +40,10 @@ fn detect(settings: &mut NodeSettings) {
     if let Ok(info) = procfs::Meminfo::current() {
         settings.memory_bytes = i64::try_from(info.mem_total).unwrap_or(i64::MAX);
     }
-    settings.cgroup_v2 = pod_sync_cgroups::is_v2(Path::new("/sys/fs/cgroup"));
+    settings.cgroup_v2 = quintlet_cgroups::is_v2(Path::new("/sys/fs/cgroup"));
     settings.swap_controller = !settings.cgroup_v2
         && Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists()
-        || settings.cgroup_v2 && pod_sync_cgroups::has_swap_controller();
+        || settings.cgroup_v2 && quintlet_cgroups::has_swap_controller();
     settings.single_process_oom_kill = !settings.cgroup_v2;
     settings.app_armor = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
         .is_ok_and(|enabled| enabled.trim() == "Y");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use pod_sync_cgroups::Cgroups;
+use quintlet_cgroups::Cgroups;
 use pod_sync_clients::{EventType, Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::Containment;
 use pod_sync_cri_config::NodeSettings;
@@ -496,9 +496,9 @@ fn cgroups(args: &Args, settings: &NodeSettings) -> Cgroups {
     let cgroups = Cgroups::new(root, &args.cgroup_root, settings.cgroup)
         .with_cgroups_per_qos(args.resources.cgroups_per_qos)
         .with_owner(&format!("{} {}", settings.node_name, args.root_dir.display()));
-    pod_sync_metrics::set_cgroup_version(pod_sync_cgroups::is_v2(root));
+    pod_sync_metrics::set_cgroup_version(quintlet_cgroups::is_v2(root));
     if args.cgroup_driver == CgroupDriver::Systemd {
-        cgroups.set_driver(pod_sync_cgroups::CgroupDriver::Systemd);
+        cgroups.set_driver(quintlet_cgroups::CgroupDriver::Systemd);
     }
     cgroups
 }

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use http::StatusCode;
 use k8s_cri::v1;
+use quintlet_cgroups::stats::{CgroupStats, Detail};
 
 use super::gather::{Pod, group_of, newest};
 use super::prometheus::{Text, escape, labels, seconds, started, whole};
 use super::{Machine, Stats};
 use crate::answer::{Answer, error, with_type};
-use crate::cgroups::{Detail, Group};
 use crate::metrics::CONTENT_TYPE;
 use crate::services::Services;
 use crate::{host, pod_lookup};
@@ -65,7 +65,7 @@ fn of_machine(out: &mut Text, machine: &Machine) {
     }
 }
 
-fn counted(pod: &Pod, group: Option<Group>, proc: &Path) -> Counted {
+fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
     let Some(group) = group else { return Counted { own: None, containers: Vec::new(), network: None } };
     let containers = newest(&pod.stats.containers).into_values().filter_map(|c| {
         let id = c.attributes.as_ref()?.id.clone();
@@ -244,10 +244,11 @@ fn on_disk(out: &mut Text, labels: &str, layer: Option<&v1::FilesystemUsage>, no
 
 #[cfg(test)]
 mod tests {
+    use quintlet_cgroups::stats::{DeviceIo, Memory, Throttling};
+    use quintlet_model::qos::QosClass;
     use serde_json::json;
 
     use super::*;
-    use crate::cgroups::{Device, Memory, Throttling};
 
     #[test]
     fn metrics_of_a_container_come_from_its_cgroup_its_network_namespace_and_the_runtime() {
@@ -274,7 +275,7 @@ mod tests {
         let detail = Detail {
             throttling: Some(Throttling { periods: 9, throttled: 2, nanos: 1_500_000_000 }),
             memory: Memory { oom_kills: Some(1), limit: None, ..Memory::default() },
-            devices: [("0:0".to_owned(), Device { reads: 3, read_bytes: 4, writes: 5, written_bytes: 6 })]
+            devices: [("0:0".to_owned(), DeviceIo { reads: 3, read_bytes: 4, writes: 5, written_bytes: 6 })]
                 .into(),
             processes: 2,
             ..Detail::default()
@@ -350,8 +351,10 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("12/net")).unwrap();
         std::fs::write(dir.path().join("12/net/dev"), "cri_stats").unwrap();
         let pod = |host: bool| Pod { object: json!({"spec": {"hostNetwork": host}}), ..Pod::default() };
-        let of =
-            |host| counted(&pod(host), Group::of_pod(dir.path(), "", "Guaranteed", "u"), dir.path()).network;
+        let of = |host| {
+            counted(&pod(host), CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u"), dir.path())
+                .network
+        };
         assert_eq!((of(false).as_deref(), of(true)), (Some("cri_stats"), None));
     }
 }

@@ -9,11 +9,13 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_cri::v1;
 use parking_lot::Mutex;
+use quintlet_cgroups::stats::{CgroupStats, Usage};
+use quintlet_model::qos::QosClass;
 use serde_json::Value;
 use tonic::Status;
 
 use super::{Rate, Stats, StatsPaths};
-use crate::cgroups::{Group, Pressure, Usage};
+use crate::host;
 use crate::pod_lookup;
 use crate::runtime_stats;
 use crate::services::Services;
@@ -32,6 +34,23 @@ pub(super) struct Pod {
     pub(super) pressure: Pressure,
     /// Statistics of its containers' cgroups, by ID.
     pub(super) pressures: BTreeMap<String, Pressure>,
+}
+
+/// Pressure stall statistics as in the summary; null if the kernel has none, as with cgroups v1.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Pressure {
+    pub(super) cpu: Value,
+    pub(super) memory: Value,
+    pub(super) io: Value,
+}
+
+impl Pressure {
+    /// Reads the statistics of a cgroup.
+    pub(super) fn of(cgroup: &CgroupStats) -> Self {
+        let [cpu, memory, io] =
+            ["cpu", "memory", "io"].map(|resource| host::pressure(&cgroup.pressure(resource)));
+        Self { cpu, memory, io }
+    }
 }
 
 /// The previous CPU time of everything for which the runtime reports no usage rate.
@@ -85,9 +104,9 @@ impl Stats {
     }
 }
 
-pub(super) fn group_of(paths: &StatsPaths, object: &Value, uid: &str) -> Option<Group> {
-    let class = object["status"]["qosClass"].as_str()?;
-    Group::of_pod(&paths.cgroups, &paths.cgroup_root, class, uid)
+pub(super) fn group_of(paths: &StatsPaths, object: &Value, uid: &str) -> Option<CgroupStats> {
+    let class = QosClass::parse(object["status"]["qosClass"].as_str()?)?;
+    CgroupStats::of_pod(&paths.cgroups, &paths.cgroup_root, class, uid)
 }
 
 /// Adds running pods that the runtime omits, by pod-sync and their cgroups.
@@ -131,14 +150,14 @@ fn complete(pods: &mut [Pod], paths: &StatsPaths, rates: &Rates, now: Timestamp,
     for pod in pods {
         let group = group_of(paths, &pod.object, &pod.uid);
         let cri_stats =
-            |group: &Group, has_all: bool| (group.is_v2() || !has_all).then(|| group.usage()).flatten();
+            |group: &CgroupStats, has_all: bool| (group.is_v2() || !has_all).then(|| group.usage()).flatten();
         if let Some(group) = &group {
             let (cpu, memory) = (&mut pod.stats.cpu, &mut pod.stats.memory);
             if let Some(usage) = cri_stats(group, cpu.is_some() && memory.is_some()) {
                 fill(&usage, now, cpu, memory, &mut pod.swap);
             }
             if pressure {
-                pod.pressure = group.pressure();
+                pod.pressure = Pressure::of(group);
             }
         }
         if let Some(cpu) = &mut pod.stats.cpu {
@@ -153,7 +172,7 @@ fn complete(pods: &mut [Pod], paths: &StatsPaths, rates: &Rates, now: Timestamp,
                     fill(&usage, now, cpu, memory, &mut container.swap);
                 }
                 if pressure {
-                    pod.pressures.insert(id.clone(), group.pressure());
+                    pod.pressures.insert(id.clone(), Pressure::of(&group));
                 }
             }
             if let Some(cpu) = &mut container.cpu {

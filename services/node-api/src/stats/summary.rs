@@ -5,15 +5,15 @@ use std::collections::BTreeMap;
 use http::StatusCode;
 use jiff::Timestamp;
 use k8s_cri::v1;
+use quintlet_cgroups::stats::CgroupStats;
 use quintlet_proto::podsync::v1::PodStorage;
 use serde_json::{Value, json};
 
 use super::Stats;
 use super::cri_stats::{cpu, io, memory, network, object, swap};
 use super::disk::{RuntimeFiles, ephemeral, file_system, image_fs, logs, volume, writable};
-use super::gather::{Pod, newest, pod_swap};
+use super::gather::{Pod, Pressure, newest, pod_swap};
 use crate::answer::{Answer, error, json as json_answer};
-use crate::cgroups::{Group, Pressure};
 use crate::host;
 use crate::pod_lookup;
 use crate::services::Services;
@@ -21,11 +21,11 @@ use crate::services::Services;
 impl Stats {
     /// Returns the statistics of all pods together, as the system container `pods`. Null if their cgroup does not exist.
     fn pods_group(&self, time: Timestamp, light: bool) -> Value {
-        let group = Group::of_pods(&self.paths.cgroups, &self.paths.cgroup_root);
+        let group = CgroupStats::of_pods(&self.paths.cgroups, &self.paths.cgroup_root);
         let Some((group, u)) = group.and_then(|group| group.usage().map(|u| (group, u))) else {
             return Value::Null;
         };
-        let (at, pressure) = (time.to_string(), group.pressure());
+        let (at, pressure) = (time.to_string(), Pressure::of(&group));
         object([
             ("name", json!("pods")),
             (

@@ -10,13 +10,13 @@ use http::uri::PathAndQuery;
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use pod_sync_cgroups::CgroupDriver;
 use pod_sync_cri_config::cri_extensions::{
     CreateContainerRequestWithExtensions, CriExtensions, UpdatePodSandboxResourcesRequest,
     UpdatePodSandboxResourcesResponse,
 };
 use pod_sync_decisions::image_gc::Image;
 use prometheus_client::metrics::counter::Counter;
+use quintlet_cgroups::CgroupDriver;
 use quintlet_kit::clock::{self, Clock, bounded};
 use quintlet_kit::lists;
 use quintlet_model::ids::{ContainerId, SandboxId};

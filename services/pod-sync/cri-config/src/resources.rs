@@ -61,7 +61,7 @@ fn hugepages(limits: &ResourceList, node: &NodeSettings) -> Vec<HugepageLimit> {
     };
     node.hugepage_sizes
         .iter()
-        .map(|size| HugepageLimit { page_size: page_size_name(*size), limit: asked(*size).unwrap_or(0) })
+        .map(|size| HugepageLimit { page_size: qos::page_size_name(*size), limit: asked(*size).unwrap_or(0) })
         .collect()
 }
 
@@ -100,22 +100,6 @@ pub fn sandbox_overhead(pod: &Pod, node: &NodeSettings) -> LinuxContainerResourc
         return LinuxContainerResources::default();
     }
     linux(&overhead, &overhead, node)
-}
-
-/// Returns a page size as in the CRI and in hugetlb file names: `2MB`, `1GB`.
-#[must_use]
-pub fn page_size_name(bytes: u64) -> String {
-    let mut value = bytes;
-    let mut units = ["KB", "MB", "GB", "TB"].into_iter();
-    let mut unit = "B";
-    while value >= 1024
-        && value.is_multiple_of(1024)
-        && let Some(larger) = units.next()
-    {
-        value /= 1024;
-        unit = larger;
-    }
-    format!("{value}{unit}")
 }
 
 /// Returns the page sizes in bytes, ascending, from directories such as `hugepages-2048kB`.
@@ -186,7 +170,7 @@ mod tests {
         let got: Vec<(&str, u64)> =
             r.hugepage_limits.iter().map(|h| (h.page_size.as_str(), h.limit)).collect();
         assert_eq!(got, [("2MB", 4 << 20), ("1GB", 0)]);
-        assert_eq!(page_size_name(64 << 10), "64KB");
+        assert_eq!(qos::page_size_name(64 << 10), "64KB");
     }
 
     #[test]

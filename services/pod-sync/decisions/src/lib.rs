@@ -40,7 +40,6 @@ pub mod phase;
 mod pod_fields_tests;
 pub mod preempt;
 pub mod probes;
-pub mod qos;
 pub mod reconcile;
 pub mod resize;
 mod restart;
@@ -57,3 +56,5 @@ pub mod waiting;
 pub mod worker;
 
 use quintlet_model::quantity;
+
+pub use quintlet_model::qos;

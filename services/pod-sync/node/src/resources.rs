@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use pod_sync_cgroups::KubepodsLimits;
 use pod_sync_cri_config::NodeSettings;
+use quintlet_cgroups::KubepodsLimits;
 use quintlet_model::quantity::{Format, Quantity as Amount};
 
 use crate::machine;

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pod_sync_cgroups::{Cgroups, KubepodsLimits};
 use pod_sync_clients::{CallError, EventType, Events, Runtime};
 use pod_sync_cri_config::HandlerFeatures;
+use quintlet_cgroups::{Cgroups, KubepodsLimits};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::contained_request;
 use quintlet_kit::task;

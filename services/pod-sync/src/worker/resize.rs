@@ -7,10 +7,10 @@ use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::{CallError, EventType};
 use pod_sync_cri_config::resources;
-use pod_sync_decisions::qos::PodCgroup;
+use pod_sync_decisions::qos::{CgroupState, PodCgroup};
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::resize::plan::{
-    self, CgroupState, ContainerUpdate, ResizeActions, ResizeStep, Resource, memory_decrease_error,
+    self, ContainerUpdate, ResizeActions, ResizeStep, Resource, memory_decrease_error,
     memory_limit_decreases, resize_steps,
 };
 use quintlet_model::ids::{ContainerId, SandboxId};
@@ -37,8 +37,8 @@ impl From<CallError> for Stopped {
     }
 }
 
-impl From<pod_sync_cgroups::CgroupError> for Stopped {
-    fn from(e: pod_sync_cgroups::CgroupError) -> Self {
+impl From<quintlet_cgroups::CgroupError> for Stopped {
+    fn from(e: quintlet_cgroups::CgroupError) -> Self {
         Self::Refused(quintlet_kit::error_chain(&e))
     }
 }

@@ -13,5 +13,6 @@ pub mod outcome;
 pub mod pod;
 pub mod pod_status;
 pub mod probe;
+pub mod qos;
 pub mod quantity;
 pub mod runtime;

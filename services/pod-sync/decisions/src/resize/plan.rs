@@ -7,7 +7,7 @@ use quintlet_model::pod;
 use quintlet_model::runtime::{Container, ContainerState, PodRuntime};
 
 use super::allocation::PodResources;
-use crate::qos::{self, PodCgroup};
+use crate::qos::{self, CgroupState, PodCgroup};
 use crate::quantity::{Format, Quantity};
 
 /// A resource that a resize can change, with the unit of its amounts.
@@ -298,19 +298,6 @@ pub fn in_progress(pod: &Pod, runtime: &PodRuntime, actuated: Option<&PodResourc
             .filter_map(|c| Some((c, runtime.newest(&c.name)?)))
             .filter(|(_, running)| running.state == ContainerState::Running)
             .any(|(c, running)| changed(pod, c, running, actuated).next().is_some())
-}
-
-/// Current values of a pod's cgroup.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CgroupState {
-    /// Bytes; `None` means no limit.
-    pub memory_limit: Option<i64>,
-    /// Bytes in use.
-    pub memory_usage: i64,
-    /// Microseconds per period; `None` means no limit.
-    pub cpu_quota_us: Option<i64>,
-    /// Value of `cpu.shares`.
-    pub cpu_shares: u64,
 }
 
 /// A step of actuating one resource.

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use quintlet_model::qos::{self, PodCgroup};
+
 use super::CgroupError;
-use pod_sync_decisions::qos::{self, PodCgroup};
 
 /// systemd rounds CPU time to hundredths of a CPU (10 ms per second).
 const QUOTA_STEP_US: i64 = 10_000;

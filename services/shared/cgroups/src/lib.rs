@@ -1,4 +1,5 @@
-//! Creates, limits and removes cgroups of pods, v1 and v2, with the cgroupfs and the systemd driver (`pkg/kubelet/cm`).
+//! Creates, limits and removes cgroups of pods, v1 and v2, with the cgroupfs and the systemd driver (`pkg/kubelet/cm`), and reads
+//! their statistics ([`stats`]).
 //!
 //! The crate writes the control files itself and does not use `cgroups-rs`: that takes the hierarchies from the mount table of
 //! the process, so tests and a second root cannot redirect it, and it fails if a controller is missing, which is usual with
@@ -10,12 +11,13 @@
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod files;
 mod names;
 mod owner_mark;
 mod removal;
+pub mod stats;
 mod systemd;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -28,21 +30,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
+use quintlet_model::qos::{self, CgroupSettings, CgroupState, PodCgroup, QosClass};
 
 use self::files::{current_v1, current_v2, make_v1, make_v2, page_size_is, put, v1_files, v2_files};
+use self::names::{BESTEFFORT, BURSTABLE, KUBEPODS};
 use self::removal::{kill_all, remove_dirs};
 use self::systemd::Systemd;
-use pod_sync_decisions::qos::{self, CgroupSettings, PodCgroup, QosClass};
-use pod_sync_decisions::resize::plan::CgroupState;
 
 pub use self::names::{CgroupDriver, parent_name};
 
-const KUBEPODS: &str = "kubepods";
-const BURSTABLE: &str = "burstable";
-const BESTEFFORT: &str = "besteffort";
 const MIN_SHARES: u64 = 2;
-// Huge page limit that the kernel treats as no limit.
-const UNBOUNDED: i64 = 1 << 62;
+// From this value on, the kernel treats a limit as none. v1 rounds limits to pages.
+const UNLIMITED: i64 = 1 << 62;
 // v1: a pod's cgroup must exist in these controllers if they are mounted.
 const V1_REQUIRED: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd", "hugetlb"];
 // v2: controllers that are enabled for descendants if the root has them.
@@ -231,8 +230,8 @@ impl Cgroups {
         self.make_tier(QosClass::Burstable)?;
         self.make_tier(QosClass::BestEffort)?;
         let shares = |shares| PodCgroup { cpu_shares: Some(shares), ..PodCgroup::default() };
-        self.write(&self.below_root(&[KUBEPODS, BURSTABLE]), &shares(burstable_shares), Some(UNBOUNDED))?;
-        self.write(&self.below_root(&[KUBEPODS, BESTEFFORT]), &shares(MIN_SHARES), Some(UNBOUNDED))
+        self.write(&self.below_root(&[KUBEPODS, BURSTABLE]), &shares(burstable_shares), Some(UNLIMITED))?;
+        self.write(&self.below_root(&[KUBEPODS, BESTEFFORT]), &shares(MIN_SHARES), Some(UNLIMITED))
     }
 
     /// Returns whether the pod's cgroup exists in every required hierarchy, or is not needed.
@@ -385,16 +384,11 @@ impl Cgroups {
     }
 
     fn group(&self, pod: &Pod, uid: &PodUid) -> Vec<String> {
-        names::components(&self.root, qos::qos_class(pod), uid)
+        names::components(&self.root, qos::qos_class(pod), uid.as_str())
     }
 
     fn below_root(&self, parts: &[&str]) -> Vec<String> {
-        self.root
-            .split('/')
-            .filter(|c| !c.is_empty())
-            .chain(parts.iter().copied())
-            .map(str::to_owned)
-            .collect()
+        names::below_root(&self.root, parts)
     }
 
     fn place(&self, group: &[String]) -> PathBuf {
@@ -457,7 +451,7 @@ impl Cgroups {
         }
         self.make(&group)?;
         let shares = (class == QosClass::BestEffort).then_some(MIN_SHARES);
-        self.write(&group, &PodCgroup { cpu_shares: shares, ..PodCgroup::default() }, Some(UNBOUNDED))
+        self.write(&group, &PodCgroup { cpu_shares: shares, ..PodCgroup::default() }, Some(UNLIMITED))
     }
 
     fn make(&self, group: &[String]) -> Result<(), CgroupError> {

@@ -4,15 +4,15 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{CgroupError, V2_CONTROLLERS, io_error};
-use pod_sync_decisions::qos::{self, PodCgroup};
-use pod_sync_decisions::resize::plan::CgroupState;
+use quintlet_model::qos::{self, CgroupState, PodCgroup};
+
+use super::{CgroupError, UNLIMITED, V2_CONTROLLERS, io_error};
 
 pub(super) fn page_size_is(resource: &str, file: &str) -> bool {
     quintlet_model::quantity::Quantity::parse(resource)
         .ok()
         .and_then(|q| u64::try_from(q.value()).ok())
-        .is_some_and(|bytes| pod_sync_cri_config::resources::page_size_name(bytes) == file)
+        .is_some_and(|bytes| qos::page_size_name(bytes) == file)
 }
 
 pub(super) fn v1_files(values: &PodCgroup) -> Vec<(&'static str, &'static str, String)> {
@@ -42,9 +42,6 @@ pub(super) fn v2_files(values: &PodCgroup) -> Vec<(&'static str, String)> {
     .collect()
 }
 
-// v1 rounds limits to pages. From this value on there is no limit.
-const V1_UNLIMITED: i64 = 1 << 62;
-
 fn number(path: &Path) -> Result<i64, CgroupError> {
     let text = fs::read_to_string(path).map_err(io_error("cannot read", path))?;
     parse(&text, path)
@@ -70,7 +67,7 @@ pub(super) fn current_v1(dir: impl Fn(&str) -> Option<PathBuf>) -> Result<Cgroup
     }
     if let Some(memory) = dir("memory") {
         now.memory_limit =
-            Some(number(&memory.join("memory.limit_in_bytes"))?).filter(|limit| *limit < V1_UNLIMITED);
+            Some(number(&memory.join("memory.limit_in_bytes"))?).filter(|limit| *limit < UNLIMITED);
         now.memory_usage = number(&memory.join("memory.usage_in_bytes"))?;
     }
     Ok(now)

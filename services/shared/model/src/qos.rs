@@ -7,11 +7,10 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::pod;
+use crate::quantity::Quantity;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
-use quintlet_model::pod;
-
-use super::quantity::Quantity;
 
 const CPU: &str = "cpu";
 const MEMORY: &str = "memory";
@@ -26,6 +25,7 @@ const MIN_QUOTA_US: i64 = 1000;
 /// Quantities by resource name.
 pub type ResourceList = BTreeMap<String, Quantity>;
 
+/// The quality-of-service class of a pod (`status.qosClass`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum QosClass {
     /// No requests and no limits.
@@ -46,6 +46,12 @@ impl QosClass {
             Self::Guaranteed => "Guaranteed",
         }
     }
+
+    /// Parses a class as in the API.
+    #[must_use]
+    pub fn parse(class: &str) -> Option<Self> {
+        [Self::BestEffort, Self::Burstable, Self::Guaranteed].into_iter().find(|c| c.as_str() == class)
+    }
 }
 
 impl fmt::Display for QosClass {
@@ -58,11 +64,13 @@ fn list(api: Option<&BTreeMap<String, ApiQuantity>>) -> ResourceList {
     api.into_iter().flatten().map(|(k, v)| (k.clone(), Quantity::of(v))).collect()
 }
 
+/// Returns `resources.requests` of a container.
 #[must_use]
 pub fn container_requests(c: &Container) -> ResourceList {
     list(c.resources.as_ref().and_then(|r| r.requests.as_ref()))
 }
 
+/// Returns `resources.limits` of a container.
 #[must_use]
 pub fn container_limits(c: &Container) -> ResourceList {
     list(c.resources.as_ref().and_then(|r| r.limits.as_ref()))
@@ -168,12 +176,8 @@ pub fn to_api(list: &ResourceList) -> BTreeMap<String, ApiQuantity> {
 /// Returns the class in the pod's status, else the computed one.
 #[must_use]
 pub fn qos_class(pod: &Pod) -> QosClass {
-    match pod.status.as_ref().and_then(|s| s.qos_class.as_deref()) {
-        Some("BestEffort") => QosClass::BestEffort,
-        Some("Burstable") => QosClass::Burstable,
-        Some("Guaranteed") => QosClass::Guaranteed,
-        Some(_) | None => compute_qos_class(pod),
-    }
+    let reported = pod.status.as_ref().and_then(|s| QosClass::parse(s.qos_class.as_deref()?));
+    reported.unwrap_or_else(|| compute_qos_class(pod))
 }
 
 /// Computes the class from CPU and memory of the pod level, or else of regular and init containers.
@@ -260,6 +264,22 @@ pub fn weight_to_shares(weight: u64) -> u64 {
     (weight.saturating_sub(1).saturating_mul(262_142) / 9999).saturating_add(2)
 }
 
+/// Returns a page size as in the CRI and in hugetlb file names: `2MB`, `1GB`.
+#[must_use]
+pub fn page_size_name(bytes: u64) -> String {
+    let mut value = bytes;
+    let mut units = ["KB", "MB", "GB", "TB"].into_iter();
+    let mut unit = "B";
+    while value >= 1024
+        && value.is_multiple_of(1024)
+        && let Some(larger) = units.next()
+    {
+        value /= 1024;
+        unit = larger;
+    }
+    format!("{value}{unit}")
+}
+
 /// Values of a pod's cgroup. `None` leaves a value unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodCgroup {
@@ -273,12 +293,27 @@ pub struct PodCgroup {
     pub memory_bytes: Option<i64>,
     /// hugetlb limits in bytes, by page size as in the resource name (`2Mi`). Page sizes without an entry get 0.
     pub hugepages: BTreeMap<String, i64>,
+    /// pids.max.
     pub pids: Option<i64>,
+}
+
+/// Current values of a pod's cgroup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CgroupState {
+    /// Bytes; `None` means no limit.
+    pub memory_limit: Option<i64>,
+    /// Bytes in use.
+    pub memory_usage: i64,
+    /// Microseconds per period; `None` means no limit.
+    pub cpu_quota_us: Option<i64>,
+    /// Value of `cpu.shares`.
+    pub cpu_shares: u64,
 }
 
 /// Node settings that apply to pod cgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CgroupSettings {
+    /// `cpuCFSQuota`.
     pub cfs_quota: bool,
     /// `cpuCFSQuotaPeriod`, in microseconds.
     pub period_us: u64,

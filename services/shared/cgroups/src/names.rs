@@ -3,9 +3,12 @@
 use std::path::PathBuf;
 
 use quintlet_model::ids::PodUid;
+use quintlet_model::qos::QosClass;
 
-use super::{BESTEFFORT, BURSTABLE, KUBEPODS};
-use pod_sync_decisions::qos::QosClass;
+/// The cgroup of all pods.
+pub(super) const KUBEPODS: &str = "kubepods";
+pub(super) const BURSTABLE: &str = "burstable";
+pub(super) const BESTEFFORT: &str = "besteffort";
 
 /// The component that creates cgroups (`cgroupDriver`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,16 +29,21 @@ pub(super) fn qos_cgroup(class: QosClass) -> Option<&'static str> {
     }
 }
 
-pub(super) fn components(root: &str, class: QosClass, uid: &PodUid) -> Vec<String> {
-    let root = root.split('/').filter(|c| !c.is_empty()).map(str::to_owned);
-    let tail = [Some(KUBEPODS.to_owned()), qos_cgroup(class).map(str::to_owned), Some(format!("pod{uid}"))];
-    root.chain(tail.into_iter().flatten()).collect()
+/// Returns the components of a cgroup below `root` (`--cgroup-root`).
+pub(super) fn below_root(root: &str, parts: &[&str]) -> Vec<String> {
+    root.split('/').filter(|c| !c.is_empty()).chain(parts.iter().copied()).map(str::to_owned).collect()
+}
+
+pub(super) fn components(root: &str, class: QosClass, uid: &str) -> Vec<String> {
+    let pod = format!("pod{uid}");
+    let parts = [Some(KUBEPODS), qos_cgroup(class), Some(&pod)];
+    below_root(root, &parts.into_iter().flatten().collect::<Vec<_>>())
 }
 
 /// Returns a pod's cgroup as the driver names it: the CRI's `cgroup_parent`. `root` is `--cgroup-root`.
 #[must_use]
 pub fn parent_name(driver: CgroupDriver, root: &str, class: QosClass, uid: &PodUid) -> String {
-    format!("/{}", path(driver, &components(root, class, uid)).display())
+    format!("/{}", path(driver, &components(root, class, uid.as_str())).display())
 }
 
 /// Returns the path of a cgroup below the mount point of a hierarchy.

@@ -1,96 +1,81 @@
-//! What cgroups use: that of all pods together (`kubepods`), of a pod, of a container; of either version and by either driver.
-//! Anybody may read them.
+//! Reads the statistics of cgroups: of all pods, of a pod, of a container, v1 and v2, with either driver. Needs no privileges.
+//!
+//! A file that cannot be read counts as a missing value, since a cgroup may be removed at any time.
 
 mod detail;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use quintlet_model::qos::QosClass;
 
-use crate::host;
+use crate::names::{self, CgroupDriver};
+use crate::{UNLIMITED, is_v2};
 
-pub use detail::{Detail, Device, Memory, Throttling};
+pub use detail::{Detail, DeviceIo, Memory, Throttling};
 
-const KUBEPODS: &str = "kubepods";
-/// A limit above this is none.
-const NO_LIMIT: u64 = 1 << 62;
-
-/// Figures of a group.
+/// CPU and memory usage of a cgroup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// CPU time since the group was made.
+    /// CPU time since the creation of the cgroup.
     pub cpu_nanos: u64,
-    /// Memory in use, caches included.
+    /// Bytes of memory, caches included.
     pub usage: u64,
-    /// The same without caches that can go at once.
+    /// Bytes of memory without inactive file caches.
     pub working_set: u64,
-    /// Memory of processes alone.
+    /// Bytes of anonymous memory.
     pub rss: u64,
-    /// Page faults.
     pub page_faults: u64,
-    /// Those that went to a disk.
     pub major_page_faults: u64,
-    /// Memory the group may use; none: no limit.
+    /// Memory limit in bytes; `None` means no limit.
     pub limit: Option<u64>,
-    /// Swap in use; none where swap is not counted, as with version 1.
+    /// Bytes of swap; `None` if swap is not counted, as with v1.
     pub swap: Option<u64>,
-    /// Swap the group may use; none: no limit.
+    /// Swap limit in bytes; `None` means no limit.
     pub swap_limit: Option<u64>,
 }
 
-/// Pressure stall figures as the summary has them; null where there are none, as with version 1.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Pressure {
-    /// For a CPU.
-    pub cpu: Value,
-    /// For memory.
-    pub memory: Value,
-    /// For disks.
-    pub io: Value,
-}
-
-/// A group that is there.
+/// An existing cgroup whose statistics are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
+pub struct CgroupStats {
     mount: PathBuf,
-    place: PathBuf,
+    // Below the mount point of a hierarchy.
+    path: PathBuf,
     is_v2: bool,
 }
 
-impl Group {
-    /// That of all pods, below `root` (`--cgroup-root`) of the hierarchies mounted at `mount`.
+impl CgroupStats {
+    /// Returns the cgroup of all pods below `root` (`--cgroup-root`) of the hierarchies mounted at `mount`.
     #[must_use]
     pub fn of_pods(mount: &Path, root: &str) -> Option<Self> {
-        Self::find(mount, root, &[KUBEPODS])
+        Self::find(mount, &names::below_root(root, &[names::KUBEPODS]))
     }
 
-    /// That of a pod, by its `status.qosClass`.
+    /// Returns the cgroup of a pod.
     #[must_use]
-    pub fn of_pod(mount: &Path, root: &str, class: &str, uid: &str) -> Option<Self> {
-        let (pod, class) = (format!("pod{uid}"), class.to_lowercase());
-        match class.as_str() {
-            "burstable" | "besteffort" => Self::find(mount, root, &[KUBEPODS, &class, &pod]),
-            _ => Self::find(mount, root, &[KUBEPODS, &pod]),
-        }
+    pub fn of_pod(mount: &Path, root: &str, class: QosClass, uid: &str) -> Option<Self> {
+        Self::find(mount, &names::components(root, class, uid))
     }
 
-    fn find(mount: &Path, root: &str, below: &[&str]) -> Option<Self> {
-        let parts: Vec<&str> =
-            root.split('/').filter(|p| !p.is_empty()).chain(below.iter().copied()).collect();
-        let is_v2 = mount.join("cgroup.controllers").exists();
-        let places = [parts.iter().collect::<PathBuf>(), slices(&parts)];
-        places.into_iter().map(|place| Self { mount: mount.to_owned(), place, is_v2 }).find(Self::exists)
+    fn find(mount: &Path, parts: &[String]) -> Option<Self> {
+        let drivers = [CgroupDriver::Cgroupfs, CgroupDriver::Systemd];
+        let candidates = drivers.map(|driver| Self {
+            mount: mount.to_owned(),
+            path: names::path(driver, parts),
+            is_v2: is_v2(mount),
+        });
+        candidates.into_iter().find(Self::exists)
     }
 
-    /// That of a container in this one, as the runtimes name it.
+    /// Returns the cgroup of a container of this pod, by the names that containerd and CRI-O use.
     #[must_use]
     pub fn container(&self, id: &str) -> Option<Self> {
         let names = [id.to_owned(), format!("cri-containerd-{id}.scope"), format!("crio-{id}.scope")];
-        names.into_iter().map(|name| Self { place: self.place.join(name), ..self.clone() }).find(Self::exists)
+        names.into_iter().map(|name| Self { path: self.path.join(name), ..self.clone() }).find(Self::exists)
     }
 
-    /// It has what version 1 lacks: pressure and swap.
+    /// Returns whether the cgroup is of v2, which also counts pressure and swap.
     #[must_use]
     pub fn is_v2(&self) -> bool {
         self.is_v2
@@ -102,44 +87,26 @@ impl Group {
 
     fn dir(&self, controller: &str) -> PathBuf {
         let hierarchy = if self.is_v2 { self.mount.clone() } else { self.mount.join(controller) };
-        hierarchy.join(&self.place)
+        hierarchy.join(&self.path)
     }
 
-    /// What it uses; none where it is gone.
+    /// Returns the usage, or `None` if the cgroup was removed.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
-        if self.is_v2 { v2(&self.dir("")) } else { v1(&self.dir("memory"), &self.dir("cpuacct")) }
+        if self.is_v2 { usage_v2(&self.dir("")) } else { usage_v1(&self.dir("memory"), &self.dir("cpuacct")) }
     }
 
-    /// How long it had to wait.
+    /// Returns the text of the pressure file of `cpu`, `memory` or `io`; empty if the kernel has none, as with v1.
     #[must_use]
-    pub fn pressure(&self) -> Pressure {
-        let read = |of: &str| {
-            let file = self.dir("").join(format!("{of}.pressure"));
-            host::pressure(&std::fs::read_to_string(file).unwrap_or_default())
-        };
-        if self.is_v2 {
-            Pressure { cpu: read("cpu"), memory: read("memory"), io: read("io") }
-        } else {
-            Pressure::default()
-        }
+    pub fn pressure(&self, resource: &str) -> String {
+        if self.is_v2 { text(&self.dir("").join(format!("{resource}.pressure"))) } else { String::new() }
     }
 }
 
-/// As systemd names it: each slice bears the names of those that it lies in.
-fn slices(parts: &[&str]) -> PathBuf {
-    let slice = |n: usize| {
-        let names: Vec<String> = parts[..n].iter().map(|p| p.replace('-', "_")).collect();
-        format!("{}.slice", names.join("-"))
-    };
-    (1..=parts.len()).map(slice).collect()
-}
-
-fn v2(dir: &Path) -> Option<Usage> {
-    let stat = figures(&dir.join("memory.stat"));
-    let cpu = figures(&dir.join("cpu.stat"));
+fn usage_v2(dir: &Path) -> Option<Usage> {
+    let stat = counters(&dir.join("memory.stat"));
+    let cpu = counters(&dir.join("cpu.stat"));
     let of = |name: &str| stat.get(name).copied().unwrap_or(0);
-    let limit = |file: &str| number(&dir.join(file)).filter(|limit| *limit < NO_LIMIT);
     let usage = number(&dir.join("memory.current"))?;
     Some(Usage {
         cpu_nanos: cpu.get("usage_usec")?.saturating_mul(1000),
@@ -148,14 +115,14 @@ fn v2(dir: &Path) -> Option<Usage> {
         rss: of("anon"),
         page_faults: of("pgfault"),
         major_page_faults: of("pgmajfault"),
-        limit: limit("memory.max"),
+        limit: limit(&dir.join("memory.max")),
         swap: number(&dir.join("memory.swap.current")),
-        swap_limit: limit("memory.swap.max"),
+        swap_limit: limit(&dir.join("memory.swap.max")),
     })
 }
 
-fn v1(memory: &Path, cpuacct: &Path) -> Option<Usage> {
-    let stat = figures(&memory.join("memory.stat"));
+fn usage_v1(memory: &Path, cpuacct: &Path) -> Option<Usage> {
+    let stat = counters(&memory.join("memory.stat"));
     let of = |name: &str| stat.get(name).copied().unwrap_or(0);
     let usage = number(&memory.join("memory.usage_in_bytes"))?;
     Some(Usage {
@@ -165,24 +132,32 @@ fn v1(memory: &Path, cpuacct: &Path) -> Option<Usage> {
         rss: of("total_rss"),
         page_faults: of("total_pgfault"),
         major_page_faults: of("total_pgmajfault"),
-        limit: number(&memory.join("memory.limit_in_bytes")).filter(|limit| *limit < NO_LIMIT),
+        limit: limit(&memory.join("memory.limit_in_bytes")),
         swap: None,
         swap_limit: None,
     })
 }
 
-fn number(file: &Path) -> Option<u64> {
-    std::fs::read_to_string(file).ok()?.trim().parse().ok()
+fn text(file: &Path) -> String {
+    fs::read_to_string(file).unwrap_or_default()
 }
 
-/// `name 12` lines.
-fn figures(file: &Path) -> BTreeMap<String, u64> {
-    let text = std::fs::read_to_string(file).unwrap_or_default();
-    let figure = |line: &str| {
+// `max` is no number.
+fn number(file: &Path) -> Option<u64> {
+    text(file).trim().parse().ok()
+}
+
+fn limit(file: &Path) -> Option<u64> {
+    number(file).filter(|limit| *limit < UNLIMITED.unsigned_abs())
+}
+
+/// Parses a file of lines `NAME NUMBER`.
+fn counters(file: &Path) -> BTreeMap<String, u64> {
+    let counter = |line: &str| {
         let (name, value) = line.split_once(' ')?;
         Some((name.to_owned(), value.trim().parse().ok()?))
     };
-    text.lines().filter_map(figure).collect()
+    text(file).lines().filter_map(counter).collect()
 }
 
 #[cfg(test)]
@@ -198,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_is_found_in_both_versions_and_by_both_drivers() {
+    fn a_cgroup_is_found_in_both_versions_and_with_both_drivers() {
         let want = Usage {
             cpu_nanos: 7_000,
             usage: 100,
@@ -210,7 +185,7 @@ mod tests {
             swap: None,
             swap_limit: None,
         };
-        let read = |mount: &Path, root: &str| Group::of_pods(mount, root)?.usage();
+        let read = |mount: &Path, root: &str| CgroupStats::of_pods(mount, root)?.usage();
         let v2 = |group: &str| {
             let dir = tempfile::tempdir().unwrap();
             write(dir.path(), &[("cgroup.controllers", "cpu memory")]);
@@ -256,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_and_containers_have_groups_by_class_and_runtime() {
+    fn cgroups_of_pods_and_containers_are_found_by_class_and_runtime() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), &[("cgroup.controllers", "cpu memory")]);
         let made = [
@@ -268,17 +243,19 @@ mod tests {
             std::fs::create_dir_all(dir.path().join(group)).unwrap();
         }
         for ((class, uid), group) in
-            [("Guaranteed", "u-1"), ("Burstable", "u-2"), ("BestEffort", "u-3")].into_iter().zip(made)
+            [(QosClass::Guaranteed, "u-1"), (QosClass::Burstable, "u-2"), (QosClass::BestEffort, "u-3")]
+                .into_iter()
+                .zip(made)
         {
-            let pod = Group::of_pod(dir.path(), "/", class, uid).unwrap();
-            assert_eq!(pod.container("abc").unwrap().place, Path::new(group));
+            let pod = CgroupStats::of_pod(dir.path(), "/", class, uid).unwrap();
+            assert_eq!(pod.container("abc").unwrap().path, Path::new(group));
             assert_eq!(pod.container("other"), None);
-            assert_eq!(Group::of_pod(dir.path(), "/", class, "u-9"), None);
+            assert_eq!(CgroupStats::of_pod(dir.path(), "/", class, "u-9"), None);
         }
     }
 
     #[test]
-    fn a_group_of_version_2_tells_of_swap_and_pressure() {
+    fn a_v2_cgroup_has_swap_and_pressure() {
         let dir = tempfile::tempdir().unwrap();
         let some = "some avg10=1.00 avg60=0.00 avg300=0.00 total=2\n";
         write(
@@ -293,13 +270,10 @@ mod tests {
                 ("kubepods/io.pressure", some),
             ],
         );
-        let group = Group::of_pods(dir.path(), "").unwrap();
+        let group = CgroupStats::of_pods(dir.path(), "").unwrap();
         let usage = group.usage().unwrap();
         assert_eq!((usage.swap, usage.swap_limit), (Some(50), Some(80)));
-        let pressure = group.pressure();
-        assert_eq!(pressure.cpu["some"]["avg10"], 1.0);
-        assert_eq!(pressure.io["some"]["total"], 2000);
-        assert_eq!(pressure.memory, Value::Null, "the kernel has none");
+        assert_eq!(["cpu", "io", "memory"].map(|resource| group.pressure(resource)), [some, some, ""]);
         std::fs::write(dir.path().join("kubepods/memory.swap.max"), "max\n").unwrap();
         assert_eq!(group.usage().unwrap().swap_limit, None);
     }

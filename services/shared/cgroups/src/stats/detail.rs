@@ -1,114 +1,107 @@
-//! What cAdvisor tells of a group beyond what it uses: throttling, kinds of memory, disks, processes, limits
-//! (google/cadvisor, metrics/prometheus.go, for the meaning of each figure).
+//! Statistics of cAdvisor beyond usage: throttling, kinds of memory, devices, processes, limits (cAdvisor: `metrics/prometheus.go`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{Group, NO_LIMIT, figures, number};
+use quintlet_model::qos::weight_to_shares;
 
+use super::{CgroupStats, counters, limit, number, text};
+
+// The clock ticks of the kernel's interfaces: 100 per second.
 const NANOS_PER_TICK: u64 = 10_000_000;
-/// Groups inside a pod's: containers, and what these make for themselves.
-const DEEPEST: usize = 3;
+/// Levels of cgroups below a pod's: containers, and the cgroups that they create themselves.
+const MAX_DEPTH: usize = 3;
 
-/// Figures of a group. What the kernel does not count is none.
+/// Statistics of a cgroup. `None` means that the kernel does not count the value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Detail {
-    /// CPU time of processes.
     pub user_nanos: Option<u64>,
-    /// CPU time of the kernel for them.
     pub system_nanos: Option<u64>,
-    /// What the quota did; none without one.
+    /// `None` without a CPU quota.
     pub throttling: Option<Throttling>,
-    /// Memory by its kind.
     pub memory: Memory,
-    /// What was read and written, by device.
-    pub devices: BTreeMap<String, Device>,
-    /// Processes, those of groups inside this one too.
+    /// By device number, `MAJOR:MINOR`.
+    pub devices: BTreeMap<String, DeviceIo>,
+    /// Number of processes, including those of descendants.
     pub processes: u64,
-    /// Threads of them.
     pub threads: Option<u64>,
-    /// How many there may be; none: no limit.
+    /// Maximum number of threads; `None` means no limit.
     pub threads_max: Option<u64>,
-    /// CPU shares, as of version 1.
+    /// cpu.shares; with v2, converted from cpu.weight.
     pub shares: Option<u64>,
-    /// CPU period, microseconds.
+    /// CPU period in microseconds.
     pub period: Option<u64>,
-    /// CPU time in a period, microseconds; none: no limit.
+    /// CPU time per period in microseconds; `None` means no limit.
     pub quota: Option<u64>,
 }
 
 /// Periods of a CPU quota.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Throttling {
-    /// All in which something wanted to run.
+    /// Periods in which a process was runnable.
     pub periods: u64,
-    /// Those in which it had to wait.
+    /// Periods in which the quota was used up.
     pub throttled: u64,
-    /// How long it waited.
+    /// Throttled time.
     pub nanos: u64,
 }
 
-/// Bytes of memory, and how often it was not enough.
+/// Bytes of memory by kind, and the events of its limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
     /// Page cache.
     pub cache: Option<u64>,
-    /// Files that are mapped.
+    /// Mapped files.
     pub mapped: Option<u64>,
-    /// The kernel's own for this group.
+    /// Memory of the kernel.
     pub kernel: Option<u64>,
-    /// Swap in use.
     pub swap: Option<u64>,
-    /// Cache in use.
+    /// Active file cache.
     pub active_file: Option<u64>,
-    /// Cache that can go.
+    /// Inactive file cache.
     pub inactive_file: Option<u64>,
-    /// The most there ever was.
+    /// Highest usage so far.
     pub max: Option<u64>,
-    /// How often the limit was met.
+    /// Number of allocations that reached the limit.
     pub failures: Option<u64>,
-    /// Processes that were killed for it.
+    /// Number of processes killed for lack of memory.
     pub oom_kills: Option<u64>,
-    /// The limit; none: no limit.
+    /// `None` means no limit.
     pub limit: Option<u64>,
 }
 
 /// Reads and writes of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Device {
-    /// Times it was read.
+pub struct DeviceIo {
     pub reads: u64,
-    /// Bytes.
     pub read_bytes: u64,
-    /// Times it was written.
     pub writes: u64,
-    /// Bytes.
     pub written_bytes: u64,
 }
 
-impl Group {
-    /// All that is counted of it.
+impl CgroupStats {
+    /// Returns the statistics beyond [`CgroupStats::usage`].
     #[must_use]
     pub fn detail(&self) -> Detail {
         if self.is_v2 { self.detail_v2() } else { self.detail_v1() }
     }
 
-    /// As cAdvisor names it: its place below the mount.
+    /// Returns the name in cAdvisor's metrics: the path below the mount point.
     #[must_use]
     pub fn id(&self) -> String {
-        format!("/{}", self.place.display())
+        format!("/{}", self.path.display())
     }
 
-    /// A process in it or in one inside it.
+    /// Returns the PID of a process of the cgroup or of a descendant.
     #[must_use]
     pub fn any_process(&self) -> Option<u32> {
-        processes(&self.dir("memory"), DEEPEST).first().copied()
+        processes(&self.dir("memory"), MAX_DEPTH).first().copied()
     }
 
     fn detail_v2(&self) -> Detail {
         let dir = self.dir("");
-        let (cpu, memory) = (figures(&dir.join("cpu.stat")), figures(&dir.join("memory.stat")));
-        let events = figures(&dir.join("memory.events"));
+        let (cpu, memory) = (counters(&dir.join("cpu.stat")), counters(&dir.join("memory.stat")));
+        let events = counters(&dir.join("memory.events"));
         let micros = |name: &str| cpu.get(name).map(|us| us.saturating_mul(1000));
         let of = |name: &str| memory.get(name).copied();
         let maximum = text(&dir.join("cpu.max"));
@@ -138,10 +131,10 @@ impl Group {
                 limit: number(&dir.join("memory.max")),
             },
             devices: devices_v2(&text(&dir.join("io.stat"))),
-            processes: count(processes(&dir, DEEPEST)),
+            processes: count(processes(&dir, MAX_DEPTH)),
             threads: number(&dir.join("pids.current")),
             threads_max: number(&dir.join("pids.max")),
-            shares: number(&dir.join("cpu.weight")).map(shares),
+            shares: number(&dir.join("cpu.weight")).map(weight_to_shares),
             period: maximum.next().and_then(|n| n.parse().ok()),
             quota,
         }
@@ -149,12 +142,11 @@ impl Group {
 
     fn detail_v1(&self) -> Detail {
         let at = |controller: &str, file: &str| self.dir(controller).join(file);
-        let memory = figures(&at("memory", "memory.stat"));
-        let cpu = figures(&at("cpu", "cpu.stat"));
-        let used = figures(&at("cpuacct", "cpuacct.stat"));
+        let memory = counters(&at("memory", "memory.stat"));
+        let cpu = counters(&at("cpu", "cpu.stat"));
+        let used = counters(&at("cpuacct", "cpuacct.stat"));
         let ticks = |name: &str| used.get(name).map(|ticks| ticks.saturating_mul(NANOS_PER_TICK));
         let of = |name: &str| memory.get(name).copied();
-        let limit = |controller, file: &str| number(&at(controller, file)).filter(|n| *n < NO_LIMIT);
         let quota = number(&at("cpu", "cpu.cfs_quota_us"));
         let throttling = || {
             Some(Throttling {
@@ -180,11 +172,11 @@ impl Group {
                 inactive_file: of("total_inactive_file"),
                 max: number(&at("memory", "memory.max_usage_in_bytes")),
                 failures: number(&at("memory", "memory.failcnt")),
-                oom_kills: figures(&at("memory", "memory.oom_control")).get("oom_kill").copied(),
-                limit: limit("memory", "memory.limit_in_bytes"),
+                oom_kills: counters(&at("memory", "memory.oom_control")).get("oom_kill").copied(),
+                limit: limit(&at("memory", "memory.limit_in_bytes")),
             },
             devices: devices_v1(&blkio("io_serviced"), &blkio("io_service_bytes")),
-            processes: count(processes(&self.dir("memory"), DEEPEST)),
+            processes: count(processes(&self.dir("memory"), MAX_DEPTH)),
             threads: number(&at("pids", "pids.current")),
             threads_max: number(&at("pids", "pids.max")),
             shares: number(&at("cpu", "cpu.shares")),
@@ -194,15 +186,11 @@ impl Group {
     }
 }
 
-fn text(file: &Path) -> String {
-    std::fs::read_to_string(file).unwrap_or_default()
-}
-
 fn count(pids: Vec<u32>) -> u64 {
     u64::try_from(pids.len()).unwrap_or(u64::MAX)
 }
 
-/// Processes of a group and of those inside it.
+/// Returns the PIDs of a cgroup and of its descendants down to `depth` levels.
 fn processes(dir: &Path, depth: usize) -> Vec<u32> {
     let mut pids: Vec<u32> =
         text(&dir.join("cgroup.procs")).lines().filter_map(|line| line.trim().parse().ok()).collect();
@@ -215,17 +203,12 @@ fn processes(dir: &Path, depth: usize) -> Vec<u32> {
     pids
 }
 
-/// Shares that make this weight, back from the runtime's linear rule.
-fn shares(weight: u64) -> u64 {
-    (weight.saturating_sub(1).saturating_mul(262_142) / 9_999).saturating_add(2)
-}
-
-/// `8:0 rbytes=1 wbytes=2 rios=3 wios=4 …`
-fn devices_v2(stat: &str) -> BTreeMap<String, Device> {
+/// Parses io.stat: `8:0 rbytes=1 wbytes=2 rios=3 wios=4 …`
+fn devices_v2(stat: &str) -> BTreeMap<String, DeviceIo> {
     let device = |line: &str| {
-        let (number, figures) = line.split_once(' ')?;
-        let mut device = Device::default();
-        for (name, value) in figures.split_whitespace().filter_map(|figure| figure.split_once('=')) {
+        let (number, statistics) = line.split_once(' ')?;
+        let mut device = DeviceIo::default();
+        for (name, value) in statistics.split_whitespace().filter_map(|s| s.split_once('=')) {
             let Ok(value) = value.parse() else { continue };
             match name {
                 "rios" => device.reads = value,
@@ -240,10 +223,10 @@ fn devices_v2(stat: &str) -> BTreeMap<String, Device> {
     stat.lines().filter_map(device).collect()
 }
 
-/// `8:0 Read 1` lines, of times and of bytes.
-fn devices_v1(times: &str, bytes: &str) -> BTreeMap<String, Device> {
-    let mut devices: BTreeMap<String, Device> = BTreeMap::new();
-    for (text, is_bytes) in [(times, false), (bytes, true)] {
+/// Parses files of lines `8:0 Read 1`: numbers of operations, and bytes.
+fn devices_v1(operations: &str, bytes: &str) -> BTreeMap<String, DeviceIo> {
+    let mut devices: BTreeMap<String, DeviceIo> = BTreeMap::new();
+    for (text, is_bytes) in [(operations, false), (bytes, true)] {
         for line in text.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             let [number, what, value] = words[..] else { continue };
@@ -274,7 +257,7 @@ mod tests {
     }
 
     fn wanted() -> Detail {
-        let device = Device { reads: 3, read_bytes: 4096, writes: 4, written_bytes: 8192 };
+        let device = DeviceIo { reads: 3, read_bytes: 4096, writes: 4, written_bytes: 8192 };
         Detail {
             user_nanos: Some(70_000_000),
             system_nanos: Some(30_000_000),
@@ -302,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_tell_the_same() {
+    fn both_versions_have_the_same_statistics() {
         let dir = tempfile::tempdir().unwrap();
         write(
             &dir.path().join("kubepods"),
@@ -326,8 +309,8 @@ mod tests {
                 ("pod1/main/cgroup.procs", "12\n13\n"),
             ],
         );
-        let group = Group::of_pods(dir.path(), "").unwrap();
-        // 1024 shares are 39, and 39 is what 998 would be as well.
+        let group = CgroupStats::of_pods(dir.path(), "").unwrap();
+        // 1024 shares have the weight 39, and so have 998.
         assert_eq!(group.detail(), Detail { shares: Some(998), ..wanted() });
         assert_eq!((group.id().as_str(), group.any_process()), ("/kubepods", Some(10)));
         write(&dir.path().join("kubepods"), &[("cpu.max", "max 100000\n"), ("memory.max", "max\n")]);
@@ -367,8 +350,8 @@ mod tests {
                 ("pids/kubepods/pids.max", "max\n"),
             ],
         );
-        assert_eq!(Group::of_pods(dir.path(), "/").unwrap().detail(), wanted());
+        assert_eq!(CgroupStats::of_pods(dir.path(), "/").unwrap().detail(), wanted());
         write(dir.path(), &[("cpu/kubepods/cpu.cfs_quota_us", "-1\n")]);
-        assert_eq!(Group::of_pods(dir.path(), "/").unwrap().detail().throttling, None);
+        assert_eq!(CgroupStats::of_pods(dir.path(), "/").unwrap().detail().throttling, None);
     }
 }
