@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Parser};
 use quintlet_config::ConfigArgs;
-use quintlet_kit::args::CommonArgs;
+use quintlet_kit::args::{CommonArgs, NodeArgs};
 
 /// How requests are authorized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -25,9 +25,8 @@ pub enum Mode {
 #[derive(Debug, Clone, Parser)]
 #[command(name = "node-api", version)]
 pub struct NodeApiArgs {
-    /// Name of the node. Default: the host name in lower case
-    #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
-    pub node_name: Option<String>,
+    #[command(flatten)]
+    pub node: NodeArgs,
     /// Serve HTTPS and, if it has a port, the read-only API. If false, only the health endpoint is served
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = true)]
     pub enable_server: bool,
@@ -46,9 +45,6 @@ pub struct NodeApiArgs {
     /// Port of the health endpoint without TLS; 0 disables it
     #[arg(long, value_name = "PORT", default_value_t = 10248)]
     pub healthz_port: u16,
-    /// Kubeconfig of the API server, for TokenReviews and SubjectAccessReviews
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
     /// CA bundle that verifies client certificates; reloaded when it changes
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
@@ -193,8 +189,8 @@ mod tests {
         assert_eq!(args.authorization_webhook_cache_authorized_ttl, Duration::from_secs(5));
         assert_eq!(args.authorization_webhook_cache_unauthorized_ttl, Duration::from_secs(6));
         let [logs, kubeconfig, root, certs] = ["/logs", "/k", "/root", "/pki"].map(PathBuf::from);
-        assert_eq!((args.pod_logs_dir, args.kubeconfig), (logs, Some(kubeconfig)));
+        assert_eq!((args.pod_logs_dir, args.node.kubeconfig), (logs, Some(kubeconfig)));
         assert_eq!(args.cgroup_root, "/g");
-        assert_eq!((args.root_dir, args.cert_dir, args.node_name.as_deref()), (root, certs, Some("n")));
+        assert_eq!((args.root_dir, args.cert_dir, args.node.node_name.as_deref()), (root, certs, Some("n")));
     }
 }

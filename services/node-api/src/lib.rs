@@ -22,6 +22,7 @@ pub mod container_logs;
 pub mod counters;
 pub mod digest;
 #[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod health;
 pub mod host;

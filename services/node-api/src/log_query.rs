@@ -169,7 +169,8 @@ impl Asked {
     }
 }
 
-/// A query of services, for [`crate::fuzzing::log_query`].
+/// A query of services, for `tests/fuzz`.
+#[cfg(feature = "fuzzing")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Journal {
     pub services: Vec<String>,
@@ -177,7 +178,8 @@ pub struct Journal {
     pub arguments: Vec<String>,
 }
 
-/// Parses a query for [`crate::fuzzing::log_query`].
+/// Parses a query for `tests/fuzz`.
+#[cfg(feature = "fuzzing")]
 pub(crate) fn journal_of(pairs: &[(String, String)]) -> Result<Option<Journal>, String> {
     match Asked::parse(pairs) {
         Ok(Some(asked)) if asked.files.is_empty() => {

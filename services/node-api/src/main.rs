@@ -4,5 +4,6 @@
 static ALLOCATOR: quintlet_kit::service::Allocator = quintlet_kit::service::Allocator;
 
 fn main() -> std::process::ExitCode {
+    quintlet_kit::service::register_process_metrics();
     node_api::main()
 }

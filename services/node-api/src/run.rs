@@ -98,14 +98,14 @@ impl NodeApi {
         let path = paths.node_api();
         let socket = quintlet_kit::socket::bind_unix(&path, 0o660)
             .map_err(|source| StartError::Socket { path: path.clone(), source })?;
-        let reviewer = match &args.kubeconfig {
+        let reviewer = match &args.node.kubeconfig {
             Some(path) => Some(Arc::new(Reviewer::load(path).await?)),
             None => None,
         };
         let ca = args.client_ca_file.as_deref().map(ClientCa::load).transpose()?.map(Arc::new);
         let authn = authenticator(args, limits, ca.clone(), reviewer.clone(), clock.clone())?;
         let authz = authorizer(args, reviewer.clone())?;
-        let node_name = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
+        let node_name = args.node.node_name();
         let (cert, key) = match (&args.tls_cert_file, &args.tls_private_key_file) {
             (Some(cert), Some(key)) => (cert.clone(), key.clone()),
             // The configuration check reports a certificate without a key.

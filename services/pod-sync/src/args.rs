@@ -12,7 +12,7 @@ use pod_sync_decisions::image_gc::ImageGcPolicy;
 use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_images::pulls::PullSettings;
 use quintlet_config::ConfigArgs;
-use quintlet_kit::args::CommonArgs;
+use quintlet_kit::args::{CommonArgs, NodeArgs};
 
 use pod_sync_shutdown::SystemBus;
 
@@ -51,12 +51,8 @@ pub struct Args {
     /// Interval between requests to that URL.
     #[arg(long, default_value = "20s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub http_check_frequency: Duration,
-    /// Kubeconfig for the API server. Without it, pod-sync runs standalone.
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Name of the node. Default: the hostname in lower case.
-    #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
-    pub node_name: Option<String>,
+    #[command(flatten)]
+    pub node: NodeArgs,
     /// Address of the node, or one per family; each must be on an interface. 0.0.0.0 or :: selects the family that comes first.
     /// Default: the address of the node's name, else of the interface with the default route.
     #[arg(long, value_name = "IP", value_delimiter = ',')]
@@ -506,7 +502,7 @@ mod tests {
     #[test]
     fn the_name_of_the_node_is_taken_as_the_kubelet_takes_it() {
         let name = |given: &str| {
-            Args::try_parse_from(["pod-sync", "--hostname-override", given]).map(|a| a.node_name)
+            Args::try_parse_from(["pod-sync", "--hostname-override", given]).map(|a| a.node.node_name)
         };
         assert_eq!(name(" Node1 ").unwrap().as_deref(), Some("node1"));
         assert!(name(" ").is_err());

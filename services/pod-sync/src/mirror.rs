@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::Statuses;
 use quintlet_kit::clock::Clock;
 use quintlet_model::{labels, pod as pods};
-use quintlet_proto::status::v1 as wire;
 use tokio::sync::watch;
 
 use crate::context::{FaultIsolation, NodeConfig, Reporting, WorkerContext};
@@ -124,9 +123,8 @@ async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Resu
         delete(statuses, m).await?;
     }
     let copy = copy_of(pod);
-    let json = serde_json::to_vec(&copy).map_err(|e| e.to_string())?;
-    let made = statuses.client().ensure_mirror(wire::EnsureMirrorRequest { pod: json }).await;
-    made.map(|_| ()).map_err(|e| format!("mirror pod not created: {}", e.message()))
+    let created = statuses.ensure_mirror(&copy).await;
+    created.map_err(|error| format!("mirror pod not created: {error}"))
 }
 
 /// Deletes the mirror with this UID.
@@ -134,14 +132,8 @@ async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Resu
 /// # Errors
 /// status-reporter was not reached or refused; the error is its message.
 pub async fn delete(statuses: &Statuses, mirror: &Pod) -> Result<(), String> {
-    let meta = &mirror.metadata;
-    let request = wire::DeleteMirrorRequest {
-        namespace: meta.namespace.clone().unwrap_or_default(),
-        name: meta.name.clone().unwrap_or_default(),
-        uid: meta.uid.clone().unwrap_or_default(),
-    };
-    let asked = statuses.client().delete_mirror(request).await;
-    asked.map(|_| ()).map_err(|e| format!("mirror pod not deleted: {}", e.message()))
+    let deleted = statuses.delete_mirror(&mirror.metadata).await;
+    deleted.map_err(|error| format!("mirror pod not deleted: {error}"))
 }
 
 /// Returns the mirror to create: the static pod with its hash as mirror annotation. status-reporter adds the owner reference.

@@ -17,7 +17,7 @@ use crate::args::Args;
 /// Arguments contradict each other or do not fit this machine.
 pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
     pod_sync_node::check_addresses(&args.node_ip).map_err(anyhow::Error::msg)?;
-    let node_name = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
+    let node_name = args.node.node_name();
     let mut settings = NodeSettings {
         node_ips: pod_sync_node::initial_addresses(&args.node_ip, &node_name),
         node_name,
@@ -172,7 +172,7 @@ mod tests {
              nodeLabels: {{a: b, c: \"\"}}\ncontainerLogsDir: \"\"\n"
         );
         let args = args(&file, &[]);
-        assert_eq!(args.kubeconfig, Some("/k".into()));
+        assert_eq!(args.node.kubeconfig, Some("/k".into()));
         assert_eq!((args.container_logs_dir.as_str(), args.pod_cidr.as_str()), ("", "10.5.0.0/24"));
         let labels: Vec<_> = args.labels().into_iter().collect();
         assert_eq!(labels, [("a".to_owned(), "b".to_owned()), ("c".to_owned(), String::new())]);

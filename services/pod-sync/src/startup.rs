@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use quintlet_cgroups::Cgroups;
 use pod_sync_clients::{EventType, Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::Containment;
 use pod_sync_cri_config::NodeSettings;
@@ -33,6 +32,7 @@ use pod_sync_volume_tasks::{Inputs, VolumeTasks};
 use pod_sync_volumes::Volumes;
 use pod_sync_volumes::mount_table::ProcMountTable;
 use pod_sync_volumes::token::TokenSource;
+use quintlet_cgroups::Cgroups;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
 use quintlet_kit::paths::{CriSocket, Paths};
@@ -457,7 +457,7 @@ fn container_logs_dir(args: &Args) -> Option<PathBuf> {
 fn node_config(args: &Args, paths: &Paths, settings: NodeSettings, epoch: u64) -> anyhow::Result<NodeConfig> {
     Ok(NodeConfig {
         settings: Arc::new(settings),
-        has_api: args.kubeconfig.is_some(),
+        has_api: args.node.kubeconfig.is_some(),
         epoch,
         sync_frequency: args.sync_frequency,
         container_logs_dir: container_logs_dir(args),
@@ -522,7 +522,7 @@ fn credentials(args: &Args, clock: &Clock) -> anyhow::Result<Credentials> {
 }
 
 async fn api_client(args: &Args) -> anyhow::Result<Option<kube::Client>> {
-    let Some(path) = &args.kubeconfig else { return Ok(None) };
+    let Some(path) = &args.node.kubeconfig else { return Ok(None) };
     let kubeconfig =
         kube::config::Kubeconfig::read_from(path).with_context(|| format!("{}", path.display()))?;
     let options = kube::config::KubeConfigOptions::default();

@@ -28,6 +28,7 @@ const PROGRAMS: [(&str, Run); 7] = [
 ];
 
 fn main() -> ExitCode {
+    quintlet_kit::service::register_process_metrics();
     quintlet_kit::build::set_commit(env!("QUINTLET_BUILT_FROM"));
     let mut line = std::env::args_os();
     let called = line.next().unwrap_or_default();

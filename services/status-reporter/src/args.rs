@@ -1,11 +1,10 @@
 //! Command line of status-reporter.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
 use quintlet_config::ConfigArgs;
-use quintlet_kit::args::CommonArgs;
+use quintlet_kit::args::{CommonArgs, NodeArgs};
 use serde_json::{Value, json};
 
 use crate::run::Settings;
@@ -22,12 +21,8 @@ pub struct Args {
     pub common: CommonArgs,
     #[command(flatten)]
     pub config: ConfigArgs,
-    /// Kubeconfig of the API server; it may appear later. Without it nothing is written (standalone).
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Name of the Node object. Default: the host name in lower case.
-    #[arg(long, alias = "hostname-override", value_parser = quintlet_kit::args::node_name, value_name = "NAME")]
-    pub node_name: Option<String>,
+    #[command(flatten)]
+    pub node: NodeArgs,
     /// Create the Node object if it is not there.
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub register_node: bool,
@@ -131,7 +126,10 @@ mod tests {
                     eventRecordQPS: 0\n---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n\
                     kubeconfig: /k\nnodeName: N1\nnodeLabels: {tier: edge}\n";
         let args = args(file, &["--event-burst", "7"]);
-        assert_eq!((args.kubeconfig.clone(), args.node_name.as_deref()), (Some("/k".into()), Some("n1")));
+        assert_eq!(
+            (args.node.kubeconfig.clone(), args.node.node_name.as_deref()),
+            (Some("/k".into()), Some("n1"))
+        );
         assert!(!args.register_node);
         let settings = args.settings();
         assert_eq!(

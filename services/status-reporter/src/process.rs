@@ -19,8 +19,8 @@ pub fn main() -> ExitCode {
         observers: args.common.observer_uid.clone(),
         paths: args.common.paths(),
         settings: args.settings(),
-        kubeconfig: args.kubeconfig,
-        node_name: args.node_name.unwrap_or_else(quintlet_kit::args::host_name),
+        node_name: args.node.node_name(),
+        kubeconfig: args.node.kubeconfig,
         register_node: args.register_node,
     };
     let socket = config.paths.status();

@@ -35,5 +35,5 @@ pub use crate::node_volumes::{NodeCsiDriver, NodeCsiDrivers, NodeVolumes, NodeVo
 pub use crate::pleg::{ObserveError, Observed, Pleg, PlegHealthError};
 pub use crate::probes::{PodMemory, ProbeFailure, Probes};
 pub use crate::runtime::{CallError, ExecOutput, Runtime};
-pub use crate::status::{NodeReportError, StatusAck, Statuses};
+pub use crate::status::{MirrorError, NodeReportError, StatusAck, Statuses};
 pub use crate::wakeups::WorkerWakeups;

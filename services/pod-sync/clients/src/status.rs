@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
@@ -48,6 +49,16 @@ pub enum NodeReportError {
     Encode(#[source] serde_json::Error),
     #[error("status-reporter rejected the Node")]
     Refused(#[source] tonic::Status),
+}
+
+/// A mirror pod was not created or deleted.
+#[derive(Debug, thiserror::Error)]
+pub enum MirrorError {
+    #[error("{0}")]
+    Encode(serde_json::Error),
+    /// The message is that of status-reporter.
+    #[error("{}", .0.message())]
+    Refused(tonic::Status),
 }
 
 #[derive(Debug, Default)]
@@ -94,14 +105,31 @@ impl Statuses {
             not_ready,
             observed_boottime_ns: u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX),
         };
-        self.client().update_node(request).await.map_err(NodeReportError::Refused)?;
+        self.client.clone().update_node(request).await.map_err(NodeReportError::Refused)?;
         Ok(())
     }
 
-    /// Returns a client for unary calls to status-reporter.
-    #[must_use]
-    pub fn client(&self) -> StatusReporterClient<Channel> {
-        self.client.clone()
+    /// Creates the mirror pod `pod` unless it exists.
+    ///
+    /// # Errors
+    /// status-reporter did not create it.
+    pub async fn ensure_mirror(&self, pod: &Pod) -> Result<(), MirrorError> {
+        let pod = serde_json::to_vec(pod).map_err(MirrorError::Encode)?;
+        let created = self.client.clone().ensure_mirror(wire::EnsureMirrorRequest { pod }).await;
+        created.map(drop).map_err(MirrorError::Refused)
+    }
+
+    /// Deletes the mirror pod with this name and UID.
+    ///
+    /// # Errors
+    /// status-reporter did not delete it.
+    pub async fn delete_mirror(&self, mirror: &ObjectMeta) -> Result<(), MirrorError> {
+        let request = wire::DeleteMirrorRequest {
+            namespace: mirror.namespace.clone().unwrap_or_default(),
+            name: mirror.name.clone().unwrap_or_default(),
+            uid: mirror.uid.clone().unwrap_or_default(),
+        };
+        self.client.clone().delete_mirror(request).await.map(drop).map_err(MirrorError::Refused)
     }
 
     /// Queues a status; it replaces the previous one of the same pod.

@@ -8,15 +8,42 @@ pub const DEFAULT_DOMAIN: &str = "docker.io";
 pub const LEGACY_DEFAULT_DOMAIN: &str = "index.docker.io";
 const INVALID: &str = "invalid reference format";
 
+/// An image name cannot be parsed. The text is the kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("couldn't parse image name {image:?}: {reason}")]
+pub struct InvalidImageName {
+    image: String,
+    reason: InvalidReference,
+}
+
+/// The rule that an image name breaks (`github.com/distribution/reference`, `github.com/opencontainers/go-digest`).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidReference {
+    #[error("{}", INVALID)]
+    Format,
+    #[error("{}: repository name ({}) must be lowercase", INVALID, .0)]
+    Uppercase(String),
+    #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
+    Hexadecimal(String),
+    #[error("repository name must not be more than {} characters", LONGEST)]
+    TooLong,
+    #[error("unsupported digest algorithm")]
+    DigestAlgorithm,
+    #[error("invalid checksum digest length")]
+    DigestLength,
+    #[error("invalid checksum digest format")]
+    DigestFormat,
+}
+
 /// Returns the image name with a tag, as sent to the runtime.
 ///
 /// # Errors
 /// It is not a valid image name.
-pub fn with_tag(image: &str) -> Result<String, String> {
+pub fn with_tag(image: &str) -> Result<String, InvalidImageName> {
     match parse(image) {
         Ok(true) => Ok(image.to_owned()),
         Ok(false) => Ok(format!("{image}:latest")),
-        Err(why) => Err(format!("couldn't parse image name {image:?}: {why}")),
+        Err(reason) => Err(InvalidImageName { image: image.to_owned(), reason }),
     }
 }
 
@@ -58,14 +85,14 @@ pub fn registry(repository: &str) -> &str {
 }
 
 // Returns whether the name has a tag or a digest.
-fn parse(image: &str) -> Result<bool, String> {
+fn parse(image: &str) -> Result<bool, InvalidReference> {
     if image.len() == 64 && image.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        return Err(format!("invalid repository name ({image}), cannot specify 64-byte hexadecimal strings"));
+        return Err(InvalidReference::Hexadecimal(image.to_owned()));
     }
     let (domain, rest) = split_domain(image);
     let name = rest.split_once(':').map_or(rest.as_str(), |(name, _)| name);
     if name.chars().any(char::is_uppercase) {
-        return Err(format!("{INVALID}: repository name ({name}) must be lowercase"));
+        return Err(InvalidReference::Uppercase(name.to_owned()));
     }
     let (rest, digest) = match rest.split_once('@') {
         Some((rest, digest)) => (rest, Some(digest)),
@@ -80,10 +107,10 @@ fn parse(image: &str) -> Result<bool, String> {
         && tag.is_none_or(is_tag)
         && digest.is_none_or(is_digest);
     if !well_formed {
-        return Err(INVALID.to_owned());
+        return Err(InvalidReference::Format);
     }
     if domain.len().saturating_add(1).saturating_add(path.len()) > LONGEST {
-        return Err(format!("repository name must not be more than {LONGEST} characters"));
+        return Err(InvalidReference::TooLong);
     }
     if let Some(digest) = digest {
         check_digest(digest)?;
@@ -161,19 +188,19 @@ fn is_digest(digest: &str) -> bool {
 }
 
 // Only the registered algorithms.
-fn check_digest(digest: &str) -> Result<(), String> {
+fn check_digest(digest: &str) -> Result<(), InvalidReference> {
     let (algorithm, hex) = digest.split_once(':').unwrap_or_default();
     let length = match algorithm {
         "sha256" => 64,
         "sha384" => 96,
         "sha512" => 128,
-        _ => return Err("unsupported digest algorithm".to_owned()),
+        _ => return Err(InvalidReference::DigestAlgorithm),
     };
     if hex.len() != length {
-        return Err("invalid checksum digest length".to_owned());
+        return Err(InvalidReference::DigestLength);
     }
     if hex.bytes().any(|b| b.is_ascii_uppercase()) {
-        return Err("invalid checksum digest format".to_owned());
+        return Err(InvalidReference::DigestFormat);
     }
     Ok(())
 }
@@ -263,7 +290,8 @@ mod tests {
             (&hex, &format!("invalid repository name ({hex}), cannot specify 64-byte hexadecimal strings")),
             (&format!("r.test/{}", "a".repeat(249)), "repository name must not be more than 255 characters"),
         ] {
-            assert_eq!(with_tag(name), Err(format!("couldn't parse image name {name:?}: {why}")));
+            let error = with_tag(name).unwrap_err().to_string();
+            assert_eq!(error, format!("couldn't parse image name {name:?}: {why}"));
         }
     }
 }

@@ -66,28 +66,39 @@ fn start_on_boottime(started_unix_ns: i64, wall: jiff::Timestamp, boot: Duration
     boot.saturating_sub(ago).max(Duration::from_nanos(1))
 }
 
+/// The port of a probe or hook does not exist. The texts are the kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PortError {
+    #[error("invalid port number: {0}")]
+    OutOfRange(i64),
+    /// No port of the container has this name, and it is no number.
+    #[error("strconv.Atoi: parsing {0:?}: invalid syntax")]
+    Unknown(String),
+    #[error("strconv.Atoi: parsing {0:?}: value out of range")]
+    TooLarge(String),
+}
+
 /// Returns the port of a probe or hook: a number, the name of a port of the container, or a number as text.
 ///
 /// # Errors
 /// There is no such port; with the kubelet's message (`pkg/probe: ResolveContainerPort`).
-pub fn resolve_port(port: &IntOrString, container: Option<&Container>) -> Result<u16, String> {
+pub fn resolve_port(port: &IntOrString, container: Option<&Container>) -> Result<u16, PortError> {
     let number = match port {
         IntOrString::Int(n) => i64::from(*n),
         IntOrString::String(name) => {
             let mut ports = container.into_iter().flat_map(|c| c.ports.iter().flatten());
             match ports.find(|p| p.name.as_deref() == Some(name)) {
                 Some(named) => i64::from(named.container_port),
-                None => name.parse::<i64>().map_err(|e| {
-                    let why = match e.kind() {
-                        IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => "value out of range",
-                        _ => "invalid syntax",
-                    };
-                    format!("strconv.Atoi: parsing {name:?}: {why}")
+                None => name.parse::<i64>().map_err(|e| match e.kind() {
+                    IntErrorKind::PosOverflow | IntErrorKind::NegOverflow => {
+                        PortError::TooLarge(name.clone())
+                    }
+                    _ => PortError::Unknown(name.clone()),
                 })?,
             }
         }
     };
-    u16::try_from(number).ok().filter(|n| *n > 0).ok_or_else(|| format!("invalid port number: {number}"))
+    u16::try_from(number).ok().filter(|n| *n > 0).ok_or(PortError::OutOfRange(number))
 }
 
 #[cfg(test)]
@@ -156,7 +167,8 @@ mod tests {
                 Err(r#"strconv.Atoi: parsing "99999999999999999999": value out of range"#),
             ),
         ] {
-            assert_eq!(resolve_port(&port, Some(&container)), want.map_err(str::to_owned), "{port:?}");
+            let resolved = resolve_port(&port, Some(&container)).map_err(|e| e.to_string());
+            assert_eq!(resolved, want.map_err(str::to_owned), "{port:?}");
         }
     }
 }

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service, ServiceAccount};
 use kube::api::{Api, PostParams};
 use parking_lot::Mutex;
 use pod_sync_cri_config::objects::{ObjectError, ObjectKind, ObjectSource};
-use pod_sync_volumes::token::{Token, TokenKey, TokenSource};
+use pod_sync_volumes::token::{Token, TokenError, TokenKey, TokenSource};
 use tokio::time::Instant;
 
 use crate::api::ClusterView;
@@ -260,7 +260,7 @@ pub struct Tokens(pub kube::Client);
 
 #[async_trait]
 impl TokenSource for Tokens {
-    async fn request(&self, key: &TokenKey) -> Result<Token, String> {
+    async fn request(&self, key: &TokenKey) -> Result<Token, TokenError> {
         let request = TokenRequest {
             spec: Some(TokenRequestSpec {
                 audiences: Some(key.audiences.clone()),
@@ -278,10 +278,10 @@ impl TokenSource for Tokens {
         let params = PostParams::default();
         let made = past_lag(ANSWER, || api.create_token_request(&key.service_account, &params, &request))
             .await
-            .map_err(|e| e.to_string())?;
+            .map_err(|e| TokenError::Api(e.to_string()))?;
         let status = made.status.unwrap_or_default();
         let (Some(token), Some(expires)) = (status.token, status.expiration_timestamp) else {
-            return Err("the API server gave no token".to_owned());
+            return Err(TokenError::Missing);
         };
         let granted = made.spec.and_then(|s| s.expiration_seconds);
         Ok(Token { token, expires: expires.0, expiration_seconds: granted.unwrap_or(key.expiration_seconds) })
@@ -349,7 +349,7 @@ mod tests {
         let error = objects(&api).secret("default", "s").await.unwrap_err();
         assert_eq!(error.to_string(), "secrets \"s\" is forbidden: on demand");
         let error = Tokens(api.client()).request(&key).await.unwrap_err();
-        assert_eq!(error, "serviceaccounts \"default\" is forbidden: on demand");
+        assert_eq!(error.to_string(), "serviceaccounts \"default\" is forbidden: on demand");
     }
 
     #[tokio::test]

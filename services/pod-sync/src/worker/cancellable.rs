@@ -8,7 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use pod_sync_cri_config::objects::{ObjectError, ObjectSource};
-use pod_sync_volumes::token::{Token, TokenKey, TokenSource};
+use pod_sync_volumes::token::{Token, TokenError, TokenKey, TokenSource};
 use tokio_util::sync::CancellationToken;
 
 const CANCELLED: &str = "the pod changed meanwhile";
@@ -60,8 +60,8 @@ impl ObjectSource for Cancellable<dyn ObjectSource> {
 
 #[async_trait]
 impl TokenSource for Cancellable<dyn TokenSource> {
-    async fn request(&self, key: &TokenKey) -> Result<Token, String> {
-        self.unless(self.inner.request(key), CANCELLED.to_owned()).await
+    async fn request(&self, key: &TokenKey) -> Result<Token, TokenError> {
+        self.unless(self.inner.request(key), TokenError::Api(CANCELLED.to_owned())).await
     }
 }
 

@@ -34,7 +34,7 @@ pub(super) async fn get(
 ) -> Result<Sent, String> {
     let host =
         get.host.clone().filter(|h| !h.is_empty()).or(ip).ok_or("failed to find networking container")?;
-    let port = resolve_port(&get.port, container)?;
+    let port = resolve_port(&get.port, container).map_err(|e| e.to_string())?;
     let tls = get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
     let (headers, host_header) = headers(get.http_headers.as_deref().unwrap_or_default())?;
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host };

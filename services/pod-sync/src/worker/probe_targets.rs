@@ -85,7 +85,7 @@ fn probe(key: &GrantKey, c: &Container, id: &str, probe: ProbeType, p: &Probe) -
     let timeout_seconds = positive(p.timeout_seconds, 1);
     let port = |port| match resolve_port(port, Some(c)) {
         Ok(number) => (number.into(), String::new()),
-        Err(why) => (0, why),
+        Err(error) => (0, error.to_string()),
     };
     let handler = if let Some(http) = &p.http_get {
         let (port, port_error) = port(&http.port);

@@ -316,7 +316,8 @@ async fn tokens(tools: &Tools, volume: &Resolved, uid: &PodUid) -> Result<String
             pod_uid: uid.to_string(),
         };
         let jitter = TOKEN_JITTER.mul_f64(rand::rng().random::<f64>());
-        let token = tools.token_cache.get(&key, tools.tokens.as_deref(), tools.clock.wall(), jitter).await?;
+        let token = tools.token_cache.get(&key, tools.tokens.as_deref(), tools.clock.wall(), jitter).await;
+        let token = token.map_err(|e| e.to_string())?;
         let expires = token.expires.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
         let token = serde_json::json!({"token": token.token, "expirationTimestamp": expires});
         tokens.insert(request.audience.clone(), token);

@@ -421,7 +421,8 @@ impl Volumes {
                 pod_uid: uid.to_string(),
             };
             let jitter = TOKEN_JITTER.mul_f64(rand::rng().random::<f64>());
-            let token = self.tokens.get(&key, ctx.tokens.as_deref(), ctx.now, jitter).await?;
+            let token = self.tokens.get(&key, ctx.tokens.as_deref(), ctx.now, jitter).await;
+            let token = token.map_err(|e| e.to_string())?;
             let group = spec.security_context.as_ref().and_then(|c| c.fs_group);
             let file = payload::token_file(&token.token, default_mode, payload::fs_user(pod), group);
             return Ok([(source.path.clone(), file)].into());

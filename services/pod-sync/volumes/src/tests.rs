@@ -44,7 +44,7 @@ struct Tokens;
 
 #[async_trait]
 impl TokenSource for Tokens {
-    async fn request(&self, key: &TokenKey) -> Result<Token, String> {
+    async fn request(&self, key: &TokenKey) -> Result<Token, token::TokenError> {
         let token = format!("{}/{}:{:?}", key.namespace, key.service_account, key.audiences);
         Ok(Token { token, expires: now() + jiff::SignedDuration::from_hours(1), expiration_seconds: 3600 })
     }

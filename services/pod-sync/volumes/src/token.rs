@@ -52,14 +52,35 @@ impl Token {
     }
 }
 
+/// There is no token.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    /// The request failed, with the API server's message.
+    #[error("{0}")]
+    Api(String),
+    #[error("the API server gave no token")]
+    Missing,
+    #[error("cannot use TokenManager when kubelet is in standalone mode")]
+    Standalone,
+}
+
+/// The cache has no valid token. The texts are the kubelet's, with the cause: they become events.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoValidToken {
+    #[error("failed to fetch token: {0}")]
+    Fetch(TokenError),
+    #[error("token {namespace:?}/{service_account:?} expired and refresh failed: {error}")]
+    Expired { namespace: String, service_account: String, error: TokenError },
+}
+
 /// Requests tokens from the API server.
 #[async_trait]
 pub trait TokenSource: Send + Sync {
     /// Sends a TokenRequest for the service account, bound to the pod.
     ///
     /// # Errors
-    /// The API server's message, without the token.
-    async fn request(&self, key: &TokenKey) -> Result<Token, String>;
+    /// The request failed. The error does not contain the token.
+    async fn request(&self, key: &TokenKey) -> Result<Token, TokenError>;
 }
 
 /// Cache of tokens (`pkg/kubelet/token: Manager`).
@@ -80,14 +101,14 @@ impl TokenCache {
         source: Option<&dyn TokenSource>,
         now: Timestamp,
         jitter: Duration,
-    ) -> Result<Arc<Token>, String> {
+    ) -> Result<Arc<Token>, NoValidToken> {
         let cached = self.tokens.lock().get(key).cloned();
         if let Some(token) = cached.clone().filter(|t| !t.needs_refresh(now, jitter)) {
             return Ok(token);
         }
         let answer = match source {
             Some(source) => source.request(key).await,
-            None => Err("cannot use TokenManager when kubelet is in standalone mode".to_owned()),
+            None => Err(TokenError::Standalone),
         };
         match (answer, cached) {
             (Ok(fresh), _) => {
@@ -95,16 +116,17 @@ impl TokenCache {
                 self.tokens.lock().insert(key.clone(), fresh.clone());
                 Ok(fresh)
             }
-            (Err(e), None) => Err(format!("failed to fetch token: {e}")),
-            (Err(e), Some(old)) if now > old.expires => Err(format!(
-                "token \"{}\"/\"{}\" expired and refresh failed: {e}",
-                key.namespace, key.service_account
-            )),
-            (Err(e), Some(old)) => {
+            (Err(error), None) => Err(NoValidToken::Fetch(error)),
+            (Err(error), Some(old)) if now > old.expires => Err(NoValidToken::Expired {
+                namespace: key.namespace.clone(),
+                service_account: key.service_account.clone(),
+                error,
+            }),
+            (Err(error), Some(old)) => {
                 tracing::info!(
                     namespace = key.namespace,
                     service_account = key.service_account,
-                    error = e,
+                    %error,
                     "token refresh failed, using the token that is still valid"
                 );
                 Ok(old)
@@ -137,9 +159,9 @@ mod tests {
 
     #[async_trait]
     impl TokenSource for Fake {
-        async fn request(&self, _: &TokenKey) -> Result<Token, String> {
+        async fn request(&self, _: &TokenKey) -> Result<Token, TokenError> {
             if *self.down.lock() {
-                return Err("down".into());
+                return Err(TokenError::Api("down".to_owned()));
             }
             *self.asked.lock() += 1;
             let token = format!("t{}", self.asked.lock());
@@ -188,15 +210,18 @@ mod tests {
         *fake.down.lock() = true;
         let ask = |second: i64| cache.get(&KEY, Some(&fake), at(second), Duration::ZERO);
         static KEY: std::sync::LazyLock<TokenKey> = std::sync::LazyLock::new(key);
-        assert_eq!(ask(0).await.unwrap_err(), "failed to fetch token: down");
+        assert_eq!(ask(0).await.unwrap_err().to_string(), "failed to fetch token: down");
         *fake.down.lock() = false;
         ask(0).await.unwrap();
         *fake.down.lock() = true;
         assert_eq!(ask(3000).await.unwrap().token, "t1");
-        assert_eq!(ask(3601).await.unwrap_err(), "token \"default\"/\"sa\" expired and refresh failed: down");
+        assert_eq!(
+            ask(3601).await.unwrap_err().to_string(),
+            "token \"default\"/\"sa\" expired and refresh failed: down"
+        );
         let none = TokenCache::default();
         assert_eq!(
-            none.get(&key(), None, at(0), Duration::ZERO).await.unwrap_err(),
+            none.get(&key(), None, at(0), Duration::ZERO).await.unwrap_err().to_string(),
             "failed to fetch token: cannot use TokenManager when kubelet is in standalone mode"
         );
     }

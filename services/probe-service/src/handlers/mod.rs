@@ -7,7 +7,7 @@ mod http;
 mod url;
 
 /// Private functions for `tests/fuzz`.
-#[doc(hidden)]
+#[cfg(feature = "fuzzing")]
 pub mod fuzzing {
     use super::url::Url;
 

@@ -54,6 +54,25 @@ impl CommonArgs {
     }
 }
 
+/// Arguments of services that know the node and the API server.
+#[derive(Debug, Clone, clap::Args)]
+pub struct NodeArgs {
+    /// Name of the node. Default: the host name in lower case
+    #[arg(long, alias = "hostname-override", value_parser = node_name, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Kubeconfig of the API server. Without it, the node is standalone
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+impl NodeArgs {
+    /// Returns the name of the node.
+    #[must_use]
+    pub fn node_name(&self) -> String {
+        self.node_name.clone().unwrap_or_else(host_name)
+    }
+}
+
 /// Parses the command line. Exits the process with code 64 on a usage error, and with 0 after printing help or the version.
 #[must_use]
 pub fn parse<T: Parser>() -> T {

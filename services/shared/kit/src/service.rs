@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 use tokio_util::sync::CancellationToken;
 
+pub use quintlet_telemetry::metrics::register_process_metrics;
+
 /// The allocator of every binary. glibc's allocator keeps freed memory: about 20 MiB in all processes after 300 pods.
 /// The settings of jemalloc are in `.cargo/config.toml`.
 pub use tikv_jemallocator::Jemalloc as Allocator;

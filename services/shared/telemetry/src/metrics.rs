@@ -6,8 +6,8 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Once, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -27,15 +27,18 @@ pub const LATENCY_BUCKETS: [f64; 17] = [
 /// The content type of [`text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
+static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
+
+/// Adds the metrics of the process itself to the registry. Further calls have no effect. Called in `main`: a library that runs in a
+/// test is not the process.
+pub fn register_process_metrics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| registry().register_collector(Box::new(crate::process::Process)));
+}
+
 /// Returns the locked registry of the process, for metrics that the helpers do not cover. Register such a metric only once.
 pub fn registry() -> MutexGuard<'static, Registry> {
-    static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
-    let make = || {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(crate::process::Process));
-        Mutex::new(registry)
-    };
-    REGISTRY.get_or_init(make).lock()
+    REGISTRY.get_or_init(Mutex::default).lock()
 }
 
 /// Returns the counter `name`. Its series has the suffix `_total`.

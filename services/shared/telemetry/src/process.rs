@@ -129,6 +129,7 @@ mod tests {
             let line = text.lines().find(|l| l.starts_with(&format!("{name} ")));
             line.and_then(|l| l.split_once(' ')?.1.parse().ok()).unwrap_or_else(|| panic!("{name}\n{text}"))
         };
+        crate::metrics::register_process_metrics();
         let before = crate::metrics::text();
         let files: Vec<_> = (0..50).map(|_| std::fs::File::open("/proc/self/stat").unwrap()).collect();
         let memory = vec![1_u8; 64 << 20];
