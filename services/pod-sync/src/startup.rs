@@ -495,7 +495,8 @@ fn cgroups(args: &Args, settings: &NodeSettings) -> Cgroups {
     let root = Path::new(CGROUP_FS);
     let cgroups = Cgroups::new(root, &args.cgroup_root, settings.cgroup)
         .with_cgroups_per_qos(args.resources.cgroups_per_qos)
-        .with_owner(&format!("{} {}", settings.node_name, args.root_dir.display()));
+        .with_owner(&format!("{} {}", settings.node_name, args.root_dir.display()))
+        .with_system_bus(args.shutdown.system_bus.clone());
     pod_sync_metrics::set_cgroup_version(quintlet_cgroups::is_v2(root));
     if args.cgroup_driver == CgroupDriver::Systemd {
         cgroups.set_driver(quintlet_cgroups::CgroupDriver::Systemd);

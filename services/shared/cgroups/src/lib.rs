@@ -38,6 +38,7 @@ use self::removal::{kill_all, remove_dirs};
 use self::systemd::Systemd;
 
 pub use self::names::{CgroupDriver, parent_name};
+pub use self::systemd::SystemdError;
 
 const MIN_SHARES: u64 = 2;
 // From this value on, the kernel treats a limit as none. v1 rounds limits to pages.
@@ -86,13 +87,12 @@ pub enum CgroupError {
     #[error("failed to delete cgroup paths for {group} : {source}")]
     Delete { group: String, source: io::Error },
     /// A call to systemd failed.
-    #[error("systemd: {what} {unit}: {problem}")]
+    #[error("systemd: {what} {unit}: {source}")]
     Systemd {
         /// The failed operation.
         what: &'static str,
         unit: String,
-        /// Message of systemctl.
-        problem: String,
+        source: SystemdError,
     },
 }
 
@@ -148,7 +148,7 @@ impl Cgroups {
                     .collect(),
             )
         };
-        let systemd = Systemd::new(Path::new("systemctl"), matches!(layout, Layout::V2(_)));
+        let systemd = Systemd::new(None, matches!(layout, Layout::V2(_)));
         Self {
             layout,
             root: root.to_owned(),
@@ -165,6 +165,13 @@ impl Cgroups {
     #[must_use]
     pub fn with_owner(self, owner: &str) -> Self {
         Self { owner: owner.to_owned(), ..self }
+    }
+
+    /// Uses another address of the system bus than the default.
+    #[must_use]
+    pub fn with_system_bus(self, address: Option<String>) -> Self {
+        let systemd = Systemd::new(address, matches!(self.layout, Layout::V2(_)));
+        Self { systemd, ..self }
     }
 
     /// Returns whether there are QoS cgroups and a cgroup of all pods.

@@ -1,96 +1,190 @@
-//! Manages slices with `systemctl`, which waits for the job and spares nodes without systemd a D-Bus library.
+//! Manages slices through systemd's D-Bus interface, as the kubelet does (`github.com/opencontainers/cgroups/systemd`).
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::io;
+use std::time::Duration;
 
+use futures::StreamExt as _;
 use quintlet_model::qos::{self, PodCgroup};
+use zbus::{Connection, OwnedObjectPath, Variant};
 
 use super::CgroupError;
 
 /// systemd rounds CPU time to hundredths of a CPU (10 ms per second).
-const QUOTA_STEP_US: i64 = 10_000;
+const QUOTA_STEP_US: u64 = 10_000;
+/// No limit, in properties of systemd.
+const INFINITY: u64 = u64::MAX;
+/// Time limit of a call with its job.
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[zbus::proxy(
+    interface = "org.freedesktop.systemd1.Manager",
+    default_service = "org.freedesktop.systemd1",
+    default_path = "/org/freedesktop/systemd1"
+)]
+trait Manager {
+    fn subscribe(&self) -> zbus::Result<()>;
+
+    fn start_unit(&self, name: &str, mode: &str) -> zbus::Result<OwnedObjectPath>;
+
+    fn stop_unit(&self, name: &str, mode: &str) -> zbus::Result<OwnedObjectPath>;
+
+    fn set_unit_properties(
+        &self,
+        name: &str,
+        runtime: bool,
+        properties: &[(&str, Variant<'_>)],
+    ) -> zbus::Result<()>;
+
+    #[zbus(signal)]
+    fn job_removed(&self, id: u32, job: OwnedObjectPath, unit: String, result: String);
+}
+
+/// The reason why systemd did not do what was requested.
+#[derive(Debug, thiserror::Error)]
+pub enum SystemdError {
+    #[error(transparent)]
+    Bus(#[from] zbus::Error),
+    #[error("failed to start a runtime: {0}")]
+    Runtime(io::Error),
+    #[error("no answer within {} s", LIMIT.as_secs())]
+    Timeout,
+    /// The job ended with this result.
+    #[error("the job ended with the result {0:?}")]
+    Job(String),
+    #[error("the system bus closed the connection")]
+    Closed,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Action<'a> {
+    Start,
+    Stop,
+    Set(&'a [(&'static str, u64)]),
+}
+
+impl Action<'_> {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Stop => "stop",
+            Self::Set(_) => "set properties of",
+        }
+    }
+}
 
 #[derive(Debug, Clone)]
 pub(super) struct Systemd {
-    program: PathBuf,
+    // Address of the system bus; `None` for the default.
+    address: Option<String>,
     unified: bool,
 }
 
 impl Systemd {
-    pub(super) fn new(program: &Path, unified: bool) -> Self {
-        Self { program: program.to_owned(), unified }
+    pub(super) fn new(address: Option<String>, unified: bool) -> Self {
+        Self { address, unified }
     }
 
     /// Starts a slice and its parents. A running slice is not changed.
     pub(super) fn start(&self, unit: &str) -> Result<(), CgroupError> {
-        self.run("start", unit, &[])
+        self.run(Action::Start, unit)
     }
 
     /// Stops a slice without processes.
     pub(super) fn stop(&self, unit: &str) -> Result<(), CgroupError> {
-        self.run("stop", unit, &[])
+        self.run(Action::Stop, unit)
     }
 
     /// Sets the limits of a slice until it stops.
     pub(super) fn set(&self, unit: &str, values: &PodCgroup) -> Result<(), CgroupError> {
         let properties = properties(values, self.unified);
-        if properties.is_empty() { Ok(()) } else { self.run("set-property", unit, &properties) }
+        if properties.is_empty() { Ok(()) } else { self.run(Action::Set(&properties), unit) }
     }
 
-    fn run(&self, what: &'static str, unit: &str, properties: &[String]) -> Result<(), CgroupError> {
-        let problem = |problem: String| CgroupError::Systemd { what, unit: unit.to_owned(), problem };
-        let runtime = (what == "set-property").then_some("--runtime");
-        let output = Command::new(&self.program)
-            .args(["--no-ask-password", what])
-            .args(runtime)
-            .arg(unit)
-            .args(properties)
-            .output()
-            .map_err(|e| problem(format!("{}: {e}", self.program.display())))?;
-        if output.status.success() {
-            return Ok(());
+    // Connects for each call: a slice changes a few times per pod, and a connection that is kept would have to be renewed.
+    fn run(&self, action: Action<'_>, unit: &str) -> Result<(), CgroupError> {
+        let work = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            let call = async { tokio::time::timeout(LIMIT, self.call(action, unit)).await };
+            let done = runtime.map_err(SystemdError::Runtime)?.block_on(call);
+            done.unwrap_or(Err(SystemdError::Timeout))
+        };
+        // The caller may be a thread of a runtime, which cannot block on another one.
+        let done = std::thread::scope(|scope| scope.spawn(work).join());
+        let done = done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        done.map_err(|source| CgroupError::Systemd { what: action.name(), unit: unit.to_owned(), source })
+    }
+
+    async fn call(&self, action: Action<'_>, unit: &str) -> Result<(), SystemdError> {
+        let manager = ManagerProxy::new(&self.connect().await?).await?;
+        // Subscribed before the job starts, so that its end is not missed.
+        let mut removed = manager.receive_job_removed().await?;
+        let job = match action {
+            Action::Set(properties) => {
+                let properties: Vec<_> =
+                    properties.iter().map(|(name, v)| (*name, Variant::from(*v))).collect();
+                return Ok(manager.set_unit_properties(unit, true, &properties).await?);
+            }
+            Action::Start => {
+                manager.subscribe().await?;
+                manager.start_unit(unit, "replace").await?
+            }
+            Action::Stop => {
+                manager.subscribe().await?;
+                manager.stop_unit(unit, "replace").await?
+            }
+        };
+        while let Some(signal) = removed.next().await {
+            let signal = signal.args()?;
+            if signal.job == job {
+                return match signal.result.as_str() {
+                    "done" => Ok(()),
+                    result => Err(SystemdError::Job(result.to_owned())),
+                };
+            }
         }
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(problem(if said.is_empty() { output.status.to_string() } else { said }))
+        Err(SystemdError::Closed)
+    }
+
+    async fn connect(&self) -> zbus::Result<Connection> {
+        let builder = match &self.address {
+            Some(address) => zbus::connection::Builder::address(address.as_str()),
+            None => zbus::connection::Builder::system(),
+        };
+        builder.build().await
     }
 }
 
-fn properties(values: &PodCgroup, unified: bool) -> Vec<String> {
-    let limit = |v: i64| if v < 0 { "infinity".to_owned() } else { v.to_string() };
+fn properties(values: &PodCgroup, unified: bool) -> Vec<(&'static str, u64)> {
+    let limit = |value: i64| u64::try_from(value).unwrap_or(INFINITY);
     let shares = values.cpu_shares.map(|shares| {
-        if unified {
-            format!("CPUWeight={}", qos::shares_to_weight(shares))
-        } else {
-            format!("CPUShares={shares}")
-        }
+        if unified { ("CPUWeight", qos::shares_to_weight(shares)) } else { ("CPUShares", shares) }
     });
-    let memory = values
-        .memory_bytes
-        .map(|bytes| format!("{}={}", if unified { "MemoryMax" } else { "MemoryLimit" }, limit(bytes)));
+    let memory =
+        values.memory_bytes.map(|bytes| (if unified { "MemoryMax" } else { "MemoryLimit" }, limit(bytes)));
     let quota = values.cpu_quota_us.map(|quota| {
-        let period = values.cpu_period_us.map_or(100_000, |p| i64::try_from(p).unwrap_or(100_000)).max(1);
-        match quota {
-            ..=0 => "CPUQuota=".to_owned(),
-            quota => {
-                let per_second = quota.saturating_mul(1_000_000).checked_div(period).unwrap_or(i64::MAX);
-                let steps =
-                    (per_second / QUOTA_STEP_US).saturating_add(i64::from(per_second % QUOTA_STEP_US > 0));
-                format!("CPUQuota={steps}%")
+        let period = values.cpu_period_us.unwrap_or(qos::DEFAULT_PERIOD_US).max(1);
+        let per_second = match u64::try_from(quota) {
+            Err(_) | Ok(0) => INFINITY,
+            Ok(quota) => {
+                let exact = quota.saturating_mul(1_000_000).checked_div(period).unwrap_or(INFINITY);
+                exact.div_ceil(QUOTA_STEP_US).saturating_mul(QUOTA_STEP_US)
             }
-        }
+        };
+        ("CPUQuotaPerSecUSec", per_second)
     });
-    let period = values.cpu_period_us.map(|us| format!("CPUQuotaPeriodSec={us}us"));
-    let tasks = values.pids.map(|pids| format!("TasksMax={}", limit(pids)));
+    let period = values.cpu_period_us.map(|us| ("CPUQuotaPeriodUSec", us));
+    let tasks = values.pids.map(|pids| ("TasksMax", limit(pids)));
     [shares, quota, period, memory, tasks].into_iter().flatten().collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use quintlet_testkit::systemd::FakeSystemd;
+
     use super::*;
-    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
-    fn limits_are_properties_in_the_words_of_each_version() {
+    fn limits_are_properties_with_the_names_of_each_version() {
         let values = PodCgroup {
             cpu_shares: Some(1024),
             cpu_quota_us: Some(50_001),
@@ -99,40 +193,37 @@ mod tests {
             pids: Some(7),
             ..PodCgroup::default()
         };
-        let common = ["CPUQuota=51%", "CPUQuotaPeriodSec=100000us"];
+        let common = [("CPUQuotaPerSecUSec", 510_000), ("CPUQuotaPeriodUSec", 100_000)];
         let [v1, v2] = [false, true].map(|unified| properties(&values, unified));
-        assert_eq!(v1, ["CPUShares=1024", common[0], common[1], "MemoryLimit=1048576", "TasksMax=7"]);
-        assert_eq!(v2, ["CPUWeight=39", common[0], common[1], "MemoryMax=1048576", "TasksMax=7"]);
+        let tasks = ("TasksMax", 7);
+        assert_eq!(v1, [("CPUShares", 1024), common[0], common[1], ("MemoryLimit", 1 << 20), tasks]);
+        assert_eq!(v2, [("CPUWeight", 39), common[0], common[1], ("MemoryMax", 1 << 20), tasks]);
         let unlimited = PodCgroup { cpu_quota_us: Some(-1), memory_bytes: Some(-1), ..PodCgroup::default() };
-        assert_eq!(properties(&unlimited, true), ["CPUQuota=", "MemoryMax=infinity"]);
+        assert_eq!(properties(&unlimited, true), [("CPUQuotaPerSecUSec", INFINITY), ("MemoryMax", INFINITY)]);
         assert!(properties(&PodCgroup::default(), true).is_empty());
     }
 
-    #[test]
-    fn systemd_properties_are_set_and_its_errors_are_returned() {
+    #[tokio::test(flavor = "multi_thread")]
+    async fn slices_are_started_limited_and_stopped_and_errors_of_systemd_are_returned() {
         let dir = tempfile::tempdir().unwrap();
-        let program = dir.path().join("systemctl");
-        let log = dir.path().join("log");
-        let script = format!(
-            "#!/bin/sh\necho \"$*\" >> {}\ncase \"$*\" in *bad*) echo no such unit >&2; exit 4;; esac\n",
-            log.display()
-        );
-        std::fs::write(&program, script).unwrap();
-        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let systemd = Systemd::new(&program, true);
+        let fake = FakeSystemd::start(dir.path()).await;
+        let systemd = Systemd::new(Some(fake.address()), true);
         systemd.start("a.slice").unwrap();
         systemd.set("a.slice", &PodCgroup { pids: Some(5), ..PodCgroup::default() }).unwrap();
         systemd.set("a.slice", &PodCgroup::default()).unwrap();
         systemd.stop("a.slice").unwrap();
         assert_eq!(
-            std::fs::read_to_string(&log).unwrap(),
-            "--no-ask-password start a.slice\n--no-ask-password set-property --runtime a.slice TasksMax=5\n--no-ask-password stop a.slice\n"
+            fake.calls(),
+            ["start a.slice replace", "set a.slice runtime TasksMax=5", "stop a.slice replace"]
         );
-        assert_eq!(
-            systemd.start("bad.slice").unwrap_err().to_string(),
-            "systemd: start bad.slice: no such unit"
-        );
-        let absent = Systemd::new(&dir.path().join("absent"), true).start("a.slice").unwrap_err().to_string();
-        assert!(absent.contains("absent"), "{absent}");
+        fake.fail_jobs_of("failing.slice");
+        let error = systemd.start("failing.slice").unwrap_err().to_string();
+        assert_eq!(error, "systemd: start failing.slice: the job ended with the result \"failed\"");
+        fake.refuse("unknown.slice");
+        let error = systemd.stop("unknown.slice").unwrap_err().to_string();
+        assert!(error.ends_with("Unit unknown.slice not loaded."), "{error}");
+        drop(fake);
+        let error = systemd.start("a.slice").unwrap_err().to_string();
+        assert!(error.starts_with("systemd: start a.slice: "), "{error}");
     }
 }

@@ -7,6 +7,7 @@
 
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
+mod bus;
 pub mod command_line;
 pub mod fake_runtime;
 pub mod fields;
@@ -14,6 +15,7 @@ pub mod http_server;
 pub mod logind;
 pub mod pod_panics;
 pub mod pods;
+pub mod systemd;
 pub mod wait;
 
 /// Starts a task of a test double. These have no names: a test names its own scene.

@@ -3,7 +3,7 @@
 use std::io::{PipeReader, pipe};
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,16 +11,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use parking_lot::Mutex;
 use zbus::Connection;
 
+use crate::bus;
 use crate::wait::until;
 
 /// Limit of the start of a bus. It bounds failures only.
 const UP: Duration = Duration::from_secs(60);
 const PATH: &str = "/org/freedesktop/login1";
 const INTERFACE: &str = "org.freedesktop.login1.Manager";
-const CONFIG: &str = r#"<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig><type>system</type><listen>ADDRESS</listen><auth>EXTERNAL</auth><policy context="default">
-<allow user="*"/><allow own="*"/><allow send_destination="*"/><allow receive_sender="*"/></policy></busconfig>"#;
 
 #[derive(Debug)]
 struct State {
@@ -108,14 +105,14 @@ impl FakeLogind {
             drop_ins: drop_ins.to_owned(),
         };
         let state = Arc::new(state);
-        let (daemon, connection) = bus(dir, &state).await;
+        let (daemon, connection) = start_bus(dir, &state).await;
         Self { dir: dir.to_owned(), state, daemon, connection }
     }
 
     /// Returns the address of the bus.
     #[must_use]
     pub fn address(&self) -> String {
-        address(&self.dir)
+        bus::address(&self.dir)
     }
 
     /// Returns the number of inhibitors that were ever taken.
@@ -149,7 +146,7 @@ impl FakeLogind {
     /// Stops the bus and starts another one in its place.
     pub async fn restart(&mut self) {
         self.stop();
-        (self.daemon, self.connection) = bus(&self.dir, &self.state).await;
+        (self.daemon, self.connection) = start_bus(&self.dir, &self.state).await;
     }
 
     fn stop(&mut self) {
@@ -165,22 +162,10 @@ impl Drop for FakeLogind {
     }
 }
 
-fn address(dir: &Path) -> String {
-    format!("unix:path={}", dir.join("bus").display())
-}
-
-async fn bus(dir: &Path, state: &Arc<State>) -> (Child, Connection) {
-    let config = dir.join("bus.conf");
-    std::fs::write(&config, CONFIG.replace("ADDRESS", &address(dir))).expect("a file can be written");
-    let _not_there = std::fs::remove_file(dir.join("bus"));
-    let daemon = Command::new("dbus-daemon")
-        .args(["--nofork", "--nopidfile", "--nosyslog", "--config-file"])
-        .arg(&config)
-        .stdin(Stdio::null())
-        .spawn()
-        .expect("dbus-daemon starts: scripts/install.sh test");
+async fn start_bus(dir: &Path, state: &Arc<State>) -> (Child, Connection) {
+    let daemon = bus::spawn(dir);
     let connection = until("a bus", UP, async || {
-        let builder = zbus::connection::Builder::address(address(dir).as_str())
+        let builder = zbus::connection::Builder::address(bus::address(dir).as_str())
             .serve_at(PATH, Manager(Arc::clone(state)))
             .serve_at("/org/freedesktop/systemd1", Systemd(Arc::clone(state)))
             .name("org.freedesktop.systemd1")
