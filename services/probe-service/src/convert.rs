@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use quintlet_kit::url_scheme::UrlScheme;
 use quintlet_model::convert::{self, ConvertError};
 use quintlet_model::ids::{ContainerId, PodRef, PodUid};
 use quintlet_model::probe::{ProbeKey, ProbeMemory, ProbeType};
@@ -65,7 +66,7 @@ fn probe(spec: wire::ProbeSpec) -> Result<Probe, ConvertError> {
             | wire::probe_spec::Handler::Tcp(wire::TcpSocket { port_error: why, .. }),
         ) if !why.is_empty() => Handler::Broken(why),
         Some(wire::probe_spec::Handler::Http(http)) => Handler::Http(HttpGet {
-            tls: http.scheme.eq_ignore_ascii_case("https"),
+            scheme: UrlScheme::parse(&http.scheme),
             host: host(http.host),
             port: http.port,
             path: http.path,

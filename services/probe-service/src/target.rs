@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use quintlet_kit::url_scheme::UrlScheme;
 use quintlet_model::ids::{ContainerId, PodRef};
 use quintlet_model::probe::{ProbeMemory, ProbeType};
 
@@ -68,8 +69,8 @@ pub enum Handler {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpGet {
-    /// HTTPS, without verification of the certificate.
-    pub tls: bool,
+    /// Certificates of HTTPS are not verified.
+    pub scheme: UrlScheme,
     /// The pod's IP if none.
     pub host: Option<String>,
     /// Validated by each attempt.

@@ -12,6 +12,7 @@ use k8s_openapi::api::core::v1::{Container, HTTPGetAction, HTTPHeader};
 
 use pod_sync_decisions::probes::resolve_port;
 use quintlet_kit::redirect;
+use quintlet_kit::url_scheme::{SchemeError, UrlScheme};
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";
 
@@ -35,15 +36,19 @@ pub(super) async fn get(
     let host =
         get.host.clone().filter(|h| !h.is_empty()).or(ip).ok_or("failed to find networking container")?;
     let port = resolve_port(&get.port, container).map_err(|e| e.to_string())?;
-    let tls = get.scheme.as_deref().is_some_and(|s| s.eq_ignore_ascii_case("https"));
-    let (headers, host_header) = headers(get.http_headers.as_deref().unwrap_or_default())?;
+    let scheme = UrlScheme::parse(get.scheme.as_deref().unwrap_or_default());
     let bracketed = if host.contains(':') { format!("[{host}]") } else { host };
     let path = redirect::encode_path(get.path.as_deref().unwrap_or_default());
     let slash = if path.starts_with('/') { "" } else { "/" };
+    let rest = format!("{bracketed}:{port}{slash}{path}");
     let url = |scheme: &str| -> Result<Uri, String> {
-        format!("{scheme}://{bracketed}:{port}{slash}{path}").parse().map_err(|e| format!("invalid URL: {e}"))
+        format!("{scheme}://{rest}").parse().map_err(|e| format!("invalid URL: {e}"))
     };
-    if !tls {
+    if let UrlScheme::Unsupported(scheme) = &scheme {
+        return Err(SchemeError::new(scheme, &rest).to_string());
+    }
+    let (headers, host_header) = headers(get.http_headers.as_deref().unwrap_or_default())?;
+    if scheme == UrlScheme::Http {
         let sent = follow(url("http")?, &headers, host_header.as_ref()).await;
         return sent.map(|()| Sent::AsAsked).map_err(|e| e.to_string());
     }
@@ -316,6 +321,14 @@ mod tests {
             (json!({"port": "web"}), "connect: connection refused"),
             (json!({"port": closed, "path": "/x"}), &refused("http", "/x")),
             (json!({"port": closed, "scheme": "HTTPS"}), &refused("https", "/")),
+            (
+                json!({"port": 80, "scheme": "Sideways", "path": "/a b"}),
+                "Get \"sideways://127.0.0.1:80/a%20b\": unsupported protocol scheme \"sideways\"",
+            ),
+            (
+                json!({"port": 80, "scheme": "1st", "host": "::1"}),
+                "parse \"1st://[::1]:80/\": first path segment in URL cannot contain colon",
+            ),
             (json!({"port": "none"}), "strconv.Atoi: parsing \"none\": invalid syntax"),
             (json!({"port": 0}), "invalid port number: 0"),
             (json!({"port": 70000}), "invalid port number: 70000"),

@@ -13,6 +13,7 @@ use hyper::body::Incoming;
 use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
 use quintlet_kit::clock::deadline_after;
+use quintlet_kit::url_scheme::{SchemeError, UrlScheme};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -34,7 +35,15 @@ const BODY_TIMED_OUT: &str =
 
 pub(super) async fn probe(get: &HttpGet, host: &str, port: u16, timeout: Duration) -> Attempt {
     let deadline = deadline_after(Instant::now(), timeout);
-    let url = Url::of_probe(get.tls, host, port, &get.path);
+    let url = Url::of_probe(get.scheme == UrlScheme::Https, host, port, &get.path);
+    if let UrlScheme::Unsupported(scheme) = &get.scheme {
+        let error = SchemeError::new(scheme, &format!("{}{}", url.authority, url.target));
+        return match &error {
+            // The kubelet fails to make the request, or sends it in vain.
+            SchemeError::Url { .. } => Attempt::unknown(error.to_string()),
+            SchemeError::Protocol { .. } => Attempt::Failure(error.to_string()),
+        };
+    }
     let failure =
         |url: &dyn std::fmt::Display, error: &str| Attempt::Failure(format!("Get \"{url}\": {error}"));
     let (headers, host_header) = match headers(&get.headers) {

@@ -2,6 +2,7 @@
 use std::io;
 use std::net::SocketAddr;
 
+use quintlet_kit::url_scheme::UrlScheme;
 use quintlet_proto::runtime::v1 as runtime;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpListener;
@@ -75,7 +76,13 @@ async fn one(
 }
 
 fn get(address: SocketAddr, path: &str) -> HttpGet {
-    HttpGet { tls: false, host: None, port: address.port().into(), path: path.into(), headers: Vec::new() }
+    HttpGet {
+        scheme: UrlScheme::Http,
+        host: None,
+        port: address.port().into(),
+        path: path.into(),
+        headers: Vec::new(),
+    }
 }
 
 fn real() -> RealAttempts {
@@ -267,6 +274,23 @@ async fn an_http_fault_before_the_headers_is_a_failure_and_one_after_them_an_err
 }
 
 #[tokio::test]
+async fn an_unsupported_scheme_fails_without_a_connection() {
+    let (address, mut requests) = serve(None, |_| page("200 OK", "", "")).await;
+    let protocol = format!("Get \"sideways://{address}/x\": unsupported protocol scheme \"sideways\"");
+    let parse = format!("parse \"two words://{address}/x\": first path segment in URL cannot contain colon");
+    for (scheme, expected) in [
+        ("Sideways", failure(protocol)),
+        ("Two words", Attempt::unknown(parse)),
+        ("", Attempt::Success(String::new())),
+    ] {
+        let get = HttpGet { scheme: UrlScheme::parse(scheme), ..get(address, "/x") };
+        assert_eq!(http_get(get).await, expected, "{scheme:?}");
+    }
+    assert!(requests.try_recv().is_ok(), "the request without a scheme is sent");
+    assert!(requests.try_recv().is_err(), "no other request is sent");
+}
+
+#[tokio::test]
 async fn any_certificate_is_accepted_and_plain_http_is_detected() {
     let certified = rcgen::generate_simple_self_signed(vec!["somebody.else".into()]).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
@@ -279,7 +303,7 @@ async fn any_certificate_is_accepted_and_plain_http_is_detected() {
         .unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let (address, _requests) = serve(Some(acceptor), |_| page("200 OK", "", "sealed")).await;
-    let tls = |address| HttpGet { tls: true, ..get(address, "/") };
+    let tls = |address| HttpGet { scheme: UrlScheme::Https, ..get(address, "/") };
     assert_eq!(http_get(tls(address)).await, Attempt::Success("sealed".into()));
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -27,6 +27,7 @@ pub mod socket;
 pub mod task;
 pub mod tls;
 pub mod tree;
+pub mod url_scheme;
 
 pub use args::paths;
 
