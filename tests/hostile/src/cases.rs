@@ -8,15 +8,19 @@ use serde_json::{Map, Value, json};
 
 use crate::class::{self, Class};
 
-/// A pod with one extreme value; all other values are ordinary.
+/// A pod with one extreme value; all other values are ordinary. The value is built with the pod: all of them take 870 MB.
 #[derive(Debug, Clone)]
 pub struct Case {
     /// Path of the field with the extreme value.
     pub path: String,
     /// Name of the extreme value.
     pub extreme: String,
-    value: Value,
 }
+
+const NO_ITEMS: &str = "no-items";
+const LONG_KEY: &str = "key-of-1-mib";
+const EMPTY_KEY: &str = "key-empty";
+const UPWARD_KEY: &str = "key-upwards";
 
 /// All cases, and the data from which their pods are built.
 #[derive(Debug)]
@@ -119,27 +123,38 @@ impl Cases {
     }
 
     fn of_field(&self, field: &Field) -> Vec<Case> {
-        let path = field.path.as_str();
-        let case = |extreme: String, value| Case { path: path.to_owned(), extreme, value };
+        let names: Vec<String> = match self.classes[&field.path] {
+            Class::List(many) => vec![format!("{many}-items"), NO_ITEMS.to_owned()],
+            Class::Map(many) => {
+                let keys = [LONG_KEY, EMPTY_KEY, UPWARD_KEY].map(str::to_owned);
+                std::iter::once(format!("{many}-entries")).chain(keys).collect()
+            }
+            class => class.extremes().into_iter().map(|(name, _)| name.to_owned()).collect(),
+        };
+        names.into_iter().map(|extreme| Case { path: field.path.clone(), extreme }).collect()
+    }
+
+    fn value(&self, Case { path, extreme }: &Case) -> Value {
         match self.classes[path] {
+            Class::List(_) if extreme == NO_ITEMS => json!([]),
             Class::List(many) => {
                 let item = self.good_at(&format!("{path}[]"));
-                let items: Vec<Value> = (0..many).map(|i| numbered(&item, i)).collect();
-                vec![case(format!("{many}-items"), Value::Array(items)), case("no-items".into(), json!([]))]
+                (0..many).map(|i| numbered(&item, i)).collect()
             }
             Class::Map(many) => {
-                let value = self.good_at(&format!("{path}{{}}"));
-                let entries = |keys: Vec<String>| -> Value {
-                    Value::Object(keys.into_iter().map(|k| (k, value.clone())).collect::<Map<_, _>>())
+                let keys = match extreme.as_str() {
+                    LONG_KEY => vec!["k".repeat(class::MIB)],
+                    EMPTY_KEY => vec![String::new()],
+                    UPWARD_KEY => vec!["../../../etc/passwd".to_owned()],
+                    _ => (0..many).map(|i| format!("key-{i}")).collect(),
                 };
-                vec![
-                    case(format!("{many}-entries"), entries((0..many).map(|i| format!("key-{i}")).collect())),
-                    case("key-of-1-mib".into(), entries(vec!["k".repeat(class::MIB)])),
-                    case("key-empty".into(), entries(vec![String::new()])),
-                    case("key-upwards".into(), entries(vec!["../../../etc/passwd".into()])),
-                ]
+                let value = self.good_at(&format!("{path}{{}}"));
+                Value::Object(keys.into_iter().map(|key| (key, value.clone())).collect::<Map<_, _>>())
             }
-            class => class.extremes().into_iter().map(|(name, value)| case(name.to_owned(), value)).collect(),
+            class => {
+                let named = class.extremes().into_iter().find(|(name, _)| name == extreme);
+                named.map(|(_, value)| value).expect("a case has the name of an extreme value of its class")
+            }
         }
     }
 
@@ -178,7 +193,7 @@ impl Cases {
             place(&mut pod, &case.path, class.good());
         }
         self.fill(&mut pod);
-        place(&mut pod, &case.path, case.value.clone());
+        place(&mut pod, &case.path, self.value(case));
         pod
     }
 
