@@ -9,6 +9,8 @@ QUICK_BIN_DIR := $(CURDIR)/target/unoptimized
 RUNTIMES := trixie sid
 # Tests that every runtime must pass.
 RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill races features housekeeping reboot resize,--test $(test))
+# A test of the simulation computes for an eighth of its time, so more tests run at a time than there are processors.
+export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
 .PHONY: all install build quick check test fuzz test-runtimes histories vm bench bench-scale run
