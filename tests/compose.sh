@@ -109,6 +109,14 @@ healthy() {
 }
 until_true 60 healthy || { logs; exit 1; }
 
+# The IDs of the sandboxes and containers of the pod web.
+web_containers() {
+    docker-compose exec -T containerd ctr --address /run/quintlet/runtime/containerd.sock -n k8s.io \
+        containers list -q 'labels."io.kubernetes.pod.name"~="^web-"' | sort
+}
+web_containers > "$work/created"
+[ -s "$work/created" ] || { say "containerd lists no container of the pod"; exit 1; }
+
 say "killing each service; it serves again, a new pod becomes Ready, and the first one stays as it is"
 for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
     container=$(docker-compose ps -q $service)
@@ -123,6 +131,8 @@ for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
     rm "$work/manifests/after-$service.yaml"
 done
 grep -Eq '^web[^ ]* +1/1 +Running +0( |$)' "$work/pods" || { say "the pod was restarted:"; cat "$work/pods" >&2; logs; exit 1; }
+web_containers > "$work/kept"
+cmp -s "$work/created" "$work/kept" || { say "the pod was created again:"; diff "$work/created" "$work/kept" >&2; logs; exit 1; }
 
 say "docker-compose down"
 docker-compose down -v --timeout 20 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; exit 1; }
