@@ -196,7 +196,7 @@ impl ImageArgs {
     }
 }
 
-/// Which process creates cgroups (`cgroupDriver`).
+/// The process that creates cgroups (`cgroupDriver`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum CgroupDriver {
     /// Directories, created by pod-sync and the runtime.
@@ -222,7 +222,7 @@ pub struct PullArgs {
     /// Burst of pulls, if a rate is set. Default: 10.
     #[arg(long, value_name = "PULLS")]
     pub registry_burst: Option<u32>,
-    /// Which existing images require that the pod has credentials for them, or pulls them again.
+    /// Verification of existing images: a pod must have credentials for them, or pull them again.
     #[arg(long, value_enum, default_value = "NeverVerifyPreloadedImages", value_name = "POLICY")]
     pub image_pull_credentials_verification_policy: Verification,
     /// Image for which NeverVerifyAllowlistedImages requires no credentials: its name with registry and without tag, or
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_that_no_node_may_have_is_told_at_the_start() {
+    fn a_label_that_no_node_may_have_is_reported_at_the_start() {
         let read = |label: &str| {
             let line = ["pod-sync", "--node-labels", label].map(Into::into).to_vec();
             quintlet_config::cli::read::<Args>(quintlet_config::Service::PodSync, line)

@@ -43,7 +43,7 @@ impl Checkpoints for Service {
             self.ctx.clock.wall(),
         );
         let made = self.ctx.runtime.calls.checkpoint_container(&id, &location, timeout).await;
-        made.map_err(|e| Status::new(e.code, told(&e)))?;
+        made.map_err(|e| Status::new(e.code, error_text(&e)))?;
         tracing::info!(pod.uid = %uid, container.name = request.container, file = %location.display(), "checkpointed container");
         Ok(Response::new(wire::CheckpointReply { location: location.display().to_string() }))
     }
@@ -69,7 +69,7 @@ fn location(root: &Path, pod: &PodRef, container: &str, now: Timestamp) -> PathB
 }
 
 /// Maps the error of the call to the text of the kubelet. An answer of the runtime keeps its gRPC code.
-fn told(error: &CallError) -> String {
+fn error_text(error: &CallError) -> String {
     if !error.is_refused_by_runtime() {
         return error.to_string();
     }
@@ -108,7 +108,7 @@ mod tests {
             (Outcome::NotDispatched, Code::Unavailable, "no"),
             (Outcome::Unknown, Code::DeadlineExceeded, "no"),
         ] {
-            assert_eq!(told(&error(outcome, code)), want);
+            assert_eq!(error_text(&error(outcome, code)), want);
         }
     }
 

@@ -18,13 +18,13 @@ use quintlet_kit::{task, tree};
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntime};
 
-use crate::context::{
+use pod_sync_containment::PodWork;
+use pod_sync_worker::NextWork;
+use pod_sync_worker::context::{
     Checkpoints, FaultIsolation, NodeConfig, PodEnvironment, Reporting, RuntimeAccess, StopContext,
     WorkerContext, WorkerControl,
 };
-use crate::pod_workers::NextWork;
-use crate::worker::{Halt, stop_all};
-use pod_sync_containment::PodWork;
+use pod_sync_worker::{Halt, stop_all};
 
 /// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised to the
 /// least that any stop gets).
@@ -34,7 +34,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Number of tries; afterwards the next pass of housekeeping starts again.
 const TRIES: u32 = 5;
 
-/// What the removal of orphaned pods and of their logs uses.
+/// The groups that the removal of orphaned pods and of their logs uses.
 #[derive(Clone)]
 pub struct CleanupContext {
     pub clock: Clock,
@@ -173,7 +173,7 @@ impl Default for HousekeepingPace {
 
 impl HousekeepingPace {
     /// Counts a pass. Returns true for the first slow pass in a row.
-    pub fn is_slow_anew(&mut self, took: Duration) -> bool {
+    pub fn is_newly_slow(&mut self, took: Duration) -> bool {
         let is_slow = took > SLOW;
         if is_slow {
             self.slow_passes.inc();
@@ -329,7 +329,7 @@ mod tests {
         let mut pace = HousekeepingPace::default();
         let before = pace.slow_passes.get();
         let told: Vec<bool> =
-            [0, 1000, 1001, 5000, 3, 2000].map(|ms| pace.is_slow_anew(Duration::from_millis(ms))).to_vec();
+            [0, 1000, 1001, 5000, 3, 2000].map(|ms| pace.is_newly_slow(Duration::from_millis(ms))).to_vec();
         assert_eq!(told, [false, false, true, false, false, true]);
         assert_eq!(pace.slow_passes.get() - before, 3);
     }

@@ -13,12 +13,12 @@ use quintlet_kit::clock::Clock;
 use quintlet_model::pod as pods;
 use tokio_util::sync::CancellationToken;
 
-use crate::context::{ImagePulls, NodeConfig, Reporting, RuntimeAccess, WorkerContext};
+use pod_sync_worker::context::{ImagePulls, NodeConfig, Reporting, RuntimeAccess, WorkerContext};
 
 /// Interval of tries before the first answer of the runtime, and the shortest interval of passes.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// What image garbage collection uses.
+/// The groups that image garbage collection uses.
 #[derive(Clone)]
 pub struct ImageGcContext {
     pub clock: Clock,

@@ -2,7 +2,7 @@
 //!
 //! Tasks:
 //! - one per source of pods ([`pod_sync_sources`])
-//! - the sync loop ([`pod_manager`]) and one worker per pod ([`worker`])
+//! - the sync loop ([`pod_manager`]) and one worker per pod ([`pod_sync_worker`])
 //! - clients of pleg-service, probe-service and status-reporter ([`pod_sync_clients`])
 //! - the runtime poll and the reports about the node ([`pod_sync_node`])
 //! - the server of podsync.v1 ([`serve`])
@@ -20,23 +20,17 @@
 mod admission;
 pub mod args;
 pub mod checkpoint;
-pub mod context;
 pub mod housekeeping;
-pub mod image;
 pub mod image_gc;
-pub mod mirror;
 mod pending_resizes;
 pub mod pod_manager;
-pub mod pod_workers;
 mod process;
 pub mod serve;
 mod settings;
 mod shutdown;
 mod startup;
-pub mod static_pod_gate;
 mod storage;
 mod volumes;
-pub mod worker;
 
 pub use crate::process::main;
 

@@ -14,17 +14,17 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use crate::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAccess, WorkerControl};
 use pod_sync_storage::Measured;
 use pod_sync_views::{PodView, columns};
 use pod_sync_volume_tasks::VolumeTasks;
+use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAccess, WorkerControl};
 
 /// Length of the queue of changes to one reader. A slow reader skips states; the workers never wait for it.
 const STREAM: usize = 64;
 /// Number of events in an explanation.
 const EXPLAIN_EVENTS: usize = 20;
 
-/// What the services of podsync.v1 use.
+/// The groups that the services of podsync.v1 use.
 #[derive(Debug)]
 pub struct ServeContext {
     pub clock: Clock,

@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn swap_is_for_nobody_unless_limited_swap_is_set() {
+    fn no_pod_gets_swap_unless_limited_swap_is_set() {
         let given = args("memorySwap: {swapBehavior: LimitedSwap}\n", &[]);
         for (v2, want) in [(true, Some(pod_sync_node::swap_bytes())), (false, None)] {
             let mut settings =

@@ -12,8 +12,8 @@ use pod_sync_shutdown::Pods;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
-use crate::context::{Reporting, WorkerControl};
 use pod_sync_views::PodView;
+use pod_sync_worker::context::{Reporting, WorkerControl};
 
 /// Message of a pod's status and of its DisruptionTarget condition.
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";

@@ -50,20 +50,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::NodeAdmission;
 use crate::args::{Args, CgroupDriver};
-use crate::context::{
-    Checkpoints, FaultIsolation, ImagePulls, NodeConfig, PodEnvironment, Reporting, RuntimeAccess,
-    WorkerContext, WorkerControl,
-};
 use crate::image_gc;
 use crate::image_gc::ImageGcContext;
 use crate::pod_manager::{self, PodManager};
-use crate::pod_workers::PodWorkers;
 use crate::serve::{ServeContext, Service};
 use crate::settings::settings;
 use crate::shutdown::ActivePods;
-use crate::static_pod_gate::StaticPodGate;
 use crate::storage::{LoggedPods, MeasuredPods};
 use crate::volumes::MountedVolumes;
+use pod_sync_worker::PodWorkers;
+use pod_sync_worker::StaticPodGate;
+use pod_sync_worker::context::{
+    Checkpoints, FaultIsolation, ImagePulls, NodeConfig, PodEnvironment, Reporting, RuntimeAccess,
+    WorkerContext, WorkerControl,
+};
 
 const CGROUP_FS: &str = "/sys/fs/cgroup";
 

@@ -14,8 +14,8 @@ use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::storage_server::Storage;
 use tonic::{Request, Response, Status};
 
-use crate::context::{FaultIsolation, NodeConfig, Reporting, WorkerControl};
 use crate::serve::Service;
+use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, WorkerControl};
 
 /// The pods whose volumes are counted and measured.
 pub(crate) struct MeasuredPods {

@@ -19,8 +19,8 @@ use quintlet_model::pod as pods;
 
 use super::PodManager;
 use super::entry::PendingAdmission;
-use crate::context::{Desired, Victim};
 use pod_sync_containment::PodWork;
+use pod_sync_worker::context::{Desired, Victim};
 
 /// How long a pod waits for the API server to return the Node before it is rejected.
 const NODE_READ: Duration = Duration::from_secs(5);

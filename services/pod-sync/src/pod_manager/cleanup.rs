@@ -21,7 +21,7 @@ impl PodManager {
         let began = self.ctx.clock.boot();
         self.clean_up();
         let took = self.ctx.clock.boot().saturating_sub(began);
-        if self.pace.is_slow_anew(took) {
+        if self.pace.is_newly_slow(took) {
             tracing::warn!(?took, pods = self.pods.workers().count(), "housekeeping is slow");
         }
     }
@@ -166,7 +166,10 @@ impl PodManager {
                 quintlet_kit::task::spawn("orphan-mirror", async move {
                     let deleted = ctx
                         .faults
-                        .contained(&work, Box::pin(crate::mirror::delete(&ctx.reporting.statuses, &mirror)))
+                        .contained(
+                            &work,
+                            Box::pin(pod_sync_worker::mirror::delete(&ctx.reporting.statuses, &mirror)),
+                        )
                         .await;
                     if let Some(Err(error)) = deleted {
                         tracing::info!(

@@ -10,7 +10,7 @@ use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::context::Desired;
+use pod_sync_worker::context::Desired;
 
 /// The worker of a pod.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ enum Stage {
     Worker(WorkerHandle),
 }
 
-/// What the pod manager keeps of one pod UID.
+/// The state of one pod UID in the pod manager.
 #[derive(Debug, Default)]
 pub(super) struct PodEntry {
     stage: Stage,

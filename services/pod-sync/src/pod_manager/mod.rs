@@ -30,11 +30,11 @@ use tokio_util::sync::CancellationToken;
 
 use self::entry::{PodEntries, WorkerHandle};
 use self::manifest_gate::ManifestGate;
-use crate::context::{Desired, WorkerContext};
 use crate::housekeeping::{HousekeepingPace, LogSweeper};
 use crate::pending_resizes::PendingResizes;
-use crate::worker::Worker;
 use pod_sync_state::{PodRecord, Termination};
+use pod_sync_worker::Worker;
+use pod_sync_worker::context::{Desired, WorkerContext};
 
 /// Interval of housekeeping (`pkg/kubelet/kubelet.go: housekeepingPeriod`).
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -74,7 +74,7 @@ pub fn has_pod(record: &PodRecord) -> bool {
     record.pod.as_ref().is_some_and(|pod| pods::pod_ref(pod).is_ok())
 }
 
-// The result of a listing, once it has ended. Cancellation safety: the listing goes on.
+// The result of a listing, once it has ended. Cancellation safety: the listing continues.
 async fn listed(listing: &mut Option<JoinHandle<BTreeSet<PodUid>>>) -> BTreeSet<PodUid> {
     match listing {
         // A panic in the listing ends the process.

@@ -173,7 +173,7 @@ impl PodManager {
             self.pods.entry(&uid).is_restart_requested = true;
             return;
         }
-        // Without a checkpoint, the status tells what the pod was allocated.
+        // Without a checkpoint, the status has the resources that the pod was allocated.
         self.ctx.checkpoints.allocations.recover(&uid, &pod, pod.status.as_ref());
         let asked = pod;
         let pod = self.ctx.checkpoints.allocations.apply(&uid, &asked);

@@ -16,7 +16,7 @@ use pod_sync_containment::PodWork;
 /// Interval of retries while a mirror cannot be made: the Node or the API server may become available.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What the reconciler of a mirror pod uses.
+/// The groups that the reconciler of a mirror pod uses.
 #[derive(Debug, Clone)]
 pub struct MirrorContext {
     pub clock: Clock,

@@ -11,7 +11,7 @@ use quintlet_proto::status::v1 as status_wire;
 
 use super::Worker;
 
-/// What was last handed to status-reporter.
+/// The last report to status-reporter.
 #[derive(Debug, PartialEq)]
 struct Reported {
     status: Arc<PodStatus>,

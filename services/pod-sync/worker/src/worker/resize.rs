@@ -19,7 +19,7 @@ use quintlet_model::runtime::PodRuntime;
 
 use super::{ERROR_WAIT, Halt, Pass, Worker, jitter};
 
-/// Why a resize stopped early.
+/// The cause of an early end of a resize.
 enum Stopped {
     /// The runtime, the kernel or a check refused it.
     Refused(String),
@@ -160,7 +160,7 @@ impl Worker {
         let node = &self.ctx.node.settings;
         let overhead = resources::sandbox_overhead(pod, node);
         let told = resources::sandbox_resources(pod, node);
-        self.tell_sandbox(sandbox, overhead.clone(), told).await?;
+        self.update_sandbox(sandbox, overhead.clone(), told).await?;
         let (cgroups, of, uid) =
             (self.ctx.environment.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
         let written = quintlet_kit::task::blocking(move || cgroups.set_values(&of, &uid, &values)).await;
@@ -172,11 +172,11 @@ impl Worker {
             memory_limit_in_bytes: now.memory_limit.unwrap_or(-1),
             ..cri::LinuxContainerResources::default()
         };
-        self.tell_sandbox(sandbox, overhead, back).await?;
+        self.update_sandbox(sandbox, overhead, back).await?;
         Err(e.into())
     }
 
-    async fn tell_sandbox(
+    async fn update_sandbox(
         &self,
         sandbox: &SandboxId,
         overhead: cri::LinuxContainerResources,

@@ -29,8 +29,9 @@ mod sync;
 mod terminate;
 mod termination_message;
 
-pub(crate) use halt::{Halt, Next, Step};
-pub(crate) use stop::stop_all;
+pub use halt::Halt;
+pub(crate) use halt::{Next, Step};
+pub use stop::stop_all;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,7 +77,7 @@ pub struct Worker {
     work_loop: WorkLoop,
 }
 
-/// What one pass works with.
+/// The input of one pass.
 pub(crate) struct Pass {
     pod: Arc<Pod>,
     runtime: SharedPodRuntime,

@@ -22,14 +22,14 @@ use tokio_util::sync::CancellationToken;
 /// Shortest time that the caller of [`PodWorkers::kill`] waits (`pkg/kubelet/pod_workers.go: killPodNow`).
 const KILL_WAIT: Duration = Duration::from_secs(10);
 
-/// What a pod worker does next.
+/// The next work of a pod worker.
 #[derive(Debug)]
 pub enum NextWork {
     /// Run this work. The token is cancelled when a sync must not reach the runtime any more.
     Run(Work, CancellationToken),
     /// Another pod blocks this work; ask again after this time.
     Blocked(Work, Duration),
-    /// Nothing to do; ask again after this time.
+    /// There is no work; ask again after this time.
     Idle(Duration),
     /// The pod is finished and the worker exits.
     Exit,
@@ -158,7 +158,7 @@ impl PodWorkers {
     /// Terminates a pod for a reason of the node (eviction, preemption, shutdown) and waits until its containers have stopped.
     ///
     /// # Errors
-    /// The containers still run after one and a half times the grace period, and 10 s at least. The termination goes on.
+    /// The containers still run after one and a half times the grace period, and 10 s at least. The termination continues.
     pub async fn kill(&self, uid: &PodUid, facts: PodFacts, kill: KillPodOptions) -> Result<(), KillTimeout> {
         let (answer, stopped) = oneshot::channel();
         let waiter = self.waiter.fetch_add(1, Ordering::Relaxed);

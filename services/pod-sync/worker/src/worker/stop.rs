@@ -270,7 +270,7 @@ impl Worker {
 }
 
 /// Stops the containers of a plan, each after those that it waits for, then all sandboxes.
-pub(crate) async fn stop_all(
+pub async fn stop_all(
     ctx: &StopContext,
     pod: Option<&Pod>,
     runtime: &PodRuntime,

@@ -21,7 +21,7 @@ use crate::context::StopContext;
 /// Limit of the output of a hook in a status, bytes per stream.
 const SAID: usize = 1024;
 
-/// Why a hook did not succeed.
+/// The error of a hook.
 #[derive(Debug)]
 pub(super) enum HookError {
     Failed {
@@ -121,7 +121,7 @@ fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
 }
 
 /// Returns the message of a failed postStart hook, with the text of the kubelet (`pkg/kubelet/lifecycle/handlers.go`).
-fn told(hook: &LifecycleHandler, container: &str, pod: &str, error: &str, output: &str) -> String {
+fn failure_text(hook: &LifecycleHandler, container: &str, pod: &str, error: &str, output: &str) -> String {
     let of = format!("for Container {container:?} in Pod {pod:?} failed - error: {error}");
     if let Some(exec) = &hook.exec {
         return format!("Exec lifecycle hook ([{}]) {of}, message: {output:?}", command(exec).join(" "));
@@ -169,7 +169,7 @@ impl Worker {
                 return Err(Halt::interrupted(&e).into());
             }
             Err(HookError::Failed { error, output }) => {
-                told(hook, &container.name, &self.pod_ref.to_string(), &error, &output)
+                failure_text(hook, &container.name, &self.pod_ref.to_string(), &error, &output)
             }
         };
         self.ctx.reporting.events.pod(
@@ -252,12 +252,12 @@ mod tests {
             panic!("it failed")
         };
         assert_eq!(
-            told(&exec, "main", "p_ns(uid)", &error, &output),
+            failure_text(&exec, "main", "p_ns(uid)", &error, &output),
             r#"Exec lifecycle hook ([sh -c exit 7]) for Container "main" in Pod "p_ns(uid)" failed - error: command 'sh -c exit 7' exited with 7: err, message: "out \"x\"\nerr""#
         );
         let get = hook(json!({"httpGet": {"path": "/x", "port": 1}}));
         assert_eq!(
-            told(&get, "main", "p_ns(uid)", "no", ""),
+            failure_text(&get, "main", "p_ns(uid)", "no", ""),
             r#"HTTP lifecycle hook (/x) for Container "main" in Pod "p_ns(uid)" failed - error: no"#
         );
     }

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_file_is_told_at_once_and_ours_is_the_last_mount_of_its_path() {
+    fn a_path_that_is_no_file_gets_an_error_and_the_added_mount_is_the_last_of_its_path() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         nix::unistd::mkfifo(&at("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();

@@ -22,7 +22,7 @@ use super::cancellable::Cancellable;
 use super::{Halt, Pass, Worker};
 use crate::image;
 
-/// What the last sync that started something set up for the pod.
+/// The set-up of the pod by the last sync that started something.
 #[derive(Default)]
 pub(super) struct PodSetup {
     pub(super) volumes: Option<MountedVolumes>,

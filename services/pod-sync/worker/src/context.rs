@@ -89,7 +89,7 @@ pub struct RuntimeAccess {
     pub state: watch::Receiver<RuntimeState>,
 }
 
-/// What pod-sync reports about pods.
+/// Reports about pods: statuses, events, views and metrics.
 #[derive(Debug)]
 pub struct Reporting {
     /// Statuses for the API server, through status-reporter.
@@ -109,7 +109,7 @@ pub struct Checkpoints {
     pub allocations: Allocations,
 }
 
-/// What a pod needs on the node before its containers start.
+/// Resources of the node that a pod needs before its containers start.
 pub struct PodEnvironment {
     /// Cgroups of pods.
     pub cgroups: Cgroups,
@@ -126,7 +126,7 @@ pub struct PodEnvironment {
 }
 
 pub struct ImagePulls {
-    /// Which images were pulled here, and who may use them.
+    /// The images that pod-sync pulled, with the credentials that may use them.
     pub pull_records: PullRecords,
     /// Pulls in flight, per registry and in total.
     pub pulls: PullLimits,
@@ -191,7 +191,7 @@ impl FaultIsolation {
     }
 }
 
-/// What a pod worker uses, grouped by purpose. Other tasks get the groups that they use.
+/// All groups, for pod workers and the pod manager. Other tasks get the groups that they use.
 pub struct WorkerContext {
     pub clock: Clock,
     /// Settings of this node.
@@ -254,7 +254,7 @@ impl WorkerContext {
     }
 }
 
-/// What an image pull uses.
+/// The groups that an image pull uses.
 #[derive(Clone)]
 pub struct PullContext {
     pub clock: Clock,
@@ -267,7 +267,7 @@ pub struct PullContext {
     pub images: Arc<ImagePulls>,
 }
 
-/// What a stop of a container and a lifecycle hook use.
+/// The groups that a stop of a container and a lifecycle hook use.
 #[derive(Debug, Clone)]
 pub struct StopContext {
     pub clock: Clock,
@@ -296,7 +296,7 @@ pub struct Desired {
 
 impl Desired {
     /// Publishes whether the source removes or deletes the pod.
-    pub(crate) fn publish_removal(&self, views: &PodViews, uid: &PodUid) {
+    pub fn publish_removal(&self, views: &PodViews, uid: &PodUid) {
         views.set_removal(uid, self.removed, self.pod.metadata.deletion_timestamp.as_ref());
     }
 }

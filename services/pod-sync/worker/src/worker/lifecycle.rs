@@ -47,7 +47,7 @@ impl WorkLoop {
     }
 }
 
-/// Why the pod was last reported as suspended.
+/// The last report of a suspension.
 #[derive(Default)]
 struct SuspensionReport {
     // The desired pod at the last check, while the pod is suspended.

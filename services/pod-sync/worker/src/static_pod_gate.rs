@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Longest time that other pods wait for one static pod, from its admission.
-pub const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(5);
 
 /// The static pods that have no sandbox yet, each with the time at which other pods stop waiting for it.
 #[derive(Debug)]

@@ -32,7 +32,7 @@ use crate::image::NoImage;
 const CREATE: &str = "CreateContainer";
 const START: &str = "StartContainer";
 
-/// Why a container did not start.
+/// A container did not start.
 #[derive(Debug)]
 pub(super) enum NotStarted {
     /// The container waits with this reason.
@@ -206,7 +206,7 @@ impl Worker {
         self.record.pulls = pulls;
         let ready = match ready {
             Ok(ready) => ready,
-            Err(NoImage::Waits(reason, _)) => {
+            Err(NoImage::Waits(reason)) => {
                 self.ctx.reporting.events.pod(
                     pod,
                     EventType::Warning,
@@ -329,7 +329,7 @@ impl Worker {
                     runtime_handler: self.setup.runtime_handler.clone(),
                     annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
                 }),
-                Err(NoImage::Waits(reason, _)) => Err(reason),
+                Err(NoImage::Waits(reason)) => Err(reason),
                 // The containers that mount the volume wait with this reason.
                 Err(NoImage::Interrupted(e)) => match self.image_failure(&e, name, wanted.image) {
                     Some(reason) => Err(reason),

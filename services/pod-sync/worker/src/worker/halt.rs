@@ -5,27 +5,27 @@ use std::time::Duration;
 use pod_sync_clients::CallError;
 use pod_sync_decisions::waiting;
 
-/// What comes after a pass.
+/// The continuation after a pass.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Another pass at once.
     Again,
-    /// Nothing to do: the next pass runs after this time, after the resync period, or when the worker is woken.
+    /// There is nothing to do. The next pass runs after this time, after the resync period, or when the worker is woken.
     Idle(Option<Duration>),
     /// The current phase (sync, terminating, terminated, finished) is complete.
     Advance,
 }
 
-/// Why a pass ended early.
+/// The cause of an early end of a pass.
 #[derive(Debug)]
-pub(crate) enum Halt {
+pub enum Halt {
     /// A call was interrupted or could not be made, so its outcome is unknown. No event and no back-off.
     Interrupted(String),
     /// Something about this pod failed; the next pass retries.
     Failed {
         /// Error text, shown by `explain`.
         error: String,
-        /// What the pod waits for now.
+        /// The wait of the pod from now on.
         waiting: waiting::Waiting,
         /// Time until the next pass; none for the default.
         after: Option<Duration>,

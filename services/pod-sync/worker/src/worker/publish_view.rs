@@ -9,7 +9,7 @@ use quintlet_model::runtime::PodRuntime;
 use super::Worker;
 use pod_sync_views::{Decision, PodView, Waiting, unix_ns};
 
-/// What the worker publishes in its view, besides the status.
+/// The parts of the view besides the status.
 pub(super) struct Published {
     pub(super) decision: Arc<Decision>,
     pub(super) waiting: Option<Waiting>,

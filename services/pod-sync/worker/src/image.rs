@@ -16,7 +16,7 @@ use pod_sync_images::credentials::{InvalidPullSecret, PresentedCredential};
 use pod_sync_images::pull_records::{Access, PullInProgress};
 
 use crate::context::PullContext;
-pub use pod_sync_decisions::image_name::with_tag;
+pub(crate) use pod_sync_decisions::image_name::with_tag;
 
 /// Texts in pull errors of a runtime that have a waiting reason of their own.
 const SPECIAL: [(StartFailure, &str); 2] = [
@@ -24,22 +24,22 @@ const SPECIAL: [(StartFailure, &str); 2] = [
     (StartFailure::SignatureValidationFailed, "because the signature validation failed"),
 ];
 
-/// Why an image is not available.
+/// An image is not available.
 #[derive(Debug)]
-pub enum NoImage {
-    /// The container waits with this reason, until the end (CLOCK_BOOTTIME) of the pull back-off if there is one.
-    Waits(WaitingReason, Option<Duration>),
+pub(crate) enum NoImage {
+    /// The container waits with this reason.
+    Waits(WaitingReason),
     /// The call was interrupted.
     Interrupted(CallError),
 }
 
 fn waits(reason: StartFailure, message: String) -> NoImage {
-    NoImage::Waits(reason.with_message(message), None)
+    NoImage::Waits(reason.with_message(message))
 }
 
 /// An image that exists on the node.
 #[derive(Debug, Clone)]
-pub struct Ready {
+pub(crate) struct Ready {
     /// The reference that the runtime uses.
     pub image_ref: String,
     /// The description by the runtime, which includes the user.
@@ -47,11 +47,11 @@ pub struct Ready {
 }
 
 /// Image volumes of a pod by name: the image to mount, or the waiting reason of the containers that mount it.
-pub type Volumes = BTreeMap<String, Result<cri::ImageSpec, WaitingReason>>;
+pub(crate) type Volumes = BTreeMap<String, Result<cri::ImageSpec, WaitingReason>>;
 
 /// An image that a container or an image volume needs.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     pub pod: &'a Pod,
     /// The image in the spec.
     pub image: &'a str,
@@ -75,7 +75,7 @@ impl Wanted<'_> {
 ///
 /// # Errors
 /// The image is not available and the container waits, or a call was interrupted.
-pub async fn ensure(
+pub(crate) async fn ensure(
     ctx: &PullContext,
     wanted: Wanted<'_>,
     backoff: &mut ImagePullBackoffs,
@@ -126,12 +126,12 @@ async fn pull(
     begins: impl FnOnce() + Send,
 ) -> Result<Ready, NoImage> {
     let (name, image) = (wanted.image, spec.image.clone());
-    if let BackoffDecision::BackOff { until, .. } =
+    if let BackoffDecision::BackOff { .. } =
         backoff.decide(&image, ctx.clock.boot(), BackoffDelays::default())
     {
         wanted.event(ctx, EventType::Normal, "BackOff", &format!("Back-off pulling image {name:?}"));
         let reason = StartFailure::ImagePullBackOff.with_message(backoff.message(&image));
-        return Err(NoImage::Waits(reason, Some(until)));
+        return Err(NoImage::Waits(reason));
     }
     begins();
     wanted.event(ctx, EventType::Normal, "Pulling", &format!("Pulling image {name:?}"));
@@ -188,11 +188,7 @@ async fn pull(
                 reason.as_str(),
                 &message,
             );
-            let until = match backoff.decide(&image, ctx.clock.boot(), BackoffDelays::default()) {
-                BackoffDecision::BackOff { until, .. } => Some(until),
-                BackoffDecision::Start => None,
-            };
-            Err(NoImage::Waits(reason.with_message(message), until))
+            Err(NoImage::Waits(reason.with_message(message)))
         }
         Err(NotPulled::Interrupted(e)) => Err(NoImage::Interrupted(e)),
     }
@@ -325,7 +321,7 @@ mod tests {
             ),
         ] {
             match inspected(found, "web") {
-                Err(NoImage::Waits(reason, None)) => {
+                Err(NoImage::Waits(reason)) => {
                     assert_eq!(
                         (reason.reason.as_str(), reason.message.as_str()),
                         ("CreateContainerConfigError", want)
