@@ -48,6 +48,7 @@ POD_SYNC = [
         "logs",
         "shutdown",
         "storage",
+        "evictor",
         "worker",
     )
 ]

@@ -16,6 +16,7 @@ use pod_sync_sources::api::ClusterView;
 use tokio::sync::watch;
 
 use crate::pod_manager::Admission;
+use crate::startup::NodeConditions;
 
 /// Returns the major and minor version of the kernel.
 fn kernel() -> (u32, u32) {
@@ -31,7 +32,7 @@ pub(crate) struct NodeAdmission {
     view: Arc<ClusterView>,
     client: Option<kube::Client>,
     runtime: watch::Receiver<RuntimeState>,
-    shutting_down: watch::Receiver<bool>,
+    conditions: NodeConditions,
 }
 
 impl NodeAdmission {
@@ -42,10 +43,10 @@ impl NodeAdmission {
         view: Arc<ClusterView>,
         client: Option<kube::Client>,
         runtime: watch::Receiver<RuntimeState>,
-        shutting_down: watch::Receiver<bool>,
+        conditions: NodeConditions,
     ) -> Self {
         let own = node_object(&settings, labels, &RuntimeState::default());
-        Self { settings, own, view, client, runtime, shutting_down }
+        Self { settings, own, view, client, runtime, conditions }
     }
 }
 
@@ -81,6 +82,7 @@ impl Admission for NodeAdmission {
 
     fn admit(&self, pod: &Pod, others: &[&Pod]) -> AdmitResult {
         let node = self.view.node();
+        let pressure: Vec<_> = self.conditions.pressure.borrow().iter().copied().collect();
         let strict_supplemental_groups =
             self.runtime.borrow().handlers.values().any(|h| h.supplemental_groups_policy);
         admit(
@@ -89,13 +91,13 @@ impl Admission for NodeAdmission {
             &NodeView {
                 node: Some(node.as_deref().unwrap_or(&self.own)),
                 allocatable: &self.settings.allocatable,
-                pressure: &[],
+                pressure: &pressure,
                 allowed_sysctls: &self.settings.allowed_sysctls,
                 kernel: kernel(),
                 strict_supplemental_groups,
                 app_armor: self.settings.app_armor,
                 declared: &declared_features(self.settings.node_api_port != 0),
-                shutting_down: *self.shutting_down.borrow(),
+                shutting_down: *self.conditions.shutting_down.borrow(),
             },
         )
     }

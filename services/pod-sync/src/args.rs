@@ -16,6 +16,8 @@ use quintlet_kit::args::{CommonArgs, NodeArgs};
 
 use pod_sync_shutdown::SystemBus;
 
+pub use crate::eviction_args::EvictionArgs;
+
 /// Runs the desired pods of the node and computes their status.
 ///
 /// pod-sync reads pods from a manifest directory, a URL and an API server, and runs them through cri-proxy. It owns the root
@@ -117,6 +119,8 @@ pub struct Args {
     /// Settings of pods and their resources.
     #[command(flatten)]
     pub resources: ResourceArgs,
+    #[command(flatten)]
+    pub eviction: EvictionArgs,
 }
 
 /// Settings of the graceful node shutdown, which is disabled by default.
@@ -323,19 +327,6 @@ pub struct ResourceArgs {
     /// Amount reserved for Quintlet and the runtime, as --system-reserved.
     #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "AMOUNT")]
     pub kube_reserved: Vec<(String, String)>,
-    /// Threshold of hard eviction, `memory.available=100Mi` or `memory.available<100Mi`, in percent of the capacity or as an
-    /// amount. Those of memory and of the file system of --root-dir reduce allocatable; no pod is evicted yet.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_parser = threshold,
-        value_name = "THRESHOLD",
-        default_values = [
-            "memory.available=100Mi", "nodefs.available=10%", "nodefs.inodesFree=5%", "imagefs.available=15%",
-            "imagefs.inodesFree=5%",
-        ]
-    )]
-    pub eviction_hard: Vec<(String, String)>,
     /// Limits that cgroups enforce: `pods`, or `none`.
     #[arg(long, default_value = "pods", value_delimiter = ',', value_name = "WORD")]
     pub enforce_node_allocatable: Vec<String>,
@@ -406,15 +397,6 @@ fn share(text: &str) -> Result<PriorityGracePeriod, String> {
         priority: priority.parse().map_err(number)?,
         seconds: seconds.parse().map_err(number)?,
     })
-}
-
-fn threshold(text: &str) -> Result<(String, String), String> {
-    let (signal, value) = text.split_once(['=', '<']).ok_or("want signal<value")?;
-    if signal.is_empty() {
-        Err("want signal<value".to_owned())
-    } else {
-        Ok((signal.to_owned(), value.to_owned()))
-    }
 }
 
 /// Converts to `usize`, which has at least 32 bits on all supported platforms.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pod_sync_clients::{CallError, EventType, Runtime};
 use pod_sync_decisions::image_gc::{
     FsCapacity, Image, ImageGcPolicy, ImageUsage, bytes_to_free, usage_percent,
@@ -29,23 +30,28 @@ pub struct ImageGcContext {
     /// Statuses, events, views and metrics.
     pub reporting: Arc<Reporting>,
     pub images: Arc<ImagePulls>,
+    pub policy: ImageGcPolicy,
+    /// Use of the node's images over time.
+    usage: Arc<Mutex<ImageUsage>>,
 }
 
-impl From<&WorkerContext> for ImageGcContext {
-    fn from(ctx: &WorkerContext) -> Self {
+impl ImageGcContext {
+    pub(crate) fn new(ctx: &WorkerContext, policy: ImageGcPolicy) -> Self {
         Self {
             clock: ctx.clock.clone(),
             node: Arc::clone(&ctx.node),
             runtime: ctx.runtime.clone(),
             reporting: Arc::clone(&ctx.reporting),
             images: Arc::clone(&ctx.images),
+            policy,
+            usage: Arc::default(),
         }
     }
 }
 
 /// Collects unused images until `stop`.
-pub async fn run(ctx: ImageGcContext, policy: ImageGcPolicy, stop: CancellationToken) {
-    let mut images = ImageUsage::default();
+pub async fn run(ctx: ImageGcContext, stop: CancellationToken) {
+    let policy = ctx.policy;
     let mut failures = 0_u32;
     let mut wait = FIRST;
     if policy.is_disabled() {
@@ -58,7 +64,7 @@ pub async fn run(ctx: ImageGcContext, policy: ImageGcPolicy, stop: CancellationT
             () = tokio::time::sleep(wait) => {}
         }
         wait = policy.period(FIRST);
-        match pass(&ctx, &mut images, policy).await {
+        match pass(&ctx).await {
             Ok(()) => failures = 0,
             Err(Failure::Unavailable(why)) => {
                 tracing::debug!(why, "failed to list images");
@@ -93,13 +99,57 @@ impl From<CallError> for Failure {
     }
 }
 
-async fn pass(ctx: &ImageGcContext, images: &mut ImageUsage, policy: ImageGcPolicy) -> Result<(), Failure> {
+/// Removes all images that no container uses, except pinned ones and those that were first seen within `imageMinimumGCAge`
+/// (`pkg/kubelet/images: DeleteUnusedImages`).
+pub(crate) async fn remove_unused(ctx: &ImageGcContext) {
+    match try_to_remove_unused(ctx).await {
+        Ok((images, bytes)) => tracing::info!(images, bytes, "removed unused images"),
+        Err(Failure::Unavailable(error) | Failure::Failed(error)) => {
+            tracing::warn!(error, "failed to remove unused images");
+        }
+    }
+}
+
+async fn try_to_remove_unused(ctx: &ImageGcContext) -> Result<(usize, u64), Failure> {
+    let began = ctx.clock.boot();
+    let in_use = in_use(ctx).await?;
+    let listed = ctx.runtime.calls.images().await?;
+    let now = ctx.clock.boot();
+    let unused: Vec<Image> = {
+        let mut usage = ctx.usage.lock();
+        usage.observe(&listed, &in_use, now);
+        usage.least_recently_used(&listed, &in_use, ctx.policy, now).into_iter().cloned().collect()
+    };
+    let mut there: BTreeSet<String> = listed.iter().map(|i| i.id.clone()).collect();
+    let (mut removed, mut bytes) = (0_usize, 0_u64);
+    for image in unused {
+        match remove(&ctx.runtime.calls, &image, "the node is under pressure").await {
+            Ok(()) => {
+                there.remove(&image.id);
+                removed = removed.saturating_add(1);
+                bytes = bytes.saturating_add(image.size);
+            }
+            Err(Failure::Failed(error)) => tracing::info!(image = image.id, error, "failed to remove image"),
+            Err(unavailable @ Failure::Unavailable(_)) => return Err(unavailable),
+        }
+    }
+    ctx.images.pull_records.prune(&there, began);
+    Ok((removed, bytes))
+}
+
+async fn pass(ctx: &ImageGcContext) -> Result<(), Failure> {
+    let policy = ctx.policy;
     // Read before the list, so that an image used from now on counts as new, and is too young to be removed.
     let began = ctx.clock.boot();
     let in_use = in_use(ctx).await?;
     let mut listed = ctx.runtime.calls.images().await?;
     let now = ctx.clock.boot();
-    images.observe(&listed, &in_use, now);
+    // A snapshot, since eviction may look at the images meanwhile.
+    let images = {
+        let mut usage = ctx.usage.lock();
+        usage.observe(&listed, &in_use, now);
+        usage.clone()
+    };
     let (mut gone, mut refused) = (BTreeSet::new(), Vec::new());
     for image in images.unused_for_max_age(&listed, &in_use, policy, now) {
         match remove(&ctx.runtime.calls, image, "maximum age").await {

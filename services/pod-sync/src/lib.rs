@@ -20,6 +20,8 @@
 mod admission;
 pub mod args;
 pub mod checkpoint;
+mod eviction;
+mod eviction_args;
 pub mod housekeeping;
 pub mod image_gc;
 mod pending_resizes;
@@ -34,6 +36,7 @@ mod volumes;
 
 pub use crate::process::main;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -44,7 +47,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
-use crate::startup::Agent;
+use crate::startup::{Agent, NodeConditions};
 
 /// How long tasks get to end.
 const GRACE: Duration = Duration::from_secs(3);
@@ -66,12 +69,18 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     agent.start_clients(inputs);
     let shutting_down = agent.start_shutdown()?;
     agent.start_maintenance();
-    agent.start_node(&shutting_down);
     let records = agent.load_records();
+    let (pressure_tx, pressure) = watch::channel(BTreeSet::new());
+    let evictions = agent.evictions(&records, pressure_tx)?;
+    let conditions = NodeConditions { shutting_down, pressure };
+    agent.start_node(&conditions);
     let (serving, health) = agent.serve().await?;
     agent.serve_metrics();
-    let (mut manager, sources) = agent.pod_manager(shutting_down);
+    let (mut manager, sources) = agent.pod_manager(conditions);
     manager.restore(records);
+    if let Some(evictions) = evictions {
+        agent.tasks.spawn("eviction", evictions);
+    }
     let heartbeat = manager.heartbeat();
     agent.tasks.spawn("watch-sync-loop", heartbeat.watch(SYNC_LOOP, stuck_after, health, stop.clone()));
     manager.run(sources, drain, stop.clone()).await;

@@ -70,8 +70,8 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     settings.enforce_reserved = given.enforce_node_allocatable.iter().any(|w| w == "pods");
     settings.reserved = reserved(&given.system_reserved, &given.kube_reserved)?;
     let capacity = pod_sync_node::capacity(settings);
-    settings.eviction_reserve =
-        pod_sync_node::eviction_reserve(&given.eviction_hard, &capacity).map_err(anyhow::Error::msg)?;
+    settings.eviction_reserve = pod_sync_node::eviction_reserve(&args.eviction.eviction_hard, &capacity)
+        .map_err(anyhow::Error::msg)?;
     for (name, wanted) in settings.reserved.iter().chain(&settings.eviction_reserve) {
         let Some(have) = capacity.get(name).map(Quantity::of) else { continue };
         // Either of the two may be missing.
@@ -107,6 +107,7 @@ fn reserved(system: &[(String, String)], kube: &[(String, String)]) -> anyhow::R
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::ffi::OsString;
     use std::sync::Arc;
     use std::time::Duration;
@@ -120,6 +121,7 @@ mod tests {
     use super::*;
     use crate::admission::NodeAdmission;
     use crate::pod_manager::Admission as _;
+    use crate::startup::NodeConditions;
     use pod_sync_cri_config::resources::container_resources;
     use pod_sync_decisions::admission::AdmitResult;
     use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
@@ -163,6 +165,43 @@ mod tests {
         let seconds = [args.sync_frequency, args.file_check_frequency, args.http_check_frequency];
         assert_eq!(seconds, [5, 6, 8].map(Duration::from_secs), "a flag wins");
         assert_eq!(args.resources.max_container_restart_period, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn fields_of_evictions_arrive() {
+        use pod_sync_eviction::{Signal, manager::EvictionSettings};
+        let settings = |file: &str, flags: &[&str]| {
+            let args = args(file, flags);
+            args.eviction.settings(&args.resources)
+        };
+        let shown = |settings: &EvictionSettings| -> Vec<String> {
+            let show = |t: &pod_sync_eviction::thresholds::Threshold| {
+                format!("{} {:?} {:?}", t.signal, t.grace, t.minimum_reclaim.is_some())
+            };
+            settings.thresholds.iter().map(show).collect()
+        };
+        let file = "evictionHard: {memory.available: 1Gi, nodefs.available: 0%}\nevictionSoft: {memory.available: 2Gi}\n\
+                    evictionSoftGracePeriod: {memory.available: 1m30s}\nevictionMinimumReclaim: {memory.available: 10Mi}\n\
+                    evictionPressureTransitionPeriod: 30s\nevictionMaxPodGracePeriod: 60\nlocalStorageCapacityIsolation: false\n\
+                    enforceNodeAllocatable: [none]\n";
+        let set = settings(file, &[]).unwrap().unwrap();
+        assert_eq!(shown(&set), ["memory.available 0ns true", "memory.available 90s true"]);
+        assert_eq!((set.transition, set.max_grace), (Duration::from_secs(30), 60));
+        assert!(!set.enforces_limits);
+        let merged = settings(&format!("{file}mergeDefaultEvictionSettings: true\n"), &[]).unwrap().unwrap();
+        assert!(merged.thresholds.iter().any(|t| t.signal == Signal::ImageFsAvailable), "a default");
+        assert!(merged.thresholds.iter().all(|t| t.signal != Signal::NodeFsAvailable), "switched off");
+        let default = settings("", &[]).unwrap().unwrap();
+        assert_eq!(default.thresholds.len(), 6, "the kubelet's five, and that of all pods together");
+        assert_eq!((default.transition, default.max_grace), (Duration::from_secs(300), 0));
+        assert!(default.enforces_limits);
+        let off = "evictionHard: {memory.available: 0%}\nlocalStorageCapacityIsolation: false\n";
+        assert!(settings(off, &[]).unwrap().is_none());
+        let error = settings(file, &["--eviction-soft=memory.available=1Gi"]).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "the soft eviction threshold memory.available of 1Gi is not above the hard one of 1Gi"
+        );
     }
 
     #[test]
@@ -465,8 +504,10 @@ mod tests {
         let verdict = |file: &str| {
             let (_sender, runtime) = watch::channel(RuntimeState::default());
             let view = Arc::new(ClusterView::default());
-            let (_sender, shutting_down) = watch::channel(false);
-            NodeAdmission::new(of(file, &[]), &args("", &[]).labels(), view, None, runtime, shutting_down)
+            let (_shutdown, shutting_down) = watch::channel(false);
+            let (_pressure, pressure) = watch::channel(BTreeSet::new());
+            let conditions = NodeConditions { shutting_down, pressure };
+            NodeAdmission::new(of(file, &[]), &args("", &[]).labels(), view, None, runtime, conditions)
                 .admit(&pod, &[])
         };
         assert!(matches!(verdict(""), AdmitResult::Reject(_)));

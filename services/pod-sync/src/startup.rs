@@ -10,8 +10,10 @@ use pod_sync_clients::{EventType, Events, Pleg, ProbeFailure, Probes, Runtime, S
 use pod_sync_containment::Containment;
 use pod_sync_cri_config::NodeSettings;
 use pod_sync_csi::paths::Root;
+use pod_sync_decisions::admission::PressureCondition;
 use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_decisions::containment::ProcessExit;
+use pod_sync_decisions::status::KillCause;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::credentials::node_files::{ConfigDirs, NodeFiles};
 use pod_sync_images::credentials::plugins::Plugins;
@@ -50,6 +52,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admission::NodeAdmission;
 use crate::args::{Args, CgroupDriver};
+use crate::eviction::{EvictionInputs, EvictionNode};
 use crate::image_gc;
 use crate::image_gc::ImageGcContext;
 use crate::pod_manager::{self, PodManager};
@@ -81,7 +84,17 @@ pub(crate) struct Agent {
     cluster: Arc<ClusterView>,
     manifests: Arc<ManifestObjects>,
     measured: Arc<Measured>,
+    image_gc: ImageGcContext,
     stop: CancellationToken,
+}
+
+/// What admission and the reports about the Node follow.
+#[derive(Clone)]
+pub(crate) struct NodeConditions {
+    /// Whether the machine is about to shut down.
+    pub(crate) shutting_down: watch::Receiver<bool>,
+    /// Pressure conditions that are true.
+    pub(crate) pressure: watch::Receiver<BTreeSet<PressureCondition>>,
 }
 
 /// The ends of channels that the tasks of the clients own.
@@ -163,7 +176,8 @@ impl Agent {
             clock,
         });
         let (tasks, measured) = (TaskGroup::new(), Arc::default());
-        let agent = Self { tasks, args, paths, ctx, api, cluster, manifests, measured, stop };
+        let image_gc = ImageGcContext::new(&ctx, args.images.policy());
+        let agent = Self { tasks, args, paths, ctx, api, cluster, manifests, measured, image_gc, stop };
         Ok((agent, ClientInputs { runtime_state, probe_failures }))
     }
 
@@ -226,9 +240,9 @@ impl Agent {
     /// Starts image garbage collection, the measurement of volumes and the rotation of logs.
     pub(crate) fn start_maintenance(&self) {
         let (ctx, stop) = (&self.ctx, &self.stop);
-        let images = ImageGcContext::from(&**ctx);
+        let images = self.image_gc.clone();
         self.tasks.spawn("pull-intents", image_gc::recover_pulls(images.clone(), stop.clone()));
-        self.tasks.spawn("image-gc", image_gc::run(images, self.args.images.policy(), stop.clone()));
+        self.tasks.spawn("image-gc", image_gc::run(images, stop.clone()));
         let root_dir = &ctx.node.settings.root_dir;
         let measured_pods = Arc::new(MeasuredPods {
             reporting: Arc::clone(&ctx.reporting),
@@ -268,9 +282,44 @@ impl Agent {
         self.tasks.spawn("container-logs", logs);
     }
 
+    /// Returns the loop of evictions, which starts after the pods of `records` are restored. It sends the pressure conditions that are
+    /// true. Returns `None` if nothing is ever evicted.
+    pub(crate) fn evictions(
+        &self,
+        records: &[(PodUid, PodRecord)],
+        conditions: watch::Sender<BTreeSet<PressureCondition>>,
+    ) -> anyhow::Result<Option<impl Future<Output = ()> + Send + use<>>> {
+        let ctx = &self.ctx;
+        let Some(settings) = self.args.eviction.settings(&self.args.resources)? else { return Ok(None) };
+        let is_evicted = |record: &PodRecord| {
+            let killed_as =
+                record.termination.as_ref().and_then(|termination| termination.killed_as.as_ref());
+            killed_as.is_some_and(|killed| killed.cause == KillCause::Evicted)
+        };
+        let evicted = records.iter().filter(|(_, record)| is_evicted(record)).map(|(uid, _)| uid.clone());
+        let node = EvictionNode::new(EvictionInputs {
+            clock: ctx.clock.clone(),
+            node: Arc::clone(&ctx.node),
+            runtime: ctx.runtime.clone(),
+            reporting: Arc::clone(&ctx.reporting),
+            control: Arc::clone(&ctx.control),
+            images: self.image_gc.clone(),
+            measured: Arc::clone(&self.measured),
+            paths: pod_sync_evictor::measure::Paths {
+                root_dir: ctx.node.settings.root_dir.clone(),
+                pod_logs_dir: ctx.node.settings.pod_logs_dir.clone(),
+                cgroups: PathBuf::from(CGROUP_FS),
+                cgroup_root: self.args.cgroup_root.clone(),
+                proc: PathBuf::from("/proc"),
+            },
+            evicted: evicted.collect(),
+        });
+        Ok(Some(pod_sync_evictor::run(node, settings, conditions, self.stop.clone())))
+    }
+
     /// Starts the reports about the Node object and the watches of the API server. Without an API server, only the pod CIDR of
     /// the command line is set.
-    pub(crate) fn start_node(&self, shutting_down: &watch::Receiver<bool>) {
+    pub(crate) fn start_node(&self, conditions: &NodeConditions) {
         let (ctx, args, stop) = (&self.ctx, &self.args, &self.stop);
         let (settings, runtime) = (&ctx.node.settings, &ctx.runtime);
         let Some(client) = &self.api else {
@@ -294,11 +343,12 @@ impl Agent {
             stop.clone(),
         );
         self.tasks.spawn("node-addresses", follow);
-        let (runtime_state, shutting_down) = (runtime.state.clone(), shutting_down.clone());
+        let NodeConditions { shutting_down, pressure } = conditions.clone();
+        let runtime_state = runtime.state.clone();
         let report = pod_sync_node::report_node(
             (**settings).clone(),
             args.labels(),
-            NodeInputs { runtime: runtime_state, shutting_down, images, ips },
+            NodeInputs { runtime: runtime_state, shutting_down, images, ips, pressure },
             Arc::clone(&runtime.pleg),
             Arc::clone(&ctx.reporting.statuses),
             ctx.clock.clone(),
@@ -373,7 +423,7 @@ impl Agent {
     /// Starts the sources. Returns the pod manager and the queue that it reads.
     pub(crate) fn pod_manager(
         &self,
-        shutting_down: watch::Receiver<bool>,
+        conditions: NodeConditions,
     ) -> (PodManager, mpsc::Receiver<SourceMessage>) {
         let (sources, kinds) = self.start_sources();
         let admission = Arc::new(NodeAdmission::new(
@@ -382,7 +432,7 @@ impl Agent {
             Arc::clone(&self.cluster),
             self.api.clone(),
             self.ctx.runtime.state.clone(),
-            shutting_down,
+            conditions,
         ));
         let manager = PodManager::new(Arc::clone(&self.ctx), Arc::clone(&self.manifests), admission, &kinds);
         (manager, sources)

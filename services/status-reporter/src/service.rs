@@ -179,6 +179,7 @@ impl StatusReporter for Service {
             event_type: event.r#type,
             reason: event.reason,
             message: event.message,
+            annotations: event.annotations.into_iter().collect(),
         });
         Ok(Response::new(wire::RecordEventReply { queued }))
     }

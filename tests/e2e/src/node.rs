@@ -54,6 +54,8 @@ pub struct Options {
     pub node_api: bool,
     /// The services have a wall clock that [`Node::step_clock`] can step.
     pub own_clock: bool,
+    /// Size in MiB of a file system of its own for the root directory.
+    pub root_disk_mib: Option<u64>,
 }
 
 /// File with the offset of the services' wall clock to the machine's, for libfaketime.
@@ -78,6 +80,7 @@ impl Options {
             extra: Vec::new(),
             node_api: false,
             own_clock: false,
+            root_disk_mib: None,
         }
     }
 
@@ -112,7 +115,36 @@ pub struct Node {
     pub(crate) paths: Paths,
     node_api_port: u16,
     logs: Logs,
+    // Unmounted before its directory is removed.
+    root_disk: Option<RootDisk>,
     pub(crate) base: TempDir,
+}
+
+/// An ext4 file system in a file, mounted on the root directory.
+struct RootDisk(PathBuf);
+
+impl RootDisk {
+    fn mount(base: &Path, mib: u64) -> Self {
+        let (image, dir) = (base.join("root.img"), base.join("root"));
+        let file = std::fs::File::create(&image).expect("a file can be made");
+        file.set_len(mib << 20).expect("the file can have holes");
+        std::fs::create_dir_all(&dir).expect("a directory can be made");
+        let run = |program: &str, args: &[&std::ffi::OsStr]| {
+            let status = std::process::Command::new(program).args(args).status();
+            assert!(status.is_ok_and(|s| s.success()), "{program} {args:?}");
+        };
+        // Without blocks for root alone, so that what is free is available.
+        run("mkfs.ext4", &["-q".as_ref(), "-m".as_ref(), "0".as_ref(), image.as_ref()]);
+        run("mount", &["-o".as_ref(), "loop".as_ref(), image.as_ref(), dir.as_ref()]);
+        Self(dir)
+    }
+}
+
+impl Drop for RootDisk {
+    fn drop(&mut self) {
+        // The root directory was made a shared mount, a second mount on the same place.
+        while nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH).is_ok() {}
+    }
 }
 
 impl std::fmt::Debug for Node {
@@ -137,6 +169,7 @@ impl Node {
         let logs = Logs::new(options.name);
         let dir = |name: &str| base.path().join(name);
         std::fs::create_dir_all(dir("manifests")).expect("a directory can be made");
+        let root_disk = options.root_disk_mib.map(|mib| RootDisk::mount(base.path(), mib));
         let mut runtime = quintlet_localnode::Options::new(dir("containerd"));
         runtime.owned = ["root", "pod-logs", "run"].map(dir).to_vec();
         runtime.log_file = Some(logs.dir.join("containerd.log"));
@@ -170,7 +203,8 @@ impl Node {
                 (name, Service::start(plan))
             })
             .collect();
-        let mut node = Self { services, containerd, api, cluster, paths, node_api_port, logs, base };
+        let mut node =
+            Self { services, containerd, api, cluster, paths, node_api_port, logs, root_disk, base };
         if options.node_api {
             node.start_node_api(&bin_dir, kubeconfig.as_deref(), &options.extra);
         }
@@ -626,7 +660,8 @@ impl Node {
         if let Some(cluster) = self.cluster.filter(|_| self.api.is_none()) {
             cluster.delete("nodes", "", &cluster.node).await;
         }
-        let Self { containerd, base, logs, .. } = self;
+        let Self { containerd, base, logs, root_disk, .. } = self;
+        drop(root_disk);
         let traces = containerd.traces();
         containerd.down().await.expect("nothing is left behind");
         assert_eq!(traces.leftovers(), Vec::<String>::new());
@@ -671,6 +706,10 @@ fn arguments(
             flag("--sync-frequency", &options.sync_frequency);
             // The images were imported and cannot be pulled, so they are kept however full the disk is.
             flag("--image-gc-high-threshold", &"100");
+            // The machine that runs the tests may be short of memory or disk space.
+            if !options.extra.iter().any(|(_, arg)| arg.starts_with("--eviction-hard")) {
+                flag("--eviction-hard", &"memory.available=0%");
+            }
         }
         _ => {}
     }

@@ -255,6 +255,8 @@ pub(crate) fn pod_sync_line(places: &Places) -> Vec<String> {
         ("--node-name", NODE.to_owned()),
         ("--resolv-conf", String::new()),
         ("--cluster-dns", "10.0.0.10".to_owned()),
+        // The machine that runs the tests may be short of memory or disk space.
+        ("--eviction-hard", "memory.available=0%".to_owned()),
     ] {
         if !given.contains(&flag) {
             line.extend([flag.to_owned(), value]);

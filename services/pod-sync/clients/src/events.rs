@@ -1,6 +1,6 @@
 //! Events about pods and the node: kept for `explain`, sent to status-reporter.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -99,7 +99,21 @@ impl Events {
                 tracing::info!(pod.name = name, pod.uid = uid, reason, text = message, "warning event");
             }
         }
-        self.record_of_pod(pod, kind, reason, message, field_path);
+        self.record_of_pod(pod, kind, reason, message, field_path, BTreeMap::new());
+    }
+
+    /// Records an event about a pod with annotations.
+    pub fn pod_annotated(
+        &self,
+        pod: &Pod,
+        kind: EventType,
+        reason: &str,
+        message: &str,
+        annotations: &BTreeMap<String, String>,
+    ) {
+        let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), namespaced_name(pod));
+        tracing::info!(pod.name = name, pod.uid = uid, reason, text = message, "event");
+        self.record_of_pod(pod, kind, reason, message, "", annotations.clone());
     }
 
     /// Records a Warning about a pod and about the node that follows from the node's configuration. It is logged at INFO, since
@@ -107,11 +121,19 @@ impl Events {
     pub fn pod_and_node(&self, pod: &Pod, node: &str, reason: &str, message: &str, node_message: &str) {
         let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), namespaced_name(pod));
         tracing::info!(pod.name = name, pod.uid = uid, reason, text = message, "warning event");
-        self.record_of_pod(pod, EventType::Warning, reason, message, "");
+        self.record_of_pod(pod, EventType::Warning, reason, message, "", BTreeMap::new());
         self.node_unlogged(node, EventType::Warning, reason, node_message);
     }
 
-    fn record_of_pod(&self, pod: &Pod, kind: EventType, reason: &str, message: &str, field_path: &str) {
+    fn record_of_pod(
+        &self,
+        pod: &Pod,
+        kind: EventType,
+        reason: &str,
+        message: &str,
+        field_path: &str,
+        annotations: BTreeMap<String, String>,
+    ) {
         let meta = &pod.metadata;
         let namespace = meta.namespace.clone().unwrap_or_default();
         let name = meta.name.clone().unwrap_or_default();
@@ -128,6 +150,7 @@ impl Events {
             r#type: kind.name().to_owned(),
             reason: reason.to_owned(),
             message: message.to_owned(),
+            annotations: annotations.into_iter().collect(),
         };
         if self.out.try_send(request).is_err() {
             self.dropped.inc();

@@ -114,6 +114,9 @@ fn is_unconnected(status: &Status) -> bool {
     false
 }
 
+/// ID of a container, and bytes and inodes of its writable layer as far as the runtime knows them.
+pub type WritableLayer = (ContainerId, Option<i64>, Option<i64>);
+
 impl Runtime {
     /// Creates a client of the socket at `path`, which need not exist yet. A call is limited to `call`.
     #[must_use]
@@ -459,6 +462,27 @@ impl Runtime {
         let all = reply.image_filesystems.into_iter().chain(reply.container_filesystems);
         let places: BTreeSet<String> = all.filter_map(|f| Some(f.fs_id?.mountpoint)).collect();
         Ok(places.into_iter().collect())
+    }
+
+    /// Returns the mount points of the file systems of images and of writable layers (ImageFsInfo).
+    pub async fn image_and_container_mounts(&self) -> Result<(Option<String>, Option<String>), CallError> {
+        let reply = call!(self, images, image_fs_info, "ImageFsInfo", self.call, cri::ImageFsInfoRequest {})?;
+        let first = |all: Vec<cri::FilesystemUsage>| Some(all.into_iter().next()?.fs_id?.mountpoint);
+        Ok((first(reply.image_filesystems), first(reply.container_filesystems)))
+    }
+
+    /// Returns bytes and inodes of the writable layer of each container (ListContainerStats).
+    pub async fn writable_layers(&self) -> Result<Vec<WritableLayer>, CallError> {
+        let request = cri::ListContainerStatsRequest::default();
+        let reply = call!(self, runtime, list_container_stats, "ListContainerStats", self.call, request)?;
+        let number =
+            |value: Option<cri::UInt64Value>| value.map(|v| i64::try_from(v.value).unwrap_or(i64::MAX));
+        let layer = |stats: cri::ContainerStats| {
+            let id = ContainerId::parse(&stats.attributes?.id).ok()?;
+            let layer = stats.writable_layer?;
+            Some((id, number(layer.used_bytes), number(layer.inodes_used)))
+        };
+        Ok(reply.stats.into_iter().filter_map(layer).collect())
     }
 
     /// Returns the sandbox image, if the verbose Status of the runtime has it, as that of containerd does.

@@ -1,6 +1,6 @@
 //! Fields of a pod that this node cannot enforce, and their effect. docs/pod-fields.md has a verdict for every field.
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
 /// Event reason for a field that the node accepts and does not enforce.
@@ -24,34 +24,14 @@ pub fn unprepared_claims(pod: &Pod) -> Option<String> {
 }
 
 /// Returns a message for each field that is accepted and not enforced, with its path and value.
-///
-/// The kubelet enforces local storage limits by eviction (`pkg/kubelet/eviction: localStorageEviction`), which this node does
-/// not implement.
 #[must_use]
 pub fn not_enforced(pod: &Pod) -> Vec<String> {
-    const STORAGE: &str = "ephemeral-storage";
-    const WHY: &str = "is not enforced: this node does not evict pods for local storage";
-    let spec = pod::spec(pod);
     let mut out = Vec::new();
-    for volume in spec.volumes.iter().flatten() {
-        // The kernel enforces the limit of a tmpfs.
-        let on_disk =
-            volume.empty_dir.as_ref().filter(|e| e.medium.as_deref().unwrap_or_default().is_empty());
-        if let Some(limit) = on_disk.and_then(|e| e.size_limit.as_ref()) {
-            out.push(format!("spec.volumes[{}].emptyDir.sizeLimit: {} {WHY}", volume.name, limit.0));
-        }
-    }
-    let context = spec.security_context.as_ref();
+    let context = pod::spec(pod).security_context.as_ref();
     if context.and_then(|context| context.se_linux_change_policy.as_deref()) == Some("MountOption") {
         let why = "is not enforced: this node does not mount volumes with a label";
         out.push(format!("spec.securityContext.seLinuxChangePolicy: MountOption {why}"));
     }
-    let limited = |list: &str, c: &Container| {
-        let limit = c.resources.as_ref()?.limits.as_ref()?.get(STORAGE)?;
-        Some(format!("spec.{list}[{}].resources.limits[{STORAGE}]: {} {WHY}", c.name, limit.0))
-    };
-    out.extend(pod::init_containers(pod).iter().filter_map(|c| limited("initContainers", c)));
-    out.extend(spec.containers.iter().filter_map(|c| limited("containers", c)));
     out
 }
 
@@ -80,32 +60,6 @@ mod tests {
                  this node does not support dynamic resource allocation"
             )
         );
-    }
-
-    #[test]
-    fn limits_of_local_storage_are_warned_of_where_nothing_enforces_them() {
-        let limited = json!({"limits": {"ephemeral-storage": "1Gi", "memory": "1Gi"}});
-        let pod = pod_json(json!({
-            "initContainers": [{"name": "i", "resources": limited}],
-            "containers": [{"name": "c", "resources": limited}, {"name": "free", "resources": {}}],
-            "volumes": [
-                {"name": "disk", "emptyDir": {"sizeLimit": "10Mi"}},
-                {"name": "memory", "emptyDir": {"sizeLimit": "10Mi", "medium": "Memory"}},
-                {"name": "open", "emptyDir": {}},
-            ],
-        }));
-        let all = not_enforced(&pod);
-        let places: Vec<&str> = all.iter().map(|text| text.split(' ').next().unwrap()).collect();
-        assert_eq!(
-            places,
-            [
-                "spec.volumes[disk].emptyDir.sizeLimit:",
-                "spec.initContainers[i].resources.limits[ephemeral-storage]:",
-                "spec.containers[c].resources.limits[ephemeral-storage]:",
-            ]
-        );
-        assert!(all[0].contains("10Mi is not enforced"), "{all:?}");
-        assert_eq!(not_enforced(&pod_json(json!({"containers": [{"name": "c"}]}))), Vec::<String>::new());
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Decides when the node is under pressure, what is reclaimed, and which pods are evicted (`pkg/kubelet/eviction`).
 //!
 //! - [`thresholds`]: the configured thresholds, checked and completed.
-//! - [`pressure::Pressure`]: which thresholds are crossed, for how long, and the conditions of the node that follow.
+//! - [`pressure::Pressure`]: which thresholds are crossed, for how long, and the conditions of the node that follow. Which pods
+//!   the node takes under these conditions is decided in `pod_sync_decisions::admission`.
 //! - [`layout`]: which file systems are shared, what can be reclaimed on each, and which files of pods are on it.
 //! - [`rank`]: the order in which pods are evicted for a signal.
 //! - [`limits`]: pods above their own limits of local storage.
 //! - [`message`]: the kubelet's texts and annotations of an eviction.
-//! - [`admit`]: which pods the node takes while it is under pressure.
 //! - [`manager`]: one round of these decisions.
 //!
 //! This crate has no I/O, no tasks and no clock. Times are those of `CLOCK_BOOTTIME`, so a step of the wall clock evicts no pod.
@@ -14,7 +14,6 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
-pub mod admit;
 pub mod layout;
 pub mod limits;
 pub mod manager;
@@ -31,7 +30,9 @@ mod properties;
 #[cfg(test)]
 mod support;
 
-pub use crate::signal::{Condition, Resource, Signal};
+pub use pod_sync_decisions::admission::PressureCondition;
+
+pub use crate::signal::{Resource, Signal};
 
 /// Reason of the event and of the status of an evicted pod.
 pub const EVICTED: &str = "Evicted";

@@ -10,7 +10,9 @@ use crate::limits;
 use crate::message::{EvictionMessage, eviction_message};
 use crate::pressure::{Pressure, is_relieved};
 use crate::rank::rank;
-use crate::signal::{Condition, Resource, Signal};
+use pod_sync_decisions::admission::PressureCondition;
+
+use crate::signal::{Resource, Signal};
 use crate::thresholds::{Threshold, with_container_fs};
 use crate::usage::{Candidate, Observations, PodUsages};
 
@@ -74,6 +76,15 @@ impl Reclaiming {
     pub fn resource(&self) -> Resource {
         self.signal.resource()
     }
+
+    /// Returns when the signals of this round's thresholds were measured.
+    pub fn observed<'a>(
+        &self,
+        observations: &'a Observations,
+    ) -> impl Iterator<Item = (Signal, Duration)> + use<'a> {
+        let signals: BTreeSet<_> = self.thresholds.iter().map(|t| t.signal).collect();
+        signals.into_iter().filter_map(|signal| Some((signal, observations.get(&signal)?.at)))
+    }
 }
 
 /// Actions of a round.
@@ -91,7 +102,7 @@ pub enum Decision {
 pub struct EvictionManager {
     settings: EvictionSettings,
     pressure: Pressure,
-    conditions: BTreeSet<Condition>,
+    conditions: BTreeSet<PressureCondition>,
 }
 
 impl EvictionManager {
@@ -162,7 +173,7 @@ impl EvictionManager {
 
     /// Returns the conditions of the node that are true.
     #[must_use]
-    pub fn conditions(&self) -> &BTreeSet<Condition> {
+    pub fn conditions(&self) -> &BTreeSet<PressureCondition> {
         &self.conditions
     }
 

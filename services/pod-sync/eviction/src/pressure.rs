@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::signal::Condition;
 use crate::thresholds::Threshold;
 use crate::usage::{Observation, Observations};
+use pod_sync_decisions::admission::PressureCondition;
 
 /// Result of one round of observations.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Round {
     /// Conditions of the node that are true.
-    pub conditions: BTreeSet<Condition>,
+    pub conditions: BTreeSet<PressureCondition>,
     /// Thresholds for which something must be reclaimed now. The first one decides what.
     pub reclaim_for: Vec<Threshold>,
 }
@@ -22,7 +22,7 @@ pub struct Round {
 pub struct Pressure {
     crossed: Vec<(Threshold, Duration)>,
     reclaiming: Vec<Threshold>,
-    seen: BTreeMap<Condition, Duration>,
+    seen: BTreeMap<PressureCondition, Duration>,
     last: Observations,
     evicted: Option<Duration>,
 }
@@ -64,11 +64,11 @@ impl Pressure {
         Round { conditions: self.seen.keys().copied().collect(), reclaim_for }
     }
 
-    // An observation decides once, and only if it was made after the last eviction ended.
+    // An observation decides once, and only if its measurement began after the last eviction ended.
     fn is_new(&self, observation: Option<&Observation>, threshold: &Threshold) -> bool {
         let Some(observation) = observation else { return false };
         let is_later = self.last.get(&threshold.signal).is_none_or(|last| observation.at > last.at);
-        is_later && self.evicted.is_none_or(|evicted| observation.at > evicted)
+        is_later && self.evicted.is_none_or(|evicted| observation.at >= evicted)
     }
 
     /// Records that the resources of evicted pods were released at `now`, or that the wait was abandoned.
@@ -141,7 +141,7 @@ mod tests {
         fn with(&mut self, seconds: u64, mib: i64) -> (Vec<String>, Vec<Signal>) {
             let observations = free(Signal::MemoryAvailable, mib * MIB, 1024 * MIB, at(seconds));
             let round = self.pressure.observe(&self.thresholds, observations, TRANSITION, at(seconds));
-            let conditions = round.conditions.iter().map(ToString::to_string).collect();
+            let conditions = round.conditions.iter().map(|c| c.as_str().to_owned()).collect();
             (conditions, round.reclaim_for.iter().map(|t| t.signal).collect())
         }
     }
@@ -192,7 +192,9 @@ mod tests {
         let round = node.pressure.observe(&node.thresholds, again, TRANSITION, at(20));
         assert_eq!(round.reclaim_for, [], "the same observation");
         node.pressure.evicted(at(30));
-        assert_eq!(node.with(30, 50).1, [], "observed before the pod was gone");
+        let before = free(Signal::MemoryAvailable, 50 * MIB, 1024 * MIB, at(29));
+        let round = node.pressure.observe(&node.thresholds, before, TRANSITION, at(30));
+        assert_eq!(round.reclaim_for, [], "observed before the pod was gone");
         assert_eq!(node.with(31, 50).1, [Signal::MemoryAvailable]);
     }
 

@@ -8,7 +8,9 @@ use serde_json::json;
 use crate::layout::Layout;
 use crate::manager::{Decision, EvictionManager, EvictionSettings, Snapshot};
 use crate::pressure::is_relieved;
-use crate::signal::{Condition, Signal};
+use pod_sync_decisions::admission::PressureCondition;
+
+use crate::signal::Signal;
 use crate::support::{candidate, hard, soft};
 use crate::thresholds::Threshold;
 use crate::usage::{Candidate, Observation, Observations, PodUsage};
@@ -43,7 +45,7 @@ fn amounts() -> impl Strategy<Value = Vec<(Signal, i64)>> {
 
 fn step() -> impl Strategy<Value = Step> {
     let used = proptest::collection::vec(proptest::option::of(0_i64..1000), 4);
-    (0_u64..40, proptest::bool::weighted(0.8), amounts(), proptest::option::of(amounts()), used).prop_map(
+    (1_u64..40, proptest::bool::weighted(0.8), amounts(), proptest::option::of(amounts()), used).prop_map(
         |(pause, is_measured, available, after, used)| Step { pause, is_measured, available, after, used },
     )
 }
@@ -89,8 +91,9 @@ proptest! {
         });
         let mut now = Duration::from_secs(1000);
         let (mut measured_at, mut available) = (now, Vec::new());
-        let mut last_crossed = std::collections::BTreeMap::<Condition, Duration>::new();
-        let mut last_eviction: Option<Duration> = None;
+        let mut last_crossed = std::collections::BTreeMap::<PressureCondition, Duration>::new();
+        // When the observation of the last eviction was made, and when its pod was gone.
+        let mut last_eviction: Option<(Duration, Duration)> = None;
         for step in steps {
             now += Duration::from_secs(step.pause);
             if step.is_measured {
@@ -113,7 +116,7 @@ proptest! {
                 prop_assert_eq!(
                     manager.conditions().contains(condition),
                     now - *at < Duration::from_secs(60) || *at == now,
-                    "{} at {:?}", condition, now
+                    "{:?} at {:?}", condition, now
                 );
             }
             let Decision::Reclaim(reclaiming) = decision else { continue };
@@ -124,9 +127,10 @@ proptest! {
             if let Some(after) = after.filter(|_| !reclaiming.steps.is_empty()) {
                 prop_assert!(!is_relieved(&manager.settings().thresholds, &after), "reclaiming sufficed");
             }
-            prop_assert!(last_eviction.is_none_or(|at| measured_at > at), "two evictions for one observation");
+            let (measured, gone) = last_eviction.unwrap_or_default();
+            prop_assert!(measured_at > measured && measured_at >= gone, "two evictions for one observation");
             manager.evicted(now);
-            last_eviction = Some(now);
+            last_eviction = Some((measured_at, now));
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use pod_sync_decisions::admission::PressureCondition;
+
 /// The quantity that a threshold limits (`pkg/kubelet/eviction/api: Signal`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Signal {
@@ -36,17 +38,6 @@ pub enum Resource {
     Inodes,
     /// Process IDs.
     Pids,
-}
-
-/// A condition of the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Condition {
-    /// The node has little memory.
-    MemoryPressure,
-    /// The node has little space or few inodes.
-    DiskPressure,
-    /// The node has few process IDs.
-    PidPressure,
 }
 
 impl Signal {
@@ -102,11 +93,11 @@ impl Signal {
 
     /// Returns the condition of the node when a threshold of the signal is crossed.
     #[must_use]
-    pub fn condition(self) -> Condition {
+    pub fn condition(self) -> PressureCondition {
         match self.resource() {
-            Resource::Memory => Condition::MemoryPressure,
-            Resource::EphemeralStorage | Resource::Inodes => Condition::DiskPressure,
-            Resource::Pids => Condition::PidPressure,
+            Resource::Memory => PressureCondition::Memory,
+            Resource::EphemeralStorage | Resource::Inodes => PressureCondition::Disk,
+            Resource::Pids => PressureCondition::Pid,
         }
     }
 }
@@ -131,24 +122,6 @@ impl Resource {
 }
 
 impl fmt::Display for Resource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl Condition {
-    /// Returns the type of the condition in the API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::MemoryPressure => "MemoryPressure",
-            Self::DiskPressure => "DiskPressure",
-            Self::PidPressure => "PIDPressure",
-        }
-    }
-}
-
-impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
     }

@@ -1,13 +1,14 @@
 //! Reports of the Node object to status-reporter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ContainerImage;
+use k8s_openapi::api::core::v1::{ContainerImage, NodeCondition};
 use pod_sync_clients::{Pleg, Statuses};
 use pod_sync_cri_config::NodeSettings;
+use pod_sync_decisions::admission::PressureCondition;
 use quintlet_kit::clock::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -35,6 +36,8 @@ pub struct NodeInputs {
     pub images: watch::Receiver<Option<Vec<ContainerImage>>>,
     /// Addresses of the node; `None` until they are found.
     pub ips: watch::Receiver<Option<Vec<IpAddr>>>,
+    /// Pressure conditions that are true.
+    pub pressure: watch::Receiver<BTreeSet<PressureCondition>>,
 }
 
 /// Reports the Node to status-reporter on every change and at least every 10 s, until `stop`.
@@ -47,7 +50,7 @@ pub async fn report_node(
     clock: Clock,
     stop: CancellationToken,
 ) {
-    let NodeInputs { mut runtime, mut shutting_down, mut images, mut ips } = inputs;
+    let NodeInputs { mut runtime, mut shutting_down, mut images, mut ips, mut pressure } = inputs;
     let mut wait = Duration::ZERO;
     loop {
         // Each branch only wakes the loop, which reads all inputs again.
@@ -59,6 +62,7 @@ pub async fn report_node(
             Ok(()) = shutting_down.changed() => {}
             Ok(()) = images.changed() => {}
             Ok(()) = ips.changed() => {}
+            Ok(()) = pressure.changed() => {}
         }
         let state = runtime.borrow_and_update().clone();
         let mut not_ready: Vec<String> = state.not_ready.iter().cloned().collect();
@@ -74,6 +78,7 @@ pub async fn report_node(
         // `None` leaves the addresses that the API server has.
         node_status.addresses =
             ips.borrow_and_update().as_ref().map(|ips| addresses(&settings.node_name, ips));
+        node_status.conditions = conditions(&pressure.borrow_and_update());
         status::set_runtime_status(
             node_status,
             &state,
@@ -90,4 +95,14 @@ pub async fn report_node(
             }
         };
     }
+}
+
+// status-reporter adds texts and times, and the conditions that are false.
+fn conditions(pressure: &BTreeSet<PressureCondition>) -> Option<Vec<NodeCondition>> {
+    let condition = |kind: &PressureCondition| NodeCondition {
+        type_: kind.as_str().to_owned(),
+        status: "True".to_owned(),
+        ..NodeCondition::default()
+    };
+    (!pressure.is_empty()).then(|| pressure.iter().map(condition).collect())
 }

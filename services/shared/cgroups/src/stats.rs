@@ -58,6 +58,24 @@ impl CgroupStats {
         Self::find(mount, &names::components(root, class, uid))
     }
 
+    /// Returns the working set of all processes of the machine, in bytes.
+    #[must_use]
+    pub fn root_working_set(mount: &Path) -> Option<u64> {
+        let (file, inactive) = if is_v2(mount) {
+            (mount.join("memory.stat"), "inactive_file")
+        } else {
+            (mount.join("memory/memory.stat"), "total_inactive_file")
+        };
+        let stat = counters(&file);
+        // The root cgroup of v2 does not count its usage.
+        let usage = if is_v2(mount) {
+            stat.get("anon")?.saturating_add(*stat.get("file")?)
+        } else {
+            number(&mount.join("memory/memory.usage_in_bytes"))?
+        };
+        Some(usage.saturating_sub(stat.get(inactive).copied().unwrap_or(0)))
+    }
+
     fn find(mount: &Path, parts: &[String]) -> Option<Self> {
         let drivers = [CgroupDriver::Cgroupfs, CgroupDriver::Systemd];
         let candidates = drivers.map(|driver| Self {
@@ -94,6 +112,12 @@ impl CgroupStats {
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         if self.is_v2 { usage_v2(&self.dir("")) } else { usage_v1(&self.dir("memory"), &self.dir("cpuacct")) }
+    }
+
+    /// Returns the number of processes and threads in the cgroup and below it.
+    #[must_use]
+    pub fn tasks(&self) -> Option<u64> {
+        number(&self.dir("pids").join("pids.current"))
     }
 
     /// Returns the text of the pressure file of `cpu`, `memory` or `io`; empty if the kernel has none, as with v1.

@@ -42,11 +42,6 @@ impl Config {
             }
         }
         if service == Service::PodSync {
-            // The thresholds reduce the node's allocatable resources, but no pod is evicted.
-            let thresholds = self.kubelet.get("evictionHard");
-            if thresholds.is_some_and(|t| t.origin.is_set() && !t.entries().is_empty()) {
-                named.insert(0, "evictionHard".to_owned());
-            }
             for entry in self.kubelet.get("featureGates").map(Node::entries).unwrap_or_default() {
                 let fixed = GATES.iter().find(|g| g.name == entry.key).map(|g| g.fixed);
                 if fixed.is_some_and(|fixed| entry.value.data != Data::Bool(fixed)) {

@@ -251,7 +251,7 @@ fn a_field_without_an_effect_is_reported_once_with_its_value() {
     assert_eq!(
         config.not_yet(Service::PodSync).as_deref(),
         Some(
-            "evictionHard, failSwapOn: true, kubeReservedCgroup: /k, featureGates.MemoryQoS: true, enforceNodeAllocatable: kube-reserved"
+            "failSwapOn: true, kubeReservedCgroup: /k, featureGates.MemoryQoS: true, enforceNodeAllocatable: kube-reserved"
         )
     );
     assert_eq!(config.ignored(Service::PodSync)[0].0, "hairpinMode: none");

@@ -249,6 +249,18 @@ mod tests {
     }
 
     #[test]
+    fn an_event_has_the_annotations_of_its_occurrence() {
+        let mut correlator = Correlator::new("n1");
+        let mut what = occurrence("Evicted", "m");
+        let plain = create(correlator.decide(&what, at(0)));
+        assert_eq!(plain["metadata"].get("annotations"), None);
+        what.message = "other".into();
+        what.annotations = [("starved_resource".to_owned(), "memory".to_owned())].into();
+        let annotated = create(correlator.decide(&what, at(1)));
+        assert_eq!(annotated["metadata"]["annotations"], json!({"starved_resource": "memory"}));
+    }
+
+    #[test]
     fn a_repeated_event_is_counted_without_limit_in_time() {
         let mut correlator = Correlator::new("n1");
         let what = occurrence("BackOff", "Back-off");

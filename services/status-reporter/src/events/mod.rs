@@ -3,6 +3,8 @@
 pub mod correlate;
 pub mod recorder;
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -31,6 +33,8 @@ pub struct Occurrence {
     pub event_type: String,
     pub reason: String,
     pub message: String,
+    /// Annotations of the Event object.
+    pub annotations: BTreeMap<String, String>,
 }
 
 impl Occurrence {
@@ -68,9 +72,13 @@ impl Occurrence {
                 object[field] = json!(text);
             }
         }
+        let mut metadata = json!({"name": event_name(&self.name, at), "namespace": self.event_namespace()});
+        if !self.annotations.is_empty() {
+            metadata["annotations"] = json!(self.annotations);
+        }
         json!({
             "apiVersion": "v1", "kind": "Event",
-            "metadata": {"name": event_name(&self.name, at), "namespace": self.event_namespace()},
+            "metadata": metadata,
             "involvedObject": object, "type": self.event_type, "reason": self.reason, "message": self.message,
             "source": {"component": COMPONENT, "host": node},
             "reportingComponent": COMPONENT, "reportingInstance": node,

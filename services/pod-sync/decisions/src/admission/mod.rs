@@ -34,15 +34,17 @@ pub enum AdmitResult {
 }
 
 /// A pressure condition of the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pressure {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PressureCondition {
     Memory,
     Disk,
     Pid,
 }
 
-impl Pressure {
-    fn as_str(self) -> &'static str {
+impl PressureCondition {
+    /// Returns the type of the condition in the API.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "MemoryPressure",
             Self::Disk => "DiskPressure",
@@ -61,8 +63,8 @@ pub struct NodeView<'a> {
     pub node: Option<&'a Node>,
     /// Allocatable resources, including `pods`.
     pub allocatable: &'a ResourceList,
-    /// Pressure conditions that are True now.
-    pub pressure: &'a [Pressure],
+    /// PressureCondition conditions that are True now.
+    pub pressure: &'a [PressureCondition],
     /// `allowedUnsafeSysctls`; a trailing `*` matches any suffix.
     pub allowed_sysctls: &'a [String],
     /// Kernel version (major, minor).
@@ -133,11 +135,11 @@ fn refused_by_node(pod: &Pod, view: &NodeView<'_>) -> Option<AdmitResult> {
     view.shutting_down.then(|| reject("NodeShutdown", "Pod was rejected as the node is shutting down."))
 }
 
-fn under_pressure(pod: &Pod, pressure: &[Pressure], critical: bool) -> Option<AdmitResult> {
+fn under_pressure(pod: &Pod, pressure: &[PressureCondition], critical: bool) -> Option<AdmitResult> {
     if pressure.is_empty() || critical {
         return None;
     }
-    if pressure == [Pressure::Memory] {
+    if pressure == [PressureCondition::Memory] {
         let taint = Taint {
             key: "node.kubernetes.io/memory-pressure".to_owned(),
             effect: "NoSchedule".to_owned(),

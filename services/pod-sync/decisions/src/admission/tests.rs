@@ -241,8 +241,8 @@ fn under_pressure_only_some_pods_are_taken() {
         s["tolerations"] = json!([{"key": "node.kubernetes.io/memory-pressure", "operator": "Exists", "effect": "NoSchedule"}]);
     });
     let critical = with(|s| s["priority"] = json!(2_000_000_000));
-    let memory: &[Pressure] = &[Pressure::Memory];
-    let disk: &[Pressure] = &[Pressure::Disk];
+    let memory: &[PressureCondition] = &[PressureCondition::Memory];
+    let disk: &[PressureCondition] = &[PressureCondition::Disk];
     for (name, pod, pressure, want) in [
         ("memory, best effort", plain(), memory, "Evicted"),
         ("memory, burstable", burstable.clone(), memory, ""),
@@ -254,7 +254,8 @@ fn under_pressure_only_some_pods_are_taken() {
         let v = NodeView { pressure, ..view(Some(&n), &a) };
         assert_eq!(reason(&admit(&pod, &[], &v)), want, "{name}");
     }
-    let v = NodeView { pressure: &[Pressure::Memory, Pressure::Disk], ..view(Some(&n), &a) };
+    let v =
+        NodeView { pressure: &[PressureCondition::Memory, PressureCondition::Disk], ..view(Some(&n), &a) };
     assert_eq!(message(&admit(&plain(), &[], &v)), "The node had condition: [MemoryPressure DiskPressure]. ");
 }
 

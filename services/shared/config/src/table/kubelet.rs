@@ -303,22 +303,27 @@ pub const KUBELET: &[Row] = &[
     .kubelet_flag("eviction-hard")
     .honoured(
         &[PodSync],
-        "memory.available and nodefs.available reduce allocatable; pods are not evicted yet, which a warning reports"
+        "thresholds of evictions; memory.available and nodefs.available reduce allocatable; containerfs signals follow nodefs or imagefs"
     ),
-    Row::new("evictionSoft", THRESHOLDS, "").kubelet_flag("eviction-soft").not_yet(PodSync, None),
+    Row::new("evictionSoft", THRESHOLDS, "").kubelet_flag("eviction-soft").honoured(
+        &[PodSync],
+        "thresholds of evictions after a grace period; one at or below the hard one is refused"
+    ),
     Row::new("evictionSoftGracePeriod", Kind::Map(SIGNALS, &DURATION), "")
         .kubelet_flag("eviction-soft-grace-period")
-        .not_yet(PodSync, None),
+        .honoured(&[PodSync], "grace periods of evictionSoft"),
     Row::new("evictionMinimumReclaim", THRESHOLDS, "")
         .kubelet_flag("eviction-minimum-reclaim")
-        .not_yet(PodSync, None),
+        .honoured(&[PodSync], "amounts above the thresholds at which evictions end"),
     Row::new("evictionPressureTransitionPeriod", DURATION, "5m")
         .kubelet_flag("eviction-pressure-transition-period")
-        .not_yet(PodSync, None),
+        .honoured(&[PodSync], "time for which a pressure condition stays true after its threshold was crossed"),
     Row::new("evictionMaxPodGracePeriod", Kind::Int(i32::MIN as i64, i32::MAX as i64), "0")
         .kubelet_flag("eviction-max-pod-grace-period")
-        .not_yet(PodSync, None),
-    Row::new("mergeDefaultEvictionSettings", Kind::Bool, "false").not_yet(PodSync, None),
+        .honoured(&[PodSync], "longest grace period of an eviction for a soft threshold"),
+    Row::new("mergeDefaultEvictionSettings", Kind::Bool, "false")
+        .own_flag("merge-default-eviction-settings")
+        .honoured(&[PodSync], "true: signals that evictionHard does not name keep their default"),
     Row::new("kernelMemcgNotification", Kind::Bool, "false")
         .kubelet_flag("kernel-memcg-notification")
         .not_yet(PodSync, Some("false")),
@@ -463,7 +468,7 @@ pub const KUBELET: &[Row] = &[
     ),
     Row::new("localStorageCapacityIsolation", Kind::Bool, "true")
         .kubelet_flag("local-storage-capacity-isolation")
-        .not_yet(PodSync, None),
+        .honoured(&[PodSync], "false: pods above their limits of local storage are not evicted"),
     Row::new("containerRuntimeEndpoint", Kind::Checked(checks::unix_endpoint), "unix:///run/containerd/containerd.sock")
         .kubelet_flag("container-runtime-endpoint")
         .own_flag("runtime-endpoint")

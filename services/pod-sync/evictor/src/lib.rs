@@ -1,0 +1,16 @@
+//! Carries out evictions (`pkg/kubelet/eviction: managerImpl`).
+//!
+//! [`run`] is a future that the caller spawns. Every ten seconds it measures the node and its pods through [`Node`], asks
+//! [`EvictionManager`](pod_sync_eviction::manager::EvictionManager) what to do, reclaims and evicts, and publishes the conditions of the
+//! node on a `watch` channel. [`measure`] reads cgroups, file systems and `/proc`.
+
+// A value of a pod, a runtime or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+
+pub mod measure;
+mod metrics;
+mod run;
+
+pub use crate::metrics::EvictionMetrics;
+pub use crate::run::{CLEANUP_TIMEOUT, Node, PERIOD, run};

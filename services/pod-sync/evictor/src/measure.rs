@@ -1,0 +1,211 @@
+//! Measures the node and its pods: cgroups, file systems, process IDs.
+//!
+//! A figure that cannot be read is missing. A signal without a figure crosses no threshold.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pod_sync_cri_config::paths;
+use pod_sync_decisions::qos;
+use pod_sync_eviction::Signal;
+use pod_sync_eviction::layout::Layout;
+use pod_sync_eviction::usage::{
+    Candidate, ContainerUsage, FileUsage, Observation, Observations, PodUsage, PodUsages,
+};
+use quintlet_cgroups::stats::CgroupStats;
+use quintlet_model::ids::{ContainerId, PodUid};
+use quintlet_model::pod;
+use quintlet_model::runtime::PodRuntime;
+use quintlet_proto::podsync::v1 as wire;
+
+/// Directories that are measured.
+#[derive(Debug, Clone)]
+pub struct Paths {
+    /// Root directory of the agent.
+    pub root_dir: PathBuf,
+    pub pod_logs_dir: PathBuf,
+    /// Mount point of the cgroup hierarchies.
+    pub cgroups: PathBuf,
+    /// `--cgroup-root`.
+    pub cgroup_root: String,
+    /// `/proc`.
+    pub proc: PathBuf,
+}
+
+/// Mount points of the runtime's file systems.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RuntimeMounts {
+    pub images: Option<PathBuf>,
+    /// Writable layers.
+    pub containers: Option<PathBuf>,
+}
+
+/// Returns which file systems are shared, or `None` if one of them cannot be read
+/// (`pkg/kubelet/stats: HasDedicatedImageFs`, `HasDedicatedContainerFs`).
+#[must_use]
+pub fn layout(paths: &Paths, mounts: &RuntimeMounts) -> Option<Layout> {
+    let device = |path: &Path| Some(fs::metadata(path).ok()?.dev());
+    let images = mounts.images.as_deref()?;
+    let has_image_fs = device(images)? != device(&paths.root_dir)?;
+    let has_container_fs = match mounts.containers.as_deref() {
+        Some(containers) => device(containers)? != device(images)?,
+        None => false,
+    };
+    Some(Layout::of(has_image_fs, has_container_fs))
+}
+
+/// Measures the node at `now`, on `CLOCK_BOOTTIME`.
+#[must_use]
+pub fn node(paths: &Paths, mounts: &RuntimeMounts, now: Duration) -> Observations {
+    let mut all = Observations::new();
+    let mut add = |signal: Signal, figures: Option<(i64, i64)>| {
+        let observed =
+            figures.and_then(|(available, capacity)| Observation::new(signal, available, capacity, now));
+        all.extend(observed.map(|observation| (signal, observation)));
+    };
+    add(Signal::MemoryAvailable, memory(paths));
+    add(Signal::AllocatableMemoryAvailable, allocatable_memory(paths));
+    add(Signal::PidAvailable, process_ids(&paths.proc));
+    for (dir, bytes, inodes) in [
+        (Some(&paths.root_dir), Signal::NodeFsAvailable, Signal::NodeFsInodesFree),
+        (mounts.images.as_ref(), Signal::ImageFsAvailable, Signal::ImageFsInodesFree),
+        (mounts.containers.as_ref(), Signal::ContainerFsAvailable, Signal::ContainerFsInodesFree),
+    ] {
+        let Some(stat) = dir.and_then(|dir| rustix::fs::statvfs(dir).ok()) else { continue };
+        let scaled = |blocks: u64| units(blocks.saturating_mul(stat.f_frsize));
+        add(bytes, Some((scaled(stat.f_bavail), scaled(stat.f_blocks))));
+        // File systems without inodes, such as btrfs, have 0 of 0, which is no observation.
+        add(inodes, Some((units(stat.f_ffree), units(stat.f_files))));
+    }
+    all
+}
+
+fn units(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// Returns available memory and memory of the machine: what is not in the working set of all processes.
+fn memory(paths: &Paths) -> Option<(i64, i64)> {
+    let meminfo = fs::read_to_string(paths.proc.join("meminfo")).ok()?;
+    let total = meminfo.lines().find_map(|line| {
+        let kibibytes = line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?;
+        kibibytes.trim().parse::<i64>().ok()?.checked_mul(1024)
+    })?;
+    let working_set = CgroupStats::root_working_set(&paths.cgroups)?;
+    Some((total.saturating_sub(units(working_set)).max(0), total))
+}
+
+/// Returns available memory and memory limit of all pods together. Without a limit the signal does not exist.
+fn allocatable_memory(paths: &Paths) -> Option<(i64, i64)> {
+    let usage = CgroupStats::of_pods(&paths.cgroups, &paths.cgroup_root)?.usage()?;
+    let limit = usage.limit?;
+    Some((units(limit.saturating_sub(usage.working_set)), units(limit)))
+}
+
+/// Returns free process IDs and their number (`pkg/kubelet/util/pidlimit: Stats`).
+fn process_ids(proc: &Path) -> Option<(i64, i64)> {
+    let number = |file: &str| fs::read_to_string(proc.join(file)).ok()?.trim().parse::<i64>().ok();
+    // The smaller one limits.
+    let most = number("sys/kernel/pid_max")?.min(number("sys/kernel/threads-max").unwrap_or(i64::MAX));
+    let load = fs::read_to_string(proc.join("loadavg")).ok()?;
+    let running = load.split_whitespace().nth(3)?.split_once('/')?.1.parse::<i64>().ok()?;
+    Some((most.saturating_sub(running), most))
+}
+
+/// What is known about pods before their files and cgroups are read.
+#[derive(Debug, Clone, Default)]
+pub struct PodSources {
+    pub candidates: Vec<Candidate>,
+    /// Running containers by pod.
+    pub runtime: HashMap<PodUid, Vec<(String, ContainerId)>>,
+    /// Writable layers by container.
+    pub writable_layers: HashMap<ContainerId, FileUsage>,
+    /// The last measurement of volumes.
+    pub volumes: Vec<wire::PodStorage>,
+}
+
+/// Returns name and ID of each running container of a pod.
+#[must_use]
+pub fn running_containers(runtime: &PodRuntime) -> Vec<(String, ContainerId)> {
+    let running =
+        runtime.containers.iter().filter(|c| c.state == quintlet_model::runtime::ContainerState::Running);
+    running.map(|c| (c.name.clone(), c.id.clone())).collect()
+}
+
+/// Measures pods. A pod whose cgroup does not exist has no entry.
+#[must_use]
+pub fn pods(paths: &Paths, sources: &PodSources) -> PodUsages {
+    let volumes: HashMap<&str, &wire::PodStorage> =
+        sources.volumes.iter().map(|storage| (storage.uid.as_str(), storage)).collect();
+    let usage = |candidate: &Candidate| {
+        let class = qos::qos_class(&candidate.pod);
+        let uid = candidate.uid.to_string();
+        let cgroup = CgroupStats::of_pod(&paths.cgroups, &paths.cgroup_root, class, &uid)?;
+        let storage = volumes.get(uid.as_str()).copied();
+        Some((candidate.uid.clone(), pod_usage(paths, candidate, &cgroup, sources, storage)))
+    };
+    sources.candidates.iter().filter_map(usage).collect()
+}
+
+fn pod_usage(
+    paths: &Paths,
+    candidate: &Candidate,
+    cgroup: &CgroupStats,
+    sources: &PodSources,
+    storage: Option<&wire::PodStorage>,
+) -> PodUsage {
+    let log_dir = pod::pod_ref(&candidate.pod).ok().map(|of| paths::pod_log_dir(&paths.pod_logs_dir, &of));
+    let container = |(name, id): &(String, ContainerId)| ContainerUsage {
+        name: name.clone(),
+        working_set: cgroup
+            .container(id.as_str())
+            .and_then(|c| c.usage())
+            .map(|usage| units(usage.working_set)),
+        writable_layer: sources.writable_layers.get(id).copied().unwrap_or_default(),
+        logs: log_dir.as_ref().map(|dir| files_in(&dir.join(name))).unwrap_or_default(),
+    };
+    let containers: Vec<_> =
+        sources.runtime.get(&candidate.uid).into_iter().flatten().map(container).collect();
+    let volume = |volume: &wire::VolumeStorage| {
+        let usage = volume.usage?;
+        let files =
+            FileUsage { bytes: Some(units(usage.used_bytes)), inodes: Some(units(usage.inodes_used)) };
+        Some((volume.name.clone(), files))
+    };
+    let volumes: BTreeMap<_, _> = storage.into_iter().flat_map(|s| &s.volumes).filter_map(volume).collect();
+    let ephemeral = ephemeral_storage(&containers, storage);
+    PodUsage {
+        working_set: cgroup.usage().map(|usage| units(usage.working_set)),
+        processes: cgroup.tasks().map(units),
+        ephemeral_storage: Some(ephemeral),
+        containers,
+        volumes,
+    }
+}
+
+// Writable layers, logs, volumes on the node's disk and the hosts file.
+fn ephemeral_storage(containers: &[ContainerUsage], storage: Option<&wire::PodStorage>) -> i64 {
+    let of_containers = containers.iter().flat_map(|c| [c.writable_layer.bytes, c.logs.bytes]).flatten();
+    let volumes = storage.into_iter().flat_map(|s| &s.volumes).filter(|volume| volume.is_ephemeral);
+    let hosts = storage.into_iter().filter_map(|s| s.hosts);
+    let used = volumes.filter_map(|volume| volume.usage).chain(hosts).map(|usage| units(usage.used_bytes));
+    of_containers.chain(used).fold(0_i64, i64::saturating_add)
+}
+
+// The runtime writes the logs of a container into one directory, without subdirectories.
+fn files_in(dir: &Path) -> FileUsage {
+    let mut usage = FileUsage { bytes: Some(0), inodes: Some(0) };
+    let add = |sum: Option<i64>, more: i64| sum.map(|sum| sum.saturating_add(more));
+    for file in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let Ok(metadata) = file.metadata() else { continue };
+        usage.bytes = add(usage.bytes, units(metadata.blocks().saturating_mul(512)));
+        usage.inodes = add(usage.inodes, 1);
+    }
+    usage
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use pod_sync_eviction::Resource;
+use serde_json::json;
+
+use super::*;
+
+fn write(root: &Path, files: &[(&str, &str)]) {
+    for (file, text) in files {
+        let path = root.join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+}
+
+fn paths(dir: &Path) -> Paths {
+    let at = |name: &str| dir.join(name);
+    for name in ["root", "logs", "cgroup", "proc"] {
+        fs::create_dir_all(at(name)).unwrap();
+    }
+    Paths {
+        root_dir: at("root"),
+        pod_logs_dir: at("logs"),
+        cgroups: at("cgroup"),
+        cgroup_root: "/".to_owned(),
+        proc: at("proc"),
+    }
+}
+
+const PROC: [(&str, &str); 4] = [
+    ("proc/meminfo", "MemTotal:        1000 kB\nMemFree:          10 kB\n"),
+    ("proc/sys/kernel/pid_max", "32768\n"),
+    ("proc/sys/kernel/threads-max", "2000\n"),
+    ("proc/loadavg", "0.00 0.01 0.05 2/300 12345\n"),
+];
+const V1: [(&str, &str); 6] = [
+    ("cgroup/memory/memory.usage_in_bytes", "500000\n"),
+    ("cgroup/memory/memory.stat", "inactive_file 7\ntotal_inactive_file 100000\n"),
+    ("cgroup/memory/kubepods/memory.usage_in_bytes", "300000\n"),
+    ("cgroup/memory/kubepods/memory.limit_in_bytes", "800000\n"),
+    ("cgroup/memory/kubepods/memory.stat", "total_inactive_file 50000\n"),
+    ("cgroup/cpuacct/kubepods/cpuacct.usage", "1\n"),
+];
+const V2: [(&str, &str); 6] = [
+    ("cgroup/cgroup.controllers", "cpu memory pids\n"),
+    ("cgroup/memory.stat", "anon 200000\nfile 300000\ninactive_file 100000\n"),
+    ("cgroup/kubepods/memory.current", "300000\n"),
+    ("cgroup/kubepods/memory.max", "800000\n"),
+    ("cgroup/kubepods/memory.stat", "inactive_file 50000\n"),
+    ("cgroup/kubepods/cpu.stat", "usage_usec 1\n"),
+];
+
+#[test]
+fn memory_and_process_ids_are_read_from_both_cgroup_versions() {
+    for version in [V1, V2] {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &PROC);
+        write(dir.path(), &version);
+        let paths = paths(dir.path());
+        let now = Duration::from_secs(5);
+        let seen = node(&paths, &RuntimeMounts::default(), now);
+        let of = |signal: Signal| seen.get(&signal).map(|o| (o.available.value(), o.capacity.value()));
+        assert_eq!(of(Signal::MemoryAvailable), Some((1_024_000 - 400_000, 1_024_000)));
+        assert_eq!(of(Signal::AllocatableMemoryAvailable), Some((550_000, 800_000)));
+        assert_eq!(of(Signal::PidAvailable), Some((1700, 2000)));
+        assert!(of(Signal::NodeFsAvailable).is_some_and(|(free, all)| free > 0 && free < all));
+        assert_eq!(of(Signal::ImageFsAvailable), None, "the runtime has not answered");
+        assert!(seen.values().all(|observation| observation.at == now));
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_no_observation() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = Paths { root_dir: dir.path().join("nowhere"), ..paths(dir.path()) };
+    let mounts = RuntimeMounts { images: Some(dir.path().join("gone")), containers: None };
+    assert_eq!(node(&paths, &mounts, Duration::ZERO), Observations::new());
+    write(dir.path(), &[("proc/meminfo", "MemTotal: many kB\n"), ("proc/loadavg", "0.00\n")]);
+    assert_eq!(node(&paths, &mounts, Duration::ZERO), Observations::new());
+}
+
+#[test]
+fn the_layout_follows_from_the_devices_of_the_file_systems() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = paths(dir.path());
+    let (same, other) = (Some(dir.path().to_owned()), Some(PathBuf::from("/proc")));
+    for (images, containers, want) in [
+        (&same, &same, Some(Layout::Single)),
+        (&same, &None, Some(Layout::Single)),
+        (&other, &other, Some(Layout::SeparateImages)),
+        (&other, &None, Some(Layout::SeparateImages)),
+        (&other, &same, Some(Layout::Split)),
+        (&None, &same, None),
+        (&Some(dir.path().join("gone")), &same, None),
+    ] {
+        let mounts = RuntimeMounts { images: images.clone(), containers: containers.clone() };
+        assert_eq!(layout(&paths, &mounts), want, "{mounts:?}");
+    }
+}
+
+#[test]
+fn a_pod_is_measured_by_its_cgroup_logs_layers_and_volumes() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = paths(dir.path());
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": { "name": "p", "namespace": "n", "uid": "u" },
+        "spec": { "containers": [{ "name": "c" }], "volumes": [{ "name": "v", "emptyDir": {} }] },
+    }))
+    .unwrap();
+    let uid = PodUid::parse("u").unwrap();
+    let id = ContainerId::parse("abc").unwrap();
+    let candidate = Candidate { uid: uid.clone(), pod: Arc::new(pod) };
+    write(
+        dir.path(),
+        &[
+            ("cgroup/cgroup.controllers", "cpu memory pids\n"),
+            ("cgroup/kubepods/besteffort/podu/memory.current", "9000\n"),
+            ("cgroup/kubepods/besteffort/podu/memory.stat", "inactive_file 1000\n"),
+            ("cgroup/kubepods/besteffort/podu/cpu.stat", "usage_usec 1\n"),
+            ("cgroup/kubepods/besteffort/podu/pids.current", "7\n"),
+            ("cgroup/kubepods/besteffort/podu/abc/memory.current", "5000\n"),
+            ("cgroup/kubepods/besteffort/podu/abc/memory.stat", "inactive_file 0\n"),
+            ("cgroup/kubepods/besteffort/podu/abc/cpu.stat", "usage_usec 1\n"),
+            ("logs/n_p_u/c/0.log", "a line of the log\n"),
+        ],
+    );
+    let disk = |bytes| Some(wire::DiskUsage { used_bytes: bytes, inodes_used: 3, ..Default::default() });
+    let volume = |name: &str, is_ephemeral, bytes| wire::VolumeStorage {
+        name: name.to_owned(),
+        is_ephemeral,
+        usage: disk(bytes),
+        ..Default::default()
+    };
+    let storage = wire::PodStorage {
+        uid: "u".to_owned(),
+        volumes: vec![volume("v", true, 100_000), volume("memory", false, 999_999)],
+        hosts: disk(4096),
+    };
+    let layer = FileUsage { bytes: Some(1_000_000), inodes: Some(20) };
+    let unmeasured = Candidate { uid: PodUid::parse("gone").unwrap(), ..candidate.clone() };
+    let sources = PodSources {
+        candidates: vec![candidate.clone(), unmeasured],
+        runtime: [(uid.clone(), vec![("c".to_owned(), id.clone())])].into(),
+        writable_layers: [(id, layer)].into(),
+        volumes: vec![storage],
+    };
+    let all = pods(&paths, &sources);
+    assert_eq!(all.len(), 1, "a pod without a cgroup has no statistics");
+    let usage = &all[&uid];
+    assert_eq!((usage.working_set, usage.processes), (Some(8000), Some(7)));
+    let container = &usage.containers[0];
+    assert_eq!((container.working_set, container.writable_layer), (Some(5000), layer));
+    let logs = container.logs.bytes.unwrap();
+    assert!(logs >= 512, "{logs}");
+    assert_eq!(container.logs.inodes, Some(1));
+    assert_eq!(usage.ephemeral_storage, Some(1_000_000 + logs + 100_000 + 4096));
+    let counted = pod_sync_eviction::usage::disk_usage(
+        &candidate.pod,
+        usage,
+        Layout::Single.measured(Signal::NodeFsInodesFree),
+        Resource::Inodes,
+    );
+    assert_eq!(counted, 20 + 1 + 3);
+}

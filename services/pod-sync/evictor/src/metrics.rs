@@ -1,0 +1,50 @@
+//! Metrics of evictions, under the names of the kubelet.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use quintlet_telemetry::metrics::{Buckets, counter_family, histogram_family_of};
+
+/// Bounds of the age of statistics, in seconds (`k8s.io/component-base/metrics: DefBuckets`).
+const AGES: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SignalLabel {
+    eviction_signal: &'static str,
+}
+
+/// Metrics of evictions. All instances share the series of the process.
+#[derive(Debug, Clone)]
+pub struct EvictionMetrics {
+    evictions: Family<SignalLabel, Counter>,
+    stats_age: Family<SignalLabel, Histogram, Buckets>,
+}
+
+impl Default for EvictionMetrics {
+    fn default() -> Self {
+        Self {
+            evictions: counter_family(
+                "kubelet_evictions",
+                "Cumulative number of pod evictions by eviction signal",
+            ),
+            stats_age: histogram_family_of(
+                "kubelet_eviction_stats_age_seconds",
+                "Time between when stats are collected, and when pod is evicted based on those stats by eviction signal",
+                AGES,
+            ),
+        }
+    }
+}
+
+impl EvictionMetrics {
+    pub(crate) fn evicted(&self, signal: &'static str) {
+        self.evictions.get_or_create(&SignalLabel { eviction_signal: signal }).inc();
+    }
+
+    pub(crate) fn acted_on(&self, signal: &'static str, age: Duration) {
+        self.stats_age.get_or_create(&SignalLabel { eviction_signal: signal }).observe(age.as_secs_f64());
+    }
+}
