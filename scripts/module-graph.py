@@ -34,6 +34,7 @@ POD_SYNC = [
         "metrics",
         "cri-config",
         "clients",
+        "objects",
         "plugins",
         "csi",
         "volume-manager",

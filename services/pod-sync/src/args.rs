@@ -104,6 +104,10 @@ pub struct Args {
     /// Interval between syncs of an unchanged pod, plus jitter of up to half of it.
     #[arg(long, default_value = "1m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub sync_frequency: Duration,
+    /// Detection of changed ConfigMaps and Secrets: a watch per object, a cache with the time to live that the Node says, or a
+    /// request per use.
+    #[arg(long, value_enum, default_value = "Watch", value_name = "STRATEGY")]
+    pub config_map_and_secret_change_detection_strategy: pod_sync_objects::Strategy,
     /// Unsafe sysctls that pods may set; a trailing `*` matches any suffix.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub allowed_unsafe_sysctls: Vec<String>,

@@ -127,6 +127,7 @@ mod tests {
     use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
     use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
     use pod_sync_node::{RESERVABLE, RuntimeState};
+    use pod_sync_objects::Strategy;
     use pod_sync_sources::api::ClusterView;
     use quintlet_testkit::pods::pod_of;
 
@@ -202,6 +203,20 @@ mod tests {
             error,
             "the soft eviction threshold memory.available of 1Gi is not above the hard one of 1Gi"
         );
+    }
+
+    #[test]
+    fn the_detection_of_changed_objects_is_a_watch_unless_set() {
+        let strategy =
+            |file: &str, flags: &[&str]| args(file, flags).config_map_and_secret_change_detection_strategy;
+        let of = |value: &str| format!("configMapAndSecretChangeDetectionStrategy: {value}\n");
+        let flag = "--config-map-and-secret-change-detection-strategy=Cache";
+        assert_eq!(strategy("", &[]), Strategy::Watch);
+        assert_eq!(strategy(&of("\"\""), &[]), Strategy::Watch);
+        assert_eq!(strategy(&of("Watch"), &[]), Strategy::Watch);
+        assert_eq!(strategy(&of("Get"), &[]), Strategy::Get);
+        assert_eq!(strategy(&of("Cache"), &[]), Strategy::Cache);
+        assert_eq!(strategy(&of("Get"), &[flag]), Strategy::Cache, "a flag wins");
     }
 
     #[test]

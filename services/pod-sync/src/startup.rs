@@ -22,8 +22,9 @@ use pod_sync_images::pulls::PullLimits;
 use pod_sync_logs::LogDirs;
 use pod_sync_metrics::PodMetrics;
 use pod_sync_node::{NodeInputs, RuntimeState};
+use pod_sync_objects::ObjectCache;
 use pod_sync_sources::api::ClusterView;
-use pod_sync_sources::cluster::{Objects, Tokens};
+use pod_sync_sources::cluster::{ApiSources, Objects, Tokens};
 use pod_sync_sources::objects::ManifestObjects;
 use pod_sync_sources::{SourceKind, SourceMessage};
 use pod_sync_state::{Allocations, IdPool, PodRecord, StateDir, UserNamespaces};
@@ -82,6 +83,8 @@ pub(crate) struct Agent {
     /// Client of the API server; none without a kubeconfig.
     api: Option<kube::Client>,
     cluster: Arc<ClusterView>,
+    /// ConfigMaps and Secrets of the API server; none without one.
+    objects: Option<Arc<ObjectCache>>,
     manifests: Arc<ManifestObjects>,
     measured: Arc<Measured>,
     image_gc: ImageGcContext,
@@ -133,7 +136,11 @@ impl Agent {
         });
         let manifests = Arc::new(ManifestObjects::default());
         let cluster = Arc::new(ClusterView::default());
-        let objects = Objects::new(Arc::clone(&manifests), api.clone(), Arc::clone(&cluster));
+        let detection = (args.config_map_and_secret_change_detection_strategy, args.sync_frequency);
+        let from_api = |client| ApiSources::new(client, &cluster, detection, &wakeups, &stop);
+        let from_api = api.clone().map(from_api);
+        let cache = from_api.as_ref().map(|api| Arc::clone(&api.cache));
+        let objects = Objects::new(Arc::clone(&manifests), from_api);
         let tokens = api.clone().map(|client| Arc::new(Tokens(client)) as Arc<dyn TokenSource>);
         let volume_tasks = Inputs {
             root_dir: args.root_dir.clone(),
@@ -177,7 +184,19 @@ impl Agent {
         });
         let (tasks, measured) = (TaskGroup::new(), Arc::default());
         let image_gc = ImageGcContext::new(&ctx, args.images.policy());
-        let agent = Self { tasks, args, paths, ctx, api, cluster, manifests, measured, image_gc, stop };
+        let agent = Self {
+            tasks,
+            args,
+            paths,
+            ctx,
+            api,
+            cluster,
+            objects: cache,
+            manifests,
+            measured,
+            image_gc,
+            stop,
+        };
         Ok((agent, ClientInputs { runtime_state, probe_failures }))
     }
 
@@ -367,6 +386,10 @@ impl Agent {
         self.tasks.spawn("watch-services", services);
         let runtime_classes = Arc::clone(cluster).watch_runtime_classes(client.clone(), stop.clone());
         self.tasks.spawn("watch-runtime-classes", runtime_classes);
+        if let Some(objects) = &self.objects {
+            let idle = Arc::clone(objects).stop_idle_watches(stop.clone());
+            self.tasks.spawn("idle-object-watches", idle);
+        }
         let runtime = self.ctx.runtime.calls.clone();
         let cidrs = pod_sync_node::follow_pod_cidrs(cluster.nodes(), runtime, stop.clone());
         self.tasks.spawn("pod-cidrs", cidrs);

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Service};
+use quintlet_model::ids::PodUid;
 
 /// Kind of an object, as in error messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +81,17 @@ impl ObjectError {
 /// A source of API objects: manifests without an API server, watches with one.
 #[async_trait]
 pub trait ObjectSource: Send + Sync {
+    /// Registers a pod, or takes over its new spec: its ConfigMaps and Secrets are about to be read. Does not wait.
+    fn register(&self, _uid: &PodUid, _pod: &Arc<Pod>) {}
+
+    /// Removes a pod whose ConfigMaps and Secrets are not read any more.
+    fn unregister(&self, _uid: &PodUid) {}
+
+    /// Returns a number that grows when a ConfigMap or Secret of a registered pod changes and has to be read again.
+    fn changes(&self, _uid: &PodUid) -> u64 {
+        0
+    }
+
     /// Returns a ConfigMap.
     ///
     /// # Errors

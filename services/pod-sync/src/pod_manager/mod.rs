@@ -260,6 +260,7 @@ impl PodManager {
             self.resizes.drop(&uid);
             self.resizes.retry_soon();
             self.ctx.checkpoints.allocations.remove(&uid);
+            self.ctx.environment.objects.unregister(&uid);
             tracing::info!(pod.uid = %uid, "pod is gone from this node");
         }
         self.pods.prune();

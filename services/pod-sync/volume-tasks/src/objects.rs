@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use kube::api::Api;
-use pod_sync_sources::cluster::{ANSWER, past_lag};
+use pod_sync_objects::{ANSWER, past_lag};
 
 /// Reads objects that describe volumes. Errors are the API server's messages.
 #[async_trait]

@@ -24,6 +24,7 @@ mod limits;
 mod logs;
 mod mirrors;
 mod node;
+mod objects;
 mod orphans;
 mod pod_fields;
 mod probes;

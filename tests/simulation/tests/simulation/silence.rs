@@ -22,12 +22,14 @@ async fn a_container_is_restarted_while_the_api_server_does_not_respond_for_its_
     let uid = sim.create(pod);
     sim.wait_ready("dies").await;
     let first = sim.runtime.newest(&uid, "c-dies").unwrap().id().to_owned();
-    for requests in ["get configmaps", "get secrets"] {
+    for requests in ["* configmaps", "* secrets"] {
         sim.api.faults().block(requests);
     }
-    // A request hangs by now.
-    let asked = sim.api.counts().of("get configmaps");
-    sim.api.wait_for_requests("get configmaps", asked + 1, quintlet_simulation::sim::LONG).await;
+    sim.api.faults().drop_watches();
+    // The clients open new watches, which hang.
+    for requests in ["watch configmaps", "watch secrets"] {
+        sim.api.wait_for_requests(requests, 2, quintlet_simulation::sim::LONG).await;
+    }
     assert!(sim.runtime.exit(&first, 1));
     sim.wait_runtime("it runs again", |r| {
         r.newest(&uid, "c-dies").is_some_and(|c| c.running() && c.id() != first)

@@ -43,17 +43,21 @@ pub(super) struct VolumeRefresh {
     at: Duration,
     labels: Map,
     annotations: Map,
+    // Number of changes of the ConfigMaps and Secrets of the pod.
+    object_changes: u64,
 }
 
 impl VolumeRefresh {
-    fn of(pod: &Pod, at: Duration) -> Self {
-        let metadata = &pod.metadata;
-        Self { at, labels: metadata.labels.clone(), annotations: metadata.annotations.clone() }
+    // `object_changes` is taken before the objects are read: a change during a refresh causes another one.
+    fn of(pod: &Pod, object_changes: u64, at: Duration) -> Self {
+        let (labels, annotations) = (pod.metadata.labels.clone(), pod.metadata.annotations.clone());
+        Self { at, labels, annotations, object_changes }
     }
 
-    // The volumes may be outdated: the interval has passed, or the labels or annotations have changed.
-    fn is_due(&self, pod: &Pod, now: Duration, interval: Duration) -> bool {
+    // The volumes may be outdated: the interval has passed, or labels, annotations or objects have changed.
+    fn is_due(&self, pod: &Pod, object_changes: u64, now: Duration, interval: Duration) -> bool {
         now.saturating_sub(self.at) >= interval
+            || self.object_changes != object_changes
             || self.labels != pod.metadata.labels
             || self.annotations != pod.metadata.annotations
     }
@@ -89,6 +93,7 @@ impl Worker {
         let (tasks, cancel) = (self.ctx.environment.volume_tasks.clone(), self.work_loop.cancel.clone());
         // The drivers work while the other volumes are set up.
         tasks.declare(pod, &uid, &cancel).await;
+        let changes = self.ctx.environment.objects.changes(&uid);
         match self.ctx.environment.volumes.set_up(pod, &uid, &self.volume_context()).await {
             Ok(mut done) => {
                 let show = |unmounted, error| self.meanwhile(waiting::Waiting::Volumes { unmounted, error });
@@ -103,7 +108,7 @@ impl Worker {
                 }
                 self.setup.volumes = Some(done.volumes);
                 self.retries.mounts.reset();
-                self.setup.refreshed = Some(VolumeRefresh::of(pod, self.ctx.clock.boot()));
+                self.setup.refreshed = Some(VolumeRefresh::of(pod, changes, self.ctx.clock.boot()));
                 self.failed_mounts(pod, &done.stale);
             }
             Err(_) if self.work_loop.cancel.is_cancelled() => return Err(Halt::Cancelled),
@@ -231,12 +236,14 @@ impl Worker {
     pub(super) async fn refresh_volumes(&mut self, pass: &Pass) {
         let pod = &pass.pod;
         let (now, interval) = (self.ctx.clock.boot(), self.ctx.node.sync_frequency);
-        let due = self.setup.refreshed.as_ref().is_none_or(|last| last.is_due(pod, now, interval));
+        let changes = self.ctx.environment.objects.changes(&self.pod_ref.uid);
+        let last = self.setup.refreshed.as_ref();
+        let due = last.is_none_or(|last| last.is_due(pod, changes, now, interval));
         self.ctx.environment.volume_tasks.refresh(pod, &self.pod_ref.uid, due);
         if !due {
             return;
         }
-        self.setup.refreshed = Some(VolumeRefresh::of(pod, self.ctx.clock.boot()));
+        self.setup.refreshed = Some(VolumeRefresh::of(pod, changes, self.ctx.clock.boot()));
         if !Volumes::needs_refresh(pod) {
             return;
         }

@@ -27,6 +27,7 @@ use crate::mirror::{MirrorContext, MirrorReconciler};
 
 impl Worker {
     pub(super) async fn sync(&mut self, desired: &Desired) -> Result<Next, Halt> {
+        self.ctx.environment.objects.register(&self.pod_ref.uid, &self.pod);
         let mut pass = self.look(false).await?;
         if !self.record.starting.is_empty() && self.remove_interrupted_starts(&pass).await? {
             return Ok(Next::Again);

@@ -89,6 +89,7 @@ impl Worker {
             let waiting = waiting::Waiting::VolumesUnmounting { error: error.clone() };
             return Err(Halt::failed(waiting, error));
         }
+        self.ctx.environment.objects.unregister(&self.pod_ref.uid);
         if let Err(e) = self.ctx.environment.cgroups.remove_by_uid(&self.pod_ref.uid).await {
             return Err(Halt::failed(waiting::Waiting::CgroupRemoval { error: e.to_string() }, e));
         }

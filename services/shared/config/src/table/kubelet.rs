@@ -377,7 +377,11 @@ pub const KUBELET: &[Row] = &[
             "interval of checks for logs to rotate"
         ),
     Row::new("configMapAndSecretChangeDetectionStrategy", Kind::Word(&["", "Get", "Cache", "Watch"]), "Watch")
-        .not_yet(PodSync, None),
+        .own_flag("config-map-and-secret-change-detection-strategy")
+        .honoured(
+            &[PodSync],
+            "Watch: a watch per object; Cache: read again after the time to live from the Node's annotation node.alpha.kubernetes.io/ttl, or a minute; Get: read for each use"
+        ),
     Row::new("systemReserved", RESERVED, "").kubelet_flag("system-reserved").honoured(
         &[PodSync],
         "reduces allocatable, and the limits of kubepods if enforceNodeAllocatable contains pods"

@@ -1,0 +1,257 @@
+//! ConfigMaps and Secrets: how they reach pods, and what that costs the API server.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::wait::until;
+use serde_json::{Value, json};
+
+const NO_SYNC: &str = "--sync-frequency=1h";
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn start(args: &[&str]) -> Sim {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(args);
+    sim.start_all();
+    sim
+}
+
+fn config_map(sim: &Sim, name: &str, value: &str) {
+    let object = json!({"metadata": {"name": name}, "data": {"k": value}});
+    sim.api.create("configmaps", "default", object).unwrap();
+}
+
+fn write(sim: &Sim, name: &str, value: &str) {
+    sim.api.edit("configmaps", "default", name, |object| object["data"]["k"] = json!(value)).unwrap();
+}
+
+/// Returns a pod with a volume `v` of a ConfigMap.
+fn with_config_map(pod: &str, config_map: &str) -> Value {
+    let mut pod = pods::single(pod);
+    pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": config_map}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    pod
+}
+
+/// Returns the path of key `k` in a volume of a pod.
+fn file(sim: &Sim, uid: &str, plugin: &str, volume: &str) -> PathBuf {
+    sim.root_dir().join(format!("pods/{uid}/volumes/kubernetes.io~{plugin}/{volume}/k"))
+}
+
+async fn wait_content(path: &Path, want: &str, limit: Duration) {
+    until(&format!("{want} in {}", path.display()), limit, async || match std::fs::read_to_string(path) {
+        Ok(content) if content == want => Ok(()),
+        other => Err(other),
+    })
+    .await;
+}
+
+/// Returns the numbers of gets, lists and watches of a resource.
+fn requests(sim: &Sim, resource: &str) -> [u64; 3] {
+    ["get", "list", "watch"].map(|verb| sim.api.counts().of(format!("{verb} {resource}").as_str()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_update_reaches_the_files_of_running_pods_within_a_second_and_restarts_nothing() {
+    let sim = start(&[NO_SYNC]).await;
+    config_map(&sim, "shown", "1");
+    sim.api
+        .create("secrets", "default", json!({"metadata": {"name": "shown"}, "data": {"k": "MQ=="}}))
+        .unwrap();
+    let mut pod = with_config_map("updated", "shown");
+    pod["spec"]["volumes"].as_array_mut().unwrap().extend([
+        json!({"name": "s", "secret": {"secretName": "shown"}}),
+        json!({"name": "p", "projected": {"sources": [{"configMap": {"name": "shown"}}]}}),
+    ]);
+    let main = &mut pod["spec"]["containers"][0];
+    main["volumeMounts"] = json!([
+        {"name": "v", "mountPath": "/v"}, {"name": "s", "mountPath": "/s"}, {"name": "p", "mountPath": "/p"},
+        {"name": "v", "mountPath": "/part", "subPath": "k"},
+    ]);
+    main["env"] = json!([{"name": "K", "valueFrom": {"configMapKeyRef": {"name": "shown", "key": "k"}}}]);
+    let uid = sim.create(pod);
+    sim.wait_ready("updated").await;
+    let first = sim.runtime.newest(&uid, "c-updated").unwrap().id().to_owned();
+    for value in ["2", "3", "4"] {
+        let began = Instant::now();
+        write(&sim, "shown", value);
+        wait_content(&file(&sim, &uid, "configmap", "v"), value, SECOND).await;
+        wait_content(&file(&sim, &uid, "projected", "p"), value, SECOND).await;
+        assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
+    }
+    sim.api.edit("secrets", "default", "shown", |object| object["data"]["k"] = json!("Mg==")).unwrap();
+    wait_content(&file(&sim, &uid, "secret", "s"), "2", SECOND).await;
+    let part = sim.root_dir().join(format!("pods/{uid}/volume-subpaths/v/c-updated/3"));
+    assert_eq!(std::fs::read_to_string(part).unwrap(), "1", "a subPath keeps the file of its start");
+    let newest = sim.runtime.newest(&uid, "c-updated").unwrap();
+    assert!(newest.running() && newest.id() == first);
+    // A key that goes away, and an object that goes away.
+    sim.api.edit("configmaps", "default", "shown", |object| object["data"] = json!({"other": "5"})).unwrap();
+    wait_content(&file(&sim, &uid, "configmap", "v").with_file_name("other"), "5", SECOND).await;
+    assert!(!file(&sim, &uid, "configmap", "v").exists());
+    sim.api.delete("configmaps", "default", "shown", None).unwrap();
+    until("an event of the failed refresh", LONG, async || {
+        let warnings = sim.warnings("updated");
+        let text = "configmap \"shown\" not found";
+        if warnings.iter().any(|w| w.message.contains(text)) { Ok(()) } else { Err(warnings) }
+    })
+    .await;
+    wait_content(&file(&sim, &uid, "configmap", "v").with_file_name("other"), "5", SECOND).await;
+    assert_eq!(requests(&sim, "configmaps"), [0, 1, 1]);
+    assert_eq!(requests(&sim, "secrets"), [0, 1, 1]);
+    sim.delete("updated", Some(0));
+    sim.wait_gone("updated").await;
+    sim.wait_nothing_left(&uid).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_pods_with_the_root_certificate_cost_one_list_and_one_watch() {
+    const PODS: usize = 100;
+    let sim = start(&[NO_SYNC]).await;
+    let root = "kube-root-ca.crt";
+    sim.api.edit("configmaps", "default", root, |object| object["data"] = json!({"k": "1"})).unwrap();
+    let mut uids = Vec::new();
+    for number in 0..PODS {
+        let mut pod = with_config_map(&format!("burst-{number}"), "");
+        pod["spec"]["volumes"] = json!([
+            {"name": "v", "projected": {"sources": [{"configMap": {"name": root}}]}},
+        ]);
+        uids.push(sim.create(pod));
+    }
+    for number in 0..PODS {
+        sim.wait_ready(&format!("burst-{number}")).await;
+    }
+    assert_eq!(requests(&sim, "configmaps"), [0, 1, 1]);
+    write(&sim, root, "2");
+    for uid in &uids {
+        wait_content(&file(&sim, uid, "projected", "v"), "2", LONG).await;
+    }
+    assert_eq!(requests(&sim, "configmaps"), [0, 1, 1]);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_survive_an_api_server_that_goes_away_and_one_that_lost_its_history() {
+    let sim = start(&[NO_SYNC]).await;
+    config_map(&sim, "shown", "1");
+    config_map(&sim, "fixed", "1");
+    sim.api.edit("configmaps", "default", "fixed", |object| object["immutable"] = json!(true)).unwrap();
+    let shown = sim.create(with_config_map("shows", "shown"));
+    let _fixed = sim.create(with_config_map("shows-fixed", "fixed"));
+    sim.wait_ready("shows").await;
+    sim.wait_ready("shows-fixed").await;
+    assert_eq!(requests(&sim, "configmaps"), [0, 2, 2]);
+    let path = file(&sim, &shown, "configmap", "v");
+    // The watches end, the connections break, the server is away, the history is lost.
+    sim.api.faults().drop_watches();
+    write(&sim, "shown", "2");
+    wait_content(&path, "2", LONG).await;
+    sim.api.faults().set_down(true);
+    write(&sim, "shown", "3");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    sim.api.faults().set_down(false);
+    wait_content(&path, "3", LONG).await;
+    sim.api.expire();
+    write(&sim, "shown", "4");
+    wait_content(&path, "4", LONG).await;
+    let all = sim.api.requests("* configmaps");
+    assert!(all.iter().all(|request| request.verb != "get"), "{all:?}");
+    assert_eq!(requests(&sim, "configmaps")[1], 3, "an immutable object is not listed again");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_pod_sync_reads_what_changed_while_none_ran_and_while_the_api_server_was_away() {
+    let sim = start(&[NO_SYNC]).await;
+    config_map(&sim, "shown", "1");
+    let uid = sim.create(with_config_map("restarts", "shown"));
+    sim.wait_ready("restarts").await;
+    let path = file(&sim, &uid, "configmap", "v");
+    sim.kill(Service::PodSync).await;
+    write(&sim, "shown", "2");
+    sim.up(Service::PodSync);
+    wait_content(&path, "2", LONG).await;
+    sim.kill(Service::PodSync).await;
+    write(&sim, "shown", "3");
+    sim.api.faults().set_down(true);
+    sim.up(Service::PodSync);
+    // Its first refresh fails, and the next one would come in an hour.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    wait_content(&path, "2", SECOND).await;
+    sim.api.faults().set_down(false);
+    wait_content(&path, "3", LONG).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_are_read_at_each_sync_by_get_and_after_their_time_to_live_by_cache() {
+    for strategy in ["Get", "Cache"] {
+        let flag = format!("--config-map-and-secret-change-detection-strategy={strategy}");
+        let sim = start(&["--sync-frequency=1s", &flag]).await;
+        config_map(&sim, "shown", "1");
+        let uid = sim.create(with_config_map("reads", "shown"));
+        sim.wait_ready("reads").await;
+        let path = file(&sim, &uid, "configmap", "v");
+        write(&sim, "shown", "2");
+        if strategy == "Cache" {
+            // Seven refreshes later the minute has not passed.
+            tokio::time::sleep(Duration::from_secs(8)).await;
+            wait_content(&path, "1", SECOND).await;
+            let ttl = |node: &mut Value| {
+                node["metadata"]["annotations"]["node.alpha.kubernetes.io/ttl"] = json!("0")
+            };
+            let node = sim.api.list("nodes")[0]["metadata"]["name"].as_str().unwrap().to_owned();
+            assert_eq!(requests(&sim, "configmaps")[0], 1, "one request");
+            sim.api.edit("nodes", "", &node, ttl).unwrap();
+        }
+        wait_content(&path, "2", LONG).await;
+        let [gets, lists, watches] = requests(&sim, "configmaps");
+        assert!(gets > 1 && lists == 0 && watches == 0, "{strategy}: {gets} {lists} {watches}");
+        sim.finish().await;
+    }
+}
+
+/// Reads keys `k` and `other` of one version of a volume; none if that version was removed meanwhile.
+fn read_version(volume: &Path) -> Option<(u32, u32)> {
+    let version = volume.join(std::fs::read_link(volume.join("..data")).ok()?);
+    let key = |name: &str| std::fs::read_to_string(version.join(name)).ok()?.parse().ok();
+    Some((key("k")?, key("other")?))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_of_a_thousand_updates_never_sees_a_mixed_or_an_older_version() {
+    const UPDATES: u32 = 1000;
+    let sim = start(&[NO_SYNC]).await;
+    let object = json!({"metadata": {"name": "counts"}, "data": {"k": "0", "other": "0"}});
+    sim.api.create("configmaps", "default", object).unwrap();
+    let uid = sim.create(with_config_map("reader", "counts"));
+    sim.wait_ready("reader").await;
+    let volume = file(&sim, &uid, "configmap", "v").with_file_name("");
+    let reader = std::thread::spawn(move || {
+        let (mut seen, began) = (vec![0], Instant::now());
+        while *seen.last().unwrap() < UPDATES && began.elapsed() < LONG {
+            let Some((one, other)) = read_version(&volume) else { continue };
+            assert_eq!(one, other, "a mixed version");
+            let last = *seen.last().unwrap();
+            assert!(one >= last, "{one} after {last}");
+            if one > last {
+                seen.push(one);
+            }
+        }
+        seen
+    });
+    for update in 1..=UPDATES {
+        let value = json!(update.to_string());
+        let change = |object: &mut Value| object["data"] = json!({"k": value, "other": value});
+        sim.api.edit("configmaps", "default", "counts", change).unwrap();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let seen = tokio::task::spawn_blocking(move || reader.join().unwrap()).await.unwrap();
+    assert_eq!(seen.last(), Some(&UPDATES));
+    assert!(seen.len() > 5, "{seen:?}");
+    assert_eq!(requests(&sim, "configmaps"), [0, 1, 1]);
+    sim.finish().await;
+}
