@@ -62,7 +62,7 @@ REPLACED = [
     (r"told|said|heard|lacking", "reported, response, received", EVERYWHERE),
 ]
 # Replaced identifier: number of its occurrences that are left. A number may only go down.
-LEFT = {"said": 8, "told": 12}
+LEFT = {"said": 6, "told": 12}
 # Files that were renamed.
 REPLACED_FILES = {
     "foreign.rs": "unsupported_flags.rs",
@@ -86,9 +86,9 @@ PERSONAL_NAMES = re.compile(rf"\bfn (?:\w+_)?(?:{PERSONAL.replace(' ', '_')})(?:
 # Class of comments, crate, and their number.
 ALLOWED = {
     "repeats the signature": {},
-    "is a fragment": {"pod-sync-sources": 1},
-    "has a word of people": {"pod-sync-sources": 4},
-    "is a test name with a word of people": {"pod-sync-sources": 5},
+    "is a fragment": {},
+    "has a word of people": {},
+    "is a test name with a word of people": {},
 }
 PLANTED = {
     "repeats the signature": "/// The path.\npath: PathBuf,\n",

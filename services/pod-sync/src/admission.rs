@@ -1,6 +1,6 @@
 //! Admission of pods by the Node object.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use pod_sync_cri_config::NodeSettings;
 use pod_sync_decisions::admission::{
-    AdmitResult, NodeView, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
+    AdmitResult, NodeView, PressureCondition, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
 };
 use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
 use pod_sync_node::{RuntimeState, declared_features, node_object};
@@ -16,13 +16,21 @@ use pod_sync_sources::api::ClusterView;
 use tokio::sync::watch;
 
 use crate::pod_manager::Admission;
-use crate::startup::NodeConditions;
 
 /// Returns the major and minor version of the kernel.
 fn kernel() -> (u32, u32) {
     let text = std::fs::read_to_string(Path::new("/proc/sys/kernel/osrelease")).unwrap_or_default();
     let mut parts = text.split(['.', '-']).map(|p| p.parse().unwrap_or(0));
     (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
+/// Changing conditions of the node, which admission and the reports about the Node use.
+#[derive(Clone)]
+pub(crate) struct NodeConditions {
+    /// Whether the machine is about to shut down.
+    pub(crate) shutting_down: watch::Receiver<bool>,
+    /// Pressure conditions that are true.
+    pub(crate) pressure: watch::Receiver<BTreeSet<PressureCondition>>,
 }
 
 /// Admits pods by the Node object of the API server, or by the one that this node would register.

@@ -365,6 +365,12 @@ pub struct ResourceArgs {
 }
 
 impl ResourceArgs {
+    /// Returns whether cgroups limit the resources of all pods together (`enforceNodeAllocatable`).
+    #[must_use]
+    pub fn enforces_pods(&self) -> bool {
+        self.enforce_node_allocatable.iter().any(|word| word == "pods")
+    }
+
     /// Returns which dead containers are kept.
     #[must_use]
     pub fn dead_containers(&self) -> pod_sync_decisions::gc::GcPolicy {

@@ -28,7 +28,7 @@ use tokio::sync::Semaphore;
 use crate::image_gc::{self, ImageGcContext};
 use pod_sync_worker::context::{NodeConfig, Reporting, RuntimeAccess, WorkerControl};
 
-/// Longest measurement of the node. A file system that hangs evicts nobody.
+/// Longest measurement of the node. While a file system hangs, no pod is evicted.
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Text of the event when a pod did not stop in time.
 const NOT_STOPPED: &str = "Container runtime did not kill the pod within specified grace period.";
@@ -51,7 +51,7 @@ pub(crate) struct EvictionNode {
     measuring: Arc<Semaphore>,
 }
 
-/// What an [`EvictionNode`] uses.
+/// Dependencies of an [`EvictionNode`].
 pub(crate) struct EvictionInputs {
     pub(crate) clock: Clock,
     pub(crate) node: Arc<NodeConfig>,

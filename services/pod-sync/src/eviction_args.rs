@@ -9,8 +9,6 @@ use pod_sync_eviction::manager::EvictionSettings;
 use pod_sync_eviction::thresholds::{self, ThresholdConfig};
 use quintlet_model::go_duration;
 
-use crate::args::ResourceArgs;
-
 /// When the node evicts pods.
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Evictions")]
@@ -52,11 +50,12 @@ pub struct EvictionArgs {
 }
 
 impl EvictionArgs {
-    /// Returns the settings, or `None` if nothing is ever evicted. The layout is that of one file system.
+    /// Returns the settings, or `None` if nothing is ever evicted. `enforces_pods`: the memory of all pods together has a limit. The
+    /// layout is that of one file system.
     ///
     /// # Errors
     /// A threshold cannot be used.
-    pub(crate) fn settings(&self, resources: &ResourceArgs) -> anyhow::Result<Option<EvictionSettings>> {
+    pub(crate) fn settings(&self, enforces_pods: bool) -> anyhow::Result<Option<EvictionSettings>> {
         let grace = |(signal, text): &(String, String)| {
             let period = duration(text).with_context(|| format!("grace period of {signal}"))?;
             anyhow::Ok((signal.clone(), period))
@@ -68,7 +67,7 @@ impl EvictionArgs {
             soft_grace: &soft_grace,
             minimum_reclaim: &self.eviction_minimum_reclaim,
             merge_defaults: self.merge_default_eviction_settings,
-            enforces_pods: resources.enforce_node_allocatable.iter().any(|word| word == "pods"),
+            enforces_pods,
         })?;
         if thresholds.is_empty() && !self.local_storage_capacity_isolation {
             return Ok(None);

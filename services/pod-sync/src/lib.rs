@@ -46,8 +46,9 @@ use quintlet_kit::server::SYNC_LOOP;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::admission::NodeConditions;
 use crate::args::Args;
-use crate::startup::{Agent, NodeConditions};
+use crate::startup::Agent;
 
 /// How long tasks get to end.
 const GRACE: Duration = Duration::from_secs(3);

@@ -67,7 +67,7 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     settings.limited_swap_bytes =
         (given.memory_swap_behavior == "LimitedSwap" && settings.cgroup_v2).then(pod_sync_node::swap_bytes);
     settings.max_pods = pod_sync_node::max_pods(pod_sync_node::cpus(), given.max_pods, given.pods_per_core);
-    settings.enforce_reserved = given.enforce_node_allocatable.iter().any(|w| w == "pods");
+    settings.enforce_reserved = given.enforces_pods();
     settings.reserved = reserved(&given.system_reserved, &given.kube_reserved)?;
     let capacity = pod_sync_node::capacity(settings);
     settings.eviction_reserve = pod_sync_node::eviction_reserve(&args.eviction.eviction_hard, &capacity)
@@ -120,8 +120,8 @@ mod tests {
 
     use super::*;
     use crate::admission::NodeAdmission;
+    use crate::admission::NodeConditions;
     use crate::pod_manager::Admission as _;
-    use crate::startup::NodeConditions;
     use pod_sync_cri_config::resources::container_resources;
     use pod_sync_decisions::admission::AdmitResult;
     use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
@@ -173,7 +173,7 @@ mod tests {
         use pod_sync_eviction::{Signal, manager::EvictionSettings};
         let settings = |file: &str, flags: &[&str]| {
             let args = args(file, flags);
-            args.eviction.settings(&args.resources)
+            args.eviction.settings(args.resources.enforces_pods())
         };
         let shown = |settings: &EvictionSettings| -> Vec<String> {
             let show = |t: &pod_sync_eviction::thresholds::Threshold| {

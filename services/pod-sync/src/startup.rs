@@ -51,7 +51,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::NodeAdmission;
+use crate::admission::{NodeAdmission, NodeConditions};
 use crate::args::{Args, CgroupDriver};
 use crate::eviction::{EvictionInputs, EvictionNode};
 use crate::image_gc;
@@ -89,15 +89,6 @@ pub(crate) struct Agent {
     measured: Arc<Measured>,
     image_gc: ImageGcContext,
     stop: CancellationToken,
-}
-
-/// What admission and the reports about the Node follow.
-#[derive(Clone)]
-pub(crate) struct NodeConditions {
-    /// Whether the machine is about to shut down.
-    pub(crate) shutting_down: watch::Receiver<bool>,
-    /// Pressure conditions that are true.
-    pub(crate) pressure: watch::Receiver<BTreeSet<PressureCondition>>,
 }
 
 /// The ends of channels that the tasks of the clients own.
@@ -309,7 +300,9 @@ impl Agent {
         conditions: watch::Sender<BTreeSet<PressureCondition>>,
     ) -> anyhow::Result<Option<impl Future<Output = ()> + Send + use<>>> {
         let ctx = &self.ctx;
-        let Some(settings) = self.args.eviction.settings(&self.args.resources)? else { return Ok(None) };
+        let Some(settings) = self.args.eviction.settings(self.args.resources.enforces_pods())? else {
+            return Ok(None);
+        };
         let is_evicted = |record: &PodRecord| {
             let killed_as =
                 record.termination.as_ref().and_then(|termination| termination.killed_as.as_ref());

@@ -115,7 +115,7 @@ fn process_ids(proc: &Path) -> Option<(i64, i64)> {
     Some((most.saturating_sub(running), most))
 }
 
-/// What is known about pods before their files and cgroups are read.
+/// Facts about pods that do not come from their files and cgroups.
 #[derive(Debug, Clone, Default)]
 pub struct PodSources {
     pub candidates: Vec<Candidate>,

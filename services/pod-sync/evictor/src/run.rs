@@ -58,7 +58,7 @@ pub async fn run(
     conditions: watch::Sender<BTreeSet<PressureCondition>>,
     stop: CancellationToken,
 ) {
-    // An eviction goes on without this loop, and the next process waits for its end.
+    // An eviction that has begun continues without this loop, and the next process waits for its end.
     tokio::select! {
         () = stop.cancelled() => {}
         () = follow(&node, settings, &conditions) => {}

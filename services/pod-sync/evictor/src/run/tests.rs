@@ -23,7 +23,7 @@ struct State {
     /// Units on disk by pod, and whether it was evicted.
     pods: BTreeMap<&'static str, (i64, Option<Instant>)>,
     images: i64,
-    /// Units that nobody can delete.
+    /// Units that cannot be deleted.
     foreign: i64,
     has_statistics: bool,
     has_layout: bool,
