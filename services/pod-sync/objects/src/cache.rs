@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_cri_config::objects::{ObjectError, ObjectKind};
 use quintlet_model::ids::PodUid;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::get::get;
@@ -17,7 +18,7 @@ use crate::kind::{Key, Kind};
 use crate::references::References;
 use crate::registry::Registry;
 use crate::ttl::{NodeTtl, TtlStore};
-use crate::watched::WatchStore;
+use crate::watched::{MAX_WATCHED_PER_POD, MAX_WATCHES, WatchStore};
 
 /// How changes of ConfigMaps and Secrets are detected (`configMapAndSecretChangeDetectionStrategy`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -91,9 +92,10 @@ impl ObjectCache {
         stop: &CancellationToken,
     ) -> Self {
         let pods = Arc::new(Pods { wakes, registered: Mutex::default() });
+        let permits = Arc::new(Semaphore::new(MAX_WATCHES));
         Self {
-            config_maps: Objects::new(client, settings, &pods, stop),
-            secrets: Objects::new(client, settings, &pods, stop),
+            config_maps: Objects::new(client, settings, &pods, &permits, stop),
+            secrets: Objects::new(client, settings, &pods, &permits, stop),
             pods,
         }
     }
@@ -185,7 +187,13 @@ enum Store<K> {
 }
 
 impl<K: Kind> Objects<K> {
-    fn new(client: &kube::Client, settings: &Settings, pods: &Arc<Pods>, stop: &CancellationToken) -> Self {
+    fn new(
+        client: &kube::Client,
+        settings: &Settings,
+        pods: &Arc<Pods>,
+        permits: &Arc<Semaphore>,
+        stop: &CancellationToken,
+    ) -> Self {
         let registry: Arc<Mutex<Registry>> = Arc::default();
         let store = match settings.strategy {
             Strategy::Get => Store::Get(client.clone()),
@@ -196,7 +204,14 @@ impl<K: Kind> Objects<K> {
                     let uids: Vec<PodUid> = of.lock().pods(key).cloned().collect();
                     pods.changed(uids.into_iter());
                 };
-                Store::Watch(WatchStore::new(client, settings.sync_frequency, Arc::new(changed), stop))
+                let limits = (Arc::clone(permits), Arc::clone(&settings.node_ttl));
+                Store::Watch(WatchStore::new(
+                    client,
+                    settings.sync_frequency,
+                    Arc::new(changed),
+                    limits,
+                    stop,
+                ))
             }
         };
         Self { registry, store }
@@ -209,6 +224,7 @@ impl<K: Kind> Objects<K> {
         names: &BTreeSet<String>,
         is_local: &impl Fn(ObjectKind, &str) -> bool,
     ) {
+        let is_watchable = names.len() <= MAX_WATCHED_PER_POD;
         let keys = names.iter().map(|name| Key::new(namespace, name)).collect();
         // The store changes in the order of the registry.
         let mut registry = self.registry.lock();
@@ -217,7 +233,7 @@ impl<K: Kind> Objects<K> {
             match &self.store {
                 Store::Get(_) => {}
                 Store::Cache(store) => store.add(key),
-                Store::Watch(store) => store.add(key, !is_local(K::KIND, &key.name)),
+                Store::Watch(store) => store.add(key, !is_local(K::KIND, &key.name), is_watchable),
             }
         }
         self.remove(&changes.unreferenced);

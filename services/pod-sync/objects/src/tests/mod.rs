@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::api::{FakeApi, Fault};
+use crate::watched::{MAX_WATCHED_PER_POD, MAX_WATCHES};
 use crate::{ObjectCache, Settings, Strategy};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -94,6 +95,45 @@ async fn pods_of_one_object_share_one_list_and_one_watch() {
     after(SECOND).await;
     assert_eq!(node.api.watched().len(), 0);
     assert_eq!(node.read("root").await, Err("object \"default\"/\"root\" not registered".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_with_very_many_objects_has_no_watches_and_reads_its_objects_all_the_same() {
+    let node = Node::new();
+    let names: Vec<String> = (0..=MAX_WATCHED_PER_POD).map(|n| format!("m{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    node.api.put("configmaps/m0", "1", false);
+    node.register("greedy", &names);
+    node.register("other", &["own"]);
+    assert_eq!(node.read("m0").await.as_deref(), Ok("1"));
+    assert_eq!(node.read("m1").await, Err("configmap \"m1\" not found".to_owned()));
+    assert_eq!(node.api.watched().len(), 1, "that of the other pod");
+    node.api.put("configmaps/m0", "2", false);
+    after(2 * MINUTE).await;
+    assert_eq!(node.read("m0").await.as_deref(), Ok("2"), "its time to live has elapsed");
+    node.unregister("greedy");
+    assert_eq!(node.read("m0").await, Err("object \"default\"/\"m0\" not registered".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_objects_are_watched_than_there_are_connections_for() {
+    let node = Node::new();
+    let pods = MAX_WATCHES / MAX_WATCHED_PER_POD;
+    for pod in 0..pods {
+        let names: Vec<String> = (0..MAX_WATCHED_PER_POD).map(|n| format!("m{pod}-{n}")).collect();
+        node.register(&format!("p{pod}"), &names.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    node.api.put("configmaps/late", "1", false);
+    node.register("late", &["late"]);
+    after(SECOND).await;
+    assert_eq!(node.api.watched().len(), MAX_WATCHES);
+    assert_eq!(node.read("late").await.as_deref(), Ok("1"), "read without a watch");
+    assert_eq!(node.api.watched().len(), MAX_WATCHES);
+    node.unregister("p0");
+    after(SECOND).await;
+    assert_eq!(node.read("late").await.as_deref(), Ok("1"));
+    after(SECOND).await;
+    assert!(node.api.watched().iter().any(|key| key.contains("late")), "a watch has become free");
 }
 
 #[tokio::test(start_paused = true)]

@@ -63,14 +63,15 @@ pub(super) struct State {
 /// An object and the state of its watch. Lock order: `state` before `content`.
 pub(super) struct Item<K> {
     pub(super) key: Key,
+    pub(super) is_watchable: bool,
     pub(super) state: Mutex<State>,
     content: watch::Sender<Content<K>>,
 }
 
 impl<K: Kind> Item<K> {
-    pub(super) fn new(key: Key, now: Instant) -> Self {
+    pub(super) fn new(key: Key, is_watchable: bool, now: Instant) -> Self {
         let state = State { phase: Phase::Stopped, last_read: now, known: None, is_missed: false };
-        Self { key, state: Mutex::new(state), content: watch::Sender::new(Content::Unsynced) }
+        Self { key, is_watchable, state: Mutex::new(state), content: watch::Sender::new(Content::Unsynced) }
     }
 
     pub(super) fn subscribe(&self) -> watch::Receiver<Content<K>> {

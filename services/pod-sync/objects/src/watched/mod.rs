@@ -11,6 +11,7 @@ use std::time::Duration;
 use kube::api::Api;
 use parking_lot::Mutex;
 use pod_sync_cri_config::objects::ObjectError;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +19,7 @@ use self::item::{Content, Item, Phase};
 use self::reachability::Reachability;
 use self::reflector::Reflector;
 use crate::kind::{Key, Kind};
+use crate::ttl::{NodeTtl, TtlStore};
 
 /// Longest wait of a read for the first list of its object.
 const SYNC_WAIT: Duration = Duration::from_secs(1);
@@ -27,6 +29,11 @@ pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(60);
 const MIN_IDLE: Duration = Duration::from_secs(60);
 /// The same in sync periods. Volumes read their objects in each period, so only objects of variables become idle.
 const IDLE_PERIODS: u32 = 5;
+
+/// Watches of all objects together. Each holds a connection, so that without a limit pods could use up the open files of pod-sync.
+pub(crate) const MAX_WATCHES: usize = 1000;
+/// Objects of one kind in a pod whose objects are watched. Those of a pod with more are not, so that it leaves watches to others.
+pub(crate) const MAX_WATCHED_PER_POD: usize = 100;
 
 /// Called after each change of an object, at most every [`reflector::NOTIFY_INTERVAL`].
 pub(crate) type Changed = Arc<dyn Fn(&Key) + Send + Sync>;
@@ -39,6 +46,10 @@ pub(crate) struct WatchStore<K> {
     reachability: Arc<Reachability>,
     stop: CancellationToken,
     items: Mutex<HashMap<Key, Arc<Item<K>>>>,
+    /// One permit per watch that may still be started.
+    permits: Arc<Semaphore>,
+    /// Objects that are read without a watch of their own.
+    unwatched: TtlStore<K>,
 }
 
 impl<K: Kind> WatchStore<K> {
@@ -46,6 +57,7 @@ impl<K: Kind> WatchStore<K> {
         client: &kube::Client,
         sync_frequency: Duration,
         changed: Changed,
+        (permits, node_ttl): (Arc<Semaphore>, NodeTtl),
         stop: &CancellationToken,
     ) -> Self {
         Self {
@@ -55,17 +67,21 @@ impl<K: Kind> WatchStore<K> {
             reachability: Arc::default(),
             stop: stop.clone(),
             items: Mutex::default(),
+            permits,
+            unwatched: TtlStore::new(client.clone(), node_ttl),
         }
     }
 
-    /// Adds an object unless it is there. Without `is_started`, its first read starts the watch.
-    pub(crate) fn add(&self, key: &Key, is_started: bool) {
+    /// Adds an object unless it is there. Without `is_started`, its first read starts the watch. Without `is_watchable`, no read does,
+    /// and the object is read again when its time to live has elapsed.
+    pub(crate) fn add(&self, key: &Key, is_started: bool, is_watchable: bool) {
         let mut items = self.items.lock();
         if items.contains_key(key) {
             return;
         }
-        let item = Arc::new(Item::new(key.clone(), Instant::now()));
+        let item = Arc::new(Item::new(key.clone(), is_watchable, Instant::now()));
         items.insert(key.clone(), Arc::clone(&item));
+        self.unwatched.add(key);
         if is_started {
             self.start_if_stopped(&item);
         }
@@ -74,6 +90,7 @@ impl<K: Kind> WatchStore<K> {
     /// Removes an object and stops its watch.
     pub(crate) fn remove(&self, key: &Key) {
         let item = self.items.lock().remove(key);
+        self.unwatched.remove(key);
         if let Some(item) = item {
             item.remove();
         }
@@ -92,7 +109,9 @@ impl<K: Kind> WatchStore<K> {
         };
         let mut content = item.subscribe();
         item.state.lock().last_read = Instant::now();
-        self.start_if_stopped(&item);
+        if !self.start_if_stopped(&item) {
+            return self.unwatched.get(key).await;
+        }
         let synced = async {
             match content.wait_for(Content::is_synced).await {
                 Ok(content) => content.object(),
@@ -115,19 +134,26 @@ impl<K: Kind> WatchStore<K> {
         Ok(object)
     }
 
-    fn start_if_stopped(&self, item: &Arc<Item<K>>) {
+    /// Starts the watch of an object. Returns false if the object stays without one.
+    fn start_if_stopped(&self, item: &Arc<Item<K>>) -> bool {
         let mut state = item.state.lock();
         match state.phase {
             Phase::Stopped => {}
-            Phase::Watched(_) | Phase::Immutable | Phase::Removed => return,
+            Phase::Watched(_) | Phase::Immutable | Phase::Removed => return true,
         }
+        let permit = item.is_watchable.then(|| Arc::clone(&self.permits).try_acquire_owned().ok()).flatten();
+        let Some(permit) = permit else { return false };
         let run = self.stop.child_token();
         state.phase = Phase::Watched(run.clone());
         let api = Api::namespaced(self.client.clone(), &item.key.namespace);
         let (changed, reachability) = (Arc::clone(&self.changed), Arc::clone(&self.reachability));
         let reflector = Reflector::new(api, Arc::clone(item), run, changed, reachability);
         // The token of the phase ends the task.
-        drop(quintlet_kit::task::spawn("object-watch", reflector.run()));
+        drop(quintlet_kit::task::spawn("object-watch", async move {
+            reflector.run().await;
+            drop(permit);
+        }));
+        true
     }
 
     /// Stops the watches of objects that were not read for too long.
