@@ -12,7 +12,7 @@ use pod_sync_decisions::status::{KillCause, KillOverride};
 use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
 use pod_sync_eviction::layout::{Layout, Reclaim};
 use pod_sync_eviction::manager::{Eviction, Snapshot};
-use pod_sync_eviction::usage::{Candidate, FileUsage, Observations};
+use pod_sync_eviction::usage::{Candidate, FileUsage, Observations, PodUsages};
 use pod_sync_eviction::{EVICTED, Resource, THRESHOLD_MET};
 use pod_sync_evictor::Node;
 use pod_sync_evictor::measure::{self, Paths, PodSources, RuntimeMounts};
@@ -23,6 +23,7 @@ use quintlet_kit::task::blocking;
 use quintlet_model::ids::{ContainerId, PodUid};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
+use quintlet_proto::podsync::v1 as wire;
 use tokio::sync::Semaphore;
 
 use crate::image_gc::{self, ImageGcContext};
@@ -30,6 +31,8 @@ use pod_sync_worker::context::{NodeConfig, Reporting, RuntimeAccess, WorkerContr
 
 /// Longest measurement of the node. While a file system hangs, no pod is evicted.
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest measurement of the volumes of all pods before an eviction.
+const VOLUMES_TIMEOUT: Duration = Duration::from_secs(10);
 /// Text of the event when a pod did not stop in time.
 const NOT_STOPPED: &str = "Container runtime did not kill the pod within specified grace period.";
 
@@ -103,6 +106,28 @@ impl EvictionNode {
             .ok()
     }
 
+    async fn writable_layers(&self) -> Option<HashMap<ContainerId, FileUsage>> {
+        let listed = self.runtime.calls.writable_layers().await;
+        let layers = listed
+            .inspect_err(|error| tracing::info!(%error, "failed to list container statistics, no pod is evicted for disk space"))
+            .ok()?;
+        Some(layers.into_iter().map(|(id, bytes, inodes)| (id, FileUsage { bytes, inodes })).collect())
+    }
+
+    async fn usages(
+        &self,
+        candidates: &[Candidate],
+        writable_layers: HashMap<ContainerId, FileUsage>,
+        volumes: Vec<wire::PodStorage>,
+    ) -> Option<PodUsages> {
+        let runtime = self.runtime.pleg.all()?;
+        let runtime =
+            runtime.iter().map(|pod| (pod.pod.uid.clone(), measure::running_containers(pod))).collect();
+        let sources = PodSources { candidates: candidates.to_vec(), runtime, writable_layers, volumes };
+        let paths = self.paths.clone();
+        self.measure(move || measure::pods(&paths, &sources)).await
+    }
+
     fn is_over(&self, uid: &PodUid) -> bool {
         self.control.pod_workers.is_over(&self.reporting.views, uid)
     }
@@ -152,28 +177,28 @@ impl Node for EvictionNode {
 
     async fn snapshot(&self) -> Option<Snapshot> {
         let mut observations = self.observations().await?;
-        let listed = self.runtime.calls.writable_layers().await;
-        let writable_layers: HashMap<ContainerId, FileUsage> = match listed {
-            Ok(layers) => {
-                layers.into_iter().map(|(id, bytes, inodes)| (id, FileUsage { bytes, inodes })).collect()
-            }
-            Err(error) => {
-                // Without them the wrong pod could be evicted.
-                tracing::info!(%error, "failed to list container statistics, no pod is evicted for disk space");
-                observations
-                    .retain(|signal, _| matches!(signal.resource(), Resource::Memory | Resource::Pids));
-                HashMap::new()
-            }
-        };
+        let layers = self.writable_layers().await.unwrap_or_else(|| {
+            // Without them the wrong pod could be evicted.
+            observations.retain(|signal, _| matches!(signal.resource(), Resource::Memory | Resource::Pids));
+            HashMap::new()
+        });
         let candidates = self.candidates();
-        let runtime = self.runtime.pleg.all()?;
-        let runtime =
-            runtime.iter().map(|pod| (pod.pod.uid.clone(), measure::running_containers(pod))).collect();
-        let volumes = self.measured.all();
-        let sources = PodSources { candidates: candidates.clone(), runtime, writable_layers, volumes };
-        let paths = self.paths.clone();
-        let usages = self.measure(move || measure::pods(&paths, &sources)).await?;
+        let usages = self.usages(&candidates, layers, self.measured.all()).await?;
         Some(Snapshot { observations, usages, candidates })
+    }
+
+    async fn disk_usage(&self, snapshot: &Snapshot) -> Option<PodUsages> {
+        let layers = self.writable_layers().await?;
+        let (root_dir, now) = (self.paths.root_dir.clone(), self.clock.wall());
+        let pods: Vec<_> = snapshot.candidates.iter().map(|c| (c.uid.clone(), Arc::clone(&c.pod))).collect();
+        let mut volumes = self.measured.all();
+        let measurement = self
+            .measure(move || pod_sync_storage::measure_now(&root_dir, &pods, now, VOLUMES_TIMEOUT))
+            .await?;
+        for fresh in measurement {
+            replace_measured(&mut volumes, fresh);
+        }
+        self.usages(&snapshot.candidates, layers, volumes).await
     }
 
     async fn observations(&self) -> Option<Observations> {
@@ -230,5 +255,17 @@ impl Node for EvictionNode {
 
     fn now(&self) -> Duration {
         self.clock.boot()
+    }
+}
+
+/// Replaces the measurements of a pod by later ones. A volume that was not measured again keeps its measurement.
+fn replace_measured(all: &mut Vec<wire::PodStorage>, fresh: wire::PodStorage) {
+    match all.iter_mut().find(|storage| storage.uid == fresh.uid) {
+        None => all.push(fresh),
+        Some(storage) => {
+            storage.volumes.retain(|old| fresh.volumes.iter().all(|new| new.name != old.name));
+            storage.volumes.extend(fresh.volumes);
+            storage.hosts = fresh.hosts.or(storage.hosts.take());
+        }
     }
 }

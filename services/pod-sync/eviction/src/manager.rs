@@ -138,8 +138,7 @@ impl EvictionManager {
         snapshot: &Snapshot,
         after: Option<&Observations>,
     ) -> Option<Eviction> {
-        let is_relieved = |after| is_relieved(&self.settings.thresholds, after);
-        if !reclaiming.steps.is_empty() && after.is_some_and(is_relieved) {
+        if self.is_relieved(reclaiming, after) {
             return None;
         }
         let mut pods: Vec<_> =
@@ -164,6 +163,13 @@ impl EvictionManager {
             is_disruption: true,
             signal: reclaiming.signal.as_str(),
         })
+    }
+
+    /// Returns whether reclaiming from the node sufficed, so that no pod is evicted. `after`: as in [`Self::after_reclaim`].
+    #[must_use]
+    pub fn is_relieved(&self, reclaiming: &Reclaiming, after: Option<&Observations>) -> bool {
+        let is_relieved = |after| is_relieved(&self.settings.thresholds, after);
+        !reclaiming.steps.is_empty() && after.is_some_and(is_relieved)
     }
 
     /// Records at `now` that evicted pods have terminated, or that the wait for them was abandoned.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use pod_sync_eviction::layout::{Layout, Reclaim};
 use pod_sync_eviction::manager::{Decision, Eviction, EvictionManager, EvictionSettings, Snapshot};
-use pod_sync_eviction::usage::Observations;
+use pod_sync_eviction::usage::{Observations, PodUsages};
 use pod_sync_eviction::{PressureCondition, Resource};
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
@@ -33,6 +33,10 @@ pub trait Node: Send + Sync {
 
     /// Measures the node alone. Returns `None` if that fails or takes too long.
     async fn observations(&self) -> Option<Observations>;
+
+    /// Measures the disk usage of pods again, volumes included, since the one in a snapshot may be a minute old. Returns `None` if that
+    /// fails or takes too long.
+    async fn disk_usage(&self, snapshot: &Snapshot) -> Option<PodUsages>;
 
     /// Deletes what belongs to the node. Failures are logged.
     async fn reclaim(&self, what: Reclaim);
@@ -97,7 +101,7 @@ async fn round(
     conditions: &watch::Sender<BTreeSet<PressureCondition>>,
     metrics: &EvictionMetrics,
 ) -> BTreeSet<PodUid> {
-    let Some(snapshot) = node.snapshot().await else { return BTreeSet::new() };
+    let Some(mut snapshot) = node.snapshot().await else { return BTreeSet::new() };
     let decision = manager.decide(&snapshot, node.now());
     conditions.send_if_modified(|known| {
         let changed = known != manager.conditions();
@@ -114,6 +118,12 @@ async fn round(
                 node.reclaim(*step).await;
             }
             let after = if reclaiming.steps.is_empty() { None } else { node.observations().await };
+            let is_disk = matches!(reclaiming.resource(), Resource::EphemeralStorage | Resource::Inodes);
+            if is_disk && !manager.is_relieved(&reclaiming, after.as_ref()) {
+                // Without the usage of now, the wrong pod could be evicted.
+                let Some(usages) = node.disk_usage(&snapshot).await else { return BTreeSet::new() };
+                snapshot.usages = usages;
+            }
             let eviction = manager.after_reclaim(&reclaiming, &snapshot, after.as_ref());
             if eviction.is_some() {
                 for (signal, at) in reclaiming.observed(&snapshot.observations) {
@@ -125,7 +135,7 @@ async fn round(
     };
     for eviction in &evictions {
         metrics.evicted(eviction.signal);
-        tracing::warn!(pod.uid = %eviction.candidate.uid, signal = eviction.signal, message = eviction.message, "evicting pod");
+        tracing::warn!(pod.uid = %eviction.candidate.uid, signal = eviction.signal, text = eviction.message, "evicting pod");
         node.evict(eviction).await;
     }
     evictions.into_iter().map(|eviction| eviction.candidate.uid).collect()

@@ -118,6 +118,25 @@ pub async fn run(
     }
 }
 
+/// Measures the volumes of pods at once and without pauses, for an eviction that depends on them. Blocks the thread. A volume that is
+/// not counted before `deadline` is left out.
+#[must_use]
+pub fn measure_now(
+    root_dir: &Path,
+    pods: &[(PodUid, Arc<Pod>)],
+    now: Timestamp,
+    deadline: std::time::Duration,
+) -> Vec<wire::PodStorage> {
+    let began = Instant::now();
+    let step = || {
+        if began.elapsed() < deadline { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
+    };
+    let count = |(uid, pod): &(PodUid, Arc<Pod>)| {
+        measure(uid, pod, &paths::pod_dir(root_dir, uid), now, |place| walk::usage(place, step))
+    };
+    pods.iter().map(count).collect()
+}
+
 /// Pauses a measurement, so that it runs a tenth of the time.
 struct Throttle {
     stop: CancellationToken,
@@ -273,6 +292,22 @@ mod tests {
         let hosts = storage.hosts.unwrap();
         assert_eq!(hosts.inodes_used, 1);
         assert!(hosts.used_bytes >= 4 << 20, "a file that a container grew counts in full: {hosts:?}");
+    }
+
+    #[test]
+    fn an_immediate_measurement_ends_at_its_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let scratch = paths::pod_dir(dir.path(), &uid("u1")).join("volumes/kubernetes.io~empty-dir/scratch");
+        fs::create_dir_all(&scratch).unwrap();
+        fs::write(scratch.join("f"), vec![1; 1 << 20]).unwrap();
+        let pods = [(uid("u1"), Arc::new(pod()))];
+        let measured = |deadline| -> Vec<u64> {
+            let all = measure_now(dir.path(), &pods, Timestamp::UNIX_EPOCH, deadline);
+            assert_eq!(all[0].uid, "u1");
+            all[0].volumes.iter().map(|v| v.usage.unwrap().inodes_used).collect()
+        };
+        assert_eq!(measured(Duration::from_secs(60)), [2]);
+        assert_eq!(measured(Duration::ZERO), [0; 0]);
     }
 
     #[test]

@@ -25,6 +25,9 @@ struct State {
     images: i64,
     /// Units that cannot be deleted.
     foreign: i64,
+    /// What pods have written since their volumes were measured.
+    late_writes: BTreeMap<&'static str, i64>,
+    is_disk_hanging: bool,
     has_statistics: bool,
     has_layout: bool,
     log: Vec<(u64, String)>,
@@ -36,7 +39,16 @@ impl Disk {
     fn new(images: i64, pods: &[(&'static str, i64)]) -> Arc<Self> {
         let pods = pods.iter().map(|(name, used)| (*name, (*used, None))).collect();
         let (has_statistics, has_layout, log) = (true, true, Vec::new());
-        let state = Mutex::new(State { pods, images, foreign: 0, has_statistics, has_layout, log });
+        let state = Mutex::new(State {
+            pods,
+            images,
+            foreign: 0,
+            late_writes: BTreeMap::new(),
+            is_disk_hanging: false,
+            has_statistics,
+            has_layout,
+            log,
+        });
         Arc::new(Self { began: Instant::now(), state, cleanup: Duration::from_secs(3) })
     }
 
@@ -90,6 +102,21 @@ impl Node for Arc<Disk> {
     async fn observations(&self) -> Option<Observations> {
         let free = Observation::new(Signal::NodeFsAvailable, self.free(), CAPACITY, self.now())?;
         Some([(Signal::NodeFsAvailable, free)].into())
+    }
+
+    async fn disk_usage(&self, snapshot: &Snapshot) -> Option<PodUsages> {
+        let state = self.state.lock();
+        if state.is_disk_hanging {
+            return None;
+        }
+        let mut usages = snapshot.usages.clone();
+        for (name, used) in &state.late_writes {
+            let volume = FileUsage { bytes: Some(*used), inodes: None };
+            if let Some(usage) = usages.get_mut(&PodUid::parse(name).unwrap()) {
+                usage.volumes.insert("v".to_owned(), volume);
+            }
+        }
+        Some(usages)
     }
 
     async fn reclaim(&self, what: Reclaim) {
@@ -195,6 +222,22 @@ async fn a_second_pod_is_evicted_only_after_the_first_is_gone() {
     let evictions: Vec<_> = disk.log().into_iter().filter(|line| line.contains("evict ")).collect();
     // b stops after 1 s and holds its files for 3 s. Then 95 units are free, and with the files of a 103.
     assert_eq!(evictions, ["0 evict b for nodefs.available", "4 evict a for nodefs.available"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pod_that_wrote_since_the_last_measurement_is_the_one_that_is_evicted() {
+    for is_disk_hanging in [false, true] {
+        let disk = Disk::new(0, &[("a", 20), ("b", 10)]);
+        {
+            let mut state = disk.state.lock();
+            (state.foreign, state.is_disk_hanging) = (890, is_disk_hanging);
+            state.late_writes.insert("b", 400);
+        }
+        runs(&disk, 5).await;
+        let evictions: Vec<_> = disk.log().into_iter().filter(|line| line.contains("evict ")).collect();
+        let want: &[&str] = if is_disk_hanging { &[] } else { &["0 evict b for nodefs.available"] };
+        assert_eq!(evictions[..evictions.len().min(1)], *want);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use pod_sync_clients::{EventType, StatusAck};
 use pod_sync_cri_config::paths;
 use pod_sync_decisions::admission::Rejection;
@@ -19,14 +20,7 @@ use pod_sync_decisions::worker::TerminationCause;
 impl Worker {
     pub(super) async fn terminating(&mut self) -> Result<Next, Halt> {
         let pass = self.look(false).await?;
-        let killed_as = self.record.termination.as_ref().and_then(|t| t.killed_as.clone());
-        let status = match &killed_as {
-            Some(why) => {
-                status::with_kill_override(&pass.pod, pass.status.clone(), why, self.ctx.clock.wall())
-            }
-            None => pass.status.clone(),
-        };
-        self.report(status, false);
+        self.report(self.overridden(&pass.pod, pass.status.clone()), false);
         self.set_targets(&pass, true);
         let now = self.ctx.clock.boot();
         let termination = self.record.termination.clone();
@@ -74,13 +68,23 @@ impl Worker {
         if let Some(t) = self.record.termination.as_mut() {
             t.stopped = true;
         }
-        self.report(after.status, false);
+        self.report(self.overridden(&after.pod, after.status), false);
         Ok(Next::Advance)
+    }
+
+    /// Returns the status of a terminating pod. If the node killed the pod, phase, reason and message say so, whatever the exit codes
+    /// of its containers are.
+    fn overridden(&self, pod: &Pod, status: PodStatus) -> PodStatus {
+        let killed_as = self.record.termination.as_ref().and_then(|t| t.killed_as.as_ref());
+        match killed_as {
+            Some(why) => status::with_kill_override(pod, status, why, self.ctx.clock.wall()),
+            None => status,
+        }
     }
 
     pub(super) async fn terminated(&mut self) -> Result<Next, Halt> {
         let pass = self.look(true).await?;
-        self.report(pass.status.clone(), false);
+        self.report(self.overridden(&pass.pod, pass.status.clone()), false);
         self.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
         if let Err(e) = self.ctx.environment.volumes.tear_down(&self.pod_ref.uid).await {
             return Err(Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e));
