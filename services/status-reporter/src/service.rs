@@ -306,6 +306,8 @@ async fn volumes_stream(
                 Ok(None) => return,
                 Err(error) => {
                     debug!(why = %error_chain(&error), "node volumes stream ended");
+                    // A corrupt request ends the stream with an error. The receiver may have been dropped.
+                    let _ = replies.send(Err(error)).await;
                     return;
                 }
             },

@@ -119,7 +119,7 @@ async fn images_are_removed_for_space_and_by_age_unless_used_or_pinned() {
     ];
     node.start_service("pod-sync", &age).await;
     wait_tags(&node, &stay).await;
-    node.wait_log("pod-sync", "the image was unused for long").await;
+    node.wait_log("pod-sync", "maximum age").await;
     assert_eq!(node.pod("user").await.unwrap().container("main"), before.container("main"));
     node.down().await;
 }
