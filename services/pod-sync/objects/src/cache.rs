@@ -183,7 +183,7 @@ impl<K> std::fmt::Debug for Objects<K> {
 enum Store<K> {
     Get(kube::Client),
     Cache(TtlStore<K>),
-    Watch(WatchStore<K>),
+    Watch(Box<WatchStore<K>>),
 }
 
 impl<K: Kind> Objects<K> {
@@ -205,13 +205,13 @@ impl<K: Kind> Objects<K> {
                     pods.changed(uids.into_iter());
                 };
                 let limits = (Arc::clone(permits), Arc::clone(&settings.node_ttl));
-                Store::Watch(WatchStore::new(
+                Store::Watch(Box::new(WatchStore::new(
                     client,
                     settings.sync_frequency,
                     Arc::new(changed),
                     limits,
                     stop,
-                ))
+                )))
             }
         };
         Self { registry, store }

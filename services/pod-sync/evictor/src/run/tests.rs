@@ -204,12 +204,7 @@ async fn images_go_before_pods_and_pods_one_by_one_until_the_disk_has_room() {
 #[tokio::test(start_paused = true)]
 async fn the_condition_ends_after_the_transition_period() {
     let disk = Disk::new(0, &[("a", 450), ("b", 499)]);
-    let mut conditions = tokio::spawn({
-        let disk = Arc::clone(&disk);
-        async move { runs(&disk, 100).await }
-    })
-    .await
-    .unwrap();
+    let mut conditions = runs(&disk, 100).await;
     assert!(conditions.borrow_and_update().is_empty());
     assert_eq!(disk.log().len(), 4, "{:?}", disk.log());
 }
