@@ -25,7 +25,7 @@ struct State {
     images: i64,
     /// Units that cannot be deleted.
     foreign: i64,
-    /// What pods have written since their volumes were measured.
+    /// Units that pods have written since their volumes were measured.
     late_writes: BTreeMap<&'static str, i64>,
     is_disk_hanging: bool,
     has_statistics: bool,
