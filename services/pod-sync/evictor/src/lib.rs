@@ -13,4 +13,4 @@ mod metrics;
 mod run;
 
 pub use crate::metrics::EvictionMetrics;
-pub use crate::run::{CLEANUP_TIMEOUT, Node, PERIOD, run};
+pub use crate::run::{Node, run};

@@ -16,9 +16,9 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::EvictionMetrics;
 
 /// Interval between rounds (`pkg/kubelet: evictionMonitoringPeriod`).
-pub const PERIOD: Duration = Duration::from_secs(10);
+const PERIOD: Duration = Duration::from_secs(10);
 /// Longest wait until evicted pods have given back their resources (`pkg/kubelet/eviction: podCleanupTimeout`).
-pub const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between checks whether they have (`podCleanupPollFreq`).
 const CLEANUP_POLL: Duration = Duration::from_secs(1);
 
