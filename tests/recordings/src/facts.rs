@@ -154,7 +154,7 @@ impl<'a> Normal<'a> {
             (r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$", "<time>"),
             // Path of the termination message, with eight random digits.
             (r"/[0-9a-f]{8}$", "/<chance>"),
-            (r"\b10\.88\.\d+\.\d+\b", "<pod-ip>"),
+            (r"\b127\.88\.\d+\.\d+\b", "<pod-ip>"),
         ];
         let patterns =
             patterns.map(|(p, name)| (Regex::new(p).expect("the expression is right"), name)).to_vec();

@@ -73,7 +73,8 @@ pub fn is_static(name: &str) -> bool {
     name.starts_with("static-")
 }
 
-fn names(dir: &Path, extension: &str) -> std::io::Result<Vec<String>> {
+/// Returns the names of the files in `dir` with this extension.
+pub(crate) fn names(dir: &Path, extension: &str) -> std::io::Result<Vec<String>> {
     let mut out: Vec<String> = std::fs::read_dir(dir)?
         .filter_map(Result::ok)
         .filter_map(|e| Some(e.file_name().to_str()?.strip_suffix(extension)?.to_owned()))

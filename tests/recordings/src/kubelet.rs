@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use nix::mount::MntFlags;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::cluster::Cluster;
 use crate::runtime::{ALLOWED_SYSCTLS, CLUSTER_DNS, CLUSTER_DOMAIN, NODE, RESOLV_CONF};
+use crate::waiting::until;
 
 /// Time that the kubelet has to exit.
 const GRACE: Duration = Duration::from_secs(5);
@@ -73,6 +75,29 @@ impl Kubelet {
         Ok(Self { child, base: base.to_owned(), cgroup_root })
     }
 
+    /// Waits until the node is ready, and returns its address.
+    ///
+    /// # Errors
+    /// Fails with the end of the kubelet's log if the node does not become ready.
+    pub async fn wait_ready(&self, cluster: &Cluster) -> anyhow::Result<String> {
+        let ready = until("the node", async || {
+            let node = cluster.get(&format!("/api/v1/nodes/{NODE}")).await?.unwrap_or_default();
+            let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
+            let ready = conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
+            let addresses = node["status"]["addresses"].as_array().cloned().unwrap_or_default();
+            let address =
+                addresses.iter().find(|a| a["type"] == "InternalIP").and_then(|a| a["address"].as_str());
+            Ok(address.filter(|_| ready).map(str::to_owned).ok_or_else(|| format!("{conditions:?}")))
+        });
+        let error = match ready.await {
+            Ok(address) => return Ok(address),
+            Err(error) => error,
+        };
+        let log = std::fs::read_to_string(self.base.join("kubelet.log"))?;
+        let end: Vec<&str> = log.lines().rev().take(20).collect();
+        bail!("{error:#}\n{}", end.into_iter().rev().collect::<Vec<_>>().join("\n"));
+    }
+
     /// Returns the kubelet's cgroup.
     #[must_use]
     pub fn cgroup_root(&self) -> &str {
@@ -99,6 +124,15 @@ impl Drop for Kubelet {
             remove_group(&dir);
         }
     }
+}
+
+/// Returns the version that a kubelet reports.
+///
+/// # Errors
+/// Fails if the program cannot be run.
+pub fn version(binary: &Path) -> anyhow::Result<String> {
+    let output = Command::new(binary).arg("--version").output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// Returns the directories of a cgroup: one per controller, or one.

@@ -3,25 +3,20 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use clap::Parser;
 use http::Method;
 use quintlet_kit::clock::Clock;
+use quintlet_recordings::cluster::{Cluster, path_of};
 use quintlet_recordings::facts::{Instances, Names};
 use quintlet_recordings::fixture::{self, Fixture, Spec, Then};
-use quintlet_recordings::kubelet::Kubelet;
+use quintlet_recordings::kubelet::{self, Kubelet};
 use quintlet_recordings::runtime::{self, NODE};
 use quintlet_recordings::settled::{answered, settled};
+use quintlet_recordings::waiting::until;
 use quintlet_testkit::fake_runtime::{FakeRuntime, Options};
 use serde_json::{Value, json};
-
-/// Longest start or removal of a pod.
-const LONG: Duration = Duration::from_secs(120);
-
-/// Interval between checks.
-const STEP: Duration = Duration::from_millis(200);
 
 /// Records the CRI requests of a kubelet.
 #[derive(Parser)]
@@ -40,92 +35,10 @@ struct Args {
     specs: Vec<String>,
 }
 
-struct Cluster(kube::Client);
-
-impl Cluster {
-    async fn connect(kubeconfig: &Path) -> anyhow::Result<Self> {
-        let read = kube::config::Kubeconfig::read_from(kubeconfig)?;
-        let config = kube::Config::from_custom_kubeconfig(read, &Default::default()).await?;
-        Ok(Self(kube::Client::try_from(config)?))
-    }
-
-    async fn call(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, kube::Error> {
-        let patches = method == Method::PATCH;
-        let kind = if patches { "application/strategic-merge-patch+json" } else { "application/json" };
-        let request = http::Request::builder()
-            .method(method)
-            .uri(path)
-            .header("content-type", kind)
-            .body(body.map_or_else(Vec::new, |b| b.to_string().into_bytes()))
-            .map_err(|e| kube::Error::BuildRequest(kube::core::request::Error::BuildRequest(e)))?;
-        self.0.request(request).await
-    }
-
-    /// Returns `None` if the object does not exist.
-    async fn get(&self, path: &str) -> anyhow::Result<Option<Value>> {
-        match self.call(Method::GET, path, None).await {
-            Ok(object) => Ok(Some(object)),
-            Err(kube::Error::Api(e)) if e.code == 404 => Ok(None),
-            Err(e) => Err(e.into()),
-        }
-    }
-
-    async fn create(&self, object: &Value) -> anyhow::Result<Value> {
-        let path = collection(object)?;
-        self.call(Method::POST, &path, Some(object)).await.with_context(|| path_of(object).unwrap_or(path))
-    }
-
-    async fn patch(&self, path: &str, patch: &Value) -> anyhow::Result<Value> {
-        self.call(Method::PATCH, path, Some(patch)).await.with_context(|| path.to_owned())
-    }
-
-    /// Deletes an object at once, if it exists.
-    async fn delete(&self, path: &str) -> anyhow::Result<()> {
-        match self.call(Method::DELETE, path, Some(&json!({"gracePeriodSeconds": 0}))).await {
-            Ok(_) => Ok(()),
-            Err(kube::Error::Api(e)) if e.code == 404 => Ok(()),
-            Err(e) => Err(e).with_context(|| path.to_owned()),
-        }
-    }
-}
-
-fn collection(object: &Value) -> anyhow::Result<String> {
-    let namespaced = |plural: &str| format!("/api/v1/namespaces/default/{plural}");
-    Ok(match object["kind"].as_str() {
-        Some("Pod") => namespaced("pods"),
-        Some("ConfigMap") => namespaced("configmaps"),
-        Some("Secret") => namespaced("secrets"),
-        Some("Service") => namespaced("services"),
-        Some("RuntimeClass") => "/apis/node.k8s.io/v1/runtimeclasses".to_owned(),
-        other => bail!("no way to make a {other:?}"),
-    })
-}
-
-fn path_of(object: &Value) -> anyhow::Result<String> {
-    Ok(format!("{}/{}", collection(object)?, object["metadata"]["name"].as_str().unwrap_or_default()))
-}
-
-/// Waits until `look` returns a value.
-async fn until<T>(
-    what: &str,
-    mut look: impl AsyncFnMut() -> anyhow::Result<Result<T, String>>,
-) -> anyhow::Result<T> {
-    let clock = Clock::system();
-    let end = clock.boot() + LONG;
-    loop {
-        match look().await? {
-            Ok(found) => return Ok(found),
-            Err(missing) if clock.boot() > end => bail!("{what}: {missing}"),
-            Err(_) => tokio::time::sleep(STEP).await,
-        }
-    }
-}
-
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let version = std::process::Command::new(&args.kubelet).arg("--version").output()?;
-    let version = String::from_utf8_lossy(&version.stdout).trim().to_owned();
+    let version = kubelet::version(&args.kubelet)?;
     let cluster = Cluster::connect(&args.kubeconfig).await?;
     let base = tempfile::Builder::new().prefix("qrec-").tempdir()?;
     let wall = Clock::system().wall().as_nanosecond();
@@ -146,23 +59,7 @@ async fn main() -> anyhow::Result<()> {
         all.into_iter().filter(|s| args.specs.is_empty() || args.specs.contains(&s.name)).collect();
     ensure!(!specs.is_empty(), "no spec of that name");
     let kubelet = Kubelet::start(&args.kubelet, &args.node_kubeconfig, base.path())?;
-    let ready = until("the node", async || {
-        let node = cluster.get(&format!("/api/v1/nodes/{NODE}")).await?.unwrap_or_default();
-        let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
-        let ready = conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
-        let addresses = node["status"]["addresses"].as_array().cloned().unwrap_or_default();
-        let address =
-            addresses.iter().find(|a| a["type"] == "InternalIP").and_then(|a| a["address"].as_str());
-        Ok(address.filter(|_| ready).map(str::to_owned).ok_or_else(|| format!("{conditions:?}")))
-    });
-    let node_ip = match ready.await {
-        Ok(address) => address,
-        Err(error) => {
-            let log = std::fs::read_to_string(base.path().join("kubelet.log"))?;
-            let end: Vec<&str> = log.lines().rev().take(20).collect();
-            bail!("{error:#}\n{}", end.into_iter().rev().collect::<Vec<_>>().join("\n"));
-        }
-    };
+    let node_ip = kubelet.wait_ready(&cluster).await?;
     let base_text = |name: &str| base.path().join(name).display().to_string();
     let names: Names = vec![
         (base_text("root"), "<root>".to_owned()),

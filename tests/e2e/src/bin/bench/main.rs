@@ -3,26 +3,28 @@
 //! Rounds are interleaved (the runtime alone with each number of pods in flight, then Quintlet), so that a slower machine is
 //! slower for all. Each figure is the median of its rounds. Needs release builds and an idle machine.
 
+mod cost;
+mod profile;
+mod raw;
+mod volumes;
+
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
-use futures::StreamExt as _;
+use k8s_cri::v1::ContainerStatusRequest;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, ContainerStatusRequest, CreateContainerRequest, ImageSpec,
-    LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, RemovePodSandboxRequest,
-    RunPodSandboxRequest, StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
-};
-use quintlet_e2e::bins::SERVICES;
 use quintlet_e2e::{Node, Options, Seen, pods};
 use quintlet_kit::clock::Clock;
-use quintlet_localnode::images;
 use serde_json::{Value, json};
 use tokio::time::Instant;
-use tonic::transport::Channel;
+
+use self::cost::{Cost, idle};
+use self::profile::Profiler;
+use self::raw::Runtime;
 
 /// Limit for all pods of a round.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -45,42 +47,66 @@ struct Args {
     /// Seconds for which the idle services are measured.
     #[arg(long, default_value_t = 20)]
     idle_seconds: u64,
+    /// Directory for flame graphs and counts of system calls of each service, during the life of more pods and at rest. Needs perf
+    /// and strace.
+    #[arg(long)]
+    profile: Option<PathBuf>,
 }
-
-type Runtime = RuntimeServiceClient<Channel>;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let node = Node::start(Options::with_api("bench")).await;
+    let node = Node::start(Options { run_in_memory: true, ..Options::with_api("bench") }).await;
     let runtime = RuntimeServiceClient::new(node.containerd.channel().await?);
     let mut create: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let mut delete = create.clone();
+    let mut lives = create.clone();
     for round in 0..args.rounds {
         for in_flight in &args.in_flight {
             let key = format!("raw {in_flight} in flight");
-            let (made, gone) = raw(&node, &runtime, args.pods, *in_flight, round).await?;
+            let (made, gone) = raw::burst(&node, &runtime, args.pods, *in_flight, round).await?;
             create.entry(key.clone()).or_default().push(made);
             delete.entry(key).or_default().push(gone);
         }
+        let before = Cost::of(&node)?;
         let made = burst(&node, args.pods).await;
         create.entry("quintlet".to_owned()).or_default().push(made);
         delete.entry("quintlet".to_owned()).or_default().push(remove(&node, args.pods).await);
+        for (figure, per_pod) in Cost::of(&node)?.since(&before).per_pod(args.pods) {
+            lives.entry(figure).or_default().push(per_pod);
+        }
+    }
+    if let Some(dir) = &args.profile {
+        let profiler = Profiler::new(dir, &node)?;
+        let life = async || {
+            burst(&node, args.pods).await;
+            remove(&node, args.pods).await;
+        };
+        profiler.sample("life", life).await?;
+        profiler.count_syscalls("life", life).await?;
+        burst(&node, args.pods).await;
+        let rest = async || tokio::time::sleep(Duration::from_secs(args.idle_seconds)).await;
+        profiler.sample("rest", rest).await?;
+        profiler.count_syscalls("rest", rest).await?;
+        remove(&node, args.pods).await;
     }
     burst(&node, args.pods).await;
     let idle = idle(&node, Duration::from_secs(args.idle_seconds)).await?;
     let one_more = one_more(&node).await;
     remove(&node, args.pods).await;
     let exits = exits(&node, runtime, args.exits).await?;
+    let with_volumes = volumes::compare(&node, args.pods, args.rounds).await?;
     let report = json!({
         "pods": args.pods, "rounds": args.rounds,
         "create_to_ready_seconds": medians(&create),
         "create_to_ready_ratio_to_best_raw": ratio(&create),
         "delete_to_gone_seconds": medians(&delete),
         "delete_to_gone_ratio_to_best_raw": ratio(&delete),
+        "per_pod_life": medians(&lives),
         "one_more_create_to_ready_ms": one_more,
         "exit_to_status_ms": {"p50": quantile(&exits, 0.5), "p99": quantile(&exits, 0.99)},
         "idle": idle,
+        "five_volumes": with_volumes,
         "load": std::fs::read_to_string("/proc/loadavg")?.trim(),
         "cpus": std::thread::available_parallelism()?.get(),
         "runtime": quintlet_localnode::cri::version(node.containerd.channel().await?).await?,
@@ -94,80 +120,6 @@ async fn main() -> anyhow::Result<()> {
 
 fn name(i: usize) -> String {
     format!("bench-{i}")
-}
-
-/// Sends the same sandbox, create and start calls directly to the runtime. Returns the seconds to create and to remove all.
-async fn raw(
-    node: &Node,
-    runtime: &Runtime,
-    n: usize,
-    in_flight: usize,
-    round: usize,
-) -> anyhow::Result<(f64, f64)> {
-    let began = Instant::now();
-    let made: Vec<anyhow::Result<(String, String)>> = futures::stream::iter(0..n)
-        .map(|i| raw_pod(node, runtime.clone(), format!("raw-{in_flight}-{round}-{i}")))
-        .buffer_unordered(in_flight)
-        .collect()
-        .await;
-    let took = began.elapsed().as_secs_f64();
-    let made = made.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    let began = Instant::now();
-    let removed: Vec<anyhow::Result<()>> = futures::stream::iter(made)
-        .map(|(sandbox, container)| raw_remove(runtime.clone(), sandbox, container))
-        .buffer_unordered(in_flight)
-        .collect()
-        .await;
-    removed.into_iter().collect::<anyhow::Result<()>>()?;
-    Ok((took, began.elapsed().as_secs_f64()))
-}
-
-async fn raw_pod(node: &Node, mut runtime: Runtime, name: String) -> anyhow::Result<(String, String)> {
-    let command = pods::sleeper(&name)["spec"]["containers"][0]["command"].clone();
-    let config = PodSandboxConfig {
-        metadata: Some(PodSandboxMetadata {
-            name: name.clone(),
-            uid: format!("{name}-uid"),
-            namespace: "default".to_owned(),
-            attempt: 0,
-        }),
-        hostname: name.clone(),
-        log_directory: node.pod_logs_dir().join(&name).display().to_string(),
-        linux: Some(LinuxPodSandboxConfig {
-            cgroup_parent: format!("{}/raw/{name}", node.containerd.cgroup_root()),
-            ..LinuxPodSandboxConfig::default()
-        }),
-        ..PodSandboxConfig::default()
-    };
-    let run = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
-    let sandbox = runtime.run_pod_sandbox(run).await?.into_inner().pod_sandbox_id;
-    let container = ContainerConfig {
-        metadata: Some(ContainerMetadata { name: "main".to_owned(), attempt: 0 }),
-        image: Some(ImageSpec { image: images::BUSYBOX.to_owned(), ..ImageSpec::default() }),
-        command: command
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|c| c.as_str().map(str::to_owned))
-            .collect(),
-        log_path: "main.log".to_owned(),
-        ..ContainerConfig::default()
-    };
-    let create = CreateContainerRequest {
-        pod_sandbox_id: sandbox.clone(),
-        config: Some(container),
-        sandbox_config: Some(config),
-    };
-    let container = runtime.create_container(create).await?.into_inner().container_id;
-    runtime.start_container(StartContainerRequest { container_id: container.clone() }).await?;
-    Ok((sandbox, container))
-}
-
-async fn raw_remove(mut runtime: Runtime, sandbox: String, container: String) -> anyhow::Result<()> {
-    runtime.stop_container(StopContainerRequest { container_id: container, timeout: 2 }).await?;
-    runtime.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() }).await?;
-    runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: sandbox }).await?;
-    Ok(())
 }
 
 /// Returns the seconds from the first POST until all pods are Ready in the API server.
@@ -234,35 +186,6 @@ async fn exits(node: &Node, mut runtime: Runtime, n: usize) -> anyhow::Result<Ve
         node.api().delete("pods", "default", &name, None).map_err(|e| anyhow::anyhow!("{e:?}"))?;
     }
     Ok(took)
-}
-
-/// Returns CPU (per cent of a core) and PSS (KiB) of each idle service.
-async fn idle(node: &Node, span: Duration) -> anyhow::Result<Value> {
-    let ticks = |name: &str| -> anyhow::Result<u64> {
-        let pid = node.service(name).process().pid.context("it runs")?;
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-        Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?)
-    };
-    let before: Vec<u64> = SERVICES.iter().map(|s| ticks(s)).collect::<anyhow::Result<_>>()?;
-    tokio::time::sleep(span).await;
-    let mut out = BTreeMap::new();
-    let (mut all_cpu, mut all_pss) = (0.0, 0);
-    for (name, before) in SERVICES.iter().zip(before) {
-        // USER_HZ is 100 on every architecture this runs on.
-        let cpu = (ticks(name)? - before) as f64 / span.as_secs_f64();
-        let pid = node.service(name).process().pid.context("it runs")?;
-        let rollup = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-        let pss = rollup
-            .lines()
-            .find_map(|l| l.strip_prefix("Pss:")?.split_whitespace().next()?.parse::<u64>().ok());
-        let pss = pss.context("smaps_rollup has Pss")?;
-        all_cpu += cpu;
-        all_pss += pss;
-        out.insert((*name).to_owned(), json!({"cpu_percent": cpu, "pss_kib": pss}));
-    }
-    out.insert("all".to_owned(), json!({"cpu_percent": all_cpu, "pss_kib": all_pss}));
-    Ok(json!(out))
 }
 
 fn quantile(values: &[f64], q: f64) -> f64 {
