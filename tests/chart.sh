@@ -227,6 +227,68 @@ for service in cri-proxy pleg-service probe-service status-reporter pod-sync; do
 done
 has_not config containerd "name: q-quintlet-config"
 
+# Objects for Prometheus and Grafana exist only if they are enabled: clusters without the operator do not know their kinds.
+for case in default pod host-runtime config; do
+    for kind in Service ServiceMonitor PrometheusRule; do
+        want $case $kind 0
+    done
+done
+monitored="--set metrics.serviceMonitor.enabled=true --set metrics.prometheusRule.enabled=true --set metrics.dashboard.enabled=true"
+# shellcheck disable=SC2086
+render monitoring $monitored --set metrics.serviceMonitor.labels.release=prometheus --set metrics.prometheusRule.labels.release=alerts \
+    --set metrics.prometheusRule.runbookUrl=https://runbooks.example/quintlet --set metrics.dashboard.annotations.folder=Nodes
+want monitoring Service 1
+want monitoring ServiceMonitor 1
+want monitoring PrometheusRule 1
+want monitoring ConfigMap 2
+python3 - "$work/monitoring.yaml" "$chart/files" << 'END' || failed=1
+import json, pathlib, re, sys
+
+documents = {}
+for document in pathlib.Path(sys.argv[1]).read_text().split("\n---\n"):
+    kind = re.search(r"^kind: (\w+)$", document, flags=re.M)
+    name = re.search(r"^  name: (\S+)$", document, flags=re.M)
+    if kind and name:
+        documents[kind[1], name[1]] = document
+files = pathlib.Path(sys.argv[2])
+problems = []
+
+def has(kind, name, *wanted):
+    document = documents.get((kind, name), "")
+    problems.extend(f"{kind} {name} lacks {text}" for text in wanted if text not in document)
+    return document
+
+has("Service", "q-quintlet-metrics", "clusterIP: None", "app.kubernetes.io/component: node-api", "{ name: https, port: 10350 }",
+    "app.kubernetes.io/component: metrics")
+# The labels of the Service are those that the monitor selects; the job is the name of the chart.
+has("ServiceMonitor", "q-quintlet", "app.kubernetes.io/component: metrics", "jobLabel: app.kubernetes.io/name", "path: /metrics\n",
+    "path: /metrics/cadvisor\n", "honorLabels: true", "targetLabel: metrics_path", 'targetLabel: node, replacement: "$1-quintlet"',
+    "insecureSkipVerify: true", "release: prometheus")
+# The rules are those of the file, but for the place of the runbooks.
+rules = has("PrometheusRule", "q-quintlet", "release: alerts")
+indented = "".join(f"  {line}\n" if line else "\n" for line in (files / "alerts.yaml").read_text().splitlines())
+if indented.replace("docs/alerts.md", "https://runbooks.example/quintlet", 1 << 20).split("groups:")[1].strip() not in rules:
+    problems.append("PrometheusRule q-quintlet is not files/alerts.yaml")
+if "docs/alerts.md#" in rules:
+    problems.append("PrometheusRule q-quintlet has runbooks at another place")
+dashboard = has("ConfigMap", "q-quintlet-dashboard", 'grafana_dashboard: "1"', "folder: Nodes")
+text = re.sub(r"^    ", "", dashboard.partition("quintlet-node.json: |-\n")[2], flags=re.M)
+if json.loads(text or "{}") != json.loads((files / "dashboard.json").read_text()):
+    problems.append("ConfigMap q-quintlet-dashboard is not files/dashboard.json")
+for problem in problems:
+    print(f"chart: monitoring: {problem}", file=sys.stderr)
+sys.exit(bool(problems))
+END
+# In one pod with all services, its label selects the node API.
+# shellcheck disable=SC2086
+render monitoring-pod -f "$chart/ci/pod-values.yaml" $monitored
+awk '/^---/ { on = 0 } /^kind: Service$/ { on = 1 } on' "$work/monitoring-pod.yaml" | grep -qF "app.kubernetes.io/component: node" ||
+    fail "monitoring-pod: the Service does not select the pod"
+# Without a node API there is nothing to scrape.
+! helm template q "$chart" -f "$chart/ci/host-runtime-values.yaml" --set metrics.serviceMonitor.enabled=true > /dev/null 2> "$work/error" ||
+    fail "a ServiceMonitor renders without a node API"
+grep -qF "metrics.serviceMonitor needs the node API" "$work/error" || fail "the error of a ServiceMonitor without a node API: $(cat "$work/error")"
+
 # Every mount has its volume.
 for case in default pod host-runtime config; do
     awk -v case="$case" 'function flush(  m) { for (m in mounts) if (!(m in volumes)) { print case ": no volume " m; bad = 1 }
@@ -281,7 +343,8 @@ END
 fi
 
 # Invalid values are rejected before they reach a cluster.
-for wrong in mode=both host.rootDir=relative containerd.cni.bridge=name-that-is-too-long nosuch=1 log.format=xml; do
+for wrong in mode=both host.rootDir=relative containerd.cni.bridge=name-that-is-too-long nosuch=1 log.format=xml \
+    metrics.serviceMonitor.interval=often metrics.prometheusRule.runbookUrl= metrics.dashboard.labels.a=1; do
     ! helm template q "$chart" --set "$wrong" > /dev/null 2>&1 || fail "--set $wrong renders"
 done
 
