@@ -45,8 +45,34 @@ const FILE: &str = "faults.json";
 pub fn set(state: &Path, faults: &[(&str, Fault)]) -> std::io::Result<()> {
     let rules: BTreeMap<&str, Rule> =
         faults.iter().map(|(method, fault)| (*method, Rule { fault: fault.clone(), times: None })).collect();
-    let bytes = serde_json::to_vec(&rules)?;
+    set_rules(state, &rules)
+}
+
+/// Replaces the faults of the driver with this state directory, by method.
+///
+/// # Errors
+/// Fails if the file cannot be written.
+pub fn set_rules<K: Serialize + Ord>(state: &Path, rules: &BTreeMap<K, Rule>) -> std::io::Result<()> {
+    let bytes = serde_json::to_vec(rules)?;
     quintlet_kit::atomic_file::write(&state.join(FILE), &bytes, 0o644)
+}
+
+/// Name of the file with the limit of volumes.
+const MAX_VOLUMES: &str = "max-volumes";
+
+/// Sets the limit of volumes that the driver with this state directory reports.
+///
+/// # Errors
+/// Fails if the file cannot be written.
+pub fn set_max_volumes(state: &Path, limit: i64) -> std::io::Result<()> {
+    quintlet_kit::atomic_file::write(&state.join(MAX_VOLUMES), limit.to_string().as_bytes(), 0o644)
+}
+
+/// Returns the fields of the requests so far, one JSON object per call.
+#[must_use]
+pub fn requests(state: &Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(state.join("contexts.log")).unwrap_or_default();
+    text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
 /// Returns the methods and volumes of all calls so far, as lines.
@@ -97,6 +123,11 @@ impl Faults {
             }
             Some(Fault::Lie) => Ok(T::default()),
         }
+    }
+
+    /// Returns the limit of volumes that a test has set.
+    pub(crate) fn max_volumes(&self) -> Option<i64> {
+        std::fs::read_to_string(self.state.join(MAX_VOLUMES)).ok()?.parse().ok()
     }
 
     fn fault_of(&self, method: &str) -> Option<Fault> {

@@ -181,6 +181,15 @@ impl node_server::Node for Node {
         request: Request<NodeExpandVolumeRequest>,
     ) -> Result<Response<NodeExpandVolumeResponse>, Status> {
         let request = request.into_inner();
+        self.record(
+            "NodeExpandVolume",
+            request.volume_capability.as_ref(),
+            serde_json::json!({
+                "path": request.volume_path, "staging": request.staging_target_path,
+                "bytes": request.capacity_range.map(|range| range.required_bytes),
+                "secrets": request.secrets.keys().collect::<Vec<_>>(),
+            }),
+        );
         let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
         let work = || Ok(NodeExpandVolumeResponse { capacity_bytes });
         self.faults.call("NodeExpandVolume", &request.volume_id, work).await.map(Response::new)
@@ -205,6 +214,10 @@ impl node_server::Node for Node {
         &self,
         _: Request<NodeGetInfoRequest>,
     ) -> Result<Response<NodeGetInfoResponse>, Status> {
-        self.faults.call("NodeGetInfo", "", || Ok(self.info.clone())).await.map(Response::new)
+        let info = || NodeGetInfoResponse {
+            max_volumes_per_node: self.faults.max_volumes().unwrap_or(self.info.max_volumes_per_node),
+            ..self.info.clone()
+        };
+        self.faults.call("NodeGetInfo", "", || Ok(info())).await.map(Response::new)
     }
 }

@@ -67,8 +67,13 @@ async fn a_volume_is_staged_published_and_removed_with_the_kubelets_files() {
 
     let stats = agent.mounter.stats(DRIVER, "vol-1", &published.path).await.unwrap();
     assert!(stats.bytes.unwrap().total > 0 && stats.inodes.unwrap().used > 0, "{stats:?}");
-    let expand =
-        Expand { volume: volume(), path: published.path, bytes: 1 << 30, secrets: Secrets::default() };
+    let expand = Expand {
+        volume: volume(),
+        pod: POD.to_owned(),
+        is_block: false,
+        bytes: 1 << 30,
+        secrets: Secrets::default(),
+    };
     assert_eq!(agent.mounter.expand(&expand).await.unwrap(), 1 << 30);
 
     // Both operations can be repeated.
@@ -123,8 +128,9 @@ async fn a_driver_that_does_not_stage_gets_volumes_published_only() {
         let error = match name {
             "stats" => agent.mounter.stats(DRIVER, "vol-1", &machine.mount()).await.map(drop).unwrap_err(),
             _ => {
-                let path = machine.mount();
-                let expand = Expand { volume: volume(), path, bytes: 1, secrets: Secrets::default() };
+                let pod = POD.to_owned();
+                let expand =
+                    Expand { volume: volume(), pod, is_block: false, bytes: 1, secrets: Secrets::default() };
                 agent.mounter.expand(&expand).await.map(drop).unwrap_err()
             }
         };

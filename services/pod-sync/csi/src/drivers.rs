@@ -15,7 +15,7 @@ use crate::error::CsiError;
 use crate::version::{self, Version};
 
 /// A registered driver.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Driver {
     pub name: String,
     /// Highest supported version of CSI.
@@ -104,6 +104,27 @@ impl Drivers {
         self.csi_node.subscribe()
     }
 
+    /// Reads the driver's description of the node again (`updateCSIDriver`).
+    ///
+    /// # Errors
+    /// Fails if the driver is not registered, refuses, or has no ID of this node.
+    pub async fn refresh(&self, name: &str) -> Result<(), CsiError> {
+        let driver = self.get(name)?;
+        let node = driver.client.node_info(Deadline::after(LIMIT)).await?;
+        if node.node_id.is_empty() {
+            return Err(CsiError::NoNodeId);
+        }
+        let mut by_name = self.by_name.lock();
+        for registered in by_name.get_mut(name).into_iter().flatten() {
+            // Another socket may have registered the driver meanwhile.
+            if Arc::ptr_eq(registered, &driver) {
+                *registered = Arc::new(Driver { node: node.clone(), ..Driver::clone(&driver) });
+            }
+        }
+        self.publish(&by_name);
+        Ok(())
+    }
+
     /// Returns the highest version of a driver if it may be registered (`validateVersions`).
     fn usable_version(&self, caller: &str, plugin: &Plugin) -> Result<Version, HandlerError> {
         let failed = |reason: String| {
@@ -171,8 +192,7 @@ impl PluginHandler for Drivers {
             .await
             .map_err(|error| HandlerError(error.to_string()))?;
         if node.node_id.is_empty() {
-            let text = "error adding CSI driver node info: driverNodeID must not be empty";
-            return Err(HandlerError(text.to_owned()));
+            return Err(HandlerError(format!("error adding CSI driver node info: {}", CsiError::NoNodeId)));
         }
         if node.max_volumes < 0 {
             let limit = node.max_volumes;

@@ -29,9 +29,15 @@ pub enum CsiError {
     /// The driver's capabilities could not be read, and the operation was not attempted.
     #[error("{0}")]
     NotCalled(CallError),
+    /// The driver does not provide volumes of this mode.
+    #[error("{0}")]
+    Refused(String),
     /// The driver does not have a capability that the operation needs.
     #[error("{operation} is not supported by the CSI driver {driver}")]
     Unsupported { operation: &'static str, driver: String },
+    /// The driver does not name this node.
+    #[error("driverNodeID must not be empty")]
+    NoNodeId,
     /// A field of the volume is empty or cannot be part of a path.
     #[error("{0}")]
     Volume(#[from] crate::paths::PathError),
@@ -72,10 +78,14 @@ impl CsiError {
     pub fn outcome(&self) -> Outcome {
         match self {
             // The operation continues when the driver is registered again.
-            Self::NotRegistered(_) | Self::NotCalled(_) | Self::InUse { .. } => Outcome::Transient,
+            Self::NotRegistered(_) | Self::NotCalled(_) | Self::Refused(_) | Self::InUse { .. } => {
+                Outcome::Transient
+            }
             Self::Call(error) if error.is_final() => Outcome::Finished,
             Self::Call(_) | Self::StillMounted { .. } | Self::UnknownDriver(_) => Outcome::Uncertain,
-            Self::Unsupported { .. } | Self::Volume(_) | Self::File { .. } => Outcome::Finished,
+            Self::Unsupported { .. } | Self::NoNodeId | Self::Volume(_) | Self::File { .. } => {
+                Outcome::Finished
+            }
             Self::Step { outcome, .. } => *outcome,
         }
     }

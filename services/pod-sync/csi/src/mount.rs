@@ -72,6 +72,8 @@ pub struct Publish {
     pub selinux_label: Option<String>,
     /// Whether the volume may be mounted already: it was published before, or found on disk. An error then removes nothing.
     pub mounted_before: bool,
+    /// The reason why the driver does not provide volumes of this mode, if it does not. Such a volume is not published.
+    pub refusal: Option<String>,
 }
 
 /// Result of [`Mounter::publish`].
@@ -87,8 +89,10 @@ pub struct Published {
 #[derive(Debug, Clone)]
 pub struct Expand {
     pub volume: Volume,
-    /// Publish path of the volume.
-    pub path: PathBuf,
+    /// UID of a pod that has the volume.
+    pub pod: String,
+    /// The pod has the volume as a block device.
+    pub is_block: bool,
     /// Requested size in bytes.
     pub bytes: i64,
     /// Content of `nodeExpandSecretRef`.
@@ -166,6 +170,10 @@ impl Mounter {
         let path = self.root.mount(&args.pod, &volume.name)?;
         let driver =
             self.drivers.get(&volume.driver).map_err(|e| e.at("mounter.SetUpAt failed to get CSI client"))?;
+        if let Some(refusal) = &args.refusal {
+            let refused = CsiError::Refused(refusal.clone());
+            return Err(refused.at("mounter.SetupAt failed to check volume lifecycle mode"));
+        }
         let by = Deadline::after(self.limit);
         let capabilities = driver.client.capabilities(by).await.map_err(|e| {
             CsiError::NotCalled(e).at("mounter.SetUpAt failed to check for STAGE_UNSTAGE_VOLUME capability")
@@ -283,7 +291,7 @@ impl Mounter {
         Ok(Some(driver.client.volume_stats(by, &data.volume_handle, path).await?))
     }
 
-    /// Expands the file system of a published volume (`NodeExpand`), and returns its new size in bytes.
+    /// Expands a published volume (`NodeExpand`), and returns its new size in bytes.
     ///
     /// # Errors
     /// Fails if the driver is not registered, does not support expansion on the node, or refuses;
@@ -298,20 +306,21 @@ impl Mounter {
         if !capabilities.expand {
             return Err(unsupported("NodeExpand", &driver));
         }
-        let staging = match capabilities.stage_unstage {
-            true => Some(self.root.global_mount(&volume.driver, &volume.handle)?),
-            false => None,
+        let (path, staging, access) = if args.is_block {
+            let paths = self.root.block(&volume.name)?;
+            (paths.published(&args.pod)?, paths.staging, Access::Block)
+        } else {
+            let (fs_type, options) = (volume.fs_type.clone(), volume.mount_options.clone());
+            let staging = self.root.global_mount(&volume.driver, &volume.handle)?;
+            let access = Access::Mount { fs_type, options, group: None };
+            (self.root.mount(&args.pod, &volume.name)?, staging, access)
         };
         let call = ExpandCall {
             handle: &volume.handle,
-            path: &args.path,
-            staging: staging.as_deref(),
+            path: &path,
+            staging: capabilities.stage_unstage.then_some(staging.as_path()),
             bytes: args.bytes.max(0),
-            access: Access::Mount {
-                fs_type: volume.fs_type.clone(),
-                options: volume.mount_options.clone(),
-                group: None,
-            },
+            access,
             mode: volume.access_mode(),
             secrets: &args.secrets,
             capabilities,

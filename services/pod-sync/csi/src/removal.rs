@@ -7,22 +7,14 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use rustix::io::Errno;
+use quintlet_kit::mount_point;
 
 use crate::error::CsiError;
 use crate::paths::VOLUME_DATA;
 
 /// Removes a mount point: an empty directory, or a file or link. Returns `false` if it is mounted.
 pub(crate) fn mount_point(path: &Path) -> Result<bool, CsiError> {
-    let removed = match rustix::fs::rmdir(path) {
-        Err(Errno::NOTDIR) => rustix::fs::unlink(path),
-        other => other,
-    };
-    match removed {
-        Ok(()) | Err(Errno::NOENT) => Ok(true),
-        Err(Errno::BUSY) => Ok(false),
-        Err(error) => Err(CsiError::file("remove mount point", path)(error.into())),
-    }
+    mount_point::remove(path).map_err(CsiError::file("remove mount point", path))
 }
 
 /// Unmounts what is mounted at a path, and removes the mount point. Succeeds if the path does not exist.

@@ -23,7 +23,7 @@ use crate::watched::{MAX_WATCHED_PER_POD, MAX_WATCHES, WatchStore};
 /// How changes of ConfigMaps and Secrets are detected (`configMapAndSecretChangeDetectionStrategy`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "PascalCase")]
-pub enum Strategy {
+pub enum ChangeDetectionStrategy {
     /// Each read is a request.
     Get,
     /// An object is read again when its time to live has elapsed.
@@ -36,10 +36,10 @@ pub enum Strategy {
 /// Settings of an [`ObjectCache`].
 #[derive(Clone)]
 pub struct Settings {
-    pub strategy: Strategy,
+    pub strategy: ChangeDetectionStrategy,
     /// Pod resync interval (`syncFrequency`).
     pub sync_frequency: Duration,
-    /// Returns the time to live from the Node's annotation `node.alpha.kubernetes.io/ttl`, for [`Strategy::Cache`].
+    /// Returns the time to live from the Node's annotation `node.alpha.kubernetes.io/ttl`, for [`ChangeDetectionStrategy::Cache`].
     pub node_ttl: NodeTtl,
 }
 
@@ -124,7 +124,7 @@ impl ObjectCache {
         self.secrets.unregister(uid);
     }
 
-    /// Returns a number that grows with every change of an object that a registered pod refers to. Only [`Strategy::Watch`]
+    /// Returns a number that grows with every change of an object that a registered pod refers to. Only [`ChangeDetectionStrategy::Watch`]
     /// notices changes.
     #[must_use]
     pub fn changes(&self, uid: &PodUid) -> u64 {
@@ -134,7 +134,7 @@ impl ObjectCache {
     /// Returns a ConfigMap.
     ///
     /// # Errors
-    /// See [`ObjectError`]. Except with [`Strategy::Get`], a registered pod has to refer to the object.
+    /// See [`ObjectError`]. Except with [`ChangeDetectionStrategy::Get`], a registered pod has to refer to the object.
     ///
     /// Cancellation safety: a dropped read has no effect.
     pub async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError> {
@@ -196,9 +196,11 @@ impl<K: Kind> Objects<K> {
     ) -> Self {
         let registry: Arc<Mutex<Registry>> = Arc::default();
         let store = match settings.strategy {
-            Strategy::Get => Store::Get(client.clone()),
-            Strategy::Cache => Store::Cache(TtlStore::new(client.clone(), Arc::clone(&settings.node_ttl))),
-            Strategy::Watch => {
+            ChangeDetectionStrategy::Get => Store::Get(client.clone()),
+            ChangeDetectionStrategy::Cache => {
+                Store::Cache(TtlStore::new(client.clone(), Arc::clone(&settings.node_ttl)))
+            }
+            ChangeDetectionStrategy::Watch => {
                 let (pods, of) = (Arc::clone(pods), Arc::clone(&registry));
                 let changed = move |key: &Key| {
                     let uids: Vec<PodUid> = of.lock().pods(key).cloned().collect();

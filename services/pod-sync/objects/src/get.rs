@@ -4,7 +4,7 @@ use kube::api::{Api, GetParams};
 use pod_sync_cri_config::objects::ObjectError;
 
 use crate::kind::{Key, Kind};
-use crate::lag::{ANSWER, NoAnswer, past_lag};
+use crate::lag::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
 
 /// Reads an object.
 pub(crate) async fn get<K: Kind>(
@@ -13,12 +13,12 @@ pub(crate) async fn get<K: Kind>(
     params: &GetParams,
 ) -> Result<K, ObjectError> {
     let api = Api::<K>::namespaced(client.clone(), &key.namespace);
-    let read = past_lag(ANSWER, || api.get_with(&key.name, params)).await;
+    let read = retry_on_lag(REQUEST_TIMEOUT, || api.get_with(&key.name, params)).await;
     read.map(trimmed).map_err(|error| match error {
-        NoAnswer::Failed(kube::Error::Api(status)) if status.is_not_found() => {
+        RequestError::Failed(kube::Error::Api(status)) if status.is_not_found() => {
             ObjectError::NotFound { kind: K::KIND, name: key.name.clone() }
         }
-        error @ (NoAnswer::Failed(_) | NoAnswer::Silent(_)) => ObjectError::Api(error.to_string()),
+        error @ (RequestError::Failed(_) | RequestError::Silent(_)) => ObjectError::Api(error.to_string()),
     })
 }
 

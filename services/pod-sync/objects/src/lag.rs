@@ -13,11 +13,11 @@ pub(crate) const LAG: [Duration; 5] = [
 ];
 
 /// Longest wait for one response.
-pub const ANSWER: Duration = Duration::from_secs(10);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reason why a request has no usable response.
 #[derive(Debug, thiserror::Error)]
-pub enum NoAnswer {
+pub enum RequestError {
     /// The API server refused the request, or could not be reached.
     #[error("{}", text(.0))]
     Failed(#[source] kube::Error),
@@ -30,21 +30,21 @@ pub enum NoAnswer {
 /// response.
 ///
 /// # Errors
-/// See [`NoAnswer`].
-pub async fn past_lag<T, F>(limit: Duration, mut ask: impl FnMut() -> F) -> Result<T, NoAnswer>
+/// See [`RequestError`].
+pub async fn retry_on_lag<T, F>(limit: Duration, mut ask: impl FnMut() -> F) -> Result<T, RequestError>
 where
     F: Future<Output = kube::Result<T>>,
 {
     let mut pauses = LAG.into_iter();
     loop {
         match tokio::time::timeout(limit, ask()).await {
-            Err(_) => return Err(NoAnswer::Silent(limit)),
+            Err(_) => return Err(RequestError::Silent(limit)),
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => match (&error, pauses.next()) {
                 (kube::Error::Api(status), Some(pause)) if may_be_lag(status) => {
                     tokio::time::sleep(pause).await;
                 }
-                _ => return Err(NoAnswer::Failed(error)),
+                _ => return Err(RequestError::Failed(error)),
             },
         }
     }
@@ -86,8 +86,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_wait_for_an_answer_is_bounded() {
         let began = Instant::now();
-        let answer = past_lag(ANSWER, std::future::pending::<kube::Result<()>>).await;
-        assert!(matches!(answer, Err(NoAnswer::Silent(ANSWER))), "{answer:?}");
-        assert_eq!(began.elapsed(), ANSWER);
+        let answer = retry_on_lag(REQUEST_TIMEOUT, std::future::pending::<kube::Result<()>>).await;
+        assert!(matches!(answer, Err(RequestError::Silent(REQUEST_TIMEOUT))), "{answer:?}");
+        assert_eq!(began.elapsed(), REQUEST_TIMEOUT);
     }
 }

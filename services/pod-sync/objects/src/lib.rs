@@ -1,6 +1,6 @@
 //! The ConfigMaps and Secrets that pods refer to (`pkg/kubelet/util/manager`).
 //!
-//! [`ObjectCache`] is the handle. Workers register their pods, read objects, and unregister their pods. [`Strategy`] is the
+//! [`ObjectCache`] is the handle. Workers register their pods, read objects, and unregister their pods. [`ChangeDetectionStrategy`] is the
 //! kubelet's `configMapAndSecretChangeDetectionStrategy`:
 //!
 //! - `Watch`: one LIST and one WATCH per referenced object, by one task named `object-watch` for each. A read returns the
@@ -33,6 +33,6 @@ mod watched;
 #[cfg(test)]
 mod tests;
 
-pub use cache::{ObjectCache, Settings, Strategy};
-pub use lag::{ANSWER, NoAnswer, past_lag};
+pub use cache::{ChangeDetectionStrategy, ObjectCache, Settings};
+pub use lag::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
 pub use references::References;

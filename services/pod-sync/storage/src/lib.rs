@@ -225,6 +225,14 @@ fn usage(
     Ok(wire::DiskUsage { used_bytes: used.bytes, inodes_used: used.inodes, ..whole })
 }
 
+/// Returns the usage of the file system at a path. Blocks, as long as a server of the file system does not answer.
+///
+/// # Errors
+/// The file system cannot be read.
+pub fn file_system_usage(place: &Path) -> io::Result<wire::DiskUsage> {
+    Ok(figures(&rustix::fs::statfs(place)?))
+}
+
 fn is_mount(place: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt as _;
     let parent = place.parent().unwrap_or(place);

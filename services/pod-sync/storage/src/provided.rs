@@ -20,8 +20,10 @@ use crate::{Pods, SCAN_PERIOD, StorageSettings};
 pub struct ProvidedVolume {
     /// Name in the pod.
     pub name: String,
-    /// Driver of the volume.
+    /// Driver of the volume, or the name of a volume without one.
     pub driver: String,
+    /// The driver reports the usage, which is that of the file system otherwise.
+    pub has_driver: bool,
     /// Mount point of the volume.
     pub path: PathBuf,
 }
@@ -171,7 +173,12 @@ mod tests {
     }
 
     fn volume(name: &str, driver: &str) -> ProvidedVolume {
-        ProvidedVolume { name: name.to_owned(), driver: driver.to_owned(), path: PathBuf::from("/p") }
+        ProvidedVolume {
+            name: name.to_owned(),
+            driver: driver.to_owned(),
+            has_driver: true,
+            path: PathBuf::from("/p"),
+        }
     }
 
     #[tokio::test(start_paused = true)]

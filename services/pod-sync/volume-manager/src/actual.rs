@@ -52,6 +52,17 @@ pub struct MountedPod {
     pub reconstructed: bool,
 }
 
+/// Whether a volume may be expanded when a larger size is desired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Expansion {
+    /// The volume may be expanded.
+    Allowed,
+    /// The last attempt had nothing to do, and the next one is after the next declaration of a pod.
+    Postponed,
+    /// The driver does not expand the volume while it is in use. This holds as long as the volume is on the node.
+    RefusedInUse,
+}
+
 /// A volume on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ActualVolume {
@@ -60,8 +71,14 @@ pub struct ActualVolume {
     pub device: Option<MountState>,
     /// The device was found on disk and not mounted by this process since.
     pub device_reconstructed: bool,
-    /// Size of the file system in bytes, if known.
+    /// SELinux label that the device is mounted with.
+    pub device_label: Option<String>,
+    /// Size of the volume in bytes, if known.
     pub size: Option<u64>,
+    /// Whether the volume may be expanded.
+    pub expansion: Expansion,
+    /// The driver has refused an expansion.
+    pub expansion_failed: bool,
     /// Pods that have the volume.
     pub pods: BTreeMap<PodUid, MountedPod>,
 }
@@ -157,6 +174,13 @@ impl Actual {
         self.volumes.values().any(|volume| volume.attachment == Attachment::Unknown)
     }
 
+    /// Records the SELinux label with which the device of a volume is mounted, certainly or possibly.
+    pub fn set_device_label(&mut self, name: &VolumeName, label: Option<String>) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.device_label = label;
+        }
+    }
+
     /// Records that the device of a volume is mounted.
     pub fn device_mounted(&mut self, name: &VolumeName) {
         let volume = self.entry(name);
@@ -180,6 +204,7 @@ impl Actual {
     pub fn device_unmounted(&mut self, name: &VolumeName) {
         if let Some(volume) = self.volumes.get_mut(name) {
             volume.device = None;
+            volume.device_label = None;
             volume.device_reconstructed = false;
         }
     }
@@ -231,7 +256,35 @@ impl Actual {
         }
     }
 
-    /// Records the size of a volume's file system.
+    /// Records the size of a volume that was not known (`InitializeClaimSize`).
+    pub fn initialize_size(&mut self, name: &VolumeName, size: u64) {
+        if let Some(volume) = self.volumes.get_mut(name).filter(|volume| volume.size.is_none()) {
+            volume.size = Some(size).filter(|size| *size > 0);
+        }
+    }
+
+    /// Records whether a volume may be expanded.
+    pub fn set_expansion(&mut self, name: &VolumeName, expansion: Expansion) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.expansion = expansion;
+        }
+    }
+
+    /// Allows an expansion that was postponed.
+    pub fn resume_expansion(&mut self, name: &VolumeName) {
+        if let Some(volume) = self.volumes.get_mut(name).filter(|v| v.expansion == Expansion::Postponed) {
+            volume.expansion = Expansion::Allowed;
+        }
+    }
+
+    /// Records that the driver refused an expansion.
+    pub fn expansion_failed(&mut self, name: &VolumeName) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.expansion_failed = true;
+        }
+    }
+
+    /// Records the size of a volume.
     pub fn resized(&mut self, name: &VolumeName, size: u64) {
         if let Some(volume) = self.volumes.get_mut(name) {
             volume.size = Some(size);
@@ -259,7 +312,10 @@ impl Actual {
             attachment: Attachment::Unknown,
             device: None,
             device_reconstructed: false,
+            device_label: None,
             size: None,
+            expansion: Expansion::Allowed,
+            expansion_failed: false,
             pods: BTreeMap::new(),
         })
     }
@@ -271,7 +327,7 @@ mod tests {
 
     fn volume() -> DesiredVolume {
         let name = VolumeName::shared("kubernetes.io/csi", "d^h");
-        DesiredVolume { name, spec_name: "pv".to_owned(), reach: Reach::Attachable, size: None }
+        DesiredVolume { name, spec_name: "pv".to_owned(), reach: Reach::Attachable, size: None, label: None }
     }
 
     fn pod() -> PodUid {

@@ -41,6 +41,8 @@ pub struct DesiredVolume {
     pub reach: Reach,
     /// Capacity of the PersistentVolume in bytes, if the volume can be expanded on the node.
     pub size: Option<u64>,
+    /// SELinux label that the volume is mounted with.
+    pub label: Option<String>,
 }
 
 /// A pod with volumes.

@@ -73,7 +73,7 @@ fn volume(n: u8, pod: &PodUid) -> DesiredVolume {
         1 => (VolumeName::shared("csi", "device"), Reach::DeviceMountable),
         _ => (VolumeName::of_pod("configmap", pod, "c"), Reach::PerPod),
     };
-    DesiredVolume { name, spec_name: format!("v{n}"), reach, size: None }
+    DesiredVolume { name, spec_name: format!("v{n}"), reach, size: None, label: None }
 }
 
 struct World {

@@ -6,7 +6,7 @@ use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
 use crate::VolumeName;
-use crate::actual::{Actual, ActualVolume, Attachment, MountState};
+use crate::actual::{Actual, ActualVolume, Attachment, Expansion, MountState};
 use crate::desired::{Desired, DesiredVolume, Reach};
 use crate::operations::{Key, Kind, Operations, Start};
 
@@ -186,7 +186,14 @@ fn add(pass: &mut Pass, actual: &Actual, node: &Node, pod: &PodUid, desired: &De
     }
     // Also of a volume that was found on disk and whose attachment is not known yet.
     let mount = actual.mount(name, pod);
-    let expansion = |volume: &ActualVolume| matches!((volume.size, desired.size), (Some(now), Some(wanted)) if wanted > now);
+    if mount.is_none() && present.is_some_and(|volume| has_other_label(volume, desired)) {
+        // The device is unmounted first.
+        return;
+    }
+    let expansion = |volume: &ActualVolume| {
+        volume.expansion == Expansion::Allowed
+            && matches!((volume.size, desired.size), (Some(now), Some(wanted)) if wanted > now)
+    };
     let operation = match mount {
         None => mount_operation(desired, pod, false),
         Some(mount) if mount.state == MountState::Uncertain => {
@@ -206,6 +213,11 @@ fn mount_operation(volume: &DesiredVolume, pod: &PodUid, mounted_before: bool) -
     Operation::Mount { volume: volume.clone(), pod: pod.clone(), mounted_before, device }
 }
 
+/// Returns whether the device of a volume is mounted with another SELinux label than the desired one.
+fn has_other_label(volume: &ActualVolume, desired: &DesiredVolume) -> bool {
+    volume.device.is_some() && volume.device_label != desired.label
+}
+
 /// Whether a volume in the actual state needs no attachment.
 fn is_attached(volume: &ActualVolume, reach: Reach) -> bool {
     match (volume.attachment, reach) {
@@ -220,7 +232,10 @@ fn is_attached(volume: &ActualVolume, reach: Reach) -> bool {
 fn unmount_devices(pass: &mut Pass, desired: &Desired, actual: &Actual, node: &Node) {
     for (name, volume) in actual.volumes() {
         let whole = Key { volume: name.clone(), pod: None };
-        if !volume.pods.is_empty() || desired.has_volume(name) || pass.operations.is_pending(&whole) {
+        let mut wanted = desired.all().filter(|(_, desired)| desired.name == *name);
+        let is_wanted =
+            wanted.any(|(_, desired)| volume.device.is_none() || !has_other_label(volume, desired));
+        if !volume.pods.is_empty() || is_wanted || pass.operations.is_pending(&whole) {
             continue;
         }
         if volume.device.is_some() {
@@ -245,7 +260,13 @@ mod tests {
     }
 
     fn volume(reach: Reach) -> DesiredVolume {
-        DesiredVolume { name: VolumeName::shared("p", "v"), spec_name: "v".to_owned(), reach, size: None }
+        DesiredVolume {
+            name: VolumeName::shared("p", "v"),
+            spec_name: "v".to_owned(),
+            reach,
+            size: None,
+            label: None,
+        }
     }
 
     fn desire(desired: &mut Desired, pod: &PodUid, volume: &DesiredVolume) {
@@ -314,6 +335,38 @@ mod tests {
         assert_eq!(plan(&desired, &actual, &ready()).start, [device]);
         actual.device_unmounted(&v.name);
         assert_eq!(plan(&desired, &actual, &ready()).detached, [v.name]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_device_with_another_label_is_unmounted_before_a_pod_gets_the_volume() {
+        let labelled = |label: Option<&str>| DesiredVolume {
+            label: label.map(str::to_owned),
+            ..volume(Reach::DeviceMountable)
+        };
+        for (mounted, wanted, unmounts) in [
+            (None, None, false),
+            (Some("a"), Some("a"), false),
+            (Some("a"), Some("b"), true),
+            (None, Some("a"), true),
+        ] {
+            let (mut desired, mut actual) = (Desired::default(), Actual::default());
+            let before = labelled(mounted);
+            actual.attached(&before);
+            actual.device_mounted(&before.name);
+            actual.set_device_label(&before.name, before.label.clone());
+            desire(&mut desired, &uid(2), &labelled(wanted));
+            // A pod that has the volume keeps it.
+            actual.mounted(&before, &uid(1));
+            let start = plan(&desired, &actual, &ready()).start;
+            assert!(matches!(&start[..], [Operation::Unmount { .. }]), "{start:?}");
+            actual.unmounted(&before.name, &uid(1));
+            let start = plan(&desired, &actual, &ready()).start;
+            let is_device = matches!(&start[..], [Operation::UnmountDevice { .. }]);
+            assert_eq!(is_device, unmounts, "{mounted:?} {wanted:?} {start:?}");
+            actual.device_unmounted(&before.name);
+            let start = plan(&desired, &actual, &ready()).start;
+            assert!(matches!(&start[..], [Operation::Mount { .. }]), "{start:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -386,6 +439,16 @@ mod tests {
         v.size = Some(20);
         desire(&mut desired, &uid(1), &v);
         assert!(matches!(&plan(&desired, &actual, &ready()).start[..], [Operation::Expand { .. }]));
+        for held in [Expansion::Postponed, Expansion::RefusedInUse] {
+            actual.set_expansion(&v.name, held);
+            assert_eq!(plan(&desired, &actual, &ready()), Plan::default(), "{held:?}");
+            actual.resume_expansion(&v.name);
+            assert_eq!(
+                plan(&desired, &actual, &ready()).start.len(),
+                usize::from(held == Expansion::Postponed)
+            );
+        }
+        actual.set_expansion(&v.name, Expansion::Allowed);
         actual.resized(&v.name, 20);
         actual.request_remount(&uid(1), |_| true);
         let next = plan(&desired, &actual, &ready()).start;

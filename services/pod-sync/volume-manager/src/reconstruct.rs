@@ -83,8 +83,13 @@ mod tests {
         assert!(actual.needs_attachments());
         let mut desired = Desired::default();
         let torn = VolumeName::of_pod("kubernetes.io/csi", &uid(1), "torn");
-        let torn =
-            DesiredVolume { name: torn, spec_name: "torn".to_owned(), reach: Reach::PerPod, size: None };
+        let torn = DesiredVolume {
+            name: torn,
+            spec_name: "torn".to_owned(),
+            reach: Reach::PerPod,
+            size: None,
+            label: None,
+        };
         desired.set(&uid(1), BTreeMap::from([("t".to_owned(), torn)]), []);
         assert_eq!(removable(orphans, &desired), [Orphan { pod: uid(2), spec_name: "torn".to_owned() }]);
     }

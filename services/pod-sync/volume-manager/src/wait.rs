@@ -98,7 +98,7 @@ mod tests {
         let pod = PodUid::parse("u1").unwrap();
         let volume = |name: &str, reach| {
             let shared = VolumeName::shared("kubernetes.io/csi", &format!("d^{name}"));
-            DesiredVolume { name: shared, spec_name: format!("pv-{name}"), reach, size: None }
+            DesiredVolume { name: shared, spec_name: format!("pv-{name}"), reach, size: None, label: None }
         };
         let (mut desired, mut actual) = (Desired::default(), Actual::default());
         let data = volume("data", Reach::Attachable);

@@ -1,21 +1,25 @@
-//! From a volume of a pod to a volume of a driver: claim, PersistentVolume, CSIDriver
+//! From a volume of a pod to a volume of a plugin: claim, PersistentVolume, CSIDriver
 //! (`pkg/kubelet/volumemanager/populator: createVolumeSpec`). Plain functions of the objects.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
-    CSIVolumeSource, Container, PersistentVolume, PersistentVolumeClaim, Pod, Volume as PodVolume,
+    CSIVolumeSource, Container, Node, NodeSelector, PersistentVolume, PersistentVolumeClaim, Pod,
+    Volume as PodVolume,
 };
 use k8s_openapi::api::storage::v1::{CSIDriver, TokenRequest};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use pod_sync_csi::PLUGIN;
 use pod_sync_csi::paths::inline_handle;
 use pod_sync_csi::volume::{AccessMode, FsGroupPolicy, PodInfo, Volume};
 use pod_sync_csi::volume_data::LifecycleMode;
 use pod_sync_volume_manager::VolumeName;
 use pod_sync_volume_manager::desired::{DesiredVolume, Reach};
-use pod_sync_volumes::is_of_driver;
+use pod_sync_volumes::needs_operations;
 use quintlet_model::ids::PodUid;
-use quintlet_model::pod as pods;
+use quintlet_model::quantity::Quantity;
+use quintlet_model::{node_selector, pod as pods};
 
 /// Finalizer of a claim that pods use.
 const PROTECTION: &str = "kubernetes.io/pvc-protection";
@@ -31,19 +35,83 @@ pub struct SecretName {
     pub name: String,
 }
 
-/// A volume of a pod that a driver provides.
+/// A volume in the terms of its plugin.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Source {
+    /// A CSI driver mounts the volume.
+    Csi(Volume),
+    /// The node agent mounts the volume.
+    InTree(pod_sync_in_tree::volume::Volume),
+}
+
+impl Source {
+    /// Returns whether the volume is mounted read-only.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        match self {
+            Self::Csi(csi) => csi.read_only,
+            Self::InTree(volume) => volume.read_only,
+        }
+    }
+
+    /// Returns the name of the driver, if there is one.
+    #[must_use]
+    pub fn driver(&self) -> Option<&str> {
+        match self {
+            Self::Csi(csi) => Some(&csi.driver),
+            Self::InTree(_) => None,
+        }
+    }
+}
+
+/// The sizes of a PersistentVolume and its claim, which differ until the volume is expanded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sizes {
+    /// Namespace of the claim.
+    pub namespace: String,
+    /// Name of the claim.
+    pub claim: String,
+    /// `spec.capacity` of the PersistentVolume.
+    pub capacity: ApiQuantity,
+    /// `status.capacity` of the claim, in bytes.
+    pub claimed: u64,
+}
+
+impl Sizes {
+    /// Returns the capacity of the PersistentVolume in bytes.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        bytes(Quantity::of(&self.capacity))
+    }
+}
+
+/// Returns the storage in a list of resources; zero if there is none.
+#[must_use]
+pub fn storage(resources: Option<&BTreeMap<String, ApiQuantity>>) -> Quantity {
+    resources.and_then(|all| all.get("storage")).map_or_else(Quantity::default, Quantity::of)
+}
+
+/// A volume of a pod that operations mount.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Provided {
-    /// The volume in the terms of the driver.
-    pub csi: Volume,
+    /// The volume in the terms of its plugin.
+    pub source: Source,
+    /// One pod at a time may have the volume (ReadWriteOncePod).
+    pub is_for_one_pod: bool,
     /// The pod gets a block device.
     pub is_block: bool,
     /// Credentials for staging.
     pub stage_secret: Option<SecretName>,
     /// Credentials for publishing.
     pub publish_secret: Option<SecretName>,
+    /// Credentials for expansion.
+    pub expand_secret: Option<SecretName>,
+    /// The sizes of the PersistentVolume and its claim; `None` for an inline volume.
+    pub sizes: Option<Sizes>,
     /// Supplemental group of the pod's containers.
     pub group: Option<i64>,
+    /// The nodes that can access the PersistentVolume, if they are limited.
+    pub nodes: Option<NodeSelector>,
 }
 
 /// The settings of a CSIDriver object, or those of a driver without one.
@@ -61,6 +129,10 @@ pub struct DriverRules {
     pub token_requests: Vec<TokenRequest>,
     /// The tokens are passed as secrets, and not in the volume's attributes.
     pub tokens_in_secrets: bool,
+    /// Volumes can be mounted with an SELinux label.
+    pub selinux_mount: bool,
+    /// Interval at which the driver's limit of volumes is read again.
+    pub limit_period: Option<Duration>,
     /// Life cycle modes that the driver supports; `None` without an object.
     lifecycle_modes: Option<Vec<String>>,
 }
@@ -81,6 +153,12 @@ impl DriverRules {
                 Some(_) | None => FsGroupPolicy::ReadWriteOnceWithFsType,
             },
             token_requests: spec.token_requests.unwrap_or_default(),
+            selinux_mount: spec.se_linux_mount.unwrap_or(false),
+            limit_period: spec
+                .node_allocatable_update_period_seconds
+                .and_then(|seconds| u64::try_from(seconds).ok())
+                .filter(|seconds| *seconds > 0)
+                .map(Duration::from_secs),
             tokens_in_secrets: spec.service_account_token_in_secrets.unwrap_or(false),
             lifecycle_modes: object.map(|_| modes.unwrap_or_else(|| vec!["Persistent".to_owned()])),
         }
@@ -137,7 +215,7 @@ impl Uses {
 /// Returns the volumes of a pod that this crate provides and that a container uses.
 #[must_use]
 pub fn provided(pod: &Pod) -> Vec<&PodVolume> {
-    pod_sync_volumes::referenced(pod).into_iter().filter(|volume| is_of_driver(volume)).collect()
+    pod_sync_volumes::referenced(pod).into_iter().filter(|volume| needs_operations(volume)).collect()
 }
 
 /// The claim of a pod's volume: its name, whether the pod uses it read-only, and whether it must belong to the pod.
@@ -239,25 +317,52 @@ pub fn of_persistent_volume(
     if uses.devices.contains(pod_volume) && mode != "Block" {
         return Err(format!("volume {pod_volume} has volumeMode {mode}, but is specified in volumeDevices"));
     }
+    let provided = of_object(object, read_only)?;
+    let sizes = Sizes {
+        namespace: namespace.to_owned(),
+        claim: claim.metadata.name.clone().unwrap_or_default(),
+        capacity: spec.capacity.as_ref().and_then(|all| all.get("storage")).cloned().unwrap_or_default(),
+        claimed: bytes(storage(claim.status.as_ref().and_then(|status| status.capacity.as_ref()))),
+    };
+    let is_of_driver = provided.source.driver().is_some();
+    Ok(Provided { sizes: Some(sizes).filter(|_| is_of_driver), ..provided })
+}
+
+/// Returns the volume of a PersistentVolume without its sizes.
+///
+/// # Errors
+/// Returns the kubelet's text if no plugin provides the volume.
+pub fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Provided, String> {
+    let name = object.metadata.name.clone().unwrap_or_default();
+    let spec = object.spec.clone().unwrap_or_default();
+    let modes: Vec<AccessMode> =
+        spec.access_modes.iter().flatten().filter_map(|mode| AccessMode::parse(mode)).collect();
+    let is_for_one_pod = modes.contains(&AccessMode::ReadWriteOncePod);
+    let annotation = |key: &str| object.metadata.annotations.as_ref().and_then(|all| all.get(key));
+    let mut mount_options: Vec<String> = spec.mount_options.clone().unwrap_or_default();
+    if let Some(options) = annotation(MOUNT_OPTIONS) {
+        mount_options = options.split(',').map(|option| option.trim().to_owned()).collect();
+    }
+    let group = annotation(GROUP).and_then(|group| group.parse().ok());
+    let nodes = spec.node_affinity.clone().and_then(|affinity| affinity.required);
+    let is_block = spec.volume_mode.as_deref() == Some("Block");
+    if let Some(source) = pod_sync_in_tree::volume::Source::of_persistent_volume(&spec) {
+        let volume = pod_sync_in_tree::volume::Volume { name, source, is_block, read_only, mount_options };
+        return Ok(Provided { is_for_one_pod, group, nodes, ..in_tree(volume) });
+    }
     let Some(source) = spec.csi.clone() else {
         let kind = serde_json::to_value(&spec).ok().and_then(|spec| kind_of(&spec)).unwrap_or_default();
         let text = format!("no volume plugin matched: {kind} of PersistentVolume {name} is not supported");
         return Err(format!("failed to get Plugin from volumeSpec for volume {name:?} err={text}"));
     };
-    let modes = spec.access_modes.iter().flatten().filter_map(|mode| AccessMode::parse(mode)).collect();
     let secret = |reference: Option<k8s_openapi::api::core::v1::SecretReference>| {
         reference.map(|r| SecretName {
             namespace: r.namespace.unwrap_or_default(),
             name: r.name.unwrap_or_default(),
         })
     };
-    let annotation = |key: &str| object.metadata.annotations.as_ref().and_then(|all| all.get(key));
-    let mut mount_options: Vec<String> = spec.mount_options.clone().unwrap_or_default();
-    if let Some(options) = annotation(MOUNT_OPTIONS) {
-        mount_options = options.split(',').map(|option| option.trim().to_owned()).collect();
-    }
     Ok(Provided {
-        csi: Volume {
+        source: Source::Csi(Volume {
             driver: source.driver,
             handle: source.volume_handle,
             name,
@@ -267,12 +372,32 @@ pub fn of_persistent_volume(
             read_only,
             mount_options,
             attributes: source.volume_attributes.unwrap_or_default(),
-        },
-        is_block: mode == "Block",
+        }),
+        is_for_one_pod,
+        is_block,
         stage_secret: secret(source.node_stage_secret_ref),
         publish_secret: secret(source.node_publish_secret_ref),
-        group: annotation(GROUP).and_then(|group| group.parse().ok()),
+        expand_secret: secret(source.node_expand_secret_ref),
+        sizes: None,
+        group,
+        nodes,
     })
+}
+
+/// Returns a volume that the node agent mounts.
+#[must_use]
+pub fn in_tree(volume: pod_sync_in_tree::volume::Volume) -> Provided {
+    Provided {
+        is_block: volume.is_block,
+        source: Source::InTree(volume),
+        is_for_one_pod: false,
+        stage_secret: None,
+        publish_secret: None,
+        expand_secret: None,
+        sizes: None,
+        group: None,
+        nodes: None,
+    }
 }
 
 /// Name of the field with the source of a PersistentVolume.
@@ -297,7 +422,7 @@ pub fn of_inline(pod: &Pod, uid: &PodUid, pod_volume: &str, source: &CSIVolumeSo
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     let secret = source.node_publish_secret_ref.as_ref();
     Provided {
-        csi: Volume {
+        source: Source::Csi(Volume {
             driver: source.driver.clone(),
             handle: inline_handle(uid.as_str(), pod_volume),
             name: pod_volume.to_owned(),
@@ -307,12 +432,38 @@ pub fn of_inline(pod: &Pod, uid: &PodUid, pod_volume: &str, source: &CSIVolumeSo
             read_only: source.read_only.unwrap_or(false),
             mount_options: Vec::new(),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
-        },
+        }),
+        is_for_one_pod: false,
         is_block: false,
         stage_secret: None,
         publish_secret: secret.map(|secret| SecretName { namespace, name: secret.name.clone() }),
+        expand_secret: None,
+        sizes: None,
         group: None,
+        nodes: None,
     }
+}
+
+/// Returns why a node cannot access a volume (`CheckNodeAffinity`). The selector of a PersistentVolume does not see the node's
+/// name.
+///
+/// # Errors
+/// Returns the kubelet's text.
+pub fn check_node(volume: &Provided, node: Option<&Node>, name: &str) -> Result<(), String> {
+    let Some(selector) = &volume.nodes else { return Ok(()) };
+    let Some(node) = node else { return Err(format!("error retrieving node: node {name:?} not found")) };
+    match node_selector::matches(selector, node.metadata.labels.as_ref(), None) {
+        true => Ok(()),
+        false => Err("no matching NodeSelectorTerms".to_owned()),
+    }
+}
+
+/// Returns the groups of a pod's volumes that the pod does not have by itself (`GetExtraSupplementalGroupsForPod`), sorted.
+#[must_use]
+pub fn extra_groups(pod: &Pod, groups: BTreeSet<i64>) -> Vec<i64> {
+    let context = pods::spec(pod).security_context.as_ref();
+    let own = context.and_then(|context| context.supplemental_groups.as_deref()).unwrap_or_default();
+    groups.into_iter().filter(|group| !own.contains(group)).collect()
 }
 
 /// Returns the unique name of a volume: that of its driver and handle, or that of the pod and its inline volume.
@@ -332,13 +483,20 @@ pub fn shared_name(driver: &str, handle: &str) -> VolumeName {
 
 /// Returns the volume for the desired state.
 #[must_use]
-pub fn desired(pod: &PodUid, volume: &Volume, rules: &DriverRules) -> DesiredVolume {
+pub fn desired(pod: &PodUid, provided: &Provided, volume: &Volume, rules: &DriverRules) -> DesiredVolume {
     let reach = match volume.lifecycle {
         LifecycleMode::Persistent if rules.attach_required => Reach::Attachable,
         LifecycleMode::Persistent => Reach::DeviceMountable,
         LifecycleMode::Ephemeral => Reach::PerPod,
     };
-    DesiredVolume { name: unique_name(pod, volume), spec_name: volume.name.clone(), reach, size: None }
+    // A volume is not expanded through a pod that only reads it.
+    let sizes = provided.sizes.as_ref().filter(|_| !volume.read_only);
+    let size = sizes.map(Sizes::capacity_bytes).filter(|bytes| *bytes > 0);
+    DesiredVolume { name: unique_name(pod, volume), spec_name: volume.name.clone(), reach, size, label: None }
+}
+
+fn bytes(quantity: Quantity) -> u64 {
+    u64::try_from(quantity.value()).unwrap_or(0)
 }
 
 /// Returns the attributes that a driver receives of a volume, apart from tokens.
@@ -359,237 +517,4 @@ pub fn attributes(pod: &Pod, volume: &Volume, rules: &DriverRules) -> BTreeMap<S
 }
 
 #[cfg(test)]
-mod tests {
-    use quintlet_testkit::pods::pod_json;
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn claim(change: Value) -> PersistentVolumeClaim {
-        let mut claim = json!({
-            "metadata": {"name": "data", "namespace": "default", "uid": "claim-1"},
-            "spec": {"volumeName": "pv-1"}, "status": {"phase": "Bound"},
-        });
-        merge(&mut claim, change);
-        serde_json::from_value(claim).unwrap()
-    }
-
-    fn volume(change: Value) -> PersistentVolume {
-        let mut volume = json!({
-            "metadata": {"name": "pv-1"},
-            "spec": {
-                "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
-                "claimRef": {"namespace": "default", "name": "data", "uid": "claim-1"},
-                "csi": {"driver": "d", "volumeHandle": "h", "fsType": "ext4", "readOnly": true,
-                    "nodeStageSecretRef": {"namespace": "ns", "name": "s"}},
-            },
-        });
-        merge(&mut volume, change);
-        serde_json::from_value(volume).unwrap()
-    }
-
-    fn merge(into: &mut Value, change: Value) {
-        match (into, change) {
-            (Value::Object(into), Value::Object(change)) => {
-                for (key, value) in change {
-                    merge(into.entry(key).or_insert(Value::Null), value);
-                }
-            }
-            (into, change) => *into = change,
-        }
-    }
-
-    fn pod() -> Pod {
-        let mut pod = pod_json(json!({"containers": [{"name": "c"}]}));
-        pod.metadata.namespace = Some("default".to_owned());
-        pod.metadata.name = Some("web".to_owned());
-        pod.metadata.uid = Some("u1".to_owned());
-        pod
-    }
-
-    fn uses(mounts: &[&str], devices: &[&str]) -> Uses {
-        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        Uses { mounts: names(mounts), devices: names(devices) }
-    }
-
-    #[test]
-    fn a_claim_that_cannot_be_used_has_the_kubelets_text() {
-        let named = ClaimOf { name: "data".to_owned(), read_only: false, is_ephemeral: false };
-        let ephemeral = ClaimOf { name: "web-data".to_owned(), is_ephemeral: true, ..named.clone() };
-        let owner = |uid: &str, controller: bool| {
-            json!({"metadata": {"ownerReferences": [
-                {"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": uid, "controller": controller},
-            ]}})
-        };
-        let deleted = "2026-01-01T00:00:00Z";
-        for (of, change, expected) in [
-            (&named, json!({}), Ok("pv-1")),
-            (
-                &named,
-                json!({"status": {"phase": "Pending"}}),
-                Err("error processing PVC default/data: PVC is not bound"),
-            ),
-            (
-                &named,
-                json!({"status": {"phase": "Lost"}}),
-                Err("error processing PVC default/data: PVC is not bound"),
-            ),
-            (
-                &named,
-                json!({"spec": {"volumeName": ""}}),
-                Err("error processing PVC default/data: PVC has empty pvc.Spec.VolumeName"),
-            ),
-            (
-                &named,
-                json!({"metadata": {"deletionTimestamp": deleted}}),
-                Err("error processing PVC default/data: PVC is being deleted"),
-            ),
-            (
-                &named,
-                json!({"metadata": {"deletionTimestamp": deleted, "finalizers": [PROTECTION]}}),
-                Ok("pv-1"),
-            ),
-            (&ephemeral, owner("u1", true), Ok("pv-1")),
-            (
-                &ephemeral,
-                owner("u2", true),
-                Err("PVC default/web-data was not created for pod default/web (pod is not owner)"),
-            ),
-            (
-                &ephemeral,
-                owner("u1", false),
-                Err("PVC default/web-data was not created for pod default/web (pod is not owner)"),
-            ),
-        ] {
-            let got = check_claim(&pod(), of, &claim(change.clone()));
-            assert_eq!(got, expected.map(str::to_owned).map_err(str::to_owned), "{change}");
-        }
-    }
-
-    #[test]
-    fn a_volume_that_is_not_the_claims_has_the_kubelets_text() {
-        let prefix = "error processing PVC default/data: found PV object pv-1 but";
-        for (change, uses, expected) in [
-            (
-                json!({"spec": {"claimRef": null}}),
-                uses(&["v"], &[]),
-                format!("{prefix} it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"),
-            ),
-            (
-                json!({"spec": {"claimRef": {"uid": "other"}}}),
-                uses(&["v"], &[]),
-                format!("{prefix} its pv.Spec.ClaimRef.UID other does not point to claim.UID claim-1"),
-            ),
-            (
-                json!({"spec": {"volumeMode": "Block"}}),
-                uses(&["v"], &[]),
-                "volume v has volumeMode Block, but is specified in volumeMounts".to_owned(),
-            ),
-            (
-                json!({}),
-                uses(&[], &["v"]),
-                "volume v has volumeMode Filesystem, but is specified in volumeDevices".to_owned(),
-            ),
-            (
-                json!({"spec": {"csi": null, "nfs": {"server": "s", "path": "/"}}}),
-                uses(&["v"], &[]),
-                "failed to get Plugin from volumeSpec for volume \"pv-1\" err=no volume plugin matched: \
-                 nfs of PersistentVolume pv-1 is not supported"
-                    .to_owned(),
-            ),
-        ] {
-            let got = of_persistent_volume("v", &uses, false, &claim(json!({})), &volume(change));
-            assert_eq!(got.unwrap_err(), expected);
-        }
-    }
-
-    #[test]
-    fn the_claim_decides_whether_a_volume_is_read_only_and_options_come_from_field_or_annotation() {
-        let of_pod = |source: Value| {
-            let mut volume = json!({"name": "v"});
-            volume["persistentVolumeClaim"] = source;
-            claim_of(&pod(), &serde_json::from_value(volume).unwrap()).unwrap()
-        };
-        assert!(of_pod(json!({"claimName": "data", "readOnly": true})).read_only);
-        assert!(!of_pod(json!({"claimName": "data"})).read_only);
-        let of = |read_only, change| {
-            of_persistent_volume("v", &uses(&["v"], &[]), read_only, &claim(json!({})), &volume(change))
-                .unwrap()
-        };
-        let plain = of(false, json!({"spec": {"mountOptions": ["noatime"]}}));
-        assert!(!plain.csi.read_only && !plain.is_block);
-        assert_eq!(plain.csi.mount_options, ["noatime"]);
-        assert_eq!(plain.stage_secret, Some(SecretName { namespace: "ns".into(), name: "s".into() }));
-        assert!(of(true, json!({})).csi.read_only);
-        let annotations = json!({MOUNT_OPTIONS: "ro, nodev", GROUP: "1234"});
-        let annotated = of(false, json!({"metadata": {"annotations": annotations}}));
-        assert_eq!(annotated.csi.mount_options, ["ro", "nodev"]);
-        assert_eq!(annotated.group, Some(1234));
-    }
-
-    #[test]
-    fn an_inline_volume_has_the_fields_of_its_pod() {
-        let source: CSIVolumeSource = serde_json::from_value(json!({
-            "driver": "d", "fsType": "xfs", "readOnly": true, "volumeAttributes": {"size": "1"},
-            "nodePublishSecretRef": {"name": "s"},
-        }))
-        .unwrap();
-        let uid = PodUid::parse("u1").unwrap();
-        let provided = of_inline(&pod(), &uid, "v", &source);
-        assert_eq!(
-            provided.publish_secret,
-            Some(SecretName { namespace: "default".into(), name: "s".into() })
-        );
-        let csi = provided.csi;
-        assert_eq!((&*csi.driver, &*csi.fs_type, csi.read_only, &*csi.name), ("d", "xfs", true, "v"));
-        assert_eq!(csi.attributes["size"], "1");
-        assert_eq!(csi.handle, inline_handle("u1", "v"));
-    }
-
-    #[test]
-    fn a_driver_provides_only_the_life_cycle_modes_of_its_object() {
-        use LifecycleMode::{Ephemeral, Persistent};
-        let rules = |modes: Option<&[&str]>| {
-            let object = modes.map(|modes| {
-                let driver = json!({"metadata": {"name": "d"}, "spec": {"volumeLifecycleModes": modes}});
-                serde_json::from_value::<CSIDriver>(driver).unwrap()
-            });
-            DriverRules::of(object.as_ref())
-        };
-        let no_object = "volume mode \"Ephemeral\" not supported by driver d (no CSIDriver object)";
-        let only = |mode: &str, other: &str| {
-            format!("volume mode {mode:?} not supported by driver d (only supports [{other:?}])")
-        };
-        for (modes, mode, expected) in [
-            (None, Persistent, None),
-            (None, Ephemeral, Some(no_object.to_owned())),
-            (Some(&[][..]), Persistent, None),
-            (Some(&[]), Ephemeral, Some(only("Ephemeral", "Persistent"))),
-            (Some(&["Ephemeral"]), Ephemeral, None),
-            (Some(&["Ephemeral"]), Persistent, Some(only("Persistent", "Ephemeral"))),
-        ] {
-            assert_eq!(rules(modes).refusal("d", mode), expected, "{modes:?} {mode:?}");
-        }
-    }
-
-    #[test]
-    fn volumes_of_a_claim_are_attached_unless_the_driver_says_otherwise_and_inline_ones_belong_to_the_pod() {
-        let uid = PodUid::parse("u1").unwrap();
-        let object: CSIDriver =
-            serde_json::from_value(json!({"metadata": {"name": "d"}, "spec": {"attachRequired": false}}))
-                .unwrap();
-        let persistent =
-            of_persistent_volume("v", &uses(&["v"], &[]), false, &claim(json!({})), &volume(json!({})))
-                .unwrap();
-        let attached = desired(&uid, &persistent.csi, &DriverRules::of(None));
-        assert_eq!((attached.reach, attached.name.as_str()), (Reach::Attachable, "kubernetes.io/csi/d^h"));
-        assert_eq!(
-            desired(&uid, &persistent.csi, &DriverRules::of(Some(&object))).reach,
-            Reach::DeviceMountable
-        );
-        let source = CSIVolumeSource { driver: "d".to_owned(), ..CSIVolumeSource::default() };
-        let inline = of_inline(&pod(), &uid, "v", &source);
-        let inline = desired(&uid, &inline.csi, &DriverRules::of(None));
-        assert_eq!((inline.reach, inline.name.as_str()), (Reach::PerPod, "kubernetes.io/csi/u1-v"));
-    }
-}
+mod tests;

@@ -2,17 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::path::Path;
 
 use pod_sync_csi::PLUGIN;
 use pod_sync_csi::error::CsiError;
 use pod_sync_csi::paths::Root;
 use pod_sync_csi::reconstruct::{block_volumes, published, staged, staged_blocks};
 use pod_sync_csi::volume_data::VolumeData;
+use pod_sync_in_tree::found::{FoundDevice, FoundInPod};
+use pod_sync_in_tree::volume::Plugin;
 use pod_sync_volume_manager::VolumeName;
 use pod_sync_volume_manager::reconstruct::Found;
 use quintlet_model::ids::PodUid;
 
 use crate::claims::shared_name;
+use crate::in_tree;
 use crate::work::Form;
 
 /// The content of the directories.
@@ -22,6 +26,8 @@ pub(crate) struct OnDisk {
     pub(crate) volumes: Vec<Found>,
     /// Volumes that are staged.
     pub(crate) devices: Vec<VolumeName>,
+    /// SELinux labels of staged volumes that are mounted with one.
+    pub(crate) labels: BTreeMap<VolumeName, String>,
     /// How each volume is mounted.
     pub(crate) forms: BTreeMap<VolumeName, Form>,
 }
@@ -53,7 +59,13 @@ pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
     }
     for found in staged(root)? {
         let name = match known(found.data) {
-            Some(data) => shared_name(&data.driver_name, &data.volume_handle),
+            Some(data) => {
+                let name = shared_name(&data.driver_name, &data.volume_handle);
+                if !data.selinux_mount_context.is_empty() {
+                    disk.labels.insert(name.clone(), data.selinux_mount_context);
+                }
+                name
+            }
             // Its directory is removed if nothing is mounted there.
             None => VolumeName::shared(PLUGIN, &found.path.display().to_string()),
         };
@@ -87,4 +99,24 @@ fn known(data: Result<Option<VolumeData>, CsiError>) -> Option<VolumeData> {
         tracing::warn!(error = error.text(), "volume data is unreadable");
         None
     })
+}
+
+/// Adds the volumes without a driver. Blocks.
+///
+/// # Errors
+/// Fails if a directory cannot be read.
+pub(crate) fn read_in_tree(root: &Path, disk: &mut OnDisk) -> io::Result<()> {
+    let (volumes, devices) = pod_sync_in_tree::found::read(root)?;
+    for FoundInPod { pod, plugin, name, is_block } in volumes {
+        let volume = in_tree::unique_name(&pod, plugin, &name);
+        disk.forms.insert(volume.clone(), Form::InTree { plugin, is_block, name: name.clone() });
+        let has_device = plugin == Plugin::Local;
+        disk.volumes.push(Found { pod, spec_name: name, volume: Some((volume, has_device)) });
+    }
+    for FoundDevice { name, is_block } in devices {
+        let volume = VolumeName::shared(Plugin::Local.name(), &name);
+        disk.forms.insert(volume.clone(), Form::InTree { plugin: Plugin::Local, is_block, name });
+        disk.devices.push(volume);
+    }
+    Ok(())
 }

@@ -1,22 +1,28 @@
-//! Mounts the volumes of claims and CSI drivers (`pkg/kubelet/volumemanager`).
+//! Mounts the volumes of claims, CSI drivers and nfs (`pkg/kubelet/volumemanager`).
 //!
 //! [`VolumeTasks`] has the desired and the actual state of `pod-sync-volume-manager`, and one task that compares them. An
 //! operation runs in a task of its own, at most one per volume, so a driver that hangs delays no other volume. Pod workers
 //! declare their pods and wait ([`VolumeTasks::declare`], [`VolumeTasks::wait`], [`VolumeTasks::unmount`]). After a restart the
 //! actual state comes from the directories, and nothing of a pod is unmounted before its worker has declared or released the pod.
 //!
-//! Other volumes need no operation of a driver; `pod-sync-volumes` sets them up.
+//! Other volumes need no operation that could hang; `pod-sync-volumes` sets them up.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod claims;
+mod expansion;
 mod found;
+mod in_tree;
+mod limits;
+mod mount_in_tree;
 pub mod objects;
 mod resolve;
+mod selinux;
 mod state;
 mod tasks;
+mod tools;
 mod work;
 
-pub use tasks::{Inputs, NotReady, VolumeTasks, VolumeView};
+pub use tasks::{Inputs, MountPoint, NotReady, StillMounted, VolumeTasks, VolumeView};
 pub use work::Step;

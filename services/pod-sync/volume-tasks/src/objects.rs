@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
-use kube::api::Api;
-use pod_sync_objects::{ANSWER, past_lag};
+use kube::api::{Api, Patch, PatchParams};
+use pod_sync_objects::{REQUEST_TIMEOUT, retry_on_lag};
+use serde_json::Value;
 
 /// Reads objects that describe volumes. Errors are the API server's messages.
 #[async_trait]
@@ -16,6 +17,17 @@ pub trait VolumeObjects: Send + Sync {
     /// # Errors
     /// Fails if the claim does not exist or cannot be read.
     async fn claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, String>;
+
+    /// Applies a merge patch to the status of a PersistentVolumeClaim, and returns the claim.
+    ///
+    /// # Errors
+    /// Fails if the claim does not exist, was changed meanwhile, or cannot be written.
+    async fn patch_claim_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: Value,
+    ) -> Result<PersistentVolumeClaim, String>;
 
     /// Returns a PersistentVolume.
     ///
@@ -57,7 +69,7 @@ impl ApiObjects {
     where
         K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
-        past_lag(ANSWER, || api.get(name)).await.map_err(|e| e.to_string())
+        retry_on_lag(REQUEST_TIMEOUT, || api.get(name)).await.map_err(|e| e.to_string())
     }
 }
 
@@ -67,13 +79,24 @@ impl VolumeObjects for ApiObjects {
         self.get(Api::namespaced(self.0.clone(), namespace), name).await
     }
 
+    async fn patch_claim_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        patch: Value,
+    ) -> Result<PersistentVolumeClaim, String> {
+        let api = Api::<PersistentVolumeClaim>::namespaced(self.0.clone(), namespace);
+        let patched = api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        patched.map_err(|e| e.to_string())
+    }
+
     async fn volume(&self, name: &str) -> Result<PersistentVolume, String> {
         self.get(Api::all(self.0.clone()), name).await
     }
 
     async fn driver(&self, name: &str) -> Result<Option<CSIDriver>, String> {
         let api = Api::<CSIDriver>::all(self.0.clone());
-        past_lag(ANSWER, || api.get_opt(name)).await.map_err(|e| e.to_string())
+        retry_on_lag(REQUEST_TIMEOUT, || api.get_opt(name)).await.map_err(|e| e.to_string())
     }
 
     async fn attachment(&self, name: &str) -> Result<VolumeAttachment, String> {

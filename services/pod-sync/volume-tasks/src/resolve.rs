@@ -8,8 +8,10 @@ use k8s_openapi::api::core::v1::{Pod, Volume as PodVolume};
 use pod_sync_volume_manager::desired::DesiredVolume;
 use quintlet_model::ids::PodUid;
 
-use crate::claims::{self, DriverRules, Provided, Uses};
+use crate::claims::{self, DriverRules, Provided, Source, Uses};
+use crate::in_tree;
 use crate::objects::VolumeObjects;
+use crate::selinux::{FileLabel, mount_label};
 
 /// A volume of a pod with everything that operations need.
 #[derive(Debug, Clone)]
@@ -17,9 +19,9 @@ pub(crate) struct Resolved {
     pub(crate) pod: Arc<Pod>,
     /// The volume for the desired state.
     pub(crate) desired: DesiredVolume,
-    /// The volume of the driver.
+    /// The volume of the plugin.
     pub(crate) provided: Provided,
-    /// The settings of the driver.
+    /// The settings of the driver; those of a driver without an object if the volume has none.
     pub(crate) rules: DriverRules,
 }
 
@@ -30,10 +32,15 @@ pub(crate) struct Resolution {
     pub(crate) errors: Vec<String>,
 }
 
-/// Resolves all volumes of a pod that a driver provides.
-pub(crate) async fn resolve(objects: &dyn VolumeObjects, pod: &Arc<Pod>, uid: &PodUid) -> Resolution {
+/// Resolves all volumes of a pod that operations mount. Without an API server, volumes that have objects are errors.
+pub(crate) async fn resolve(
+    objects: Option<&dyn VolumeObjects>,
+    files: Option<&FileLabel>,
+    pod: &Arc<Pod>,
+    uid: &PodUid,
+) -> Resolution {
     let uses = Uses::of(pod);
-    let of = |volume| one(objects, pod, uid, volume, &uses);
+    let of = |volume| one(objects, files, (pod, uid), volume, &uses);
     let all = claims::provided(pod).into_iter().map(|volume| async move { (volume, of(volume).await) });
     let mut resolution = Resolution::default();
     for (volume, resolved) in join_all(all).await {
@@ -46,12 +53,20 @@ pub(crate) async fn resolve(objects: &dyn VolumeObjects, pod: &Arc<Pod>, uid: &P
 }
 
 async fn one(
-    objects: &dyn VolumeObjects,
-    pod: &Arc<Pod>,
-    uid: &PodUid,
+    objects: Option<&dyn VolumeObjects>,
+    files: Option<&FileLabel>,
+    (pod, uid): (&Arc<Pod>, &PodUid),
     volume: &PodVolume,
     uses: &Uses,
 ) -> Result<Resolved, String> {
+    if let Some(of_pod) = pod_sync_in_tree::volume::Volume::of_pod(volume) {
+        let desired = in_tree::desired(uid, &of_pod);
+        let provided = claims::in_tree(of_pod);
+        return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules: DriverRules::of(None) });
+    }
+    let Some(objects) = objects else {
+        return Err(format!("volume {} needs an API server, and there is none", volume.name));
+    };
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let provided = match (claims::claim_of(pod, volume), &volume.csi) {
         (Some(of), _) => {
@@ -62,17 +77,30 @@ async fn one(
             let object = objects.volume(&name).await;
             let object =
                 object.map_err(|e| failed(format!("failed to fetch PV {name} from API server: {e}")))?;
+            let object = pod_sync_in_tree::translation::to_csi(object)?;
             claims::of_persistent_volume(&volume.name, uses, of.read_only, &claim, &object)?
         }
         (None, Some(source)) => claims::of_inline(pod, uid, &volume.name, source),
-        // `is_of_driver` selects volumes of the kinds above.
-        (None, None) => return Err(format!("volume {} has no source", volume.name)),
+        (None, None) => match pod_sync_in_tree::translation::of_pod(volume, namespace)? {
+            // A volume of a pod has no claim that could make it read-only.
+            Some(object) => claims::of_object(&object, false)?,
+            // `needs_operations` selects volumes of the kinds above.
+            None => return Err(format!("volume {} has no source", volume.name)),
+        },
     };
-    let driver = &provided.csi.driver;
+    let csi = match &provided.source {
+        Source::Csi(csi) => csi,
+        Source::InTree(of) => {
+            let desired = in_tree::desired(uid, of);
+            return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules: DriverRules::of(None) });
+        }
+    };
+    let driver = &csi.driver;
     let rules = objects.driver(driver).await;
     let rules =
         rules.map_err(|e| format!("failed to get CSIDriver {driver} of volume {}: {e}", volume.name))?;
     let rules = DriverRules::of(rules.as_ref());
-    let desired = claims::desired(uid, &provided.csi, &rules);
+    let label = mount_label(pod, &volume.name, &provided, &rules, files)?;
+    let desired = DesiredVolume { label, ..claims::desired(uid, &provided, csi, &rules) };
     Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules })
 }

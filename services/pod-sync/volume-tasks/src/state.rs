@@ -6,10 +6,9 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use pod_sync_csi::PLUGIN;
 use pod_sync_csi::paths::Root;
-use pod_sync_csi::volume::AccessMode;
 use pod_sync_volume_manager::VolumeName;
-use pod_sync_volume_manager::actual::{Actual, Outcome};
-use pod_sync_volume_manager::desired::Desired;
+use pod_sync_volume_manager::actual::{Actual, Expansion, Outcome};
+use pod_sync_volume_manager::desired::{Desired, DesiredVolume};
 use pod_sync_volume_manager::operations::{Key, Operations};
 use pod_sync_volume_manager::reconcile::{Node, Operation, Plan, reconcile};
 use pod_sync_volume_manager::reconstruct::reconstruct;
@@ -17,6 +16,7 @@ use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::expansion::{Expanded, NotExpanded};
 use crate::found::OnDisk;
 use crate::resolve::{Resolution, Resolved};
 use crate::work::{Form, Mounted, Step};
@@ -41,9 +41,10 @@ pub(crate) enum Job {
         volume: Arc<Resolved>,
         stage: bool,
         mounted_before: bool,
+        /// The driver has refused an expansion of the volume.
+        failed_before: bool,
         /// Another pod has the volume, whose access mode is ReadWriteOncePod.
         is_taken: bool,
-        released: CancellationToken,
     },
     /// Unmounts a pod's volume.
     Unmount {
@@ -54,6 +55,19 @@ pub(crate) enum Job {
     UnmountDevice {
         form: Form,
     },
+    /// Attaches a volume from the node, for the pods that need it.
+    Attach {
+        volumes: Vec<Arc<Resolved>>,
+    },
+    /// Detaches a volume from the node.
+    Detach,
+    /// Expands a volume that a pod has.
+    Expand {
+        pod: PodUid,
+        volume: Arc<Resolved>,
+        /// The driver has refused an expansion of the volume.
+        failed_before: bool,
+    },
 }
 
 /// The result of a job.
@@ -62,6 +76,10 @@ pub(crate) enum Done {
     Mount(Mounted),
     Unmount(Result<(), String>),
     UnmountDevice(Result<(), String>),
+    /// The kubelet's text of why the volume is not attached.
+    NotAttached(String),
+    Detached,
+    Expanded(Result<Expanded, NotExpanded>),
 }
 
 #[derive(Debug, Default)]
@@ -89,6 +107,9 @@ impl State {
         self.forms.extend(disk.forms);
         // Each directory is a volume: one without metadata is unmounted like an inline one.
         let _no_orphans = reconstruct(&mut self.actual, disk.volumes, &disk.devices);
+        for (name, label) in disk.labels {
+            self.actual.set_device_label(&name, Some(label));
+        }
     }
 
     /// Opens a pod for [`State::declare`], and returns the token that is cancelled when the pod is released.
@@ -116,6 +137,10 @@ impl State {
             let form = resolved.form(root);
             self.supersede(pod, &resolved, &form);
             self.forms.insert(resolved.desired.name.clone(), form);
+            if let Some(sizes) = &resolved.provided.sizes {
+                self.actual.initialize_size(&resolved.desired.name, sizes.claimed);
+            }
+            self.actual.resume_expansion(&resolved.desired.name);
             desired.insert(name, resolved.desired.clone());
             self.volumes.insert((pod.clone(), resolved.desired.spec_name.clone()), Arc::new(resolved));
         }
@@ -140,6 +165,8 @@ impl State {
             Form::Block { spec_name } => {
                 unknown.push(VolumeName::shared(PLUGIN, &format!("volumeDevices/{spec_name}")));
             }
+            // The directories of these volumes have no metadata.
+            Form::InTree { .. } => return,
         }
         for name in unknown.into_iter().filter(|name| *name != resolved.desired.name) {
             self.actual.unmounted(&name, pod);
@@ -188,7 +215,7 @@ impl State {
         let of_driver: BTreeSet<VolumeName> = self
             .volumes
             .values()
-            .filter(|volume| volume.provided.csi.driver == driver)
+            .filter(|volume| volume.provided.source.driver() == Some(driver))
             .map(|volume| volume.desired.name.clone())
             .collect();
         let prefix = format!("{PLUGIN}/{driver}^");
@@ -203,12 +230,7 @@ impl State {
             self.actual.attached(volume);
         }
         for name in &detached {
-            self.actual.detached(name);
-            if self.actual.volume(name).is_none() && !self.desired.has_volume(name) {
-                self.forms.remove(name);
-                self.errors.retain(|key, _| key.volume != *name);
-                self.operations.retain(|other| other != name);
-            }
+            self.detached(name);
         }
         let mut jobs = Vec::new();
         for operation in start {
@@ -216,8 +238,10 @@ impl State {
             let key = operation.key();
             self.operations.started(key.clone(), operation.kind());
             let pod = match &job {
-                Job::Mount { pod, .. } | Job::Unmount { pod, .. } => Some(pod.clone()),
-                Job::UnmountDevice { .. } => None,
+                Job::Mount { pod, .. } | Job::Unmount { pod, .. } | Job::Expand { pod, .. } => {
+                    Some(pod.clone())
+                }
+                Job::UnmountDevice { .. } | Job::Attach { .. } | Job::Detach => None,
             };
             self.running.insert(key, Running { pod, step: None, since: now });
             jobs.push((operation, job));
@@ -231,14 +255,17 @@ impl State {
                 let resolved = Arc::clone(self.volume(pod, &volume.spec_name)?);
                 let is_staged = self.actual.volume(&volume.name).and_then(|volume| volume.device)
                     == Some(pod_sync_volume_manager::actual::MountState::Mounted);
-                let single = resolved.provided.csi.access_modes.contains(&AccessMode::ReadWriteOncePod);
                 Some(Job::Mount {
                     pod: pod.clone(),
-                    is_taken: single && self.actual.is_mounted_elsewhere(&volume.name, pod),
+                    is_taken: resolved.provided.is_for_one_pod
+                        && self.actual.is_mounted_elsewhere(&volume.name, pod),
                     volume: resolved,
                     stage: *device && !is_staged,
+                    failed_before: self
+                        .actual
+                        .volume(&volume.name)
+                        .is_some_and(|volume| volume.expansion_failed),
                     mounted_before: *mounted_before,
-                    released: self.open.get(pod).cloned().unwrap_or_default(),
                 })
             }
             Operation::Unmount { volume, pod } => {
@@ -246,8 +273,48 @@ impl State {
                 Some(Job::Unmount { pod: pod.clone(), form: self.form(volume), spec_name })
             }
             Operation::UnmountDevice { volume } => Some(Job::UnmountDevice { form: self.form(volume) }),
-            // A controller attaches volumes, and a volume without a size is not expanded.
-            Operation::Attach { .. } | Operation::Detach { .. } | Operation::Expand { .. } => None,
+            Operation::Attach { volume } => {
+                let volumes = self.volumes.values().filter(|resolved| resolved.desired.name == *volume);
+                Some(Job::Attach { volumes: volumes.map(Arc::clone).collect() })
+            }
+            Operation::Detach { .. } => Some(Job::Detach),
+            Operation::Expand { volume, pod } => Some(Job::Expand {
+                pod: pod.clone(),
+                volume: Arc::clone(self.volume(pod, &volume.spec_name)?),
+                failed_before: self.actual.volume(&volume.name).is_some_and(|volume| volume.expansion_failed),
+            }),
+        }
+    }
+
+    /// Forgets a volume that no pod has and that is not attached, or that a controller detaches.
+    fn detached(&mut self, name: &VolumeName) {
+        self.actual.detached(name);
+        if self.actual.volume(name).is_none() && !self.desired.has_volume(name) {
+            self.forms.remove(name);
+            self.errors.retain(|key, _| key.volume != *name);
+            self.operations.retain(|other| other != name);
+        }
+    }
+
+    /// Returns the size of a volume's claim in bytes, when the pod was declared.
+    fn claimed(&self, pod: &PodUid, spec_name: &str) -> Option<u64> {
+        Some(self.volume(pod, spec_name)?.provided.sizes.as_ref()?.claimed)
+    }
+
+    /// Takes in the result of an expansion.
+    fn expanded(&mut self, volume: &DesiredVolume, result: &Result<Expanded, NotExpanded>) {
+        let name = &volume.name;
+        match result {
+            Ok(Expanded::Done(size)) => {
+                self.actual.resized(name, *size);
+                if volume.size.is_some_and(|wanted| *size < wanted) {
+                    self.actual.set_expansion(name, Expansion::Postponed);
+                }
+            }
+            Ok(Expanded::NotRequested) => self.actual.set_expansion(name, Expansion::Postponed),
+            Ok(Expanded::InUse) => self.actual.set_expansion(name, Expansion::RefusedInUse),
+            Err(NotExpanded { is_final: true, .. }) => self.actual.expansion_failed(name),
+            Err(NotExpanded { is_final: false, .. }) => {}
         }
     }
 
@@ -262,13 +329,24 @@ impl State {
         let mut error = None;
         match (operation, done) {
             (Operation::Mount { volume, pod, .. }, Done::Mount(mounted)) => {
+                if let Some(expansion) = &mounted.expansion {
+                    self.expanded(volume, expansion);
+                }
                 match mounted.device {
                     Some(Ok(())) => self.actual.device_mounted(&volume.name),
                     Some(Err(outcome)) => self.actual.device_mount_failed(&volume.name, outcome),
                     None => {}
                 }
+                if mounted.device.is_some() {
+                    self.actual.set_device_label(&volume.name, volume.label.clone());
+                }
                 match mounted.result {
-                    Ok(()) => self.actual.mounted(volume, pod),
+                    Ok(()) => {
+                        self.actual.mounted(volume, pod);
+                        if let Some(claimed) = self.claimed(pod, &volume.spec_name) {
+                            self.actual.initialize_size(&volume.name, claimed);
+                        }
+                    }
                     Err(failure) => {
                         self.actual.mount_failed(volume, pod, failure.outcome);
                         error = Some(failure.message);
@@ -289,8 +367,22 @@ impl State {
                     error = Some(format!("UnmountDevice failed for volume \"{volume}\" : {text}"));
                 }
             },
+            (Operation::Attach { .. }, Done::NotAttached(text)) => error = Some(text),
+            (Operation::Detach { volume }, Done::Detached) => self.detached(volume),
+            (Operation::Expand { volume, .. }, Done::Expanded(result)) => {
+                self.expanded(volume, &result);
+                error = result.err().map(|failure| failure.text);
+            }
             // A job has the result of its operation.
-            (_, Done::Mount(_) | Done::Unmount(_) | Done::UnmountDevice(_)) => {}
+            (
+                _,
+                Done::Mount(_)
+                | Done::Unmount(_)
+                | Done::UnmountDevice(_)
+                | Done::NotAttached(_)
+                | Done::Detached
+                | Done::Expanded(_),
+            ) => {}
         }
         match error {
             None => {
@@ -309,6 +401,7 @@ impl State {
     pub(crate) fn panicked(&mut self, operation: &Operation, message: &str, now: Instant, wall: Timestamp) {
         let done = match operation {
             Operation::Mount { volume, .. } => Done::Mount(Mounted {
+                expansion: None,
                 device: volume.reach.is_shared().then_some(Err(Outcome::Uncertain)),
                 result: Err(crate::work::Failure {
                     reason: "FailedMount",
@@ -317,10 +410,11 @@ impl State {
                 }),
             }),
             Operation::Unmount { .. } => Done::Unmount(Err(message.to_owned())),
-            Operation::UnmountDevice { .. }
-            | Operation::Attach { .. }
-            | Operation::Detach { .. }
-            | Operation::Expand { .. } => Done::UnmountDevice(Err(message.to_owned())),
+            Operation::Attach { .. } => Done::NotAttached(message.to_owned()),
+            Operation::Expand { .. } => Done::Expanded(Err(message.to_owned().into())),
+            Operation::UnmountDevice { .. } | Operation::Detach { .. } => {
+                Done::UnmountDevice(Err(message.to_owned()))
+            }
         };
         self.done(operation, done, now, wall);
     }

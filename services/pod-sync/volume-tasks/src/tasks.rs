@@ -1,6 +1,7 @@
 //! The handle of the volume tasks, and the task that compares the states.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,13 +13,15 @@ use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
 use pod_sync_csi::drivers::{CsiNode, CsiNodeDriver, Drivers};
 use pod_sync_csi::mount::Mounter;
 use pod_sync_csi::paths::Root;
+use pod_sync_in_tree::volume::Plugin;
 use pod_sync_plugins::{PluginHandler, PluginManager};
 use pod_sync_volume_manager::VolumeName;
 use pod_sync_volume_manager::actual::{MountState, Outcome};
+use pod_sync_volume_manager::desired::Reach;
 use pod_sync_volume_manager::reconcile::{Operation, volumes_in_use};
-use pod_sync_volume_manager::wait::{LIMIT, TIMED_OUT, not_mounted, still_mounted};
-use pod_sync_volumes::is_of_driver;
+use pod_sync_volume_manager::wait::{LIMIT, NotMounted, TIMED_OUT, not_mounted, still_mounted};
 use pod_sync_volumes::token::{TokenCache, TokenSource};
+use pod_sync_volumes::{needs_operations, ownership};
 use quintlet_kit::clock::{self, Clock};
 use quintlet_kit::contain::Work;
 use quintlet_kit::task;
@@ -28,12 +31,20 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::claims;
+use crate::claims::{self, Source};
+use crate::expansion::{self, Expanded, NotExpanded};
 use crate::found;
+use crate::limits::LimitUpdates;
+use crate::mount_in_tree::{self, ALREADY_MOUNTED};
 use crate::objects::VolumeObjects;
-use crate::resolve::resolve;
+use crate::resolve::{Resolved, resolve};
+use crate::selinux::FileLabel;
 use crate::state::{Done, Job, State};
-use crate::work::{self, Step, Tools};
+use crate::tools::Tools;
+use crate::work::{self, Attempt, Step, Tell};
+
+/// Reason why this node attaches no volumes (`pkg/volume/csi: csiAttacher.Attach`).
+const NO_ATTACHER: &str = "attaching volumes from the kubelet is not supported";
 
 /// Inputs of [`VolumeTasks::start`].
 pub struct Inputs {
@@ -47,6 +58,11 @@ pub struct Inputs {
     pub tokens: Option<Arc<dyn TokenSource>>,
     /// Socket of status-reporter, which writes volumes in use and drivers to the Node and CSINode objects.
     pub status_reporter: std::path::PathBuf,
+    /// A controller attaches volumes (`enableControllerAttachDetach`). This node does not attach volumes, so that without a
+    /// controller only volumes that need no attachment are mounted.
+    pub controller_attaches: bool,
+    /// The machine uses SELinux.
+    pub selinux: bool,
     /// The Node object, as it changes.
     pub nodes: watch::Receiver<Option<Arc<Node>>>,
     /// Events of pods.
@@ -69,6 +85,16 @@ pub struct NotReady {
     pub text: String,
     /// Names in the pod.
     pub unmounted: Vec<String>,
+    /// The node has no room for another volume of a driver, so the pod is to be rejected.
+    pub limit_exceeded: bool,
+}
+
+/// Volumes of a pod are mounted after the wait for their unmount.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct StillMounted {
+    /// The kubelet's text.
+    pub text: String,
 }
 
 /// A volume of a pod, for display.
@@ -90,6 +116,15 @@ pub struct VolumeView {
     pub error: Option<(String, Timestamp)>,
 }
 
+/// Mount point of a volume with a file system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MountPoint {
+    /// A CSI driver mounted the volume.
+    OfDriver,
+    /// The node agent mounted the volume there.
+    At(std::path::PathBuf),
+}
+
 struct Shared {
     state: Mutex<State>,
     /// Counts changes of the state. Waiters and the task follow it.
@@ -97,6 +132,7 @@ struct Shared {
     node_volumes: Arc<NodeVolumes>,
     tools: Tools,
     drivers: Arc<Drivers>,
+    limits: Arc<LimitUpdates>,
     events: Events,
 }
 
@@ -111,28 +147,39 @@ impl std::fmt::Debug for VolumeTasks {
 }
 
 impl VolumeTasks {
-    /// Reads the volumes that are mounted, and starts the tasks `plugin manager`, `node volumes`, `attachments` and `volumes`.
+    /// Reads the volumes that are mounted, and starts the tasks `plugin manager`, `driver limits`, `node volumes`, `attachments`
+    /// and `volumes`.
     /// All end with `stop`; nothing is unmounted then.
     ///
     /// # Errors
     /// Fails if a directory cannot be read.
     pub async fn start(inputs: Inputs, stop: CancellationToken) -> std::io::Result<Self> {
         let root = Root::new(&inputs.root_dir);
-        let of = root.clone();
-        let disk = task::blocking(move || found::read(&of)).await?;
+        let (of, root_dir) = (root.clone(), inputs.root_dir.clone());
+        let disk = task::blocking(move || {
+            let mut disk = found::read(&of)?;
+            found::read_in_tree(&root_dir, &mut disk)?;
+            Ok::<_, std::io::Error>(disk)
+        });
+        let disk = disk.await?;
         let mut state = State::default();
-        state.node.controller_attaches = true;
+        state.node.controller_attaches = inputs.controller_attaches;
         state.found(disk);
         if inputs.objects.is_none() {
             // Nothing is attached without a controller.
             state.actual.attachments_known(&[]);
         }
         let drivers = Arc::new(Drivers::default());
+        let limits = Arc::new(LimitUpdates::new(Arc::clone(&drivers)));
+        if let Some(objects) = inputs.objects.clone() {
+            drop(task::spawn("driver limits", Arc::clone(&limits).run(objects, stop.clone())));
+        }
         let handler = Arc::clone(&drivers) as Arc<dyn PluginHandler>;
         let handlers = HashMap::from([(pod_sync_csi::PLUGIN_TYPE.to_owned(), handler)]);
         // The manager's task ends with `stop`.
         drop(PluginManager::start(root.plugins_registry(), handlers, stop.clone()));
         let tools = Tools {
+            in_tree: pod_sync_in_tree::mount::Mounter::new(&inputs.root_dir),
             mounter: Mounter::new(root.clone(), inputs.node.clone(), Arc::clone(&drivers)),
             root,
             node: inputs.node,
@@ -140,6 +187,12 @@ impl VolumeTasks {
             tokens: inputs.tokens,
             token_cache: TokenCache::default(),
             clock: inputs.clock,
+            events: inputs.events.clone(),
+            nodes: inputs.nodes.clone(),
+            file_label: match inputs.selinux {
+                true => task::blocking(|| FileLabel::read(Path::new("/"))).await,
+                false => None,
+            },
         };
         let node_volumes = Arc::new(NodeVolumes::new(inputs.status_reporter));
         drop(task::spawn("node volumes", Arc::clone(&node_volumes).run(stop.clone())));
@@ -151,6 +204,7 @@ impl VolumeTasks {
             node_volumes: Arc::clone(&node_volumes),
             tools,
             drivers,
+            limits,
             events: inputs.events,
         }));
         drop(task::spawn("volumes", Arc::clone(&tasks.0).run(stop)));
@@ -162,7 +216,6 @@ impl VolumeTasks {
     ///
     /// Cancellation safety: a declaration that is dropped changes nothing.
     pub async fn declare(&self, pod: &Arc<Pod>, uid: &PodUid, cancel: &CancellationToken) {
-        let Some(objects) = self.0.tools.objects.as_deref() else { return };
         if claims::provided(pod).is_empty() {
             // A directory without metadata may be left of a pod that never had a volume.
             if self.0.state.lock().desired.is_incomplete(uid) {
@@ -173,9 +226,14 @@ impl VolumeTasks {
         let open = self.0.state.lock().open(uid);
         // A read that is dropped changes nothing.
         let resolution = tokio::select! {
-            resolution = resolve(objects, pod, uid) => resolution,
+            resolution = resolve(self.0.tools.objects.as_deref(), self.0.tools.file_label.as_ref(), pod, uid) => resolution,
             () = cancel.cancelled() => return,
         };
+        for volume in resolution.volumes.values() {
+            if let Some(driver) = volume.provided.source.driver() {
+                self.0.limits.set_period(driver, volume.rules.limit_period);
+            }
+        }
         self.0.change(|state| {
             // The errors of an earlier declaration.
             drop(state.desired.take_errors(uid));
@@ -186,7 +244,7 @@ impl VolumeTasks {
     /// Declares a pod at rest again, in a task of its own since the API server may be slow: if `due` says that its sync is due, if
     /// it was not declared since the start, or if its volumes are not known.
     pub fn refresh(&self, pod: &Arc<Pod>, uid: &PodUid, due: bool) {
-        let has_volumes = pods::spec(pod).volumes.iter().flatten().any(is_of_driver);
+        let has_volumes = pods::spec(pod).volumes.iter().flatten().any(needs_operations);
         let state = self.0.state.lock();
         let is_needed = state.desired.is_incomplete(uid) || has_volumes && (due || !state.is_open(uid));
         drop(state);
@@ -215,33 +273,63 @@ impl VolumeTasks {
         let mut changed = self.0.changed.subscribe();
         loop {
             changed.borrow_and_update();
-            let missing = {
+            let (missing, errors, progress) = {
                 let mut state = self.0.state.lock();
                 let Some(missing) = not_mounted(&state.desired, &state.actual, uid, &expected) else {
-                    return Ok(mounted_volumes(&state, &self.0.tools.root, uid));
+                    return Ok(mounted_volumes(&state, &self.0.tools, uid));
                 };
                 let errors = state.desired.take_errors(uid);
-                if !errors.is_empty() && !cancel.is_cancelled() {
-                    let text = missing.text(&errors.join("; "));
-                    let event = format!("Unable to attach or mount volumes: {text}");
-                    self.0.events.pod(pod, EventType::Warning, "FailedMount", &event, "");
-                    return Err(NotReady { text, unmounted: missing.unmounted });
-                }
-                let progress = state.progress(uid);
-                drop(state);
-                show(missing.unmounted.clone(), progress);
-                missing
+                (missing, errors, state.progress(uid))
             };
+            if !errors.is_empty() && !cancel.is_cancelled() {
+                let not_ready = self.not_ready(uid, missing, &errors.join("; ")).await;
+                if !not_ready.limit_exceeded {
+                    let event = format!("Unable to attach or mount volumes: {}", not_ready.text);
+                    self.0.events.pod(pod, EventType::Warning, "FailedMount", &event, "");
+                }
+                return Err(not_ready);
+            }
+            show(missing.unmounted.clone(), progress);
             // The sender lives as long as the handle, and the mounts go on without the wait.
             let has_ended = tokio::select! {
                 changed = tokio::time::timeout_at(limit, changed.changed()) => changed.is_err(),
                 () = cancel.cancelled() => true,
             };
+            if cancel.is_cancelled() {
+                return Err(NotReady {
+                    text: missing.text(TIMED_OUT),
+                    unmounted: missing.unmounted,
+                    limit_exceeded: false,
+                });
+            }
             if has_ended {
-                let text = missing.text(TIMED_OUT);
-                return Err(NotReady { text, unmounted: missing.unmounted });
+                return Err(self.not_ready(uid, missing, TIMED_OUT).await);
             }
         }
+    }
+
+    /// Returns the error of a pod whose volumes are not mounted. Looks up whether the node has room for those that are not attached.
+    async fn not_ready(&self, uid: &PodUid, missing: NotMounted, cause: &str) -> NotReady {
+        let unattached: Vec<Arc<Resolved>> = {
+            let state = self.0.state.lock();
+            let is_unattached = |volume: &&Arc<Resolved>| {
+                volume.desired.reach == Reach::Attachable
+                    && state.actual.volume(&volume.desired.name).is_none()
+            };
+            state.volumes_of(uid).filter(is_unattached).cloned().collect()
+        };
+        let text = missing.text(cause);
+        for volume in unattached {
+            if work::is_over_limit(&self.0.tools, &volume).await {
+                let driver = volume.provided.source.driver().unwrap_or_default();
+                if let Err(error) = self.0.drivers.refresh(driver).await {
+                    tracing::info!(driver, error = error.text(), "failed to update the limit of a driver");
+                }
+                let text = format!("Node has reached its volume attachment limit, rejecting pod. {text}");
+                return NotReady { text, unmounted: missing.unmounted, limit_exceeded: true };
+            }
+        }
+        NotReady { text, unmounted: missing.unmounted, limit_exceeded: false }
     }
 
     /// Makes the volumes of a pod undesired, and waits until they are unmounted and no operation for the pod is in flight, at most
@@ -249,7 +337,7 @@ impl VolumeTasks {
     ///
     /// # Errors
     /// Fails after the limit, with the last error of an unmount. The unmounts go on, and the call can be repeated.
-    pub async fn unmount(&self, uid: &PodUid) -> Result<(), String> {
+    pub async fn unmount(&self, uid: &PodUid) -> Result<(), StillMounted> {
         self.release(uid);
         let limit = clock::deadline_after(Instant::now(), LIMIT);
         let mut changed = self.0.changed.subscribe();
@@ -264,7 +352,8 @@ impl VolumeTasks {
                 let last = state.errors.iter().find(|(key, _)| key.pod.as_ref() == Some(uid));
                 let cause = last.map_or(TIMED_OUT, |(_, (error, _))| error.as_str());
                 let text = still_mounted(&state.actual, uid, cause);
-                return Err(text.unwrap_or_else(|| format!("volumes may still be mounted: {cause}")));
+                let text = text.unwrap_or_else(|| format!("volumes may still be mounted: {cause}"));
+                return Err(StillMounted { text });
             }
         }
     }
@@ -299,10 +388,29 @@ impl VolumeTasks {
         self.0.tools.mounter.clone()
     }
 
-    /// Returns the supplemental groups that the PersistentVolumes of a pod have.
+    /// Returns the mount point of a pod's volume, or `None` for a volume without a file system of its own: a block volume, a path of
+    /// the node, or a volume that the pod does not have.
     #[must_use]
-    pub fn groups(&self, uid: &PodUid) -> BTreeSet<i64> {
-        self.0.state.lock().volumes_of(uid).filter_map(|volume| volume.provided.group).collect()
+    pub fn mount_point(&self, uid: &PodUid, spec_name: &str) -> Option<MountPoint> {
+        let state = self.0.state.lock();
+        let provided = &state.volume(uid, spec_name)?.provided;
+        if provided.is_block {
+            return None;
+        }
+        match &provided.source {
+            Source::Csi(_) => Some(MountPoint::OfDriver),
+            Source::InTree(volume) if volume.plugin() == Plugin::HostPath => None,
+            Source::InTree(volume) => {
+                self.0.tools.in_tree.paths().host_path(volume, uid).ok().map(MountPoint::At)
+            }
+        }
+    }
+
+    /// Returns the supplemental groups that the PersistentVolumes of a pod add.
+    #[must_use]
+    pub fn groups(&self, pod: &Pod, uid: &PodUid) -> Vec<i64> {
+        let groups = self.0.state.lock().volumes_of(uid).filter_map(|volume| volume.provided.group).collect();
+        claims::extra_groups(pod, groups)
     }
 
     /// Returns the volumes of all pods, for display, sorted by pod.
@@ -344,18 +452,27 @@ impl VolumeTasks {
 }
 
 /// The mounts of a pod whose volumes are mounted.
-fn mounted_volumes(state: &State, root: &Root, uid: &PodUid) -> MountedVolumes {
+fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes {
+    let root = &tools.root;
     let mut mounted = MountedVolumes::new();
     for (name, desired) in state.desired.volumes_of(uid) {
         let Some(volume) = state.volume(uid, &desired.spec_name) else { continue };
-        let read_only = volume.provided.csi.read_only;
+        let read_only = volume.provided.source.is_read_only();
+        if let Source::InTree(volume) = &volume.provided.source {
+            // The paths of a volume that is mounted are valid.
+            let Ok(host_path) = tools.in_tree.paths().host_path(volume, uid) else { continue };
+            mounted
+                .insert(name.to_owned(), MountedVolume { host_path, read_only, relabel: volume.relabel() });
+            continue;
+        }
+        // A volume that is mounted with a label needs no other one.
+        let relabel = !read_only && desired.label.is_none();
         let path = match volume.provided.is_block {
             true => root.pod_device(uid.as_str(), &desired.spec_name),
             false => root.mount(uid.as_str(), &desired.spec_name),
         };
-        // The paths of a volume that is mounted are valid.
         let Ok(host_path) = path else { continue };
-        mounted.insert(name.to_owned(), MountedVolume { host_path, read_only, relabel: !read_only });
+        mounted.insert(name.to_owned(), MountedVolume { host_path, read_only, relabel });
     }
     mounted
 }
@@ -442,9 +559,11 @@ impl Shared {
             format!("{}/{}", text(&pod.metadata.namespace), text(&pod.metadata.name))
         };
         let work = match &job {
-            Job::Mount { pod, volume, .. } => Some(Work::new(pod.to_string(), name(&volume.pod))),
+            Job::Mount { pod, volume, .. } | Job::Expand { pod, volume, .. } => {
+                Some(Work::new(pod.to_string(), name(&volume.pod)))
+            }
             Job::Unmount { pod, .. } => Some(Work::new(pod.to_string(), String::new())),
-            Job::UnmountDevice { .. } => None,
+            Job::UnmountDevice { .. } | Job::Attach { .. } | Job::Detach => None,
         };
         let (of, key) = (Arc::clone(&self), operation.key());
         let done = task::spawn_contained("volume operation call", work, async move {
@@ -478,21 +597,83 @@ impl Shared {
                 self.report(&pod, &volume.pod, &failure);
                 Done::Mount(failure.into())
             }
-            Job::Mount { pod, volume, stage, mounted_before, is_taken: false, released } => {
-                // Boxed: the futures of gRPC calls are large.
-                let mount = work::mount(&self.tools, &volume, &pod, stage, mounted_before, &released, at);
-                let mounted = Box::pin(mount).await;
-                if let Err(failure) = &mounted.result {
-                    self.report(&pod, &volume.pod, failure);
+            Job::Mount { pod, volume, stage, mounted_before, failed_before, is_taken: false } => {
+                let slow = |message: String| {
+                    let (reason, outcome) = (ownership::IN_PROGRESS, Outcome::Finished);
+                    self.report(&pod, &volume.pod, &work::Failure { reason, message, outcome });
+                };
+                let tell = Tell { at, slow: &slow };
+                let mounted = match (work::check_node(&self.tools, &volume), &volume.provided.source) {
+                    (Err(failure), _) => failure.into(),
+                    (Ok(()), Source::Csi(csi)) => {
+                        let tools = &self.tools;
+                        let attempt = Attempt { stage, mounted_before, failed_before };
+                        let mount = work::mount(tools, &volume, csi, &pod, attempt, tell);
+                        // Boxed: the futures of gRPC calls are large.
+                        Box::pin(mount).await
+                    }
+                    (Ok(()), Source::InTree(of)) => {
+                        let mounter = &self.tools.in_tree;
+                        let (mounted, warning) =
+                            mount_in_tree::mount(mounter, &volume, of, &pod, stage, tell).await;
+                        if let Some(message) = warning {
+                            let (reason, outcome) = (ALREADY_MOUNTED, Outcome::Finished);
+                            self.report(&pod, &volume.pod, &work::Failure { reason, message, outcome });
+                        }
+                        mounted
+                    }
+                };
+                match &mounted.result {
+                    Err(failure) => self.report(&pod, &volume.pod, failure),
+                    Ok(()) => {
+                        for message in volume.mapped(&self.tools.root, &pod) {
+                            let reason = "SuccessfulMountVolume";
+                            self.events.pod(&volume.pod, EventType::Normal, reason, &message, "");
+                        }
+                    }
                 }
                 Done::Mount(mounted)
             }
+            Job::Expand { pod, volume, failed_before } => {
+                let (Some(sizes), Source::Csi(csi)) = (&volume.provided.sizes, &volume.provided.source)
+                else {
+                    return Done::Expanded(Ok(Expanded::NotRequested));
+                };
+                at(Step::Expand);
+                let of = (csi, sizes);
+                let expand = expansion::expand(&self.tools, &volume, of, &pod, false, failed_before);
+                let expanded = Box::pin(expand).await;
+                Done::Expanded(expanded.map_err(|failure| {
+                    let (name, text) = (&volume.desired.spec_name, &failure.text);
+                    let text =
+                        format!("NodeExpandVolume.NodeExpandVolume failed for volume {name:?} : {text}");
+                    self.events.pod(&volume.pod, EventType::Warning, "VolumeResizeFailed", &text, "");
+                    NotExpanded { text, ..failure }
+                }))
+            }
+            Job::Attach { volumes } => {
+                let mut text = String::new();
+                for volume in volumes {
+                    text = format!(
+                        "AttachVolume.Attach failed for volume {:?} : {NO_ATTACHER}",
+                        volume.desired.spec_name
+                    );
+                    self.events.pod(&volume.pod, EventType::Warning, "FailedAttachVolume", &text, "");
+                }
+                Done::NotAttached(text)
+            }
+            Job::Detach => {
+                tracing::warn!(
+                    "volume stays attached, since neither a controller nor this node detaches volumes"
+                );
+                Done::Detached
+            }
             Job::Unmount { pod, form, spec_name } => {
-                at(Step::Unpublish);
+                at(form.unmount_steps().0);
                 Done::Unmount(work::unmount(&self.tools, &form, &pod, &spec_name).await)
             }
             Job::UnmountDevice { form } => {
-                at(Step::Unstage);
+                at(form.unmount_steps().1);
                 Done::UnmountDevice(work::unmount_device(&self.tools, &form).await)
             }
         }

@@ -2,60 +2,42 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use pod_sync_csi::error::{CsiError, Outcome as CsiOutcome};
-use pod_sync_csi::mount::{Mounter, Publish, Stage};
+use pod_sync_csi::mount::{Publish, Stage};
 use pod_sync_csi::paths::{Root, attachment_name};
-use pod_sync_csi::volume::{Secrets, agent_applies_fs_group};
+use pod_sync_csi::volume::{Secrets, Volume, agent_applies_fs_group};
+use pod_sync_in_tree::volume::Plugin;
 use pod_sync_volume_manager::actual::Outcome;
 use pod_sync_volume_manager::desired::Reach;
-use pod_sync_volumes::ownership;
-use pod_sync_volumes::token::{TokenCache, TokenKey, TokenSource};
-use quintlet_kit::backoff::Backoff;
-use quintlet_kit::clock::{self, Clock};
-use quintlet_kit::task;
+use pod_sync_volumes::ownership::GroupChange;
+use pod_sync_volumes::token::TokenKey;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 use rand::RngExt as _;
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use crate::claims::{self, SecretName};
-use crate::objects::VolumeObjects;
+use crate::claims::{self, SecretName, Source};
+use crate::expansion::{self, Expanded, NotExpanded};
+use crate::in_tree;
 use crate::resolve::Resolved;
+use crate::tools::{self, SecretError, Tools};
 
-/// Longest wait for an attachment.
-const ATTACH_LIMIT: Duration = Duration::from_secs(600);
-/// Wait before the second look at an attachment.
-const ATTACH_WAIT: Duration = Duration::from_millis(500);
-/// Longest wait between two looks at an attachment.
-const ATTACH_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Tokens are refreshed up to this much earlier, so that the requests of a node's pods are spread.
 const TOKEN_JITTER: Duration = Duration::from_secs(10);
 /// Lifetime of a token whose request has none.
 const TOKEN_SECONDS: i64 = 3600;
+/// gRPC code of a failed attachment on a node without room for another volume.
+const RESOURCE_EXHAUSTED: i32 = 8;
 /// Attribute, or secret, with the tokens of the pod's service account.
 const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
-
-/// The connections and caches that operations use.
-pub(crate) struct Tools {
-    pub(crate) mounter: Mounter,
-    pub(crate) root: Root,
-    pub(crate) node: String,
-    pub(crate) objects: Option<Arc<dyn VolumeObjects>>,
-    pub(crate) tokens: Option<Arc<dyn TokenSource>>,
-    pub(crate) token_cache: TokenCache,
-    pub(crate) clock: Clock,
-}
 
 /// Step of an operation, as its call or wait is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Waits until the volume is attached.
+    /// Reads whether the volume is attached.
     WaitForAttach,
     /// NodeStageVolume.
     Stage,
@@ -63,10 +45,20 @@ pub enum Step {
     Publish,
     /// Changes the group of the volume's files.
     Ownership,
+    /// NodeExpandVolume.
+    Expand,
     /// NodeUnpublishVolume.
     Unpublish,
     /// NodeUnstageVolume.
     Unstage,
+    /// Mounts the device of a volume without a driver.
+    MountDevice,
+    /// Mounts a volume without a driver.
+    SetUp,
+    /// Unmounts a volume without a driver.
+    TearDown,
+    /// Unmounts the device of a volume without a driver.
+    UnmountDevice,
 }
 
 impl Step {
@@ -78,8 +70,13 @@ impl Step {
             Self::Stage => "NodeStageVolume",
             Self::Publish => "NodePublishVolume",
             Self::Ownership => "fsGroup",
+            Self::Expand => "NodeExpandVolume",
             Self::Unpublish => "NodeUnpublishVolume",
             Self::Unstage => "NodeUnstageVolume",
+            Self::MountDevice => "MountDevice",
+            Self::SetUp => "SetUp",
+            Self::TearDown => "TearDown",
+            Self::UnmountDevice => "UnmountDevice",
         }
     }
 }
@@ -100,13 +97,15 @@ pub(crate) struct Failure {
 pub(crate) struct Mounted {
     /// The result for the device; `None` if nothing was done with it.
     pub(crate) device: Option<Result<(), Outcome>>,
+    /// The result of the expansion; `None` if none was due.
+    pub(crate) expansion: Option<Result<Expanded, NotExpanded>>,
     /// The result for the pod's volume.
     pub(crate) result: Result<(), Failure>,
 }
 
 impl From<Failure> for Mounted {
     fn from(failure: Failure) -> Self {
-        Self { device: None, result: Err(failure) }
+        Self { device: None, expansion: None, result: Err(failure) }
     }
 }
 
@@ -123,6 +122,23 @@ pub(crate) enum Form {
         /// Name of the PersistentVolume.
         spec_name: String,
     },
+    /// The volume has no driver.
+    InTree {
+        plugin: Plugin,
+        is_block: bool,
+        /// Name of the PersistentVolume, or of the volume in its pod.
+        name: String,
+    },
+}
+
+impl Form {
+    /// Returns the steps that unmount a volume and its device.
+    pub(crate) fn unmount_steps(&self) -> (Step, Step) {
+        match self {
+            Self::FileSystem { .. } | Self::Block { .. } => (Step::Unpublish, Step::Unstage),
+            Self::InTree { .. } => (Step::TearDown, Step::UnmountDevice),
+        }
+    }
 }
 
 pub(crate) fn outcome(error: &CsiError) -> Outcome {
@@ -145,8 +161,31 @@ impl Resolved {
         Failure { reason, message, outcome }
     }
 
+    /// Returns the messages of the events of a mounted volume: those of a block volume of a driver (`GenerateMapVolumeFunc`).
+    pub(crate) fn mapped(&self, root: &Root, uid: &PodUid) -> Vec<String> {
+        let name = &self.desired.spec_name;
+        if !self.provided.is_block || self.provided.source.driver().is_none() {
+            return Vec::new();
+        }
+        let (Ok(global), Ok(link)) = (root.block(name), root.pod_device(uid.as_str(), name)) else {
+            return Vec::new();
+        };
+        let of_pod = link.parent().unwrap_or(&link);
+        let text = |kind: &str, path: &Path| {
+            let path = path.display().to_string();
+            format!("MapVolume.MapPodDevice succeeded for volume {name:?} {kind} {path:?}")
+        };
+        vec![text("globalMapPath", &global.devices()), text("volumeMapPath", of_pod)]
+    }
+
     pub(crate) fn form(&self, root: &Root) -> Form {
-        let csi = &self.provided.csi;
+        let csi = match &self.provided.source {
+            Source::Csi(csi) => csi,
+            Source::InTree(volume) => {
+                let (plugin, name) = (volume.plugin(), volume.name.clone());
+                return Form::InTree { plugin, is_block: volume.is_block, name };
+            }
+        };
         if self.provided.is_block {
             return Form::Block { spec_name: csi.name.clone() };
         }
@@ -154,30 +193,54 @@ impl Resolved {
         Form::FileSystem { global_mount: root.global_mount(&csi.driver, &csi.handle).ok().filter(|_| shared) }
     }
 
-    fn fs_group(&self) -> Option<i64> {
+    pub(crate) fn fs_group(&self) -> Option<i64> {
         pods::spec(&self.pod).security_context.as_ref().and_then(|context| context.fs_group)
     }
 }
 
-/// Mounts a volume for a pod: waits for its attachment, stages it if `stage` is set, and publishes it. `released` ends the wait
-/// for the attachment.
+/// Returns why the node cannot access a volume. This proves nothing about an earlier mount.
+pub(crate) fn check_node(tools: &Tools, volume: &Resolved) -> Result<(), Failure> {
+    let node = tools.nodes.borrow().clone();
+    claims::check_node(&volume.provided, node.as_deref(), &tools.node).map_err(|error| {
+        let failure = volume.failure("NodeAffinity check", &error, Outcome::Transient);
+        Failure { reason: "FailedMount", ..failure }
+    })
+}
+
+/// State of a volume before a mount.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attempt {
+    /// The device is to be mounted first.
+    pub(crate) stage: bool,
+    /// The pod may use the mount: an error must not remove it.
+    pub(crate) mounted_before: bool,
+    /// The driver has refused an expansion of the volume.
+    pub(crate) failed_before: bool,
+}
+
+/// Receivers of the progress of an operation.
+#[derive(Clone, Copy)]
+pub(crate) struct Tell<'a> {
+    /// Gets each step when it begins.
+    pub(crate) at: &'a (dyn Fn(Step) + Send + Sync),
+    /// Gets messages about a change of the files' group that takes long.
+    pub(crate) slow: &'a (dyn Fn(String) + Send + Sync),
+}
+
+/// Mounts a volume for a pod: checks its attachment, stages it if necessary, and publishes it.
 pub(crate) async fn mount(
     tools: &Tools,
     volume: &Resolved,
+    csi: &Volume,
     uid: &PodUid,
-    stage: bool,
-    mounted_before: bool,
-    released: &CancellationToken,
-    at: &(dyn Fn(Step) + Send + Sync),
+    attempt: Attempt,
+    tell: Tell<'_>,
 ) -> Mounted {
-    let csi = &volume.provided.csi;
-    if let Some(refusal) = volume.rules.refusal(&csi.driver, csi.lifecycle) {
-        return volume.failure("NewMounter initialization", &refusal, Outcome::Finished).into();
-    }
+    let at = tell.at;
     let publish_context = match volume.desired.reach {
         Reach::Attachable => {
             at(Step::WaitForAttach);
-            match attached(tools, volume, released).await {
+            match attached(tools, csi).await {
                 Ok(context) => context,
                 Err(error) => return volume.failure("WaitForAttach", &error, Outcome::Transient).into(),
             }
@@ -185,35 +248,53 @@ pub(crate) async fn mount(
         Reach::DeviceMountable | Reach::PerPod => BTreeMap::new(),
     };
     let mut device = None;
-    if stage {
+    if attempt.stage {
         at(Step::Stage);
-        if let Err((error, outcome)) = stage_volume(tools, volume, &publish_context).await {
+        if let Err((error, outcome)) = stage_volume(tools, volume, csi, &publish_context).await {
             let step = if volume.provided.is_block { "SetUpDevice" } else { "MountDevice" };
             let failure = volume.failure(step, &error, outcome);
             // Nothing is certain about the pod's volume that was not certain before.
             let failure = Failure { outcome: Outcome::Transient, ..failure };
-            return Mounted { device: Some(Err(outcome)), result: Err(failure) };
+            return Mounted { device: Some(Err(outcome)), expansion: None, result: Err(failure) };
         }
         device = Some(Ok(()));
     }
     at(Step::Publish);
-    let published = publish_volume(tools, volume, uid, publish_context, mounted_before, at).await;
-    let step = if volume.provided.is_block { "MapPodDevice" } else { "SetUp" };
-    Mounted { device, result: published.map_err(|(error, outcome)| volume.failure(step, &error, outcome)) }
+    let published =
+        publish_volume(tools, volume, csi, uid, publish_context, attempt.mounted_before, tell).await;
+    if let Err((error, outcome)) = published {
+        let step = if volume.provided.is_block { "MapPodDevice" } else { "SetUp" };
+        return Mounted { device, expansion: None, result: Err(volume.failure(step, &error, outcome)) };
+    }
+    let sizes = volume.provided.sizes.as_ref();
+    let Some(sizes) = sizes.filter(|sizes| sizes.claimed < sizes.capacity_bytes()) else {
+        return Mounted { device, expansion: None, result: Ok(()) };
+    };
+    at(Step::Expand);
+    let expanded = expansion::expand(tools, volume, (csi, sizes), uid, true, attempt.failed_before).await;
+    // The mount is there, and the pod must not use it before it has its size.
+    let result = expanded.as_ref().map(drop).map_err(|failure| {
+        let step = if volume.provided.is_block { "MarkVolumeAsMounted" } else { "Setup" };
+        let failure = volume.failure(step, &failure.text, Outcome::Uncertain);
+        let message = failure.message.replacen(" failed", " failed while expanding volume", 1);
+        Failure { message, ..failure }
+    });
+    Mounted { device, expansion: Some(expanded), result }
 }
 
 async fn stage_volume(
     tools: &Tools,
     volume: &Resolved,
+    csi: &Volume,
     publish_context: &BTreeMap<String, String>,
 ) -> Result<(), (String, Outcome)> {
     let secrets = secrets(tools, volume.provided.stage_secret.as_ref(), "NodeStageSecretRef").await?;
     let args = Stage {
-        volume: volume.provided.csi.clone(),
+        volume: csi.clone(),
         publish_context: publish_context.clone(),
         secrets,
         fs_group: volume.fs_group(),
-        selinux_label: None,
+        selinux_label: volume.desired.label.clone(),
     };
     let staged = match volume.provided.is_block {
         true => tools.mounter.stage_block(&args).await,
@@ -225,29 +306,31 @@ async fn stage_volume(
 async fn publish_volume(
     tools: &Tools,
     volume: &Resolved,
+    csi: &Volume,
     uid: &PodUid,
     publish_context: BTreeMap<String, String>,
     mounted_before: bool,
-    at: &(dyn Fn(Step) + Send + Sync),
+    tell: Tell<'_>,
 ) -> Result<(), (String, Outcome)> {
     let provided = &volume.provided;
     let mut secrets = secrets(tools, provided.publish_secret.as_ref(), "NodePublishSecretRef").await?;
-    let mut csi = provided.csi.clone();
-    csi.attributes = claims::attributes(&volume.pod, &csi, &volume.rules);
+    let mut called = csi.clone();
+    called.attributes = claims::attributes(&volume.pod, csi, &volume.rules);
     if !volume.rules.token_requests.is_empty() {
         let tokens = tokens(tools, volume, uid).await.map_err(|e| (e, Outcome::Transient))?;
-        let into = if volume.rules.tokens_in_secrets { &mut secrets.0 } else { &mut csi.attributes };
+        let into = if volume.rules.tokens_in_secrets { &mut secrets.0 } else { &mut called.attributes };
         into.insert(TOKENS.to_owned(), tokens);
     }
     let fs_group = volume.fs_group();
     let args = Publish {
-        volume: csi,
+        volume: called,
         pod: uid.to_string(),
         publish_context,
         secrets,
         fs_group,
-        selinux_label: None,
+        selinux_label: volume.desired.label.clone(),
         mounted_before,
+        refusal: volume.rules.refusal(&csi.driver, csi.lifecycle),
     };
     if provided.is_block {
         // After an error the driver may have made the device.
@@ -261,29 +344,22 @@ async fn publish_volume(
     let published = tools.mounter.publish(&args).await;
     let published = published.map_err(|error| (error.text(), outcome(&error)))?;
     let policy = volume.rules.fs_group_policy;
-    let agent_applies = !published.group_applied && agent_applies_fs_group(&provided.csi, fs_group, policy);
+    let agent_applies = !published.group_applied && agent_applies_fs_group(csi, fs_group, policy);
     if let Some(group) = fs_group.filter(|_| agent_applies).and_then(|group| u32::try_from(group).ok()) {
-        at(Step::Ownership);
+        (tell.at)(Step::Ownership);
         let only_if_root_differs = on_root_mismatch(&volume.pod);
-        let change = move || change_group(&published.path, group, only_if_root_differs);
-        task::blocking(change).await.map_err(|error| {
-            let text = format!("applyFSGroup failed for vol {}: {error}", provided.csi.handle);
+        let change = GroupChange { root: published.path, group, only_if_root_differs, pod: uid.to_string() };
+        change.run(tell.slow).await.map_err(|error| {
+            let text = format!("applyFSGroup failed for vol {}: {error}", csi.handle);
             (text, Outcome::Uncertain)
         })?;
     }
     Ok(())
 }
 
-fn on_root_mismatch(pod: &Pod) -> bool {
+pub(crate) fn on_root_mismatch(pod: &Pod) -> bool {
     let context = pods::spec(pod).security_context.as_ref();
     context.and_then(|context| context.fs_group_change_policy.as_deref()) == Some("OnRootMismatch")
-}
-
-fn change_group(path: &Path, group: u32, only_if_root_differs: bool) -> std::io::Result<()> {
-    if only_if_root_differs && !ownership::root_differs(path, group, false)? {
-        return Ok(());
-    }
-    ownership::set_volume_ownership(path, group, false)
 }
 
 async fn secrets(
@@ -291,14 +367,11 @@ async fn secrets(
     name: Option<&SecretName>,
     field: &str,
 ) -> Result<Secrets, (String, Outcome)> {
-    let (Some(of), Some(objects)) = (name, &tools.objects) else { return Ok(Secrets::default()) };
-    match objects.secret(&of.namespace, &of.name).await {
-        Ok(data) => Ok(Secrets(data)),
-        Err(error) => {
-            let text = format!("fetching {field} {}/{} failed: {error}", of.namespace, of.name);
-            Err((text, Outcome::Transient))
-        }
-    }
+    tools::secrets(tools, name).await.map_err(|failed| {
+        let SecretError { name: of, error } = failed;
+        let text = format!("fetching {field} {}/{} failed: {error}", of.namespace, of.name);
+        (text, Outcome::Transient)
+    })
 }
 
 /// Returns the tokens that a driver asks for, as a JSON map by audience (`podServiceAccountTokenAttrs`).
@@ -325,33 +398,25 @@ async fn tokens(tools: &Tools, volume: &Resolved, uid: &PodUid) -> Result<String
     Ok(serde_json::Value::Object(tokens).to_string())
 }
 
-/// Waits until a volume is attached, and returns the metadata of its attachment.
-async fn attached(
-    tools: &Tools,
-    volume: &Resolved,
-    released: &CancellationToken,
-) -> Result<BTreeMap<String, String>, String> {
-    let csi = &volume.provided.csi;
-    let name = attachment_name(&csi.handle, &csi.driver, &tools.node);
+/// Returns whether attaching failed because the node has no room for another volume (`VerifyExhaustedResource`).
+pub(crate) async fn is_over_limit(tools: &Tools, volume: &Resolved) -> bool {
+    let (Some(objects), Some(_)) = (&tools.objects, volume.rules.limit_period) else { return false };
+    let Source::Csi(csi) = &volume.provided.source else { return false };
+    let attachment = objects.attachment(&attachment_name(&csi.handle, &csi.driver, &tools.node)).await;
+    let status = attachment.ok().and_then(|attachment| attachment.status);
+    let code = status.and_then(|status| status.attach_error).and_then(|error| error.error_code);
+    code == Some(RESOURCE_EXHAUSTED)
+}
+
+/// Reads once whether a volume is attached, and returns the metadata of its attachment (`WaitForAttach`).
+async fn attached(tools: &Tools, csi: &Volume) -> Result<BTreeMap<String, String>, String> {
+    let (name, handle) = (attachment_name(&csi.handle, &csi.driver, &tools.node), &csi.handle);
     let Some(objects) = &tools.objects else { return Err("there is no API server".to_owned()) };
-    let limit = clock::deadline_after(Instant::now(), ATTACH_LIMIT);
-    let mut wait = Backoff::new(ATTACH_WAIT, 2.0, ATTACH_WAIT_MAX);
-    loop {
-        let attachment = objects
-            .attachment(&name)
-            .await
-            .map_err(|e| format!("volume {} has GET error for volume attachment {name}: {e}", csi.handle))?;
-        if let Some(metadata) = metadata_of(&attachment)? {
-            return Ok(metadata);
-        }
-        if Instant::now() >= limit {
-            return Err(format!("volume attachment {name} was not attached in time"));
-        }
-        tokio::select! {
-            () = released.cancelled() => return Err("the pod no longer needs the volume".to_owned()),
-            () = tokio::time::sleep(wait.next_wait()) => {}
-        }
-    }
+    let attachment = objects.attachment(&name).await;
+    let attachment =
+        attachment.map_err(|e| format!("volume {handle} has GET error for volume attachment {name}: {e}"))?;
+    let metadata = metadata_of(&attachment)?;
+    metadata.ok_or_else(|| format!("volume {handle} is not attached for volume attachment {name}"))
 }
 
 /// Returns the metadata of an attachment, or `None` before the volume is attached (`verifyAttachmentStatus`).
@@ -380,6 +445,9 @@ pub(crate) async fn unmount(tools: &Tools, form: &Form, pod: &PodUid, spec_name:
     let unmounted = match form {
         Form::FileSystem { .. } => tools.mounter.unpublish(pod.as_str(), spec_name).await,
         Form::Block { spec_name } => tools.mounter.unpublish_block(pod.as_str(), spec_name).await,
+        Form::InTree { plugin, is_block, name } => {
+            return in_tree::unmount(&tools.in_tree, *plugin, *is_block, pod, name).await;
+        }
     };
     unmounted.map_err(|error| error.text())
 }
@@ -393,6 +461,9 @@ pub(crate) async fn unmount_device(tools: &Tools, form: &Form) -> Result<(), Str
         Form::FileSystem { global_mount: Some(path) } => tools.mounter.unstage(path).await,
         Form::FileSystem { global_mount: None } => Ok(()),
         Form::Block { spec_name } => tools.mounter.unstage_block(spec_name).await,
+        Form::InTree { plugin, is_block, name } => {
+            return in_tree::unmount_device(&tools.in_tree, *plugin, *is_block, name).await;
+        }
     };
     unmounted.map_err(|error| error.text())
 }
@@ -425,23 +496,11 @@ mod tests {
     }
 
     #[test]
-    fn the_group_is_changed_once_with_the_policy_on_root_mismatch() {
-        use std::os::unix::fs::MetadataExt as _;
+    fn the_policy_on_root_mismatch_is_that_of_the_pod() {
         let context = |policy: &str| {
             let context = json!({"fsGroup": 4711, "fsGroupChangePolicy": policy});
             quintlet_testkit::pods::pod_json(json!({"containers": [], "securityContext": context}))
         };
         assert!(on_root_mismatch(&context("OnRootMismatch")) && !on_root_mismatch(&context("Always")));
-        let dir = tempfile::tempdir().unwrap();
-        let group_of = |name: &str| std::fs::metadata(dir.path().join(name)).unwrap().gid();
-        std::fs::write(dir.path().join("first"), "").unwrap();
-        change_group(dir.path(), 4711, true).unwrap();
-        assert_eq!((group_of(""), group_of("first")), (4711, 4711));
-        std::fs::write(dir.path().join("second"), "").unwrap();
-        std::os::unix::fs::chown(dir.path().join("second"), None, Some(0)).unwrap();
-        change_group(dir.path(), 4711, true).unwrap();
-        assert_eq!(group_of("second"), 0);
-        change_group(dir.path(), 4711, false).unwrap();
-        assert_eq!(group_of("second"), 4711);
     }
 }

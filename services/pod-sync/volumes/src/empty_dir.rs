@@ -113,10 +113,10 @@ impl EmptyDir {
         match &self.medium {
             Medium::Disk => Ok(true),
             Medium::Memory(_) => {
-                Ok(mount_table::mount_at(table, &self.path)?.is_some_and(|m| m.fs_type == "tmpfs"))
+                Ok(table.file_system_at(&self.path)?.is_some_and(|fs_type| fs_type == "tmpfs"))
             }
             Medium::HugePages(_) => {
-                Ok(mount_table::mount_at(table, &self.path)?.is_some_and(|m| m.fs_type == "hugetlbfs"))
+                Ok(table.file_system_at(&self.path)?.is_some_and(|fs_type| fs_type == "hugetlbfs"))
             }
         }
     }

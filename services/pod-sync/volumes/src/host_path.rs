@@ -8,7 +8,7 @@ use std::path::{Component, Path};
 ///
 /// # Errors
 /// The kubelet's message.
-pub(crate) fn check_type(path: &str, kind: &str) -> Result<(), String> {
+pub fn check_type(path: &str, kind: &str) -> Result<(), String> {
     let p = Path::new(path);
     if p.components().any(|c| c == Component::ParentDir) {
         return Err(format!("invalid HostPath `{path}`: must not contain '..'"));

@@ -27,9 +27,10 @@ use rand::RngExt as _;
 use tokio::time::Instant;
 
 mod atomic;
+pub mod certificates;
 mod empty_dir;
 pub mod error;
-mod host_path;
+pub mod host_path;
 pub mod layout;
 pub mod metrics;
 pub mod mount_table;
@@ -44,6 +45,7 @@ mod tests;
 pub use teardown::OrphanError;
 
 use atomic::Payload;
+use certificates::TrustAnchors;
 use empty_dir::{EmptyDir, Medium};
 use error::{TearDownError, VolumeError, VolumeFailure, VolumeStep};
 use metrics::VolumeMetrics;
@@ -71,6 +73,8 @@ pub struct VolumeContext {
     pub objects: Arc<dyn ObjectSource>,
     /// Service account tokens; `None` without an API server.
     pub tokens: Option<Arc<dyn TokenSource>>,
+    /// Certificates of ClusterTrustBundles; `None` without an API server, and while the feature gate is off.
+    pub trust_anchors: Option<Arc<dyn TrustAnchors>>,
     pub node: Arc<NodeSettings>,
     /// Wall time, for the names of versions and the expiry of tokens.
     pub now: Timestamp,
@@ -172,7 +176,7 @@ impl Volumes {
         Self { root, metrics: VolumeMetrics::default(), table, tokens: Arc::default() }
     }
 
-    /// Creates the pod's directories and every volume that a container refers to and no CSI driver provides. Repeating it refreshes files and changes nothing
+    /// Creates the pod's directories and every volume that a container refers to and that needs no operations. Repeating it refreshes files and changes nothing
     /// else. A ready volume that cannot be refreshed stays as it is and is listed in [`PodVolumes::stale`].
     ///
     /// # Errors
@@ -187,7 +191,7 @@ impl Volumes {
         let mut failures = Vec::new();
         let mut left = MAX_FILE_BYTES;
         let mut nested = nested_mount_points(pod);
-        for volume in referenced(pod).into_iter().filter(|volume| !is_of_driver(volume)) {
+        for volume in referenced(pod).into_iter().filter(|volume| !needs_operations(volume)) {
             let mount = Mount::begin(&self.metrics, volume);
             let plan = self.plan(pod, uid, volume, ctx).await;
             match plan.map(|plan| plan.within(&mut left).with_nested(nested.remove(&volume.name))) {
@@ -269,8 +273,11 @@ impl Volumes {
     /// # Errors
     /// The directory stays, for the returned reason.
     pub fn remove_orphaned_pod_dir(&self, uid: &PodUid) -> Result<(), OrphanError> {
-        self.tear_down_orphaned_volumes(uid)?;
-        teardown::remove_orphaned_pod_dir(&paths::pod_dir(&self.root, uid), &*self.table)
+        let dir = paths::pod_dir(&self.root, uid);
+        self.tokens.remove_pod(uid.as_str());
+        teardown::tear_down_pod(&dir, &*self.table)
+            .map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
+        teardown::remove_orphaned_pod_dir(&dir, &*self.table)
     }
 
     /// Tears down the remaining volumes of a deleted pod. Its directory stays. Blocks.
@@ -423,17 +430,15 @@ impl Volumes {
             let jitter = TOKEN_JITTER.mul_f64(rand::rng().random::<f64>());
             let token = self.tokens.get(&key, ctx.tokens.as_deref(), ctx.now, jitter).await;
             let token = token.map_err(|e| e.to_string())?;
-            let group = spec.security_context.as_ref().and_then(|c| c.fs_group);
-            let file = payload::token_file(&token.token, default_mode, payload::fs_user(pod), group);
+            let file = payload::private_file(pod, &token.token, default_mode);
             return Ok([(source.path.clone(), file)].into());
         }
-        let kind = if part.cluster_trust_bundle.is_some() {
-            "clusterTrustBundle"
-        } else if part.pod_certificate.is_some() {
-            "podCertificate"
-        } else {
-            "an unknown source"
-        };
+        if let Some(source) = &part.cluster_trust_bundle {
+            let certificates = certificates::trust_anchors(ctx.trust_anchors.as_deref(), source).await?;
+            let file = payload::private_file(pod, &certificates, default_mode);
+            return Ok([(source.path.clone(), file)].into());
+        }
+        let kind = if part.pod_certificate.is_some() { "podCertificate" } else { "an unknown source" };
         Err(format!("projection of {kind} is not supported"))
     }
 }
@@ -539,11 +544,27 @@ fn mounts_of(pod: &Pod) -> Vec<&[VolumeMount]> {
     own.chain(ephemeral).flatten().collect()
 }
 
-/// Returns whether a CSI driver provides a volume: a claim's, a generic ephemeral or an inline one. This crate does not set it
-/// up.
+/// Returns whether a volume is mounted by operations that can fail and hang: that of a claim, a generic ephemeral or inline CSI
+/// one, nfs, or a type that became a CSI driver. This crate does not set it up.
 #[must_use]
-pub fn is_of_driver(volume: &Volume) -> bool {
-    volume.persistent_volume_claim.is_some() || volume.ephemeral.is_some() || volume.csi.is_some()
+pub fn needs_operations(volume: &Volume) -> bool {
+    volume.nfs.is_some()
+        || volume.persistent_volume_claim.is_some()
+        || volume.ephemeral.is_some()
+        || volume.csi.is_some()
+        || became_csi(volume)
+}
+
+/// Returns whether the in-tree plugin of a volume became a CSI driver (`pkg/volume/csimigration: IsMigratable`).
+#[must_use]
+pub fn became_csi(volume: &Volume) -> bool {
+    volume.aws_elastic_block_store.is_some()
+        || volume.azure_disk.is_some()
+        || volume.azure_file.is_some()
+        || volume.cinder.is_some()
+        || volume.gce_persistent_disk.is_some()
+        || volume.portworx_volume.is_some()
+        || volume.vsphere_volume.is_some()
 }
 
 /// Returns the volumes that a container mounts or uses as a device. The others are ignored.

@@ -2,8 +2,12 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use quintlet_kit::task;
 use quintlet_kit::tree::{self, Entry, Visitor};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat};
 
@@ -12,13 +16,96 @@ const RO: u32 = 0o440;
 const EXEC: u32 = 0o110;
 const SETGID: u32 = 0o2000;
 
+/// Reason of the events about a change that takes long (`VolumePermissionChangeInProgress`).
+pub const IN_PROGRESS: &str = "VolumePermissionChangeInProgress";
+/// Time after which a change is reported for the first time.
+const FIRST_REPORT: Duration = Duration::from_secs(30);
+/// Interval between the reports after the first one.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The group that the files of a pod's volume get.
+#[derive(Debug, Clone)]
+pub struct GroupChange {
+    /// Root directory of the volume.
+    pub root: PathBuf,
+    /// Group ID.
+    pub group: u32,
+    /// The files are changed only if the group or mode of the root directory differs (`fsGroupChangePolicy: OnRootMismatch`).
+    pub only_if_root_differs: bool,
+    /// UID of the pod. Reports name the directory from there on.
+    pub pod: String,
+}
+
+impl GroupChange {
+    /// Changes the group of all files as [`set_volume_ownership`] does. `report` gets the kubelet's message after 30 seconds, and
+    /// then the number of files each minute.
+    ///
+    /// # Errors
+    /// A directory cannot be read.
+    ///
+    /// Cancellation safety: if the future is dropped, the change continues.
+    pub async fn run(&self, report: &(dyn Fn(String) + Send + Sync)) -> io::Result<()> {
+        let files = Arc::new(AtomicU64::new(0));
+        let (of, counter) = (self.clone(), Arc::clone(&files));
+        let change = task::blocking(move || {
+            if of.only_if_root_differs && !root_differs(&of.root, of.group, false)? {
+                return Ok(());
+            }
+            change_all(&of.root, of.group, false, &counter)
+        });
+        reported(change, &self.reported_dir(), &files, report).await
+    }
+
+    fn reported_dir(&self) -> String {
+        let dir = self.root.display().to_string();
+        match dir.find(&self.pod) {
+            Some(at) => dir.get(at..).unwrap_or_default().to_owned(),
+            None => dir,
+        }
+    }
+}
+
+/// Waits for `change`, and reports that it takes long.
+async fn reported<T>(
+    change: impl Future<Output = T>,
+    dir: &str,
+    files: &AtomicU64,
+    report: &(dyn Fn(String) + Send + Sync),
+) -> T {
+    tokio::pin!(change);
+    let mut wait = FIRST_REPORT;
+    loop {
+        // The change keeps its state if the other arm is first.
+        tokio::select! {
+            done = &mut change => return done,
+            () = tokio::time::sleep(wait) => {}
+        }
+        report(match wait {
+            FIRST_REPORT => format!(
+                "Setting volume ownership for {dir} is taking longer than expected, consider using OnRootMismatch - \
+                 https://kubernetes.io/docs/tasks/configure-pod-container/security-context/\
+                 #configure-volume-permission-and-ownership-change-policy-for-pods"
+            ),
+            _ => {
+                let count = files.load(Ordering::Relaxed);
+                format!("Setting volume ownership for {dir}, processed {count} files.")
+            }
+        });
+        wait = REPORT_INTERVAL;
+    }
+}
+
 /// Changes the group of all files below `root` to `gid`, children before their directory. Links themselves are changed, and
 /// other mounts are skipped. Entries that cannot be changed are logged.
 ///
 /// # Errors
 /// A directory cannot be read.
 pub fn set_volume_ownership(root: &Path, gid: u32, read_only: bool) -> io::Result<()> {
-    let mut give = Give { gid, mask: if read_only { RO } else { RW }, root };
+    change_all(root, gid, read_only, &AtomicU64::new(0))
+}
+
+fn change_all(root: &Path, gid: u32, read_only: bool, files: &AtomicU64) -> io::Result<()> {
+    let mut give = Give { gid, mask: if read_only { RO } else { RW }, root, files };
     let stat = rustix::fs::statat(CWD, root, AtFlags::SYMLINK_NOFOLLOW)?;
     if tree::is_dir(&stat) {
         return tree::walk(tree::open_root(root)?, &mut give);
@@ -42,10 +129,13 @@ struct Give<'a> {
     gid: u32,
     mask: u32,
     root: &'a Path,
+    /// Files and directories that were changed.
+    files: &'a AtomicU64,
 }
 
 impl Give<'_> {
     fn log(&self, given: rustix::io::Result<()>) {
+        self.files.fetch_add(1, Ordering::Relaxed);
         match given {
             Ok(()) | Err(rustix::io::Errno::NOENT) => {}
             Err(error) => {
@@ -125,6 +215,60 @@ mod tests {
             assert_eq!(of(&sub.join("link")).0, 4321);
             assert_ne!(of(out.path()).0, 4321, "a link is not followed");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_takes_long_is_reported_after_half_a_minute_and_then_each_minute() {
+        let slow = "Setting volume ownership for u1/volumes/v is taking longer than expected, consider using OnRootMismatch - \
+            https://kubernetes.io/docs/tasks/configure-pod-container/security-context/\
+            #configure-volume-permission-and-ownership-change-policy-for-pods";
+        // Seconds that the change takes; when it is reported.
+        for (seconds, at) in [(29, vec![]), (31, vec![30]), (89, vec![30]), (151, vec![30, 90, 150])] {
+            let began = tokio::time::Instant::now();
+            let files = AtomicU64::new(0);
+            let reports = parking_lot::Mutex::new(Vec::new());
+            let report = |text: String| {
+                files.fetch_add(1, Ordering::Relaxed);
+                reports.lock().push((began.elapsed().as_secs(), text));
+            };
+            let change = tokio::time::sleep(Duration::from_secs(seconds));
+            reported(change, "u1/volumes/v", &files, &report).await;
+            assert_eq!(began.elapsed(), Duration::from_secs(seconds));
+            let text = |number: usize| match number {
+                0 => slow.to_owned(),
+                _ => format!("Setting volume ownership for u1/volumes/v, processed {number} files."),
+            };
+            let expected: Vec<_> = at.into_iter().enumerate().map(|(n, at)| (at, text(n))).collect();
+            assert_eq!(reports.into_inner(), expected, "{seconds}");
+        }
+        let dir = |root: &str| {
+            let (root, pod) = (PathBuf::from(root), "u1".to_owned());
+            GroupChange { root, group: 1, only_if_root_differs: false, pod }.reported_dir()
+        };
+        assert_eq!(dir("/var/lib/kubelet/pods/u1/volumes/v"), "u1/volumes/v");
+        assert_eq!(dir("/other"), "/other");
+    }
+
+    #[tokio::test]
+    async fn the_files_of_a_change_are_counted_and_the_policy_on_root_mismatch_changes_them_once() {
+        let tmp = tempfile::tempdir().unwrap();
+        let group_of = |name: &str| fs::metadata(tmp.path().join(name)).unwrap().gid();
+        let change = |only_if_root_differs| {
+            let (root, pod) = (tmp.path().to_owned(), "u1".to_owned());
+            GroupChange { root, group: 4711, only_if_root_differs, pod }
+        };
+        fs::write(tmp.path().join("first"), "").unwrap();
+        change(true).run(&|_| {}).await.unwrap();
+        assert_eq!((group_of(""), group_of("first")), (4711, 4711));
+        fs::write(tmp.path().join("second"), "").unwrap();
+        std::os::unix::fs::chown(tmp.path().join("second"), None, Some(0)).unwrap();
+        change(true).run(&|_| {}).await.unwrap();
+        assert_eq!(group_of("second"), 0);
+        change(false).run(&|_| {}).await.unwrap();
+        assert_eq!(group_of("second"), 4711);
+        let files = AtomicU64::new(0);
+        change_all(tmp.path(), 4711, false, &files).unwrap();
+        assert_eq!(files.into_inner(), 3, "two files and the directory");
     }
 
     #[test]

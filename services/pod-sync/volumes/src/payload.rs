@@ -156,17 +156,15 @@ pub(crate) fn fs_user(pod: &Pod) -> Option<i64> {
     users.all(|u| u == Some(first)).then_some(first)
 }
 
-/// Returns a token file. It is private if an owner or group is set, which can then still read it.
+/// Returns a file with a token, or with certificates. It is private if the pod has a common user or an fsGroup, which can then
+/// still read it.
 #[must_use]
-pub(crate) fn token_file(
-    token: &str,
-    default_mode: i32,
-    fs_user: Option<i64>,
-    fs_group: Option<i64>,
-) -> FileProjection {
+pub(crate) fn private_file(pod: &Pod, content: &str, default_mode: i32) -> FileProjection {
+    let fs_user = fs_user(pod);
+    let fs_group = pod::spec(pod).security_context.as_ref().and_then(|context| context.fs_group);
     let private = fs_user.is_some() || fs_group.is_some();
     FileProjection {
-        data: token.as_bytes().to_vec(),
+        data: content.as_bytes().to_vec(),
         mode: if private { 0o600 } else { mode(default_mode) },
         owner: fs_user.and_then(|u| u32::try_from(u).ok()),
     }
@@ -253,9 +251,13 @@ mod tests {
             Some(5)
         );
         assert_eq!(user(json!({"containers": [c(json!(5))], "initContainers": [c(json!(1))]})), None);
-        assert_eq!(token_file("t", 0o644, None, None).mode, 0o644);
-        assert_eq!(token_file("t", 0o644, None, Some(7)).mode, 0o600);
-        let owned = token_file("t", 0o644, Some(7), None);
+        let file = |context: Value| {
+            let pod = pod_of(json!({"securityContext": context, "containers": [{"name": "c"}]}));
+            private_file(&pod, "t", 0o644)
+        };
+        assert_eq!(file(json!({})).mode, 0o644);
+        assert_eq!(file(json!({"fsGroup": 7})).mode, 0o600);
+        let owned = file(json!({"runAsUser": 7}));
         assert_eq!((owned.mode, owned.owner), (0o600, Some(7)));
     }
 }

@@ -25,18 +25,22 @@ fn failed<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> T
     move |source| TearDownError { what, path: path.display().to_string(), source }
 }
 
-// Mounts below a directory, relative to it and newest first. Read once per pod, since the table of a full node is long.
+// Mounts below a directory, relative to it and newest first.
 struct Mounts<'a> {
     root: &'a Path,
     below: Vec<PathBuf>,
 }
 
 impl<'a> Mounts<'a> {
+    fn none(root: &'a Path) -> Self {
+        Self { root, below: Vec::new() }
+    }
+
     fn read(root: &'a Path, table: &dyn MountTable) -> Result<Self, TearDownError> {
         // Nothing can be mounted below a directory that does not exist.
         let real = match root.canonicalize() {
             Ok(real) => real,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self { root, below: Vec::new() }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Self::none(root)),
             Err(e) => return Err(failed("cannot read", root)(e)),
         };
         let all = table.entries().map_err(failed("cannot read the mounts below", root))?.into_iter().rev();
@@ -65,25 +69,90 @@ pub(crate) fn volumes_by_plugin(pod_dir: &Path) -> Vec<String> {
 
 /// Unmounts and removes the volumes of a pod, subpaths first. May be repeated.
 ///
+/// The mount table is read only if the places where this agent mounts do not explain everything: another mount is busy, or was
+/// made by a container within a volume.
+///
 /// # Errors
 /// A mount is busy or a file cannot be removed. Nothing is deleted below a mount.
 pub(crate) fn tear_down_pod(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
-    let subpaths = Path::new("volume-subpaths");
+    let without_table = || {
+        unmount_known(pod_dir, table)?;
+        remove_volumes(&Mounts::none(pod_dir)).map_err(|_| NeedsTable)
+    };
+    if without_table().is_ok() {
+        return Ok(());
+    }
     let mut mounts = Mounts::read(pod_dir, table)?;
-    let mut unmounted = unmount(&mounts, subpaths)?;
+    let mut unmounted = unmount(&mounts, Path::new(SUBPATHS))?;
     for plugin in SUPPORTED_PLUGINS {
         unmounted |= unmount(&mounts, &volumes_of(plugin))?;
     }
     if unmounted {
         mounts = Mounts::read(pod_dir, table)?;
     }
-    remove_skeleton(&pod_dir.join(subpaths), SUBPATH_DEPTH)?;
+    remove_volumes(&mounts)
+}
+
+fn remove_volumes(mounts: &Mounts<'_>) -> Result<(), TearDownError> {
+    remove_skeleton(&mounts.root.join(SUBPATHS), SUBPATH_DEPTH)?;
     for plugin in SUPPORTED_PLUGINS {
         // The marker is removed first: a partly deleted volume must not look ready.
-        remove_tree(&mounts, &Path::new("plugins").join(plugin))?;
-        remove_tree(&mounts, &volumes_of(plugin))?;
+        remove_tree(mounts, &Path::new("plugins").join(plugin))?;
+        remove_tree(mounts, &volumes_of(plugin))?;
     }
     Ok(())
+}
+
+/// The mount table has to be read.
+struct NeedsTable;
+
+/// Most mounts on top of each other that are unmounted without the mount table.
+const STACKED: u32 = 8;
+
+/// Unmounts what is mounted where this agent mounts subpaths and volumes.
+fn unmount_known(pod_dir: &Path, table: &dyn MountTable) -> Result<(), NeedsTable> {
+    unmount_leaves(&pod_dir.join(SUBPATHS), SUBPATH_DEPTH, table)?;
+    for plugin in SUPPORTED_PLUGINS {
+        unmount_leaves(&pod_dir.join(volumes_of(plugin)), 1, table)?;
+    }
+    Ok(())
+}
+
+/// Unmounts the entries `levels` below `dir`. Nothing may be mounted above them.
+fn unmount_leaves(dir: &Path, levels: u32, table: &dyn MountTable) -> Result<(), NeedsTable> {
+    let entries = match fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(_) => return Err(NeedsTable),
+    };
+    if table.is_mount_point(dir) != Some(false) {
+        return Err(NeedsTable);
+    }
+    for entry in entries {
+        let entry = entry.map_err(|_| NeedsTable)?;
+        let path = entry.path();
+        match levels.checked_sub(1) {
+            Some(below) if below > 0 => {
+                if entry.file_type().map_err(|_| NeedsTable)?.is_dir() {
+                    unmount_leaves(&path, below, table)?;
+                }
+            }
+            _ => unmount_stack(&path, table)?,
+        }
+    }
+    Ok(())
+}
+
+fn unmount_stack(path: &Path, table: &dyn MountTable) -> Result<(), NeedsTable> {
+    for _ in 0..STACKED {
+        if table.is_mount_point(path).ok_or(NeedsTable)? {
+            let unmount = || rustix::mount::unmount(path, UnmountFlags::NOFOLLOW);
+            failpoint::file!("volume unmounted", unmount).map_err(|_| NeedsTable)?;
+        } else {
+            return Ok(());
+        }
+    }
+    Err(NeedsTable)
 }
 
 // Returns whether there was a mount.
@@ -108,7 +177,9 @@ fn remove_tree(mounts: &Mounts<'_>, dir: &Path) -> Result<(), TearDownError> {
     failpoint::file!("tree removed", || tree::remove(&dir)).map_err(failed("cannot remove", &dir))
 }
 
-/// Depth of a mount point below `volume-subpaths`: volume, container, index.
+/// Directory of the mount points of subpaths in a pod's directory.
+const SUBPATHS: &str = "volume-subpaths";
+/// Depth of a mount point below [`SUBPATHS`]: volume, container, index.
 const SUBPATH_DEPTH: u32 = 3;
 
 /// Removes a tree of mount points: empty directories, and the empty files on which files were bind-mounted. A tree with more
@@ -161,9 +232,11 @@ fn uid_of(pod_dir: &Path) -> String {
 /// # Errors
 /// The directory stays, for the returned reason.
 pub(crate) fn remove_orphaned_pod_dir(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
-    tear_down_orphaned_volumes(pod_dir, table)?;
     let rest = |source| OrphanError::Rest { uid: uid_of(pod_dir), source };
-    let mounts = Mounts::read(pod_dir, table).map_err(rest)?;
+    if has_no_volumes(pod_dir, table) && remove_tree(&Mounts::none(pod_dir), Path::new("")).is_ok() {
+        return Ok(());
+    }
+    let mounts = remove_orphaned_volumes(pod_dir, table)?;
     remove_tree(&mounts, Path::new("")).map_err(rest)
 }
 
@@ -173,18 +246,34 @@ pub(crate) fn remove_orphaned_pod_dir(pod_dir: &Path, table: &dyn MountTable) ->
 /// # Errors
 /// A volume stays, for the returned reason.
 pub(crate) fn tear_down_orphaned_volumes(pod_dir: &Path, table: &dyn MountTable) -> Result<(), OrphanError> {
+    if has_no_volumes(pod_dir, table) {
+        return Ok(());
+    }
+    remove_orphaned_volumes(pod_dir, table).map(|_mounts| ())
+}
+
+/// Removes empty directories of volumes. Returns whether no volume is left and the kernel reports mount points, so that a mount
+/// elsewhere in the directory is not crossed either.
+fn has_no_volumes(pod_dir: &Path, table: &dyn MountTable) -> bool {
+    let is_absent =
+        |path: &Path| fs::symlink_metadata(path).is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    let no_volumes =
+        || remove_volume_dirs(&pod_dir.join("volumes")).is_ok() && is_absent(&pod_dir.join(SUBPATHS));
+    is_absent(pod_dir) || (table.is_mount_point(pod_dir) == Some(false) && no_volumes())
+}
+
+/// Removes the volumes of an orphaned pod if nothing is mounted in its directory. Returns the mounts: none.
+fn remove_orphaned_volumes<'a>(pod_dir: &'a Path, table: &dyn MountTable) -> Result<Mounts<'a>, OrphanError> {
     let uid = || uid_of(pod_dir);
     let rest = |source| OrphanError::Rest { uid: uid(), source };
     let mounts = Mounts::read(pod_dir, table).map_err(rest)?;
     if let Some(path) = mounts.within(Path::new("")).next() {
         return Err(OrphanError::Mounted { uid: uid(), path });
     }
-    remove_skeleton(&pod_dir.join("volume-subpaths"), SUBPATH_DEPTH).map_err(rest)?;
-    remove_volume_dirs(&pod_dir.join("volumes")).map_err(|(path, source)| OrphanError::Volume {
-        uid: uid(),
-        path,
-        source,
-    })
+    remove_skeleton(&pod_dir.join(SUBPATHS), SUBPATH_DEPTH).map_err(rest)?;
+    let volume = |(path, source)| OrphanError::Volume { uid: uid(), path, source };
+    remove_volume_dirs(&pod_dir.join("volumes")).map_err(volume)?;
+    Ok(mounts)
 }
 
 fn remove_volume_dirs(volumes: &Path) -> Result<(), (PathBuf, io::Error)> {
@@ -345,25 +434,54 @@ mod tests {
             self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             ProcMountTable.entries()
         }
+
+        fn is_mount_point(&self, path: &Path) -> Option<bool> {
+            ProcMountTable.is_mount_point(path)
+        }
     }
 
     #[test]
-    fn the_table_of_a_full_node_is_read_once_for_a_pod() {
+    fn the_mount_table_is_read_only_for_mounts_that_this_agent_did_not_make() {
         let tmp = tempfile::tempdir().unwrap();
         let pod = tmp.path().join("u1");
-        for plugin in SUPPORTED_PLUGINS {
-            touch(&pod.join("volumes").join(plugin).join("v/f"));
-        }
+        let source = tmp.path().join("host");
+        touch(&source.join("precious"));
         let table = Counted(0.into());
+        let reads = || table.0.swap(0, std::sync::atomic::Ordering::Relaxed);
+        let make = || {
+            for plugin in SUPPORTED_PLUGINS {
+                touch(&pod.join("volumes").join(plugin).join("v/f"));
+            }
+            subpath::bind(&source, Path::new(""), &subpath::target(&pod, "v", "c", 0)).unwrap();
+            subpath::bind(&source, Path::new("precious"), &subpath::target(&pod, "v", "c", 1)).unwrap();
+            let secret = pod.join("volumes/kubernetes.io~secret/v");
+            for _ in 0..2 {
+                rustix::mount::mount_bind(&source, &secret).unwrap();
+            }
+        };
+        make();
         tear_down_pod(&pod, &table).unwrap();
-        assert_eq!(table.0.load(std::sync::atomic::Ordering::Relaxed), 1);
-        fs::remove_dir_all(&pod).unwrap();
+        tear_down_orphaned_volumes(&pod, &table).unwrap();
+        remove_orphaned_pod_dir(&pod, &table).unwrap();
         tear_down_pod(&pod, &table).unwrap();
-        assert_eq!(
-            table.0.load(std::sync::atomic::Ordering::Relaxed),
-            1,
-            "nothing is mounted in what is gone"
-        );
+        assert_eq!((reads(), pod.exists(), source.join("precious").exists()), (0, false, true));
+        make();
+        let inner = pod.join("volumes/kubernetes.io~empty-dir/v/made/by/a/container");
+        fs::create_dir_all(&inner).unwrap();
+        rustix::mount::mount_bind(&source, &inner).unwrap();
+        tear_down_pod(&pod, &table).unwrap();
+        assert!(reads() > 0 && source.join("precious").exists() && !inner.exists());
+        let foreign = pod.join("volumes/kubernetes.io~csi/v/mount");
+        fs::create_dir_all(&foreign).unwrap();
+        rustix::mount::mount_bind(&source, &foreign).unwrap();
+        let refused = remove_orphaned_pod_dir(&pod, &table).unwrap_err();
+        assert!(matches!(refused, OrphanError::Mounted { .. }), "{refused}");
+        let refused = tear_down_orphaned_volumes(&pod, &table).unwrap_err();
+        assert!(matches!(refused, OrphanError::Mounted { .. }), "{refused}");
+        assert!(foreign.join("precious").exists());
+        subpath::unmount_all(&foreign).unwrap();
+        remove_orphaned_pod_dir(&pod, &table).unwrap();
+        assert!(!pod.exists() && source.join("precious").exists());
     }
 
     #[test]

@@ -2,6 +2,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
@@ -50,6 +51,25 @@ impl TokenSource for Tokens {
     }
 }
 
+struct Anchors;
+
+#[async_trait]
+impl TrustAnchors for Anchors {
+    async fn by_name(&self, name: &str, is_optional: bool) -> Result<String, String> {
+        Ok(format!("{name} {is_optional}"))
+    }
+
+    async fn by_signer(
+        &self,
+        signer: &str,
+        selector: Option<&LabelSelector>,
+        is_optional: bool,
+    ) -> Result<String, String> {
+        let labels = selector.and_then(|selector| selector.match_labels.clone());
+        Ok(format!("{signer} {labels:?} {is_optional}"))
+    }
+}
+
 fn now() -> Timestamp {
     "2026-01-02T03:04:05Z".parse().unwrap()
 }
@@ -70,6 +90,7 @@ impl Node {
         let ctx = VolumeContext {
             objects: objects.clone(),
             tokens: Some(Arc::new(Tokens)),
+            trust_anchors: Some(Arc::new(Anchors)),
             node: Arc::new(NodeSettings::default()),
             now: now(),
         };
@@ -235,8 +256,8 @@ async fn a_volume_failure_has_the_kubelets_message() {
             "MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: /nowhere is not a directory",
         ),
         (
-            json!({"nfs": {"server": "s", "path": "/p"}}),
-            "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: nfs is not supported",
+            json!({"flocker": {"datasetName": "d"}}),
+            "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: flocker is not supported",
         ),
         // The repository is not cloned: its hooks would run as root.
         (
@@ -244,17 +265,18 @@ async fn a_volume_failure_has_the_kubelets_message() {
             "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: gitRepo is not supported",
         ),
         (
-            json!({"nfs": {"server": "s", "path": "/"}}),
-            "MountVolume.FindPluginBySpec failed for volume \"v\" : no volume plugin matched: nfs is not supported",
-        ),
-        (
             json!({"projected": {"defaultMode": 420, "sources": [{"secret": {"name": "gone"}}, {"configMap": {"name": "gone"}}]}}),
             "MountVolume.SetUp failed for volume \"v\" : [secret \"gone\" not found, configmap \"gone\" not found]",
+        ),
+        (
+            json!({"projected": {"defaultMode": 420, "sources": [{"clusterTrustBundle": {"path": "p"}}]}}),
+            "MountVolume.SetUp failed for volume \"v\" : \
+             ClusterTrustBundle projection requires either name or signerName to be set",
         ),
     ] {
         assert_eq!(fail(volume.clone()).await, want, "{volume}");
     }
-    let two = json!([{"name": "z", "configMap": {"name": "gone", "defaultMode": 420}}, {"name": "b", "nfs": {"server": "s", "path": "/"}}, {"name": "ok", "emptyDir": {}}]);
+    let two = json!([{"name": "z", "configMap": {"name": "gone", "defaultMode": 420}}, {"name": "b", "flocker": {"datasetName": "d"}}, {"name": "ok", "emptyDir": {}}]);
     assert_eq!(
         node.set_up(&pod_with(two, json!({}))).await.unwrap_err().to_string(),
         "unmounted volumes=[b z], unattached volumes=[], failed to process volumes=[]: context deadline exceeded"
@@ -313,6 +335,44 @@ async fn without_an_api_server_a_token_cannot_be_had() {
             f[0].problem,
             "failed to fetch token: cannot use TokenManager when kubelet is in standalone mode"
         ),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn certificates_of_trust_bundles_are_files_of_the_pods_user_or_group() {
+    let node = Node::new();
+    let sources = json!([
+        {"clusterTrustBundle": {"path": "name", "name": "a"}},
+        {"clusterTrustBundle": {"path": "d/optional", "name": "a", "signerName": "s", "optional": true}},
+        {"clusterTrustBundle": {"path": "signer", "signerName": "s", "labelSelector": {"matchLabels": {"k": "v"}}}},
+        {"clusterTrustBundle": {"path": "none", "signerName": "s", "optional": true}},
+    ]);
+    let volume = json!([{"name": "v", "projected": {"defaultMode": 0o644, "sources": sources}}]);
+    for (context, mode) in
+        [(json!({}), 0o644), (json!({"runAsUser": 4242}), 0o600), (json!({"fsGroup": 4242}), 0o640)]
+    {
+        let pod = pod_with(volume.clone(), context.clone());
+        let path = node.set_up(&pod).await.unwrap().volumes["v"].host_path.clone();
+        for (file, content) in [
+            ("name", "a false"),
+            ("d/optional", "a true"),
+            ("signer", r#"s Some({"k": "v"}) false"#),
+            ("none", "s None true"),
+        ] {
+            assert_eq!(std::fs::read_to_string(path.join(file)).unwrap(), content);
+            let metadata = std::fs::metadata(path.join(file)).unwrap();
+            assert_eq!(metadata.mode() & 0o777, mode, "{context} {file}");
+            let owner = if context["runAsUser"].is_null() { 0 } else { 4242 };
+            assert_eq!(metadata.uid(), owner, "{context} {file}");
+        }
+        node.volumes.tear_down(&node.uid).await.unwrap();
+    }
+    let ctx = VolumeContext { trust_anchors: None, ..node.ctx.clone() };
+    match node.volumes.set_up(&pod_with(volume, json!({})), &node.uid, &ctx).await {
+        Err(VolumeError::Volumes(f)) => {
+            assert_eq!(f[0].problem, "ClusterTrustBundle projection is not supported in static kubelet mode")
+        }
         other => panic!("{other:?}"),
     }
 }

@@ -183,6 +183,7 @@ pub(crate) fn publish() -> Publish {
         fs_group: None,
         selinux_label: None,
         mounted_before: false,
+        refusal: None,
     }
 }
 

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::api::{FakeApi, Fault};
 use crate::watched::{MAX_WATCHED_PER_POD, MAX_WATCHES};
-use crate::{ObjectCache, Settings, Strategy};
+use crate::{ChangeDetectionStrategy, ObjectCache, Settings};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -30,7 +30,7 @@ struct Node {
 }
 
 impl Node {
-    fn with(strategy: Strategy, sync_frequency: Duration) -> Self {
+    fn with(strategy: ChangeDetectionStrategy, sync_frequency: Duration) -> Self {
         let (api, wakes, ttl) = (FakeApi::default(), Arc::default(), Arc::<Mutex<_>>::default());
         let of_node = Arc::clone(&ttl);
         let node_ttl = Arc::new(move || *of_node.lock());
@@ -40,7 +40,7 @@ impl Node {
     }
 
     fn new() -> Self {
-        Self::with(Strategy::Watch, MINUTE)
+        Self::with(ChangeDetectionStrategy::Watch, MINUTE)
     }
 
     fn register(&self, uid: &str, config_maps: &[&str]) {
@@ -259,7 +259,7 @@ async fn an_object_that_becomes_immutable_is_not_watched_after_its_next_read() {
 async fn a_watch_without_reads_ends_after_five_sync_periods_and_a_read_starts_it_again() {
     // Sync period, and the time without a read after which the watch still runs, and has ended.
     for (sync_frequency, lives, ends) in [(MINUTE, 5, 7), (SECOND, 1, 3), (10 * MINUTE, 50, 52)] {
-        let node = Node::with(Strategy::Watch, sync_frequency);
+        let node = Node::with(ChangeDetectionStrategy::Watch, sync_frequency);
         let stop = CancellationToken::new();
         let recycling =
             quintlet_kit::task::spawn("idle", Arc::clone(&node.cache).stop_idle_watches(stop.clone()));
@@ -424,7 +424,7 @@ async fn an_object_that_another_source_has_is_watched_from_its_first_read_on() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cached_object_is_read_again_after_its_time_to_live_and_for_a_new_pod() {
-    let node = Node::with(Strategy::Cache, MINUTE);
+    let node = Node::with(ChangeDetectionStrategy::Cache, MINUTE);
     node.api.put("configmaps/a", "1", false);
     assert_eq!(node.read("a").await, Err("object \"default\"/\"a\" not registered".to_owned()));
     node.register("p1", &["a"]);
@@ -468,7 +468,7 @@ async fn a_cached_object_is_read_again_after_its_time_to_live_and_for_a_new_pod(
 
 #[tokio::test(start_paused = true)]
 async fn concurrent_reads_of_a_cached_object_are_one_request() {
-    let node = Node::with(Strategy::Cache, MINUTE);
+    let node = Node::with(ChangeDetectionStrategy::Cache, MINUTE);
     node.api.put("configmaps/a", "1", false);
     node.register("p", &["a"]);
     let reads = futures::future::join_all((0..20).map(|_| node.read("a"))).await;
@@ -478,7 +478,7 @@ async fn concurrent_reads_of_a_cached_object_are_one_request() {
 
 #[tokio::test(start_paused = true)]
 async fn every_read_by_get_is_a_request_with_the_words_of_the_server() {
-    let node = Node::with(Strategy::Get, MINUTE);
+    let node = Node::with(ChangeDetectionStrategy::Get, MINUTE);
     node.api.put("configmaps/a", "1", false);
     for read in 1..4 {
         assert_eq!(node.read("a").await.as_deref(), Ok("1"));

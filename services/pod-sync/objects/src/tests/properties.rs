@@ -6,7 +6,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::Node;
-use crate::Strategy as Detection;
+use crate::ChangeDetectionStrategy as Detection;
 
 const PODS: usize = 4;
 const OBJECTS: usize = 4;

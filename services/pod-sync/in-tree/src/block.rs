@@ -1,0 +1,104 @@
+//! Block devices of `local` volumes, which containers get as devices.
+//!
+//! The device is bound on a file per pod, and linked in the pod's directory. The kubelet also attaches a loop device to the file.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+
+use quintlet_kit::{failpoint, task};
+use quintlet_model::ids::PodUid;
+
+use crate::error::Error;
+use crate::mount::{Mounter, make_directory, step};
+use crate::removal;
+use crate::volume::{Source, Volume};
+
+impl Mounter {
+    /// Checks that a volume is a block device.
+    ///
+    /// # Errors
+    /// The plugin has no block volumes, or the path is not a block device.
+    pub async fn check_block(&self, volume: &Volume) -> Result<(), Error> {
+        let Source::Local { path, .. } = &volume.source else {
+            return Err(Error::NoBlock(volume.plugin().name()));
+        };
+        let path = path.clone();
+        task::blocking(move || device_of(&path)).await.map(drop)
+    }
+
+    /// Makes a device available to a pod (`MapPodDevice`, `MapBlockVolume`).
+    ///
+    /// # Errors
+    /// The device cannot be bound or linked. Call [`Mounter::unmap`] to remove what was made.
+    pub async fn map(&self, volume: &Volume, pod: &PodUid) -> Result<(), Error> {
+        let Source::Local { path, .. } = &volume.source else {
+            return Err(Error::NoBlock(volume.plugin().name()));
+        };
+        let path = path.clone();
+        let device = task::blocking(move || device_of(&path)).await?;
+        let (directory, link) = (self.paths.block_volume(&volume.name)?, self.paths.link(pod, &volume.name)?);
+        let bound = directory.join(pod.as_str());
+        let from = device.clone();
+        step!("local block device bound", task::blocking(move || bind(&from, &bound)))?;
+        step!("local block device linked", task::blocking(move || make_link(&device, &link)))
+    }
+
+    /// Removes the device of a pod (`UnmapBlockVolume`).
+    ///
+    /// # Errors
+    /// The mount is busy. The volume then counts as mounted.
+    pub async fn unmap(&self, pod: &PodUid, name: &str) -> Result<(), Error> {
+        let (directory, link) = (self.paths.block_volume(name)?, self.paths.link(pod, name)?);
+        let bound = directory.join(pod.as_str());
+        step!("link to local block device removed", task::blocking(move || removal::mount_point(&link)))?;
+        step!("local block device unmounted", task::blocking(move || removal::unmount(&bound)))
+    }
+
+    /// Removes the directory of a block volume (`RemoveMapPath`).
+    ///
+    /// # Errors
+    /// A pod has the device.
+    pub async fn unmap_device(&self, name: &str) -> Result<(), Error> {
+        let directory = self.paths.block_volume(name)?;
+        step!(
+            "directory of local block device removed",
+            task::blocking(move || removal::directory(&directory))
+        )
+    }
+}
+
+/// Returns the device at a path, without links.
+fn device_of(path: &str) -> Result<PathBuf, Error> {
+    if path.is_empty() {
+        return Err(Error::NoPath);
+    }
+    let read = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::NotFound => Error::Absent(path.to_owned()),
+        _ => Error::file("read", Path::new(path))(error),
+    };
+    let real = fs::canonicalize(path).map_err(read)?;
+    let kind = fs::metadata(&real).map_err(Error::file("read", &real))?.file_type();
+    if kind.is_block_device() { Ok(real) } else { Err(Error::NotBlockDevice(path.to_owned())) }
+}
+
+/// Creates a file and bind-mounts a device on it. A file that is a mount point was bound by an earlier process.
+fn bind(device: &Path, target: &Path) -> Result<(), Error> {
+    if !removal::mount_point(target)? {
+        return Ok(());
+    }
+    if let Some(directory) = target.parent() {
+        make_directory(directory)?;
+    }
+    fs::File::create_new(target).map_err(Error::file("create", target))?;
+    rustix::mount::mount_bind(device, target).map_err(|error| Error::file("bind", target)(error.into()))
+}
+
+/// Creates a symbolic link, or replaces an existing one.
+fn make_link(device: &Path, link: &Path) -> Result<(), Error> {
+    if let Some(directory) = link.parent() {
+        make_directory(directory)?;
+    }
+    removal::mount_point(link)?;
+    std::os::unix::fs::symlink(device, link).map_err(Error::file("create link", link))
+}

@@ -1,0 +1,70 @@
+//! Errors of operations, with the kubelet's texts.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Reason why an operation failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A field of the volume is empty or cannot be part of a path.
+    #[error("{field} {value:?} cannot be part of a path")]
+    Name { field: &'static str, value: String },
+    /// A `local` volume without a path.
+    #[error("local volume source is nil or local path is not set")]
+    NoPath,
+    /// The path of a `local` volume leads upwards.
+    #[error("invalid path: {0} must not contain '..'")]
+    Backsteps(String),
+    /// The path of a `local` volume does not exist.
+    #[error("path {0:?} does not exist")]
+    Absent(String),
+    /// The path of a `local` volume is neither a directory nor a block device.
+    #[error("only directory and block device are supported")]
+    NotMountable,
+    /// The volume has the mode Block, and its path is something else.
+    #[error("{0} is not a block device")]
+    NotBlockDevice(String),
+    /// The type of a `hostPath` does not match.
+    #[error("{0}")]
+    HostPath(String),
+    /// The plugin has no mount options.
+    #[error("mount options are not supported for this volume type")]
+    MountOptions,
+    /// The plugin has no block volumes.
+    #[error("{0} does not support volumeMode Block")]
+    NoBlock(&'static str),
+    /// The server of an nfs volume would be an option of mount(8).
+    #[error("invalid server {0:?} of an nfs volume")]
+    Server(String),
+    /// A file or directory could not be read or changed.
+    #[error("failed to {action} {}: {source}", .path.display())]
+    File { action: &'static str, path: PathBuf, source: io::Error },
+    /// mount(8) failed.
+    #[error(
+        "mount failed: {cause}\nMounting command: mount\nMounting arguments: {arguments}\nOutput: {output}"
+    )]
+    Mount { cause: String, arguments: String, output: String },
+    /// Another command failed.
+    #[error("{command} failed: {cause}: {output}")]
+    Command { command: String, cause: String, output: String },
+    /// A command is not installed.
+    #[error("exec: {0:?}: executable file not found in $PATH")]
+    NoCommand(&'static str),
+    /// A new disk would have to be formatted to be mounted read-only.
+    #[error("cannot mount unformatted disk {0} as we are manipulating it in read-only mode")]
+    UnformattedReadOnly(String),
+    /// The device of a `local` volume could not be mounted.
+    #[error("local: failed to mount device {device} at {} (fstype: {fs_type}), error {source}", .target.display())]
+    Device { device: String, target: PathBuf, fs_type: String, source: Box<Error> },
+    /// Pods have the device, so it stays mounted.
+    #[error("the device mount path {:?} is still mounted by other references [{}]", .path.display().to_string(), .mounts.join(" "))]
+    InUse { path: PathBuf, mounts: Vec<String> },
+}
+
+impl Error {
+    /// Returns a function that adds what failed to an error of a file.
+    pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::File { action, path, source }
+    }
+}

@@ -1,0 +1,96 @@
+//! The kubelet's directories of the volumes.
+
+use std::path::{Path, PathBuf};
+
+use quintlet_model::ids::PodUid;
+
+use crate::error::Error;
+use crate::volume::{Plugin, Source, Volume};
+
+/// The paths below a root directory.
+#[derive(Debug, Clone)]
+pub struct Paths(PathBuf);
+
+/// Checks a value that becomes one component of a path.
+fn component(value: &str) -> Result<&str, Error> {
+    if value.is_empty() || value == "." || value == ".." || value.contains(['/', '\0']) {
+        return Err(Error::Name { field: "volume name", value: value.to_owned() });
+    }
+    Ok(value)
+}
+
+impl Paths {
+    #[must_use]
+    pub fn new(root: &Path) -> Self {
+        Self(root.to_owned())
+    }
+
+    /// Returns the directory of all pods.
+    pub(crate) fn pods(&self) -> PathBuf {
+        self.0.join("pods")
+    }
+
+    /// Returns the directory of a pod's volumes of a plugin.
+    pub(crate) fn volumes(&self, plugin: Plugin, pod: &Path) -> PathBuf {
+        pod.join("volumes").join(plugin.escaped_name())
+    }
+
+    /// Returns the mount point of a pod's volume (`GetPodVolumeDir`).
+    ///
+    /// # Errors
+    /// Fails if the name would lead out of the directory.
+    pub fn mount(&self, plugin: Plugin, pod: &PodUid, name: &str) -> Result<PathBuf, Error> {
+        Ok(self.volumes(plugin, &self.pods().join(pod.as_str())).join(component(name)?))
+    }
+
+    /// Returns the directory of the mounted devices of `local` volumes.
+    pub(crate) fn device_mounts(&self) -> PathBuf {
+        self.0.join("plugins").join(Plugin::Local.name()).join("mounts")
+    }
+
+    /// Returns the mount point of the device of a `local` volume.
+    ///
+    /// # Errors
+    /// Fails if the name would lead out of the directory.
+    pub fn device_mount(&self, name: &str) -> Result<PathBuf, Error> {
+        Ok(self.device_mounts().join(component(name)?))
+    }
+
+    /// Returns the directory of all block volumes.
+    pub(crate) fn block_volumes(&self) -> PathBuf {
+        self.0.join("plugins").join(Plugin::Local.escaped_name()).join("volumeDevices")
+    }
+
+    /// Returns the directory with one file per pod, on which the device of a block volume is bound (`GetGlobalMapPath`).
+    ///
+    /// # Errors
+    /// Fails if the name would lead out of the directory.
+    pub fn block_volume(&self, name: &str) -> Result<PathBuf, Error> {
+        Ok(self.block_volumes().join(component(name)?))
+    }
+
+    /// Returns the directory of a pod's links to its block volumes.
+    pub(crate) fn links(&self, pod: &Path) -> PathBuf {
+        pod.join("volumeDevices").join(Plugin::Local.escaped_name())
+    }
+
+    /// Returns a pod's link to its device (`GetPodDeviceMapPath`).
+    ///
+    /// # Errors
+    /// Fails if the name would lead out of the directory.
+    pub fn link(&self, pod: &PodUid, name: &str) -> Result<PathBuf, Error> {
+        Ok(self.links(&self.pods().join(pod.as_str())).join(component(name)?))
+    }
+
+    /// Returns the path that containers of a pod mount.
+    ///
+    /// # Errors
+    /// Fails if the name would lead out of its directory.
+    pub fn host_path(&self, volume: &Volume, pod: &PodUid) -> Result<PathBuf, Error> {
+        match &volume.source {
+            Source::HostPath { path, .. } => Ok(PathBuf::from(path)),
+            Source::Local { .. } if volume.is_block => self.link(pod, &volume.name),
+            Source::Local { .. } | Source::Nfs { .. } => self.mount(volume.plugin(), pod, &volume.name),
+        }
+    }
+}
