@@ -10,8 +10,8 @@ use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
-    bundle, config, events, explain, health, image, list_pods, logs, retry, top, trace, up, version, volumes,
-    watch,
+    bundle, config, events, explain, health, image, list_pods, logs, pressure, retry, top, trace, up,
+    version, volumes, watch,
 };
 
 /// Operate Quintlet on this machine.
@@ -54,6 +54,8 @@ pub enum Command {
     Trace(trace::TraceArgs),
     /// List events of pods
     Events(events::EventsArgs),
+    /// Show the pressure on memory, disks and process IDs, and the pod that is evicted next
+    Pressure,
     /// List volumes of claims and CSI drivers, with the call in progress and the last error
     Volumes(volumes::VolumesArgs),
     /// Show the resource usage of services and pods, and the delays of PLEG and probes
@@ -101,6 +103,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Top(args) => Box::pin(top::run(args, &paths, format)).await,
         Command::Trace(args) => trace::run(args, &paths, format).await,
         Command::Events(args) => events::run(args, &paths, format).await,
+        Command::Pressure => pressure::run(&paths, format).await,
         Command::Volumes(args) => volumes::run(args, &paths, format).await,
         Command::Health(args) => match health::run(&args, &paths, format).await {
             Ok(true) => Ok(()),

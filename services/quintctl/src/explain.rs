@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
-use quintlet_proto::podsync::v1::{ExplainReply, ExplainRequest};
+use quintlet_proto::podsync::v1::{
+    ContainerExplain, EventView, ExplainReply, ExplainRequest, PodView, VolumeView, Waiting,
+};
 use serde::Serialize;
 
 use crate::client::{MAX_RESPONSE_BYTES, Peer};
@@ -44,107 +46,127 @@ pub async fn fetch(paths: &Paths, pod: &str) -> Result<ExplainReply, Error> {
 #[must_use]
 pub fn render(reply: &ExplainReply, now: i64) -> String {
     let pod = reply.pod.clone().unwrap_or_default();
-    let object: serde_json::Value = serde_json::from_slice(&pod.pod).unwrap_or_default();
-    let phase = object.pointer("/status/phase").and_then(serde_json::Value::as_str).unwrap_or_default();
-    let mut out = String::new();
-    // Writing to a String does not fail.
-    let _ = writeln!(
-        out,
-        "pod {}/{}  uid {}  phase {}  worker: {}",
-        clean(&pod.namespace),
-        clean(&pod.name),
-        clean(&pod.uid),
-        or_nothing(phase),
-        or_nothing(&pod.worker)
-    );
-    let _ = writeln!(
-        out,
-        "  {:<10} {}  ready {}  ip {}  age {}  from {}",
-        "status",
-        or_nothing(&pod.status),
-        or_nothing(&pod.ready),
-        or_nothing(&pod.pod_ip),
-        age(now - pod.created_unix_ns),
-        or_nothing(&pod.source)
-    );
-    match &pod.waiting {
-        Some(w) => {
-            let container =
-                if w.container.is_empty() { String::new() } else { format!(" of {}", clean(&w.container)) };
-            let since = if w.since_unix_ns == 0 {
-                String::new()
-            } else {
-                format!(", since {}", age(now - w.since_unix_ns))
+    let mut text = Text { out: String::new(), now };
+    text.pod(&pod);
+    text.waiting(pod.waiting.as_ref());
+    text.containers(&reply.containers);
+    text.volumes(&reply.volumes);
+    text.decision(reply);
+    text.errors(&reply.last_errors);
+    text.events(&reply.events);
+    if !reply.trace_id.is_empty() {
+        text.row("trace", format_args!("{}", clean(&reply.trace_id)));
+    }
+    text.out
+}
+
+/// The text of an explanation: one labelled row per fact.
+struct Text {
+    out: String,
+    now: i64,
+}
+
+impl Text {
+    fn row(&mut self, label: &str, fact: std::fmt::Arguments<'_>) {
+        // Writing to a String does not fail.
+        let _ = writeln!(self.out, "  {label:<10} {fact}");
+    }
+
+    fn pod(&mut self, pod: &PodView) {
+        let object: serde_json::Value = serde_json::from_slice(&pod.pod).unwrap_or_default();
+        let phase = object.pointer("/status/phase").and_then(serde_json::Value::as_str).unwrap_or_default();
+        let _ = writeln!(
+            self.out,
+            "pod {}/{}  uid {}  phase {}  worker: {}",
+            clean(&pod.namespace),
+            clean(&pod.name),
+            clean(&pod.uid),
+            or_nothing(phase),
+            or_nothing(&pod.worker)
+        );
+        let age = age(self.now - pod.created_unix_ns);
+        self.row(
+            "status",
+            format_args!(
+                "{}  ready {}  ip {}  age {age}  from {}",
+                or_nothing(&pod.status),
+                or_nothing(&pod.ready),
+                or_nothing(&pod.pod_ip),
+                or_nothing(&pod.source)
+            ),
+        );
+    }
+
+    fn waiting(&mut self, wait: Option<&Waiting>) {
+        let Some(wait) = wait else { return self.row("waits for", format_args!("nothing")) };
+        let container =
+            if wait.container.is_empty() { String::new() } else { format!(" of {}", clean(&wait.container)) };
+        let since = match wait.since_unix_ns {
+            0 => String::new(),
+            since => format!(", since {}", age(self.now - since)),
+        };
+        let (reason, text) = (clean(&wait.reason), waiting(wait, self.now));
+        self.row("waits for", format_args!("{reason}{container}: {text}{since}"));
+    }
+
+    fn containers(&mut self, containers: &[ContainerExplain]) {
+        for container in containers {
+            let detail = match &*container.detail {
+                "" => String::new(),
+                detail => format!(" {}", clean(detail)),
             };
-            let _ = writeln!(
-                out,
-                "  {:<10} {}{container}: {}{since}",
-                "waits for",
-                clean(&w.reason),
-                waiting(w, now)
+            let (name, state) = (clean(&container.name), clean(&container.state));
+            let restarts = container.restarts;
+            self.row("container", format_args!("{name}  {state}{detail}, restarts {restarts}"));
+        }
+    }
+
+    fn volumes(&mut self, volumes: &[VolumeView]) {
+        for volume in volumes {
+            let Some(text) = explanation(volume, self.now) else { continue };
+            let name = if volume.name.is_empty() { &volume.spec_name } else { &volume.name };
+            self.row("volume", format_args!("{}  {text}", clean(name)));
+        }
+    }
+
+    fn decision(&mut self, reply: &ExplainReply) {
+        if reply.decided_unix_ns == 0 {
+            self.row("decision", format_args!("none yet"));
+        } else {
+            let ago = took(self.now - reply.decided_unix_ns);
+            self.row(
+                "decision",
+                format_args!(
+                    "{} ({ago} ago)  seen runtime at epoch {} rev {}, {:.1}ms before",
+                    moment(reply.decided_unix_ns),
+                    reply.runtime_epoch,
+                    reply.runtime_rev,
+                    reply.observed_before_ms
+                ),
             );
         }
-        None => {
-            let _ = writeln!(out, "  {:<10} nothing", "waits for");
+        for line in &reply.decision {
+            let _ = writeln!(self.out, "    → {}", clean(line));
         }
     }
-    for c in &reply.containers {
-        let detail = if c.detail.is_empty() { String::new() } else { format!(" {}", clean(&c.detail)) };
-        let _ = writeln!(
-            out,
-            "  {:<10} {}  {}{detail}, restarts {}",
-            "container",
-            clean(&c.name),
-            clean(&c.state),
-            c.restarts
-        );
-    }
-    for volume in &reply.volumes {
-        if let Some(text) = explanation(volume, now) {
-            let name = if volume.name.is_empty() { &volume.spec_name } else { &volume.name };
-            let _ = writeln!(out, "  {:<10} {}  {text}", "volume", clean(name));
+
+    fn errors(&mut self, errors: &[String]) {
+        if errors.is_empty() {
+            self.row("errors", format_args!("none"));
+        }
+        for error in errors {
+            self.row("error", format_args!("{}", clean(error)));
         }
     }
-    if reply.decided_unix_ns == 0 {
-        let _ = writeln!(out, "  {:<10} none yet", "decision");
-    } else {
-        let _ = writeln!(
-            out,
-            "  {:<10} {} ({} ago)  seen runtime at epoch {} rev {}, {:.1}ms before",
-            "decision",
-            moment(reply.decided_unix_ns),
-            took(now - reply.decided_unix_ns),
-            reply.runtime_epoch,
-            reply.runtime_rev,
-            reply.observed_before_ms
-        );
+
+    fn events(&mut self, events: &[EventView]) {
+        for event in &events[events.len().saturating_sub(EVENTS)..] {
+            let times = if event.count > 1 { format!(" (x{})", event.count) } else { String::new() };
+            let (kind, reason, message) = (clean(&event.r#type), clean(&event.reason), clean(&event.message));
+            let ago = age(self.now - event.at_unix_ns);
+            self.row("event", format_args!("{ago} ago  {kind} {reason}: {message}{times}"));
+        }
     }
-    for line in &reply.decision {
-        let _ = writeln!(out, "    → {}", clean(line));
-    }
-    if reply.last_errors.is_empty() {
-        let _ = writeln!(out, "  {:<10} none", "errors");
-    }
-    for error in &reply.last_errors {
-        let _ = writeln!(out, "  {:<10} {}", "error", clean(error));
-    }
-    let skip = reply.events.len().saturating_sub(EVENTS);
-    for e in &reply.events[skip..] {
-        let times = if e.count > 1 { format!(" (x{})", e.count) } else { String::new() };
-        let _ = writeln!(
-            out,
-            "  {:<10} {} ago  {} {}: {}{times}",
-            "event",
-            age(now - e.at_unix_ns),
-            clean(&e.r#type),
-            clean(&e.reason),
-            clean(&e.message)
-        );
-    }
-    if !reply.trace_id.is_empty() {
-        let _ = writeln!(out, "  {:<10} {}", "trace", clean(&reply.trace_id));
-    }
-    out
 }
 
 #[derive(Debug, Serialize)]

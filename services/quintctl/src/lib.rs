@@ -19,6 +19,7 @@ pub mod logs;
 pub mod out;
 mod parse;
 pub mod pods;
+pub mod pressure;
 mod process;
 pub mod retry;
 mod run_as;

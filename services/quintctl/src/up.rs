@@ -117,77 +117,39 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
         started = start_containerd(&args, &layout) => started?,
         () = signals.next() => return Ok(ExitCode::from(130)),
     };
-    let runtime = Runtime {
-        endpoint: containerd
-            .as_ref()
-            .map(Containerd::endpoint)
-            .or_else(|| args.runtime_endpoint.clone())
-            .unwrap_or_else(|| RUNTIME_ENDPOINT.to_owned()),
-        cgroup_root: args
-            .cgroup_root
-            .clone()
-            .or_else(|| containerd.as_ref().map(Containerd::cgroup_root))
-            .unwrap_or_else(|| "/".to_owned()),
-    };
+    let runtime = runtime(&args, containerd.as_ref());
     let header = head::Header::new(&args, &layout, &runtime.endpoint, &node, &cwd);
     print(&header.lines());
 
     let tasks = TaskGroup::new();
-    let processes = Arc::new(Mutex::new(processes));
     let users = users_of_services(&args, &layout, &bin_dir)?;
     let copies = prepare(&args, &layout, users)?;
     let copying = task::spawn("refresh file copies", copies.keep_refreshed());
     let plans = plan::services(&args, &layout, &runtime, &node, users);
-    let now = quintlet_kit::clock::Clock::system().wall();
-    for plan in &plans {
-        logs::append_start_line(&logs::path(&layout.log_dir, plan.name), &args.log_format, now)
-            .map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
-    }
     let written = plans.iter().map(|plan| plan.name).chain(containerd.as_ref().map(|_| CONTAINERD)).collect();
     let limits = logs::Limits { size: args.log_max_size << 20, files: args.log_max_files };
+    let services = start_services(plans, &args, &layout, &bin_dir, processes, &tasks)?;
     let rotation =
         task::spawn("rotate logs", logs::rotate_periodically(layout.log_dir.clone(), written, limits));
-    let services: Vec<Service> = plans
-        .into_iter()
-        .map(|plan| {
-            let paths = quintlet_kit::paths::Paths::new(&layout.run_dir);
-            Service::start(plan, &bin_dir, &layout.log_dir, &paths, processes.clone(), &tasks)
-        })
-        .collect();
     let (views, mut view) = watch::channel(View::default());
     let follower = task::spawn("follow pods", view::follow(layout.podsync_socket(), views));
-    let live = !args.once && screen::is_possible();
-    if !live {
+
+    let began = Instant::now();
+    let outcome = if !args.once && screen::is_possible() {
+        match show_screen(&services, &header, &layout, &view, &mut signals).await {
+            Ok(()) => None,
+            Err(error) => {
+                tracing::warn!(
+                    error = quintlet_kit::error_chain(&error),
+                    "live table failed, printing lines"
+                );
+                attend(&mut view, &mut signals, None, began, &args).await
+            }
+        }
+    } else {
         for service in &services {
             tasks.spawn("print restarts", print_restarts(service.name, service.state()));
         }
-    }
-
-    let began = Instant::now();
-    let outcome = if live {
-        let states: Vec<_> = services.iter().map(|s| (s.name, s.state())).collect();
-        let paths = Paths::new(&layout.run_dir);
-        let (overviews, overview) = watch::channel(None);
-        let polling = task::spawn("poll health", head::poll_health(paths.clone(), overviews));
-        let kills = kills::kills(states.clone(), paths.clone(), view.clone());
-        let lines = |width| {
-            let now: Vec<_> = states.iter().map(|(name, state)| (*name, state.borrow().clone())).collect();
-            header.all(overview.borrow().as_ref(), &now, width)
-        };
-        let places = screen::Places { paths, pod_logs_dir: layout.pod_logs_dir.clone() };
-        // Dropping the screen restores the terminal.
-        let shown = tokio::select! {
-            shown = screen::run(places, view.clone(), lines, Some(kills)) => shown,
-            () = signals.next() => Ok(()),
-        };
-        polling.abort();
-        if let Err(error) = shown {
-            tracing::warn!(error = quintlet_kit::error_chain(&error), "live table failed, printing lines");
-            attend(&mut view, &mut signals, None, began, &args).await
-        } else {
-            None
-        }
-    } else {
         attend(&mut view, &mut signals, checker.as_mut(), began, &args).await
     };
     let result =
@@ -201,6 +163,66 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
         tracing::warn!(task = name, "task did not stop in time");
     }
     Ok(result)
+}
+
+fn runtime(args: &UpArgs, containerd: Option<&Containerd>) -> Runtime {
+    Runtime {
+        endpoint: containerd
+            .map(Containerd::endpoint)
+            .or_else(|| args.runtime_endpoint.clone())
+            .unwrap_or_else(|| RUNTIME_ENDPOINT.to_owned()),
+        cgroup_root: args
+            .cgroup_root
+            .clone()
+            .or_else(|| containerd.map(Containerd::cgroup_root))
+            .unwrap_or_else(|| "/".to_owned()),
+    }
+}
+
+fn start_services(
+    plans: Vec<plan::Plan>,
+    args: &UpArgs,
+    layout: &Layout,
+    bin_dir: &Path,
+    processes: Processes,
+    tasks: &TaskGroup,
+) -> Result<Vec<Service>, UpError> {
+    let now = quintlet_kit::clock::Clock::system().wall();
+    for plan in &plans {
+        logs::append_start_line(&logs::path(&layout.log_dir, plan.name), &args.log_format, now)
+            .map_err(|source| UpError::Directory { path: layout.log_dir.clone(), source })?;
+    }
+    let processes = Arc::new(Mutex::new(processes));
+    let paths = Paths::new(&layout.run_dir);
+    let start = |plan| Service::start(plan, bin_dir, &layout.log_dir, &paths, Arc::clone(&processes), tasks);
+    Ok(plans.into_iter().map(start).collect())
+}
+
+/// Shows the live table until the user closes it or a signal arrives.
+async fn show_screen(
+    services: &[Service],
+    header: &head::Header,
+    layout: &Layout,
+    view: &watch::Receiver<View>,
+    signals: &mut Signals,
+) -> Result<(), crate::error::Error> {
+    let paths = Paths::new(&layout.run_dir);
+    let states: Vec<_> = services.iter().map(|s| (s.name, s.state())).collect();
+    let (overviews, overview) = watch::channel(None);
+    let polling = task::spawn("poll health", head::poll_health(paths.clone(), overviews));
+    let kills = kills::kills(states.clone(), paths.clone(), view.clone());
+    let lines = |width| {
+        let now: Vec<_> = states.iter().map(|(name, state)| (*name, state.borrow().clone())).collect();
+        header.all(overview.borrow().as_ref(), &now, width)
+    };
+    let places = screen::Places { paths, pod_logs_dir: layout.pod_logs_dir.clone() };
+    // Dropping the screen restores the terminal.
+    let shown = tokio::select! {
+        shown = screen::run(places, view.clone(), lines, Some(kills)) => shown,
+        () = signals.next() => Ok(()),
+    };
+    polling.abort();
+    shown
 }
 
 /// Prints changes until a signal, which returns none, or until the expectations are decided, which returns whether they are met.

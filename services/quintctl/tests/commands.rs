@@ -14,6 +14,7 @@ use quintlet_proto::debug::v1::{self as debug};
 use quintlet_proto::pleg::v1::pleg_server::{Pleg, PlegServer};
 use quintlet_proto::pleg::v1::{self as pleg, lifecycle_event};
 use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
+use quintlet_proto::podsync::v1::pressure_server::{Pressure, PressureServer};
 use quintlet_proto::podsync::v1::volumes_server::{Volumes, VolumesServer};
 use quintlet_proto::podsync::v1::{self as podsync, watch_pods_event};
 use quintlet_proto::probe::v1::probe_server::{Probe, ProbeServer};
@@ -173,6 +174,41 @@ impl Volumes for FakeVolumes {
     }
 }
 
+struct FakePressure;
+
+#[tonic::async_trait]
+impl Pressure for FakePressure {
+    async fn get(
+        &self,
+        _: Request<podsync::GetPressureRequest>,
+    ) -> Result<Response<podsync::GetPressureReply>, Status> {
+        let threshold = podsync::PressureThreshold { value: Some(1 << 20), ..Default::default() };
+        let next = podsync::EvictionCandidate {
+            namespace: "default".into(),
+            name: "leak".into(),
+            is_measured: true,
+            used: 5 << 20,
+            exceeds_request: true,
+            ..Default::default()
+        };
+        let memory = podsync::PressureSignal {
+            signal: "memory.available".into(),
+            resource: "memory".into(),
+            available: Some(3 << 30),
+            capacity: Some(4 << 30),
+            thresholds: vec![threshold],
+            next: Some(next),
+            ..Default::default()
+        };
+        Ok(Response::new(podsync::GetPressureReply {
+            is_enabled: true,
+            measured_unix_ns: 1,
+            conditions: Vec::new(),
+            signals: vec![memory],
+        }))
+    }
+}
+
 struct FakePleg {
     healthy: bool,
     epoch: u64,
@@ -320,6 +356,7 @@ impl Node {
             &paths.podsync(),
             Server::new("pod-sync")
                 .add_service(PodSyncServer::new(FakePodSync::default()))
+                .add_service(PressureServer::new(FakePressure))
                 .add_service(VolumesServer::new(FakeVolumes)),
         );
         node
@@ -775,4 +812,16 @@ async fn volumes_are_listed_with_the_call_in_progress() {
     let data: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, data.as_array().map(Vec::len)), (0, Some(1)), "{out}");
     assert_eq!((&data[0]["state"], &data[0]["call"]), (&"NotMounted".into(), &"NodeStageVolume".into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pressure_shows_each_signal_and_the_pod_that_is_evicted_next() {
+    let node = Node::start(true);
+    let (code, out, error) = node.run(&["pressure"]).await;
+    assert_eq!((code, error.as_str()), (0, ""));
+    let row = out.lines().find(|line| line.starts_with("memory.available")).unwrap();
+    assert!(row.contains("3Gi of 4Gi (75%)") && row.contains("leak"), "{out}");
+    let (code, out, _) = node.run(&["pressure", "-o", "json"]).await;
+    let data: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &data["signals"][0]["next"]["name"]), (0, &"leak".into()), "{out}");
 }

@@ -8,6 +8,7 @@
 //! - [`limits`]: pods above their own limits of local storage.
 //! - [`message`]: the kubelet's texts and annotations of an eviction.
 //! - [`manager`]: one round of these decisions.
+//! - [`report`]: signals, thresholds and the next pod, for the operator.
 //!
 //! This crate has no I/O, no tasks and no clock. Times are those of `CLOCK_BOOTTIME`, so a step of the wall clock evicts no pod.
 
@@ -20,6 +21,7 @@ pub mod manager;
 pub mod message;
 pub mod pressure;
 pub mod rank;
+pub mod report;
 pub mod thresholds;
 pub mod usage;
 

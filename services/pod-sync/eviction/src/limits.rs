@@ -1,6 +1,6 @@
 //! Pods above their own limits of local storage (`pkg/kubelet/eviction: localStorageEviction`).
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Volume};
 use pod_sync_decisions::qos;
 use quintlet_model::pod;
 use quintlet_model::quantity::{Format, Quantity};
@@ -47,6 +47,19 @@ impl ExceededLimit {
             }
         }
     }
+}
+
+/// Returns whether a pod has a volume with a limit of local storage.
+#[must_use]
+pub fn limits_volumes(pod: &Pod) -> bool {
+    let has_size_limit = |volume: &Volume| volume.empty_dir.as_ref().is_some_and(|v| v.size_limit.is_some());
+    pod::spec(pod).volumes.iter().flatten().any(has_size_limit)
+}
+
+/// Returns whether a pod or a container of it has a limit of local storage.
+#[must_use]
+pub fn limits_containers(pod: &Pod) -> bool {
+    qos::pod_limits(pod).contains_key(Resource::EphemeralStorage.as_str())
 }
 
 /// Returns the first limit of local storage that a pod exceeds.

@@ -39,7 +39,7 @@ pub struct EvictionSettings {
 pub struct Snapshot {
     pub observations: Observations,
     pub usages: PodUsages,
-    /// Pods that have not terminated.
+    /// Pods that have not terminated, measured or not.
     pub candidates: Vec<Candidate>,
 }
 
@@ -98,7 +98,7 @@ pub enum Decision {
 }
 
 /// Decides round by round.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct EvictionManager {
     settings: EvictionSettings,
     pressure: Pressure,
@@ -111,6 +111,12 @@ impl EvictionManager {
     pub fn new(mut settings: EvictionSettings) -> Self {
         settings.thresholds = with_container_fs(&settings.thresholds, settings.layout);
         Self { settings, pressure: Pressure::default(), conditions: BTreeSet::new() }
+    }
+
+    /// Returns whether observations cross a threshold, so that a pod may have to be chosen now or after a grace period.
+    #[must_use]
+    pub fn is_crossed(&self, observations: &Observations) -> bool {
+        !self.pressure.crossed_by(&self.settings.thresholds, observations).is_empty()
     }
 
     /// Begins a round at `now`, on `CLOCK_BOOTTIME`.
@@ -141,10 +147,7 @@ impl EvictionManager {
         if self.is_relieved(reclaiming, after) {
             return None;
         }
-        let mut pods: Vec<_> =
-            snapshot.candidates.iter().filter(|c| !pod::is_critical(&c.pod)).cloned().collect();
-        rank(&mut pods, &snapshot.usages, reclaiming.signal, self.settings.layout);
-        let candidate = pods.into_iter().next()?;
+        let candidate = self.next(reclaiming.signal, snapshot)?;
         let EvictionMessage { text, annotations } = eviction_message(
             reclaiming.resource(),
             &candidate.pod,
@@ -163,6 +166,15 @@ impl EvictionManager {
             is_disruption: true,
             signal: reclaiming.signal.as_str(),
         })
+    }
+
+    /// Returns the pod that is evicted next for a signal: the first in the order of [`rank`] that is not critical.
+    #[must_use]
+    pub fn next(&self, signal: Signal, snapshot: &Snapshot) -> Option<Candidate> {
+        let mut pods: Vec<_> =
+            snapshot.candidates.iter().filter(|c| !pod::is_critical(&c.pod)).cloned().collect();
+        rank(&mut pods, &snapshot.usages, signal, self.settings.layout);
+        pods.into_iter().next()
     }
 
     /// Returns whether reclaiming from the node sufficed, so that no pod is evicted. `after`: as in [`Self::after_reclaim`].

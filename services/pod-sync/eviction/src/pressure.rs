@@ -37,13 +37,7 @@ impl Pressure {
         transition: Duration,
         now: Duration,
     ) -> Round {
-        let mut crossed = crossed(thresholds, &observations, false);
-        // A reclaim in progress continues until the minimum reclaim is available, too.
-        for threshold in crossed_with_reclaim(&self.reclaiming, &observations) {
-            if !crossed.iter().any(|t| t.is_same(&threshold)) {
-                crossed.push(threshold);
-            }
-        }
+        let crossed = self.crossed_by(thresholds, &observations);
         let since = |threshold: &Threshold| {
             let known = self.crossed.iter().find(|(t, _)| t.is_same(threshold));
             known.map_or(now, |(_, since)| *since)
@@ -64,6 +58,18 @@ impl Pressure {
         Round { conditions: self.seen.keys().copied().collect(), reclaim_for }
     }
 
+    /// Returns the thresholds that observations cross, after those of earlier rounds.
+    pub(crate) fn crossed_by(&self, thresholds: &[Threshold], observations: &Observations) -> Vec<Threshold> {
+        let mut crossed = crossed(thresholds, observations, false);
+        // A reclaim in progress continues until the minimum reclaim is available, too.
+        for threshold in crossed_with_reclaim(&self.reclaiming, observations) {
+            if !crossed.iter().any(|t| t.is_same(&threshold)) {
+                crossed.push(threshold);
+            }
+        }
+        crossed
+    }
+
     // An observation decides once, and only if its measurement began after the last eviction ended.
     fn is_new(&self, observation: Option<&Observation>, threshold: &Threshold) -> bool {
         let Some(observation) = observation else { return false };
@@ -81,6 +87,12 @@ impl Pressure {
     #[must_use]
     pub fn crossed(&self) -> &[(Threshold, Duration)] {
         &self.crossed
+    }
+
+    /// Returns the conditions that are true, and when a threshold of each was crossed last.
+    #[must_use]
+    pub fn seen(&self) -> &BTreeMap<PressureCondition, Duration> {
+        &self.seen
     }
 
     /// Returns the observations of the last round.

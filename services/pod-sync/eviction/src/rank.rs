@@ -13,6 +13,19 @@ use crate::usage::{Candidate, PodUsage, PodUsages, disk_usage, request};
 // Evicted first is what compares as least.
 type Key = (bool, bool, i32, Reverse<Quantity>);
 
+/// Facts that determine the place of a pod in the order of evictions for a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RankFacts {
+    /// The pod has statistics. Without them, `used` and `request` are zero.
+    pub is_measured: bool,
+    pub used: Quantity,
+    /// The pod's request; zero for resources without requests.
+    pub request: Quantity,
+    pub priority: i32,
+    /// The pod uses more than it requested. Always true for process IDs.
+    pub exceeds_request: bool,
+}
+
 /// Sorts pods: the one to evict first comes first. Pods that compare as equal keep their order.
 ///
 /// Pods without statistics come first. Then pods that use more than they requested, then those of lower priority, then those whose
@@ -21,13 +34,25 @@ type Key = (bool, bool, i32, Reverse<Quantity>);
 /// The kubelet compares inodes above the request of *bytes* of ephemeral storage, so that a pod with a large request keeps its inodes.
 /// Here inodes are compared as they are.
 pub fn rank(pods: &mut [Candidate], usages: &PodUsages, signal: Signal, layout: Layout) {
-    pods.sort_by_cached_key(|candidate| key(candidate, usages.get(&candidate.uid), signal, layout));
+    pods.sort_by_cached_key(|candidate| facts(candidate, usages.get(&candidate.uid), signal, layout).key());
 }
 
-fn key(candidate: &Candidate, usage: Option<&PodUsage>, signal: Signal, layout: Layout) -> Key {
+impl RankFacts {
+    fn key(&self) -> Key {
+        let excess = Reverse(self.used - self.request);
+        (self.is_measured, self.is_measured && !self.exceeds_request, self.priority, excess)
+    }
+}
+
+/// Returns the facts that determine the place of a pod in the order of [`rank`].
+#[must_use]
+pub fn facts(candidate: &Candidate, usage: Option<&PodUsage>, signal: Signal, layout: Layout) -> RankFacts {
     let pod = &*candidate.pod;
     let priority = pod::spec(pod).priority.unwrap_or(0);
-    let Some(usage) = usage else { return (false, false, priority, Reverse(Quantity::default())) };
+    let Some(usage) = usage else {
+        let none = Quantity::default();
+        return RankFacts { is_measured: false, used: none, request: none, priority, exceeds_request: false };
+    };
     let resource = signal.resource();
     let used = match resource {
         Resource::Memory => usage.working_set.unwrap_or(0),
@@ -41,11 +66,11 @@ fn key(candidate: &Candidate, usage: Option<&PodUsage>, signal: Signal, layout: 
         Resource::Memory | Resource::EphemeralStorage => request(pod, resource),
         Resource::Inodes | Resource::Pids => Quantity::default(),
     };
-    let exceeds = match resource {
+    let exceeds_request = match resource {
         Resource::Pids => true,
         Resource::Memory | Resource::EphemeralStorage | Resource::Inodes => used > request,
     };
-    (true, !exceeds, priority, Reverse(used - request))
+    RankFacts { is_measured: true, used, request, priority, exceeds_request }
 }
 
 #[cfg(test)]

@@ -1,7 +1,10 @@
 //! Thresholds of the configuration (`pkg/kubelet/eviction: ParseThresholdConfig`).
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use pod_sync_decisions::qos::ResourceList;
 use quintlet_model::quantity::{Format, InvalidQuantity, Quantity};
 
 use crate::layout::Layout;
@@ -39,6 +42,15 @@ impl Amount {
             Self::Share(share) => {
                 Quantity::from_units((capacity.value() as f64 * f64::from(share)) as i64, Format::Binary)
             }
+        }
+    }
+
+    /// Returns the share in percent, or `None` for a fixed amount.
+    #[must_use]
+    pub fn percent(self) -> Option<f32> {
+        match self {
+            Self::Quantity(_) => None,
+            Self::Share(share) => Some(share * 100.0),
         }
     }
 
@@ -188,6 +200,18 @@ pub fn parse(config: &ThresholdConfig<'_>) -> Result<Vec<Threshold>, ThresholdEr
     Ok(thresholds)
 }
 
+/// Returns the amounts that hard eviction keeps free, by resource (`pkg/kubelet/cm: hardEvictionReservations`).
+#[must_use]
+pub fn hard_reservations(hard: &[Threshold], capacity: &BTreeMap<String, ApiQuantity>) -> ResourceList {
+    let resources = [(Signal::MemoryAvailable, "memory"), (Signal::NodeFsAvailable, "ephemeral-storage")];
+    let reservation = |threshold: &Threshold| {
+        let (_, resource) = resources.into_iter().find(|(signal, _)| *signal == threshold.signal)?;
+        let whole = capacity.get(resource).map(Quantity::of).unwrap_or_default();
+        Some((resource.to_owned(), threshold.value.of(whole)))
+    };
+    hard.iter().filter_map(reservation).collect()
+}
+
 /// Replaces the thresholds of the file system of writable layers by those of the file system that it is on, or that the kubelet
 /// takes for it (`UpdateContainerFsThresholds`).
 #[must_use]
@@ -278,6 +302,26 @@ mod tests {
             format!("{} {} {:?}{reclaim}", t.signal, text(t.value), t.grace)
         };
         thresholds.iter().map(show).collect()
+    }
+
+    #[test]
+    fn hard_eviction_reserves_memory_and_disk_as_amounts_or_shares_of_the_capacity() {
+        let capacity = [("memory", "1000Ki"), ("ephemeral-storage", "101430960Ki")];
+        let capacity =
+            capacity.map(|(name, amount)| (name.to_owned(), ApiQuantity(amount.to_owned()))).into();
+        let reserved = |hard: &[(&str, &str)]| {
+            let hard = pairs(hard);
+            let hard = parse(&ThresholdConfig { hard: Some(&hard), ..ThresholdConfig::default() }).unwrap();
+            let reserved = hard_reservations(&hard, &capacity).into_iter();
+            reserved.map(|(name, amount)| (name, amount.value())).collect::<Vec<_>>()
+        };
+        assert_eq!(reserved(&[]), []);
+        // The allocatable storage of such a node is 93478772582 bytes with a kubelet, which stores percentages in 32 bits.
+        let disk = ("ephemeral-storage".to_owned(), 103_865_303_040 - 93_478_772_582);
+        let both = [("memory.available", "100Ki"), ("nodefs.available", "10%"), ("nodefs.inodesFree", "5%")];
+        assert_eq!(reserved(&both), [disk, ("memory".to_owned(), 100 << 10)]);
+        assert_eq!(reserved(&[("memory.available", "2.5%")]), [("memory".to_owned(), 25 << 10)]);
+        assert_eq!(reserved(&[("memory.available", "0%")]), []);
     }
 
     #[test]

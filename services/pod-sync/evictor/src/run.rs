@@ -1,15 +1,17 @@
 //! The loop of evictions.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use pod_sync_eviction::layout::{Layout, Reclaim};
 use pod_sync_eviction::manager::{Decision, Eviction, EvictionManager, EvictionSettings, Snapshot};
+use pod_sync_eviction::thresholds::Threshold;
 use pod_sync_eviction::usage::{Observations, PodUsages};
 use pod_sync_eviction::{PressureCondition, Resource};
 use quintlet_model::ids::PodUid;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -17,10 +19,20 @@ use crate::metrics::EvictionMetrics;
 
 /// Interval between rounds (`pkg/kubelet: evictionMonitoringPeriod`).
 const PERIOD: Duration = Duration::from_secs(10);
+/// Shortest interval between rounds when the kernel reports memory usage.
+const SHORTEST_PERIOD: Duration = Duration::from_secs(1);
 /// Longest wait until evicted pods have given back their resources (`pkg/kubelet/eviction: podCleanupTimeout`).
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval between checks whether they have (`podCleanupPollFreq`).
 const CLEANUP_POLL: Duration = Duration::from_secs(1);
+
+/// The pods that are measured in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// Pods with a limit of local storage. The others matter only once a threshold is crossed.
+    Limited,
+    All,
+}
 
 /// The node as evictions see it.
 #[async_trait]
@@ -28,11 +40,12 @@ pub trait Node: Send + Sync {
     /// Returns which file systems are shared, or `None` if the runtime has not answered yet.
     async fn layout(&self) -> Option<Layout>;
 
-    /// Measures the node and its pods. Returns `None` if that fails or takes too long.
-    async fn snapshot(&self) -> Option<Snapshot>;
-
     /// Measures the node alone. Returns `None` if that fails or takes too long.
     async fn observations(&self) -> Option<Observations>;
+
+    /// Adds the pods that may be evicted to the observations, and measures those in `scope`. Removes observations for which no pod can
+    /// be chosen. Returns `None` if measuring fails or takes too long.
+    async fn snapshot(&self, observations: Observations, scope: Scope) -> Option<Snapshot>;
 
     /// Measures the disk usage of pods again, volumes included, since the one in a snapshot may be a minute old. Returns `None` if that
     /// fails or takes too long.
@@ -50,30 +63,47 @@ pub trait Node: Send + Sync {
     /// Reports that the node begins to reclaim a resource.
     fn reclaiming(&self, resource: Resource);
 
+    /// Returns when the kernel reports that memory usage has crossed a threshold since the observations were made. Never returns if
+    /// the kernel does not report that.
+    async fn memory_alarm(&self, thresholds: &[Threshold], observations: &Observations);
+
     /// Returns the time on `CLOCK_BOOTTIME`.
     fn now(&self) -> Duration;
 }
 
-/// Carries out evictions until `stop`. `settings` has the layout of the node filled in once the runtime has answered. `conditions`
-/// gets the pressure conditions that are true.
-pub async fn run(
-    node: impl Node,
-    settings: EvictionSettings,
-    conditions: watch::Sender<BTreeSet<PressureCondition>>,
-    stop: CancellationToken,
-) {
+/// A round as it is shown to the operator.
+#[derive(Debug)]
+pub struct LastRound {
+    pub snapshot: Snapshot,
+    /// The pods that the snapshot has figures of.
+    pub scope: Scope,
+    /// The manager after its decision on the snapshot.
+    pub manager: EvictionManager,
+    /// Time of the decision, on `CLOCK_BOOTTIME`.
+    pub at: Duration,
+}
+
+/// Receivers of the results of each round, and requests for one.
+#[derive(Debug)]
+pub struct Published {
+    /// The pressure conditions that are true.
+    pub conditions: watch::Sender<BTreeSet<PressureCondition>>,
+    /// The last round with a measurement; `None` before the first one.
+    pub round: watch::Sender<Option<Arc<LastRound>>>,
+    /// Requests a round in which all pods are measured.
+    pub full_round: Arc<Notify>,
+}
+
+/// Carries out evictions until `stop`. `settings` has the layout of the node filled in once the runtime has answered.
+pub async fn run(node: impl Node, settings: EvictionSettings, published: Published, stop: CancellationToken) {
     // An eviction that has begun continues without this loop, and the next process waits for its end.
     tokio::select! {
         () = stop.cancelled() => {}
-        () = follow(&node, settings, &conditions) => {}
+        () = follow(&node, settings, &published) => {}
     }
 }
 
-async fn follow(
-    node: &impl Node,
-    mut settings: EvictionSettings,
-    conditions: &watch::Sender<BTreeSet<PressureCondition>>,
-) {
+async fn follow(node: &impl Node, mut settings: EvictionSettings, published: &Published) {
     let metrics = EvictionMetrics::default();
     // What an earlier process evicted must be gone before anything is measured, or another pod would be evicted for the same need.
     wait_for_cleanup(node, &node.unfinished()).await;
@@ -84,10 +114,12 @@ async fn follow(
         }
     };
     let mut manager = EvictionManager::new(settings);
+    let mut scope = Scope::Limited;
     loop {
-        let evicted = round(node, &mut manager, conditions, &metrics).await;
+        let evicted = round(node, &mut manager, scope, published, &metrics).await;
+        scope = Scope::Limited;
         if evicted.is_empty() {
-            sleep(PERIOD).await;
+            scope = wait_for_next_round(node, &manager, published, &metrics).await;
         } else {
             wait_for_cleanup(node, &evicted).await;
             manager.evicted(node.now());
@@ -95,15 +127,46 @@ async fn follow(
     }
 }
 
+/// Waits for an interval, or less if the kernel reports that memory is short or a round is requested. Returns which pods the next
+/// round measures at least.
+async fn wait_for_next_round(
+    node: &impl Node,
+    manager: &EvictionManager,
+    published: &Published,
+    metrics: &EvictionMetrics,
+) -> Scope {
+    let observations = manager.pressure().observations();
+    // The kernel is asked at once. A usage that changes all the time does not cause one measurement after another.
+    let alarm = async {
+        tokio::join!(sleep(SHORTEST_PERIOD), node.memory_alarm(&manager.settings().thresholds, observations))
+    };
+    // No arm changes anything, so that each may be dropped.
+    tokio::select! {
+        () = sleep(PERIOD) => Scope::Limited,
+        () = published.full_round.notified() => Scope::All,
+        _ = alarm => {
+            tracing::info!("the kernel reports that memory usage has crossed a threshold");
+            metrics.alarmed();
+            Scope::Limited
+        }
+    }
+}
+
 async fn round(
     node: &impl Node,
     manager: &mut EvictionManager,
-    conditions: &watch::Sender<BTreeSet<PressureCondition>>,
+    scope: Scope,
+    published: &Published,
     metrics: &EvictionMetrics,
 ) -> BTreeSet<PodUid> {
-    let Some(mut snapshot) = node.snapshot().await else { return BTreeSet::new() };
+    let Some(observations) = node.observations().await else { return BTreeSet::new() };
+    let scope = if manager.is_crossed(&observations) { Scope::All } else { scope };
+    let Some(snapshot) = node.snapshot(observations, scope).await else { return BTreeSet::new() };
     let decision = manager.decide(&snapshot, node.now());
-    conditions.send_if_modified(|known| {
+    let mut round = Arc::new(LastRound { snapshot, scope, manager: manager.clone(), at: node.now() });
+    published.round.send_replace(Some(Arc::clone(&round)));
+    metrics.set_pressure(manager.conditions());
+    published.conditions.send_if_modified(|known| {
         let changed = known != manager.conditions();
         known.clone_from(manager.conditions());
         changed
@@ -121,12 +184,14 @@ async fn round(
             let is_disk = matches!(reclaiming.resource(), Resource::EphemeralStorage | Resource::Inodes);
             if is_disk && !manager.is_relieved(&reclaiming, after.as_ref()) {
                 // Without the usage of now, the wrong pod could be evicted.
-                let Some(usages) = node.disk_usage(&snapshot).await else { return BTreeSet::new() };
-                snapshot.usages = usages;
+                let Some(usages) = node.disk_usage(&round.snapshot).await else { return BTreeSet::new() };
+                let snapshot = Snapshot { usages, ..round.snapshot.clone() };
+                round = Arc::new(LastRound { snapshot, scope, manager: manager.clone(), at: round.at });
+                published.round.send_replace(Some(Arc::clone(&round)));
             }
-            let eviction = manager.after_reclaim(&reclaiming, &snapshot, after.as_ref());
+            let eviction = manager.after_reclaim(&reclaiming, &round.snapshot, after.as_ref());
             if eviction.is_some() {
-                for (signal, at) in reclaiming.observed(&snapshot.observations) {
+                for (signal, at) in reclaiming.observed(&round.snapshot.observations) {
                     metrics.acted_on(signal.as_str(), node.now().saturating_sub(at));
                 }
             }

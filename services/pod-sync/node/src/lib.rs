@@ -2,6 +2,8 @@
 //!
 //! Futures that the caller spawns, each until its `stop`:
 //! - [`poll_runtime`] asks the runtime for its Status and publishes [`RuntimeState`] on a `watch` channel.
+//! - [`NodeCgroups::keep`] writes the limits of the node's cgroups again.
+//! - [`ProcessCgroups::keep`] moves processes into the cgroups of the configuration.
 //! - [`poll_images`] lists images for `Node.status.images`.
 //! - [`follow_addresses`] keeps the node's addresses up to date, in [`NodeIps`](pod_sync_cri_config::node_ips::NodeIps) and on a
 //!   `watch` channel.
@@ -16,18 +18,30 @@
 
 mod addresses;
 mod machine;
+mod machine_checks;
+mod node_cgroups;
 mod object;
 mod pod_cidrs;
+mod process_cgroups;
 mod report;
+mod reservations;
 mod resources;
 mod runtime;
+mod runtime_state;
 mod status;
 
 pub use crate::addresses::{AddressesError, check_addresses, follow_addresses, initial_addresses};
-pub use crate::machine::{EvictionThresholdError, eviction_reserve, huge_pages};
+pub use crate::machine::huge_pages;
+pub use crate::machine_checks::{Machine, MachineError, MachineRules, MachineWarning, has_tmpfs_noswap};
+pub use crate::node_cgroups::{EnforcementError, NodeCgroups};
 pub use crate::object::{managed_node, node_object};
 pub use crate::pod_cidrs::{follow_pod_cidrs, set_pod_cidrs};
+pub use crate::process_cgroups::ProcessCgroups;
 pub use crate::report::{NodeInputs, report_node};
-pub use crate::resources::{RESERVABLE, allocatable, capacity, cpus, max_pods, pod_limits, swap_bytes};
-pub use crate::runtime::{RuntimeState, poll_runtime};
+pub use crate::reservations::{
+    EnforcedReservation, RESERVABLE, ReservationError, ReservationFields, Reservations,
+};
+pub use crate::resources::{allocatable, capacity, cpus, max_pods, online_cpus, pod_limits, swap_bytes};
+pub use crate::runtime::poll_runtime;
+pub use crate::runtime_state::RuntimeState;
 pub use crate::status::{declared_features, poll_images};

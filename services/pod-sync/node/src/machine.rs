@@ -1,15 +1,9 @@
-//! IDs and huge pages of the machine, and the resources that hard eviction thresholds keep free.
+//! IDs and huge pages of the machine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
-use pod_sync_decisions::qos::ResourceList;
 use quintlet_model::quantity::{Format, Quantity};
-
-/// Eviction signals with a resource whose allocatable amount they reduce.
-const RESERVING_SIGNALS: [(&str, &str); 2] =
-    [("memory.available", "memory"), ("nodefs.available", "ephemeral-storage")];
 
 /// Returns the content of the first of these files below `root` that is not empty.
 fn first_of(root: &Path, files: &[&str]) -> String {
@@ -50,45 +44,6 @@ pub fn huge_pages(dir: &Path, sizes: &[u64]) -> BTreeMap<String, i64> {
     sizes.iter().filter_map(of).collect()
 }
 
-/// A threshold of `evictionHard` is neither a quantity nor a percentage.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{signal}: {threshold:?} {problem}")]
-pub struct EvictionThresholdError {
-    signal: &'static str,
-    threshold: String,
-    problem: String,
-}
-
-/// Returns the amounts that hard eviction keeps free, by resource.
-pub fn eviction_reserve(
-    thresholds: &[(String, String)],
-    capacity: &BTreeMap<String, ApiQuantity>,
-) -> Result<ResourceList, EvictionThresholdError> {
-    let mut all = ResourceList::new();
-    for (signal, resource) in RESERVING_SIGNALS {
-        let Some((_, threshold)) = thresholds.iter().rfind(|(name, _)| name == signal) else { continue };
-        let error =
-            |problem: String| EvictionThresholdError { signal, threshold: threshold.clone(), problem };
-        quintlet_config::checks::threshold(threshold).map_err(|problem| error(problem.to_string()))?;
-        let amount = match threshold.strip_suffix('%') {
-            Some(percent) => {
-                let whole = capacity.get(resource).map(Quantity::of).unwrap_or_default().value();
-                let percent: f64 = percent.parse().map_err(|_| error("is not a number".to_owned()))?;
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_precision_loss,
-                    reason = "far below 2^53 bytes"
-                )]
-                let bytes = (whole as f64 * percent / 100.0) as i64;
-                Quantity::from_units(bytes, Format::Binary)
-            }
-            None => Quantity::parse(threshold).map_err(|e| error(e.to_string()))?,
-        };
-        all.insert(resource.to_owned(), amount);
-    }
-    Ok(all)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,22 +80,5 @@ mod tests {
         }
         let got = huge_pages(dir.path(), &[2 << 20, 1 << 30, 64 << 10]);
         assert_eq!(got, [("hugepages-1Gi".to_owned(), 0), ("hugepages-2Mi".to_owned(), 6 << 20)].into());
-    }
-
-    #[test]
-    fn a_threshold_is_an_amount_or_a_part_of_the_capacity() {
-        let capacity = [("memory", "1000Ki"), ("ephemeral-storage", "200Ki")]
-            .map(|(k, v)| (k.to_owned(), ApiQuantity(v.into())));
-        let reserve = |pairs: &[(&str, &str)]| {
-            let pairs: Vec<_> = pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-            let reserve = eviction_reserve(&pairs, &capacity.clone().into()).map_err(|e| e.to_string())?;
-            Ok::<_, String>(reserve.into_iter().map(|(k, v)| (k, v.value())).collect::<Vec<_>>())
-        };
-        assert_eq!(reserve(&[]).unwrap(), []);
-        let both = [("memory.available", "100Ki"), ("nodefs.available", "10%"), ("nodefs.inodesFree", "5%")];
-        let want = [("ephemeral-storage".to_owned(), 20 << 10), ("memory".to_owned(), 100 << 10)];
-        assert_eq!(reserve(&both).unwrap(), want);
-        assert_eq!(reserve(&[("memory.available", "2.5%")]).unwrap(), [("memory".to_owned(), 25 << 10)]);
-        assert!(reserve(&[("memory.available", "101%")]).is_err());
     }
 }

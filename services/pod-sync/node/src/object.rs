@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pod_sync_cri_config::NodeSettings;
 
 use crate::resources::{allocatable, capacity, swap_bytes};
-use crate::runtime::RuntimeState;
+use crate::runtime_state::RuntimeState;
 use crate::{machine, status};
 
 /// Version of the kubelet that Quintlet implements. The API server applies its version skew rules to it.
@@ -79,13 +79,7 @@ pub fn node_object(
         metadata: ObjectMeta {
             name: Some(name),
             labels: Some(all),
-            annotations: Some(
-                [
-                    ("volumes.kubernetes.io/controller-managed-attach-detach".to_owned(), "true".to_owned()),
-                    (VERSION.to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
-                ]
-                .into(),
-            ),
+            annotations: Some([(VERSION.to_owned(), env!("CARGO_PKG_VERSION").to_owned())].into()),
             ..ObjectMeta::default()
         },
         spec: Some(NodeSpec::default()),

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::object::{addresses, managed_node};
-use crate::runtime::RuntimeState;
+use crate::runtime_state::RuntimeState;
 use crate::status;
 
 /// Longest interval between reports; status-reporter treats a report as stale after 30 s.

@@ -6,12 +6,10 @@ use std::path::Path;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use pod_sync_cri_config::NodeSettings;
 use quintlet_cgroups::KubepodsLimits;
+use quintlet_model::cpu_list::CpuList;
 use quintlet_model::quantity::{Format, Quantity as Amount};
 
 use crate::machine;
-
-/// Resources that can be reserved. `pid` is not part of the capacity.
-pub const RESERVABLE: [&str; 4] = ["cpu", "memory", "ephemeral-storage", "pid"];
 
 /// Returns the capacity of the node: CPUs, memory, huge pages, disk of the root directory, pods.
 #[must_use]
@@ -61,19 +59,29 @@ pub fn pod_limits(settings: &NodeSettings) -> KubepodsLimits {
         let amount = settings.reserved.get(name).copied().filter(|_| settings.enforce_reserved);
         amount.unwrap_or_default()
     };
-    let pids = reserved("pid");
     KubepodsLimits {
         memory_bytes: (settings.memory_bytes > 0)
             .then(|| settings.memory_bytes.saturating_sub(reserved("memory").value()).max(0)),
         cpu_milli: Some((cpus().saturating_mul(1000)).saturating_sub(reserved("cpu").milli_value()).max(0)),
-        pids: pids.is_positive().then(|| pid_capacity().saturating_sub(pids.value()).max(1)),
+        // Without a reservation as well, so that the limit of an earlier configuration does not stay.
+        pids: pid_capacity().map(|pids| pids.saturating_sub(reserved("pid").value()).max(1)),
     }
+}
+
+/// Returns the online CPUs of the machine. Those of this process may be fewer: its cgroup may have a quota or a CPU set.
+#[must_use]
+pub fn online_cpus() -> CpuList {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online");
+    online.ok().and_then(|text| CpuList::parse(&text).ok()).unwrap_or_default()
 }
 
 /// Returns the number of CPUs of the machine.
 #[must_use]
 pub fn cpus() -> i64 {
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let cpus = match online_cpus().count() {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        online => online,
+    };
     i64::try_from(cpus).unwrap_or(i64::MAX)
 }
 
@@ -88,10 +96,10 @@ pub fn max_pods(cpus: i64, most: u32, per_core: u32) -> u32 {
 }
 
 /// Returns the number of processes that the machine can run.
-fn pid_capacity() -> i64 {
+fn pid_capacity() -> Option<i64> {
     let read = |path: &str| std::fs::read_to_string(path).ok().and_then(|t| t.trim().parse::<i64>().ok());
     let limits = ["/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"].map(read);
-    limits.into_iter().flatten().min().unwrap_or(i64::MAX)
+    limits.into_iter().flatten().min()
 }
 
 /// Returns the swap of the machine, in bytes.

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pod_sync_clients::{CallError, EventType, Events, Runtime};
+use pod_sync_clients::{CallError, Runtime};
 use pod_sync_cri_config::HandlerFeatures;
-use quintlet_cgroups::{Cgroups, KubepodsLimits};
+use quintlet_cgroups::Cgroups;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::contain::contained_request;
-use quintlet_kit::task;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+
+use crate::node_cgroups::{EnforcementError, NodeCgroups};
+use crate::runtime_state::RuntimeState;
 
 /// Interval between polls of the runtime's Status (pkg/kubelet/kubelet.go: updateRuntimeUp).
 const STATUS_PERIOD: Duration = Duration::from_secs(5);
@@ -22,45 +23,17 @@ const DOWN_AFTER: Duration = Duration::from_secs(30);
 /// (pkg/kubelet/kubelet.go: fastStatusUpdateOnce).
 const FAST_START: Duration = Duration::from_secs(120);
 
-/// State of the container runtime, as its last Status had it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RuntimeState {
-    /// Name of the runtime, which is the scheme of container IDs in statuses. Empty until the first answer.
-    pub name: String,
-    pub version: String,
-    /// Reason why the runtime cannot run pods.
-    pub not_ready: Option<String>,
-    /// Reason why the runtime cannot run pods that need the pod network.
-    pub network_not_ready: Option<String>,
-    /// Features of each runtime handler.
-    pub handlers: BTreeMap<String, HandlerFeatures>,
-    /// Whether the runtime supports `supplementalGroupsPolicy`; `None` if it does not report features.
-    pub supplemental_groups_policy: Option<bool>,
-}
-
-impl RuntimeState {
-    /// Returns whether the runtime can run pods, with and without the pod network.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.is_known() && self.not_ready.is_none() && self.network_not_ready.is_none()
-    }
-
-    /// Returns whether the runtime has answered once.
-    #[must_use]
-    pub fn is_known(&self) -> bool {
-        !self.name.is_empty()
-    }
-}
-
 /// Polls the runtime's Status until `stop`, and sets up the cgroups of the node before the first Status is published.
+///
+/// # Errors
+/// The configuration asks for limits of a cgroup that cannot be limited. No Status is published then.
 pub async fn poll_runtime(
     runtime: Runtime,
     clock: Clock,
     state: watch::Sender<RuntimeState>,
-    cgroups: (Cgroups, KubepodsLimits),
-    node: (Events, String),
+    cgroups: NodeCgroups,
     stop: CancellationToken,
-) {
+) -> Result<(), EnforcementError> {
     let mut good: Option<Duration> = None;
     let mut cgroups = Some(cgroups);
     let started = clock.boot();
@@ -69,10 +42,13 @@ pub async fn poll_runtime(
         let read = {
             let read = async {
                 // No pod starts before the cgroups are set up with the runtime's cgroup driver.
-                if let Some((groups, limits)) = &cgroups {
-                    set_up_cgroups(&runtime, groups, *limits, &node).await?;
+                if let Some(groups) = &cgroups {
+                    set_driver(&runtime, groups.cgroups()).await?;
+                    if let Err(error) = groups.set_up().await {
+                        return Ok(Err(error));
+                    }
                 }
-                read_runtime(&runtime).await
+                read_runtime(&runtime).await.map(Ok)
             };
             let mut read = std::pin::pin!(read);
             let age = good.map_or(Duration::ZERO, |at| clock.boot().saturating_sub(at));
@@ -82,7 +58,7 @@ pub async fn poll_runtime(
                     // The runtime hangs: report it as down, and keep waiting for its answer.
                     publish_down(&state, good);
                     tokio::select! {
-                        () = stop.cancelled() => return,
+                        () = stop.cancelled() => return Ok(()),
                         read = read => read,
                     }
                 }
@@ -92,7 +68,8 @@ pub async fn poll_runtime(
             cgroups = None;
         }
         let next = match read {
-            Ok(new) => {
+            Ok(Err(error)) => return Err(error),
+            Ok(Ok(new)) => {
                 good = Some(clock.boot());
                 was_ready |= new.is_ready();
                 state.send_if_modified(|old| {
@@ -117,7 +94,7 @@ pub async fn poll_runtime(
         };
         // Dropping the sleep ends the loop.
         tokio::select! {
-            () = stop.cancelled() => return,
+            () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(next) => {}
         }
     }
@@ -136,34 +113,11 @@ fn publish_down(state: &watch::Sender<RuntimeState>, good: Option<Duration>) {
 }
 
 // The cgroup driver of the runtime overrides the configured one. A runtime without RuntimeConfig leaves it.
-async fn set_up_cgroups(
-    runtime: &Runtime,
-    cgroups: &Cgroups,
-    limits: KubepodsLimits,
-    (events, node): &(Events, String),
-) -> Result<(), CallError> {
+async fn set_driver(runtime: &Runtime, cgroups: &Cgroups) -> Result<(), CallError> {
     if let Some(driver) = runtime.cgroup_driver().await?
         && cgroups.set_driver(driver)
     {
         tracing::info!(?driver, "using cgroup driver of the runtime");
-    }
-    let has_qos_cgroups = cgroups.has_qos_cgroups();
-    let cgroups = cgroups.clone();
-    let made = contained_request(None, task::blocking(move || cgroups.set_up_kubepods(limits))).await;
-    match made {
-        Ok(Ok(())) if has_qos_cgroups => {
-            let message = "Updated Node Allocatable limit across pods";
-            events.node(node, EventType::Normal, "NodeAllocatableEnforced", message);
-        }
-        Ok(Err(e)) => {
-            let error = quintlet_kit::error_chain(&e);
-            // Each pod sets up its cgroups again and has an event if that fails.
-            tracing::warn!(error, "failed to set up cgroups of the node");
-            let message = format!("Failed to update Node Allocatable Limits \"kubepods\": {error}");
-            events.node(node, EventType::Warning, "FailedNodeAllocatableEnforcement", &message);
-        }
-        // Without QoS cgroups there is nothing to enforce. A panic has been logged.
-        Ok(Ok(())) | Err(_) => {}
     }
     Ok(())
 }

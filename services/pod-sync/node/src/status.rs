@@ -10,7 +10,7 @@ use pod_sync_decisions::image_gc::Image;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::runtime::RuntimeState;
+use crate::runtime_state::RuntimeState;
 
 /// Interval between lists of images (pkg/kubelet/images/image_gc_manager.go).
 const PERIOD: Duration = Duration::from_secs(30);

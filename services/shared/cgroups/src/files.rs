@@ -34,6 +34,8 @@ pub(super) fn v2_files(values: &PodCgroup) -> Vec<(&'static str, String)> {
     [
         ("cpu.weight", values.cpu_shares.map(|v| qos::shares_to_weight(v).to_string())),
         ("cpu.max", values.cpu_quota_us.map(|quota| format!("{} {period}", limit(quota)))),
+        ("memory.min", values.memory_min.map(|v| v.to_string())),
+        ("memory.low", values.memory_low.map(|v| v.to_string())),
         ("memory.max", values.memory_bytes.map(limit)),
         ("pids.max", values.pids.map(limit)),
     ]

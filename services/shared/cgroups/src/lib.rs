@@ -16,6 +16,7 @@
 mod files;
 mod names;
 mod owner_mark;
+mod processes;
 mod removal;
 pub mod stats;
 mod systemd;
@@ -30,7 +31,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
-use quintlet_model::qos::{self, CgroupSettings, CgroupState, PodCgroup, QosClass};
+use quintlet_model::qos::{self, CgroupSettings, CgroupState, PodCgroup, QosClass, QosTiers};
 
 use self::files::{current_v1, current_v2, make_v1, make_v2, page_size_is, put, v1_files, v2_files};
 use self::names::{BESTEFFORT, BURSTABLE, KUBEPODS};
@@ -38,6 +39,7 @@ use self::removal::{kill_all, remove_dirs};
 use self::systemd::Systemd;
 
 pub use self::names::{CgroupDriver, parent_name};
+pub use self::processes::is_kernel_thread;
 pub use self::systemd::SystemdError;
 
 const MIN_SHARES: u64 = 2;
@@ -69,6 +71,9 @@ pub enum CgroupError {
     /// A controller is not available in a cgroup.
     #[error("cgroup {group:?} has some missing controllers: {}", missing.join(", "))]
     Missing { group: String, missing: Vec<String> },
+    /// A cgroup of the configuration does not exist, or not in all hierarchies.
+    #[error("cgroup {group:?} has some missing paths: {}", missing.join(", "))]
+    MissingPaths { group: Vec<String>, missing: Vec<String> },
     /// A directory could not be created, or a value not written.
     #[error("{what} {path}: {source}")]
     Io {
@@ -226,19 +231,81 @@ impl Cgroups {
         self.write(&self.below_root(&[KUBEPODS]), &values, None)
     }
 
-    /// Sets the shares of the Burstable cgroup to the sum of its pods' requests ([`qos::burstable_shares`]).
+    /// Writes the values of the cgroups of QoS classes. A limit of memory below the memory in use becomes the memory in use: it
+    /// prevents growth and ends no process (`pkg/kubelet/cm: retrySetMemoryReserve`).
     ///
     /// # Errors
-    /// The cgroup cannot be created or written.
-    pub fn update_qos_cgroups(&self, burstable_shares: u64) -> Result<(), CgroupError> {
+    /// A cgroup cannot be created or written.
+    pub fn update_qos_cgroups(&self, tiers: &QosTiers) -> Result<(), CgroupError> {
         if !self.with_cgroups_per_qos {
             return Ok(());
         }
         self.make_tier(QosClass::Burstable)?;
         self.make_tier(QosClass::BestEffort)?;
-        let shares = |shares| PodCgroup { cpu_shares: Some(shares), ..PodCgroup::default() };
-        self.write(&self.below_root(&[KUBEPODS, BURSTABLE]), &shares(burstable_shares), Some(UNLIMITED))?;
-        self.write(&self.below_root(&[KUBEPODS, BESTEFFORT]), &shares(MIN_SHARES), Some(UNLIMITED))
+        if tiers.memory_min.is_some() {
+            let protection = PodCgroup { memory_min: tiers.memory_min, ..PodCgroup::default() };
+            self.write(&self.below_root(&[KUBEPODS]), &protection, None)?;
+        }
+        for (name, shares, memory, memory_low) in [
+            (BURSTABLE, tiers.burstable_shares, tiers.burstable_memory, tiers.memory_low),
+            (BESTEFFORT, MIN_SHARES, tiers.best_effort_memory, None),
+        ] {
+            let group = self.below_root(&[KUBEPODS, name]);
+            let memory_bytes = memory.map(|limit| limit.max(self.memory_usage(&group)));
+            let values =
+                PodCgroup { cpu_shares: Some(shares), memory_bytes, memory_low, ..PodCgroup::default() };
+            self.write(&group, &values, Some(UNLIMITED))?;
+        }
+        Ok(())
+    }
+
+    // The memory that a cgroup uses, in bytes; 0 if it cannot be read.
+    fn memory_usage(&self, group: &[String]) -> i64 {
+        let place = self.place(group);
+        let file = match &self.layout {
+            Layout::V1(controllers) => {
+                controllers.get("memory").map(|mount| mount.join(place).join("memory.usage_in_bytes"))
+            }
+            Layout::V2(root) => Some(root.join(place).join("memory.current")),
+        };
+        let text = file.and_then(|file| fs::read_to_string(file).ok());
+        text.and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    }
+
+    /// Writes values of an existing cgroup, named as in `systemReservedCgroup`: a path from the root of the hierarchies, or a slice.
+    /// Huge pages are limited to 0 (`pkg/kubelet/cm: enforceExistingCgroup`).
+    ///
+    /// # Errors
+    /// The cgroup does not exist, lacks a controller, or a value cannot be written.
+    pub fn limit_existing(&self, name: &str, values: &PodCgroup) -> Result<(), CgroupError> {
+        let group = names::parse(self.driver(), name);
+        self.validate(&group)?;
+        self.write(&group, values, Some(0))
+    }
+
+    // Fails unless the cgroup exists (`pkg/kubelet/cm: Validate`).
+    fn validate(&self, group: &[String]) -> Result<(), CgroupError> {
+        let place = self.place(group);
+        match &self.layout {
+            Layout::V1(controllers) => {
+                let dirs = V1_REQUIRED.iter().filter_map(|c| Some(controllers.get(*c)?.join(&place)));
+                let missing: Vec<_> = dirs.filter(|dir| !dir.is_dir()).collect();
+                if missing.is_empty() {
+                    return Ok(());
+                }
+                let missing = missing.iter().map(|dir| dir.display().to_string()).collect();
+                Err(CgroupError::MissingPaths { group: group.to_vec(), missing })
+            }
+            Layout::V2(root) => {
+                let controllers = root.join(&place).join("cgroup.controllers");
+                fs::metadata(&controllers).map_err(io_error("could not read controllers", &controllers))?;
+                let missing = self.missing(group);
+                if missing.is_empty() {
+                    return Ok(());
+                }
+                Err(CgroupError::Missing { group: format!("/{}", place.display()), missing })
+            }
+        }
     }
 
     /// Returns whether the pod's cgroup exists in every required hierarchy, or is not needed.

@@ -63,6 +63,18 @@ pub(super) fn slice(parts: &[String]) -> String {
     format!("{}.slice", escaped.join("-"))
 }
 
+/// Returns the components of a cgroup of the configuration (`pkg/kubelet/cm: ParseSystemdToCgroupName, ParseCgroupfsToCgroupName`).
+pub(super) fn parse(driver: CgroupDriver, name: &str) -> Vec<String> {
+    match driver {
+        CgroupDriver::Cgroupfs => below_root(name, &[]),
+        CgroupDriver::Systemd => {
+            let last = name.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+            let last = last.strip_suffix(".slice").unwrap_or(last);
+            last.split('-').map(|part| part.replace('_', "-")).collect()
+        }
+    }
+}
+
 /// Returns the UID in the directory name of a pod's cgroup.
 pub(super) fn uid_of(driver: CgroupDriver, name: &str) -> Option<PodUid> {
     let last = match driver {

@@ -13,7 +13,7 @@ use quintlet_model::qos::QosClass;
 use crate::names::{self, CgroupDriver};
 use crate::{UNLIMITED, is_v2};
 
-pub use detail::{Detail, DeviceIo, Memory, Throttling};
+pub use detail::{Detail, DeviceIo, Memory, Stalls, Throttling};
 
 /// CPU and memory usage of a cgroup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -106,6 +106,12 @@ impl CgroupStats {
     fn dir(&self, controller: &str) -> PathBuf {
         let hierarchy = if self.is_v2 { self.mount.clone() } else { self.mount.join(controller) };
         hierarchy.join(&self.path)
+    }
+
+    /// Returns the directory with the files of the memory controller.
+    #[must_use]
+    pub fn memory_dir(&self) -> PathBuf {
+        self.dir("memory")
     }
 
     /// Returns the usage, or `None` if the cgroup was removed.

@@ -174,7 +174,9 @@ fn properties(values: &PodCgroup, unified: bool) -> Vec<(&'static str, u64)> {
     });
     let period = values.cpu_period_us.map(|us| ("CPUQuotaPeriodUSec", us));
     let tasks = values.pids.map(|pids| ("TasksMax", limit(pids)));
-    [shares, quota, period, memory, tasks].into_iter().flatten().collect()
+    let protected = [("MemoryMin", values.memory_min), ("MemoryLow", values.memory_low)]
+        .map(|(name, bytes)| Some((name, limit(bytes.filter(|_| unified)?))));
+    [shares, quota, period, memory, tasks].into_iter().chain(protected).flatten().collect()
 }
 
 #[cfg(test)]
@@ -198,6 +200,9 @@ mod tests {
         let tasks = ("TasksMax", 7);
         assert_eq!(v1, [("CPUShares", 1024), common[0], common[1], ("MemoryLimit", 1 << 20), tasks]);
         assert_eq!(v2, [("CPUWeight", 39), common[0], common[1], ("MemoryMax", 1 << 20), tasks]);
+        let protected = PodCgroup { memory_min: Some(7), memory_low: Some(0), ..PodCgroup::default() };
+        assert_eq!(properties(&protected, true), [("MemoryMin", 7), ("MemoryLow", 0)]);
+        assert!(properties(&protected, false).is_empty(), "v1 has no protection");
         let unlimited = PodCgroup { cpu_quota_us: Some(-1), memory_bytes: Some(-1), ..PodCgroup::default() };
         assert_eq!(properties(&unlimited, true), [("CPUQuotaPerSecUSec", INFINITY), ("MemoryMax", INFINITY)]);
         assert!(properties(&PodCgroup::default(), true).is_empty());

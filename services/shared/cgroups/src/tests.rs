@@ -56,7 +56,7 @@ fn without_qos_cgroups_no_cgroup_is_created_or_named() {
     assert_eq!(cgroups.pod_cgroup_parent(&pod, &id), "");
     assert!(cgroups.exists(&pod, &id), "nothing is waited for");
     cgroups.set_up_kubepods(KubepodsLimits::default()).unwrap();
-    cgroups.update_qos_cgroups(2).unwrap();
+    cgroups.update_qos_cgroups(&QosTiers::default()).unwrap();
     cgroups.ensure(&pod, &id).unwrap();
     assert_eq!(before, entries());
 }
@@ -204,7 +204,8 @@ async fn a_pods_cgroup_exists_from_its_first_use_until_its_last_process() {
     cgroups.ensure_with_values(&limited, &id).unwrap();
     assert_eq!(real.cpu("kubepods/burstable/podu-1"), 512, "but where it may lack its values");
     cgroups.reduce_cpu_limits(&id).unwrap();
-    cgroups.update_qos_cgroups(3000).unwrap();
+    let tiers = QosTiers { burstable_shares: 3000, best_effort_memory: Some(1), ..QosTiers::default() };
+    cgroups.update_qos_cgroups(&tiers).unwrap();
     assert!(real.cpu("kubepods/burstable").abs_diff(3000) < 60);
     assert_eq!(cgroups.pods().unwrap(), [id.clone()].into());
 
@@ -341,4 +342,151 @@ fn a_slice_path_has_its_parent_slices_and_contains_the_pods_uid() {
     ] {
         assert_eq!(names::uid_of(driver, other), None, "{other}");
     }
+}
+
+#[test]
+fn a_cgroup_of_the_configuration_is_named_as_the_driver_names_it() {
+    let shown = |driver, name: &str| names::path(driver, &names::parse(driver, name)).display().to_string();
+    for (name, cgroupfs, systemd) in [
+        ("/system.slice", "system.slice", "system.slice"),
+        ("system.slice", "system.slice", "system.slice"),
+        ("/kube", "kube", "kube.slice"),
+        ("/a/b", "a/b", "b.slice"),
+        (
+            "/kube.slice/kube-node_agents.slice",
+            "kube.slice/kube-node_agents.slice",
+            "kube.slice/kube-node_agents.slice",
+        ),
+    ] {
+        assert_eq!(shown(CgroupDriver::Cgroupfs, name), cgroupfs, "{name}");
+        assert_eq!(shown(CgroupDriver::Systemd, name), systemd, "{name}");
+    }
+}
+
+#[test]
+fn an_existing_cgroup_is_limited_and_a_missing_one_is_an_error() {
+    let Some(real) = Real::new("reserved") else { return };
+    let values = PodCgroup {
+        cpu_shares: Some(512),
+        memory_bytes: Some(64 << 20),
+        pids: Some(33),
+        ..PodCgroup::default()
+    };
+    let error = real.cgroups.limit_existing(&real.root, &values).unwrap_err().to_string();
+    if let Layout::V1(_) = real.cgroups.layout {
+        let group = real.root.trim_start_matches('/');
+        assert!(
+            error.starts_with(&format!("cgroup [{group:?}] has some missing paths: /sys/fs/cgroup/")),
+            "{error}"
+        );
+    } else {
+        assert!(error.starts_with("could not read controllers /sys/fs/cgroup/"), "{error}");
+    }
+    real.cgroups.make(&names::below_root(&real.root, &[])).unwrap();
+    real.cgroups.limit_existing(&real.root, &values).unwrap();
+    assert!(real.cpu("").abs_diff(512) < 30);
+    assert_eq!(fs::read_to_string(real.dir("pids", "pids.max")).unwrap().trim(), "33");
+}
+
+#[test]
+fn a_cgroup_of_version_2_needs_all_controllers_of_the_root() {
+    let tmp = tempfile::tempdir().unwrap();
+    let group = tmp.path().join("kube");
+    fs::write(tmp.path().join("cgroup.controllers"), "cpu memory pids io\n").unwrap();
+    let cgroups = Cgroups::new(tmp.path(), "/", CgroupSettings::default());
+    let values = PodCgroup { memory_bytes: Some(1 << 20), ..PodCgroup::default() };
+    let limit = || cgroups.limit_existing("/kube", &values).map_err(|e| e.to_string());
+    assert!(limit().unwrap_err().starts_with("could not read controllers"), "it is not created");
+    assert!(!group.exists());
+    fs::create_dir(&group).unwrap();
+    for file in ["memory.max", "hugetlb.2MB.max"] {
+        fs::write(group.join(file), "").unwrap();
+    }
+    fs::write(group.join("cgroup.controllers"), "memory\n").unwrap();
+    assert_eq!(limit().unwrap_err(), "cgroup \"/kube\" has some missing controllers: cpu, pids");
+    fs::write(group.join("cgroup.controllers"), "cpu memory pids\n").unwrap();
+    limit().unwrap();
+    assert_eq!(fs::read_to_string(group.join("memory.max")).unwrap(), "1048576");
+    assert_eq!(fs::read_to_string(group.join("hugetlb.2MB.max")).unwrap(), "0");
+}
+
+#[test]
+fn tiers_get_the_values_of_their_pods() {
+    let tmp = tempfile::tempdir().unwrap();
+    for dir in ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"] {
+        let dir = tmp.path().join(dir);
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("cgroup.controllers"), "cpu memory\n").unwrap();
+        for file in ["cpu.weight", "memory.min", "memory.low", "memory.max", "hugetlb.2MB.max"] {
+            fs::write(dir.join(file), "").unwrap();
+        }
+        fs::write(dir.join("memory.current"), "4096\n").unwrap();
+    }
+    let cgroups = Cgroups::new(tmp.path(), "/", CgroupSettings::default());
+    let read = |file: &str| fs::read_to_string(tmp.path().join("kubepods").join(file)).unwrap();
+    let tiers = QosTiers { burstable_shares: 1024, ..QosTiers::default() };
+    cgroups.update_qos_cgroups(&tiers).unwrap();
+    assert_eq!((read("burstable/cpu.weight"), read("besteffort/cpu.weight")), ("39".into(), "1".into()));
+    assert_eq!((read("burstable/memory.max"), read("memory.min")), (String::new(), String::new()));
+    let tiers = QosTiers {
+        burstable_memory: Some(1 << 20),
+        best_effort_memory: Some(1),
+        memory_min: Some(512),
+        memory_low: Some(256),
+        ..tiers
+    };
+    cgroups.update_qos_cgroups(&tiers).unwrap();
+    assert_eq!((read("memory.min"), read("burstable/memory.low")), ("512".into(), "256".into()));
+    assert_eq!(read("burstable/memory.max"), "1048576");
+    assert_eq!(read("besteffort/memory.max"), "4096", "not below the memory in use");
+    assert_eq!(read("burstable/hugetlb.2MB.max"), UNLIMITED.to_string());
+}
+
+#[test]
+fn a_process_is_moved_in_all_hierarchies() {
+    let Some(real) = Real::new("moved") else { return };
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let name = format!("{}/agents/kubelet", real.root);
+    let moved = real
+        .cgroups
+        .move_process(&name, child.id())
+        .and_then(|()| real.cgroups.move_process(&name, child.id()));
+    let places = fs::read_to_string(format!("/proc/{}/cgroup", child.id())).unwrap();
+    let is_kernel = is_kernel_thread(child.id());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    moved.unwrap();
+    assert!(!is_kernel);
+    let controllers: Vec<&str> = match &real.cgroups.layout {
+        Layout::V1(controllers) => {
+            controllers.keys().map(String::as_str).filter(|c| *c != "unified").collect()
+        }
+        Layout::V2(_) => vec![""],
+    };
+    for controller in controllers {
+        let here = |line: &&str| line.contains(controller) && line.ends_with(&name);
+        assert!(places.lines().any(|line| here(&line)), "{controller}: {places}");
+    }
+}
+
+#[test]
+fn processes_of_the_root_cgroup_are_moved_except_the_kernels() {
+    let tmp = tempfile::tempdir().unwrap();
+    let group = tmp.path().join("system");
+    fs::create_dir(&group).unwrap();
+    for (file, text) in
+        [("cgroup.controllers", "cpu\n"), ("cgroup.subtree_control", ""), ("cgroup.procs", "1\n2\n30\n")]
+    {
+        fs::write(tmp.path().join(file), text).unwrap();
+    }
+    fs::write(group.join("cgroup.procs"), "").unwrap();
+    let cgroups = Cgroups::new(tmp.path(), "/", CgroupSettings::default());
+    cgroups.move_root_processes("/system", |pid| pid == 2).unwrap();
+    assert_eq!(fs::read_to_string(group.join("cgroup.procs")).unwrap(), "30");
+    fs::write(tmp.path().join("cgroup.procs"), "1\n2\n").unwrap();
+    fs::write(group.join("cgroup.procs"), "").unwrap();
+    cgroups.move_root_processes("/system", |pid| pid == 2).unwrap();
+    assert_eq!(fs::read_to_string(group.join("cgroup.procs")).unwrap(), "", "the init process stays");
+    fs::remove_file(tmp.path().join("cgroup.procs")).unwrap();
+    assert!(cgroups.move_root_processes("/system", |_| false).is_err());
 }

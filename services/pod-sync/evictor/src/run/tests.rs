@@ -17,6 +17,8 @@ struct Disk {
     state: Mutex<State>,
     /// How long an evicted pod holds its files.
     cleanup: Duration,
+    /// When a round with all pods is requested.
+    request: Option<Duration>,
 }
 
 struct State {
@@ -30,7 +32,11 @@ struct State {
     is_disk_hanging: bool,
     has_statistics: bool,
     has_layout: bool,
+    /// After how many seconds the kernel reports that memory is short, and that many units are taken by then.
+    alarm: Option<(u64, i64)>,
     log: Vec<(u64, String)>,
+    /// The pods that were measured in each round.
+    scopes: Vec<(u64, Scope)>,
 }
 
 const CAPACITY: i64 = 1000;
@@ -47,9 +53,11 @@ impl Disk {
             is_disk_hanging: false,
             has_statistics,
             has_layout,
+            alarm: None,
             log,
+            scopes: Vec::new(),
         });
-        Arc::new(Self { began: Instant::now(), state, cleanup: Duration::from_secs(3) })
+        Arc::new(Self { began: Instant::now(), state, cleanup: Duration::from_secs(3), request: None })
     }
 
     fn note(&self, text: impl Into<String>) {
@@ -76,12 +84,12 @@ impl Node for Arc<Disk> {
         self.state.lock().has_layout.then_some(Layout::Single)
     }
 
-    async fn snapshot(&self) -> Option<Snapshot> {
-        if !self.state.lock().has_statistics {
+    async fn snapshot(&self, observations: Observations, scope: Scope) -> Option<Snapshot> {
+        let mut state = self.state.lock();
+        if !state.has_statistics {
             return None;
         }
-        let observations = self.observations().await?;
-        let state = self.state.lock();
+        state.scopes.push((self.began.elapsed().as_secs(), scope));
         let running = state.pods.iter().filter(|(_, (_, evicted))| evicted.is_none());
         let (mut candidates, mut usages) = (Vec::new(), pod_sync_eviction::usage::PodUsages::new());
         for (name, (used, _)) in running {
@@ -150,6 +158,13 @@ impl Node for Arc<Disk> {
         self.note(format!("event {resource}"));
     }
 
+    async fn memory_alarm(&self, _: &[Threshold], _: &Observations) {
+        let alarm = self.state.lock().alarm.take();
+        let Some((seconds, units)) = alarm else { return std::future::pending().await };
+        sleep(Duration::from_secs(seconds)).await;
+        self.state.lock().foreign = units;
+    }
+
     fn now(&self) -> Duration {
         // The machine was started before.
         Duration::from_secs(1000) + self.began.elapsed()
@@ -173,14 +188,48 @@ fn settings() -> EvictionSettings {
 }
 
 async fn runs(disk: &Arc<Disk>, seconds: u64) -> watch::Receiver<BTreeSet<PressureCondition>> {
-    let (sender, conditions) = watch::channel(BTreeSet::new());
+    runs_and_reports(disk, seconds).await.0
+}
+
+async fn runs_and_reports(
+    disk: &Arc<Disk>,
+    seconds: u64,
+) -> (watch::Receiver<BTreeSet<PressureCondition>>, watch::Receiver<Option<Arc<LastRound>>>) {
+    let (conditions_sender, conditions) = watch::channel(BTreeSet::new());
+    let (round_sender, last) = watch::channel(None);
+    let full_round = Arc::new(Notify::new());
+    let published =
+        Published { conditions: conditions_sender, round: round_sender, full_round: Arc::clone(&full_round) };
     let stop = CancellationToken::new();
     let end = async {
+        if let Some(after) = disk.request {
+            sleep(after).await;
+            full_round.notify_one();
+        }
         sleep(Duration::from_secs(seconds)).await;
         stop.cancel();
     };
-    tokio::join!(run(Arc::clone(disk), settings(), sender, stop.clone()), end);
-    conditions
+    tokio::join!(run(Arc::clone(disk), settings(), published, stop.clone()), end);
+    (conditions, last)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_round_is_published_with_the_usage_that_decided() {
+    let disk = Disk::new(0, &[("a", 20), ("b", 10)]);
+    {
+        let mut state = disk.state.lock();
+        state.foreign = 890;
+        state.late_writes.insert("b", 400);
+        state.has_statistics = false;
+    }
+    assert!(runs_and_reports(&disk, 30).await.1.borrow().is_none(), "the node was not measured");
+    disk.state.lock().has_statistics = true;
+    let mut rounds = runs_and_reports(&disk, 0).await.1;
+    let round = rounds.borrow_and_update().clone().unwrap();
+    let b = PodUid::parse("b").unwrap();
+    let next = round.manager.next(Signal::NodeFsAvailable, &round.snapshot).unwrap();
+    assert_eq!(next.uid, b, "measured again before the eviction");
+    assert_eq!(round.manager.pressure().crossed().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -199,6 +248,22 @@ async fn images_go_before_pods_and_pods_one_by_one_until_the_disk_has_room() {
     let disk = Disk::new(300, &[("a", 300), ("b", 350)]);
     runs(&disk, 20).await;
     assert_eq!(disk.log().last().unwrap(), "0 reclaim UnusedImages", "no pod, since the images sufficed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pressure_and_evictions_are_metrics_before_the_first_of_them() {
+    let series = || quintlet_telemetry::metrics::text();
+    runs(&Disk::new(0, &[("a", 1)]), 1).await;
+    for signal in Signal::ALL {
+        let name = format!("kubelet_evictions_total{{eviction_signal=\"{signal}\"}} ");
+        assert!(series().contains(&name), "no {name} in {}", series());
+    }
+    assert!(series().contains("quintlet_node_pressure{condition=\"PIDPressure\"} 0"), "{}", series());
+    assert!(series().contains("quintlet_node_pressure{condition=\"MemoryPressure\"} 0"), "{}", series());
+    runs(&Disk::new(0, &[("a", 450), ("b", 499)]), 20).await;
+    assert!(series().contains("quintlet_node_pressure{condition=\"DiskPressure\"} 1"), "{}", series());
+    runs(&Disk::new(0, &[("a", 1)]), 1).await;
+    assert!(series().contains("quintlet_node_pressure{condition=\"DiskPressure\"} 0"), "{}", series());
 }
 
 #[tokio::test(start_paused = true)]
@@ -276,4 +341,40 @@ async fn a_pod_that_keeps_its_files_is_waited_for_within_a_limit() {
     let evictions: Vec<_> = disk.log().into_iter().filter(|line| line.contains("evict ")).collect();
     // 1 s until b has stopped, 30 s of waiting.
     assert_eq!(evictions, ["0 evict b for nodefs.available", "31 evict a for nodefs.available"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_node_is_measured_at_once_when_the_kernel_reports_that_memory_is_short() {
+    for (alarm, want) in [(Some((3, 800)), "3 evict a"), (Some((0, 800)), "1 evict a"), (None, "")] {
+        let disk = Disk::new(0, &[("a", 150)]);
+        disk.state.lock().alarm = alarm;
+        runs(&disk, 9).await;
+        let evictions: Vec<_> = disk.log().into_iter().filter(|line| line.contains("evict ")).collect();
+        assert!(
+            evictions.join(",").starts_with(want) && evictions.is_empty() == want.is_empty(),
+            "{evictions:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_pods_are_measured_only_when_a_threshold_is_crossed_or_a_round_is_requested() {
+    let calm = Disk::new(0, &[("a", 450), ("b", 100)]);
+    runs(&calm, 25).await;
+    let limited = Scope::Limited;
+    assert_eq!(calm.state.lock().scopes, [(0, limited), (10, limited), (20, limited)]);
+
+    let crossed = Disk::new(0, &[("a", 450), ("b", 490)]);
+    runs(&crossed, 9).await;
+    // After b has released its files, the threshold is no longer crossed.
+    assert_eq!(crossed.state.lock().scopes, [(0, Scope::All), (4, limited)]);
+
+    let asked = Disk {
+        request: Some(Duration::from_secs(3)),
+        ..Arc::into_inner(Disk::new(0, &[("a", 450), ("b", 100)])).unwrap()
+    };
+    let asked = Arc::new(asked);
+    let round = runs_and_reports(&asked, 1).await.1.borrow().clone().unwrap();
+    assert_eq!(asked.state.lock().scopes, [(0, limited), (3, Scope::All)]);
+    assert_eq!((round.scope, round.snapshot.usages.len()), (Scope::All, 2));
 }

@@ -33,6 +33,17 @@ pub struct Detail {
     pub period: Option<u64>,
     /// CPU time per period in microseconds; `None` means no limit.
     pub quota: Option<u64>,
+    /// Stalls by resource (`cpu`, `memory`, `io`); empty with v1, or if the kernel does not count them.
+    pub pressure: BTreeMap<&'static str, Stalls>,
+}
+
+/// Time in which processes of a cgroup waited for a resource.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stalls {
+    /// Microseconds in which a process waited.
+    pub waiting_us: u64,
+    /// Microseconds in which all processes waited; `None` if the kernel does not count them for this resource.
+    pub stalled_us: Option<u64>,
 }
 
 /// Periods of a CPU quota.
@@ -68,6 +79,10 @@ pub struct Memory {
     pub oom_kills: Option<u64>,
     /// `None` means no limit.
     pub limit: Option<u64>,
+    /// Limit of swap, with v1 of memory and swap together; `None` means no limit.
+    pub swap_limit: Option<u64>,
+    /// memory.min, with v1 the soft limit; `None` means none.
+    pub reservation: Option<u64>,
 }
 
 /// Reads and writes of a device.
@@ -129,6 +144,8 @@ impl CgroupStats {
                 failures: events.get("max").copied(),
                 oom_kills: events.get("oom_kill").copied(),
                 limit: number(&dir.join("memory.max")),
+                swap_limit: number(&dir.join("memory.swap.max")),
+                reservation: number(&dir.join("memory.min")),
             },
             devices: devices_v2(&text(&dir.join("io.stat"))),
             processes: count(processes(&dir, MAX_DEPTH)),
@@ -137,6 +154,10 @@ impl CgroupStats {
             shares: number(&dir.join("cpu.weight")).map(weight_to_shares),
             period: maximum.next().and_then(|n| n.parse().ok()),
             quota,
+            pressure: RESOURCES
+                .into_iter()
+                .filter_map(|resource| Some((resource, stalls(&self.pressure(resource))?)))
+                .collect(),
         }
     }
 
@@ -174,6 +195,8 @@ impl CgroupStats {
                 failures: number(&at("memory", "memory.failcnt")),
                 oom_kills: counters(&at("memory", "memory.oom_control")).get("oom_kill").copied(),
                 limit: limit(&at("memory", "memory.limit_in_bytes")),
+                swap_limit: limit(&at("memory", "memory.memsw.limit_in_bytes")),
+                reservation: limit(&at("memory", "memory.soft_limit_in_bytes")),
             },
             devices: devices_v1(&blkio("io_serviced"), &blkio("io_service_bytes")),
             processes: count(processes(&self.dir("memory"), MAX_DEPTH)),
@@ -182,8 +205,22 @@ impl CgroupStats {
             shares: number(&at("cpu", "cpu.shares")),
             period: number(&at("cpu", "cpu.cfs_period_us")),
             quota,
+            pressure: BTreeMap::new(),
         }
     }
+}
+
+/// Resources with pressure files.
+const RESOURCES: [&str; 3] = ["cpu", "memory", "io"];
+
+/// Parses `some avg10=0.00 avg60=0.00 avg300=0.00 total=1` and the line `full …`.
+fn stalls(pressure: &str) -> Option<Stalls> {
+    let total = |kind: &str| {
+        let mut lines = pressure.lines().map(str::split_whitespace);
+        let mut words = lines.find_map(|mut words| (words.next() == Some(kind)).then_some(words))?;
+        words.find_map(|word| word.strip_prefix("total=")?.parse().ok())
+    };
+    Some(Stalls { waiting_us: total("some")?, stalled_us: total("full") })
 }
 
 fn count(pids: Vec<u32>) -> u64 {
@@ -273,6 +310,8 @@ mod tests {
                 failures: Some(8),
                 oom_kills: Some(1),
                 limit: Some(1000),
+                swap_limit: Some(2000),
+                reservation: Some(500),
             },
             devices: BTreeMap::from([("8:0".to_owned(), device)]),
             processes: 3,
@@ -281,6 +320,7 @@ mod tests {
             shares: Some(1024),
             period: Some(100_000),
             quota: Some(20_000),
+            pressure: BTreeMap::new(),
         }
     }
 
@@ -300,6 +340,10 @@ mod tests {
                 ("memory.peak", "7\n"),
                 ("memory.events", "low 0\nmax 8\noom 1\noom_kill 1\n"),
                 ("memory.max", "1000\n"),
+                ("memory.swap.max", "2000\n"),
+                ("memory.min", "500\n"),
+                ("cpu.pressure", "some avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"),
+                ("io.pressure", "some avg10=1.00 total=8\nfull avg10=0.00 total=9\n"),
                 ("io.stat", "8:0 rbytes=4096 wbytes=8192 rios=3 wios=4 dbytes=0 dios=0\n"),
                 ("pids.current", "11\n"),
                 ("pids.max", "max\n"),
@@ -311,7 +355,11 @@ mod tests {
         );
         let group = CgroupStats::of_pods(dir.path(), "").unwrap();
         // 1024 shares have the weight 39, and so have 998.
-        assert_eq!(group.detail(), Detail { shares: Some(998), ..wanted() });
+        let pressure = BTreeMap::from([
+            ("cpu", Stalls { waiting_us: 7, stalled_us: None }),
+            ("io", Stalls { waiting_us: 8, stalled_us: Some(9) }),
+        ]);
+        assert_eq!(group.detail(), Detail { shares: Some(998), pressure, ..wanted() });
         assert_eq!((group.id().as_str(), group.any_process()), ("/kubepods", Some(10)));
         write(&dir.path().join("kubepods"), &[("cpu.max", "max 100000\n"), ("memory.max", "max\n")]);
         let free = group.detail();
@@ -335,6 +383,8 @@ mod tests {
                 ("memory/kubepods/memory.failcnt", "8\n"),
                 ("memory/kubepods/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n"),
                 ("memory/kubepods/memory.limit_in_bytes", "1000\n"),
+                ("memory/kubepods/memory.memsw.limit_in_bytes", "2000\n"),
+                ("memory/kubepods/memory.soft_limit_in_bytes", "500\n"),
                 ("memory/kubepods/cgroup.procs", "10\n"),
                 ("memory/kubepods/pod1/main/cgroup.procs", "12\n13\n"),
                 ("blkio/kubepods/blkio.throttle.io_serviced", "8:0 Read 9\n"),
