@@ -30,6 +30,9 @@ pub struct Args {
     /// Directory of container logs. Logs outside of it are not read.
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
     pub pod_logs_dir: PathBuf,
+    /// Score of this process for the kernel's choice of a process to kill; -1000 excludes the process.
+    #[arg(long, default_value_t = -999, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1000..=1000), value_name = "SCORE")]
+    pub oom_score_adj: i32,
     #[command(flatten)]
     pub common: CommonArgs,
     #[command(flatten)]

@@ -138,9 +138,10 @@ pub fn from_containerd(envelope: &containerd_client::types::Envelope) -> Option<
             if exit.id != exit.container_id {
                 return None;
             }
-            (pb::HintKind::Exited, exit.container_id, exit.exit_status)
+            // The CRI shows the exit about 20 ms later.
+            (pb::HintKind::Exiting, exit.container_id, exit.exit_status)
         }
-        // containerd deletes the task of an exited process right before the CRI shows the exit. The exit event is about 20 ms too early.
+        // containerd deletes the task of an exited process right before the CRI shows the exit.
         "/tasks/delete" => {
             let deleted = ev::TaskDelete::decode(value).ok()?;
             if !deleted.id.is_empty() && deleted.id != deleted.container_id {
@@ -220,7 +221,7 @@ mod tests {
             from_containerd(&envelope("/tasks/exit", &exit))
         };
         let hint = exit("c").unwrap();
-        assert_eq!((hint.kind(), hint.id.as_str(), hint.exit_code), (pb::HintKind::Exited, "c", 3));
+        assert_eq!((hint.kind(), hint.id.as_str(), hint.exit_code), (pb::HintKind::Exiting, "c", 3));
         assert_eq!(hint.at_unix_ns, 2_000_000_005);
         assert_eq!(exit("exec-1"), None);
         let deleted = |id: &str| {

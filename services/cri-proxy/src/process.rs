@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::Liveness;
+use quintlet_kit::own_limits::OwnLimits;
 use quintlet_kit::paths::CriSocket;
 use quintlet_kit::service::{self, Service};
 use tokio_util::sync::CancellationToken;
@@ -25,6 +26,7 @@ pub fn main() -> ExitCode {
 }
 
 async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
+    OwnLimits { oom_score_adj: args.oom_score_adj, open_files: None }.apply();
     let paths = args.common.paths();
     let proxy = Proxy::bind(Config {
         runtime: args.runtime_endpoint,

@@ -74,7 +74,7 @@ async fn one_reader_serves_all_subscribers_and_exec_exits_are_skipped() {
     sender.send(exit("c", "c")).await.unwrap();
     for events in &mut subscribers {
         let Event::Hint(hint) = next(events).await else { panic!("a hint") };
-        assert_eq!((hint.kind(), hint.id.as_str(), hint.exit_code), (pb::HintKind::Exited, "c", 7));
+        assert_eq!((hint.kind(), hint.id.as_str(), hint.exit_code), (pb::HintKind::Exiting, "c", 7));
     }
     assert_eq!(bench.script.seen(SUBSCRIBE).len(), 1);
     let request = &bench.script.seen(SUBSCRIBE)[0];

@@ -218,6 +218,7 @@ pub(crate) fn hint(event: hints::RuntimeEvent) -> Option<HintEvent> {
             kind: match h.kind() {
                 hints::HintKind::Created => HintKind::Created,
                 hints::HintKind::Started => HintKind::Started,
+                hints::HintKind::Exiting => HintKind::Exiting,
                 hints::HintKind::Exited => HintKind::Exited,
                 hints::HintKind::Deleted => HintKind::Deleted,
                 hints::HintKind::Oom => HintKind::Oom,

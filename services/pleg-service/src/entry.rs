@@ -257,7 +257,7 @@ pub(crate) fn effect_shows(kind: HintKind, id: &str, record: Option<&PodRuntime>
     match kind {
         HintKind::Created => visible,
         HintKind::Started => visible && container.is_none_or(|c| c.state != ContainerState::Created),
-        HintKind::Exited => {
+        HintKind::Exiting | HintKind::Exited => {
             sandbox.is_none_or(|s| s.state == SandboxState::NotReady)
                 && container.is_none_or(|c| c.state == ContainerState::Exited)
         }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::traits::HintKind;
 
-/// Delay of the inspection after a hint of a creation or a start. pod-sync calls `Observe` after its own calls, so a burst of starts is
-/// not inspected twice.
-pub(crate) const STARTS_LATER: Duration = Duration::from_millis(50);
+/// Delay of the inspection after a hint that is most often about a call of pod-sync, which calls `Observe` afterwards, so that a burst
+/// of calls is not inspected twice. It is also the longest wait for the hint of an exit that follows the one of its beginning.
+const FIRST_LOOK_LATER: Duration = Duration::from_millis(50);
 /// Delay of the first list for an ID that is in no entry. containerd reports a sandbox when its creation begins, and the CRI shows it
 /// when the creation is complete, 100 to 500 ms later.
 const UNKNOWN_FIRST: Duration = Duration::from_millis(250);
@@ -26,13 +26,25 @@ pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
     }
 }
 
+/// Returns the delay of the first inspection after a hint of this kind. The inspection is left out if the entry shows the change by
+/// then. A hint without a delay is always inspected.
+pub(crate) fn first_look(kind: HintKind) -> Option<Duration> {
+    match kind {
+        HintKind::Created | HintKind::Started | HintKind::Exiting | HintKind::Deleted => {
+            Some(FIRST_LOOK_LATER)
+        }
+        HintKind::Exited => Some(Duration::ZERO),
+        HintKind::Oom => None,
+    }
+}
+
 /// Returns the pause before the first list for an ID that is in no entry, after a hint of this kind.
 ///
 /// An exit has no pause, since its pod may be missing in the store.
 pub(crate) fn unknown_pause(kind: HintKind) -> Option<Duration> {
     match kind {
         HintKind::Created | HintKind::Started => Some(UNKNOWN_FIRST),
-        HintKind::Exited | HintKind::Deleted | HintKind::Oom => None,
+        HintKind::Exiting | HintKind::Exited | HintKind::Deleted | HintKind::Oom => None,
     }
 }
 
@@ -44,7 +56,7 @@ pub(crate) fn wait_limit(kind: HintKind) -> Option<Duration> {
     match kind {
         HintKind::Created => Some(Duration::from_secs(2)),
         HintKind::Started => Some(Duration::from_secs(10)),
-        HintKind::Exited => None,
+        HintKind::Exiting | HintKind::Exited => None,
         HintKind::Deleted => Some(Duration::from_secs(60)),
         HintKind::Oom => Some(Duration::ZERO),
     }

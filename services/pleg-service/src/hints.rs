@@ -1,4 +1,5 @@
-//! Reads the hint stream, and finds the pods of IDs that are in no entry.
+//! Reads runtime hints. A hint about a sandbox or container of a cached pod requests an inspection of that pod. For other IDs, the
+//! resolver looks up the pod in the runtime's lists.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,23 +14,25 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::core::{Core, HintState};
-use crate::expect::{next_pause, unknown_pause, wait_limit};
+use crate::expect::{first_look, next_pause, unknown_pause, wait_limit};
 use crate::mailbox::InspectionRequest;
 use crate::metrics::KindLabel;
 use crate::traits::{Filter, HintEvent, HintKind, HintStream, ListedContainer, ListedSandbox, ReadError};
 
-/// Unknown IDs that wait: a burst of a hundred pods with a few containers each, and their events. A full list replaces further ones.
-const UNKNOWN: usize = 1024;
+/// Most hints about unknown IDs that wait: a burst of a hundred pods with a few containers each, and their events. Further hints
+/// trigger a full list.
+const MAX_UNKNOWN: usize = 1024;
 
-/// Unknown IDs up to this number are listed one by one, more by one list of everything if it is short.
-const ONE_BY_ONE: usize = 2;
+/// Number of unknown IDs up to which the runtime is queried for each ID, even if it has few pods. For more IDs one full list is
+/// cheaper, unless the runtime has many pods.
+const MIN_SINGLE_QUERIES: usize = 2;
 
-/// A list of this many pods costs about as much as a list for one ID.
-const PODS_FOR_ONE: usize = 64;
+/// Number of pods in a full list that costs about as much as a query for one ID.
+const PODS_PER_QUERY: usize = 64;
 
-/// A hint about an ID that is in no entry.
+/// A hint about a sandbox or container of no cached pod.
 #[derive(Debug)]
-pub(crate) struct Unknown {
+pub(crate) struct UnknownId {
     id: String,
     kind: HintKind,
     trace: Option<Trace>,
@@ -37,7 +40,7 @@ pub(crate) struct Unknown {
 
 /// Reads the hint stream, and opens it again when it ends. Never returns.
 pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
-    let (to, from) = mpsc::channel(UNKNOWN);
+    let (to, from) = mpsc::channel(MAX_UNKNOWN);
     quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), from));
     let mut peer = PeerStartup::default();
     loop {
@@ -47,18 +50,24 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
                 core.metrics.stream_opens.inc();
                 while let Some(event) = stream.next().await {
                     match event {
-                        Ok(event) => take(&core, &to, event),
+                        Ok(event) => handle(&core, &to, event),
                         Err(error) => {
-                            tracing::warn!(error = error.message(), "hint stream failed");
+                            tracing::warn!(error = error.message(), "hint stream failed, opening it again");
                             break;
                         }
                     }
                 }
             }
             Err(error) => match peer.failed() {
-                PeerFailure::Starting => tracing::info!(error = error.message(), "open hint stream failed"),
-                PeerFailure::Down => tracing::warn!(error = error.message(), "open hint stream failed"),
-                PeerFailure::Repeated => tracing::debug!(error = error.message(), "open hint stream failed"),
+                PeerFailure::Starting => {
+                    tracing::info!(error = error.message(), "failed to open the hint stream, retrying")
+                }
+                PeerFailure::Down => {
+                    tracing::warn!(error = error.message(), "failed to open the hint stream, retrying")
+                }
+                PeerFailure::Repeated => {
+                    tracing::debug!(error = error.message(), "failed to open the hint stream, retrying")
+                }
             },
         }
         core.metrics.stream_errors.inc();
@@ -80,7 +89,7 @@ fn set_source(core: &Core, state: HintState) {
     }
 }
 
-fn take(core: &Arc<Core>, resolver: &mpsc::Sender<Unknown>, event: HintEvent) {
+fn handle(core: &Arc<Core>, resolver: &mpsc::Sender<UnknownId>, event: HintEvent) {
     match event {
         HintEvent::Source { name, live } => set_source(core, HintState { source: name, live }),
         HintEvent::Overrun { missed } => {
@@ -96,11 +105,11 @@ fn take(core: &Arc<Core>, resolver: &mpsc::Sender<Unknown>, event: HintEvent) {
             }
             core.metrics.hints.get_or_create_owned(&KindLabel { kind: kind.name() }).inc();
             if let Some(uid) = core.store.pod_of(&id).or(pod) {
-                core.request_inspection(&uid, hinted(id, kind, trace));
+                core.request_inspection(&uid, inspection(id, kind, trace));
             } else if matches!(kind, HintKind::Deleted | HintKind::Oom) {
-                // No entry shows memory events.
+                // A deletion or an OOM kill of an unknown container changes no cached pod.
                 core.metrics.hints_unknown.inc();
-            } else if resolver.try_send(Unknown { id, kind, trace }).is_err() {
+            } else if resolver.try_send(UnknownId { id, kind, trace }).is_err() {
                 core.metrics.hints_lost.inc();
                 core.relist_now.notify_one();
             }
@@ -108,50 +117,44 @@ fn take(core: &Arc<Core>, resolver: &mpsc::Sender<Unknown>, event: HintEvent) {
     }
 }
 
-fn hinted(id: String, kind: HintKind, trace: Option<Trace>) -> InspectionRequest {
-    // A deleted ID needs no list, and the expectation of a later start requests its own inspection.
-    let later = matches!(kind, HintKind::Created | HintKind::Started);
-    let ids = if later || kind == HintKind::Deleted { Vec::new() } else { vec![id.clone()] };
+/// Returns the inspection that a hint requests.
+fn inspection(id: String, kind: HintKind, trace: Option<Trace>) -> InspectionRequest {
+    // An expectation requests its own inspection.
+    let later = first_look(kind).is_some();
+    let ids = if later { Vec::new() } else { vec![id.clone()] };
     InspectionRequest { ids, later, expect: Some((id, kind)), trace, ..InspectionRequest::default() }
 }
 
-struct Pending {
+/// Hints about an unknown ID, and when the runtime is queried for the ID again.
+struct PendingLookup {
     hints: Vec<(HintKind, Option<Trace>)>,
     pause: Option<Duration>,
     due: Instant,
     until: Instant,
 }
 
-/// Finds the pods of unknown IDs. containerd reports an ID before the CRI shows it, so each is looked for repeatedly.
-async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
-    let longest = wait_limit(HintKind::Created).unwrap_or_default();
+/// Finds the pods of unknown IDs. containerd reports an ID before the CRI lists it, so each ID is looked up repeatedly.
+async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<UnknownId>) {
     let mut revs = core.store.revs();
-    let mut pending = HashMap::<String, Pending>::new();
+    let mut pending = HashMap::<String, PendingLookup>::new();
     let mut batch = Vec::new();
     loop {
         let due = pending.values().map(|p| p.due).min();
         tokio::select! {
             // Cancel safe: a received hint is not lost.
-            n = from.recv_many(&mut batch, UNKNOWN), if pending.len() < UNKNOWN => if n == 0 { return },
+            n = from.recv_many(&mut batch, MAX_UNKNOWN), if pending.len() < MAX_UNKNOWN => if n == 0 { return },
             () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
-            // Most often `Observe` has found it before a list is due.
+            // Most often an inspection for `Observe` has found the pod before a lookup is due.
             changed = revs.changed(), if !pending.is_empty() => if changed.is_err() { return },
         }
         let now = Instant::now();
         for unknown in batch.drain(..) {
-            let pause = unknown_pause(unknown.kind);
-            let due = deadline_after(now, pause.unwrap_or_default());
-            let new = || Pending { hints: Vec::new(), pause, due, until: deadline_after(now, longest) };
-            let known = pending.entry(unknown.id).or_insert_with(new);
-            if due < known.due {
-                (known.due, known.pause) = (due, pause);
-            }
-            known.hints.push((unknown.kind, unknown.trace));
+            add(&mut pending, unknown, now);
         }
         pending.retain(|id, p| {
             let Some(uid) = core.store.pod_of(id) else { return true };
             for (kind, trace) in p.hints.drain(..) {
-                core.request_inspection(&uid, hinted(id.clone(), kind, trace));
+                core.request_inspection(&uid, inspection(id.clone(), kind, trace));
             }
             false
         });
@@ -161,17 +164,14 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
             continue;
         }
         let listed = core.clock.boot();
-        let found = match find(&core, &due).await {
-            Ok(found) => found,
-            Err(error) => {
-                tracing::debug!(%error, "list unknown IDs failed");
-                HashMap::new()
-            }
-        };
+        let found = find_pods(&core, &due).await.unwrap_or_else(|error| {
+            tracing::debug!(%error, "failed to look up unknown IDs, retrying");
+            HashMap::new()
+        });
         for id in due {
-            if let Some((uid, place)) = found.get(&id).cloned() {
+            if let Some((uid, object)) = found.get(&id).cloned() {
                 for (kind, trace) in pending.remove(&id).map(|p| p.hints).unwrap_or_default() {
-                    let request = place.clone().request(id.clone(), kind, trace);
+                    let request = object.clone().request(id.clone(), kind, trace);
                     core.request_inspection(&uid, InspectionRequest { listed: Some(listed), ..request });
                 }
             } else if let Some(p) = pending.get_mut(&id) {
@@ -187,15 +187,29 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<Unknown>) {
     }
 }
 
+fn add(pending: &mut HashMap<String, PendingLookup>, unknown: UnknownId, now: Instant) {
+    let longest = wait_limit(HintKind::Created).unwrap_or_default();
+    let pause = unknown_pause(unknown.kind);
+    let due = deadline_after(now, pause.unwrap_or_default());
+    let new = || PendingLookup { hints: Vec::new(), pause, due, until: deadline_after(now, longest) };
+    let lookup = pending.entry(unknown.id).or_insert_with(new);
+    if due < lookup.due {
+        (lookup.due, lookup.pause) = (due, pause);
+    }
+    lookup.hints.push((unknown.kind, unknown.trace));
+}
+
+/// The kind of object that an ID names.
 #[derive(Clone)]
-enum Place {
+enum IdOf {
     Sandbox,
+    /// A container in the sandbox with this ID.
     Container(String),
 }
 
-impl Place {
+impl IdOf {
     fn request(self, id: String, kind: HintKind, trace: Option<Trace>) -> InspectionRequest {
-        let request = hinted(id.clone(), kind, trace);
+        let request = inspection(id.clone(), kind, trace);
         match self {
             Self::Sandbox => InspectionRequest { sandboxes: vec![id], ..request },
             Self::Container(sandbox) => InspectionRequest { containers: vec![(id, sandbox)], ..request },
@@ -203,8 +217,8 @@ impl Place {
     }
 }
 
-async fn find(core: &Core, ids: &[String]) -> Result<HashMap<String, (PodUid, Place)>, ReadError> {
-    let filters = if ids.len() <= ONE_BY_ONE.max(core.store.len() / PODS_FOR_ONE) {
+async fn find_pods(core: &Core, ids: &[String]) -> Result<HashMap<String, (PodUid, IdOf)>, ReadError> {
+    let filters = if ids.len() <= MIN_SINGLE_QUERIES.max(core.store.len() / PODS_PER_QUERY) {
         ids.iter().map(|id| Filter::Id(id.clone())).collect()
     } else {
         vec![Filter::All]
@@ -214,8 +228,8 @@ async fn find(core: &Core, ids: &[String]) -> Result<HashMap<String, (PodUid, Pl
         let (containers, sandboxes): (Vec<ListedContainer>, Vec<ListedSandbox>) =
             tokio::try_join!(core.runtime.containers(filter.clone()), core.runtime.sandboxes(filter))?;
         let containers =
-            containers.into_iter().filter_map(|c| Some((c.id, (c.pod?.uid, Place::Container(c.sandbox_id)))));
-        let sandboxes = sandboxes.into_iter().filter_map(|s| Some((s.id, (s.pod?.uid, Place::Sandbox))));
+            containers.into_iter().filter_map(|c| Some((c.id, (c.pod?.uid, IdOf::Container(c.sandbox_id)))));
+        let sandboxes = sandboxes.into_iter().filter_map(|s| Some((s.id, (s.pod?.uid, IdOf::Sandbox))));
         found.extend(containers.chain(sandboxes));
     }
     Ok(found)

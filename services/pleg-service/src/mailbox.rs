@@ -33,7 +33,7 @@ pub(crate) struct InspectionRequest {
     pub(crate) listed: Option<Duration>,
     /// A relist caused the request, which is not urgent.
     pub(crate) by_relist: bool,
-    /// The request is not urgent, and another inspection most often covers it.
+    /// The request is an expectation alone: nothing is inspected if the entry shows the change already.
     pub(crate) later: bool,
     /// The change that a hint reported.
     pub(crate) expect: Option<(String, HintKind)>,

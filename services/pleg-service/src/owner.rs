@@ -11,7 +11,8 @@ use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{Work as PodWork, contained};
 use quintlet_kit::failpoint;
-use quintlet_model::ids::PodUid;
+use quintlet_model::ids::{PodRef, PodUid};
+use quintlet_model::runtime::{Cursor, SharedPodRuntime};
 use quintlet_telemetry::propagate;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -19,7 +20,7 @@ use tracing::Instrument as _;
 
 use crate::core::Core;
 use crate::entry::{Entry, Inspection, Verdict, effect_shows};
-use crate::expect::{STARTS_LATER, next_pause, wait_limit};
+use crate::expect::{first_look, next_pause, wait_limit};
 use crate::inspect::{Targets, inspect};
 use crate::mailbox::{Answer, InspectionRequest, Mailbox, Work};
 use crate::metrics::ResultLabel;
@@ -96,10 +97,11 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         let (requested, urgent) = {
             let mut work = mailbox.work.lock();
             if !work.requested {
-                let due = deadline_after(Instant::now(), STARTS_LATER);
+                let now = Instant::now();
                 let unseen = |(id, kind): &(String, HintKind)| !effect_shows(*kind, id, entry.record());
                 for expected in work.expects.drain(..).filter(unseen) {
-                    expect(&mut expectations, expected, due);
+                    let delay = first_look(expected.1).unwrap_or_default();
+                    expect(&mut expectations, expected, deadline_after(now, delay));
                 }
             }
             (work.requested, work.urgent)
@@ -170,20 +172,7 @@ async fn inspect_once(
     work: &Work,
     expectations: &Expectations,
 ) -> Answer {
-    let mut targets = Targets {
-        sandboxes: work.sandboxes.clone(),
-        containers: work.containers.clone(),
-        list: work.list || (entry.record().is_none() && !work.complete),
-    };
-    if let Some(record) = entry.record() {
-        targets.sandboxes.extend(record.sandboxes.iter().map(|s| s.id.to_string()));
-        let containers = record.containers.iter().map(|c| (c.id.to_string(), c.sandbox_id.to_string()));
-        targets.containers.extend(containers);
-        targets.list |= record.error.is_some();
-    }
-    let unknown = |id: &String| !targets.sandboxes.contains(id) && !targets.containers.contains_key(id);
-    let hinted = expectations.keys().filter(|(_, kind)| *kind != HintKind::Deleted).map(|(id, _)| id);
-    targets.list |= work.ids.iter().chain(hinted).any(unknown);
+    let targets = targets(entry, work, expectations);
     let began = Instant::now();
     let observed = core.clock.boot();
     let ticket = core.begins();
@@ -199,12 +188,8 @@ async fn inspect_once(
     let result = if found.is_ok() { "ok" } else { "error" };
     core.metrics.inspections.get_or_create(&ResultLabel { result }).inc();
     let failure = found.as_ref().err().cloned();
-    if let Some(error) =
-        failure.as_ref().filter(|e| entry.record().is_none_or(|r| r.error.as_ref() != Some(&e.to_string())))
-    {
-        let pod = entry.record().map(|r| &r.pod).or(work.pod.as_ref());
-        let pod = pod.map(|p| format!("{}/{}", p.namespace, p.name)).unwrap_or_default();
-        tracing::warn!(pod.name = pod, pod.uid = %uid, %error, "inspect pod failed");
+    if let Some(error) = &failure {
+        log_new_failure(entry, uid, work, error);
     }
     let before = entry.record().map(|r| r.pod.clone());
     let ended = core.clock.boot();
@@ -217,8 +202,56 @@ async fn inspect_once(
         listed: if failure.as_ref().is_some_and(ReadError::is_data) { Some(ended) } else { work.listed },
         found: found.map_err(|e| e.to_string()),
     });
+    let reply = publish(core, entry, uid, verdict, before, ended);
+    match failure {
+        // An invalid answer is an error of the pod, in its record.
+        Some(error) if !error.is_data() => Err(error),
+        Some(_) | None => Ok(reply),
+    }
+}
+
+/// Returns the sandboxes and containers to inspect. The pod is listed if one of them may be unknown.
+fn targets(entry: &Entry, work: &Work, expectations: &Expectations) -> Targets {
+    let mut targets = Targets {
+        sandboxes: work.sandboxes.clone(),
+        containers: work.containers.clone(),
+        list: work.list || (entry.record().is_none() && !work.complete),
+    };
+    if let Some(record) = entry.record() {
+        targets.sandboxes.extend(record.sandboxes.iter().map(|s| s.id.to_string()));
+        let containers = record.containers.iter().map(|c| (c.id.to_string(), c.sandbox_id.to_string()));
+        targets.containers.extend(containers);
+        targets.list |= record.error.is_some();
+    }
+    let unknown = |id: &String| !targets.sandboxes.contains(id) && !targets.containers.contains_key(id);
+    let hinted = expectations.keys().filter(|(_, kind)| *kind != HintKind::Deleted).map(|(id, _)| id);
+    targets.list |= work.ids.iter().chain(hinted).any(unknown);
+    targets
+}
+
+/// Logs an error that the record of the pod does not have yet.
+fn log_new_failure(entry: &Entry, uid: &PodUid, work: &Work, error: &ReadError) {
+    let record = entry.record();
+    if record.is_some_and(|r| r.error.as_ref() == Some(&error.to_string())) {
+        return;
+    }
+    let pod = record.map(|r| &r.pod).or(work.pod.as_ref());
+    let pod = pod.map(|p| format!("{}/{}", p.namespace, p.name)).unwrap_or_default();
+    tracing::warn!(pod.name = pod, pod.uid = %uid, %error, "inspect pod failed");
+}
+
+/// Publishes the result of an inspection. Returns the state of the pod, if there is one, and its position. `before` is the
+/// pod of the record before the inspection.
+fn publish(
+    core: &Core,
+    entry: &mut Entry,
+    uid: &PodUid,
+    verdict: Verdict,
+    before: Option<PodRef>,
+    ended: Duration,
+) -> (Option<SharedPodRuntime>, Cursor) {
     let trace = propagate::current_trace();
-    let reply = match verdict {
+    match verdict {
         Verdict::Changed(changes) => {
             let placed = entry.place(|record| core.store.publish(record, trace.clone()));
             if let Some(record) = &placed {
@@ -242,11 +275,6 @@ async fn inspect_once(
             (seen, core.store.cursor())
         }
         Verdict::Stale | Verdict::Nothing => (core.store.get(uid), core.store.cursor()),
-    };
-    match failure {
-        // An invalid answer is an error of the pod, in its record.
-        Some(error) if !error.is_data() => Err(error),
-        Some(_) | None => Ok(reply),
     }
 }
 

@@ -18,7 +18,7 @@ use tonic::Status;
 
 use crate::entry::{Change, ChangeKind};
 use crate::metrics::ReaderMetrics;
-use crate::store::{Latest, Next, Start, Store};
+use crate::store::{Latest, Next, Resume, Store};
 
 /// Lifecycle events that are kept for a slow reader (`pkg/kubelet: plegChannelCapacity`).
 const LIFECYCLE_EVENTS: usize = 1000;
@@ -123,7 +123,7 @@ impl Readers {
 /// A queued message. A record is converted when it is sent, since a snapshot may have thousands.
 enum Out {
     Message(Box<pb::WatchEvent>),
-    Picture(Latest),
+    PodOfSnapshot(Latest),
 }
 
 /// One Watch stream: its position and its queued messages.
@@ -176,7 +176,7 @@ impl Watcher {
     fn snapshot(&mut self) {
         let (pods, cursor) = self.readers.store.snapshot();
         self.push(Event::SnapshotBegin(pb::SnapshotBegin {}), None);
-        self.out.extend(pods.into_iter().map(Out::Picture));
+        self.out.extend(pods.into_iter().map(Out::PodOfSnapshot));
         self.push(Event::SnapshotEnd(pb::SnapshotEnd {}), Some(cursor));
         self.at = Some(cursor);
     }
@@ -191,10 +191,10 @@ impl Watcher {
     fn begin(&mut self, waited: u64) {
         let Some(cursor) = self.resume else { return self.snapshot() };
         match self.readers.store.resumable(cursor) {
-            Start::Here => self.at = Some(cursor),
-            Start::Ahead if waited < CURSOR_WAIT_BEATS => return,
-            Start::Ahead => self.resync("the cursor is ahead of this service"),
-            Start::Not(reason) => self.resync(reason),
+            Resume::Possible => self.at = Some(cursor),
+            Resume::NotYet if waited < CURSOR_WAIT_BEATS => return,
+            Resume::NotYet => self.resync("the cursor is ahead of this service"),
+            Resume::Impossible(reason) => self.resync(reason),
         }
         self.resume = None;
     }
@@ -203,7 +203,7 @@ impl Watcher {
         loop {
             match self.out.pop_front() {
                 Some(Out::Message(message)) => return *message,
-                Some(Out::Picture(latest)) => return change(None, latest),
+                Some(Out::PodOfSnapshot(latest)) => return change(None, latest),
                 None => {}
             }
             let beat = tokio::time::sleep(self.readers.beat);

@@ -53,12 +53,12 @@ pub(crate) enum Next {
 
 /// Whether a reader can resume from its cursor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Start {
-    Here,
-    /// The cursor is ahead of the store, which a follower may reach later.
-    Ahead,
+pub(crate) enum Resume {
+    Possible,
+    /// The cursor is ahead of the store. A follower may reach it later.
+    NotYet,
     /// The cursor is invalid, for the given reason.
-    Not(&'static str),
+    Impossible(&'static str),
 }
 
 /// The published states. The owner of a pod is the only writer of its state; in a follower, the task that reads the leader.
@@ -217,21 +217,21 @@ impl Store {
     }
 
     /// Reports whether a reader can resume from `cursor`.
-    pub(crate) fn resumable(&self, cursor: Cursor) -> Start {
+    pub(crate) fn resumable(&self, cursor: Cursor) -> Resume {
         let inner = self.inner.read();
         if self.follows && cursor > inner.cursor() {
-            return Start::Ahead;
+            return Resume::NotYet;
         }
         if cursor.epoch != inner.epoch {
-            return Start::Not("pleg-service was restarted");
+            return Resume::Impossible("pleg-service was restarted");
         }
         if cursor.rev > inner.rev {
-            return Start::Not("the cursor is ahead of this service");
+            return Resume::Impossible("the cursor is ahead of this service");
         }
         if cursor.rev < inner.floor {
-            return Start::Not("the cursor is older than the changes kept");
+            return Resume::Impossible("the cursor is older than the changes kept");
         }
-        Start::Here
+        Resume::Possible
     }
 
     /// Returns all existing pods, and the cursor of this snapshot.
@@ -343,15 +343,15 @@ mod tests {
             store.publish(pod(uid), None);
         }
         let at = |epoch, rev| store.resumable(Cursor { epoch, rev });
-        assert_eq!(at(7, 0), Start::Here);
-        let not = |start| matches!(start, Start::Not(_));
+        assert_eq!(at(7, 0), Resume::Possible);
+        let not = |start| matches!(start, Resume::Impossible(_));
         assert!(not(at(6, 2)) && not(at(8, 2)) && not(at(7, 3)));
         store.remove(&PodUid::parse("a").unwrap(), Duration::ZERO, None);
-        assert_eq!(at(7, 2), Start::Here);
+        assert_eq!(at(7, 2), Resume::Possible);
         store.remove(&PodUid::parse("b").unwrap(), Duration::ZERO, None);
         assert!(not(at(7, 2)), "the end of a is forgotten");
         assert!(matches!(store.next_after(Cursor { epoch: 7, rev: 2 }), Next::Lost));
-        assert_eq!(at(7, 3), Start::Here);
+        assert_eq!(at(7, 3), Resume::Possible);
         assert_eq!(after(&store, 3), [(4, "b".to_owned(), false)]);
     }
 
@@ -365,8 +365,8 @@ mod tests {
         };
         store.replace(Cursor { epoch: 7, rev: 9 }, vec![(placed("a", 4), None), (placed("b", 8), None)]);
         let at = |epoch, rev| store.resumable(Cursor { epoch, rev });
-        assert!(matches!(at(7, 8), Start::Not(_)), "what ended before the picture is not known");
-        assert_eq!((at(7, 9), at(7, 10), at(8, 0)), (Start::Here, Start::Ahead, Start::Ahead));
+        assert!(matches!(at(7, 8), Resume::Impossible(_)), "removals before the snapshot are not known");
+        assert_eq!((at(7, 9), at(7, 10), at(8, 0)), (Resume::Possible, Resume::NotYet, Resume::NotYet));
         store.follow(placed("a", 11), None);
         store.follow_gone(&PodUid::parse("b").unwrap(), 12, None);
         assert_eq!(after(&store, 9), [(11, "a".to_owned(), true), (12, "b".to_owned(), false)]);

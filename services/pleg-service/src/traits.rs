@@ -77,6 +77,8 @@ pub trait ContainerRuntime: Send + Sync + 'static {
 pub enum HintKind {
     Created,
     Started,
+    /// The main process exited, and an exit follows once the CRI is about to show it.
+    Exiting,
     Exited,
     Deleted,
     /// The OOM killer ended a process of the container.
@@ -90,6 +92,7 @@ impl HintKind {
         match self {
             Self::Created => "created",
             Self::Started => "started",
+            Self::Exiting => "exiting",
             Self::Exited => "exited",
             Self::Deleted => "deleted",
             Self::Oom => "oom",

@@ -141,6 +141,42 @@ async fn an_observe_request_with_ids_needs_no_list_and_its_hints_no_inspection()
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_exit_is_inspected_once_when_the_runtime_has_cleaned_up_or_after_50_ms() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
+    let (sandbox, id) = web(&bench.runtime);
+    let other = bench.runtime.add_container(&sandbox, &ContainerSeed::running("other"));
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let inspections = || bench.runtime.count(Method::PodSandboxStatus);
+    let before = inspections();
+    bench.hints.hint(HintKind::Exiting, &id);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(inspections(), before, "the CRI does not show the exit yet");
+    bench.runtime.exit(&id, 3);
+    bench.hints.hint(HintKind::Exited, &id);
+    watch.until("exit", |w| w.state("u1", &id) == Some(pb::ContainerState::Exited)).await;
+    for kind in [HintKind::Exited, HintKind::Exiting] {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(inspections(), before + 1, "the entry shows the exit");
+        bench.hints.hint(kind, &id);
+    }
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(inspections(), before + 1);
+    // The second hint is lost.
+    let began = tokio::time::Instant::now();
+    bench.runtime.exit(&other, 3);
+    bench.hints.hint(HintKind::Exiting, &other);
+    watch.until("exit", |w| w.state("u1", &other) == Some(pb::ContainerState::Exited)).await;
+    assert_eq!(began.elapsed().as_millis() / 10, 5);
+    assert_eq!(inspections(), before + 2);
+    bench.runtime.remove(&other);
+    bench.hints.hint(HintKind::Deleted, &other);
+    watch.until("removal", |w| w.state("u1", &other).is_none()).await;
+    assert_eq!(inspections(), before + 3);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_id_that_the_cri_shows_late_is_found() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let mut watch = bench.watch(None).await;

@@ -53,6 +53,8 @@ impl Counted {
 pub struct Metrics {
     total: Family<Total, Counter>,
     seconds: Family<Seconds, Histogram, LatencyBuckets>,
+    /// Seconds from the time that an evaluation was due to its start.
+    pub lag: Histogram,
     pub workers: Gauge,
     pub stalls: Counter,
     /// Failed evaluations that no driver took in time.
@@ -72,6 +74,10 @@ impl Metrics {
             seconds: metrics::histogram_family(
                 "prober_probe_duration_seconds",
                 "Duration in seconds for a probe response",
+            ),
+            lag: metrics::histogram(
+                "quintlet_probe_lag_seconds",
+                "Time from the scheduled start of a probe to its start",
             ),
             workers: metrics::gauge("quintlet_probe_workers", "Number of probes"),
             stalls: metrics::counter(

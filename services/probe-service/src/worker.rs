@@ -31,17 +31,24 @@ pub(crate) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, jitter: Duration) 
             NextStep::After(delay) => Some(delay),
             NextStep::Idle(_) | NextStep::Stopped(_) | NextStep::Probe(_) => None,
         };
+        let ready = Instant::now();
         // A dropped tick stays due, a dropped wake stays set, and the delay is computed again.
-        tokio::select! {
-            _ = ticker.tick() => {}
+        let due = tokio::select! {
+            // A tick that passed during the last evaluation is due now.
+            at = ticker.tick() => at.max(ready),
             () = slot.wake.notified() => {
                 if !matches!(slot.next_step(shared.clock.boot()), NextStep::Probe(_)) {
                     continue;
                 }
                 ticker.reset();
+                Instant::now()
             }
-            () = sleep(delay.unwrap_or_default()), if delay.is_some() => ticker.reset(),
-        }
+            () = sleep(delay.unwrap_or_default()), if delay.is_some() => {
+                ticker.reset();
+                deadline_after(ready, delay.unwrap_or_default())
+            }
+        };
+        shared.metrics.lag.observe(due.elapsed().as_secs_f64());
         let evaluation = Box::pin(async {
             failpoint::work!("probe evaluated");
             slot.evaluate(&shared).await;

@@ -35,6 +35,9 @@ pub struct Args {
     /// spec.providerID of a Node that is created.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "ID")]
     pub provider_id: String,
+    /// A controller attaches volumes to the node, which an annotation of the Node requests.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub enable_controller_attach_detach: bool,
     /// Shortest time between two writes of the Node that are not urgent, with a unit.
     #[arg(long, default_value = "10s", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub node_status_update_frequency: Duration,
@@ -66,6 +69,7 @@ impl Args {
             taints: self.register_with_taints.clone(),
             labels: self.node_label.clone(),
             provider_id: self.provider_id.clone(),
+            controller_attaches: self.enable_controller_attach_detach,
             update_every: self.node_status_update_frequency,
             report_every: self.node_status_report_frequency,
             lease_seconds: self.node_lease_duration_seconds,
@@ -121,7 +125,7 @@ mod tests {
     #[test]
     fn fields_of_the_file_arrive() {
         let file = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-                    registerNode: false\nregisterWithTaints: [{key: a, value: b, effect: NoSchedule}, {key: c, effect: NoExecute}]\n\
+                    registerNode: false\nenableControllerAttachDetach: false\nregisterWithTaints: [{key: a, value: b, effect: NoSchedule}, {key: c, effect: NoExecute}]\n\
                     providerID: x://1\nnodeStatusUpdateFrequency: 3s\nnodeLeaseDurationSeconds: 20\nkubeAPIQPS: 5\n\
                     eventRecordQPS: 0\n---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n\
                     kubeconfig: /k\nnodeName: N1\nnodeLabels: {tier: edge}\n";
@@ -130,7 +134,7 @@ mod tests {
             (args.node.kubeconfig.clone(), args.node.node_name.as_deref()),
             (Some("/k".into()), Some("n1"))
         );
-        assert!(!args.register_node);
+        assert!(!args.register_node && !args.settings().controller_attaches);
         let settings = args.settings();
         assert_eq!(
             settings.taints,

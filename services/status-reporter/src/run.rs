@@ -59,6 +59,8 @@ pub struct Settings {
     pub labels: Vec<(String, String)>,
     /// `spec.providerID` of a Node that is created; may be empty.
     pub provider_id: String,
+    /// A controller attaches volumes to the node.
+    pub controller_attaches: bool,
     /// `nodeStatusUpdateFrequency`.
     pub update_every: Duration,
     /// `nodeStatusReportFrequency`.
@@ -77,6 +79,7 @@ impl Default for Settings {
             taints: Vec::new(),
             labels: Vec::new(),
             provider_id: String::new(),
+            controller_attaches: true,
             update_every: setters::UPDATE_EVERY,
             report_every: setters::REPORT_EVERY,
             lease_seconds: lease::DURATION_SECONDS,
@@ -180,6 +183,7 @@ fn keep_node(
         taints: config.settings.taints.clone(),
         labels: config.settings.labels.clone(),
         provider_id: config.settings.provider_id.clone(),
+        controller_attaches: config.settings.controller_attaches,
         startup: Startup::new(clock.boot()),
         update_every: config.settings.update_every,
         report_every: config.settings.report_every,

@@ -65,7 +65,7 @@ pub(super) async fn probe(get: &HttpGet, host: &str, port: u16, timeout: Duratio
             let location = String::from_utf8_lossy(location.as_bytes()).into_owned();
             let next = match request.url.join(&location) {
                 Ok(next) => next,
-                Err(error) => return failure(&location, &error),
+                Err(error) => return failure(&location, &error.to_string()),
             };
             if next.host == host {
                 if sent == MAX_REQUESTS {

@@ -9,7 +9,7 @@ mod url;
 /// Private functions for `tests/fuzz`.
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing {
-    use super::url::Url;
+    use super::url::{LocationError, Url};
 
     /// The parts of a URL.
     #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,13 @@ pub mod fuzzing {
     ///
     /// # Errors
     /// The header is invalid.
-    pub fn redirected(tls: bool, host: &str, port: u16, path: &str, location: &str) -> Result<Parts, String> {
+    pub fn redirected(
+        tls: bool,
+        host: &str,
+        port: u16,
+        path: &str,
+        location: &str,
+    ) -> Result<Parts, LocationError> {
         Url::of_probe(tls, host, port, path).join(location).map(|url| parts(&url))
     }
 }
@@ -49,6 +55,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tonic::transport::Channel;
 
+pub use self::url::LocationError;
 use crate::target::{Handler, Probe};
 
 /// User agent of HTTP and gRPC probes.

@@ -4,6 +4,18 @@ use std::fmt;
 
 use super::dial::join_host_port;
 
+/// A `Location` header that cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LocationError {
+    #[error("failed to parse Location header {0:?}: invalid URL escape")]
+    InvalidEscape(String),
+    #[error("failed to parse Location header {0:?}: invalid host")]
+    InvalidHost(String),
+    #[error("unsupported protocol scheme {0:?}")]
+    UnsupportedScheme(String),
+}
+
 /// An absolute http or https URL without a fragment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Url {
@@ -35,22 +47,22 @@ impl Url {
     ///
     /// # Errors
     /// The header is invalid, or its scheme is not HTTP.
-    pub(super) fn join(&self, location: &str) -> Result<Self, String> {
+    pub(super) fn join(&self, location: &str) -> Result<Self, LocationError> {
         if has_bad_escape(location) {
-            return Err(format!("failed to parse Location header {location:?}: invalid URL escape"));
+            return Err(LocationError::InvalidEscape(location.to_owned()));
         }
         let location = before(location, '#');
         let (tls, rest) = match scheme(location) {
             Some(("http", rest)) => (false, rest),
             Some(("https", rest)) => (true, rest),
-            Some((other, _)) => return Err(format!("unsupported protocol scheme {other:?}")),
+            Some((other, _)) => return Err(LocationError::UnsupportedScheme(other.to_owned())),
             None => (self.tls, location),
         };
         if let Some(rest) = rest.strip_prefix("//") {
             let end = rest.find(['/', '?']).unwrap_or(rest.len());
             let (authority, target) = rest.split_at(end);
-            let (host, port) = split_authority(authority)
-                .ok_or_else(|| format!("failed to parse Location header {location:?}: invalid host"))?;
+            let (host, port) =
+                split_authority(authority).ok_or_else(|| LocationError::InvalidHost(location.to_owned()))?;
             let port = port.unwrap_or(if tls { 443 } else { 80 });
             let target = without_dots(&escape(target, b""));
             return Ok(Self { tls, authority: authority.to_owned(), host, port, target });
@@ -202,7 +214,7 @@ mod tests {
             assert_eq!(base.join(location).map(|u| u.to_string()), Ok(expected.to_owned()), "{location:?}");
         }
         assert_eq!(base.join("http://[fd00::1]:81/").unwrap().host, "fd00::1");
-        assert_eq!(base.join("ftp://x/").unwrap_err(), "unsupported protocol scheme \"ftp\"");
+        assert_eq!(base.join("ftp://x/").unwrap_err().to_string(), "unsupported protocol scheme \"ftp\"");
         for location in [
             "http://:80/",
             "http://[fd00::1]80/",

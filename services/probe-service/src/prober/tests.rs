@@ -352,6 +352,28 @@ async fn the_series_of_a_probe_are_removed_with_it_and_observers_receive_every_e
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_lag_of_a_probe_is_the_delay_of_its_start_and_not_the_duration_of_the_last_attempt() {
+    // One attempt of 2.5 s, in which two ticks pass.
+    let slow = (Duration::from_millis(2500), Attempt::Success(String::new()));
+    let rig = Rig::new([slow, pass()]);
+    let driver = rig.prober.attach();
+    let lag = || -> f64 {
+        let text = quintlet_telemetry::metrics::text();
+        let sum = text.lines().find_map(|line| line.strip_prefix("quintlet_probe_lag_seconds_sum "));
+        sum.map_or(0.0, |sum| sum.parse().unwrap())
+    };
+    let before = lag();
+    rig.prober.set(&driver, pod("a", 1, view(), Some(memory(1))), None).unwrap();
+    rig.run(Duration::from_secs(5)).await;
+    assert!(rig.begun().len() >= 3, "{:?}", rig.begun());
+    assert!(lag() - before < 0.1, "{} s without a delay", lag() - before);
+    // The timers fire late, as on a machine without a free processor.
+    tokio::time::advance(Duration::from_secs(6)).await;
+    rig.run(Duration::from_millis(100)).await;
+    assert!((5.0..6.5).contains(&(lag() - before)), "{} s after a pause of 6 s", lag() - before);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_panic_in_a_probe_affects_no_other_pod_and_is_retried_with_a_back_off() {
     let rig = Rig::new([pass()]);
     let driver = rig.prober.attach();

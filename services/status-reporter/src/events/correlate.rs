@@ -13,19 +13,22 @@ use super::Occurrence;
 use crate::status::normalize::seconds;
 use crate::status::text;
 
-/// Capacity of each of the three caches.
+/// Capacity of each of the three caches (`maxLruCacheEntries`).
 const ENTRIES: NonZeroUsize = NonZeroUsize::new(4096).expect("4096 is not zero");
 
-/// Distinct messages after which similar events are aggregated.
-const SIMILAR: usize = 10;
+/// Distinct messages after which similar events are aggregated (`defaultAggregateMaxEvents`).
+const MAX_SIMILAR: usize = 10;
 
-/// Interval after which similar events are no longer aggregated.
+/// Interval without a similar event after which the aggregation starts again (`defaultAggregateIntervalInSeconds`).
 const SIMILAR_WINDOW: Duration = Duration::from_secs(600);
 
-/// Burst of events of one object, and the time until one more is allowed.
+/// Burst of events of one object (`defaultSpamBurst`).
 const BURST: f64 = 25.0;
+
+/// Time until one more event of the object is allowed (`defaultSpamQPS`).
 const REFILL: Duration = Duration::from_secs(300);
 
+/// Start of the message of an aggregated event.
 const COMBINED: &str = "(combined from similar events): ";
 
 /// The write for an occurrence.
@@ -45,10 +48,13 @@ pub enum Decision {
     Drop,
 }
 
-/// Key of similar events.
+/// The object of an event: kind, namespace, name, UID.
+type ObjectKey = [String; 4];
+
+/// Key of similar events, which differ only in message and field path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Kind {
-    object: [String; 4],
+struct AggregateKey {
+    object: ObjectKey,
     event_type: String,
     reason: String,
 }
@@ -56,24 +62,26 @@ struct Kind {
 /// Key of equal events.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CountKey {
-    kind: Kind,
+    aggregate: AggregateKey,
     field_path: String,
     /// Empty for an aggregated event.
     message: String,
 }
 
-struct Similar {
+/// Messages of similar events.
+struct AggregateRecord {
     messages: HashSet<String>,
     last: Timestamp,
 }
 
-struct Written {
+/// An event that the API server has.
+struct WrittenEvent {
     name: String,
     count: u64,
     first: String,
 }
 
-struct Bucket {
+struct TokenBucket {
     tokens: f64,
     last: Timestamp,
 }
@@ -81,9 +89,9 @@ struct Bucket {
 /// The caches of written events.
 pub struct Correlator {
     node: String,
-    similar: LruCache<Kind, Similar>,
-    written: LruCache<CountKey, Written>,
-    spam: LruCache<([String; 4], String), Bucket>,
+    aggregates: LruCache<AggregateKey, AggregateRecord>,
+    written: LruCache<CountKey, WrittenEvent>,
+    spam: LruCache<(ObjectKey, String), TokenBucket>,
 }
 
 impl Correlator {
@@ -92,7 +100,7 @@ impl Correlator {
     pub fn new(node: &str) -> Self {
         Self {
             node: node.to_owned(),
-            similar: LruCache::new(ENTRIES),
+            aggregates: LruCache::new(ENTRIES),
             written: LruCache::new(ENTRIES),
             spam: LruCache::new(ENTRIES),
         }
@@ -102,22 +110,26 @@ impl Correlator {
     pub fn decide(&mut self, occurrence: &Occurrence, now: Timestamp) -> Decision {
         let object =
             [&occurrence.kind, &occurrence.namespace, &occurrence.name, &occurrence.uid].map(Clone::clone);
-        let kind = Kind {
+        let aggregate = AggregateKey {
             object: object.clone(),
             event_type: occurrence.event_type.clone(),
             reason: occurrence.reason.clone(),
         };
         let mut event = occurrence.to_event(&self.node, now);
-        let combined = self.is_one_of_many(&kind, &occurrence.message, now);
-        let key = if combined {
+        let is_aggregated = self.is_aggregated(&aggregate, &occurrence.message, now);
+        let key = if is_aggregated {
             event["message"] = json!(format!("{COMBINED}{}", occurrence.message));
             if let Some(event) = event.as_object_mut() {
                 event.remove("reportingComponent");
                 event.remove("reportingInstance");
             }
-            CountKey { kind, field_path: String::new(), message: String::new() }
+            CountKey { aggregate, field_path: String::new(), message: String::new() }
         } else {
-            CountKey { kind, field_path: occurrence.field_path.clone(), message: occurrence.message.clone() }
+            CountKey {
+                aggregate,
+                field_path: occurrence.field_path.clone(),
+                message: occurrence.message.clone(),
+            }
         };
         let decision = match self.written.get_mut(&key) {
             Some(written) => {
@@ -131,7 +143,7 @@ impl Correlator {
                 Decision::Count { key, event, patch }
             }
             None => {
-                let written = Written {
+                let written = WrittenEvent {
                     name: text(&event["metadata"], "name").to_owned(),
                     count: 1,
                     first: seconds(now),
@@ -145,7 +157,7 @@ impl Correlator {
 
     /// Records the event that the API server returned.
     pub fn stored(&mut self, key: &CountKey, event: &Value) {
-        let written = Written {
+        let written = WrittenEvent {
             name: text(&event["metadata"], "name").to_owned(),
             count: event["count"].as_u64().unwrap_or(1),
             first: text(event, "firstTimestamp").to_owned(),
@@ -153,26 +165,28 @@ impl Correlator {
         self.written.put(key.clone(), written);
     }
 
-    fn is_one_of_many(&mut self, kind: &Kind, message: &str, now: Timestamp) -> bool {
-        let fresh = || Similar { messages: HashSet::new(), last: now };
-        let similar = self.similar.get_or_insert_mut(kind.clone(), fresh);
-        if since(similar.last, now) > SIMILAR_WINDOW {
-            *similar = fresh();
+    // Records a message. Returns whether enough similar events with other messages were recorded.
+    fn is_aggregated(&mut self, key: &AggregateKey, message: &str, now: Timestamp) -> bool {
+        let new = || AggregateRecord { messages: HashSet::new(), last: now };
+        let record = self.aggregates.get_or_insert_mut(key.clone(), new);
+        if since(record.last, now) > SIMILAR_WINDOW {
+            *record = new();
         }
-        similar.last = now;
-        similar.messages.insert(message.to_owned());
-        if similar.messages.len() < SIMILAR {
+        record.last = now;
+        record.messages.insert(message.to_owned());
+        if record.messages.len() < MAX_SIMILAR {
             return false;
         }
-        // Any key may be evicted; only the size matters.
-        if let Some(any) = similar.messages.iter().next().cloned() {
-            similar.messages.remove(&any);
+        // Only the number of messages matters, so any message may be dropped.
+        if let Some(any) = record.messages.iter().next().cloned() {
+            record.messages.remove(&any);
         }
         true
     }
 
-    fn is_spam(&mut self, key: ([String; 4], String), now: Timestamp) -> bool {
-        let bucket = self.spam.get_or_insert_mut(key, || Bucket { tokens: BURST, last: now });
+    // Takes a token of the object. Returns true if there is none.
+    fn is_spam(&mut self, key: (ObjectKey, String), now: Timestamp) -> bool {
+        let bucket = self.spam.get_or_insert_mut(key, || TokenBucket { tokens: BURST, last: now });
         let earned = since(bucket.last, now).as_secs_f64() / REFILL.as_secs_f64();
         bucket.tokens = (bucket.tokens + earned).min(BURST);
         bucket.last = now;

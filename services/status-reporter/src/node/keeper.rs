@@ -38,6 +38,8 @@ pub struct NodeKeeper {
     pub labels: Vec<(String, String)>,
     /// `spec.providerID` of a Node that is created; may be empty.
     pub provider_id: String,
+    /// A controller attaches volumes to the node.
+    pub controller_attaches: bool,
     /// Shortest interval between writes that are not urgent, and longest interval between reads of the Node.
     pub update_every: Duration,
     /// Interval between writes of an unchanged Node.
@@ -198,6 +200,11 @@ impl NodeKeeper {
         let mut initial = setters::initial(&self.name, setters::go_arch(std::env::consts::ARCH));
         for (key, value) in &self.labels {
             initial["metadata"]["labels"][key] = json!(value);
+        }
+        if !self.controller_attaches
+            && let Some(annotations) = initial["metadata"]["annotations"].as_object_mut()
+        {
+            annotations.remove(setters::CONTROLLER_ATTACHES);
         }
         if !self.taints.is_empty() {
             initial["spec"]["taints"] = json!(self.taints);

@@ -164,6 +164,9 @@ fn without_heartbeat(condition: &Value) -> Value {
     condition
 }
 
+/// Annotation of a Node whose volumes a controller attaches.
+pub const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+
 /// Returns the Node to register, before any setter.
 #[must_use]
 pub fn initial(name: &str, arch: &str) -> Value {
@@ -175,7 +178,7 @@ pub fn initial(name: &str, arch: &str) -> Value {
                 "kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": arch,
                 "beta.kubernetes.io/os": "linux", "beta.kubernetes.io/arch": arch,
             },
-            "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
+            "annotations": {CONTROLLER_ATTACHES: "true"},
         },
         "spec": {}, "status": {},
     })
@@ -208,6 +211,11 @@ pub fn adopt(live: &Value, initial: &Value) -> Value {
     }
     for field in ["labels", "annotations"] {
         overlay_map(&mut node["metadata"], &wanted, field);
+    }
+    if wanted["annotations"].get(CONTROLLER_ATTACHES).is_none()
+        && let Some(annotations) = node["metadata"]["annotations"].as_object_mut()
+    {
+        annotations.remove(CONTROLLER_ATTACHES);
     }
     node
 }

@@ -243,6 +243,9 @@ fn an_existing_node_keeps_its_labels_and_gets_the_default_ones() {
     assert_eq!((&labels["mine"], &labels["kubernetes.io/arch"]), (&json!("1"), &json!("arm64")));
     assert_eq!(labels["topology.kubernetes.io/zone"], "z1");
     assert_eq!(labels.get("tier"), None, "only a node that is made gets custom labels");
+    assert_eq!(adopt(&live, &initial)["metadata"]["annotations"][CONTROLLER_ATTACHES], "true");
+    initial["metadata"]["annotations"] = json!({});
+    assert_eq!(adopt(&live, &initial)["metadata"]["annotations"], json!({}));
 }
 
 #[test]
