@@ -119,9 +119,7 @@ impl NodeApiArgs {
     /// Returns whether a feature gate is on. The last occurrence of a gate applies.
     #[must_use]
     pub fn has_gate(&self, name: &str, default: bool) -> bool {
-        let mut of_gate =
-            self.feature_gates.iter().filter_map(|g| g.split_once('=')).filter(|(k, _)| *k == name);
-        of_gate.next_back().map_or(default, |(_, value)| value.eq_ignore_ascii_case("true"))
+        quintlet_config::table::has_gate(&self.feature_gates, name, default)
     }
 }
 

@@ -17,39 +17,44 @@ pub async fn checkpoint(node: &Services, segments: &[String], query: &[(String, 
     if [namespace, pod, container].into_iter().any(String::is_empty) {
         return not_found();
     }
-    match checkpointed(node, namespace, pod, container, query).await {
+    match make_checkpoint(node, namespace, pod, container, query).await {
         Ok(location) => json_answer(json!({"items": [location]}).to_string()),
         Err(answer) => answer,
     }
 }
 
-async fn checkpointed(
+async fn make_checkpoint(
     node: &Services,
     namespace: &str,
     pod: &str,
     container: &str,
     query: &[(String, String)],
 ) -> Result<String, Answer> {
-    let missing = |what: String| text(StatusCode::NOT_FOUND, what);
-    let fault = |why: &str| {
+    let not_found_with = |message: String| text(StatusCode::NOT_FOUND, message);
+    let failed = |why: &str| {
         let message = format!("checkpointing of {namespace}/{pod}/{container} failed ({why})");
         text(StatusCode::INTERNAL_SERVER_ERROR, message)
     };
     let view = node.pod(namespace, pod).await;
-    let view = view.map_err(|status| fault(&format!("pod-sync: {}", status.message())))?;
-    let view = view.ok_or_else(|| missing("pod does not exist".to_owned()))?;
+    let view = view.map_err(|status| failed(&format!("pod-sync: {}", status.message())))?;
+    let view = view.ok_or_else(|| not_found_with("pod does not exist".to_owned()))?;
     let object: Value = serde_json::from_slice(&view.pod).unwrap_or_default();
     if pod_lookup::spec(&object, container).is_none() {
-        return Err(missing(format!("container {container} does not exist")));
+        return Err(not_found_with(format!("container {container} does not exist")));
     }
-    let seconds = timeout(query).map_err(|why| missing(why.to_owned()))?;
-    node.checkpoint(&view.uid, container, seconds).await.map_err(|status| fault(status.message()))
+    // The kubelet answers an invalid timeout with 404, too.
+    let timeout_seconds = timeout_seconds(query).map_err(|error| not_found_with(error.to_string()))?;
+    node.checkpoint(&view.uid, container, timeout_seconds).await.map_err(|status| failed(status.message()))
 }
 
-/// Returns the timeout. The last of several values applies; 0 means the runtime's default.
-fn timeout(query: &[(String, String)]) -> Result<i64, &'static str> {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("cannot parse value of timeout parameter")]
+struct InvalidTimeout;
+
+/// Returns the timeout in seconds; 0 means the runtime's default. The last of several values applies.
+fn timeout_seconds(query: &[(String, String)]) -> Result<i64, InvalidTimeout> {
     match query.iter().rfind(|(k, _)| k == "timeout") {
-        Some((_, seconds)) => seconds.parse().map_err(|_| "cannot parse value of timeout parameter"),
+        Some((_, seconds)) => seconds.parse().map_err(|_| InvalidTimeout),
         None => Ok(0),
     }
 }
@@ -66,10 +71,10 @@ mod tests {
             ("timeout=5", Ok(5)),
             ("timeout=x&timeout=7", Ok(7)),
             ("timeout=-3", Ok(-3)),
-            ("timeout=", Err("cannot parse value of timeout parameter")),
-            ("timeout=5s", Err("cannot parse value of timeout parameter")),
+            ("timeout=", Err(InvalidTimeout)),
+            ("timeout=5s", Err(InvalidTimeout)),
         ] {
-            assert_eq!(timeout(&decode_form(query)), want, "{query}");
+            assert_eq!(timeout_seconds(&decode_form(query)), want, "{query}");
         }
     }
 }

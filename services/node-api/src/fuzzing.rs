@@ -2,7 +2,7 @@
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-pub use crate::log_query::Journal;
+pub use crate::log_query::{Journal, QueryError};
 
 use crate::remote_command::Streams;
 use crate::{log_query, uri, websocket};
@@ -21,6 +21,6 @@ where
 ///
 /// # Errors
 /// Returns the reason why the query is refused.
-pub fn log_query(form: &str) -> Result<Option<Journal>, String> {
+pub fn log_query(form: &str) -> Result<Option<Journal>, QueryError> {
     log_query::journal_of(&uri::decode_form(form))
 }

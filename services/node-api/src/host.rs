@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 
 /// The default interface, whose statistics are those of the node (`pkg/kubelet/stats`).
 const DEFAULT_INTERFACE: &str = "eth0";
-/// Prefixes of the loopback and of the host's ends of the pods' interfaces, which are not counted for the node.
-const NOT_THE_NODES: [&str; 2] = ["lo", "veth"];
+/// Name prefixes of interfaces that are not counted for the node: the loopback and the host ends of pod interfaces.
+const EXCLUDED_PREFIXES: [&str; 2] = ["lo", "veth"];
 
 /// Returns the network statistics of the node from `/proc/net/dev`, or null without an interface. `route` is `/proc/net/route`.
 #[must_use]
@@ -47,7 +47,7 @@ pub fn interfaces(dev: &str) -> impl Iterator<Item = Interface> {
 fn interface(line: &str) -> Option<Interface> {
     let (name, figures) = line.split_once(':')?;
     let name = name.trim();
-    if NOT_THE_NODES.iter().any(|not| name.starts_with(not)) {
+    if EXCLUDED_PREFIXES.iter().any(|prefix| name.starts_with(prefix)) {
         return None;
     }
     let figures: Vec<u64> = figures.split_whitespace().filter_map(|f| f.parse().ok()).collect();

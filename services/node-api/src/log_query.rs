@@ -20,34 +20,34 @@ use crate::answer::{Answer, error, with_type};
 use crate::system_logs;
 
 /// Maximum number of services in one query.
-const SERVICES: usize = 4;
-/// Maximum length of a service's name.
-const NAME: usize = 256;
+const MAX_SERVICES: usize = 4;
+/// Maximum length of a service's name, in bytes.
+const MAX_NAME_LENGTH: usize = 256;
 /// Maximum of `tailLines`.
-const TAIL: i64 = 100_000;
+const MAX_TAIL_LINES: i64 = 100_000;
 /// Time limit for the output of a query.
-const LIMIT: Duration = Duration::from_secs(30);
-/// Time limit for asking whether the journal has a service.
-const PEEK: Duration = Duration::from_secs(5);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for checking whether the journal has a service.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of concurrent queries. Each runs a process.
-const AT_ONCE: usize = 8;
+const MAX_CONCURRENT: usize = 8;
 
 /// Runs queries.
 #[derive(Debug)]
 pub struct LogQuery {
     journalctl: PathBuf,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Default for LogQuery {
     fn default() -> Self {
-        Self { journalctl: PathBuf::from("journalctl"), places: Arc::new(Semaphore::new(AT_ONCE)) }
+        Self { journalctl: PathBuf::from("journalctl"), permits: Arc::new(Semaphore::new(MAX_CONCURRENT)) }
     }
 }
 
 /// The parameters of a query.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Asked {
+struct Query {
     files: Vec<String>,
     services: Vec<String>,
     options: Options,
@@ -62,23 +62,55 @@ struct Options {
     pattern: Option<String>,
 }
 
-/// The reason to refuse a query: it cannot be parsed (400), or is not valid (406, as in the kubelet).
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum QueryError {
-    Unreadable(String),
-    Unacceptable(String),
+/// A query that is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum QueryError {
+    #[error("query: names nothing")]
+    Empty,
+    #[error("{name}: {value:?} is no time of RFC 3339")]
+    Time { name: &'static str, value: String },
+    #[error("{name}: {value:?} is no number")]
+    Number { name: &'static str, value: String },
+    #[error("query: a file and a service at a time")]
+    FileAndService,
+    #[error("query: more than one file")]
+    SeveralFiles,
+    #[error("query: a file has no options")]
+    FileWithOptions,
+    #[error("query: more than {MAX_SERVICES} services")]
+    TooManyServices,
+    #[error("query: {0:?} is no name of a service")]
+    ServiceName(String),
+    #[error("untilTime: before sinceTime")]
+    UntilBeforeSince,
+    #[error("boot: must be less than 1")]
+    Boot,
+    #[error("tailLines: must be between 0 and {MAX_TAIL_LINES}")]
+    TailLines,
+    #[error("pattern: {0:?} is no regular expression")]
+    Pattern(String),
 }
 
 impl QueryError {
-    fn answer(&self) -> Answer {
+    /// Returns 400 for a query that cannot be parsed, and 406 for one that is not valid, as in the kubelet.
+    fn status(&self) -> StatusCode {
         match self {
-            Self::Unreadable(why) => error(StatusCode::BAD_REQUEST, why),
-            Self::Unacceptable(why) => error(StatusCode::NOT_ACCEPTABLE, why),
+            Self::Empty | Self::Time { .. } | Self::Number { .. } => StatusCode::BAD_REQUEST,
+            Self::FileAndService
+            | Self::SeveralFiles
+            | Self::FileWithOptions
+            | Self::TooManyServices
+            | Self::ServiceName(_)
+            | Self::UntilBeforeSince
+            | Self::Boot
+            | Self::TailLines
+            | Self::Pattern(_) => StatusCode::NOT_ACCEPTABLE,
         }
     }
 }
 
-impl Asked {
+impl Query {
     /// Returns none if the request is not a query.
     fn parse(pairs: &[(String, String)]) -> Result<Option<Self>, QueryError> {
         if !pairs.iter().any(|(k, _)| k == "query") {
@@ -88,20 +120,16 @@ impl Asked {
             pairs.iter().filter(|(k, v)| k == "query" && !v.trim().is_empty()).map(|(_, v)| v.clone());
         let (files, services): (Vec<_>, Vec<_>) = queries.partition(|q| q.contains(['/', '\\']));
         if files.is_empty() && services.is_empty() {
-            return Err(QueryError::Unreadable("query: names nothing".to_owned()));
+            return Err(QueryError::Empty);
         }
         let get =
             |name: &str| pairs.iter().find(|(k, v)| k == name && !v.is_empty()).map(|(_, v)| v.as_str());
-        let time = |name: &str| {
-            let read = |v: &str| {
-                v.parse().map_err(|_| QueryError::Unreadable(format!("{name}: {v:?} is no time of RFC 3339")))
-            };
+        let time = |name| {
+            let read = |v: &str| v.parse().map_err(|_| QueryError::Time { name, value: v.to_owned() });
             get(name).map(read).transpose()
         };
-        let number = |name: &str| {
-            let read = |v: &str| {
-                v.parse().map_err(|_| QueryError::Unreadable(format!("{name}: {v:?} is no number")))
-            };
+        let number = |name| {
+            let read = |v: &str| v.parse().map_err(|_| QueryError::Number { name, value: v.to_owned() });
             get(name).map(read).transpose()
         };
         let options = Options {
@@ -111,43 +139,43 @@ impl Asked {
             boot: number("boot")?,
             pattern: get("pattern").map(str::to_owned),
         };
-        let asked = Self { files, services, options };
-        asked.check().map_err(QueryError::Unacceptable)?;
-        Ok(Some(asked))
+        let query = Self { files, services, options };
+        query.check()?;
+        Ok(Some(query))
     }
 
-    fn check(&self) -> Result<(), String> {
+    fn check(&self) -> Result<(), QueryError> {
         let Options { since, until, tail, boot, pattern } = &self.options;
         if !self.files.is_empty() {
             if !self.services.is_empty() {
-                return Err("query: a file and a service at a time".to_owned());
+                return Err(QueryError::FileAndService);
             }
             if self.files.len() > 1 {
-                return Err("query: more than one file".to_owned());
+                return Err(QueryError::SeveralFiles);
             }
             if self.options != Options::default() {
-                return Err("query: a file has no options".to_owned());
+                return Err(QueryError::FileWithOptions);
             }
         }
-        if self.services.len() > SERVICES {
-            return Err(format!("query: more than {SERVICES} services"));
+        if self.services.len() > MAX_SERVICES {
+            return Err(QueryError::TooManyServices);
         }
         let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.:@".contains(c);
-        if let Some(bad) = self.services.iter().find(|s| s.len() > NAME || !s.chars().all(is_name)) {
-            return Err(format!("query: {bad:?} is no name of a service"));
+        let is_valid = |service: &&String| service.len() <= MAX_NAME_LENGTH && service.chars().all(is_name);
+        if let Some(invalid) = self.services.iter().find(|service| !is_valid(service)) {
+            return Err(QueryError::ServiceName(invalid.clone()));
         }
         if since.zip(*until).is_some_and(|(since, until)| since > until) {
-            return Err("untilTime: before sinceTime".to_owned());
+            return Err(QueryError::UntilBeforeSince);
         }
         if boot.is_some_and(|b| b > 0) {
-            return Err("boot: must be less than 1".to_owned());
+            return Err(QueryError::Boot);
         }
-        if tail.is_some_and(|n| !(0..=TAIL).contains(&n)) {
-            return Err(format!("tailLines: must be between 0 and {TAIL}"));
+        if tail.is_some_and(|n| !(0..=MAX_TAIL_LINES).contains(&n)) {
+            return Err(QueryError::TailLines);
         }
         if let Some(pattern) = pattern {
-            regex::Regex::new(pattern)
-                .map_err(|_| format!("pattern: {pattern:?} is no regular expression"))?;
+            regex::Regex::new(pattern).map_err(|_| QueryError::Pattern(pattern.clone()))?;
         }
         Ok(())
     }
@@ -180,15 +208,10 @@ pub struct Journal {
 
 /// Parses a query for `tests/fuzz`.
 #[cfg(feature = "fuzzing")]
-pub(crate) fn journal_of(pairs: &[(String, String)]) -> Result<Option<Journal>, String> {
-    match Asked::parse(pairs) {
-        Ok(Some(asked)) if asked.files.is_empty() => {
-            let arguments = asked.arguments(&asked.services);
-            Ok(Some(Journal { services: asked.services, arguments }))
-        }
-        Ok(_) => Ok(None),
-        Err(QueryError::Unreadable(why) | QueryError::Unacceptable(why)) => Err(why),
-    }
+pub(crate) fn journal_of(pairs: &[(String, String)]) -> Result<Option<Journal>, QueryError> {
+    let Some(query) = Query::parse(pairs)?.filter(|query| query.files.is_empty()) else { return Ok(None) };
+    let arguments = query.arguments(&query.services);
+    Ok(Some(Journal { services: query.services, arguments }))
 }
 
 type Part = BoxStream<'static, std::io::Result<Bytes>>;
@@ -196,31 +219,32 @@ type Part = BoxStream<'static, std::io::Result<Bytes>>;
 impl LogQuery {
     /// Responds to a query. Returns none if the request is not a query.
     pub async fn page(&self, root: &Path, pairs: &[(String, String)]) -> Option<Answer> {
-        let asked = match Asked::parse(pairs) {
-            Ok(asked) => asked?,
-            Err(bad) => return Some(bad.answer()),
+        let query = match Query::parse(pairs) {
+            Ok(query) => query?,
+            Err(refusal) => return Some(error(refusal.status(), refusal)),
         };
-        if let Some(file) = asked.files.first() {
+        if let Some(file) = query.files.first() {
             return Some(system_logs::below(root, &file.replace('\\', "/")).await);
         }
-        let Ok(place) = self.places.clone().try_acquire_owned() else {
+        let Ok(permit) = self.permits.clone().try_acquire_owned() else {
             return Some(error(StatusCode::TOO_MANY_REQUESTS, "too many log queries"));
         };
-        let parts = self.parts(root, &asked).await;
-        let all = stream::iter(parts).flatten().take_until(tokio::time::sleep(LIMIT)).map(move |block| {
-            let _held = &place;
-            block
-        });
+        let parts = self.parts(root, &query).await;
+        let all =
+            stream::iter(parts).flatten().take_until(tokio::time::sleep(QUERY_TIMEOUT)).map(move |block| {
+                let _held = &permit;
+                block
+            });
         Some(with_type(StatusCode::OK, "text/plain; charset=utf-8", Body::from_stream(all)))
     }
 
-    async fn parts(&self, root: &Path, asked: &Asked) -> Vec<Part> {
+    async fn parts(&self, root: &Path, query: &Query) -> Vec<Part> {
         let (mut journal, mut files) = (Vec::new(), Vec::new());
-        for service in &asked.services {
-            if self.knows(service).await { journal.push(service.clone()) } else { files.push(service) }
+        for service in &query.services {
+            if self.has_lines_of(service).await { journal.push(service.clone()) } else { files.push(service) }
         }
         let mut parts = Vec::new();
-        if !files.is_empty() && asked.options != Options::default() {
+        if !files.is_empty() && query.options != Options::default() {
             return vec![text_part(format!(
                 "options are for the journal, which does not have {files:?}: try without them\n"
             ))];
@@ -232,7 +256,7 @@ impl LogQuery {
             });
         }
         if !journal.is_empty() {
-            parts.push(self.journal(&asked.arguments(&journal)));
+            parts.push(self.journal(&query.arguments(&journal)));
         }
         parts
     }
@@ -250,10 +274,10 @@ impl LogQuery {
     }
 
     /// Returns whether the journal has a line of the service.
-    async fn knows(&self, service: &str) -> bool {
-        let ask = ["--quiet", "--no-pager", "--lines=1", "--output=cat"].map(str::to_owned);
-        let ask = [&ask[..], &[format!("--unit={service}")]].concat();
-        let output = tokio::time::timeout(PEEK, self.command(&ask).output()).await;
+    async fn has_lines_of(&self, service: &str) -> bool {
+        let arguments = ["--quiet", "--no-pager", "--lines=1", "--output=cat"].map(str::to_owned);
+        let arguments = [&arguments[..], &[format!("--unit={service}")]].concat();
+        let output = tokio::time::timeout(LOOKUP_TIMEOUT, self.command(&arguments).output()).await;
         matches!(output, Ok(Ok(output)) if !output.stdout.is_empty())
     }
 
@@ -342,7 +366,7 @@ mod tests {
             journal.page(&root, &decode_form("tailLines=5")).await.is_none(),
             "without a query it is none"
         );
-        assert_eq!(journal.places.available_permits(), AT_ONCE, "places are given back");
+        assert_eq!(journal.permits.available_permits(), MAX_CONCURRENT, "permits are returned");
         let none = LogQuery { journalctl: dir.path().join("missing"), ..LogQuery::default() };
         assert_eq!(ask(&none, &root, "query=plain").await, ok("plain\n"));
     }
@@ -373,7 +397,7 @@ mod tests {
             let (got, text) = ask(&journal, dir.path(), form).await;
             assert_eq!(got.as_u16(), code, "{form}: {text}");
         }
-        let long = format!("query={}", "a".repeat(NAME + 1));
+        let long = format!("query={}", "a".repeat(MAX_NAME_LENGTH + 1));
         assert_eq!(ask(&journal, dir.path(), &long).await.0, StatusCode::NOT_ACCEPTABLE);
     }
 }

@@ -7,16 +7,21 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Parser};
+use pod_sync_cri_config::MemoryQos;
 use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
 use pod_sync_decisions::image_gc::ImageGcPolicy;
 use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_images::pulls::PullSettings;
+use pod_sync_node::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
 use quintlet_config::ConfigArgs;
+use quintlet_config::table::{MEMORY_QOS, QOS_RESERVED, TRUST_BUNDLE_PROJECTION, has_gate};
 use quintlet_kit::args::{CommonArgs, NodeArgs};
+use quintlet_kit::own_limits::OwnLimits;
 
 use pod_sync_shutdown::SystemBus;
 
 pub use crate::eviction_args::EvictionArgs;
+pub use crate::machine_args::MachineArgs;
 
 /// Runs the desired pods of the node and computes their status.
 ///
@@ -104,10 +109,13 @@ pub struct Args {
     /// Interval between syncs of an unchanged pod, plus jitter of up to half of it.
     #[arg(long, default_value = "1m", value_parser = humantime::parse_duration, value_name = "DURATION")]
     pub sync_frequency: Duration,
+    /// A controller attaches volumes to the node. False: only volumes that need no attachment are mounted.
+    #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub enable_controller_attach_detach: bool,
     /// Detection of changed ConfigMaps and Secrets: a watch per object, a cache with the time to live that the Node says, or a
     /// request per use.
     #[arg(long, value_enum, default_value = "Watch", value_name = "STRATEGY")]
-    pub config_map_and_secret_change_detection_strategy: pod_sync_objects::Strategy,
+    pub config_map_and_secret_change_detection_strategy: pod_sync_objects::ChangeDetectionStrategy,
     /// Unsafe sysctls that pods may set; a trailing `*` matches any suffix.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub allowed_unsafe_sysctls: Vec<String>,
@@ -125,6 +133,32 @@ pub struct Args {
     pub resources: ResourceArgs,
     #[command(flatten)]
     pub eviction: EvictionArgs,
+    /// Requirements on the machine.
+    #[command(flatten)]
+    pub machine: MachineArgs,
+    #[command(flatten)]
+    pub process: ProcessArgs,
+}
+
+/// Settings of this process.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "This process")]
+pub struct ProcessArgs {
+    /// Score of this process for the kernel's choice of a process to kill; -1000 excludes the process.
+    #[arg(long, default_value_t = -999, allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1000..=1000), value_name = "SCORE")]
+    pub oom_score_adj: i32,
+    /// Limit of the process's open files.
+    #[arg(long, default_value_t = 1_000_000, value_name = "COUNT")]
+    pub max_open_files: u64,
+    /// Log of the kernel. The process sets it; a test in memory has none.
+    #[arg(skip)]
+    pub kernel_log: Option<PathBuf>,
+}
+
+impl ProcessArgs {
+    pub(crate) fn limits(&self) -> OwnLimits {
+        OwnLimits { oom_score_adj: self.oom_score_adj, open_files: Some(self.max_open_files) }
+    }
 }
 
 /// Settings of the graceful node shutdown, which is disabled by default.
@@ -331,9 +365,35 @@ pub struct ResourceArgs {
     /// Amount reserved for Quintlet and the runtime, as --system-reserved.
     #[arg(long, value_delimiter = ',', value_parser = quintlet_config::pair, value_name = "AMOUNT")]
     pub kube_reserved: Vec<(String, String)>,
-    /// Limits that cgroups enforce: `pods`, or `none`.
+    /// Online CPUs reserved for the system, such as 0-1,4. Their number replaces the cpu amounts of --system-reserved and
+    /// --kube-reserved.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "CPUS")]
+    pub reserved_cpus: String,
+    /// Existing cgroup that gets the limits of --system-reserved, if --enforce-node-allocatable has system-reserved.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
+    pub system_reserved_cgroup: String,
+    /// Existing cgroup that gets the limits of --kube-reserved, if --enforce-node-allocatable has kube-reserved.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
+    pub kube_reserved_cgroup: String,
+    /// Limits that cgroups enforce: `pods`, `system-reserved`, `kube-reserved`, the last two also with `-compressible`, or `none`.
     #[arg(long, default_value = "pods", value_delimiter = ',', value_name = "WORD")]
     pub enforce_node_allocatable: Vec<String>,
+    /// Cgroup of pod-sync itself, created if it is missing. Empty: pod-sync stays where it was started.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
+    pub kubelet_cgroups: String,
+    /// Cgroup for the processes in the root cgroup, except kernel threads; created if it is missing. Empty: they stay there.
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
+    pub system_cgroups: String,
+    /// Percentage of the memory requests of higher QoS classes that lower ones cannot use, `memory=50%`. Needs the feature gate
+    /// QOSReserved.
+    #[arg(long, value_delimiter = ',', value_parser = reserved_percent, value_name = "PERCENT")]
+    pub qos_reserved: Vec<i64>,
+    /// Part of the memory between request and limit of a container above which it is throttled. Needs the feature gate MemoryQoS.
+    #[arg(long, default_value_t = 0.9, value_name = "FACTOR")]
+    pub memory_throttling_factor: f64,
+    /// TieredReservation: protect the memory requests of pods. Needs the feature gate MemoryQoS.
+    #[arg(long, default_value = "None", value_parser = ["None", "TieredReservation"], value_name = "WORD")]
+    pub memory_reservation_policy: String,
     /// Swap for pods: NoSwap, or LimitedSwap (a share of the swap for Burstable pods; requires cgroup v2).
     #[arg(long, default_value = "NoSwap", value_parser = ["NoSwap", "LimitedSwap"], value_name = "WORD")]
     pub memory_swap_behavior: String,
@@ -359,7 +419,7 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// Feature gate, `Name=true`; may be given more than once. All but KubeletCrashLoopBackOffMax are fixed.
+    /// Feature gate, `Name=true`; may be given more than once. All but ClusterTrustBundleProjection, KubeletCrashLoopBackOffMax, MemoryQoS and QOSReserved are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }
@@ -369,6 +429,55 @@ impl ResourceArgs {
     #[must_use]
     pub fn enforces_pods(&self) -> bool {
         self.enforce_node_allocatable.iter().any(|word| word == "pods")
+    }
+
+    /// Returns the reservations for the system and for the node agent.
+    ///
+    /// # Errors
+    /// A resource cannot be reserved, an amount is malformed, or a CPU is not online.
+    pub fn reservations(&self) -> Result<Reservations, ReservationError> {
+        let fields = ReservationFields {
+            system: &self.system_reserved,
+            kube: &self.kube_reserved,
+            cpus: &self.reserved_cpus,
+        };
+        Reservations::parse(fields, &pod_sync_node::online_cpus())
+    }
+
+    /// Returns the cgroups whose limits are the reservations.
+    ///
+    /// # Errors
+    /// As for [`ResourceArgs::reservations`].
+    pub fn enforced_reservations(&self) -> Result<Vec<EnforcedReservation>, ReservationError> {
+        let (system, kube) = (&self.system_reserved_cgroup, &self.kube_reserved_cgroup);
+        let protects = self.has_gate(MEMORY_QOS);
+        Ok(self.reservations()?.enforced(&self.enforce_node_allocatable, system, kube, protects))
+    }
+
+    /// Returns whether projected volumes may have certificates of ClusterTrustBundles.
+    #[must_use]
+    pub fn projects_trust_bundles(&self) -> bool {
+        self.has_gate(TRUST_BUNDLE_PROJECTION)
+    }
+
+    fn has_gate(&self, name: &str) -> bool {
+        has_gate(&self.feature_gates, name, false)
+    }
+
+    /// Returns the percentage of `qosReserved` for memory, if the feature gate is on.
+    #[must_use]
+    pub fn qos_reserved_percent(&self) -> Option<i64> {
+        self.qos_reserved.last().copied().filter(|_| self.has_gate(QOS_RESERVED))
+    }
+
+    /// Returns how the memory of containers is throttled and protected, if the feature gate is on.
+    #[must_use]
+    pub fn memory_qos(&self) -> Option<MemoryQos> {
+        self.has_gate(MEMORY_QOS).then(|| MemoryQos {
+            throttling_factor: self.memory_throttling_factor,
+            protects_requests: self.memory_reservation_policy == "TieredReservation",
+            page_bytes: i64::try_from(procfs::page_size()).unwrap_or(4096),
+        })
     }
 
     /// Returns which dead containers are kept.
@@ -398,6 +507,13 @@ impl Args {
             container_log_monitor_interval: self.container_log_monitor_interval,
         }
     }
+}
+
+/// Parses `memory=50%`.
+fn reserved_percent(text: &str) -> Result<i64, String> {
+    let percent = text.strip_prefix("memory=").ok_or("want memory=PERCENT%")?;
+    quintlet_config::checks::percentage(percent).map_err(|e| e.to_string())?;
+    percent.trim_end_matches('%').parse().map_err(|e: std::num::ParseIntError| e.to_string())
 }
 
 fn share(text: &str) -> Result<PriorityGracePeriod, String> {

@@ -1,12 +1,15 @@
 //! Flags of evictions.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::ArgAction;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use pod_sync_decisions::qos::ResourceList;
 use pod_sync_eviction::layout::Layout;
 use pod_sync_eviction::manager::EvictionSettings;
-use pod_sync_eviction::thresholds::{self, ThresholdConfig};
+use pod_sync_eviction::thresholds::{self, ThresholdConfig, ThresholdError};
 use quintlet_model::go_duration;
 
 /// When the node evicts pods.
@@ -41,6 +44,10 @@ pub struct EvictionArgs {
     /// Longest grace period of a pod that is evicted for a soft threshold, in seconds.
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_name = "SECONDS")]
     pub eviction_max_pod_grace_period: i32,
+    /// Measure memory at once when the kernel reports that its usage crosses a threshold. Cgroup v1; with v2 only when all pods together
+    /// reach their limit.
+    #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub kernel_memcg_notification: bool,
     /// Signals that --eviction-hard does not name keep their default.
     #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub merge_default_eviction_settings: bool,
@@ -50,6 +57,22 @@ pub struct EvictionArgs {
 }
 
 impl EvictionArgs {
+    /// Returns the amounts that hard eviction keeps free, by resource.
+    ///
+    /// # Errors
+    /// A threshold cannot be used.
+    pub(crate) fn reservations(
+        &self,
+        capacity: &BTreeMap<String, Quantity>,
+    ) -> Result<ResourceList, ThresholdError> {
+        let hard = thresholds::parse(&ThresholdConfig {
+            hard: Some(&self.eviction_hard),
+            merge_defaults: self.merge_default_eviction_settings,
+            ..ThresholdConfig::default()
+        })?;
+        Ok(thresholds::hard_reservations(&hard, capacity))
+    }
+
     /// Returns the settings, or `None` if nothing is ever evicted. `enforces_pods`: the memory of all pods together has a limit. The
     /// layout is that of one file system.
     ///

@@ -13,18 +13,14 @@ use pod_sync_cri_config::paths;
 use pod_sync_decisions::worker::{Outcome, Work};
 use pod_sync_decisions::{gc, grace};
 use prometheus_client::metrics::counter::Counter;
-use quintlet_kit::clock::Clock;
 use quintlet_kit::{task, tree};
-use quintlet_model::ids::PodUid;
+use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntime};
 
 use pod_sync_containment::PodWork;
 use pod_sync_worker::NextWork;
-use pod_sync_worker::context::{
-    Checkpoints, FaultIsolation, NodeConfig, PodEnvironment, Reporting, RuntimeAccess, StopContext,
-    WorkerContext, WorkerControl,
-};
-use pod_sync_worker::{Halt, stop_all};
+use pod_sync_worker::context::{NodeConfig, PodEnvironment, WorkerContext};
+use pod_sync_worker::{Halt, stop_all_containers};
 
 /// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised to the
 /// least that any stop gets).
@@ -34,61 +30,27 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Number of tries; afterwards the next pass of housekeeping starts again.
 const TRIES: u32 = 5;
 
-/// The groups that the removal of orphaned pods and of their logs uses.
-#[derive(Clone)]
-pub struct CleanupContext {
-    pub clock: Clock,
-    /// Settings of this node.
-    pub node: Arc<NodeConfig>,
-    /// Access to the container runtime.
-    pub runtime: RuntimeAccess,
-    /// Statuses, events, views and metrics.
-    pub reporting: Arc<Reporting>,
-    /// Records and allocations on disk.
-    pub checkpoints: Arc<Checkpoints>,
-    /// Cgroups, volumes and id ranges.
-    pub environment: Arc<PodEnvironment>,
-    /// Scheduling of the workers.
-    pub control: Arc<WorkerControl>,
-    /// Containment of panics and crashes.
-    pub faults: Arc<FaultIsolation>,
-}
-
-impl From<&WorkerContext> for CleanupContext {
-    fn from(ctx: &WorkerContext) -> Self {
-        Self {
-            clock: ctx.clock.clone(),
-            node: Arc::clone(&ctx.node),
-            runtime: ctx.runtime.clone(),
-            reporting: Arc::clone(&ctx.reporting),
-            checkpoints: Arc::clone(&ctx.checkpoints),
-            environment: Arc::clone(&ctx.environment),
-            control: Arc::clone(&ctx.control),
-            faults: Arc::clone(&ctx.faults),
-        }
-    }
-}
-
 /// Stops and removes a pod that only the runtime has.
-pub async fn remove_orphan(ctx: CleanupContext, pod: SharedPodRuntime) {
+pub async fn remove_orphan(ctx: Arc<WorkerContext>, pod: SharedPodRuntime) {
     let uid = &pod.pod.uid;
-    let NextWork::Run(Work::Terminating, _) = ctx.control.pod_workers.take(uid) else { return };
+    let NextWork::Run(Work::Terminating, _) = ctx.control.pod_workers.next_work(uid) else { return };
     let removal = Box::pin(try_to_remove_orphan(&ctx, &pod));
     if ctx.faults.contained(&PodWork::of(&pod.pod), removal).await.is_none() {
         // Housekeeping tries again when the pod's wait is over.
-        ctx.control.pod_workers.done(uid, Outcome::Failed(None));
+        ctx.control.pod_workers.complete_work(uid, Outcome::Failed(None));
     }
 }
 
-async fn try_to_remove_orphan(ctx: &CleanupContext, pod: &SharedPodRuntime) {
+async fn try_to_remove_orphan(ctx: &WorkerContext, pod: &SharedPodRuntime) {
     let uid = &pod.pod.uid;
     for _ in 0..TRIES {
         let removed = match ctx.runtime.pleg.observe(uid, Known::of(pod), true).await.map(|o| o.pod) {
             // The worker of the pod has removed everything: the cache was stale.
             Ok(None) => {
+                remove_logs(ctx, &pod.pod).await;
                 let dir = ctx.node.pod_dir(uid);
                 if !task::blocking(move || dir.exists()).await {
-                    ctx.control.pod_workers.done(uid, Outcome::Advance);
+                    ctx.control.pod_workers.complete_work(uid, Outcome::Advance);
                     return;
                 }
                 Ok(())
@@ -100,7 +62,7 @@ async fn try_to_remove_orphan(ctx: &CleanupContext, pod: &SharedPodRuntime) {
             Ok(()) => {
                 // Housekeeping finds a directory that stays.
                 clear_dir(ctx, uid).await;
-                ctx.control.pod_workers.done(uid, Outcome::Advance);
+                ctx.control.pod_workers.complete_work(uid, Outcome::Advance);
                 return;
             }
             Err(e) => {
@@ -115,7 +77,7 @@ async fn try_to_remove_orphan(ctx: &CleanupContext, pod: &SharedPodRuntime) {
         }
         tokio::time::sleep(RETRY).await;
     }
-    ctx.control.pod_workers.done(uid, Outcome::Failed(None));
+    ctx.control.pod_workers.complete_work(uid, Outcome::Failed(None));
 }
 
 // A pod without a spec, for events.
@@ -129,14 +91,9 @@ fn named(pod: &PodRuntime) -> Pod {
     Pod { metadata, ..Pod::default() }
 }
 
-async fn remove(ctx: &CleanupContext, pod: &PodRuntime) -> Result<(), Halt> {
+async fn remove(ctx: &WorkerContext, pod: &PodRuntime) -> Result<(), Halt> {
     let plan = grace::termination_plan(None, pod);
-    let stopping = StopContext {
-        clock: ctx.clock.clone(),
-        runtime: ctx.runtime.clone(),
-        reporting: Arc::clone(&ctx.reporting),
-    };
-    stop_all(&stopping, None, pod, &plan, Some(ORPHAN_GRACE), &BTreeMap::new()).await?;
+    stop_all_containers(&ctx.stop_context(), None, pod, &plan, Some(ORPHAN_GRACE), &BTreeMap::new()).await?;
     for container in &pod.containers {
         ctx.runtime
             .calls
@@ -147,10 +104,14 @@ async fn remove(ctx: &CleanupContext, pod: &PodRuntime) -> Result<(), Halt> {
     for sandbox in &pod.sandboxes {
         ctx.runtime.calls.remove_sandbox(&sandbox.id).await.map_err(|e| Halt::Interrupted(e.to_string()))?;
     }
-    let logs = paths::pod_log_dir(&ctx.node.settings.pod_logs_dir, &pod.pod);
+    remove_logs(ctx, &pod.pod).await;
+    Ok(())
+}
+
+async fn remove_logs(ctx: &WorkerContext, pod: &PodRef) {
+    let logs = paths::pod_log_dir(&ctx.node.settings.pod_logs_dir, pod);
     // The next sweep removes what is left.
     let _ = task::blocking(move || tree::remove(&logs)).await;
-    Ok(())
 }
 
 /// Duration from which a pass of housekeeping is slow (`pkg/kubelet/kubelet.go: housekeepingWarningDuration`).
@@ -195,7 +156,7 @@ pub struct LogSweeper {
 
 impl LogSweeper {
     /// Sweeps once a minute. `known` has the pods of the pod manager and of the runtime.
-    pub fn tick(&mut self, ctx: &CleanupContext, known: &HashSet<PodUid>) {
+    pub fn tick(&mut self, ctx: &Arc<WorkerContext>, known: &HashSet<PodUid>) {
         let now = ctx.clock.boot();
         if self.last.is_some_and(|last| now.saturating_sub(last) < SWEEP) {
             return;
@@ -212,11 +173,11 @@ impl LogSweeper {
             .filter(|c| c.state != ContainerState::Exited)
             .map(|c| c.id.to_string())
             .collect();
-        let ctx = ctx.clone();
+        let ctx = Arc::clone(ctx);
         // Logs may be large.
         let sweep = task::blocking(move || {
             for (uid, dir) in dead_log_dirs(&logs, &known) {
-                let removed = ctx.faults.unless_it_waits(&uid, || tree::remove(&dir));
+                let removed = ctx.faults.unless_suspended(&uid, || tree::remove(&dir));
                 if let Some(Err(e)) = removed {
                     tracing::warn!(dir = %dir.display(), error = %e, "logs of an orphaned pod not removed");
                 }
@@ -280,13 +241,13 @@ fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
 
 /// Removes the volumes and the cgroup of a pod, then its directory, by which an unfinished removal is found again. Mounted
 /// content is never deleted.
-pub async fn remove_dir(ctx: CleanupContext, uid: PodUid) {
+pub async fn remove_dir(ctx: Arc<WorkerContext>, uid: PodUid) {
     let work = PodWork { uid: uid.clone(), name: String::new() };
     // After a panic, housekeeping tries again when the pod's wait is over.
     let _ = ctx.faults.contained(&work, Box::pin(clear_dir(&ctx, &uid))).await;
 }
 
-async fn clear_dir(ctx: &CleanupContext, uid: &PodUid) {
+async fn clear_dir(ctx: &WorkerContext, uid: &PodUid) {
     match take_down(ctx, uid).await {
         Ok(()) => {
             ctx.checkpoints.records.remove(uid);
@@ -298,10 +259,10 @@ async fn clear_dir(ctx: &CleanupContext, uid: &PodUid) {
     }
 }
 
-async fn take_down(ctx: &CleanupContext, uid: &PodUid) -> Result<(), String> {
+async fn take_down(ctx: &WorkerContext, uid: &PodUid) -> Result<(), String> {
     // Mounts of subpaths go before those of volumes.
     ctx.environment.volumes.tear_down(uid).await.map_err(|e| e.to_string())?;
-    ctx.environment.volume_tasks.unmount(uid).await?;
+    ctx.environment.volume_tasks.unmount(uid).await.map_err(|e| e.to_string())?;
     let (volumes, cgroups, gone) =
         (ctx.environment.volumes.clone(), ctx.environment.cgroups.clone(), uid.clone());
     let cleared = move || {
@@ -328,9 +289,9 @@ mod tests {
     fn each_slow_pass_is_counted_and_the_first_in_a_row_is_logged() {
         let mut pace = HousekeepingPace::default();
         let before = pace.slow_passes.get();
-        let told: Vec<bool> =
+        let newly_slow: Vec<bool> =
             [0, 1000, 1001, 5000, 3, 2000].map(|ms| pace.is_newly_slow(Duration::from_millis(ms))).to_vec();
-        assert_eq!(told, [false, false, true, false, false, true]);
+        assert_eq!(newly_slow, [false, false, true, false, false, true]);
         assert_eq!(pace.slow_passes.get() - before, 3);
     }
 

@@ -158,28 +158,13 @@ async fn pass(ctx: &ImageGcContext) -> Result<(), Failure> {
             }
             // The other images are still removed.
             Err(Failure::Failed(why)) => refused.push(why),
-            Err(cut @ Failure::Unavailable(_)) => return Err(cut),
+            Err(unavailable @ Failure::Unavailable(_)) => return Err(unavailable),
         }
     }
     listed.retain(|i| !gone.contains(&i.id));
     let mut there: BTreeSet<String> = listed.iter().map(|i| i.id.clone()).collect();
-    for mountpoint in ctx.runtime.calls.image_mountpoints().await? {
-        let disk = nix::sys::statvfs::statvfs(mountpoint.as_str())
-            .map(|s| FsCapacity {
-                capacity: s.blocks().saturating_mul(s.fragment_size()),
-                available: s.blocks_available().saturating_mul(s.fragment_size()),
-            })
-            .map_err(|e| Failure::Failed(format!("{mountpoint}: {e}")))?;
-        if disk.capacity == 0 {
-            let text = format!("invalid capacity 0 on image filesystem {mountpoint}");
-            ctx.reporting.events.node(
-                &ctx.node.settings.node_name,
-                EventType::Warning,
-                "InvalidDiskCapacity",
-                &text,
-            );
-            return Err(Failure::Failed(text));
-        }
+    for mountpoint in ctx.runtime.calls.mount_points().await?.images {
+        let disk = capacity(ctx, &mountpoint)?;
         let Some(wanted) = bytes_to_free(disk, policy) else { continue };
         tracing::info!(
             mountpoint,
@@ -187,38 +172,70 @@ async fn pass(ctx: &ImageGcContext) -> Result<(), Failure> {
             wanted,
             "image file system is above the high threshold"
         );
-        let mut freed = 0;
-        for image in images.least_recently_used(&listed, &in_use, policy, now) {
-            if freed >= wanted {
-                break;
-            }
-            match remove(&ctx.runtime.calls, image, "disk usage").await {
-                Ok(()) => {
-                    freed = u64::saturating_add(freed, image.size);
-                    there.remove(&image.id);
-                }
-                Err(Failure::Failed(why)) => tracing::info!(image = image.id, why, "failed to remove image"),
-                Err(cut @ Failure::Unavailable(_)) => return Err(cut),
-            }
-        }
+        let unused = images.least_recently_used(&listed, &in_use, policy, now);
+        let freed = free(ctx, unused, wanted, &mut there).await?;
         if freed < wanted {
-            let text = format!(
-                "Insufficient free disk space on the node's image filesystem ({}% of {} used). Failed to free sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it could be used by active images, logs, volumes, or other data.",
-                usage_percent(disk),
-                human(disk.capacity),
-            );
-            ctx.reporting.events.node(
-                &ctx.node.settings.node_name,
-                EventType::Warning,
-                "FreeDiskSpaceFailed",
-                &text,
-            );
             ctx.images.pull_records.prune(&there, began);
-            return Err(Failure::Failed(text));
+            return Err(Failure::Failed(report_insufficient_space(ctx, disk, freed)));
         }
     }
     ctx.images.pull_records.prune(&there, began);
     if refused.is_empty() { Ok(()) } else { Err(Failure::Failed(refused.join("; "))) }
+}
+
+fn capacity(ctx: &ImageGcContext, mountpoint: &str) -> Result<FsCapacity, Failure> {
+    let disk = nix::sys::statvfs::statvfs(mountpoint)
+        .map(|s| FsCapacity {
+            capacity: s.blocks().saturating_mul(s.fragment_size()),
+            available: s.blocks_available().saturating_mul(s.fragment_size()),
+        })
+        .map_err(|e| Failure::Failed(format!("{mountpoint}: {e}")))?;
+    if disk.capacity == 0 {
+        let text = format!("invalid capacity 0 on image filesystem {mountpoint}");
+        ctx.reporting.events.node(
+            &ctx.node.settings.node_name,
+            EventType::Warning,
+            "InvalidDiskCapacity",
+            &text,
+        );
+        return Err(Failure::Failed(text));
+    }
+    Ok(disk)
+}
+
+/// Removes images in this order until their sizes reach `wanted` bytes. Returns the sum of their sizes. Drops the removed images
+/// from `existing`.
+async fn free(
+    ctx: &ImageGcContext,
+    unused: Vec<&Image>,
+    wanted: u64,
+    existing: &mut BTreeSet<String>,
+) -> Result<u64, Failure> {
+    let mut freed = 0;
+    for image in unused {
+        if freed >= wanted {
+            break;
+        }
+        match remove(&ctx.runtime.calls, image, "disk usage").await {
+            Ok(()) => {
+                freed = u64::saturating_add(freed, image.size);
+                existing.remove(&image.id);
+            }
+            Err(Failure::Failed(why)) => tracing::info!(image = image.id, why, "failed to remove image"),
+            Err(unavailable @ Failure::Unavailable(_)) => return Err(unavailable),
+        }
+    }
+    Ok(freed)
+}
+
+fn report_insufficient_space(ctx: &ImageGcContext, disk: FsCapacity, freed: u64) -> String {
+    let text = format!(
+        "Insufficient free disk space on the node's image filesystem ({}% of {} used). Failed to free sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it could be used by active images, logs, volumes, or other data.",
+        usage_percent(disk),
+        human(disk.capacity),
+    );
+    ctx.reporting.events.node(&ctx.node.settings.node_name, EventType::Warning, "FreeDiskSpaceFailed", &text);
+    text
 }
 
 /// Resolves the pull intents of an earlier run, as soon as the runtime lists its images.

@@ -24,8 +24,10 @@ mod eviction;
 mod eviction_args;
 pub mod housekeeping;
 pub mod image_gc;
+mod machine_args;
 mod pending_resizes;
 pub mod pod_manager;
+mod pressure;
 mod process;
 pub mod serve;
 mod settings;
@@ -37,17 +39,20 @@ mod volumes;
 pub use crate::process::main;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use pod_sync_evictor::Published;
 use pod_sync_state::Owner;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::server::SYNC_LOOP;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::NodeConditions;
 use crate::args::Args;
+use crate::serve::EvictionRounds;
 use crate::startup::Agent;
 
 /// How long tasks get to end.
@@ -72,10 +77,15 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     agent.start_maintenance();
     let records = agent.load_records();
     let (pressure_tx, pressure) = watch::channel(BTreeSet::new());
-    let evictions = agent.evictions(&records, pressure_tx)?;
+    let (rounds_tx, rounds) = watch::channel(None);
+    let full_round = Arc::new(Notify::new());
+    let published =
+        Published { conditions: pressure_tx, round: rounds_tx, full_round: Arc::clone(&full_round) };
+    let evictions = agent.evictions(&records, published)?;
     let conditions = NodeConditions { shutting_down, pressure };
     agent.start_node(&conditions);
-    let (serving, health) = agent.serve().await?;
+    let (serving, health) =
+        agent.serve(evictions.is_some().then_some(EvictionRounds { last: rounds, full_round })).await?;
     agent.serve_metrics();
     let (mut manager, sources) = agent.pod_manager(conditions);
     manager.restore(records);
@@ -93,5 +103,5 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     }
     serving.await?.context("server")?;
     drop(owner);
-    Ok(())
+    agent.refusal()
 }

@@ -1,5 +1,6 @@
 //! The process of pod-sync, from its command line to its exit code.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use quintlet_kit::notify::Liveness;
@@ -23,7 +24,9 @@ pub fn main() -> ExitCode {
 }
 
 /// Serves until `stop`. SIGUSR1 removes the pods of manifests, then ends the service.
-async fn serve(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
+async fn serve(mut args: Args, stop: CancellationToken) -> anyhow::Result<()> {
+    args.process.limits().apply();
+    args.process.kernel_log = Some(PathBuf::from("/dev/kmsg"));
     let (drain_tx, drain) = watch::channel(false);
     let mut drain_signal = signal(SignalKind::user_defined1())?;
     task::spawn("drain-signal", async move {

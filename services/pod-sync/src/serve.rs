@@ -10,10 +10,11 @@ use quintlet_kit::socket::Peer;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSync;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
+use pod_sync_evictor::LastRound;
 use pod_sync_storage::Measured;
 use pod_sync_views::{PodView, columns};
 use pod_sync_volume_tasks::VolumeTasks;
@@ -23,6 +24,14 @@ use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAcc
 const STREAM: usize = 64;
 /// Number of events in an explanation.
 const EXPLAIN_EVENTS: usize = 20;
+
+/// The rounds of evictions.
+#[derive(Debug, Clone)]
+pub(crate) struct EvictionRounds {
+    pub(crate) last: watch::Receiver<Option<Arc<LastRound>>>,
+    /// Requests a round in which all pods are measured.
+    pub(crate) full_round: Arc<Notify>,
+}
 
 /// The groups that the services of podsync.v1 use.
 #[derive(Debug)]
@@ -42,9 +51,11 @@ pub struct ServeContext {
     pub measured: Arc<Measured>,
     /// Volumes of claims and CSI drivers.
     pub volume_tasks: VolumeTasks,
+    /// The rounds of evictions; `None` if no pod is ever evicted.
+    pub(crate) rounds: Option<EvictionRounds>,
 }
 
-/// The services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Storage in `storage`, Volumes in `volumes`.
+/// The services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Pressure in `pressure`, Storage in `storage`, Volumes in `volumes`.
 #[derive(Debug, Clone)]
 pub struct Service {
     pub(crate) ctx: Arc<ServeContext>,
@@ -172,7 +183,7 @@ impl PodSync for Service {
         quintlet_kit::task::spawn("watch-pods", async move {
             let mut versions = ctx.reporting.views.subscribe();
             let mut sent: HashMap<PodUid, Arc<PodView>> = HashMap::new();
-            let mut said = None;
+            let mut sent_problems = None;
             if tx.send(event(Event::Hello(quintlet_proto::hello()))).await.is_err() {
                 return;
             }
@@ -199,9 +210,9 @@ impl PodSync for Service {
                 changed.sort_by_key(|v| v.version);
                 out.extend(changed.into_iter().map(|v| Event::Pod(wire_view(v, brief))));
                 let problems = problems(&ctx);
-                if said.as_ref() != Some(&problems) {
+                if sent_problems.as_ref() != Some(&problems) {
                     out.push(Event::Problems(wire::Problems { problems: problems.clone() }));
-                    said = Some(problems);
+                    sent_problems = Some(problems);
                 }
                 if std::mem::take(&mut first) {
                     out.push(Event::SnapshotEnd(wire::SnapshotEnd {}));
@@ -276,10 +287,10 @@ impl PodSync for Service {
             // An orphaned pod has no view.
             Err(unknown) => PodUid::parse(&selector)
                 .ok()
-                .filter(|uid| self.ctx.faults.containment.wait(uid).is_some())
+                .filter(|uid| self.ctx.faults.containment.suspension(uid).is_some())
                 .ok_or(unknown)?,
         };
-        let waited = self.ctx.faults.containment.retry(&uid);
+        let waited = self.ctx.faults.containment.end_suspension(&uid);
         tracing::info!(pod.uid = %uid, waited, "operator requested a retry of the suspended pod");
         self.ctx.control.wakeups.wake(&uid);
         self.ctx.control.wakeups.wake_housekeeping();

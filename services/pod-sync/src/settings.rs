@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use pod_sync_cri_config::NodeSettings;
 use pod_sync_cri_config::resources::hugepage_sizes;
 use pod_sync_cri_config::security::thermal_throttle_paths;
@@ -66,12 +66,15 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     }
     settings.limited_swap_bytes =
         (given.memory_swap_behavior == "LimitedSwap" && settings.cgroup_v2).then(pod_sync_node::swap_bytes);
+    settings.memory_qos = given.memory_qos().filter(|_| settings.cgroup_v2);
+    settings.cgroup.protects_memory =
+        settings.memory_qos.is_some_and(|memory_qos| memory_qos.protects_requests);
+    settings.qos_reserved_percent = given.qos_reserved_percent();
     settings.max_pods = pod_sync_node::max_pods(pod_sync_node::cpus(), given.max_pods, given.pods_per_core);
     settings.enforce_reserved = given.enforces_pods();
-    settings.reserved = reserved(&given.system_reserved, &given.kube_reserved)?;
+    settings.reserved = given.reservations()?.total();
     let capacity = pod_sync_node::capacity(settings);
-    settings.eviction_reserve = pod_sync_node::eviction_reserve(&args.eviction.eviction_hard, &capacity)
-        .map_err(anyhow::Error::msg)?;
+    settings.eviction_reserve = args.eviction.reservations(&capacity)?;
     for (name, wanted) in settings.reserved.iter().chain(&settings.eviction_reserve) {
         let Some(have) = capacity.get(name).map(Quantity::of) else { continue };
         // Either of the two may be missing.
@@ -87,22 +90,6 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
         .map(|(name, q)| (name.clone(), Quantity::of(q)))
         .collect();
     Ok(())
-}
-
-/// Returns the sum of both reservations.
-fn reserved(system: &[(String, String)], kube: &[(String, String)]) -> anyhow::Result<ResourceList> {
-    let mut all = ResourceList::new();
-    for (name, amount) in system.iter().chain(kube) {
-        ensure!(
-            pod_sync_node::RESERVABLE.contains(&name.as_str()),
-            "{name} cannot be reserved, want {}",
-            pod_sync_node::RESERVABLE.join(", ")
-        );
-        let amount = Quantity::parse(amount).with_context(|| format!("reservation of {name}"))?;
-        let sum = all.get(name).copied().unwrap_or_default() + amount;
-        all.insert(name.clone(), sum);
-    }
-    Ok(all)
 }
 
 #[cfg(test)]
@@ -126,9 +113,11 @@ mod tests {
     use pod_sync_decisions::admission::AdmitResult;
     use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
     use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
-    use pod_sync_node::{RESERVABLE, RuntimeState};
-    use pod_sync_objects::Strategy;
+    use pod_sync_eviction::thresholds::Amount;
+    use pod_sync_node::RuntimeState;
+    use pod_sync_objects::ChangeDetectionStrategy;
     use pod_sync_sources::api::ClusterView;
+    use quintlet_model::quantity::Format;
     use quintlet_testkit::pods::pod_of;
 
     const KUBELET: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -166,6 +155,18 @@ mod tests {
         let seconds = [args.sync_frequency, args.file_check_frequency, args.http_check_frequency];
         assert_eq!(seconds, [5, 6, 8].map(Duration::from_secs), "a flag wins");
         assert_eq!(args.resources.max_container_restart_period, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn fields_of_this_process_arrive() {
+        let shown = |file: &str| {
+            let args = args(file, &[]);
+            let limits = args.process.limits();
+            (limits.oom_score_adj, limits.open_files, args.eviction.kernel_memcg_notification)
+        };
+        assert_eq!(shown(""), (-999, Some(1_000_000), false));
+        let file = "oomScoreAdj: 0\nmaxOpenFiles: 4096\nkernelMemcgNotification: true\n";
+        assert_eq!(shown(file), (0, Some(4096), true));
     }
 
     #[test]
@@ -211,12 +212,12 @@ mod tests {
             |file: &str, flags: &[&str]| args(file, flags).config_map_and_secret_change_detection_strategy;
         let of = |value: &str| format!("configMapAndSecretChangeDetectionStrategy: {value}\n");
         let flag = "--config-map-and-secret-change-detection-strategy=Cache";
-        assert_eq!(strategy("", &[]), Strategy::Watch);
-        assert_eq!(strategy(&of("\"\""), &[]), Strategy::Watch);
-        assert_eq!(strategy(&of("Watch"), &[]), Strategy::Watch);
-        assert_eq!(strategy(&of("Get"), &[]), Strategy::Get);
-        assert_eq!(strategy(&of("Cache"), &[]), Strategy::Cache);
-        assert_eq!(strategy(&of("Get"), &[flag]), Strategy::Cache, "a flag wins");
+        assert_eq!(strategy("", &[]), ChangeDetectionStrategy::Watch);
+        assert_eq!(strategy(&of("\"\""), &[]), ChangeDetectionStrategy::Watch);
+        assert_eq!(strategy(&of("Watch"), &[]), ChangeDetectionStrategy::Watch);
+        assert_eq!(strategy(&of("Get"), &[]), ChangeDetectionStrategy::Get);
+        assert_eq!(strategy(&of("Cache"), &[]), ChangeDetectionStrategy::Cache);
+        assert_eq!(strategy(&of("Get"), &[flag]), ChangeDetectionStrategy::Cache, "a flag wins");
     }
 
     #[test]
@@ -401,8 +402,12 @@ mod tests {
         let limits = pod_sync_node::pod_limits(&settings);
         assert_eq!(limits.cpu_milli, Some(pod_sync_node::cpus() * 1000 - 250));
         assert_eq!(limits.memory_bytes, Some(settings.memory_bytes - (16 << 20)));
-        assert!(limits.pids.is_some_and(|p| p > 0), "{limits:?}");
-        assert_eq!(pod_sync_node::pod_limits(&whole).pids, None);
+        let pids = |settings: &NodeSettings| pod_sync_node::pod_limits(settings).pids.unwrap();
+        assert_eq!(
+            pids(&whole) - pids(&settings),
+            100,
+            "without a reservation, the limit is that of the machine"
+        );
         let free = of(&format!("{file}enforceNodeAllocatable: [none]\n"), &[]);
         assert_eq!(pod_sync_node::pod_limits(&free), pod_sync_node::pod_limits(&whole));
         assert_eq!(left(&free, "cpu"), left(&settings, "cpu"));
@@ -414,8 +419,11 @@ mod tests {
             ),
             "{error}"
         );
-        let error = reserved(&[("gpu".to_owned(), "1".to_owned())], &[]).unwrap_err().to_string();
-        assert_eq!(error, format!("gpu cannot be reserved, want {}", RESERVABLE.join(", ")));
+        let cpus = format!("{file}reservedSystemCPUs: \"0\"\n");
+        let cpus = of(&cpus, &[]);
+        assert_eq!(left(&cpus, "cpu").milli_value(), pod_sync_node::cpus() * 1000 - 1000);
+        let error = super::settings(&args("reservedSystemCPUs: \"65000\"\n", &[])).unwrap_err().to_string();
+        assert!(error.starts_with("reserved-cpus: 65000 is not a subset of online-cpus: 0"), "{error}");
     }
 
     #[test]
@@ -432,12 +440,20 @@ mod tests {
         )
         .into_values()
         .sum();
-        assert_eq!(kept("", &[], "memory"), (100 << 20) + huge, "as it is when nothing is said");
-        assert!((kept("", &[], "ephemeral-storage") - disk / 10).abs() <= 1);
+        assert_eq!(kept("", &[], "memory"), (100 << 20) + huge, "the default");
+        // The kubelet stores percentages in 32 bits.
+        let part = |percent: f32| {
+            Amount::Share(percent / 100.0).of(Quantity::from_units(disk, Format::Binary)).value()
+        };
+        assert_eq!(kept("", &[], "ephemeral-storage"), part(10.0));
         let file =
             "evictionHard: {memory.available: 20Mi, nodefs.available: 25%}\nsystemReserved: {memory: 1Mi}\n";
         assert_eq!(kept(file, &[], "memory"), (21 << 20) + huge);
-        assert!((kept(file, &[], "ephemeral-storage") - disk / 4).abs() <= 1);
+        assert_eq!(kept(file, &[], "ephemeral-storage"), part(25.0));
+        let merged = "evictionHard: {nodefs.available: 25%}\n";
+        assert_eq!(kept(merged, &[], "memory"), huge);
+        let merged = format!("{merged}mergeDefaultEvictionSettings: true\n");
+        assert_eq!(kept(&merged, &[], "memory"), (100 << 20) + huge);
         assert_eq!(
             kept(file, &["--eviction-hard=memory.available<30Mi"], "memory"),
             (31 << 20) + huge,
@@ -465,6 +481,47 @@ mod tests {
             assert_eq!(settings.limited_swap_bytes, want, "cgroup v2: {v2}");
         }
         assert_eq!(of("", &[]).limited_swap_bytes, None);
+    }
+
+    #[test]
+    fn fields_of_memory_arrive_with_their_feature_gates() {
+        let file = "memoryThrottlingFactor: 0.5\nqosReserved: {memory: 40%}\n";
+        let gates = "featureGates: {MemoryQoS: true, QOSReserved: true}\nmemoryReservationPolicy: TieredReservation\n";
+        let resources_of = |file: &str, v2: bool| {
+            let mut settings =
+                NodeSettings { cgroup_v2: v2, memory_bytes: 1 << 30, ..NodeSettings::default() };
+            resources(&args(file, &[]), &mut settings).unwrap();
+            let memory_qos = settings.memory_qos.map(|m| (m.throttling_factor, m.protects_requests));
+            (memory_qos, settings.cgroup.protects_memory, settings.qos_reserved_percent)
+        };
+        assert_eq!(resources_of(file, true), (None, false, None));
+        let with_gates = format!("{file}{gates}");
+        assert_eq!(resources_of(&with_gates, true), (Some((0.5, true)), true, Some(40)));
+        assert_eq!(resources_of(&with_gates, false), (None, false, Some(40)), "cgroup v1 has no memory.high");
+        let flag = ["--qos-reserved=memory=30%", "--feature-gates=QOSReserved=true"];
+        assert_eq!(args(file, &flag).resources.qos_reserved_percent(), Some(30), "a flag wins");
+    }
+
+    #[test]
+    fn fields_of_the_machine_arrive() {
+        let rules = |file: &str, flags: &[&str]| args(file, flags).machine.rules(false);
+        let strict = rules("", &[]);
+        assert!(strict.fail_swap_on && strict.fail_cgroup_v1 && strict.set_kernel_tunables);
+        assert!(!strict.protect_kernel_defaults);
+        let loose = rules(
+            &format!(
+                "failSwapOn: false\nfailCgroupV1: false\nprotectKernelDefaults: true\n{OWN}setKernelTunables: false\n"
+            ),
+            &[],
+        );
+        assert!(!loose.fail_swap_on && !loose.fail_cgroup_v1 && !loose.set_kernel_tunables);
+        assert!(loose.protect_kernel_defaults);
+        assert!(!rules("", &["--fail-swap-on=false"]).fail_swap_on, "a flag wins");
+        let without =
+            read::<Args>(Service::PodSync, vec!["pod-sync".into()]).unwrap().args.machine.rules(false);
+        assert_eq!(without, pod_sync_node::MachineRules::default(), "without a file, any machine will do");
+        let flag = read::<Args>(Service::PodSync, ["pod-sync", "--fail-swap-on"].map(Into::into).to_vec());
+        assert!(flag.unwrap().args.machine.rules(false).fail_swap_on);
     }
 
     #[test]

@@ -36,7 +36,7 @@ impl Pods for ActivePods {
         };
         // A pod without a worker has no container to stop.
         let all = self.reporting.views.all().into_iter().filter(|v| !v.worker.is_empty());
-        let is_over = |uid: &PodUid| self.control.pod_workers.is_over(&self.reporting.views, uid);
+        let is_over = |uid: &PodUid| self.control.pod_workers.has_terminated(&self.reporting.views, uid);
         let active = all.filter(|v| !is_terminal(v) && !is_over(&v.pod_ref.uid));
         active.map(|v| (pods::spec(&v.pod).priority, (v.pod_ref.uid.clone(), Arc::clone(&v.pod)))).collect()
     }

@@ -28,14 +28,14 @@ pub(crate) struct MeasuredPods {
 impl Pods for MeasuredPods {
     fn running(&self) -> Vec<(PodUid, Arc<Pod>)> {
         let views = &self.reporting.views;
-        let is_over = |uid: &PodUid| self.control.pod_workers.is_over(views, uid);
+        let is_over = |uid: &PodUid| self.control.pod_workers.has_terminated(views, uid);
         let running = views.all().into_iter().filter(|view| !is_over(&view.pod_ref.uid));
         running.map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod))).collect()
     }
 
     async fn measure(&self, uid: &PodUid, pod: &Pod, measurement: Measurement) -> Option<wire::PodStorage> {
         let work = PodWork::of(&quintlet_model::pod::pod_ref(pod).ok()?);
-        if self.faults.containment.wait(uid).is_some() {
+        if self.faults.containment.suspension(uid).is_some() {
             return None;
         }
         self.faults.contained(&work, blocking(measurement)).await
@@ -66,7 +66,9 @@ impl Storage for Service {
         _: Request<wire::ListStorageRequest>,
     ) -> Result<Response<wire::ListStorageReply>, Status> {
         let measured = &self.ctx.measured;
-        let runtime = measured.runtime_file_systems(|| self.ctx.runtime.calls.file_systems()).await;
+        let calls = &self.ctx.runtime.calls;
+        let mount_points = || async { Ok(calls.mount_points().await?.distinct()) };
+        let runtime = measured.runtime_file_systems(mount_points).await;
         Ok(Response::new(wire::ListStorageReply { pods: measured.all(), runtime }))
     }
 }

@@ -9,8 +9,8 @@ use pod_sync_csi::client::{Usage, VolumeStats};
 use pod_sync_csi::paths::Root;
 use pod_sync_storage::{Drivers, ProvidedVolume};
 use pod_sync_volume_manager::actual::MountState;
-use pod_sync_volume_tasks::{VolumeTasks, VolumeView};
-use quintlet_kit::error_chain;
+use pod_sync_volume_tasks::{MountPoint, VolumeTasks, VolumeView};
+use quintlet_kit::{error_chain, task};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::volumes_server::Volumes;
@@ -73,7 +73,7 @@ fn wire_volume(pod: String, volume: VolumeView, now: Timestamp) -> wire::VolumeV
     }
 }
 
-/// The mounted volumes of CSI drivers.
+/// The mounted volumes of CSI drivers, and those without a driver.
 pub(crate) struct MountedVolumes {
     pub(crate) tasks: VolumeTasks,
     pub(crate) root: Root,
@@ -87,13 +87,21 @@ impl Drivers for MountedVolumes {
         // A pod that no longer needs a volume is terminating.
         let needed = mounted.filter(|volume| !volume.name.is_empty());
         let provided = needed.filter_map(|volume| {
-            let path = self.root.mount(uid.as_str(), &volume.spec_name).ok()?;
-            Some(ProvidedVolume { driver: driver(&volume.volume).to_owned(), name: volume.name, path })
+            let (path, has_driver) = match self.tasks.mount_point(uid, &volume.spec_name)? {
+                MountPoint::OfDriver => (self.root.mount(uid.as_str(), &volume.spec_name).ok()?, true),
+                MountPoint::At(path) => (path, false),
+            };
+            let driver = driver(&volume.volume).to_owned();
+            Some(ProvidedVolume { driver, has_driver, name: volume.name, path })
         });
         provided.collect()
     }
 
     async fn usage(&self, volume: &ProvidedVolume) -> Option<wire::DiskUsage> {
+        if !volume.has_driver {
+            let path = volume.path.clone();
+            return task::blocking(move || pod_sync_storage::file_system_usage(&path)).await.ok();
+        }
         match self.tasks.mounter().stats_at(&volume.path).await {
             Ok(stats) => stats.map(disk_usage),
             Err(error) => {

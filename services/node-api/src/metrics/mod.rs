@@ -9,6 +9,7 @@ pub mod volumes;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use http::StatusCode;
 use parking_lot::Mutex;
@@ -20,8 +21,13 @@ use merge::{Part, merge};
 
 /// Content type of the Prometheus text format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Age at which metrics of a missing probe-service instance are dropped.
-const FORGET: std::time::Duration = std::time::Duration::from_secs(300);
+/// Age at which the metrics of a probe-service instance that is gone are dropped.
+const MAX_AGE_OF_GONE: Duration = Duration::from_secs(300);
+/// Age from which metrics are not from this scrape.
+const STALE_AGE: f64 = 1.0;
+
+/// The last metrics of a service, with the time of the scrape; none if the service never answered.
+type LastMetrics = Option<(Instant, String)>;
 
 /// The last metrics of each service.
 #[derive(Debug, Default)]
@@ -30,8 +36,8 @@ pub struct MetricsCache {
 }
 
 impl MetricsCache {
-    /// Requests the metrics of all services and stores them.
-    async fn ask(&self, node: &Services) -> Vec<(Source, Option<(Instant, String)>)> {
+    /// Scrapes all services. Returns the last metrics of each service, also of those that do not answer.
+    async fn scrape(&self, node: &Services) -> Vec<(Source, LastMetrics)> {
         let sources = node.sources();
         let answers = futures::future::join_all(sources.iter().map(|source| node.metrics(source))).await;
         let now = Instant::now();
@@ -41,27 +47,21 @@ impl MetricsCache {
                 last.insert(source.clone(), (now, text));
             }
         }
-        last.retain(|source, (at, _)| sources.contains(source) || now.duration_since(*at) < FORGET);
-        let mut all: BTreeMap<Source, Option<(Instant, String)>> =
+        last.retain(|source, (at, _)| sources.contains(source) || now.duration_since(*at) < MAX_AGE_OF_GONE);
+        let mut all: BTreeMap<Source, LastMetrics> =
             sources.into_iter().map(|source| (source, None)).collect();
-        all.extend(last.iter().map(|(source, seen)| (source.clone(), Some(seen.clone()))));
+        all.extend(last.iter().map(|(source, metrics)| (source.clone(), Some(metrics.clone()))));
         all.into_iter().collect()
     }
 
     /// Responds with the merged metrics and the family of feature gates.
     pub async fn page(&self, node: &Services, node_name: &str, features: &str) -> Answer {
-        let (seen, storage) = tokio::join!(self.ask(node), node.storage());
+        let (scraped, storage) = tokio::join!(self.scrape(node), node.storage());
         let own = quintlet_telemetry::metrics::text();
-        let mut parts: Vec<Part<'_>> = seen
-            .iter()
-            .filter_map(|(source, seen)| {
-                let (_, text) = seen.as_ref()?;
-                Some(Part { service: &source.service, instance: &source.instance, text })
-            })
-            .collect();
+        let mut parts = parts(&scraped);
         parts.push(Part { service: "node-api", instance: "", text: &own });
         let mut out = merge(&parts);
-        write_service_state(&mut out, &seen, Instant::now());
+        write_service_state(&mut out, &scraped, Instant::now());
         out.push_str(features);
         match storage {
             Ok(storage) => out.push_str(&volumes::text(&storage.pods)),
@@ -83,17 +83,10 @@ impl MetricsCache {
 
     /// Responds with the metrics of probes, and with the start time of this process.
     pub async fn probes(&self, node: &Services, started: jiff::Timestamp) -> Answer {
-        let mut seen = self.ask(node).await;
-        seen.retain(|(source, _)| source.service == "probe-service");
-        let parts: Vec<Part<'_>> = seen
-            .iter()
-            .filter_map(|(source, seen)| {
-                let (_, text) = seen.as_ref()?;
-                Some(Part { service: &source.service, instance: &source.instance, text })
-            })
-            .collect();
-        let mut out = merge::only(&merge(&parts), |name| name.starts_with("prober_"));
-        write_service_state(&mut out, &seen, Instant::now());
+        let mut scraped = self.scrape(node).await;
+        scraped.retain(|(source, _)| source.service == "probe-service");
+        let mut out = merge::only(&merge(&parts(&scraped)), |name| name.starts_with("prober_"));
+        write_service_state(&mut out, &scraped, Instant::now());
         // Writing to a String does not fail.
         let _ = writeln!(
             out,
@@ -105,27 +98,33 @@ impl MetricsCache {
     }
 }
 
-type Seen = Option<(Instant, String)>;
+fn parts(scraped: &[(Source, LastMetrics)]) -> Vec<Part<'_>> {
+    let answered = scraped.iter().filter_map(|(source, metrics)| Some((source, &metrics.as_ref()?.1)));
+    answered
+        .map(|(source, text)| Part { service: &source.service, instance: &source.instance, text })
+        .collect()
+}
 
-fn write_service_state(out: &mut String, seen: &[(Source, Seen)], now: Instant) {
-    let age = |seen: &Seen| seen.as_ref().map(|(at, _)| now.duration_since(*at).as_secs_f64());
-    // Answers to this scrape are a moment old.
-    let is_stale = |seen: &Seen| age(seen).is_none_or(|a| a > 1.0);
-    let mut family = |name: &str, help: &str, value: &dyn Fn(&Seen) -> Option<f64>| {
+fn write_service_state(out: &mut String, scraped: &[(Source, LastMetrics)], now: Instant) {
+    let age = |metrics: &LastMetrics| metrics.as_ref().map(|(at, _)| now.duration_since(*at).as_secs_f64());
+    let is_stale = |metrics: &LastMetrics| age(metrics).is_none_or(|age| age > STALE_AGE);
+    let mut family = |name: &str, help: &str, value: &dyn Fn(&LastMetrics) -> Option<f64>| {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
-        for (source, seen) in seen {
-            if let Some(value) = value(seen) {
+        for (source, metrics) in scraped {
+            if let Some(value) = value(metrics) {
                 let labels = merge::source_labels(&source.service, &source.instance);
                 let _ = writeln!(out, "{name}{{{labels}}} {value}");
             }
         }
     };
     let flag = |yes: bool| Some(f64::from(u8::from(yes)));
-    family("quintlet_service_up", "1 if the service answered this scrape", &|s| flag(!is_stale(s)));
+    family("quintlet_service_up", "1 if the service answered this scrape", &|metrics| {
+        flag(!is_stale(metrics))
+    });
     family(
         "quintlet_service_metrics_stale",
         "1 if the service did not answer and its metrics are from an earlier scrape",
-        &|s| flag(is_stale(s)),
+        &|metrics| flag(is_stale(metrics)),
     );
     family("quintlet_service_metrics_age_seconds", "Age of the service's metrics", &age);
 }

@@ -145,12 +145,23 @@ fn used(out: &mut Text, labels: &str, cpu: Option<&v1::CpuUsage>, memory: Option
     }
 }
 
+/// Resources whose pressure is counted, each with the metrics for the time in which a process waits and in which all wait.
+const PRESSURE: [(&str, &str, &str); 3] = [
+    ("cpu", "container_pressure_cpu_waiting_seconds_total", "container_pressure_cpu_stalled_seconds_total"),
+    (
+        "memory",
+        "container_pressure_memory_waiting_seconds_total",
+        "container_pressure_memory_stalled_seconds_total",
+    ),
+    ("io", "container_pressure_io_waiting_seconds_total", "container_pressure_io_stalled_seconds_total"),
+];
+
 /// A missing limit is reported as 0. A missing quota is not reported.
 fn render(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
     let memory = &detail.memory;
     let throttling = detail.throttling;
     let bytes = |value: Option<u64>| value.map(whole);
-    let cri_stats: [Figure; 22] = [
+    let cri_stats: [Figure; 24] = [
         ("container_cpu_user_seconds_total", "counter", detail.user_nanos.map(seconds)),
         ("container_cpu_system_seconds_total", "counter", detail.system_nanos.map(seconds)),
         ("container_cpu_cfs_periods_total", "counter", throttling.map(|t| whole(t.periods))),
@@ -173,11 +184,24 @@ fn render(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
         ("container_spec_cpu_quota", "gauge", bytes(detail.quota)),
         ("container_spec_cpu_shares", "gauge", bytes(detail.shares)),
         ("container_spec_memory_limit_bytes", "gauge", Some(bytes(memory.limit).unwrap_or(0.0))),
+        (
+            "container_spec_memory_reservation_limit_bytes",
+            "gauge",
+            Some(bytes(memory.reservation).unwrap_or(0.0)),
+        ),
+        ("container_spec_memory_swap_limit_bytes", "gauge", Some(bytes(memory.swap_limit).unwrap_or(0.0))),
     ];
     for (name, kind, value) in cri_stats {
         if let Some(value) = value {
             out.sample(name, kind, labels, value, Some(now));
         }
+    }
+    for (resource, waiting, stalled) in PRESSURE {
+        let Some(stalls) = detail.pressure.get(resource) else { continue };
+        let micros = |us: u64| seconds(us.saturating_mul(1000));
+        out.sample(waiting, "counter", labels, micros(stalls.waiting_us), Some(now));
+        // As in cAdvisor, 0 where the kernel does not count it.
+        out.sample(stalled, "counter", labels, micros(stalls.stalled_us.unwrap_or(0)), Some(now));
     }
     for (number, device) in &detail.devices {
         let labels = format!("{labels},device=\"{}\"", escape(&device_name(number)));
@@ -244,7 +268,7 @@ fn on_disk(out: &mut Text, labels: &str, layer: Option<&v1::FilesystemUsage>, no
 
 #[cfg(test)]
 mod tests {
-    use quintlet_cgroups::stats::{DeviceIo, Memory, Throttling};
+    use quintlet_cgroups::stats::{DeviceIo, Memory, Stalls, Throttling};
     use quintlet_model::qos::QosClass;
     use serde_json::json;
 
@@ -274,10 +298,11 @@ mod tests {
         };
         let detail = Detail {
             throttling: Some(Throttling { periods: 9, throttled: 2, nanos: 1_500_000_000 }),
-            memory: Memory { oom_kills: Some(1), limit: None, ..Memory::default() },
+            memory: Memory { oom_kills: Some(1), limit: None, swap_limit: Some(9), ..Memory::default() },
             devices: [("0:0".to_owned(), DeviceIo { reads: 3, read_bytes: 4, writes: 5, written_bytes: 6 })]
                 .into(),
             processes: 2,
+            pressure: [("io", Stalls { waiting_us: 2_500_000, stalled_us: Some(500_000) })].into(),
             ..Detail::default()
         };
         let dev = "head\nhead\n  lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\neth0: 100 10 1 2 0 0 0 0 200 20 3 4 0 0 0 0\n";
@@ -304,6 +329,10 @@ mod tests {
             format!("container_cpu_cfs_throttled_seconds_total{{{of_container}}} 1.5 1700000000123"),
             format!("container_oom_events_total{{{of_container}}} 1 1700000000123"),
             format!("container_spec_memory_limit_bytes{{{of_container}}} 0 1700000000123"),
+            format!("container_spec_memory_swap_limit_bytes{{{of_container}}} 9 1700000000123"),
+            format!("container_spec_memory_reservation_limit_bytes{{{of_container}}} 0 1700000000123"),
+            format!("container_pressure_io_waiting_seconds_total{{{of_container}}} 2.5 1700000000123"),
+            format!("container_pressure_io_stalled_seconds_total{{{of_container}}} 0.5 1700000000123"),
             format!("container_processes{{{of_container}}} 2 1700000000123"),
             format!("container_last_seen{{{of_container}}} 1700000000 1700000000123"),
             format!("container_fs_reads_bytes_total{{{of_container},device=\"0:0\"}} 4 1700000000123"),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_proto::status::v1 as wire;
@@ -151,6 +151,25 @@ impl Events {
             reason: reason.to_owned(),
             message: message.to_owned(),
             annotations: annotations.into_iter().collect(),
+        };
+        if self.out.try_send(request).is_err() {
+            self.dropped.inc();
+        }
+    }
+
+    /// Records an event about a PersistentVolumeClaim.
+    pub fn claim(&self, claim: &PersistentVolumeClaim, kind: EventType, reason: &str, message: &str) {
+        let meta = claim.metadata.clone();
+        let request = wire::RecordEventRequest {
+            kind: "PersistentVolumeClaim".to_owned(),
+            namespace: meta.namespace.unwrap_or_default(),
+            name: meta.name.unwrap_or_default(),
+            uid: meta.uid.unwrap_or_default(),
+            resource_version: meta.resource_version.unwrap_or_default(),
+            r#type: kind.name().to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            ..wire::RecordEventRequest::default()
         };
         if self.out.try_send(request).is_err() {
             self.dropped.inc();

@@ -34,6 +34,6 @@ pub use crate::events::{EventNumber, EventType, Events, RecordedEvent};
 pub use crate::node_volumes::{NodeCsiDriver, NodeCsiDrivers, NodeVolumes, NodeVolumesState};
 pub use crate::pleg::{ObserveError, Observed, Pleg, PlegHealthError};
 pub use crate::probes::{PodMemory, ProbeFailure, Probes};
-pub use crate::runtime::{CallError, ExecOutput, Runtime, WritableLayer};
+pub use crate::runtime::{CallError, ExecOutput, Runtime, RuntimeMountPoints, WritableLayer};
 pub use crate::status::{MirrorError, NodeReportError, StatusAck, Statuses};
 pub use crate::wakeups::WorkerWakeups;

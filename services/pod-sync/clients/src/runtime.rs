@@ -117,6 +117,24 @@ fn is_unconnected(status: &Status) -> bool {
 /// ID of a container, and bytes and inodes of its writable layer as far as the runtime knows them.
 pub type WritableLayer = (ContainerId, Option<i64>, Option<i64>);
 
+/// Mount points of the file systems that a runtime uses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RuntimeMountPoints {
+    /// File systems of images.
+    pub images: Vec<String>,
+    /// File systems of writable container layers.
+    pub containers: Vec<String>,
+}
+
+impl RuntimeMountPoints {
+    /// Returns all mount points, each once.
+    #[must_use]
+    pub fn distinct(self) -> Vec<String> {
+        let all: BTreeSet<String> = self.images.into_iter().chain(self.containers).collect();
+        all.into_iter().collect()
+    }
+}
+
 impl Runtime {
     /// Creates a client of the socket at `path`, which need not exist yet. A call is limited to `call`.
     #[must_use]
@@ -450,25 +468,16 @@ impl Runtime {
         ignore_not_found(call!(self, images, remove_image, "RemoveImage", self.call, request).map(|_| ()))
     }
 
-    /// Returns the mount points of the image file systems (ImageFsInfo).
-    pub async fn image_mountpoints(&self) -> Result<Vec<String>, CallError> {
+    /// Returns the mount points of the runtime's file systems (ImageFsInfo).
+    pub async fn mount_points(&self) -> Result<RuntimeMountPoints, CallError> {
         let reply = call!(self, images, image_fs_info, "ImageFsInfo", self.call, cri::ImageFsInfoRequest {})?;
-        Ok(reply.image_filesystems.into_iter().filter_map(|f| Some(f.fs_id?.mountpoint)).collect())
-    }
-
-    /// Returns the mount points of the file systems of images and of writable container layers (ImageFsInfo), each once.
-    pub async fn file_systems(&self) -> Result<Vec<String>, CallError> {
-        let reply = call!(self, images, image_fs_info, "ImageFsInfo", self.call, cri::ImageFsInfoRequest {})?;
-        let all = reply.image_filesystems.into_iter().chain(reply.container_filesystems);
-        let places: BTreeSet<String> = all.filter_map(|f| Some(f.fs_id?.mountpoint)).collect();
-        Ok(places.into_iter().collect())
-    }
-
-    /// Returns the mount points of the file systems of images and of writable layers (ImageFsInfo).
-    pub async fn image_and_container_mounts(&self) -> Result<(Option<String>, Option<String>), CallError> {
-        let reply = call!(self, images, image_fs_info, "ImageFsInfo", self.call, cri::ImageFsInfoRequest {})?;
-        let first = |all: Vec<cri::FilesystemUsage>| Some(all.into_iter().next()?.fs_id?.mountpoint);
-        Ok((first(reply.image_filesystems), first(reply.container_filesystems)))
+        let mount_points = |all: Vec<cri::FilesystemUsage>| {
+            all.into_iter().filter_map(|usage| Some(usage.fs_id?.mountpoint)).collect()
+        };
+        Ok(RuntimeMountPoints {
+            images: mount_points(reply.image_filesystems),
+            containers: mount_points(reply.container_filesystems),
+        })
     }
 
     /// Returns bytes and inodes of the writable layer of each container (ListContainerStats).

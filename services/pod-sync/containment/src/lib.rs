@@ -179,7 +179,7 @@ impl Containment {
 
     /// Returns the back-off of a pod after a panic or crash, if it is in one.
     #[must_use]
-    pub fn wait(&self, uid: &PodUid) -> Option<Suspension> {
+    pub fn suspension(&self, uid: &PodUid) -> Option<Suspension> {
         match self.ledger.lock().permission(uid, self.clock.boot()) {
             WorkPermission::Suspended(wait) => Some(wait),
             WorkPermission::Allowed | WorkPermission::OneAtATime => None,
@@ -227,7 +227,7 @@ impl Containment {
 
     /// Runs work of a pod that is repeated periodically, unless the pod is in a back-off. A panic is logged and starts no back-off.
     pub fn unless_suspended<T>(&self, uid: &PodUid, work: impl FnOnce() -> T) -> Option<T> {
-        if self.wait(uid).is_some() {
+        if self.suspension(uid).is_some() {
             return None;
         }
         self.contained_now(uid, String::new(), work).ok()
@@ -253,7 +253,7 @@ impl Containment {
     }
 
     /// Ends the back-off of a pod at the request of an operator. Returns whether there was one.
-    pub fn retry(&self, uid: &PodUid) -> bool {
+    pub fn end_suspension(&self, uid: &PodUid) -> bool {
         self.change(|ledger, now| ledger.retry(uid, now))
     }
 
@@ -286,7 +286,7 @@ mod tests {
     // Simulates a process that ends while a thread executes work of `k`, and `other` waits.
     async fn dies(run: &Path, note: Option<&str>) {
         let process = open(run);
-        let before = process.wait(&uid("k"));
+        let before = process.suspension(&uid("k"));
         let (other, k) = (uid("other"), uid("k"));
         let waiting = process.contained(&other, String::new(), std::future::pending::<()>());
         let mut waiting = Box::pin(waiting);
@@ -321,12 +321,12 @@ mod tests {
                 dies(run.path(), note).await;
             }
             let after = open(run.path());
-            let wait = after.wait(&uid("k"));
+            let wait = after.suspension(&uid("k"));
             assert_eq!(wait.as_ref().map(|w| w.is_aside), is_aside.then_some(true), "{note:?}");
-            assert_eq!(after.wait(&uid("other")), None, "{note:?}: the work was on no thread");
+            assert_eq!(after.suspension(&uid("other")), None, "{note:?}: the work was on no thread");
             // The next process still has the record, and does not count the exit again.
             drop(after);
-            assert_eq!(open(run.path()).wait(&uid("k")), wait, "{note:?}");
+            assert_eq!(open(run.path()).suspension(&uid("k")), wait, "{note:?}");
         }
     }
 
@@ -392,9 +392,9 @@ mod tests {
             wait.message.starts_with("pod-sync panicked at ") && wait.message.ends_with(": boom"),
             "{wait:?}"
         );
-        assert_eq!(c.wait(&uid("a")), Some(wait));
+        assert_eq!(c.suspension(&uid("a")), Some(wait));
         assert_eq!((c.panics.get() - before, c.waiting.get()), (1, 1));
-        assert!(c.retry(&uid("a")));
-        assert_eq!((c.wait(&uid("a")), c.waiting.get()), (None, 0));
+        assert!(c.end_suspension(&uid("a")));
+        assert_eq!((c.suspension(&uid("a")), c.waiting.get()), (None, 0));
     }
 }

@@ -43,6 +43,8 @@ pub struct ContainerInput<'a> {
     pub features: HandlerFeatures,
     /// ID mappings of the pod, if it has a user namespace.
     pub userns: Option<&'a UserNamespace>,
+    /// Supplemental groups that the PersistentVolumes of the pod add.
+    pub volume_groups: &'a [i64],
     /// ID of the container whose PID namespace an ephemeral container joins.
     pub target_id: Option<&'a str>,
 }
@@ -60,8 +62,15 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
     };
     let (command, args) = (expanded(&container.command)?, expanded(&container.args)?);
     let namespaces = security::namespaces(pod, input.features, input.runtime_handler, input.userns)?;
-    let context =
-        security::container_context(pod, container, input.image_user, node, namespaces, input.target_id)?;
+    let context = security::container_context(
+        pod,
+        container,
+        input.image_user,
+        node,
+        namespaces,
+        input.target_id,
+        input.volume_groups,
+    )?;
     Ok(ContainerConfig {
         metadata: Some(ContainerMetadata { name: container.name.clone(), attempt: input.restarts }),
         image: Some(ImageSpec {
@@ -194,6 +203,7 @@ mod tests {
             runtime_handler: "",
             features: HandlerFeatures::default(),
             userns: None,
+            volume_groups: &[],
             target_id: None,
         })
         .map_err(|e| e.to_string())

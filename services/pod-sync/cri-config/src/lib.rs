@@ -11,7 +11,7 @@
 
 use std::path::PathBuf;
 
-use pod_sync_decisions::qos::{CgroupSettings, ResourceList};
+use pod_sync_decisions::qos::{CgroupSettings, QosTierSettings, ResourceList};
 
 pub mod container;
 pub mod cri_extensions;
@@ -38,6 +38,17 @@ use self::node_ips::NodeIps;
 
 /// Default of `maxPods`.
 const MAX_PODS: u32 = 110;
+
+/// Settings of the feature gate MemoryQoS.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryQos {
+    /// `memoryThrottlingFactor`.
+    pub throttling_factor: f64,
+    /// `memoryReservationPolicy` is `TieredReservation`.
+    pub protects_requests: bool,
+    /// Size of a page of memory, in bytes.
+    pub page_bytes: i64,
+}
 
 /// Settings of the node and facts about it.
 #[derive(Debug, Clone)]
@@ -79,6 +90,10 @@ pub struct NodeSettings {
     pub swap_controller: bool,
     /// Swap of the machine in bytes, if `swapBehavior` is `LimitedSwap`.
     pub limited_swap_bytes: Option<i64>,
+    /// Throttling and protection of the memory of containers; `None` without the feature gate MemoryQoS or without cgroup v2.
+    pub memory_qos: Option<MemoryQos>,
+    /// `qosReserved` of memory, in percent; `None` without the feature gate QOSReserved.
+    pub qos_reserved_percent: Option<i64>,
     /// `singleProcessOOMKill`.
     pub single_process_oom_kill: bool,
     /// SELinux is enabled, so volumes are relabelled.
@@ -89,6 +104,26 @@ pub struct NodeSettings {
     pub app_armor: bool,
     /// The existing directories `/sys/devices/system/cpu/cpu<N>/thermal_throttle`, which are masked in containers.
     pub thermal_throttle: Vec<String>,
+}
+
+impl NodeSettings {
+    /// Returns the memory of the machine without `systemReserved` and `kubeReserved`, in bytes
+    /// (`pkg/kubelet/cm: GetNodeAllocatableAbsolute`).
+    #[must_use]
+    pub fn memory_without_reservations(&self) -> i64 {
+        let reserved = self.reserved.get("memory").map_or(0, |q| q.value());
+        self.memory_bytes.saturating_sub(reserved).max(0)
+    }
+
+    /// Returns the settings of the cgroups of QoS classes.
+    #[must_use]
+    pub fn qos_tiers(&self) -> QosTierSettings {
+        QosTierSettings {
+            reserved_percent: self.qos_reserved_percent,
+            allocatable_memory: self.memory_without_reservations(),
+            protects_memory: self.memory_qos.map(|memory_qos| memory_qos.protects_requests),
+        }
+    }
 }
 
 impl Default for NodeSettings {
@@ -114,6 +149,8 @@ impl Default for NodeSettings {
             hugepage_sizes: Vec::new(),
             swap_controller: false,
             limited_swap_bytes: None,
+            memory_qos: None,
+            qos_reserved_percent: None,
             single_process_oom_kill: false,
             selinux: false,
             allowed_sysctls: Vec::new(),

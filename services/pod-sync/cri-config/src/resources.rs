@@ -49,7 +49,40 @@ pub fn container_resources(pod: &Pod, container: &Container, node: &NodeSettings
     out.oom_score_adj = qos::oom_score_adj(pod, container, node.memory_bytes);
     out.hugepage_limits = hugepages(&limits, node);
     swap(pod, container, node, &mut out);
+    memory_qos(pod, container, node, &mut out);
     out
+}
+
+/// Adds memory.min, memory.low and memory.high.
+fn memory_qos(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxContainerResources) {
+    let Some(settings) = node.memory_qos else { return };
+    let memory = |l: &ResourceList| l.get("memory").map_or(0, |q| q.value());
+    let request = memory(&qos::container_requests(container));
+    let limit = memory(&qos::container_limits(container));
+    let mut set = |file: &str, bytes: i64| out.unified.insert(file.to_owned(), bytes.to_string());
+    if request != 0 && settings.protects_requests {
+        let is_guaranteed = qos::qos_class(pod) == qos::QosClass::Guaranteed;
+        set(if is_guaranteed { "memory.min" } else { "memory.low" }, request);
+    } else {
+        set("memory.min", 0);
+        set("memory.low", 0);
+    }
+    if request == limit {
+        return;
+    }
+    let most = if limit == 0 { node.memory_without_reservations() } else { limit };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_precision_loss,
+        reason = "below 2^53 bytes on every machine"
+    )]
+    let high = ((most.saturating_sub(request)) as f64 * settings.throttling_factor) as i64;
+    let high = request.saturating_add(high);
+    let page = settings.page_bytes.max(1);
+    let high = high.checked_div(page).unwrap_or(0).saturating_mul(page);
+    if most > 0 && high > request {
+        set("memory.high", high);
+    }
 }
 
 fn hugepages(limits: &ResourceList, node: &NodeSettings) -> Vec<HugepageLimit> {
@@ -77,6 +110,8 @@ fn swap(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxCo
         None => 0,
         Some(swap) => {
             let request = qos::container_requests(container).get("memory").map_or(0, |q| q.value());
+            // A request that the machine cannot satisfy gets no swap.
+            let request = if request > node.memory_bytes { 0 } else { request };
             let share = i128::from(request).saturating_mul(i128::from(swap));
             let share = share.checked_div(i128::from(node.memory_bytes.max(1)));
             share.and_then(|share| i64::try_from(share).ok()).unwrap_or(i64::MAX)
@@ -122,6 +157,7 @@ pub fn hugepage_sizes(dir: &Path) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::MemoryQos;
     use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 
@@ -187,12 +223,58 @@ mod tests {
         assert_eq!(r.unified["memory.swap.max"], "0");
         let limited = NodeSettings { limited_swap_bytes: Some(4 << 30), ..v2.clone() };
         assert_eq!(of(json!({}), resources, &limited).unified["memory.swap.max"], (512 << 20).to_string());
+        for (request, want) in [("4Gi", 2 << 30), ("8Gi", 4_i64 << 30), ("9Gi", 0)] {
+            let large = json!({"requests": {"memory": request}, "limits": {"memory": "16Gi"}});
+            assert_eq!(
+                of(json!({}), large, &limited).unified["memory.swap.max"],
+                want.to_string(),
+                "{request}"
+            );
+        }
         let equal = json!({"requests": {"memory": "1Gi", "cpu": "1"}, "limits": {"memory": "1Gi"}});
         assert_eq!(of(json!({}), equal, &limited).unified["memory.swap.max"], "0");
         let v1 = NodeSettings { cgroup_v2: false, ..v2 };
         let r = of(json!({}), json!({"limits": {"memory": "2Gi"}}), &v1);
         assert_eq!(r.memory_swap_limit_in_bytes, 2 << 30);
         assert!(r.unified.is_empty());
+    }
+
+    #[test]
+    fn memory_qos_throttles_below_the_limit_and_protects_requests() {
+        let plain = NodeSettings {
+            cgroup_v2: true,
+            single_process_oom_kill: true,
+            memory_bytes: 10_000_000,
+            reserved: [("memory".to_owned(), Quantity::parse("2000000").unwrap())].into(),
+            ..NodeSettings::default()
+        };
+        let settings = MemoryQos { throttling_factor: 0.9, protects_requests: false, page_bytes: 4096 };
+        let with = NodeSettings { memory_qos: Some(settings), ..plain.clone() };
+        let tiered = NodeSettings {
+            memory_qos: Some(MemoryQos { protects_requests: true, ..settings }),
+            ..plain.clone()
+        };
+        let shown = |node: &NodeSettings, resources: &Value| {
+            let unified = of(json!({}), resources.clone(), node).unified;
+            let mut all: Vec<String> = unified.into_iter().map(|(file, v)| format!("{file}={v}")).collect();
+            all.sort();
+            all.join(" ")
+        };
+        let burstable = json!({"requests": {"memory": "1000000"}, "limits": {"memory": "2000000"}});
+        let unlimited = json!({"requests": {"memory": "1000000"}});
+        let guaranteed = json!({"requests": {"memory": "1000000", "cpu": "1"}, "limits": {"memory": "1000000", "cpu": "1"}});
+        let over = json!({"requests": {"memory": "9000000"}});
+        assert_eq!(shown(&plain, &burstable), "");
+        // 1000000 + 0.9 * 1000000, and 1000000 + 0.9 * (8000000 - 1000000), in whole pages.
+        let (limited, free) = (1_900_000 / 4096 * 4096, 7_300_000 / 4096 * 4096);
+        assert_eq!(shown(&with, &burstable), format!("memory.high={limited} memory.low=0 memory.min=0"));
+        assert_eq!(shown(&with, &unlimited), format!("memory.high={free} memory.low=0 memory.min=0"));
+        assert_eq!(shown(&with, &guaranteed), "memory.low=0 memory.min=0", "it has its limit");
+        assert_eq!(shown(&with, &over), "memory.low=0 memory.min=0", "the machine has less than the request");
+        assert_eq!(shown(&tiered, &burstable), format!("memory.high={limited} memory.low=1000000"));
+        assert_eq!(shown(&tiered, &guaranteed), "memory.min=1000000");
+        // As in the kubelet, only a container with a request or a limit is throttled.
+        assert_eq!(shown(&tiered, &json!({})), "memory.low=0 memory.min=0");
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct SandboxInput<'a> {
     pub features: HandlerFeatures,
     /// ID mappings of the pod, if it has a user namespace.
     pub userns: Option<&'a UserNamespace>,
+    /// Supplemental groups that the PersistentVolumes of the pod add.
+    pub volume_groups: &'a [i64],
 }
 
 /// Returns the configuration of a sandbox.
@@ -74,7 +76,7 @@ pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, Confi
         annotations,
         linux: Some(LinuxPodSandboxConfig {
             cgroup_parent: input.cgroup_parent.to_owned(),
-            security_context: Some(security::sandbox_context(pod, namespaces)?),
+            security_context: Some(security::sandbox_context(pod, namespaces, input.volume_groups)?),
             sysctls: sysctls(pod),
             overhead: Some(resources::sandbox_overhead(pod, node)),
             resources: Some(resources::sandbox_resources(pod, node)),
@@ -156,13 +158,15 @@ mod tests {
             runtime_handler: "",
             features: HandlerFeatures::default(),
             userns: None,
+            volume_groups: &[4711],
         })
     }
 
     #[test]
     fn a_sandbox_has_the_pods_names_labels_and_owner() {
         let c = build(json!({"containers": [{"name": "c"}], "subdomain": "s",
-            "securityContext": {"sysctls": [{"name": "net/core/somaxconn", "value": "7"}]}}))
+            "securityContext": {"sysctls": [{"name": "net/core/somaxconn", "value": "7"}],
+                "fsGroup": 5, "supplementalGroups": [6]}}))
         .unwrap();
         let m = c.metadata.unwrap();
         assert_eq!(
@@ -176,6 +180,7 @@ mod tests {
         assert_eq!(c.annotations[labels::CONFIG_SOURCE], "api");
         assert_eq!(c.annotations[labels::OWNER_NODE], "n1");
         let linux = c.linux.unwrap();
+        assert_eq!(linux.security_context.as_ref().unwrap().supplemental_groups, [5, 4711, 6]);
         assert_eq!(linux.cgroup_parent, "/kubepods/besteffort/podu1");
         assert_eq!(linux.sysctls["net.core.somaxconn"], "7");
         assert_eq!(linux.resources.unwrap().cpu_shares, 2);

@@ -273,6 +273,7 @@ pub fn any_privileged(pod: &Pod) -> bool {
 pub fn sandbox_context(
     pod: &Pod,
     namespaces: NamespaceOption,
+    volume_groups: &[i64],
 ) -> Result<LinuxSandboxSecurityContext, ConfigError> {
     let mut out = LinuxSandboxSecurityContext {
         privileged: any_privileged(pod),
@@ -285,6 +286,7 @@ pub fn sandbox_context(
     out.selinux_options = context.se_linux_options.as_ref().map(selinux);
     out.namespace_options = Some(namespaces);
     out.supplemental_groups.extend(context.fs_group);
+    out.supplemental_groups.extend(volume_groups);
     out.supplemental_groups.extend(context.supplemental_groups.iter().flatten());
     out.supplemental_groups_policy = groups_policy(pod)? as i32;
     Ok(out)
@@ -303,6 +305,7 @@ pub fn container_context(
     node: &NodeSettings,
     mut namespaces: NamespaceOption,
     target_id: Option<&str>,
+    volume_groups: &[i64],
 ) -> Result<LinuxContainerSecurityContext, ConfigError> {
     let own = container.security_context.clone().unwrap_or_default();
     let of_pod = pod::spec(pod).security_context.clone().unwrap_or_default();
@@ -337,6 +340,7 @@ pub fn container_context(
     out.apparmor_profile = out.apparmor.as_ref().map(legacy_apparmor).unwrap_or_default();
     out.supplemental_groups.extend(of_pod.fs_group);
     out.supplemental_groups.extend(of_pod.supplemental_groups.iter().flatten());
+    out.supplemental_groups.extend(volume_groups);
     if own.proc_mount.as_deref() != Some("Unmasked") {
         out.masked_paths =
             MASKED.iter().map(|p| (*p).to_owned()).chain(node.thermal_throttle.clone()).collect();
@@ -362,7 +366,7 @@ mod tests {
         );
         let node = NodeSettings { root_dir: "/r".into(), ..NodeSettings::default() };
         let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
-        container_context(&p, &p.spec.as_ref().unwrap().containers[0], image, &node, ns, None)
+        container_context(&p, &p.spec.as_ref().unwrap().containers[0], image, &node, ns, None, &[4711])
             .map_err(|e| e.to_string())
     }
 
@@ -428,7 +432,7 @@ mod tests {
         assert_eq!(c.run_as_user, Some(int(3)));
         assert_eq!(c.run_as_group, Some(int(2)));
         assert_eq!(c.run_as_username, "");
-        assert_eq!(c.supplemental_groups, [7, 8, 9]);
+        assert_eq!(c.supplemental_groups, [7, 8, 9, 4711]);
         assert!(c.privileged && c.no_new_privs && c.readonly_rootfs);
         assert_eq!(c.capabilities.unwrap().drop_capabilities, ["ALL"]);
         let image = context(json!({}), json!({}), &ImageUser::Name("www".into())).unwrap();
@@ -532,7 +536,8 @@ mod tests {
         let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
         let c = &p.spec.as_ref().unwrap().containers[0];
         let got =
-            container_context(&p, c, &ImageUser::Uid(0), &NodeSettings::default(), ns, Some("id1")).unwrap();
+            container_context(&p, c, &ImageUser::Uid(0), &NodeSettings::default(), ns, Some("id1"), &[])
+                .unwrap();
         let ns = got.namespace_options.unwrap();
         assert_eq!((ns.pid, ns.target_id.as_str()), (3, "id1"));
     }
@@ -544,13 +549,13 @@ mod tests {
             spec[key] = json!([{"name": "p", "securityContext": {"privileged": true}}]);
             let p = pod_of(spec);
             let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
-            let s = sandbox_context(&p, ns).unwrap();
+            let s = sandbox_context(&p, ns, &[]).unwrap();
             assert!(s.privileged, "{key}");
             assert_eq!(s.seccomp.unwrap().profile_type, 0);
         }
         let mut p = pod_of(json!({"containers": [{"name": "a"}]}));
         let ns = namespaces(&p, HandlerFeatures::default(), "", None).unwrap();
         p.spec.as_mut().unwrap().security_context = None;
-        assert_eq!(sandbox_context(&p, ns).unwrap().namespace_options, None);
+        assert_eq!(sandbox_context(&p, ns, &[]).unwrap().namespace_options, None);
     }
 }

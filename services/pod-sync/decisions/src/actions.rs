@@ -210,12 +210,11 @@ fn with_new_sandbox(
 }
 
 fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodActions {
-    let &ActionInput { pod, runtime, probes, actuated, .. } = input;
-    let spec = pod::spec(pod);
+    let &ActionInput { pod, runtime, actuated, .. } = input;
     let mut actions = PodActions { sandbox_id: Some(id.clone()), attempt, ..PodActions::default() };
     actions.prune = prunable(pod, runtime);
     actions.resize.pod = plan::pod_level_changed(pod, actuated);
-    actions.ephemeral_containers_to_start = spec
+    actions.ephemeral_containers_to_start = pod::spec(pod)
         .ephemeral_containers
         .iter()
         .flatten()
@@ -230,67 +229,74 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
         InitProgress::Done => {}
     }
 
+    let kept = regular_actions(input, &mut actions);
+    if kept == 0 && actions.containers_to_start.is_empty() {
+        return kill_only(actions);
+    }
+    actions
+}
+
+// Adds the actions of regular containers. Returns the number of running containers that are kept as they are.
+fn regular_actions(input: &ActionInput<'_>, actions: &mut PodActions) -> usize {
+    let &ActionInput { pod, runtime, actuated, .. } = input;
     let mut kept = 0_usize;
-    for (index, container) in spec.containers.iter().enumerate() {
+    for (index, container) in pod::spec(pod).containers.iter().enumerate() {
         let running = match runtime.newest(&container.name) {
             Some(newest) if newest.state == ContainerState::Running => newest,
             stopped => {
                 if should_container_be_restarted(container, pod, runtime) {
                     actions.containers_to_start.push(index);
-                    if let Some(unknown) = stopped.filter(|c| c.state == ContainerState::Unknown) {
-                        actions.containers_to_kill.push(ContainerKill {
-                            id: unknown.id.clone(),
-                            name: unknown.name.clone(),
-                            message: "Container is in \"unknown\" state, try killing it before restart"
-                                .to_owned(),
-                            reason: KillReason::UnknownState,
-                        });
-                    }
+                    let unknown = stopped.filter(|c| c.state == ContainerState::Unknown);
+                    actions.containers_to_kill.extend(unknown.map(|unknown| ContainerKill {
+                        id: unknown.id.clone(),
+                        name: unknown.name.clone(),
+                        message:
+                            "Container is in \"unknown\" state, try killing it before restart".to_owned(),
+                        reason: KillReason::UnknownState,
+                    }));
                 }
                 continue;
             }
         };
-        let failed = |probe| probes.get(probe, &running.id) == Some(ProbeResult::Failure);
-        let (mut message, reason, restart) = if definition_changed(container, running) {
-            // A changed definition restarts the container whatever its restart policy.
-            (format!("Container {} definition changed", container.name), KillReason::DefinitionChanged, true)
-        } else if failed(ProbeType::Liveness) {
-            (
-                format!("Container {} failed liveness probe", container.name),
-                KillReason::LivenessProbe,
-                restarts_after_kill(container, pod),
-            )
-        } else if failed(ProbeType::Startup) {
-            (
-                format!("Container {} failed startup probe", container.name),
-                KillReason::StartupProbe,
-                restarts_after_kill(container, pod),
-            )
-        } else {
-            match plan::plan_container(pod, container, running, actuated, &mut actions.resize) {
-                ContainerChange::InPlace => kept = usize::saturating_add(kept, 1),
-                ContainerChange::Restart => {
-                    actions.containers_to_kill.push(resize_kill(container, running));
-                    actions.containers_to_start.push(index);
-                }
+        if let Some((kill, is_restarted)) = kill_of_running(input, container, running) {
+            if is_restarted {
+                actions.containers_to_start.push(index);
             }
+            actions.containers_to_kill.push(kill);
             continue;
-        };
-        if restart {
-            message.push_str(", will be restarted");
-            actions.containers_to_start.push(index);
         }
-        actions.containers_to_kill.push(ContainerKill {
-            id: running.id.clone(),
-            name: container.name.clone(),
-            message,
-            reason,
-        });
+        match plan::plan_container(pod, container, running, actuated, &mut actions.resize) {
+            ContainerChange::InPlace => kept = usize::saturating_add(kept, 1),
+            ContainerChange::Restart => {
+                actions.containers_to_kill.push(resize_kill(container, running));
+                actions.containers_to_start.push(index);
+            }
+        }
     }
-    if kept == 0 && actions.containers_to_start.is_empty() {
-        return kill_only(actions);
-    }
-    actions
+    kept
+}
+
+// Returns the kill of a running container that has changed or failed a probe, and whether the container is started again.
+fn kill_of_running(
+    input: &ActionInput<'_>,
+    container: &SpecContainer,
+    running: &Container,
+) -> Option<(ContainerKill, bool)> {
+    let failed = |probe| input.probes.get(probe, &running.id) == Some(ProbeResult::Failure);
+    let (event, reason, is_restarted) = if definition_changed(container, running) {
+        // A changed definition restarts the container whatever its restart policy.
+        ("definition changed", KillReason::DefinitionChanged, true)
+    } else if failed(ProbeType::Liveness) {
+        ("failed liveness probe", KillReason::LivenessProbe, restarts_after_kill(container, input.pod))
+    } else if failed(ProbeType::Startup) {
+        ("failed startup probe", KillReason::StartupProbe, restarts_after_kill(container, input.pod))
+    } else {
+        return None;
+    };
+    let restart = if is_restarted { ", will be restarted" } else { "" };
+    let message = format!("Container {} {event}{restart}", container.name);
+    let kill = ContainerKill { id: running.id.clone(), name: container.name.clone(), message, reason };
+    Some((kill, is_restarted))
 }
 
 // A resize whose policy is RestartContainer. The start that follows uses the new resources.
@@ -369,18 +375,11 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
         if previous && !sidecar {
             continue;
         }
-        let kill = |message: String, reason| ContainerKill {
-            id: status.id.clone(),
-            name: container.name.clone(),
-            message,
-            reason,
-        };
         match status.state {
             ContainerState::Created => actions.init_containers_to_start.push(index),
             ContainerState::Running if !sidecar => {
-                if plan::plan_container(pod, container, status, actuated, &mut actions.resize)
-                    == ContainerChange::Restart
-                {
+                let change = plan::plan_container(pod, container, status, actuated, &mut actions.resize);
+                if change == ContainerChange::Restart {
                     actions.containers_to_kill.push(resize_kill(container, status));
                     actions.init_containers_to_start.push(index);
                 }
@@ -390,42 +389,16 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
                     Some(_) => probes.get(ProbeType::Startup, &status.id),
                     None => Some(ProbeResult::Success),
                 };
-                match startup {
-                    None | Some(ProbeResult::Unknown) => {}
-                    Some(ProbeResult::Failure) => {
-                        actions.containers_to_kill.push(kill(
-                            format!("Init container {} failed startup probe", container.name),
-                            KillReason::StartupProbe,
-                        ));
-                        actions.init_containers_to_start.push(index);
+                if startup == Some(ProbeResult::Success) {
+                    if index == last {
+                        initialized = true;
+                    } else if !previous {
+                        actions.init_containers_to_start.push(index.saturating_add(1));
                     }
-                    Some(ProbeResult::Success) => {
-                        if index == last {
-                            initialized = true;
-                        } else if !previous {
-                            actions.init_containers_to_start.push(index.saturating_add(1));
-                        }
-                        if definition_changed(container, status) {
-                            actions.containers_to_kill.push(kill(
-                                format!("Init container {} definition changed", container.name),
-                                KillReason::DefinitionChanged,
-                            ));
-                            actions.init_containers_to_start.push(index);
-                        } else if container.liveness_probe.is_some()
-                            && probes.get(ProbeType::Liveness, &status.id) == Some(ProbeResult::Failure)
-                        {
-                            actions.containers_to_kill.push(kill(
-                                format!("Init container {} failed liveness probe", container.name),
-                                KillReason::LivenessProbe,
-                            ));
-                            actions.init_containers_to_start.push(index);
-                        } else if plan::plan_container(pod, container, status, actuated, &mut actions.resize)
-                            == ContainerChange::Restart
-                        {
-                            actions.containers_to_kill.push(resize_kill(container, status));
-                            actions.init_containers_to_start.push(index);
-                        }
-                    }
+                }
+                if let Some(kill) = sidecar_kill(input, container, status, startup, &mut actions.resize) {
+                    actions.containers_to_kill.push(kill);
+                    actions.init_containers_to_start.push(index);
                 }
             }
             ContainerState::Exited if sidecar => actions.init_containers_to_start.push(index),
@@ -447,10 +420,13 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
                 if !sidecar && !restarts_after_kill(container, pod) {
                     return InitProgress::Failed;
                 }
-                actions.containers_to_kill.push(kill(
-                    "Init container is in \"unknown\" state, try killing it before restart".to_owned(),
-                    KillReason::UnknownState,
-                ));
+                actions.containers_to_kill.push(ContainerKill {
+                    id: status.id.clone(),
+                    name: container.name.clone(),
+                    message: "Init container is in \"unknown\" state, try killing it before restart"
+                        .to_owned(),
+                    reason: KillReason::UnknownState,
+                });
                 actions.init_containers_to_start.push(index);
             }
         }
@@ -461,6 +437,33 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
     }
     actions.init_containers_to_start.reverse();
     if initialized { InitProgress::Done } else { InitProgress::Waiting }
+}
+
+// Returns the kill of a running sidecar that is restarted. `startup` is the result of its startup probe.
+fn sidecar_kill(
+    input: &ActionInput<'_>,
+    container: &SpecContainer,
+    running: &Container,
+    startup: Option<ProbeResult>,
+    resize: &mut ResizeActions,
+) -> Option<ContainerKill> {
+    let (event, reason) = match startup {
+        None | Some(ProbeResult::Unknown) => return None,
+        Some(ProbeResult::Failure) => ("failed startup probe", KillReason::StartupProbe),
+        Some(ProbeResult::Success) => {
+            let liveness = || input.probes.get(ProbeType::Liveness, &running.id);
+            if definition_changed(container, running) {
+                ("definition changed", KillReason::DefinitionChanged)
+            } else if container.liveness_probe.is_some() && liveness() == Some(ProbeResult::Failure) {
+                ("failed liveness probe", KillReason::LivenessProbe)
+            } else {
+                let change = plan::plan_container(input.pod, container, running, input.actuated, resize);
+                return (change == ContainerChange::Restart).then(|| resize_kill(container, running));
+            }
+        }
+    };
+    let message = format!("Init container {} {event}", container.name);
+    Some(ContainerKill { id: running.id.clone(), name: container.name.clone(), message, reason })
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStateTerminated, ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
-    ResourceRequirements,
+    Container, ContainerState, ContainerStateTerminated, ContainerStatus, HostIP, Pod, PodCondition, PodIP,
+    PodStatus, ResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -31,6 +31,8 @@ use super::restart_all::restart_all_triggered;
 
 /// Reason of a pod past its activeDeadlineSeconds.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// Reason of a pod whose volumes cannot be attached to this node.
+pub const ATTACHMENT_LIMIT: &str = "VolumeAttachmentLimitExceeded";
 /// Message of status and event of the same.
 pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
@@ -95,7 +97,6 @@ pub fn generate(input: &StatusInput<'_>) -> PodStatus {
 fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
     let pod = input.pod;
     let spec = pod::spec(pod);
-    let api = pod.status.as_ref();
     let triggered = restart_all_triggered(pod, input.runtime, old);
     let context = Context {
         pod,
@@ -108,59 +109,18 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         restarting_all: triggered,
         actuated: input.actuated,
     };
-    let regular = containers::convert(
-        &context,
-        List::Regular,
-        &spec.containers,
-        old.container_statuses.as_deref().unwrap_or_default(),
-    );
-    let init = containers::convert(
-        &context,
-        List::Init,
-        pod::init_containers(pod),
-        old.init_container_statuses.as_deref().unwrap_or_default(),
-    );
-    let ephemeral: Vec<_> = spec.ephemeral_containers.iter().flatten().map(from_ephemeral).collect();
-    let ephemeral = containers::convert(
-        &context,
-        List::Ephemeral,
-        &ephemeral,
-        old.ephemeral_container_statuses.as_deref().unwrap_or_default(),
-    );
-
-    let api_phase = api.and_then(|s| PodPhase::parse(s.phase.as_deref())).filter(|p| p.is_terminal());
-    let old_phase = PodPhase::parse(old.phase.as_deref());
-    let initialized_in_sandbox =
+    let ContainerStatuses { regular, init, ephemeral } = container_statuses(&context, old);
+    let is_initialized =
         input.runtime.active_containers().any(|c| spec.containers.iter().any(|s| s.name == c.name));
-    let mut now_phase = pod_phase(pod, &init, &regular, initialized_in_sandbox, input.is_terminal);
-    if !now_phase.is_terminal() {
-        now_phase = old_phase.filter(|p| p.is_terminal()).or(api_phase).unwrap_or(now_phase);
-    }
-
-    let (mut reason, mut message) = (None, None);
-    if Some(now_phase) == old_phase {
-        let or_api = |own: &Option<String>, of_api: Option<&String>| {
-            own.clone().filter(|r| !r.is_empty()).or_else(|| of_api.cloned())
-        };
-        reason = or_api(&old.reason, api.and_then(|s| s.reason.as_ref()));
-        message = or_api(&old.message, api.and_then(|s| s.message.as_ref()));
-    }
-    if past_active_deadline(pod, old, input.unstepped) {
-        now_phase = PodPhase::Failed;
-        reason = Some(DEADLINE_EXCEEDED.to_owned());
-        message = Some(DEADLINE_MESSAGE.to_owned());
-    }
-    if let Some(api_phase) = api_phase {
-        now_phase = api_phase;
-    }
-
-    let list = conditions_of(input, old, &init, &regular, now_phase, triggered);
+    let computed = pod_phase(pod, &init, &regular, is_initialized, input.is_terminal);
+    let (phase, reason, message) = phase_with_reason(input, old, computed);
+    let list = conditions_of(input, old, &init, &regular, phase, triggered);
     let (pod_ip, pod_ips) = addresses(input, old);
     let requests = qos::pod_requests(pod);
-    let resources = pod_resources(input, now_phase, &requests);
+    let resources = pod_resources(input, phase, &requests);
     let filled = |l: Vec<ContainerStatus>| Some(l).filter(|l| !l.is_empty());
     PodStatus {
-        phase: Some(now_phase.as_str().to_owned()),
+        phase: Some(phase.as_str().to_owned()),
         reason,
         message,
         conditions: Some(list),
@@ -181,6 +141,55 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         extended_resource_claim_status: old.extended_resource_claim_status.clone(),
         ..PodStatus::default()
     }
+}
+
+struct ContainerStatuses {
+    regular: Vec<ContainerStatus>,
+    init: Vec<ContainerStatus>,
+    ephemeral: Vec<ContainerStatus>,
+}
+
+fn container_statuses(context: &Context<'_>, old: &PodStatus) -> ContainerStatuses {
+    let spec = pod::spec(context.pod);
+    let ephemeral: Vec<_> = spec.ephemeral_containers.iter().flatten().map(from_ephemeral).collect();
+    let convert = |list, specs: &[Container], old: Option<&Vec<ContainerStatus>>| {
+        containers::convert(context, list, specs, old.map(Vec::as_slice).unwrap_or_default())
+    };
+    ContainerStatuses {
+        regular: convert(List::Regular, &spec.containers, old.container_statuses.as_ref()),
+        init: convert(List::Init, pod::init_containers(context.pod), old.init_container_statuses.as_ref()),
+        ephemeral: convert(List::Ephemeral, &ephemeral, old.ephemeral_container_statuses.as_ref()),
+    }
+}
+
+// Returns phase, reason and message for the phase that follows from the containers. A terminal phase stays, and the deadline
+// of an active pod makes it Failed.
+fn phase_with_reason(
+    input: &StatusInput<'_>,
+    old: &PodStatus,
+    computed: PodPhase,
+) -> (PodPhase, Option<String>, Option<String>) {
+    let api = input.pod.status.as_ref();
+    let api_phase = api.and_then(|s| PodPhase::parse(s.phase.as_deref())).filter(|p| p.is_terminal());
+    let old_phase = PodPhase::parse(old.phase.as_deref());
+    let mut phase = computed;
+    if !phase.is_terminal() {
+        phase = old_phase.filter(|p| p.is_terminal()).or(api_phase).unwrap_or(phase);
+    }
+    let (mut reason, mut message) = (None, None);
+    if Some(phase) == old_phase {
+        let or_api = |own: &Option<String>, of_api: Option<&String>| {
+            own.clone().filter(|r| !r.is_empty()).or_else(|| of_api.cloned())
+        };
+        reason = or_api(&old.reason, api.and_then(|s| s.reason.as_ref()));
+        message = or_api(&old.message, api.and_then(|s| s.message.as_ref()));
+    }
+    if past_active_deadline(input.pod, old, input.unstepped) {
+        phase = PodPhase::Failed;
+        reason = Some(DEADLINE_EXCEEDED.to_owned());
+        message = Some(DEADLINE_MESSAGE.to_owned());
+    }
+    (api_phase.unwrap_or(phase), reason, message)
 }
 
 fn non_empty(list: &qos::ResourceList) -> Option<BTreeMap<String, Quantity>> {
@@ -495,6 +504,8 @@ pub enum KillCause {
     Preempting,
     /// The node is shutting down.
     NodeShutdown,
+    /// The volumes of the pod cannot be attached to this node.
+    AttachmentLimit,
 }
 
 /// Effect of a kill by the node agent on the status of the terminating pod.
@@ -525,6 +536,7 @@ pub fn with_kill_override(
             KillCause::Evicted => "Evicted",
             KillCause::Preempting => "Preempting",
             KillCause::NodeShutdown => "Terminated",
+            KillCause::AttachmentLimit => ATTACHMENT_LIMIT,
         }
         .to_owned(),
     );
@@ -539,13 +551,19 @@ pub fn with_kill_override(
     finish(pod, &old, status, now)
 }
 
+/// Returns the message of the status of a pod that was rejected.
+#[must_use]
+pub fn rejection_message(message: &str) -> String {
+    format!("Pod was rejected: {message}")
+}
+
 /// Returns the status of a pod that was not admitted, without conditions and containers (`pkg/kubelet: rejectPod`).
 #[must_use]
 pub fn rejected(pod: &Pod, reason: &str, message: &str, now: jiff::Timestamp) -> PodStatus {
     let status = PodStatus {
         phase: Some(PodPhase::Failed.as_str().to_owned()),
         reason: Some(reason.to_owned()),
-        message: Some(format!("Pod was rejected: {message}")),
+        message: Some(rejection_message(message)),
         qos_class: Some(qos::qos_class(pod).as_str().to_owned()),
         ..PodStatus::default()
     };

@@ -29,7 +29,7 @@ pub fn not_enforced(pod: &Pod) -> Vec<String> {
     let mut out = Vec::new();
     let context = pod::spec(pod).security_context.as_ref();
     if context.and_then(|context| context.se_linux_change_policy.as_deref()) == Some("MountOption") {
-        let why = "is not enforced: this node does not mount volumes with a label";
+        let why = "is not enforced except for volumes of the access mode ReadWriteOncePod";
         out.push(format!("spec.securityContext.seLinuxChangePolicy: MountOption {why}"));
     }
     out

@@ -174,7 +174,7 @@ async fn check_logs(
     futures::stream::iter(logs)
         .for_each_concurrent(settings.container_log_max_workers, |log| async {
             let PodWork { uid, name } = &log.pod;
-            if containment.wait(uid).is_some() {
+            if containment.suspension(uid).is_some() {
                 return;
             }
             let check = check_log(runtime, clock, settings, log);

@@ -6,7 +6,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use quintlet_telemetry::metrics::{counter, gauge, gauge_family};
+use quintlet_telemetry::metrics::{counter, counter_family, gauge, gauge_family};
 
 /// Label of the source of a pod: "true" for a static pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -46,6 +46,7 @@ pub struct Census {
     mirrors: Gauge,
     working: Family<WorkingLabel, Gauge>,
     orphaned: Counter,
+    restarted: Family<StaticLabel, Counter>,
 }
 
 impl Default for Census {
@@ -76,6 +77,11 @@ impl Default for Census {
                  typically indicates the kubelet was restarted while a pod was force deleted in the API or in the local \
                  configuration, which is unusual",
             ),
+            restarted: counter_family(
+                "kubelet_restarted_pods",
+                "Number of pods that have been restarted because they were deleted and recreated with the same UID while the kubelet \
+                 was watching them (common for static pods, extremely uncommon for API pods)",
+            ),
         }
     }
 }
@@ -89,6 +95,8 @@ impl Census {
                 gauge(pods.iter().filter(|p| p.is_static == is_static && wanted(p)).count())
             };
             let label = StaticLabel { r#static: label };
+            // A counter that exists from the start shows the first increase.
+            drop(self.restarted.get_or_create(&label));
             self.desired.get_or_create(&label).set(of(|p| !p.is_removed));
             self.active.get_or_create(&label).set(of(|p| !p.is_removed && !p.is_terminated));
         }
@@ -96,6 +104,12 @@ impl Census {
         for (label, count) in working(pods, runtime_only) {
             self.working.get_or_create(&label).set(gauge(count));
         }
+    }
+
+    /// Counts a pod that starts after a previous pod with its UID terminated.
+    pub fn count_restart(&self, is_static: bool) {
+        let label = StaticLabel { r#static: if is_static { "true" } else { "" } };
+        self.restarted.get_or_create(&label).inc();
     }
 
     /// Counts a pod that the runtime has and pod-sync does not know.
@@ -152,6 +166,7 @@ mod tests {
         ];
         let census = Census::default();
         census.set(&pods, 4, 5);
+        census.count_restart(true);
         let text = quintlet_telemetry::metrics::text();
         let working = |lifecycle: &str, config: &str, is_static: &str| {
             format!(
@@ -171,6 +186,8 @@ mod tests {
             (working("terminating", "orphan", "true"), 1),
             (working("terminating", "runtime_only", "unknown"), 5),
             (working("sync", "runtime_only", "unknown"), 0),
+            ("kubelet_restarted_pods_total{static=\"true\"}".to_owned(), 1),
+            ("kubelet_restarted_pods_total{static=\"\"}".to_owned(), 0),
         ] {
             let line = format!("{series} {value}");
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");

@@ -281,6 +281,14 @@ pub fn set_cgroup_version(is_v2: bool) {
     gauge("kubelet_cgroup_version", "cgroup version on the hosts").set(if is_v2 { 2 } else { 1 });
 }
 
+/// Sets the gauges of the memory that cgroups protect, in bytes: that of Guaranteed pods and that of Burstable pods.
+pub fn set_memory_qos(min: i64, low: i64) {
+    let help = "Total memory.min bytes (hard protection) set at the node level for Guaranteed pods";
+    gauge("kubelet_memory_qos_node_memory_min_bytes", help).set(min);
+    let help = "Total memory.low bytes (soft protection) set at the node level for Burstable pods";
+    gauge("kubelet_memory_qos_node_memory_low_bytes", help).set(low);
+}
+
 /// Returns whether a pod has begun to run since the old status.
 #[must_use]
 pub fn began_to_run(old: Option<&PodStatus>, new: &PodStatus) -> bool {

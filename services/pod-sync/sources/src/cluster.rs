@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret, Service, ServiceA
 use kube::api::{Api, PostParams};
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_cri_config::objects::{ObjectError, ObjectKind, ObjectSource};
-use pod_sync_objects::{ANSWER, ObjectCache, Settings, Strategy, past_lag};
+use pod_sync_objects::{ChangeDetectionStrategy, ObjectCache, REQUEST_TIMEOUT, Settings, retry_on_lag};
 use pod_sync_volumes::token::{Token, TokenError, TokenKey, TokenSource};
 use quintlet_model::ids::PodUid;
 use tokio_util::sync::CancellationToken;
@@ -48,7 +48,7 @@ impl ApiSources {
     pub fn new(
         client: kube::Client,
         view: &Arc<ClusterView>,
-        detection: (Strategy, Duration),
+        detection: (ChangeDetectionStrategy, Duration),
         wakes: &Arc<WorkerWakeups>,
         stop: &CancellationToken,
     ) -> Self {
@@ -83,6 +83,7 @@ impl Objects {
 #[async_trait]
 impl ObjectSource for Objects {
     fn register(&self, uid: &PodUid, pod: &Arc<Pod>) {
+        self.manifests.register(uid, pod);
         let Some(api) = &self.api else { return };
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let is_static = quintlet_model::pod::is_static(pod);
@@ -97,13 +98,15 @@ impl ObjectSource for Objects {
     }
 
     fn unregister(&self, uid: &PodUid) {
+        self.manifests.unregister(uid);
         if let Some(api) = &self.api {
             api.cache.unregister(uid);
         }
     }
 
     fn changes(&self, uid: &PodUid) -> u64 {
-        self.api.as_ref().map_or(0, |api| api.cache.changes(uid))
+        let of_api = self.api.as_ref().map_or(0, |api| api.cache.changes(uid));
+        self.manifests.changes(uid).saturating_add(of_api)
     }
 
     async fn config_map(&self, namespace: &str, name: &str) -> Result<Arc<ConfigMap>, ObjectError> {
@@ -141,7 +144,7 @@ impl ObjectSource for Objects {
         let kind = ObjectKind::ServiceAccount;
         let client = self.api(kind, namespace, name)?.client.clone();
         let api = Api::<ServiceAccount>::namespaced(client, namespace);
-        match past_lag(ANSWER, || api.get_opt(name)).await {
+        match retry_on_lag(REQUEST_TIMEOUT, || api.get_opt(name)).await {
             Ok(Some(account)) => Ok(account.metadata.annotations.unwrap_or_default()),
             Ok(None) => Err(ObjectError::NotFound { kind, name: name.to_owned() }),
             Err(e) => Err(ObjectError::Api(e.to_string())),
@@ -170,9 +173,11 @@ impl TokenSource for Tokens {
         };
         let api = Api::<ServiceAccount>::namespaced(self.0.clone(), &key.namespace);
         let params = PostParams::default();
-        let made = past_lag(ANSWER, || api.create_token_request(&key.service_account, &params, &request))
-            .await
-            .map_err(|e| TokenError::Api(e.to_string()))?;
+        let made = retry_on_lag(REQUEST_TIMEOUT, || {
+            api.create_token_request(&key.service_account, &params, &request)
+        })
+        .await
+        .map_err(|e| TokenError::Api(e.to_string()))?;
         let status = made.status.unwrap_or_default();
         let (Some(token), Some(expires)) = (status.token, status.expiration_timestamp) else {
             return Err(TokenError::Missing);
@@ -190,7 +195,7 @@ mod tests {
     use super::*;
 
     fn objects(api: &TestApi) -> Objects {
-        let detection = (Strategy::Get, Duration::from_secs(60));
+        let detection = (ChangeDetectionStrategy::Get, Duration::from_secs(60));
         let stop = CancellationToken::new();
         let api = ApiSources::new(api.client(), &Arc::default(), detection, &Arc::default(), &stop);
         Objects::new(Arc::default(), Some(api))

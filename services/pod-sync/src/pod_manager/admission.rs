@@ -66,9 +66,9 @@ impl PodManager {
     ) {
         let is_first = !self.pods.is_any_pending();
         let what = if awaits_runtime {
-            "the runtime has not said what it can do"
+            "the runtime has not reported its features"
         } else {
-            "the Node is read again, it does not match"
+            "the Node does not match and is read again"
         };
         if let Ok(pod_ref) = pods::pod_ref(&pending.pod) {
             self.show_waiting(&pod_ref, pending.source, &pending.pod, Waiting::NotAdmitted { what });

@@ -2,19 +2,24 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_decisions::merge::SourceStore;
-use pod_sync_decisions::qos::burstable_shares;
+use pod_sync_decisions::qos::qos_tiers;
 use pod_sync_decisions::worker::Input;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
 use super::PodManager;
 use super::entry::PodEntry;
-use crate::housekeeping::{self, CleanupContext};
+use crate::housekeeping;
 use pod_sync_containment::PodWork;
 use pod_sync_metrics::Counted;
+
+/// Interval of writes of the QoS cgroups without a change (`pkg/kubelet/cm: periodicQOSCgroupUpdateInterval`). Another process,
+/// such as systemd when it reloads its units, may have changed the values.
+const QOS_CGROUP_PERIOD: Duration = Duration::from_secs(60);
 
 impl PodManager {
     pub(super) fn housekeeping(&mut self) {
@@ -50,7 +55,7 @@ impl PodManager {
             present.insert(uid.clone());
             if !self.may_be_orphan(&uid)
                 || !self.ctx.node.is_ours(&pod)
-                || self.ctx.faults.containment.wait(&uid).is_some()
+                || self.ctx.faults.containment.suspension(&uid).is_some()
             {
                 continue;
             }
@@ -58,7 +63,7 @@ impl PodManager {
             let full_name = pod.pod.full_name();
             self.ctx.control.pod_workers.step(Input::Orphan { uid: uid.clone(), full_name });
             self.ctx.reporting.metrics.census.count_orphan();
-            let ctx = CleanupContext::from(&*self.ctx);
+            let ctx = Arc::clone(&self.ctx);
             let task = quintlet_kit::task::spawn("orphan", housekeeping::remove_orphan(ctx, pod));
             self.pods.entry(&uid).orphan_removal = Some(task);
         }
@@ -74,7 +79,7 @@ impl PodManager {
         }
         self.ctx.reporting.metrics.start_latency.retain(&known);
         self.ctx.checkpoints.allocations.retain(&known.iter().map(PodUid::as_str).collect());
-        self.sweeper.tick(&CleanupContext::from(&*self.ctx), &known);
+        self.sweeper.tick(&self.ctx, &known);
     }
 
     // A pod with this UID is neither desired nor being removed.
@@ -90,11 +95,11 @@ impl PodManager {
         for uid in listed {
             if !self.may_be_orphan(&uid)
                 || present.contains(&uid)
-                || self.ctx.faults.containment.wait(&uid).is_some()
+                || self.ctx.faults.containment.suspension(&uid).is_some()
             {
                 continue;
             }
-            let ctx = CleanupContext::from(&*self.ctx);
+            let ctx = Arc::clone(&self.ctx);
             let task = quintlet_kit::task::spawn("orphan-dir", housekeeping::remove_dir(ctx, uid.clone()));
             self.pods.entry(&uid).orphan_removal = Some(task);
         }
@@ -113,7 +118,7 @@ impl PodManager {
                     .ctx
                     .control
                     .pod_workers
-                    .is_over(&self.ctx.reporting.views, &view.pod_ref.uid),
+                    .has_terminated(&self.ctx.reporting.views, &view.pod_ref.uid),
             })
             .collect();
         let removals = self.pods.iter().filter_map(|(_, entry)| entry.orphan_removal.as_ref());
@@ -121,7 +126,7 @@ impl PodManager {
         self.ctx.reporting.metrics.census.set(&counted, self.mirrors.len(), orphans);
     }
 
-    // Gives the burstable QoS cgroup the CPU shares that its pods request together.
+    // Writes what the active pods request together to the cgroups of QoS classes.
     fn update_qos_cgroups(&mut self) {
         let active: Vec<Arc<Pod>> = self
             .pods
@@ -129,16 +134,23 @@ impl PodManager {
             .filter(|(uid, _)| !self.is_over(uid))
             .map(|(_, worker)| Arc::clone(&worker.desired.borrow().pod))
             .collect();
-        let shares = burstable_shares(active.iter().map(AsRef::as_ref));
-        if self.burstable_shares == Some(shares) {
+        let tiers = qos_tiers(active.iter().map(AsRef::as_ref), self.ctx.node.settings.qos_tiers());
+        let now = self.ctx.clock.boot();
+        let is_written = self
+            .qos_tiers
+            .is_some_and(|(written, at)| written == tiers && now.saturating_sub(at) < QOS_CGROUP_PERIOD);
+        if is_written {
             return;
         }
-        match self.ctx.environment.cgroups.update_qos_cgroups(shares) {
-            Ok(()) => self.burstable_shares = Some(shares),
-            Err(e) => tracing::warn!(
-                error = quintlet_kit::error_chain(&e),
-                "CPU shares of the burstable QoS cgroup not written"
-            ),
+        if let (Some(all), Some(low)) = (tiers.memory_min, tiers.memory_low) {
+            // memory.min of all pods includes the requests of burstable pods.
+            pod_sync_metrics::set_memory_qos(all.saturating_sub(low), low);
+        }
+        match self.ctx.environment.cgroups.update_qos_cgroups(&tiers) {
+            Ok(()) => self.qos_tiers = Some((tiers, now)),
+            Err(e) => {
+                tracing::warn!(error = quintlet_kit::error_chain(&e), "QoS cgroups not written, retrying")
+            }
         }
     }
 
@@ -160,22 +172,19 @@ impl PodManager {
                 let ctx = Arc::clone(&self.ctx);
                 let mirror = Arc::clone(mirror);
                 let Ok(work) = pods::pod_ref(&mirror).map(|mirror| PodWork::of(&mirror)) else { continue };
-                if self.ctx.faults.containment.wait(&work.uid).is_some() {
+                if self.ctx.faults.containment.suspension(&work.uid).is_some() {
                     continue;
                 }
                 quintlet_kit::task::spawn("orphan-mirror", async move {
                     let deleted = ctx
                         .faults
-                        .contained(
-                            &work,
-                            Box::pin(pod_sync_worker::mirror::delete(&ctx.reporting.statuses, &mirror)),
-                        )
+                        .contained(&work, Box::pin(ctx.reporting.statuses.delete_mirror(&mirror.metadata)))
                         .await;
                     if let Some(Err(error)) = deleted {
                         tracing::info!(
                             mirror.uid = mirror.metadata.uid,
-                            error,
-                            "orphaned mirror pod not deleted, retrying"
+                            %error,
+                            "failed to delete an orphaned mirror pod, retrying"
                         );
                     }
                 });

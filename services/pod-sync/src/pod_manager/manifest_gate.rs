@@ -9,31 +9,31 @@ use super::PodManager;
 use pod_sync_sources::{SourceEvent, SourceKind};
 
 /// Longest time that the API server's pods wait for the manifests: the directory may hang.
-const READ: Duration = Duration::from_secs(2);
+const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// Whether the manifests were read.
+/// Holds the newest snapshot of the API server until the manifests were read.
 #[derive(Debug)]
 pub(super) enum ManifestGate {
-    /// Not yet. Keeps the newest snapshot of the API server, at most until the deadline.
-    Awaited { until: Instant, api: Option<SourceEvent> },
-    /// They were read, the deadline passed, or there is no such source.
-    Read,
+    /// The manifests were not read yet. The gate opens at `until` at the latest.
+    Closed { until: Instant, api: Option<SourceEvent> },
+    /// The manifests were read, the time limit has passed, or there is no source of manifests.
+    Open,
 }
 
 impl ManifestGate {
     pub(super) fn of(sources: &[SourceKind]) -> Self {
         if sources.contains(&SourceKind::File) {
-            Self::Awaited { until: deadline_after(Instant::now(), READ), api: None }
+            Self::Closed { until: deadline_after(Instant::now(), MAX_WAIT), api: None }
         } else {
-            Self::Read
+            Self::Open
         }
     }
 
-    /// Completes at the deadline; never when the manifests were read.
-    pub(super) fn due(&self) -> impl Future<Output = ()> + use<> {
+    /// Completes at the time limit; never while the gate is open.
+    pub(super) fn expired(&self) -> impl Future<Output = ()> + use<> {
         let until = match self {
-            Self::Awaited { until, .. } => Some(*until),
-            Self::Read => None,
+            Self::Closed { until, .. } => Some(*until),
+            Self::Open => None,
         };
         async move {
             match until {
@@ -43,23 +43,23 @@ impl ManifestGate {
         }
     }
 
-    /// Keeps a snapshot of the API server while manifests are awaited; returns any update to handle now.
+    /// Keeps an update of the API server while the gate is closed. Returns any other update.
     fn hold(&mut self, source: SourceKind, update: SourceEvent) -> Option<SourceEvent> {
         match self {
-            Self::Awaited { api, .. } if source == SourceKind::Api => {
+            Self::Closed { api, .. } if source == SourceKind::Api => {
                 // Each snapshot is complete, so the newest replaces an older one.
                 *api = Some(update);
                 None
             }
-            Self::Awaited { .. } | Self::Read => Some(update),
+            Self::Closed { .. } | Self::Open => Some(update),
         }
     }
 
     /// Opens the gate. Returns the API server's newest snapshot, if one was kept.
-    fn read(&mut self) -> Option<SourceEvent> {
-        match std::mem::replace(self, Self::Read) {
-            Self::Awaited { api, .. } => api,
-            Self::Read => None,
+    fn open(&mut self) -> Option<SourceEvent> {
+        match std::mem::replace(self, Self::Open) {
+            Self::Closed { api, .. } => api,
+            Self::Open => None,
         }
     }
 }
@@ -74,7 +74,7 @@ impl PodManager {
     }
 
     pub(super) fn manifests_read(&mut self) {
-        if let Some(update) = self.manifests.read() {
+        if let Some(update) = self.manifests.open() {
             self.update(SourceKind::Api, update);
         }
     }
@@ -105,9 +105,9 @@ mod tests {
         assert_eq!(number(manifests.hold(SourceKind::Http, update(2))), Some(2));
         assert_eq!(number(manifests.hold(SourceKind::Api, update(3))), None);
         assert_eq!(number(manifests.hold(SourceKind::File, update(4))), Some(4));
-        assert_eq!(number(manifests.read()), Some(3));
+        assert_eq!(number(manifests.open()), Some(3));
         assert_eq!(number(manifests.hold(SourceKind::Api, update(5))), Some(5), "an open gate keeps nothing");
-        assert_eq!(number(manifests.read()), None);
+        assert_eq!(number(manifests.open()), None);
 
         let mut without = ManifestGate::of(&[SourceKind::Api]);
         assert_eq!(number(without.hold(SourceKind::Api, update(1))), Some(1));
@@ -116,7 +116,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_wait_for_manifests_has_a_deadline() {
         let began = Instant::now();
-        ManifestGate::of(&[SourceKind::File]).due().await;
-        assert_eq!(began.elapsed(), READ);
+        ManifestGate::of(&[SourceKind::File]).expired().await;
+        assert_eq!(began.elapsed(), MAX_WAIT);
     }
 }

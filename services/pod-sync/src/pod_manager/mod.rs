@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_decisions::merge::SourceStore;
+use pod_sync_decisions::qos::QosTiers;
 use pod_sync_decisions::resize::allocation::PodResources;
 use pod_sync_decisions::worker::{Input, PodFacts};
 use pod_sync_sources::objects::ManifestObjects;
@@ -53,8 +54,8 @@ pub struct PodManager {
     // Rings when the Node, or the runtime's status, was read for the pending admissions.
     node_read: Arc<Notify>,
     draining: bool,
-    // CPU shares that the burstable QoS cgroup was last given.
-    burstable_shares: Option<u64>,
+    // Values that the QoS cgroups were last given, and the boottime of the write.
+    qos_tiers: Option<(QosTiers, Duration)>,
     // Lists directories of unknown pods.
     listing: Option<JoinHandle<BTreeSet<PodUid>>>,
     sweeper: LogSweeper,
@@ -105,7 +106,7 @@ impl PodManager {
             resizes: PendingResizes::new(),
             node_read: Arc::default(),
             draining: false,
-            burstable_shares: None,
+            qos_tiers: None,
             listing: None,
             sweeper: LogSweeper::default(),
             pace: HousekeepingPace::default(),
@@ -180,7 +181,7 @@ impl PodManager {
         loop {
             let ctx = Arc::clone(&self.ctx);
             let node_read = Arc::clone(&self.node_read);
-            let manifests_due = self.manifests.due();
+            let manifests_expired = self.manifests.expired();
             self.heartbeat.beat();
             // Snapshots stay queued and the rest is level-triggered: a dropped arm loses nothing.
             tokio::select! {
@@ -189,7 +190,7 @@ impl PodManager {
                     Some((source, update)) => self.receive(source, update),
                     None => return,
                 },
-                () = manifests_due => self.manifests_read(),
+                () = manifests_expired => self.manifests_read(),
                 _ = housekeeping.tick() => self.housekeeping(),
                 () = ctx.control.wakeups.housekeeping_due() => self.housekeeping(),
                 listed = listed(&mut self.listing) => self.remove_listed(listed),
@@ -246,7 +247,7 @@ impl PodManager {
             let desired = worker.desired.borrow().clone();
             if self.ctx.control.pod_workers.read(|w| w.is_known(&uid)) {
                 // The new worker starts from the record: the pod is still desired, or still to be terminated.
-                if self.ctx.faults.containment.wait(&uid).is_none() {
+                if self.ctx.faults.containment.suspension(&uid).is_none() {
                     tracing::error!(pod.uid = %uid, "pod worker exited unexpectedly, restarting");
                 }
                 self.ctx.control.pod_workers.step(Input::WorkerExited(uid.clone()));
@@ -264,6 +265,6 @@ impl PodManager {
             tracing::info!(pod.uid = %uid, "pod is gone from this node");
         }
         self.pods.prune();
-        self.add_returned();
+        self.add_pods_with_freed_uid();
     }
 }

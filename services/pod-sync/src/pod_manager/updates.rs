@@ -41,28 +41,33 @@ impl PodManager {
         }
         let Some(store) = self.stores.get_mut(&source) else { return };
         let merged = store.set(snapshot.pods, now);
-        for pod in &merged.duplicates {
-            let name = pods::pod_ref(pod).map(|r| r.full_name()).unwrap_or_default();
-            let message = format!(
-                "Error validating pod {name} from {} due to duplicate pod name {name:?}, ignoring",
-                source.name()
-            );
-            self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
-        }
-        for pod in &merged.unusable {
-            let message = format!(
-                "Error validating pod {} from {}: its UID {:?} is not usable, ignoring",
-                pod.metadata.name.as_deref().unwrap_or_default(),
-                source.name(),
-                pod.metadata.uid.as_deref().unwrap_or_default()
-            );
-            self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedValidation", &message, "");
-        }
+        self.report_ignored(source, &merged.duplicates, &merged.unusable);
         for PodChange { op, pod } in merged.changes {
             self.change(source, op, pod);
         }
         if merged.is_first {
-            self.remove_unnamed();
+            self.remove_restored_without_source();
+        }
+    }
+
+    // Records events for pods of a source that are not run.
+    fn report_ignored(&self, source: SourceKind, duplicates: &[Arc<Pod>], unusable: &[Arc<Pod>]) {
+        let ignored = |pod: &Pod, problem: String| {
+            let text = format!("{problem}, ignoring");
+            self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedValidation", &text, "");
+        };
+        let from = source.name();
+        for pod in duplicates {
+            let name = pods::pod_ref(pod).map(|r| r.full_name()).unwrap_or_default();
+            let problem =
+                format!("Error validating pod {name} from {from} due to duplicate pod name {name:?}");
+            ignored(pod, problem);
+        }
+        for pod in unusable {
+            let name = pod.metadata.name.as_deref().unwrap_or_default();
+            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+            let problem = format!("Error validating pod {name} from {from}: its UID {uid:?} is not usable");
+            ignored(pod, problem);
         }
     }
 
@@ -72,7 +77,7 @@ impl PodManager {
         let uid = pod_ref.uid.clone();
         let ctx = Arc::clone(&self.ctx);
         let is_maintained = self.pods.worker(&uid).is_some() && !self.pods.is_set_aside(&uid);
-        if !is_maintained && op != PodOperation::Remove && ctx.faults.containment.wait(&uid).is_some() {
+        if !is_maintained && op != PodOperation::Remove && ctx.faults.containment.suspension(&uid).is_some() {
             return self.set_aside(&pod_ref, source, &pod);
         }
         self.pods.entry(&uid).set_aside = None;
@@ -96,7 +101,7 @@ impl PodManager {
             return;
         }
         entry.is_worker_missing |= is_known;
-        if let Some(wait) = self.ctx.faults.containment.wait(uid) {
+        if let Some(wait) = self.ctx.faults.containment.suspension(uid) {
             let left = wait.until.saturating_sub(self.ctx.clock.boot());
             let until = self.ctx.clock.wall().checked_add(left).ok();
             let what = Waiting::InternalError { message: wait.message.clone() };
@@ -111,7 +116,7 @@ impl PodManager {
             .pods
             .iter()
             .filter_map(|(uid, entry)| Some((uid.clone(), entry.set_aside?)))
-            .filter(|(uid, _)| self.ctx.faults.containment.wait(uid).is_none())
+            .filter(|(uid, _)| self.ctx.faults.containment.suspension(uid).is_none())
             .collect();
         for (uid, source) in due {
             self.pods.entry(&uid).set_aside = None;
@@ -160,11 +165,15 @@ impl PodManager {
         let is_restored = self.pods.worker(&uid).is_some_and(|w| w.is_restored);
         let kind =
             if op == PodOperation::Add && !is_restored { SyncPodType::Create } else { SyncPodType::Update };
-        let quiet = facts.terminal
+        let is_quiet = facts.terminal
             && self.ctx.runtime.pleg.all().is_some()
             && self.ctx.runtime.pleg.get(&uid).is_none_or(|runtime| runtime.is_quiet());
-        let effects =
-            self.ctx.control.pod_workers.step(Input::Update { uid: uid.clone(), facts, kind, quiet });
+        let effects = self.ctx.control.pod_workers.step(Input::Update {
+            uid: uid.clone(),
+            facts,
+            kind,
+            quiet: is_quiet,
+        });
         if self.ctx.control.pod_workers.read(|w| w.is_restart_requested(&uid)) {
             // The worker of the previous pod ends without the new pod. Without a worker the pod is shown here.
             if self.pods.worker(&uid).is_none() {
@@ -175,8 +184,8 @@ impl PodManager {
         }
         // Without a checkpoint, the status has the resources that the pod was allocated.
         self.ctx.checkpoints.allocations.recover(&uid, &pod, pod.status.as_ref());
-        let asked = pod;
-        let pod = self.ctx.checkpoints.allocations.apply(&uid, &asked);
+        let desired = pod;
+        let pod = self.ctx.checkpoints.allocations.apply(&uid, &desired);
         if let Some(worker) = self.pods.worker_mut(&uid) {
             worker.is_restored = false;
             worker.desired.send_modify(|d| {
@@ -185,7 +194,7 @@ impl PodManager {
                 d.removed = false;
             });
             worker.desired.borrow().publish_removal(&self.ctx.reporting.views, &uid);
-            self.compare_resources(&uid, &asked);
+            self.compare_resources(&uid, &desired);
             return;
         }
         if let Some(pending) = self.pods.pending_mut(&uid) {
@@ -199,14 +208,16 @@ impl PodManager {
             entry.is_restart_requested = true;
             return self.show_waiting(&pod_ref, source, &pod, Waiting::PreviousPod);
         }
-        entry.is_restart_requested = false;
+        if std::mem::take(&mut entry.is_restart_requested) {
+            self.ctx.reporting.metrics.census.count_restart(pods::is_static(&pod));
+        }
         let admitted = self.admit(&pod);
         let awaits_runtime = self.awaits_runtime(&admitted);
         if awaits_runtime || admitted.as_ref().is_err_and(|r| r.reason == admission::NODE_AFFINITY) {
             return self.postpone_admission(uid, PendingAdmission { source, pod }, awaits_runtime);
         }
         self.start(pod_ref, source, pod, admitted);
-        self.compare_resources(&uid, &asked);
+        self.compare_resources(&uid, &desired);
     }
 
     fn set_mirror(&mut self, op: PodOperation, mirror: Arc<Pod>) {
@@ -235,8 +246,8 @@ impl PodManager {
         }
     }
 
-    // A restored pod that is not in its source's first snapshot was removed while pod-sync was down.
-    fn remove_unnamed(&mut self) {
+    // Removes restored pods that are not in the first snapshot of their source: they were removed while pod-sync was down.
+    fn remove_restored_without_source(&mut self) {
         for (uid, worker) in self.pods.workers_mut().filter(|(_, w)| w.is_restored) {
             let source = worker.desired.borrow().source;
             if self.stores.get(&source).is_none_or(SourceStore::is_seen) {
@@ -248,7 +259,7 @@ impl PodManager {
     }
 
     // Adds pods whose UID was in use by a pod that has terminated.
-    pub(super) fn add_returned(&mut self) {
+    pub(super) fn add_pods_with_freed_uid(&mut self) {
         if self.draining {
             return;
         }
@@ -306,6 +317,6 @@ impl PodManager {
             resource_version: String::new(),
             version: 0,
         };
-        self.ctx.reporting.views.show(&pod_ref.uid, view);
+        self.ctx.reporting.views.publish(&pod_ref.uid, view);
     }
 }

@@ -14,7 +14,7 @@ use pod_sync_decisions::backoff::{CrashLoopBackoffs, ImagePullBackoffs};
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::probes::ContainerStarts;
 use pod_sync_decisions::status::KillOverride;
-use pod_sync_decisions::worker::{Termination as WorkerTermination, TerminationCause};
+use pod_sync_decisions::worker::{Termination as WorkerTermination, TerminationCause, TerminationProgress};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -58,8 +58,8 @@ impl Termination {
             deadline: termination.deadline,
             since: termination.since,
             stops: before.map(|t| t.stops.clone()).unwrap_or_default(),
-            stopped: termination.stopped,
-            finished: termination.finished,
+            stopped: termination.progress >= TerminationProgress::Stopped,
+            finished: termination.progress == TerminationProgress::Finished,
             killed_as: termination.killed_as.clone(),
         }
     }
@@ -72,8 +72,11 @@ impl Termination {
             grace_seconds: self.grace_seconds,
             deadline: self.deadline,
             since: self.since,
-            stopped: self.stopped,
-            finished: self.finished,
+            progress: match (self.stopped, self.finished) {
+                (_, true) => TerminationProgress::Finished,
+                (true, false) => TerminationProgress::Stopped,
+                (false, false) => TerminationProgress::Stopping,
+            },
             killed_as: self.killed_as.clone(),
         }
     }

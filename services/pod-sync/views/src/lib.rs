@@ -48,7 +48,7 @@ impl Default for PodViews {
 
 impl PodViews {
     /// Names the restored pods, whose views are due soon.
-    pub fn expect(&self, uids: impl IntoIterator<Item = PodUid>) {
+    pub fn expect_restored(&self, uids: impl IntoIterator<Item = PodUid>) {
         self.expected.send_modify(|expected| expected.extend(uids));
     }
 
@@ -65,7 +65,7 @@ impl PodViews {
     }
 
     /// Publishes a view and gives it the next version.
-    pub fn show(&self, uid: &PodUid, mut view: PodView) {
+    pub fn publish(&self, uid: &PodUid, mut view: PodView) {
         self.version.send_modify(|v| {
             *v = v.saturating_add(1);
             view.version = *v;
@@ -191,7 +191,7 @@ mod tests {
                 mirror_uid: String::new(),
                 version: 0,
             };
-            views.show(&uid, view);
+            views.publish(&uid, view);
         };
         let views = PodViews::default();
         for round in 0..2000 {
@@ -217,7 +217,7 @@ mod tests {
         views.restored().await;
         assert_eq!(began.elapsed(), Duration::ZERO, "no pod was restored");
         let uid = |name: &str| PodUid::parse(name).expect("a UID");
-        views.expect([uid("u1"), uid("u2")]);
+        views.expect_restored([uid("u1"), uid("u2")]);
         let waiting = Arc::clone(&views);
         let waiting = quintlet_kit::task::spawn("restored", async move { waiting.restored().await });
         views.remove(&uid("u1"));
@@ -226,7 +226,7 @@ mod tests {
         views.remove(&uid("u2"));
         waiting.await.expect("it ends");
         assert_eq!(began.elapsed(), Duration::from_millis(10));
-        views.expect([uid("u3")]);
+        views.expect_restored([uid("u3")]);
         views.restored().await;
         assert_eq!(
             began.elapsed(),

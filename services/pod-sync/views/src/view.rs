@@ -86,7 +86,7 @@ pub struct PodView {
     pub resource_version: String,
     /// UID of the API server's copy of a static pod; empty where there is none.
     pub mirror_uid: String,
-    /// Version of the change, set by [`crate::PodViews::show`].
+    /// Version of the change, set by [`crate::PodViews::publish`].
     pub version: u64,
 }
 

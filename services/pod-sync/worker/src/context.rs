@@ -24,6 +24,7 @@ use pod_sync_state::{Allocations, StateDir, UserNamespaces};
 use pod_sync_views::PodViews;
 use pod_sync_volume_tasks::VolumeTasks;
 use pod_sync_volumes::Volumes;
+use pod_sync_volumes::certificates::TrustAnchors;
 use pod_sync_volumes::token::TokenSource;
 use quintlet_cgroups::Cgroups;
 use quintlet_kit::clock::Clock;
@@ -121,6 +122,8 @@ pub struct PodEnvironment {
     pub objects: Arc<dyn ObjectSource>,
     /// Service account tokens; none without an API server.
     pub tokens: Option<Arc<dyn TokenSource>>,
+    /// Certificates of ClusterTrustBundles; none without an API server, and while the feature gate is off.
+    pub trust_anchors: Option<Arc<dyn TrustAnchors>>,
     /// User and group id ranges of pods with a user namespace.
     pub user_namespaces: UserNamespaces,
 }
@@ -174,7 +177,7 @@ impl FaultIsolation {
 
     /// Runs short work of a pod, unless the pod waits after a fault. A panic is logged, and the pod does not wait: the work is
     /// repeated periodically.
-    pub fn unless_it_waits<T>(&self, uid: &PodUid, work: impl FnOnce() -> T) -> Option<T> {
+    pub fn unless_suspended<T>(&self, uid: &PodUid, work: impl FnOnce() -> T) -> Option<T> {
         self.containment.unless_suspended(uid, work)
     }
 
@@ -222,7 +225,7 @@ impl std::fmt::Debug for WorkerContext {
 impl WorkerContext {
     /// Returns the facts of the node that a pod status shows.
     #[must_use]
-    pub fn facts(&self, handler: &str) -> NodeFacts {
+    pub fn node_facts(&self, handler: &str) -> NodeFacts {
         let runtime = self.runtime.state.borrow();
         NodeFacts {
             runtime_name: runtime.name.clone(),
@@ -233,7 +236,7 @@ impl WorkerContext {
 
     /// Returns what image pulls use.
     #[must_use]
-    pub fn pulling(&self) -> PullContext {
+    pub fn pull_context(&self) -> PullContext {
         PullContext {
             clock: self.clock.clone(),
             runtime: self.runtime.clone(),
@@ -245,7 +248,7 @@ impl WorkerContext {
 
     /// Returns what stops of containers use.
     #[must_use]
-    pub fn stopping(&self) -> StopContext {
+    pub fn stop_context(&self) -> StopContext {
         StopContext {
             clock: self.clock.clone(),
             runtime: self.runtime.clone(),

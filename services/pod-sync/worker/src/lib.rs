@@ -20,4 +20,4 @@ mod worker;
 
 pub use crate::pod_workers::{KillTimeout, NextWork, PodWorkers};
 pub use crate::static_pod_gate::StaticPodGate;
-pub use crate::worker::{Halt, Worker, stop_all};
+pub use crate::worker::{Halt, Worker, stop_all_containers};

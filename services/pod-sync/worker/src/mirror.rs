@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync_clients::Statuses;
+use pod_sync_clients::{MirrorError, Statuses};
 use quintlet_kit::clock::Clock;
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::watch;
@@ -76,14 +76,14 @@ async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>) {
     loop {
         let Wanted { pod, mirror } = wanted.borrow_and_update().clone();
         let Ok(work) = pods::pod_ref(&pod).map(|pod| PodWork::of(&pod)) else { return };
-        let done = match ctx.faults.containment.wait(&work.uid) {
+        let done = match ctx.faults.containment.suspension(&work.uid) {
             Some(wait) => Err((wait.message, wait.until.saturating_sub(ctx.clock.boot()))),
             None => match ctx
                 .faults
                 .contained(&work, Box::pin(reconcile(&ctx.reporting.statuses, &pod, mirror.as_deref())))
                 .await
             {
-                Some(done) => done.map_err(|why| (why, RETRY)),
+                Some(done) => done.map_err(|error| (error.to_string(), RETRY)),
                 None => continue,
             },
         };
@@ -98,7 +98,7 @@ async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>) {
                     tracing::info!(
                         pod.uid = pod.metadata.uid,
                         error = why,
-                        "mirror pod not created, retrying"
+                        "failed to update the mirror pod, retrying"
                     );
                 }
                 failing = why;
@@ -114,31 +114,20 @@ async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>) {
 }
 
 // Creates the mirror of a static pod, and replaces an outdated one.
-async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Result<(), String> {
+async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Result<(), MirrorError> {
     let hash = pods::annotation(pod, labels::CONFIG_HASH);
     if let Some(m) = mirror {
         if m.metadata.deletion_timestamp.is_none() && pods::annotation(m, labels::CONFIG_MIRROR) == hash {
             return Ok(());
         }
-        delete(statuses, m).await?;
+        statuses.delete_mirror(&m.metadata).await?;
     }
-    let copy = copy_of(pod);
-    let created = statuses.ensure_mirror(&copy).await;
-    created.map_err(|error| format!("mirror pod not created: {error}"))
-}
-
-/// Deletes the mirror with this UID.
-///
-/// # Errors
-/// status-reporter was not reached or refused; the error is its message.
-pub async fn delete(statuses: &Statuses, mirror: &Pod) -> Result<(), String> {
-    let deleted = statuses.delete_mirror(&mirror.metadata).await;
-    deleted.map_err(|error| format!("mirror pod not deleted: {error}"))
+    statuses.ensure_mirror(&mirror_of(pod)).await
 }
 
 /// Returns the mirror to create: the static pod with its hash as mirror annotation. status-reporter adds the owner reference.
 #[must_use]
-pub fn copy_of(pod: &Pod) -> Pod {
+pub fn mirror_of(pod: &Pod) -> Pod {
     let mut copy = pod.clone();
     let annotations = copy.metadata.annotations.get_or_insert_with(BTreeMap::new);
     let hash = annotations.get(labels::CONFIG_HASH).cloned().unwrap_or_default();
@@ -158,7 +147,7 @@ mod tests {
         let pod: Pod = serde_json::from_value(serde_json::json!({"metadata": {"name": "a", "uid": "u",
             "annotations": {"kubernetes.io/config.hash": "h", "kubernetes.io/config.source": "file"}}}))
         .unwrap();
-        let copy = copy_of(&pod);
+        let copy = mirror_of(&pod);
         assert_eq!(pods::annotation(&copy, labels::CONFIG_MIRROR), Some("h"));
         assert_eq!(copy.metadata.uid, None);
     }

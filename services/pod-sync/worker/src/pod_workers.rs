@@ -104,7 +104,7 @@ impl PodWorkers {
     }
 
     /// Returns the work of a pod's worker.
-    pub fn take(&self, uid: &PodUid) -> NextWork {
+    pub fn next_work(&self, uid: &PodUid) -> NextWork {
         let cancel = CancellationToken::new();
         self.cancels.lock().insert(uid.clone(), cancel.clone());
         let (mut work, mut wait) = (None, None);
@@ -128,7 +128,7 @@ impl PodWorkers {
     }
 
     /// Records the outcome of the work and returns when to ask again.
-    pub fn done(&self, uid: &PodUid, outcome: Outcome) -> NextWork {
+    pub fn complete_work(&self, uid: &PodUid, outcome: Outcome) -> NextWork {
         for effect in self.step(Input::Done { uid: uid.clone(), outcome }) {
             match effect {
                 Effect::Wait(_, wait) => return NextWork::Idle(wait),
@@ -144,9 +144,9 @@ impl PodWorkers {
         NextWork::Idle(Duration::ZERO)
     }
 
-    /// Whether nothing of a pod runs any more, so that its resources are free.
+    /// Returns whether no container of a pod runs any more, so that its resources are free.
     #[must_use]
-    pub fn is_over(&self, views: &PodViews, uid: &PodUid) -> bool {
+    pub fn has_terminated(&self, views: &PodViews, uid: &PodUid) -> bool {
         views.get(uid).is_none() || self.read(|w| w.is_known_terminated(uid))
     }
 
@@ -205,8 +205,8 @@ mod tests {
         let quick = workers();
         let stops = async {
             tokio::task::yield_now().await;
-            assert!(matches!(quick.take(&uid()), NextWork::Run(Work::Terminating, _)));
-            assert!(matches!(quick.done(&uid(), Outcome::Advance), NextWork::Idle(Duration::ZERO)));
+            assert!(matches!(quick.next_work(&uid()), NextWork::Run(Work::Terminating, _)));
+            assert!(matches!(quick.complete_work(&uid(), Outcome::Advance), NextWork::Idle(Duration::ZERO)));
         };
         let uid = uid();
         let (killed, ()) = tokio::join!(quick.kill(&uid, facts, kill), stops);
@@ -217,7 +217,7 @@ mod tests {
     fn a_removal_cancels_a_sync_unless_it_has_reached_the_runtime() {
         for reached in [false, true] {
             let workers = workers();
-            let NextWork::Run(Work::Sync, cancel) = workers.take(&uid()) else { panic!("no sync") };
+            let NextWork::Run(Work::Sync, cancel) = workers.next_work(&uid()) else { panic!("no sync") };
             if reached {
                 workers.step(Input::RuntimeReached(uid()));
             }

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use quintlet_model::cpu_list::CpuList;
 use quintlet_model::quantity::Quantity;
 
 /// The problem of an invalid text. In a message, it follows the text.
@@ -48,6 +49,13 @@ pub fn percentage(text: &str) -> Result<(), InvalidText> {
         Some(_) => Err(InvalidText("is above 100%")),
         None => Err(InvalidText("is not a percentage, expected for example 50%")),
     }
+}
+
+/// Checks that a text is a list of CPUs, such as `0-3,8`.
+pub fn cpu_list(text: &str) -> Result<(), InvalidText> {
+    CpuList::parse(text)
+        .map(drop)
+        .map_err(|_| InvalidText("is not a list of CPUs, expected for example 0-3,8"))
 }
 
 /// Checks that a text is an IP address.

@@ -48,12 +48,6 @@ impl Config {
                     named.push(format!("featureGates.{}: {}", entry.key, entry.value.data));
                 }
             }
-            for element in self.kubelet.get("enforceNodeAllocatable").map(Node::elements).unwrap_or_default()
-            {
-                if let Some(word) = element.text().filter(|w| !matches!(*w, "pods" | "none")) {
-                    named.push(format!("enforceNodeAllocatable: {word}"));
-                }
-            }
         }
         (!named.is_empty()).then(|| named.join(", "))
     }

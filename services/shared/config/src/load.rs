@@ -166,6 +166,7 @@ impl Loader {
     }
 
     fn finish(mut self, sources: &Sources) -> Result<Config, Vec<Diagnostic>> {
+        let has_kubelet_file = self.documents[Document::Kubelet as usize].is_some();
         let [kubelet, quintlet] = self.documents.map(|d| d.unwrap_or_else(Node::empty));
         let mut config = Config { kubelet, quintlet, warnings: Vec::new() };
         for (document, row, value) in &sources.flags {
@@ -196,6 +197,9 @@ impl Loader {
         if !self.diagnostics.iter().any(Diagnostic::is_error) {
             rules::check(&config, &mut self.diagnostics);
             set_derived_defaults(&mut config);
+            if has_kubelet_file {
+                set_defaults_of_files(&mut config);
+            }
         }
         if sources.strict {
             self.diagnostics.iter_mut().for_each(|m| m.severity = Severity::Error);
@@ -350,5 +354,25 @@ fn set_derived_defaults(config: &mut Config) {
     {
         let value = Node { data: Data::Text(format!("http://{text}")), origin: endpoint.origin.clone() };
         kubelet.put("tracing.endpoint", value);
+    }
+}
+
+/// Sets the fields whose default differs with a file: the kubelet's rules for the machine apply only where a KubeletConfiguration
+/// was written for it.
+fn set_defaults_of_files(config: &mut Config) {
+    let origin = Origin::Follows("KubeletConfiguration");
+    for (document, field) in [
+        (Document::Kubelet, "failSwapOn"),
+        (Document::Kubelet, "failCgroupV1"),
+        (Document::Quintlet, "setKernelTunables"),
+    ] {
+        if config.value(document, field).is_some_and(|value| value.data != Data::Null) {
+            continue;
+        }
+        let target = match document {
+            Document::Kubelet => &mut config.kubelet,
+            Document::Quintlet => &mut config.quintlet,
+        };
+        target.put(field, Node { data: Data::Bool(true), origin: origin.clone() });
     }
 }

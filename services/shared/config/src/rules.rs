@@ -6,7 +6,9 @@ use std::collections::BTreeMap;
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, Node};
-use crate::table::{Document, Row, Verdict};
+use crate::table::{
+    Document, MEMORY_QOS, QOS_RESERVED, Row, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES, Verdict,
+};
 use quintlet_model::go_duration;
 
 /// Reports violations of the rules.
@@ -35,6 +37,13 @@ impl View<'_> {
 
     fn is(&self, field: &str) -> bool {
         self.node(field).is_some_and(|n| n.data == Data::Bool(true))
+    }
+
+    /// Returns whether a feature gate that is off by default is on.
+    fn gate(&self, name: &str) -> bool {
+        self.node("featureGates")
+            .and_then(|gates| gates.get(name))
+            .is_some_and(|n| n.data == Data::Bool(true))
     }
 
     fn text(&self, field: &str) -> &str {
@@ -118,8 +127,27 @@ fn allocatable(view: &View<'_>, out: &mut Vec<Diagnostic>) {
             format!("false: {FIELD} must be [] or [none] then, but is [{}]", words.join(", ")),
         ));
     }
+    if !view.gate(QOS_RESERVED)
+        && let Some(reserved) =
+            view.node("qosReserved").filter(|n| n.origin.is_set() && !n.entries().is_empty())
+    {
+        let message = format!("has no effect without featureGates.{QOS_RESERVED}: true");
+        out.push(Diagnostic::warning(reserved.origin.clone(), "qosReserved", message));
+    }
+    if view.gate(TRUST_BUNDLE_PROJECTION) && !view.gate(TRUST_BUNDLES) {
+        // The kubelet does not start either.
+        let message = format!("{TRUST_BUNDLE_PROJECTION}: true: needs {TRUST_BUNDLES}: true");
+        out.push(view.blame(&["featureGates"], message));
+    }
+    if view.text("memoryReservationPolicy") == "TieredReservation" && !view.gate(MEMORY_QOS) {
+        let message = format!("TieredReservation: needs featureGates.{MEMORY_QOS}: true");
+        out.push(view.blame(&["memoryReservationPolicy"], message));
+    }
     if !view.text("systemCgroups").is_empty() && view.node("cgroupRoot").is_none_or(|n| !n.origin.is_set()) {
         out.push(view.blame(&["systemCgroups"], "needs cgroupRoot".to_owned()));
+    }
+    if view.text("systemCgroups") == "/" {
+        out.push(view.blame(&["systemCgroups"], "system container cannot be root (\"/\")".to_owned()));
     }
     if !view.text("reservedSystemCPUs").is_empty() {
         for cgroup in ["systemReservedCgroup", "kubeReservedCgroup"] {

@@ -136,17 +136,16 @@ mod tests {
     #[test]
     fn an_unsupported_flag_is_checked_and_reported_and_has_no_effect() {
         let loaded = line(&[
-            "--fail-swap-on",
-            "--protect-kernel-defaults=true",
+            "--rotate-certificates",
             "--contention-profiling",
             "--cloud-provider=external",
-            "--kube-reserved-cgroup",
-            "/k",
+            "--volume-plugin-dir",
+            "/v",
         ])
         .unwrap();
         assert_eq!(
             loaded.config.not_yet(Service::PodSync).unwrap(),
-            "protectKernelDefaults: true, failSwapOn: true, kubeReservedCgroup: /k"
+            "volumePluginDir: /v, rotateCertificates: true"
         );
         // A flag without an effect is reported by each service that is given it.
         let ignored: Vec<String> =
@@ -154,12 +153,13 @@ mod tests {
         assert_eq!(ignored, ["enableContentionProfiling: true"]);
         assert_eq!(loaded.unsupported_flags().len(), 1);
         assert_eq!(line(&["--cloud-provider="]).unwrap().unsupported_flags(), []);
-        let Err(Exit::Invalid(diagnostics)) = line(&["--fail-swap-on=perhaps", "--lock-file", "/l"]) else {
+        let Err(Exit::Invalid(diagnostics)) = line(&["--rotate-certificates=perhaps", "--lock-file", "/l"])
+        else {
             panic!("a wrong value and a refused flag")
         };
         let text = crate::diagnostics::render(&diagnostics);
         assert!(text.contains("--lock-file: pod-sync holds a lock on the root directory"), "{text}");
-        let Err(Exit::Invalid(diagnostics)) = line(&["--fail-swap-on=perhaps"]) else {
+        let Err(Exit::Invalid(diagnostics)) = line(&["--rotate-certificates=perhaps"]) else {
             panic!("a wrong value")
         };
         assert!(
@@ -168,6 +168,6 @@ mod tests {
         );
         assert!(matches!(line(&["--no-flag-of-anybody"]), Err(Exit::Clap(_))));
         let Err(Exit::Clap(help)) = line(&["--help"]) else { panic!("help") };
-        assert!(!help.to_string().contains("fail-swap-on"), "{help}");
+        assert!(!help.to_string().contains("rotate-certificates"), "{help}");
     }
 }

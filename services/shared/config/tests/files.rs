@@ -169,6 +169,22 @@ fn rules_between_fields_are_those_of_the_kubelet() {
         ("containerLogMaxFiles: 1", "line 3  containerLogMaxFiles: 1 is below 2"),
         ("containerLogMonitorInterval: 1s", "line 3  containerLogMonitorInterval: 1s is below 3s"),
         (
+            "cgroupRoot: /q\nsystemCgroups: /",
+            "line 4  systemCgroups: system container cannot be root (\"/\")",
+        ),
+        (
+            "memoryReservationPolicy: TieredReservation",
+            "line 3  memoryReservationPolicy: TieredReservation: needs featureGates.MemoryQoS: true",
+        ),
+        (
+            "featureGates: {ClusterTrustBundleProjection: true}",
+            "line 3  featureGates: ClusterTrustBundleProjection: true: needs ClusterTrustBundle: true",
+        ),
+        (
+            "reservedSystemCPUs: 3-1",
+            "line 3  reservedSystemCPUs: \"3-1\" is not a list of CPUs, expected for example 0-3,8",
+        ),
+        (
             "memoryThrottlingFactor: 1.5",
             "line 3  memoryThrottlingFactor: 1.5: must be more than 0 and at most 1",
         ),
@@ -244,16 +260,11 @@ fn a_kubeadm_file_is_accepted_and_missing_features_are_named() {
 #[test]
 fn a_field_without_an_effect_is_reported_once_with_its_value() {
     let config = read(&format!(
-        "{HEAD}evictionHard: {{memory.available: 5%}}\nfailSwapOn: true\nfeatureGates: {{MemoryQoS: true, EventedPLEG: true, KubletPSI: true}}\n\
+        "{HEAD}evictionHard: {{memory.available: 5%}}\nfailSwapOn: true\nfeatureGates: {{MemoryQoS: true, CSIVolumeHealth: true, EventedPLEG: true, KubletPSI: true}}\n\
          kubeReservedCgroup: /k\nenforceNodeAllocatable: [pods, kube-reserved]\nhairpinMode: none\ncpuManagerPolicy: none\n"
     ))
     .expect("a good file");
-    assert_eq!(
-        config.not_yet(Service::PodSync).as_deref(),
-        Some(
-            "failSwapOn: true, kubeReservedCgroup: /k, featureGates.MemoryQoS: true, enforceNodeAllocatable: kube-reserved"
-        )
-    );
+    assert_eq!(config.not_yet(Service::PodSync).as_deref(), Some("featureGates.CSIVolumeHealth: true"));
     assert_eq!(config.ignored(Service::PodSync)[0].0, "hairpinMode: none");
     assert!(
         render(&config.warnings)
@@ -448,4 +459,23 @@ fn the_printed_configuration_shows_origins_hides_secrets_and_parses_to_the_same_
         again.value(Document::Kubelet, "staticPodURLHeader").map(|n| &n.data),
         Some(Data::Map(_))
     ));
+}
+
+#[test]
+fn the_rules_for_the_machine_apply_with_a_file() {
+    let config =
+        read(&format!("{HEAD}failSwapOn: false\nqosReserved: {{memory: 50%}}\n")).expect("a good file");
+    assert_eq!(text(&config, "failSwapOn"), "false");
+    assert_eq!(text(&config, "failCgroupV1"), "true");
+    assert!(
+        render(&config.warnings)
+            .ends_with("line 4  qosReserved: has no effect without featureGates.QOSReserved: true\n"),
+        "{:?}",
+        config.warnings
+    );
+    let without = Config::load(&Sources::default()).expect("no file");
+    assert!(without.value(Document::Kubelet, "failCgroupV1").is_none());
+    assert!(without.value(Document::Quintlet, "setKernelTunables").is_none());
+    let gate = read(&format!("{HEAD}featureGates: {{QOSReserved: true}}\nqosReserved: {{memory: 50%}}\n"));
+    assert_eq!(gate.expect("a good file").warnings, []);
 }

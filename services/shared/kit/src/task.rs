@@ -136,7 +136,7 @@ mod tests {
         let group = TaskGroup::new();
         group.spawn("quick", async {});
         group.spawn("stuck", std::future::pending());
-        group.spawn("told to stop", group.stopping().cancelled_owned());
+        group.spawn("stops on request", group.stopping().cancelled_owned());
         assert_eq!(group.shutdown(Duration::from_secs(1)).await, ["stuck"]);
     }
 }

@@ -31,9 +31,14 @@ impl Names {
         interface.strip_prefix("quintlet").is_some_and(|index| index.parse::<u8>().is_ok())
     }
 
-    /// Returns the address range of the pods.
+    /// Returns the IPv4 address range of the pods.
     pub fn subnet(self) -> String {
         format!("10.77.{}.0/24", self.index)
+    }
+
+    /// Returns the IPv6 address range of the pods.
+    pub fn subnet_v6(self) -> String {
+        format!("fd77:0:0:{:x}::/64", self.index)
     }
 
     /// Returns the root of all cgroups of this node, in every controller.
@@ -42,10 +47,35 @@ impl Names {
     }
 }
 
+/// Address families of pods.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Families {
+    #[default]
+    V4,
+    V6,
+    /// An address of each family.
+    Dual,
+}
+
 /// Returns the network configuration list for containerd.
 ///
 /// `masquerade` gives pods access to other networks, and `ports` adds host ports. Both need iptables.
-pub fn conflist(names: Names, data_dir: &Path, masquerade: bool, ports: bool) -> serde_json::Value {
+pub fn conflist(
+    names: Names,
+    families: Families,
+    data_dir: &Path,
+    masquerade: bool,
+    ports: bool,
+) -> serde_json::Value {
+    let v4 = (names.subnet(), "0.0.0.0/0");
+    let v6 = (names.subnet_v6(), "::/0");
+    let networks = match families {
+        Families::V4 => vec![v4],
+        Families::V6 => vec![v6],
+        Families::Dual => vec![v4, v6],
+    };
+    let ranges: Vec<_> = networks.iter().map(|(subnet, _)| json!([{ "subnet": subnet }])).collect();
+    let routes: Vec<_> = networks.iter().map(|(_, route)| json!({ "dst": route })).collect();
     let mut plugins = vec![json!({
         "type": "bridge",
         "bridge": names.bridge(),
@@ -55,8 +85,8 @@ pub fn conflist(names: Names, data_dir: &Path, masquerade: bool, ports: bool) ->
         "ipam": {
             "type": "host-local",
             "dataDir": data_dir,
-            "ranges": [[{ "subnet": names.subnet() }]],
-            "routes": [{ "dst": "0.0.0.0/0" }],
+            "ranges": ranges,
+            "routes": routes,
         },
     })];
     if ports {
@@ -208,14 +238,17 @@ COMMIT
 
     #[test]
     fn the_network_bridge_and_subnet_contain_the_index() {
-        let list = conflist(Names::new(7), Path::new("/n/cni/data"), true, true);
+        let list = conflist(Names::new(7), Families::V4, Path::new("/n/cni/data"), true, true);
         assert_eq!(list["name"], "quintlet-7");
         assert_eq!(list["plugins"][0]["bridge"], "quintlet7");
         assert_eq!(list["plugins"][0]["ipam"]["ranges"][0][0]["subnet"], "10.77.7.0/24");
         assert_eq!(list["plugins"][0]["ipam"]["dataDir"], "/n/cni/data");
         assert_eq!(list["plugins"][1]["type"], "portmap");
         assert_eq!(
-            conflist(Names::new(7), Path::new("/d"), false, false)["plugins"].as_array().unwrap().len(),
+            conflist(Names::new(7), Families::V4, Path::new("/d"), false, false)["plugins"]
+                .as_array()
+                .unwrap()
+                .len(),
             1
         );
     }

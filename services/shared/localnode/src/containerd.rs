@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::cleanup::Traces;
-use crate::cni::{self, Names};
+use crate::cni::{self, Families, Names};
 use crate::config::{self, Settings};
 use crate::index::{self, Index};
 use crate::record::Record;
@@ -54,6 +54,8 @@ pub struct Options {
     pub cni_bin_dir: Option<PathBuf>,
     /// Directory of the lock files of indices, which all instances of a machine share.
     pub lock_dir: PathBuf,
+    /// Address families of pods. IPv6 enables `net.ipv6.conf.all.forwarding`, which stays enabled in the network namespace.
+    pub families: Families,
     /// Gives pods access to other networks, if iptables works.
     pub masquerade: bool,
     /// Whether pods outlive the owner: [`Containerd::stop`] and a killed owner leave them running, and the
@@ -75,6 +77,7 @@ impl Options {
             runc: None,
             cni_bin_dir: None,
             lock_dir: PathBuf::from(index::DEFAULT_LOCK_DIR),
+            families: Families::default(),
             masquerade: false,
             keep_pods: false,
             log_file: None,
@@ -143,7 +146,8 @@ impl Containerd {
             make_dir(made, 0o711)?;
         }
         let iptables = host::iptables_works();
-        let conflist = cni::conflist(names, &data, options.masquerade && iptables, iptables);
+        let conflist =
+            cni::conflist(names, options.families, &data, options.masquerade && iptables, iptables);
         write(&conf.join("10-quintlet.conflist"), &serde_json::to_vec_pretty(&conflist).unwrap_or_default())?;
         let config = config::render(&Settings {
             version,

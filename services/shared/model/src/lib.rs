@@ -5,10 +5,12 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 pub mod convert;
+pub mod cpu_list;
 pub mod go_duration;
 pub mod hash;
 pub mod ids;
 pub mod labels;
+pub mod node_selector;
 pub mod outcome;
 pub mod pod;
 pub mod pod_status;

@@ -295,6 +295,10 @@ pub struct PodCgroup {
     pub hugepages: BTreeMap<String, i64>,
     /// pids.max.
     pub pids: Option<i64>,
+    /// memory.min of cgroup v2, in bytes: memory that the kernel never reclaims.
+    pub memory_min: Option<i64>,
+    /// memory.low of cgroup v2, in bytes: memory that the kernel reclaims last.
+    pub memory_low: Option<i64>,
 }
 
 /// Current values of a pod's cgroup.
@@ -319,11 +323,13 @@ pub struct CgroupSettings {
     pub period_us: u64,
     /// `podPidsLimit`; 0 or less means no limit.
     pub pids_limit: i64,
+    /// Requests of memory are protected (`memoryReservationPolicy` is `TieredReservation`).
+    pub protects_memory: bool,
 }
 
 impl Default for CgroupSettings {
     fn default() -> Self {
-        Self { cfs_quota: true, period_us: DEFAULT_PERIOD_US, pids_limit: -1 }
+        Self { cfs_quota: true, period_us: DEFAULT_PERIOD_US, pids_limit: -1, protects_memory: false }
     }
 }
 
@@ -376,6 +382,13 @@ pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
         }
         QosClass::BestEffort => cgroup.cpu_shares = Some(MIN_SHARES),
     }
+    let request = amount(&requests, MEMORY).value();
+    if settings.protects_memory && request > 0 {
+        match qos_class(pod) {
+            QosClass::Guaranteed => cgroup.memory_min = Some(request),
+            QosClass::Burstable | QosClass::BestEffort => cgroup.memory_low = Some(request),
+        }
+    }
     cgroup
 }
 
@@ -389,15 +402,68 @@ pub fn may_swap(pod: &Pod, container: &Container) -> bool {
         && memory(container_requests(container)) != memory(container_limits(container))
 }
 
-/// Returns cpu.shares of the Burstable cgroup: the sum of the requests of its pods.
+/// Node settings that apply to the cgroups of QoS classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QosTierSettings {
+    /// `qosReserved` of memory, in percent; `None` without the feature gate.
+    pub reserved_percent: Option<i64>,
+    /// Memory of the machine without reservations, in bytes.
+    pub allocatable_memory: i64,
+    /// The feature gate MemoryQoS is on, with cgroup v2. Its value is whether requests are protected.
+    pub protects_memory: Option<bool>,
+}
+
+/// Values of the cgroups of QoS classes. `None` leaves a value unchanged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QosTiers {
+    /// cpu.shares of the Burstable cgroup.
+    pub burstable_shares: u64,
+    /// Limit of memory of the Burstable cgroup, in bytes.
+    pub burstable_memory: Option<i64>,
+    /// Limit of memory of the BestEffort cgroup, in bytes.
+    pub best_effort_memory: Option<i64>,
+    /// memory.min of the cgroup of all pods, in bytes.
+    pub memory_min: Option<i64>,
+    /// memory.low of the Burstable cgroup, in bytes.
+    pub memory_low: Option<i64>,
+}
+
+/// Computes the values of the cgroups of QoS classes from the requests of the active pods
+/// (`pkg/kubelet/cm: qosContainerManagerImpl.UpdateCgroups`).
 #[must_use]
-pub fn burstable_shares<'a>(active: impl IntoIterator<Item = &'a Pod>) -> u64 {
-    let milli = active
-        .into_iter()
-        .filter(|p| qos_class(p) == QosClass::Burstable)
-        .filter_map(|p| pod_requests(p).get(CPU).map(|q| q.milli_value()))
-        .fold(0_i64, i64::saturating_add);
-    milli_to_shares(milli)
+pub fn qos_tiers<'a>(active: impl IntoIterator<Item = &'a Pod>, settings: QosTierSettings) -> QosTiers {
+    let (mut milli, mut guaranteed, mut burstable) = (0_i64, 0_i64, 0_i64);
+    for pod in active {
+        let requests = pod_requests(pod);
+        let memory = requests.get(MEMORY).map_or(0, |q| q.value());
+        match qos_class(pod) {
+            QosClass::Guaranteed => guaranteed = guaranteed.saturating_add(memory),
+            QosClass::Burstable => {
+                burstable = burstable.saturating_add(memory);
+                milli = milli.saturating_add(requests.get(CPU).map_or(0, |q| q.milli_value()));
+            }
+            QosClass::BestEffort => {}
+        }
+    }
+    let mut tiers = QosTiers { burstable_shares: milli_to_shares(milli), ..QosTiers::default() };
+    if let Some(percent) = settings.reserved_percent.filter(|_| settings.allocatable_memory > 0) {
+        let part = |bytes: i64| {
+            let part = i128::from(bytes).saturating_mul(i128::from(percent)) / 100;
+            i64::try_from(part).unwrap_or(i64::MAX)
+        };
+        let left = settings.allocatable_memory.saturating_sub(part(guaranteed));
+        let least = left.saturating_sub(part(burstable));
+        // The kubelet does not write a limit of 0.
+        (tiers.burstable_memory, tiers.best_effort_memory) =
+            (Some(left).filter(|l| *l > 0), Some(least).filter(|l| *l > 0));
+    }
+    if let Some(protects) = settings.protects_memory {
+        let low = if protects { burstable } else { 0 };
+        // The parent's protection covers that of all its children.
+        let min = if protects { guaranteed.saturating_add(burstable) } else { 0 };
+        (tiers.memory_min, tiers.memory_low) = (Some(min), Some(low));
+    }
+    tiers
 }
 
 /// Returns `oom_score_adj` of a container (`pkg/kubelet/qos: GetContainerOOMScoreAdjust`). `node_memory` is in bytes.

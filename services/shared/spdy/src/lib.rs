@@ -34,13 +34,14 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 mod dial;
+mod frame;
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use flate2::{Compress, Compression, FlushCompress, Status};
+use flate2::{Compress, Compression};
 use http::Uri;
 use quintlet_kit::task;
 use tokio::io::{
@@ -51,27 +52,21 @@ use tokio::sync::{Mutex, mpsc};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::frame::{
+    CONTROL_BIT, FIN, GOAWAY, MAX_STREAM_ID, PING, RST_STREAM, SYN_STREAM, control, data, header_block,
+};
 pub use dial::{Transport, dial};
 
-/// Limit of the upgrade. A URL of the runtime expires after about a minute.
-const CONNECT: Duration = Duration::from_secs(10);
+/// Time limit of the upgrade. A URL of the runtime expires after about a minute.
+const UPGRADE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Capacity of the queue of outgoing frames: two blocks of each of a few streams.
-const OUT: usize = 16;
+const OUTGOING_FRAMES: usize = 16;
 /// Capacity of the queue of a stream, in blocks. The connection waits for a reader whose queue is full.
-const BLOCKS: usize = 16;
+const STREAM_BLOCKS: usize = 16;
 /// Largest answer to the upgrade, in bytes.
 const MAX_HEAD: usize = 64 << 10;
 /// Largest frame, in bytes. Servers send blocks of 32 KiB.
 const MAX_FRAME: usize = 1 << 20;
-
-/// Largest stream ID, which has 31 bits.
-const MAX_STREAM_ID: u32 = 0x7fff_ffff;
-const VERSION: u16 = 3;
-const SYN_STREAM: u16 = 1;
-const RST_STREAM: u16 = 3;
-const PING: u16 = 6;
-const GOAWAY: u16 = 7;
-const FIN: u8 = 1;
 
 /// A failed upgrade.
 #[derive(Debug, thiserror::Error)]
@@ -108,8 +103,9 @@ struct Shared {
     stop: CancellationToken,
 }
 
+/// State of the opening of streams.
 struct Opening {
-    next: u32,
+    next_id: u32,
     headers: Compress,
 }
 
@@ -173,14 +169,14 @@ impl Connection {
         );
         write.write_all(request.as_bytes()).await.map_err(failed)?;
         let mut read = BufReader::new(read);
-        let (status, length) = timeout(CONNECT, head(&mut read))
+        let (status, length) = timeout(UPGRADE_TIMEOUT, head(&mut read))
             .await
             .map_err(|_| failed(io::ErrorKind::TimedOut.into()))?
             .map_err(failed)?;
         if status != 101 {
             let mut body = vec![0; length.min(MAX_HEAD)];
             // The error has the part of the body that can be read.
-            let read = timeout(CONNECT, read.read_exact(&mut body)).await;
+            let read = timeout(UPGRADE_TIMEOUT, read.read_exact(&mut body)).await;
             let text = if read.is_ok() { String::from_utf8_lossy(&body).into_owned() } else { String::new() };
             return Err(UpgradeError::Refused(format!("{status} {text}").trim().to_owned()));
         }
@@ -193,8 +189,8 @@ impl Connection {
         read: impl AsyncRead + Unpin + Send + 'static,
         write: impl AsyncWrite + Unpin + Send + 'static,
     ) -> Self {
-        let (out, frames) = mpsc::channel(OUT);
-        let opening = Opening { next: 1, headers: Compress::new(Compression::fast(), true) };
+        let (out, frames) = mpsc::channel(OUTGOING_FRAMES);
+        let opening = Opening { next_id: 1, headers: Compress::new(Compression::fast(), true) };
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
             out,
@@ -228,12 +224,12 @@ impl Connection {
     pub async fn stream(&self, headers: &[(&str, &str)]) -> Option<Stream> {
         // Stream IDs must ascend on the wire, and a compressed block depends on earlier ones: one stream is opened at a time.
         let mut opening = self.shared.opening.lock().await;
-        let id = opening.next;
+        let id = opening.next_id;
         if id > MAX_STREAM_ID {
             return None;
         }
-        opening.next = id.saturating_add(2);
-        let (sender, blocks) = mpsc::channel(BLOCKS);
+        opening.next_id = id.saturating_add(2);
+        let (sender, blocks) = mpsc::channel(STREAM_BLOCKS);
         {
             let mut streams = self.shared.streams.lock();
             if streams.closed {
@@ -303,7 +299,7 @@ async fn read_frames(mut read: impl AsyncRead + Unpin, shared: &Shared) -> io::R
         let mut body = vec![0; length];
         read.read_exact(&mut body).await?;
         let first = u32::from_be_bytes([a, b, c, d]);
-        if first & 0x8000_0000 == 0 {
+        if first & CONTROL_BIT == 0 {
             let reader = shared.streams.lock().readers.get(&first).cloned();
             if let Some(reader) = reader
                 && !body.is_empty()
@@ -319,7 +315,7 @@ async fn read_frames(mut read: impl AsyncRead + Unpin, shared: &Shared) -> io::R
         let id = body.get(..4).and_then(|b| b.try_into().ok()).map_or(0, u32::from_be_bytes);
         match u16::from_be_bytes([c, d]) {
             RST_STREAM => {
-                shared.streams.lock().readers.remove(&(id & 0x7fff_ffff));
+                shared.streams.lock().readers.remove(&(id & MAX_STREAM_ID));
             }
             // Pings of the server have even IDs and are returned unchanged.
             PING if id % 2 == 0 => {
@@ -330,42 +326,6 @@ async fn read_frames(mut read: impl AsyncRead + Unpin, shared: &Shared) -> io::R
             GOAWAY => shared.streams.lock().closed = true,
             _ => {}
         }
-    }
-}
-
-fn frame(head: u32, flags: u8, body: &[u8]) -> Vec<u8> {
-    // The length has 24 bits, far more than a block needs.
-    let length = u32::try_from(body.len()).unwrap_or(0) & 0x00ff_ffff;
-    let mut out = Vec::with_capacity(body.len().saturating_add(8));
-    out.extend(head.to_be_bytes());
-    out.extend((u32::from(flags) << 24 | length).to_be_bytes());
-    out.extend(body);
-    out
-}
-
-fn control(kind: u16, flags: u8, body: &[u8]) -> Vec<u8> {
-    frame(0x8000_0000 | u32::from(VERSION) << 16 | u32::from(kind), flags, body)
-}
-
-fn data(stream: u32, flags: u8, body: &[u8]) -> Vec<u8> {
-    frame(stream, flags, body)
-}
-
-fn header_block(zlib: &mut Compress, headers: &[(&str, &str)]) -> io::Result<Vec<u8>> {
-    let mut plain = Vec::new();
-    let number = |out: &mut Vec<u8>, n: usize| out.extend(u32::try_from(n).unwrap_or(0).to_be_bytes());
-    number(&mut plain, headers.len());
-    for (name, value) in headers {
-        for text in [name.to_ascii_lowercase().as_str(), value] {
-            number(&mut plain, text.len());
-            plain.extend(text.as_bytes());
-        }
-    }
-    // Twice the length, and room for the flush, suffices for short headers.
-    let mut out = Vec::with_capacity(plain.len().saturating_mul(2).saturating_add(64));
-    match zlib.compress_vec(&plain, &mut out, FlushCompress::Sync) {
-        Ok(Status::Ok | Status::BufError) => Ok(out),
-        Ok(Status::StreamEnd) | Err(_) => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 

@@ -329,7 +329,7 @@ mod tests {
             at: "2026-11-21T02:31:07.112345Z".parse().unwrap(),
             level: &tracing::Level::INFO,
             service: "pod-sync",
-            target: "pod_sync::worker",
+            target: "pod_sync_worker::worker",
             pod: Pod { uid: pod.map(str::to_owned), name: pod.map(|_| "default/web".to_owned()) },
             trace_id: None,
         };

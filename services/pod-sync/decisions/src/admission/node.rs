@@ -1,7 +1,7 @@
 //! Checks whether a pod may run on this node: operating system, node affinity, node name, host ports, taints.
 
-use k8s_openapi::api::core::v1::{Node, NodeSelectorRequirement, NodeSelectorTerm, Pod, Taint, Toleration};
-use quintlet_model::pod;
+use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
+use quintlet_model::{node_selector, pod};
 
 use super::{AdmitResult, Rejection, reject};
 
@@ -123,37 +123,5 @@ fn matches_node(pod: &Pod, node: &Node) -> bool {
         .and_then(|a| a.node_affinity.as_ref())
         .and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
     let Some(required) = required else { return true };
-    let field = |key: &str| node.metadata.name.as_deref().filter(|_| key == "metadata.name");
-    required.node_selector_terms.iter().any(|term| matches_term(term, &label, &field))
-}
-
-fn matches_term<'a>(
-    term: &NodeSelectorTerm,
-    label: &impl Fn(&str) -> Option<&'a str>,
-    field: &impl Fn(&str) -> Option<&'a str>,
-) -> bool {
-    let expressions = term.match_expressions.as_deref().unwrap_or_default();
-    let fields = term.match_fields.as_deref().unwrap_or_default();
-    // An empty node selector term matches no object.
-    !(expressions.is_empty() && fields.is_empty())
-        && expressions.iter().all(|r| meets(r, label(&r.key)))
-        && fields.iter().all(|r| meets(r, field(&r.key)))
-}
-
-fn meets(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let listed = |v: &str| values.iter().any(|x| x == v);
-    let compare = |ok: fn(i64, i64) -> bool| match (value.map(str::parse), values) {
-        (Some(Ok(value)), [bound]) => bound.parse().is_ok_and(|bound| ok(value, bound)),
-        _ => false,
-    };
-    match requirement.operator.as_str() {
-        "In" => value.is_some_and(listed),
-        "NotIn" => !value.is_some_and(listed),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => compare(|v, b| v > b),
-        "Lt" => compare(|v, b| v < b),
-        _ => false,
-    }
+    node_selector::matches(required, node.metadata.labels.as_ref(), node.metadata.name.as_deref())
 }

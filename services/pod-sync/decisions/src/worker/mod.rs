@@ -84,27 +84,38 @@ impl PodFacts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Termination {
     pub cause: TerminationCause,
-    pub grace_seconds: i64,
     /// Effective grace period, in seconds; it can only shrink.
-    pub deadline: Duration,
+    pub grace_seconds: i64,
     /// CLOCK_BOOTTIME at which the grace period ends; it can only move earlier.
-    pub since: Duration,
+    pub deadline: Duration,
     /// CLOCK_BOOTTIME at which the termination began.
-    pub stopped: bool,
-    /// The containers have stopped. Volumes, cgroup and status remain.
-    pub finished: bool,
+    pub since: Duration,
+    pub progress: TerminationProgress,
     /// Overrides of the status, if the node agent terminates the pod.
     pub killed_as: Option<KillOverride>,
+}
+
+/// How far a termination has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TerminationProgress {
+    /// The worker has not taken up the termination yet.
+    Requested,
+    /// The worker stops the containers.
+    Stopping,
+    /// The containers have stopped. Volumes, cgroup and the final status remain.
+    Stopped,
+    /// Only the object and the records remain.
+    Finished,
 }
 
 /// State of a pod's worker (`pkg/kubelet: PodWorkerState`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum WorkerPhase {
-    /// The pod should run.
+    /// The pod runs, or should run.
     Sync,
-    /// The pod runs, or is to run.
-    Terminating,
     /// The containers are being stopped.
+    Terminating,
+    /// The containers have stopped. Volumes, cgroup and the final status remain.
     Terminated,
     /// Only the object and the records remain.
     Finished,
@@ -125,11 +136,11 @@ impl WorkerPhase {
     /// Returns the phase of a pod with this termination.
     #[must_use]
     pub fn of(termination: Option<&Termination>) -> Self {
-        match termination {
+        match termination.map(|termination| termination.progress) {
             None => Self::Sync,
-            Some(e) if e.finished => Self::Finished,
-            Some(e) if e.stopped => Self::Terminated,
-            Some(_) => Self::Terminating,
+            Some(TerminationProgress::Requested | TerminationProgress::Stopping) => Self::Terminating,
+            Some(TerminationProgress::Stopped) => Self::Terminated,
+            Some(TerminationProgress::Finished) => Self::Finished,
         }
     }
 }
@@ -411,6 +422,48 @@ struct InFlightWork {
     phase: WorkerPhase,
     // Only a sync that has not reached the runtime is cancelled.
     cancellable: bool,
+    // An input arrived during this work.
+    superseded: bool,
+}
+
+/// Whether the source has the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SourceState {
+    Present,
+    /// The source removed the pod, or never had it.
+    Removed,
+    /// The source added a pod with the same UID during the termination.
+    AddedAgain {
+        /// The source had removed the previous pod.
+        was_removed: bool,
+    },
+}
+
+impl SourceState {
+    fn was_removed(self) -> bool {
+        matches!(self, Self::Removed | Self::AddedAgain { was_removed: true })
+    }
+}
+
+/// Whether housekeeping has found the pod in the runtime while no source had it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OrphanState {
+    NotFound,
+    /// Found, and the spec is known.
+    Found,
+    /// Found, and only the runtime has the pod: the spec is unknown.
+    RuntimeOnly,
+}
+
+/// When logs and dead containers of the pod may be removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum ContentRemoval {
+    /// Not while the API server has the pod.
+    Never,
+    /// Once the pod has terminated: it is deleted or has no source.
+    OnceTerminated,
+    /// At once: the pod is evicted.
+    AtOnce,
 }
 
 /// State of one pod (`pkg/kubelet: podSyncStatus`).
@@ -420,19 +473,11 @@ struct PodSyncStatus {
     termination: Option<Termination>,
     // It started to run or to terminate. A static pod then holds its full name.
     started: bool,
-    // Whether only the runtime has the pod.
-    runtime_only: bool,
-    // The runtime had it while no source did.
-    observed: bool,
-    // The worker has taken up the termination.
-    acknowledged: bool,
-    evicted: bool,
-    deleted: bool,
-    removed: bool,
-    restart_requested: bool,
+    orphan: OrphanState,
+    source: SourceState,
+    content: ContentRemoval,
     busy: Option<InFlightWork>,
-    // An input arrived while it was busy.
-    superseded: bool,
+    // Interrupted passes in a row.
     interruptions: u32,
     waiters: Vec<u64>,
 }
@@ -443,15 +488,10 @@ impl PodSyncStatus {
             facts,
             termination: None,
             started: false,
-            runtime_only: false,
-            observed: false,
-            acknowledged: false,
-            evicted: false,
-            deleted: false,
-            removed: false,
-            restart_requested: false,
+            orphan: OrphanState::NotFound,
+            source: SourceState::Present,
+            content: ContentRemoval::Never,
             busy: None,
-            superseded: false,
             interruptions: 0,
             waiters: Vec::new(),
         }
@@ -459,6 +499,24 @@ impl PodSyncStatus {
 
     fn phase(&self) -> WorkerPhase {
         WorkerPhase::of(self.termination.as_ref())
+    }
+
+    fn is_runtime_only(&self) -> bool {
+        self.orphan == OrphanState::RuntimeOnly
+    }
+
+    // Allows the removal of logs and dead containers, if `is_allowed`. It is never revoked.
+    fn allow_removal(&mut self, content: ContentRemoval, is_allowed: bool) {
+        if is_allowed {
+            self.content = self.content.max(content);
+        }
+    }
+
+    // Sets the progress of the termination, if there is one.
+    fn set_progress(&mut self, progress: TerminationProgress) {
+        if let Some(termination) = self.termination.as_mut() {
+            termination.progress = progress;
+        }
     }
 }
 

@@ -3,7 +3,10 @@
 
 use quintlet_model::ids::PodUid;
 
-use super::{PodSyncStatus, PodSyncStatuses, Termination, WorkerPhase};
+use super::{
+    ContentRemoval, PodSyncStatus, PodSyncStatuses, SourceState, Termination, TerminationProgress,
+    WorkerPhase,
+};
 
 impl PodSyncStatuses {
     fn ask(&self, uid: &PodUid, before: bool, after: bool, known: impl Fn(&PodSyncStatus) -> bool) -> bool {
@@ -37,7 +40,9 @@ impl PodSyncStatuses {
     /// Returns whether its worker has taken up the termination (`ShouldPodContainersBeTerminating`).
     #[must_use]
     pub fn should_containers_be_terminating(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, true, |s| s.acknowledged)
+        self.ask(uid, false, true, |s| {
+            s.termination.as_ref().is_some_and(|t| t.progress > TerminationProgress::Requested)
+        })
     }
 
     /// Returns whether its sandboxes and dead containers may be removed (`ShouldPodRuntimeBeRemoved`).
@@ -49,7 +54,11 @@ impl PodSyncStatuses {
     /// Returns whether its logs and dead containers may be removed (`ShouldPodContentBeRemoved`).
     #[must_use]
     pub fn should_content_be_removed(&self, uid: &PodUid) -> bool {
-        self.ask(uid, false, true, |s| s.evicted || (s.deleted && s.phase() >= WorkerPhase::Terminated))
+        self.ask(uid, false, true, |s| match s.content {
+            ContentRemoval::Never => false,
+            ContentRemoval::OnceTerminated => s.phase() >= WorkerPhase::Terminated,
+            ContentRemoval::AtOnce => true,
+        })
     }
 
     /// Returns whether the static pod with this full name is terminating. Its mirror pod stays until it has terminated
@@ -77,18 +86,12 @@ impl PodSyncStatuses {
     /// Returns whether its source added a pod with the same UID during the termination.
     #[must_use]
     pub fn is_restart_requested(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).is_some_and(|s| s.restart_requested)
+        self.pods.get(uid).is_some_and(|s| matches!(s.source, SourceState::AddedAgain { .. }))
     }
 
     /// Returns whether it started to run or to terminate.
     #[must_use]
     pub fn is_started(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some_and(|s| s.started)
-    }
-
-    /// Returns whether its source no longer has it.
-    #[must_use]
-    pub fn is_removed(&self, uid: &PodUid) -> bool {
-        self.pods.get(uid).is_some_and(|s| s.removed)
     }
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use quintlet_model::ids::PodUid;
 
 use super::{
-    Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, KillPodOptions, NAME_WAIT, ORPHAN_GRACE,
-    Outcome, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule, Step, SyncPodType, Termination,
-    TerminationCause, Work, WorkerPhase, active_policy as policy, jitter,
+    ContentRemoval, Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, KillPodOptions, NAME_WAIT,
+    ORPHAN_GRACE, OrphanState, Outcome, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule,
+    SourceState, Step, SyncPodType, Termination, TerminationCause, TerminationProgress, Work, WorkerPhase,
+    active_policy as policy, jitter,
 };
 
 /// Time and randomness of a step.
@@ -83,10 +84,9 @@ impl PodSyncStatuses {
             if facts.terminal && quiet {
                 // Only its remains have to be removed.
                 state.started = true;
-                state.acknowledged = true;
-                state.deleted = facts.deleted;
+                state.allow_removal(ContentRemoval::OnceTerminated, facts.deleted);
                 let mut termination = begin(TerminationCause::Completed, facts.grace, None, at.now);
-                termination.stopped = true;
+                termination.progress = TerminationProgress::Stopped;
                 state.termination = Some(termination);
                 out.rules.push(Rule::CreatedAlreadyTerminal);
                 return self.add(&uid, state, out);
@@ -98,8 +98,8 @@ impl PodSyncStatuses {
         let Some(state) = self.pods.get_mut(&uid) else { return };
         if state.termination.is_some() && kind == SyncPodType::Create {
             // The UID is used again: the previous pod terminates first.
-            if !state.restart_requested {
-                state.restart_requested = true;
+            if !matches!(state.source, SourceState::AddedAgain { .. }) {
+                state.source = SourceState::AddedAgain { was_removed: state.source.was_removed() };
                 wake(state, &uid, out);
             }
             out.rules.push(Rule::CreateWhileTerminatingRequestsRestart);
@@ -111,7 +111,7 @@ impl PodSyncStatuses {
         };
         if state.phase() >= WorkerPhase::Terminated {
             // A deletion still has to be reported in the status.
-            state.deleted |= facts.deleted;
+            state.allow_removal(ContentRemoval::OnceTerminated, facts.deleted);
             state.facts = facts;
             match kill.and_then(|k| k.waiter) {
                 Some(waiter) => {
@@ -135,7 +135,7 @@ impl PodSyncStatuses {
                 false => (TerminationCause::Removed, Rule::TerminatesOnKill),
             })
         };
-        if !state.runtime_only {
+        if !state.is_runtime_only() {
             state.facts = facts;
         }
         match cause {
@@ -157,9 +157,8 @@ impl PodSyncStatuses {
             out.rules.push(Rule::RemoveOfUnknown);
             return;
         };
-        state.removed = true;
-        state.deleted = true;
-        state.restart_requested = false;
+        state.source = SourceState::Removed;
+        state.allow_removal(ContentRemoval::OnceTerminated, true);
         if state.termination.is_some() {
             if state.termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Completed)
                 && let Some(termination) = state.termination.as_mut()
@@ -181,9 +180,8 @@ impl PodSyncStatuses {
         }
         let grace = state.facts.grace;
         let mut termination = begin(TerminationCause::Completed, grace, None, at.now);
-        (termination.stopped, termination.finished) = (true, true);
+        termination.progress = TerminationProgress::Finished;
         state.termination = Some(termination);
-        state.acknowledged = true;
         out.rules.push(Rule::Rejected);
         self.free_name(uid, out);
     }
@@ -192,19 +190,22 @@ impl PodSyncStatuses {
         let Some(state) = self.pods.get_mut(&uid) else {
             let grace = PodGrace { deletion: Some(ORPHAN_GRACE), termination: None };
             let mut state = PodSyncStatus::new(PodFacts { full_name, grace, ..PodFacts::default() });
-            (state.runtime_only, state.observed, state.deleted) = (true, true, true);
-            state.removed = true;
+            state.orphan = OrphanState::RuntimeOnly;
+            state.source = SourceState::Removed;
+            state.allow_removal(ContentRemoval::OnceTerminated, true);
             state.termination = Some(begin(TerminationCause::Removed, grace, None, at.now));
             out.rules.push(Rule::OrphanOfUnknown);
             return self.add(&uid, state, out);
         };
-        state.observed = true;
+        if state.orphan == OrphanState::NotFound {
+            state.orphan = OrphanState::Found;
+        }
         if state.termination.is_some() {
             out.rules.push(Rule::OrphanAgain);
             wake(state, &uid, out);
             return;
         }
-        state.deleted = true;
+        state.allow_removal(ContentRemoval::OnceTerminated, true);
         end(state, &uid, TerminationCause::Removed, Rule::TerminatesKnownOrphan, None, at, out);
     }
 
@@ -219,12 +220,16 @@ impl PodSyncStatuses {
         let mut state = PodSyncStatus::new(facts);
         // A terminating pod had started: a pod that never started is not recorded as terminating.
         state.started = started || termination.is_some();
-        state.acknowledged = termination.is_some();
-        state.deleted =
-            state.facts.deleted || termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Removed);
-        state.removed = termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Removed);
-        state.evicted = termination.as_ref().is_some_and(|e| e.cause == TerminationCause::Evicted);
-        state.termination = termination;
+        let cause = termination.as_ref().map(|termination| termination.cause);
+        let is_removed = cause == Some(TerminationCause::Removed);
+        if is_removed {
+            state.source = SourceState::Removed;
+        }
+        state.allow_removal(ContentRemoval::OnceTerminated, state.facts.deleted || is_removed);
+        state.allow_removal(ContentRemoval::AtOnce, cause == Some(TerminationCause::Evicted));
+        // The previous process had taken up the termination.
+        state.termination =
+            termination.map(|t| Termination { progress: t.progress.max(TerminationProgress::Stopping), ..t });
         if state.facts.is_static && state.started && policy::holds_name(state.phase()) {
             self.name_queue.start(&state.facts.full_name, &uid);
         }
@@ -246,15 +251,15 @@ impl PodSyncStatuses {
                 out.rules.push(Rule::SyncKeepsDesired);
                 continue;
             }
-            let was_removed = std::mem::replace(&mut state.removed, true);
-            state.deleted = true;
-            state.restart_requested = false;
+            let was_removed = state.source.was_removed();
+            state.source = SourceState::Removed;
+            state.allow_removal(ContentRemoval::OnceTerminated, true);
             if state.phase() == WorkerPhase::Finished {
                 out.rules.push(Rule::SyncReleasesFinished);
                 if !was_removed {
                     wake(state, &uid, out);
                 }
-            } else if !state.started && !state.observed && state.busy.is_none() {
+            } else if !state.started && state.orphan == OrphanState::NotFound && state.busy.is_none() {
                 out.rules.push(Rule::SyncForgetsNeverStarted);
                 self.forget(&uid, out);
             } else if state.termination.is_none() {
@@ -283,7 +288,7 @@ impl PodSyncStatuses {
         }
         let Some(state) = self.pods.get_mut(&uid) else { return };
         let phase = state.phase();
-        let clean = state.removed || state.restart_requested;
+        let clean = state.source != SourceState::Present;
         let (work, rule) = match phase {
             WorkerPhase::Sync => (Work::Sync, Rule::TakeSync),
             WorkerPhase::Terminating => (Work::Terminating, Rule::TakeTerminating),
@@ -291,9 +296,11 @@ impl PodSyncStatuses {
             WorkerPhase::Finished if clean => (Work::Finished { clean }, Rule::TakeFinishedClean),
             WorkerPhase::Finished => (Work::Finished { clean }, Rule::TakeFinished),
         };
-        state.acknowledged |= phase > WorkerPhase::Sync;
-        state.busy = Some(InFlightWork { phase, cancellable: phase == WorkerPhase::Sync });
-        state.superseded = false;
+        if let Some(termination) = state.termination.as_mut() {
+            termination.progress = termination.progress.max(TerminationProgress::Stopping);
+        }
+        let cancellable = phase == WorkerPhase::Sync;
+        state.busy = Some(InFlightWork { phase, cancellable, superseded: false });
         out.rules.push(rule);
         out.effects.push(Effect::Work(uid, work));
     }
@@ -304,14 +311,14 @@ impl PodSyncStatuses {
         let name = state.facts.full_name.clone();
         if !state.facts.is_static {
             out.rules.push(Rule::TakeStartsPod);
-        } else if state.termination.is_some() && state.observed {
+        } else if state.termination.is_some() && state.orphan != OrphanState::NotFound {
             // The running containers of the pod are stopped, whichever pod has the full name.
             out.rules.push(Rule::TakeStartsPod);
         } else if state.termination.is_some() {
             // It never ran and never will.
             out.rules.push(Rule::TakeNeverStarted);
-            if let Some(termination) = self.pods.get_mut(uid).and_then(|s| s.termination.as_mut()) {
-                (termination.stopped, termination.finished) = (true, true);
+            if let Some(state) = self.pods.get_mut(uid) {
+                state.set_progress(TerminationProgress::Finished);
             }
             self.stopped(uid, out);
             self.free_name(uid, out);
@@ -353,7 +360,6 @@ impl PodSyncStatuses {
             out.rules.push(Rule::DoneOfUnknown);
             return;
         };
-        let superseded = std::mem::take(&mut state.superseded);
         let interruptions = if outcome == Outcome::Interrupted { state.interruptions } else { 0 };
         state.interruptions =
             if outcome == Outcome::Interrupted { interruptions.saturating_add(1) } else { 0 };
@@ -368,7 +374,7 @@ impl PodSyncStatuses {
             Outcome::Interrupted => Rule::DoneInterrupted,
             Outcome::Cancelled => Rule::DoneCancelled,
         });
-        let wait = if superseded {
+        let wait = if busy.superseded {
             out.rules.push(Rule::DoneSuperseded);
             Duration::ZERO
         } else {
@@ -379,24 +385,24 @@ impl PodSyncStatuses {
 
     fn advance(&mut self, uid: PodUid, from: WorkerPhase, at: At, out: &mut Step) {
         let Some(state) = self.pods.get_mut(&uid) else { return };
-        if from == WorkerPhase::Finished || (state.runtime_only && from == WorkerPhase::Terminating) {
-            out.rules.push(if state.runtime_only { Rule::OrphanStopped } else { Rule::PodForgotten });
+        if from == WorkerPhase::Finished || (state.is_runtime_only() && from == WorkerPhase::Terminating) {
+            out.rules.push(if state.is_runtime_only() { Rule::OrphanStopped } else { Rule::PodForgotten });
             return self.forget(&uid, out);
         }
         if state.termination.is_none() {
             // Neither deleted nor killed: its phase became terminal.
             let mut termination = begin(TerminationCause::Completed, state.facts.grace, None, at.now);
-            state.deleted |= state.facts.deleted;
-            state.acknowledged = true;
-            termination.killed_as = None;
+            state.allow_removal(ContentRemoval::OnceTerminated, state.facts.deleted);
+            termination.progress = TerminationProgress::Stopping;
             state.termination = Some(termination);
             out.rules.push(Rule::SyncCompleted);
         } else if from > WorkerPhase::Sync {
             let next = policy::next_phase(from);
-            if let Some(termination) = state.termination.as_mut() {
-                termination.stopped = next >= WorkerPhase::Terminated;
-                termination.finished = next >= WorkerPhase::Finished;
-            }
+            state.set_progress(match next {
+                WorkerPhase::Sync | WorkerPhase::Terminating => TerminationProgress::Stopping,
+                WorkerPhase::Terminated => TerminationProgress::Stopped,
+                WorkerPhase::Finished => TerminationProgress::Finished,
+            });
             out.rules.push(match from {
                 WorkerPhase::Sync | WorkerPhase::Terminating => Rule::ContainersStopped,
                 WorkerPhase::Terminated | WorkerPhase::Finished => Rule::PodTornDown,
@@ -436,7 +442,7 @@ impl PodSyncStatuses {
         self.free_name(uid, out);
         let Some(state) = self.pods.remove(uid) else { return };
         out.effects.push(Effect::Forget(uid.clone()));
-        if state.restart_requested {
+        if matches!(state.source, SourceState::AddedAgain { .. }) {
             out.rules.push(Rule::PodForgottenAndRestarted);
             out.effects.push(Effect::Restart(uid.clone()));
         }
@@ -450,8 +456,7 @@ fn begin(cause: TerminationCause, grace: PodGrace, wanted: Option<i64>, now: Dur
         grace_seconds,
         deadline: now.saturating_add(Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(1))),
         since: now,
-        stopped: false,
-        finished: false,
+        progress: TerminationProgress::Requested,
         killed_as: None,
     }
 }
@@ -468,8 +473,8 @@ fn end(
     out: &mut Step,
 ) {
     let wanted = kill.as_ref().and_then(|k| k.grace);
-    state.deleted |= cause == TerminationCause::Deleted;
-    state.evicted |= kill.as_ref().is_some_and(|k| k.evict);
+    state.allow_removal(ContentRemoval::OnceTerminated, cause == TerminationCause::Deleted);
+    state.allow_removal(ContentRemoval::AtOnce, kill.as_ref().is_some_and(|k| k.evict));
     match state.termination.as_mut() {
         None => {
             let mut termination = begin(cause, state.facts.grace, wanted, at.now);
@@ -527,6 +532,8 @@ fn cancel(state: &PodSyncStatus, uid: &PodUid, begins: bool, shortened: bool, ou
 }
 
 fn wake(state: &mut PodSyncStatus, uid: &PodUid, out: &mut Step) {
-    state.superseded = state.busy.is_some();
+    if let Some(busy) = state.busy.as_mut() {
+        busy.superseded = true;
+    }
     out.effects.push(Effect::Wake(uid.clone()));
 }

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use pod_sync_cri_config::objects::{ObjectError, ObjectSource};
+use pod_sync_volumes::certificates::TrustAnchors;
 use pod_sync_volumes::token::{Token, TokenError, TokenKey, TokenSource};
 use tokio_util::sync::CancellationToken;
 
@@ -55,6 +57,22 @@ impl ObjectSource for Cancellable<dyn ObjectSource> {
     ) -> Result<BTreeMap<String, String>, ObjectError> {
         let read = self.inner.service_account_annotations(namespace, name);
         self.unless(read, ObjectError::Api(CANCELLED.to_owned())).await
+    }
+}
+
+#[async_trait]
+impl TrustAnchors for Cancellable<dyn TrustAnchors> {
+    async fn by_name(&self, name: &str, is_optional: bool) -> Result<String, String> {
+        self.unless(self.inner.by_name(name, is_optional), CANCELLED.to_owned()).await
+    }
+
+    async fn by_signer(
+        &self,
+        signer: &str,
+        selector: Option<&LabelSelector>,
+        is_optional: bool,
+    ) -> Result<String, String> {
+        self.unless(self.inner.by_signer(signer, selector, is_optional), CANCELLED.to_owned()).await
     }
 }
 

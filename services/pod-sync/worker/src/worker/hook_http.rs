@@ -226,6 +226,14 @@ mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_path_of_20_000_levels_is_sent_as_it_is() {
+        let server = Server::start(false, |_| status(414)).await;
+        let path = "/a".repeat(20_000);
+        assert_eq!(hook(json!({"port": server.port, "path": path})).await, Ok(Sent::AsAsked));
+        assert!(server.requests()[0].starts_with(&format!("GET {path} HTTP/1.1\r\n")));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_answer_may_take_a_day() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

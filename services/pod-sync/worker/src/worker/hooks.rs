@@ -152,7 +152,7 @@ impl Worker {
         self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
         self.save();
         // If the pod terminates meanwhile, the runtime ends a command with its container, and a request is dropped.
-        let stopping = self.ctx.stopping();
+        let stopping = self.ctx.stop_context();
         let ran = run(&stopping, Some(pod), Some(container), hook, id, ips, began);
         let Some(ran) = unless_ending(ran, self.until_ending()).await else { return Err(NotStarted::Ends) };
         let why = match ran {

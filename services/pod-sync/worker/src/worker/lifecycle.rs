@@ -79,19 +79,19 @@ impl SyncType {
 impl Worker {
     /// Works until nothing of the pod is left on the node.
     pub async fn run(mut self) {
-        if self.ctx.faults.containment.wait(&self.pod_ref.uid).is_none() {
+        if self.ctx.faults.containment.suspension(&self.pod_ref.uid).is_none() {
             // The first pass may hang in a call to the runtime.
             self.show(false);
         }
         loop {
-            if let Some(wait) = self.ctx.faults.containment.wait(&self.pod_ref.uid) {
+            if let Some(wait) = self.ctx.faults.containment.suspension(&self.pod_ref.uid) {
                 if !self.wait_suspended(&wait).await {
                     return;
                 }
                 continue;
             }
             self.work_loop.suspension.desired = None;
-            let wait = match self.ctx.control.pod_workers.take(&self.pod_ref.uid) {
+            let wait = match self.ctx.control.pod_workers.next_work(&self.pod_ref.uid) {
                 NextWork::Exit => break,
                 NextWork::Idle(wait) => wait,
                 NextWork::Blocked(work, wait) => {
@@ -102,11 +102,11 @@ impl Worker {
                     self.work_loop.cancel = cancel;
                     let (ctx, pod) = (Arc::clone(&self.ctx), PodWork::of(&self.pod_ref));
                     let worked = Box::pin(self.work(work));
-                    let Some(told) = ctx.faults.contained(&pod, worked).await else {
+                    let Some(next_work) = ctx.faults.contained(&pod, worked).await else {
                         // The state may be half-changed: the pod manager makes another worker from the record.
                         return;
                     };
-                    match told {
+                    match next_work {
                         NextWork::Idle(wait) => wait,
                         NextWork::Exit | NextWork::Run(..) | NextWork::Blocked(..) => break,
                     }
@@ -207,11 +207,11 @@ impl Worker {
         if outcome != Outcome::Interrupted {
             self.ctx.faults.containment.record_success(&self.pod_ref.uid);
         }
-        let told = self.ctx.control.pod_workers.done(&self.pod_ref.uid, outcome);
+        let next_work = self.ctx.control.pod_workers.complete_work(&self.pod_ref.uid, outcome);
         if outcome == Outcome::Advance {
             self.ctx.checkpoints.allocations.freed();
         }
-        told
+        next_work
     }
 
     // `first_event` is the number of the first event of this pass. A failure with a warning event is already in the log.
@@ -329,7 +329,7 @@ impl Worker {
         let left: Vec<_> = desired
             .after
             .iter()
-            .filter(|v| !self.ctx.control.pod_workers.is_over(&self.ctx.reporting.views, &v.uid))
+            .filter(|v| !self.ctx.control.pod_workers.has_terminated(&self.ctx.reporting.views, &v.uid))
             .collect();
         let until = left.iter().map(|v| v.until).max().filter(|until| *until > now)?;
         let victims = left.iter().map(|v| v.uid.to_string()).collect();

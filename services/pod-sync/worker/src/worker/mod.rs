@@ -5,12 +5,15 @@
 //! with the functions of [`pod_sync_decisions`], acts, and returns when the next pass is due.
 //!
 //! [`lifecycle`] is the loop, [`observe`] reads the runtime and computes the status, [`report`] hands it to
-//! status-reporter, [`sync`] and [`terminate`] are the passes.
+//! status-reporter, [`sync`] and [`terminate`] are the passes, and [`act`], [`start`] and [`stop`] perform their actions.
 
+mod act;
 mod cancellable;
+mod create;
 mod halt;
 mod hook_http;
 mod hooks;
+mod image_volumes;
 mod lifecycle;
 mod observe;
 mod pending_starts;
@@ -31,7 +34,7 @@ mod termination_message;
 
 pub use halt::Halt;
 pub(crate) use halt::{Next, Step};
-pub use stop::stop_all;
+pub use stop::stop_all_containers;
 
 use std::sync::Arc;
 use std::time::Duration;

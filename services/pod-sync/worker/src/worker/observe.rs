@@ -147,7 +147,7 @@ impl Worker {
         is_terminal: bool,
     ) -> PodStatus {
         let handler = runtime.sandboxes.first().map(|s| s.runtime_handler.as_str()).unwrap_or_default();
-        let mut facts = self.ctx.facts(handler);
+        let mut facts = self.ctx.node_facts(handler);
         if facts.runtime_name.is_empty() {
             // Before the first answer of the runtime, the scheme of the recorded container ids is used.
             facts.runtime_name =

@@ -42,6 +42,20 @@ impl ContainerKind {
         }
     }
 
+    /// Returns the containers of this kind. `ephemeral` are the pod's ephemeral containers.
+    fn containers<'a>(self, pod: &'a Pod, ephemeral: &'a [Container]) -> &'a [Container] {
+        match self {
+            Self::Init => pods::init_containers(pod),
+            Self::Regular => &pods::spec(pod).containers,
+            Self::Ephemeral => ephemeral,
+        }
+    }
+
+    /// Returns whether the containers after this one must wait for it: it is an init container and no sidecar.
+    pub(super) fn blocks_the_next(self, container: &Container) -> bool {
+        self == Self::Init && !pods::is_sidecar(container)
+    }
+
     /// Returns the label of metrics.
     pub(super) fn label(self) -> &'static str {
         match self {
@@ -59,93 +73,75 @@ impl Worker {
         let wall = self.ctx.clock.wall();
         let mut due = DueStarts { waiting: self.record.waiting.clone(), ..DueStarts::default() };
         let ephemeral = ephemeral_containers(&pass.pod);
-        let inits = pods::init_containers(&pass.pod);
-        let regular = &pods::spec(&pass.pod).containers;
-        for (kind, list, indexes) in [
-            (ContainerKind::Ephemeral, ephemeral.as_slice(), &actions.ephemeral_containers_to_start),
-            (ContainerKind::Init, inits, &actions.init_containers_to_start),
-            (ContainerKind::Regular, regular.as_slice(), &actions.containers_to_start),
+        for (kind, indexes) in [
+            (ContainerKind::Ephemeral, &actions.ephemeral_containers_to_start),
+            (ContainerKind::Init, &actions.init_containers_to_start),
+            (ContainerKind::Regular, &actions.containers_to_start),
         ] {
             for &index in indexes {
-                let Some(container) = list.get(index) else { continue };
-                let held = self.remaining_hold(pass, &container.name, boot);
-                if !held.is_zero() {
-                    due.retry = Some(due.retry.map_or(held, |r| r.min(held)));
-                    if kind == ContainerKind::Init && !pods::is_sidecar(container) {
-                        break;
+                let Some(container) = kind.containers(&pass.pod, &ephemeral).get(index) else { continue };
+                let hold = self.remaining_hold(pass, &container.name, boot);
+                if !hold.is_zero() {
+                    due.retry_after(hold);
+                } else {
+                    match self.decide(pass, container, boot, wall) {
+                        BackoffDecision::Start => {
+                            due.starts_mut(kind).push(index);
+                            continue;
+                        }
+                        BackoffDecision::BackOff { until, delay } => {
+                            let backoff = StartBackoff { remaining: until.saturating_sub(boot), delay };
+                            self.report_backoff(pass, kind, container, &backoff, &mut due.waiting);
+                            due.start_backoffs.insert(container.name.clone(), backoff);
+                        }
                     }
-                    continue;
                 }
-                match self.decide(pass, container, boot, wall) {
-                    BackoffDecision::Start => match kind {
-                        ContainerKind::Ephemeral => due.ephemeral.push(index),
-                        ContainerKind::Init => due.init.push(index),
-                        ContainerKind::Regular => due.regular.push(index),
-                    },
-                    BackoffDecision::BackOff { until, delay } => {
-                        due.start_backoffs.insert(
-                            container.name.clone(),
-                            StartBackoff { remaining: until.saturating_sub(boot), delay },
-                        );
-                        let crash = backoff::last_exit(&pass.runtime, &container.name).is_some();
-                        let pull = self.pull_backoff(&pass.pod, container, boot);
-                        let own = container.image.clone().unwrap_or_default();
-                        if crash && pull.is_none() {
-                            let message = backoff::crash_loop_message(delay, &container.name, &self.pod_ref);
-                            let entered = due
-                                .waiting
-                                .get(&container.name)
-                                .is_none_or(|w| w.reason != "CrashLoopBackOff" || w.message != message);
-                            if entered {
-                                let text = format!(
-                                    "Back-off restarting failed container {} in pod {}",
-                                    container.name, self.pod_ref
-                                );
-                                self.ctx.reporting.events.pod(
-                                    &pass.pod,
-                                    EventType::Warning,
-                                    "BackOff",
-                                    &text,
-                                    &kind.field_path(&container.name),
-                                );
-                            }
-                            let reason = StartFailure::CrashLoopBackOff.with_message(message);
-                            due.waiting.insert(container.name.clone(), reason);
-                        } else {
-                            let spec_image = pull.map_or(own, |(image, _)| image);
-                            let image = crate::image::with_tag(&spec_image).unwrap_or_default();
-                            let reason = StartFailure::ImagePullBackOff
-                                .with_message(self.record.pulls.message(&image));
-                            if due.waiting.get(&container.name) != Some(&reason) {
-                                let path = kind.field_path(&container.name);
-                                let text = format!("Back-off pulling image {spec_image:?}");
-                                self.ctx.reporting.events.pod(
-                                    &pass.pod,
-                                    EventType::Normal,
-                                    "BackOff",
-                                    &text,
-                                    &path,
-                                );
-                                let text = "Error: ImagePullBackOff";
-                                self.ctx.reporting.events.pod(
-                                    &pass.pod,
-                                    EventType::Warning,
-                                    "Failed",
-                                    text,
-                                    &path,
-                                );
-                            }
-                            due.waiting.insert(container.name.clone(), reason);
-                        }
-                        // An init container blocks those after it, unless it is a sidecar.
-                        if kind == ContainerKind::Init && !pods::is_sidecar(container) {
-                            break;
-                        }
-                    }
+                if kind.blocks_the_next(container) {
+                    break;
                 }
             }
         }
         due
+    }
+
+    // Sets the waiting reason of a container in back-off. A new reason is an event.
+    fn report_backoff(
+        &self,
+        pass: &Pass,
+        kind: ContainerKind,
+        container: &Container,
+        backoff: &StartBackoff,
+        waiting: &mut BTreeMap<String, WaitingReason>,
+    ) {
+        let has_exited = backoff::last_exit(&pass.runtime, &container.name).is_some();
+        let pull = self.pull_backoff(&pass.pod, container, self.ctx.clock.boot());
+        let before = waiting.get(&container.name);
+        let event = |kind_of_event, reason: &str, text: &str| {
+            let path = kind.field_path(&container.name);
+            self.ctx.reporting.events.pod(&pass.pod, kind_of_event, reason, text, &path);
+        };
+        let reason = if has_exited && pull.is_none() {
+            let message = backoff::crash_loop_message(backoff.delay, &container.name, &self.pod_ref);
+            if before.is_none_or(|w| w.reason != "CrashLoopBackOff" || w.message != message) {
+                let text = format!(
+                    "Back-off restarting failed container {} in pod {}",
+                    container.name, self.pod_ref
+                );
+                event(EventType::Warning, "BackOff", &text);
+            }
+            StartFailure::CrashLoopBackOff.with_message(message)
+        } else {
+            let spec_image =
+                pull.map_or_else(|| container.image.clone().unwrap_or_default(), |(image, _)| image);
+            let image = crate::image::with_tag(&spec_image).unwrap_or_default();
+            let reason = StartFailure::ImagePullBackOff.with_message(self.record.pulls.message(&image));
+            if before != Some(&reason) {
+                event(EventType::Normal, "BackOff", &format!("Back-off pulling image {spec_image:?}"));
+                event(EventType::Warning, "Failed", "Error: ImagePullBackOff");
+            }
+            reason
+        };
+        waiting.insert(container.name.clone(), reason);
     }
 
     // Returns the time until a failed start may be retried.
@@ -258,13 +254,44 @@ pub(super) struct DueStarts {
 }
 
 impl DueStarts {
+    fn starts_mut(&mut self, kind: ContainerKind) -> &mut Vec<usize> {
+        match kind {
+            ContainerKind::Ephemeral => &mut self.ephemeral,
+            ContainerKind::Init => &mut self.init,
+            ContainerKind::Regular => &mut self.regular,
+        }
+    }
+
+    pub(super) fn has_starts(&self) -> bool {
+        !self.init.is_empty() || !self.regular.is_empty() || !self.ephemeral.is_empty()
+    }
+
+    /// Returns the containers to start, in order. `ephemeral` are the pod's ephemeral containers.
+    pub(super) fn in_order<'a>(
+        &self,
+        pod: &'a Pod,
+        ephemeral: &'a [Container],
+    ) -> Vec<(ContainerKind, &'a Container)> {
+        let lists = [
+            (ContainerKind::Ephemeral, &self.ephemeral),
+            (ContainerKind::Init, &self.init),
+            (ContainerKind::Regular, &self.regular),
+        ];
+        let of =
+            |kind: ContainerKind, index: &usize| Some((kind, kind.containers(pod, ephemeral).get(*index)?));
+        lists.iter().flat_map(|(kind, indexes)| indexes.iter().filter_map(|index| of(*kind, index))).collect()
+    }
+
+    /// Demands another pass after `wait` at the latest.
+    pub(super) fn retry_after(&mut self, wait: Duration) {
+        self.retry = Some(self.retry.map_or(wait, |retry| retry.min(wait)));
+    }
+
     pub(super) fn is_idle(&self, actions: &PodActions, runtime: &PodRuntime) -> bool {
         let stops = actions.kill_pod && !runtime.is_quiet();
         !stops
             && !actions.create_sandbox
-            && self.init.is_empty()
-            && self.regular.is_empty()
-            && self.ephemeral.is_empty()
+            && !self.has_starts()
             && actions.containers_to_kill.is_empty()
             && actions.reset.is_empty()
             && actions.resize.is_empty()

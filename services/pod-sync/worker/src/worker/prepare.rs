@@ -11,8 +11,11 @@ use pod_sync_clients::EventType;
 use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::mounts::{MountedVolumes, MountsInput, make_mounts};
 use pod_sync_cri_config::objects::ObjectError;
+use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause, KillOverride, rejection_message};
+use pod_sync_decisions::worker::{Input, KillPodOptions, PodFacts, SyncPodType};
 use pod_sync_decisions::{sync, waiting};
 use pod_sync_volume_tasks::NotReady;
+use pod_sync_volumes::certificates::TrustAnchors;
 use pod_sync_volumes::error::{VolumeError, VolumeFailure};
 use pod_sync_volumes::token::TokenSource;
 use pod_sync_volumes::{VolumeContext, Volumes};
@@ -94,13 +97,17 @@ impl Worker {
         // The drivers work while the other volumes are set up.
         tasks.declare(pod, &uid, &cancel).await;
         let changes = self.ctx.environment.objects.changes(&uid);
+        self.retries.failed_with = Some(changes);
         match self.ctx.environment.volumes.set_up(pod, &uid, &self.volume_context()).await {
             Ok(mut done) => {
                 let show = |unmounted, error| self.meanwhile(waiting::Waiting::Volumes { unmounted, error });
                 match tasks.wait(pod, &uid, &cancel, show).await {
                     Ok(mounted) => done.volumes.extend(mounted),
                     Err(_) if cancel.is_cancelled() => return Err(Halt::Cancelled),
-                    Err(NotReady { unmounted, text }) => {
+                    Err(NotReady { text, limit_exceeded: true, .. }) => {
+                        return Err(self.over_attachment_limit(pod, text));
+                    }
+                    Err(NotReady { unmounted, text, limit_exceeded: false }) => {
                         let waiting = waiting::Waiting::Volumes { unmounted, error: Some(text.clone()) };
                         let wait = super::jitter(self.retries.mounts.next_wait());
                         return Err(Halt::failed(waiting, text).after(wait));
@@ -108,6 +115,7 @@ impl Worker {
                 }
                 self.setup.volumes = Some(done.volumes);
                 self.retries.mounts.reset();
+                self.retries.failed_with = None;
                 self.setup.refreshed = Some(VolumeRefresh::of(pod, changes, self.ctx.clock.boot()));
                 self.failed_mounts(pod, &done.stale);
             }
@@ -116,6 +124,22 @@ impl Worker {
         }
         self.fetch_pull_secrets(pod).await;
         if self.work_loop.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
+    }
+
+    /// Terminates a pod whose volumes cannot be attached to this node (`pkg/kubelet: rejectPod`).
+    fn over_attachment_limit(&self, pod: &Pod, message: String) -> Halt {
+        self.ctx.reporting.events.pod(pod, EventType::Warning, ATTACHMENT_LIMIT, &message, "");
+        self.ctx.reporting.metrics.pod_rejected(ATTACHMENT_LIMIT);
+        let killed_as = KillOverride {
+            cause: KillCause::AttachmentLimit,
+            message: rejection_message(&message),
+            disruption: None,
+        };
+        let kill = KillPodOptions { killed_as: Some(killed_as), ..KillPodOptions::default() };
+        let facts = PodFacts::of(pod, self.pod_ref.full_name());
+        let (uid, kind) = (self.pod_ref.uid.clone(), SyncPodType::Kill(kill));
+        self.ctx.control.pod_workers.step(Input::Update { uid, facts, kind, quiet: false });
+        Halt::Cancelled
     }
 
     /// Resolves the runtime handler of the pod's RuntimeClass and its user namespace mappings.
@@ -197,9 +221,14 @@ impl Worker {
             .tokens
             .clone()
             .map(|inner| Arc::new(Cancellable { inner, cancel: cancel.clone() }) as Arc<dyn TokenSource>);
+        let trust_anchors =
+            self.ctx.environment.trust_anchors.clone().map(|inner| {
+                Arc::new(Cancellable { inner, cancel: cancel.clone() }) as Arc<dyn TrustAnchors>
+            });
         VolumeContext {
             objects: Arc::new(objects),
             tokens,
+            trust_anchors,
             node: Arc::clone(&self.ctx.node.settings),
             now: self.ctx.clock.wall(),
         }

@@ -92,7 +92,7 @@ impl Worker {
                 && o.mirror_uid == view.mirror_uid
         });
         if !same {
-            self.ctx.reporting.views.show(&self.pod_ref.uid, view);
+            self.ctx.reporting.views.publish(&self.pod_ref.uid, view);
         }
     }
 

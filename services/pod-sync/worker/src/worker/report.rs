@@ -54,7 +54,7 @@ impl Worker {
             Some(last) if **last == status => Arc::clone(last),
             Some(_) | None => Arc::new(status),
         };
-        let said = Reported {
+        let reported = Reported {
             status: Arc::clone(&status),
             finished,
             api_uid: object.metadata.uid.clone().unwrap_or_default(),
@@ -63,7 +63,7 @@ impl Worker {
         let base = object.metadata.resource_version.as_deref().unwrap_or_default();
         let boot = self.ctx.clock.boot();
         self.status_report.recheck_at = None;
-        if self.status_report.last.as_ref() == Some(&said) {
+        if self.status_report.last.as_ref() == Some(&reported) {
             if !self.is_changed_by_others(&object, &status) {
                 return;
             }
@@ -101,7 +101,7 @@ impl Worker {
             };
             self.ctx.reporting.statuses.report(&self.pod_ref.uid, update);
         }
-        self.status_report.last = Some(said);
+        self.status_report.last = Some(reported);
     }
 
     pub(super) fn could_run(&self) -> bool {

@@ -159,8 +159,8 @@ impl Worker {
     ) -> Result<(), Stopped> {
         let node = &self.ctx.node.settings;
         let overhead = resources::sandbox_overhead(pod, node);
-        let told = resources::sandbox_resources(pod, node);
-        self.update_sandbox(sandbox, overhead.clone(), told).await?;
+        let requested = resources::sandbox_resources(pod, node);
+        self.update_sandbox(sandbox, overhead.clone(), requested).await?;
         let (cgroups, of, uid) =
             (self.ctx.environment.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
         let written = quintlet_kit::task::blocking(move || cgroups.set_values(&of, &uid, &values)).await;
@@ -194,13 +194,13 @@ impl Worker {
         let Some(spec) = all.into_iter().find(|c| c.name == update.name) else { return Ok(()) };
         let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
         // The other resource is updated in its own step.
-        let (told, kept) =
+        let (requested, actuated) =
             plan::actuated_resources(spec, update, of, ctx.checkpoints.allocations.actuated(uid).as_ref());
         let mut container = spec.clone();
-        container.resources = Some(told);
+        container.resources = Some(requested);
         let resources = resources::container_resources(pod, &container, &ctx.node.settings);
         ctx.runtime.calls.update_container(&update.id, resources).await?;
-        ctx.checkpoints.allocations.actuate(uid, &update.name, kept);
+        ctx.checkpoints.allocations.actuate(uid, &update.name, actuated);
         Ok(())
     }
 }

@@ -23,6 +23,8 @@ pub(super) struct RetryTimes {
     pub(super) resize: Duration,
     // Back-off between tries to set up volumes.
     pub(super) mounts: Backoff,
+    // The changes of the pod's objects before the last set-up of volumes, if it failed.
+    pub(super) failed_with: Option<u64>,
     // Calls whose outcome stays unknown, which count as failures after some tries.
     pub(super) unknown_calls: UnknownCalls,
 }
@@ -34,6 +36,7 @@ impl Default for RetryTimes {
             pod: Duration::ZERO,
             resize: Duration::ZERO,
             mounts: Backoff::new(MOUNT_WAIT, 2.0, MOUNT_WAIT_MAX),
+            failed_with: None,
             unknown_calls: UnknownCalls::default(),
         }
     }
@@ -46,5 +49,15 @@ impl RetryTimes {
         self.pod = Duration::ZERO;
         self.resize = Duration::ZERO;
         self.mounts.reset();
+        self.failed_with = None;
+    }
+
+    /// Ends the wait after a failed set-up of volumes if an object of the pod has changed since.
+    pub(super) fn objects_changed(&mut self, changes: u64) {
+        if self.failed_with.is_some_and(|before| before != changes) {
+            self.pod = Duration::ZERO;
+            self.mounts.reset();
+            self.failed_with = None;
+        }
     }
 }

@@ -60,6 +60,7 @@ impl Worker {
                 runtime_handler: &self.setup.runtime_handler,
                 features: self.features(&self.setup.runtime_handler),
                 userns: self.setup.user_namespace.as_ref(),
+                volume_groups: &self.ctx.environment.volume_tasks.groups(pod, &self.pod_ref.uid),
             })
         };
         build().map_err(|e: ConfigError| {

@@ -175,7 +175,7 @@ impl Worker {
         let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
         let (container, kind) = find(pod, &instance.name);
         let began = self.stops_begin([id]).remove(id.as_str());
-        let stopping = self.ctx.stopping();
+        let stopping = self.ctx.stop_context();
         let stop = ContainerStop {
             ctx: &stopping,
             pod: Some(pod),
@@ -202,8 +202,15 @@ impl Worker {
         let pod = Arc::clone(&self.pod);
         let plan = grace::termination_plan(Some(&pod), runtime);
         let begun = self.stops_begin(plan.iter().map(|stop| &stop.id));
-        let result =
-            stop_all(&self.ctx.stopping(), Some(&pod), runtime, &plan, override_seconds, &begun).await;
+        let result = stop_all_containers(
+            &self.ctx.stop_context(),
+            Some(&pod),
+            runtime,
+            &plan,
+            override_seconds,
+            &begun,
+        )
+        .await;
         self.acted();
         if let Err(Halt::Failed { error, .. }) = &result {
             self.ctx.reporting.events.pod(
@@ -270,7 +277,7 @@ impl Worker {
 }
 
 /// Stops the containers of a plan, each after those that it waits for, then all sandboxes.
-pub async fn stop_all(
+pub async fn stop_all_containers(
     ctx: &StopContext,
     pod: Option<&Pod>,
     runtime: &PodRuntime,

@@ -89,9 +89,8 @@ impl Worker {
         if let Err(e) = self.ctx.environment.volumes.tear_down(&self.pod_ref.uid).await {
             return Err(Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e));
         }
-        if let Err(error) = self.ctx.environment.volume_tasks.unmount(&self.pod_ref.uid).await {
-            let waiting = waiting::Waiting::VolumesUnmounting { error: error.clone() };
-            return Err(Halt::failed(waiting, error));
+        if let Err(e) = self.ctx.environment.volume_tasks.unmount(&self.pod_ref.uid).await {
+            return Err(Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e));
         }
         self.ctx.environment.objects.unregister(&self.pod_ref.uid);
         if let Err(e) = self.ctx.environment.cgroups.remove_by_uid(&self.pod_ref.uid).await {
@@ -201,13 +200,13 @@ impl Worker {
 
     async fn remove_dead(&mut self) -> Result<(), Halt> {
         let acked = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version).is_some();
-        let told = acked || !self.ctx.node.has_api || pods::is_static(&self.pod);
+        let is_reported = acked || !self.ctx.node.has_api || pods::is_static(&self.pod);
         let evicted = self
             .record
             .termination
             .as_ref()
             .is_some_and(|t| t.stopped && t.cause == TerminationCause::Evicted);
-        let fate = if evicted && told { PodDisposition::Removed } else { PodDisposition::Kept };
+        let fate = if evicted && is_reported { PodDisposition::Removed } else { PodDisposition::Kept };
         let Some(runtime) = self.observed.last.clone() else { return Ok(()) };
         let containers =
             gc::dead_containers(&runtime, fate, self.ctx.node.dead_containers, self.ctx.clock.wall());

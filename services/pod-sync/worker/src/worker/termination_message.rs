@@ -196,8 +196,8 @@ mod tests {
         let [pod, logs, other] = ["pod", "logs", "other"].map(|name| temp.path().join(name));
         for dir in [&pod, &logs, &other] {
             std::fs::create_dir(dir).unwrap();
-            std::fs::write(dir.join("term"), "said").unwrap();
-            std::fs::write(dir.join("0.log"), "2026-01-01T00:00:00Z stdout F said\n").unwrap();
+            std::fs::write(dir.join("term"), "reason").unwrap();
+            std::fs::write(dir.join("0.log"), "2026-01-01T00:00:00Z stdout F reason\n").unwrap();
         }
         std::os::unix::fs::symlink(&other, pod.join("linked")).unwrap();
         std::os::unix::fs::symlink(&other, logs.join("linked")).unwrap();
@@ -212,7 +212,7 @@ mod tests {
             let mut container = exited(&pod, "File", 1);
             container.mounts[0].host_path = path.display().to_string();
             let got = of(&container, places);
-            assert_eq!(got == "said", is_read, "{got}");
+            assert_eq!(got == "reason", is_read, "{got}");
             assert!(is_read || got.starts_with("Error on reading termination log"), "{got}");
         }
         for (path, is_read) in [
@@ -225,7 +225,7 @@ mod tests {
             container.mounts.clear();
             container.log_path = path.display().to_string();
             let got = of(&container, places);
-            assert_eq!(got == "said\n", is_read, "{got}");
+            assert_eq!(got == "reason\n", is_read, "{got}");
             assert!(is_read || got.starts_with("Error on reading termination message from logs"), "{got}");
         }
         let link = temp.path().join("link-to-pod");
@@ -234,7 +234,7 @@ mod tests {
         let mut container = exited(&pod, "File", 1);
         for reported in [pod.join("term"), link.join("term")] {
             container.mounts[0].host_path = reported.display().to_string();
-            assert_eq!(of(&container, through_a_link), "said", "the root directory itself may be a link");
+            assert_eq!(of(&container, through_a_link), "reason", "the root directory itself may be a link");
         }
     }
 

@@ -36,11 +36,46 @@ pub const SPLIT_STREAMS: &str = "PodLogsQuerySplitStreams";
 /// If false, containers cannot be checkpointed.
 pub const CHECKPOINTS: &str = "ContainerCheckpoint";
 
+/// If true, containers are throttled below their memory limit, and requests of memory may be protected (cgroup v2).
+pub const MEMORY_QOS: &str = "MemoryQoS";
+
+/// If true, `qosReserved` has its effect.
+pub const QOS_RESERVED: &str = "QOSReserved";
+
+/// Required by [`TRUST_BUNDLE_PROJECTION`].
+pub const TRUST_BUNDLES: &str = "ClusterTrustBundle";
+
+/// If true, projected volumes may have certificates of ClusterTrustBundles.
+pub const TRUST_BUNDLE_PROJECTION: &str = "ClusterTrustBundleProjection";
+
 /// The gates that can be set to either value.
-pub const SETTABLE: [&str; 3] = [CRASH_LOOP_MAX, SPLIT_STREAMS, CHECKPOINTS];
+pub const SETTABLE: [&str; 7] = [
+    CRASH_LOOP_MAX,
+    SPLIT_STREAMS,
+    CHECKPOINTS,
+    MEMORY_QOS,
+    QOS_RESERVED,
+    TRUST_BUNDLES,
+    TRUST_BUNDLE_PROJECTION,
+];
 
 /// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 3] = [on(CRASH_LOOP_MAX, BETA), off(SPLIT_STREAMS, ALPHA), on(CHECKPOINTS, BETA)];
+pub const DEFAULTS: [Gate; 7] = [
+    on(CRASH_LOOP_MAX, BETA),
+    off(SPLIT_STREAMS, ALPHA),
+    on(CHECKPOINTS, BETA),
+    off(MEMORY_QOS, ALPHA),
+    off(QOS_RESERVED, ALPHA),
+    off(TRUST_BUNDLES, BETA),
+    off(TRUST_BUNDLE_PROJECTION, BETA),
+];
+
+/// Returns whether a gate is on in a list of `Name=true` and `Name=false`. The last occurrence applies.
+#[must_use]
+pub fn has_gate(gates: &[String], name: &str, default: bool) -> bool {
+    let mut of_gate = gates.iter().filter_map(|g| g.split_once('=')).filter(|(k, _)| *k == name);
+    of_gate.next_back().map_or(default, |(_, value)| value.eq_ignore_ascii_case("true"))
+}
 
 /// All known gates except [`SETTABLE`], sorted by name.
 pub const GATES: &[Gate] = &[
@@ -50,7 +85,6 @@ pub const GATES: &[Gate] = &[
     on("CPUManagerPolicyBetaOptions", BETA),
     off("CSIVolumeHealth", ALPHA),
     off("ChangeContainerStatusOnKubeletRestart", DEPRECATED),
-    off("ClusterTrustBundleProjection", BETA),
     on("ComponentFlagz", BETA),
     on("ComponentStatusz", BETA),
     on("ContainerRestartRules", BETA),
@@ -77,7 +111,6 @@ pub const GATES: &[Gate] = &[
     off("KubeletServiceAccountTokenForCredentialProviders", BETA),
     on("KubeletTracing", GA),
     off("LocalStorageCapacityIsolationFSQuotaMonitoring", BETA),
-    off("MemoryQoS", ALPHA),
     on("NodeDeclaredFeatures", BETA),
     on("NodeLogQuery", GA),
     on("NodeSwap", GA),

@@ -148,7 +148,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("oomScoreAdj", Kind::Int(-1000, 1000), "-999")
         .kubelet_flag("oom-score-adj")
         .zero_counts()
-        .not_yet(PodSync, None),
+        .honoured(&[PodSync, CriProxy], "score of these processes for the kernel's choice of a process to kill; that of the other services is set by the systemd units"),
     Row::new("clusterDomain", Kind::Text, "").kubelet_flag("cluster-domain").honoured(
         &[PodSync],
         "domain of the cluster, in DNS search lists"
@@ -197,8 +197,14 @@ pub const KUBELET: &[Row] = &[
             &[PodSync],
             "interval of measurements of the disk usage of volumes; negative: never"
         ),
-    Row::new("kubeletCgroups", Kind::Text, "").kubelet_flag("kubelet-cgroups").not_yet(PodSync, None),
-    Row::new("systemCgroups", Kind::Text, "").kubelet_flag("system-cgroups").not_yet(PodSync, None),
+    Row::new("kubeletCgroups", Kind::Text, "").kubelet_flag("kubelet-cgroups").honoured(
+        &[PodSync],
+        "cgroup of pod-sync, created if it is missing; the other services stay where they were started"
+    ),
+    Row::new("systemCgroups", Kind::Text, "").kubelet_flag("system-cgroups").honoured(
+        &[PodSync],
+        "cgroup for the processes in the root cgroup, except kernel threads; needs cgroupRoot"
+    ),
     Row::new("cgroupRoot", Kind::Text, "/").kubelet_flag("cgroup-root").honoured(
         &[NodeApi, PodSync],
         "parent cgroup of kubepods"
@@ -240,7 +246,10 @@ pub const KUBELET: &[Row] = &[
         .not_yet(PodSync, None),
     Row::new("qosReserved", Kind::Map(Keys::Of(&["memory"], "cannot be reserved"), &Kind::Checked(checks::percentage)), "")
         .kubelet_flag("qos-reserved")
-        .not_yet(PodSync, None),
+        .honoured(
+            &[PodSync],
+            "memory: percentage of the requests of higher QoS classes that lower ones cannot use; needs the feature gate QOSReserved"
+        ),
     Row::new("runtimeRequestTimeout", DURATION, "2m").kubelet_flag("runtime-request-timeout").honoured(
         &[CriProxy, Pleg, PodSync],
         "timeout of runtime calls other than pull, exec and attach"
@@ -275,7 +284,9 @@ pub const KUBELET: &[Row] = &[
         .kubelet_flag("node-status-max-images")
         .zero_counts()
         .honoured(&[PodSync], "maximum number of images in the Node's status"),
-    Row::new("maxOpenFiles", Kind::Int(0, I64), "1000000").kubelet_flag("max-open-files").not_yet(PodSync, None),
+    Row::new("maxOpenFiles", Kind::Int(0, I64), "1000000")
+        .kubelet_flag("max-open-files")
+        .honoured(&[PodSync], "limit of open files"),
     Row::new("contentType", Kind::Text, "application/vnd.kubernetes.protobuf")
         .kubelet_flag("kube-api-content-type")
         .ignored(StatusReporter, "requests to the API server use JSON"),
@@ -326,13 +337,13 @@ pub const KUBELET: &[Row] = &[
         .honoured(&[PodSync], "true: signals that evictionHard does not name keep their default"),
     Row::new("kernelMemcgNotification", Kind::Bool, "false")
         .kubelet_flag("kernel-memcg-notification")
-        .not_yet(PodSync, Some("false")),
+        .honoured(&[PodSync], "true: the kernel reports when memory usage crosses a threshold; with cgroup v2 only when all pods together reach their limit"),
     Row::new("enableControllerAttachDetach", Kind::Bool, "true")
         .kubelet_flag("enable-controller-attach-detach")
-        .not_yet(PodSync, Some("true")),
+        .honoured(&[PodSync, StatusReporter], "annotation of the Node; false: volumes that need an attachment are not mounted"),
     Row::new("protectKernelDefaults", Kind::Bool, "false")
         .kubelet_flag("protect-kernel-defaults")
-        .not_yet(PodSync, None),
+        .honoured(&[PodSync], "true: no start if a kernel tunable is not as pods need it; false: it is set, as setKernelTunables says"),
     Row::new("makeIPTablesUtilChains", Kind::Bool, "true")
         .kubelet_flag("make-iptables-util-chains")
         .not_yet(PodSync, Some("false")),
@@ -346,9 +357,12 @@ pub const KUBELET: &[Row] = &[
         .ignored(PodSync, "the kubelet no longer marks packets"),
     Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
         &[PodSync, NodeApi],
-        "ContainerCheckpoint, KubeletCrashLoopBackOffMax and PodLogsQuerySplitStreams; all other gates are fixed, and a different value causes a warning"
+        "ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, KubeletCrashLoopBackOffMax, MemoryQoS, PodLogsQuerySplitStreams and QOSReserved; all other gates are fixed, and a different value causes a warning"
     ),
-    Row::new("failSwapOn", Kind::Bool, "true").kubelet_flag("fail-swap-on").not_yet(PodSync, Some("false")),
+    Row::new("failSwapOn", Kind::Bool, "").kubelet_flag("fail-swap-on").honoured(
+        &[PodSync],
+        "true: no start while the machine swaps; not set: true with a KubeletConfiguration, false without"
+    ),
     Row::new("memorySwap.swapBehavior", Kind::Word(&["", "NoSwap", "LimitedSwap"]), "NoSwap")
         .own_flag("memory-swap-behavior")
         .honoured(
@@ -390,9 +404,18 @@ pub const KUBELET: &[Row] = &[
         &[PodSync],
         "same as systemReserved"
     ),
-    Row::new("reservedSystemCPUs", Kind::Text, "").kubelet_flag("reserved-cpus").not_yet(PodSync, None),
-    Row::new("systemReservedCgroup", Kind::Text, "").kubelet_flag("system-reserved-cgroup").not_yet(PodSync, None),
-    Row::new("kubeReservedCgroup", Kind::Text, "").kubelet_flag("kube-reserved-cgroup").not_yet(PodSync, None),
+    Row::new("reservedSystemCPUs", Kind::Checked(checks::cpu_list), "").kubelet_flag("reserved-cpus").honoured(
+        &[PodSync],
+        "CPUs whose number replaces the cpu amounts of systemReserved and kubeReserved; others than online ones are refused"
+    ),
+    Row::new("systemReservedCgroup", Kind::Text, "").kubelet_flag("system-reserved-cgroup").honoured(
+        &[PodSync],
+        "existing cgroup that gets the limits of systemReserved, if enforceNodeAllocatable contains system-reserved or system-reserved-compressible"
+    ),
+    Row::new("kubeReservedCgroup", Kind::Text, "").kubelet_flag("kube-reserved-cgroup").honoured(
+        &[PodSync],
+        "existing cgroup that gets the limits of kubeReserved, if enforceNodeAllocatable contains kube-reserved or kube-reserved-compressible"
+    ),
     Row::new(
         "enforceNodeAllocatable",
         Kind::List(&Kind::Word(&[
@@ -409,7 +432,7 @@ pub const KUBELET: &[Row] = &[
     .zero_counts()
     .honoured(
         &[PodSync],
-        "pods: kubepods is limited to the resources that are not reserved; other elements have no effect yet"
+        "pods: kubepods is limited to the resources that are not reserved; system-reserved, kube-reserved: their cgroups are limited to what is reserved, with -compressible by CPU shares only"
     ),
     Row::new("allowedUnsafeSysctls", TEXTS, "").kubelet_flag("allowed-unsafe-sysctls").honoured(
         &[PodSync],
@@ -459,9 +482,16 @@ pub const KUBELET: &[Row] = &[
         &[PodSync],
         "RuntimeDefault is the profile of containers without a seccomp profile"
     ),
-    Row::new("memoryThrottlingFactor", Kind::Number(0.0, 1.0), "0.9").not_yet(PodSync, None),
+    Row::new("memoryThrottlingFactor", Kind::Number(0.0, 1.0), "0.9").own_flag("memory-throttling-factor").honoured(
+        &[PodSync],
+        "part of the memory between the request and the limit of a container above which it is throttled (memory.high); needs the feature gate MemoryQoS and cgroup v2"
+    ),
     Row::new("memoryReservationPolicy", Kind::Word(&["", "None", "TieredReservation"]), "None")
-        .not_yet(PodSync, Some("None")),
+        .own_flag("memory-reservation-policy")
+        .honoured(
+            &[PodSync],
+            "TieredReservation: memory requests of Guaranteed pods are memory.min, those of Burstable pods memory.low; needs the feature gate MemoryQoS and cgroup v2"
+        ),
     Row::new("registerWithTaints", TAINTS, "").kubelet_flag("register-with-taints").honoured(
         &[StatusReporter],
         "taints of the Node at its registration"
@@ -483,7 +513,10 @@ pub const KUBELET: &[Row] = &[
             &[CriProxy],
             "socket of the image service, if it differs"
         ),
-    Row::new("failCgroupV1", Kind::Bool, "true").not_yet(PodSync, Some("false")),
+    Row::new("failCgroupV1", Kind::Bool, "").own_flag("fail-cgroup-v1").honoured(
+        &[PodSync],
+        "true: no start on a machine with cgroup v1; not set: true with a KubeletConfiguration, false without"
+    ),
     Row::new("singleProcessOOMKill", Kind::Bool, "").own_flag("single-process-oom-kill").honoured(
         &[PodSync],
         "whether the kernel kills one process of a container or all; not set: one with cgroup v1, all with v2"

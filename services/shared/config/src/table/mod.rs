@@ -9,7 +9,10 @@ mod kubelet;
 mod quintlet;
 
 pub use flags::{FLAGS, FlagRow, FlagVerdict};
-pub use gates::{CHECKPOINTS, CRASH_LOOP_MAX, DEFAULTS, GATES, Gate, SETTABLE, SPLIT_STREAMS};
+pub use gates::{
+    CHECKPOINTS, CRASH_LOOP_MAX, DEFAULTS, GATES, Gate, MEMORY_QOS, QOS_RESERVED, SETTABLE, SPLIT_STREAMS,
+    TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES, has_gate,
+};
 pub use kubelet::KUBELET;
 pub use quintlet::QUINTLET;
 

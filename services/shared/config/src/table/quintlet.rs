@@ -41,6 +41,10 @@ pub const QUINTLET: &[Row] = &[
             &[PodSync, StatusReporter],
             "labels of the Node at its registration; an existing Node keeps its labels"
         ),
+    Row::new("setKernelTunables", Kind::Bool, "").own_flag("set-kernel-tunables").honoured(
+        &[PodSync],
+        "kernel tunables that pods rely on are set at the start; not set: true with a KubeletConfiguration, false without"
+    ),
     Row::new("containerLogsDir", Kind::Text, "/var/log/containers")
         .own_flag("container-logs-dir")
         .zero_counts()

@@ -147,7 +147,7 @@ fn a_burstable_pod_is_limited_only_if_every_container_is() {
     let none = pod_cgroup(&pod(json!([c("a", json!({}), json!({}))])), CgroupSettings::default());
     assert_eq!(none, PodCgroup { cpu_shares: Some(2), ..PodCgroup::default() });
     let full = json!({"cpu": "1", "memory": "64Mi"});
-    let settings = CgroupSettings { cfs_quota: false, period_us: 100_000, pids_limit: 10 };
+    let settings = CgroupSettings { cfs_quota: false, pids_limit: 10, ..CgroupSettings::default() };
     let guaranteed = pod_cgroup(&pod(json!([c("a", full.clone(), full)])), settings);
     assert_eq!(
         guaranteed,
@@ -218,4 +218,48 @@ fn amounts_at_the_end_of_their_range_saturate_in_every_sum() {
     let p = pod_json(json!({"containers": both, "resources": {"requests": {"memory": most}}}));
     assert_eq!(oom_score_adj(&p, &pod::spec(&p).containers[0], 1), 3);
     assert!(weight_to_shares(u64::MAX) > MAX_SHARES);
+}
+
+#[test]
+fn lower_qos_classes_leave_the_reserved_part_of_requests() {
+    let pod = |resources: serde_json::Value| {
+        pod_json(json!({"containers": [{"name": "c", "resources": resources}]}))
+    };
+    let guaranteed =
+        pod(json!({"limits": {"cpu": "1", "memory": "2Gi"}, "requests": {"cpu": "1", "memory": "2Gi"}}));
+    let burstable = pod(json!({"requests": {"cpu": "500m", "memory": "1Gi"}}));
+    let best_effort = pod(json!({}));
+    let pods = [&guaranteed, &burstable, &burstable, &best_effort];
+    let none = QosTierSettings { allocatable_memory: 8 << 30, ..QosTierSettings::default() };
+    let only_shares = QosTiers { burstable_shares: 1024, ..QosTiers::default() };
+    assert_eq!(qos_tiers(pods, none), only_shares);
+    let gib = |halves: i64| Some(halves << 29);
+    for (percent, burstable_memory, best_effort_memory) in
+        [(0, gib(16), gib(16)), (50, gib(14), gib(12)), (100, gib(12), gib(8))]
+    {
+        let settings = QosTierSettings { reserved_percent: Some(percent), ..none };
+        let want = QosTiers { burstable_memory, best_effort_memory, ..only_shares };
+        assert_eq!(qos_tiers(pods, settings), want, "{percent}%");
+    }
+    let full = QosTierSettings { reserved_percent: Some(100), allocatable_memory: 4 << 30, ..none };
+    assert_eq!(qos_tiers(pods, full).best_effort_memory, None, "a limit of 0 is not written");
+    let protected = QosTierSettings { protects_memory: Some(true), ..none };
+    assert_eq!(
+        qos_tiers(pods, protected),
+        QosTiers { memory_min: gib(8), memory_low: gib(4), ..only_shares }
+    );
+    let unprotected = QosTierSettings { protects_memory: Some(false), ..none };
+    assert_eq!(
+        qos_tiers(pods, unprotected),
+        QosTiers { memory_min: Some(0), memory_low: Some(0), ..only_shares },
+        "an earlier protection is removed"
+    );
+    let settings = CgroupSettings { protects_memory: true, ..CgroupSettings::default() };
+    let of = |pod: &Pod| {
+        let values = pod_cgroup(pod, settings);
+        (values.memory_min, values.memory_low)
+    };
+    assert_eq!(of(&guaranteed), (gib(4), None));
+    assert_eq!(of(&burstable), (None, gib(2)));
+    assert_eq!(of(&best_effort), (None, None));
 }

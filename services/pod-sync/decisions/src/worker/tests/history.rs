@@ -250,7 +250,7 @@ impl World {
 
     fn record(&mut self, uid: &PodUid) {
         let (termination, started) = (self.workers.termination(uid).cloned(), self.workers.is_started(uid));
-        if let Some(state) = self.workers.pods.get(uid).filter(|s| !s.runtime_only) {
+        if let Some(state) = self.workers.pods.get(uid).filter(|s| !s.is_runtime_only()) {
             self.records.insert(uid.clone(), (state.facts.clone(), termination, started));
         }
     }

@@ -327,7 +327,7 @@ impl Watcher {
         }
         // There is no record of a pod that only the runtime has.
         if let Input::TakeWork(uid) = input
-            && after.pods.get(uid).is_some_and(|s| !s.runtime_only)
+            && after.pods.get(uid).is_some_and(|s| !s.is_runtime_only())
             && let Some(termination) = after.termination(uid)
         {
             self.recorded.insert(uid.clone(), termination.clone());

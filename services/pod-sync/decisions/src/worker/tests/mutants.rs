@@ -155,7 +155,7 @@ fn another(workers: &PodSyncStatuses, input: &Input) -> Option<PodUid> {
 fn a_step_that_affects_another_pod_is_caught() {
     let changes: Tamper = |workers, input, _| {
         if let Some(state) = another(workers, input).and_then(|uid| workers.pods.get_mut(&uid)) {
-            state.observed = !state.observed;
+            state.interruptions += 1;
         }
     };
     let acts: Tamper = |workers, input, step| {

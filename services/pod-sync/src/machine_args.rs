@@ -1,0 +1,42 @@
+//! Flags of the requirements on the machine.
+
+use clap::ArgAction;
+use pod_sync_node::MachineRules;
+
+/// Requirements on the machine. Those of the kubelet apply with a configuration file; without one, any machine will do.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Machine")]
+pub struct MachineArgs {
+    /// Do not start while the machine swaps. Default: true with a KubeletConfiguration, false without.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub fail_swap_on: Option<bool>,
+    /// Do not start on a machine with cgroup v1. Default: true with a KubeletConfiguration, false without.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub fail_cgroup_v1: Option<bool>,
+    /// Do not start if a kernel tunable differs from what pods rely on.
+    #[arg(long, default_value_t = false, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub protect_kernel_defaults: bool,
+    /// Set kernel tunables that differ from what pods rely on. Default: true with a KubeletConfiguration, false without.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub set_kernel_tunables: Option<bool>,
+}
+
+impl MachineArgs {
+    /// Returns whether a requirement was set neither by a flag nor with a KubeletConfiguration.
+    #[must_use]
+    pub fn has_defaults_without_file(&self) -> bool {
+        [self.fail_swap_on, self.fail_cgroup_v1, self.set_kernel_tunables].contains(&None)
+    }
+
+    /// Returns the rules for the machine.
+    #[must_use]
+    pub fn rules(&self, limited_swap: bool) -> MachineRules {
+        MachineRules {
+            fail_swap_on: self.fail_swap_on.unwrap_or(false),
+            fail_cgroup_v1: self.fail_cgroup_v1.unwrap_or(false),
+            limited_swap,
+            protect_kernel_defaults: self.protect_kernel_defaults,
+            set_kernel_tunables: self.set_kernel_tunables.unwrap_or(false),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Starts the clients of the other services and of the runtime.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use pod_sync_clients::{EventType, ProbeFailure};
+use pod_sync_decisions::containment::ProcessExit;
+use pod_sync_worker::context::Reporting;
+use quintlet_model::ids::PodUid;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::{Agent, ClientInputs};
+
+impl Agent {
+    /// Starts the clients of the other services and of the runtime.
+    pub(crate) fn start_clients(&self, inputs: ClientInputs) {
+        let (ctx, stop) = (&self.ctx, &self.stop);
+        let node_name = ctx.node.settings.node_name.clone();
+        ctx.reporting.events.node(&node_name, EventType::Normal, "Starting", "Starting kubelet.");
+        self.start_cgroups(inputs.reservations, inputs.runtime_state);
+        let exit_note = self.paths.exit(pod_sync_containment::CRI_PROXY);
+        let (faults, control) = (Arc::clone(&ctx.faults), Arc::clone(&ctx.control));
+        let record_crash = move |cause: &ProcessExit, pods: &BTreeSet<PodUid>| {
+            faults.containment.record_crash(pod_sync_containment::CRI_PROXY, cause, pods);
+            pods.iter().for_each(|uid| control.wakeups.wake(uid));
+        };
+        let crashes = pod_sync_containment::follow_cri_proxy(
+            ctx.runtime.calls.broken(),
+            exit_note,
+            ctx.clock.clone(),
+            record_crash,
+            stop.clone(),
+        );
+        self.tasks.spawn("cri-proxy-crashes", crashes);
+        self.tasks.spawn("pleg-follow", Arc::clone(&ctx.runtime.pleg).follow(stop.clone()));
+        self.tasks.spawn("probes", Arc::clone(&ctx.probes).run(stop.clone()));
+        self.tasks.spawn("statuses", Arc::clone(&ctx.reporting.statuses).run(stop.clone()));
+        let failures = report_probe_failures(Arc::clone(&ctx.reporting), inputs.probe_failures, stop.clone());
+        self.tasks.spawn("probe-failures", failures);
+    }
+}
+
+async fn report_probe_failures(
+    reporting: Arc<Reporting>,
+    mut failures: mpsc::Receiver<ProbeFailure>,
+    stop: CancellationToken,
+) {
+    loop {
+        // Failures in the queue are lost at the end, as events in flight are.
+        let failure = tokio::select! {
+            () = stop.cancelled() => return,
+            failure = failures.recv() => failure,
+        };
+        let Some(failure) = failure else { return };
+        let Some(view) = reporting.views.get(&failure.uid) else { continue };
+        let is_init =
+            quintlet_model::pod::init_containers(&view.pod).iter().any(|c| c.name == failure.container);
+        let list = if is_init { "initContainers" } else { "containers" };
+        let path = format!("spec.{list}{{{}}}", failure.container);
+        reporting.events.pod(&view.pod, EventType::Warning, &failure.reason, &failure.message, &path);
+    }
+}

@@ -1,0 +1,70 @@
+//! Starts the reports about the Node object and the watches of cluster objects.
+
+use std::sync::Arc;
+
+use pod_sync_node::NodeInputs;
+use tokio::sync::watch;
+
+use super::Agent;
+use crate::admission::NodeConditions;
+
+impl Agent {
+    /// Starts the reports about the Node object and the watches of the API server. Without an API server, only the pod CIDR of
+    /// the command line is set.
+    pub(crate) fn start_node(&self, conditions: &NodeConditions) {
+        let (ctx, args, stop) = (&self.ctx, &self.args, &self.stop);
+        let (settings, runtime) = (&ctx.node.settings, &ctx.runtime);
+        let Some(client) = &self.api.client else {
+            if !args.pod_cidr.is_empty() {
+                let set =
+                    pod_sync_node::set_pod_cidrs(args.pod_cidr.clone(), runtime.calls.clone(), stop.clone());
+                self.tasks.spawn("pod-cidr", set);
+            }
+            return;
+        };
+        let (images_tx, images) = watch::channel(None);
+        let max_images = usize::try_from(args.resources.node_status_max_images).ok();
+        let poll = pod_sync_node::poll_images(runtime.calls.clone(), max_images, images_tx, stop.clone());
+        self.tasks.spawn("node-images", poll);
+        let (ips_tx, ips) = watch::channel(None);
+        let follow = pod_sync_node::follow_addresses(
+            args.node_ip.clone(),
+            settings.node_name.clone(),
+            settings.node_ips.clone(),
+            ips_tx,
+            stop.clone(),
+        );
+        self.tasks.spawn("node-addresses", follow);
+        let NodeConditions { shutting_down, pressure } = conditions.clone();
+        let runtime_state = runtime.state.clone();
+        let report = pod_sync_node::report_node(
+            (**settings).clone(),
+            args.labels(),
+            NodeInputs { runtime: runtime_state, shutting_down, images, ips, pressure },
+            Arc::clone(&runtime.pleg),
+            Arc::clone(&ctx.reporting.statuses),
+            ctx.clock.clone(),
+            stop.clone(),
+        );
+        self.tasks.spawn("node-facts", report);
+        self.start_watches(client);
+    }
+
+    fn start_watches(&self, client: &kube::Client) {
+        let (cluster, stop) = (&self.api.cluster, &self.stop);
+        let node_name = self.ctx.node.settings.node_name.clone();
+        let node = Arc::clone(cluster).watch_node(client.clone(), node_name, stop.clone());
+        self.tasks.spawn("watch-node", node);
+        let services = Arc::clone(cluster).watch_services(client.clone(), stop.clone());
+        self.tasks.spawn("watch-services", services);
+        let runtime_classes = Arc::clone(cluster).watch_runtime_classes(client.clone(), stop.clone());
+        self.tasks.spawn("watch-runtime-classes", runtime_classes);
+        if let Some(objects) = &self.api.object_cache {
+            let idle = Arc::clone(objects).stop_idle_watches(stop.clone());
+            self.tasks.spawn("idle-object-watches", idle);
+        }
+        let runtime = self.ctx.runtime.calls.clone();
+        let cidrs = pod_sync_node::follow_pod_cidrs(cluster.nodes(), runtime, stop.clone());
+        self.tasks.spawn("pod-cidrs", cidrs);
+    }
+}

@@ -1,0 +1,62 @@
+//! Serves podsync.v1 and the metrics.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use quintlet_kit::server::{HealthHandle, SYNC_LOOP, Server};
+use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use quintlet_kit::task::spawn;
+use quintlet_proto::podsync::v1::checkpoints_server::CheckpointsServer;
+use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
+use quintlet_proto::podsync::v1::pressure_server::PressureServer;
+use quintlet_proto::podsync::v1::storage_server::StorageServer;
+use quintlet_proto::podsync::v1::volumes_server::VolumesServer;
+use tokio::task::JoinHandle;
+
+use super::Agent;
+use crate::serve::{EvictionRounds, ServeContext, Service};
+
+impl Agent {
+    /// Starts the server of podsync.v1. Returns its task and the handle of its health service.
+    pub(crate) async fn serve(
+        &self,
+        rounds: Option<EvictionRounds>,
+    ) -> anyhow::Result<(JoinHandle<Result<(), tonic::transport::Error>>, HealthHandle)> {
+        let ctx = &self.ctx;
+        let path = self.paths.podsync();
+        let listener = bind_unix(&path, 0o660).with_context(|| format!("{}", path.display()))?;
+        let peers = PeerPolicy::root_and_self().and(&self.args.allow_uid);
+        let service = Service::new(ServeContext {
+            clock: ctx.clock.clone(),
+            node: Arc::clone(&ctx.node),
+            runtime: ctx.runtime.clone(),
+            reporting: Arc::clone(&ctx.reporting),
+            control: Arc::clone(&ctx.control),
+            faults: Arc::clone(&ctx.faults),
+            measured: Arc::clone(&self.measured),
+            volume_tasks: ctx.environment.volume_tasks.clone(),
+            rounds,
+        });
+        let server = Server::new("pod-sync")
+            .observers(&self.args.common.observer_uid)
+            .add_service(PodSyncServer::new(service.clone()))
+            .add_service(CheckpointsServer::new(service.clone()))
+            .add_service(PressureServer::new(service.clone()))
+            .add_service(StorageServer::new(service.clone()))
+            .add_service(VolumesServer::new(service));
+        let health = server.health();
+        health.set_serving(SYNC_LOOP).await;
+        Ok((spawn("server", server.serve(listener, peers, self.stop.clone())), health))
+    }
+
+    /// Serves metrics over HTTP if the command line asks for it.
+    pub(crate) fn serve_metrics(&self) {
+        let Some(address) = self.args.common.metrics_listen else { return };
+        let serve = quintlet_kit::server::serve_metrics(address, self.stop.clone());
+        self.tasks.spawn("metrics", async move {
+            if let Err(error) = serve.await {
+                tracing::error!(%error, %address, "failed to serve metrics");
+            }
+        });
+    }
+}

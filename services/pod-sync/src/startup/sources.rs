@@ -1,0 +1,75 @@
+//! Starts the sources of pods and makes the pod manager that reads them.
+
+use std::sync::Arc;
+
+use pod_sync_sources::{SourceKind, SourceMessage};
+use tokio::sync::mpsc;
+
+use super::Agent;
+use crate::admission::{NodeAdmission, NodeConditions};
+use crate::pod_manager::PodManager;
+
+impl Agent {
+    /// Starts the sources. Returns the pod manager and the queue that it reads.
+    pub(crate) fn pod_manager(
+        &self,
+        conditions: NodeConditions,
+    ) -> (PodManager, mpsc::Receiver<SourceMessage>) {
+        let (sources, kinds) = self.start_sources();
+        let admission = Arc::new(NodeAdmission::new(
+            (*self.ctx.node.settings).clone(),
+            &self.args.labels(),
+            Arc::clone(&self.api.cluster),
+            self.api.client.clone(),
+            self.ctx.runtime.state.clone(),
+            conditions,
+        ));
+        let manager =
+            PodManager::new(Arc::clone(&self.ctx), Arc::clone(&self.api.manifests), admission, &kinds);
+        (manager, sources)
+    }
+
+    fn start_sources(&self) -> (mpsc::Receiver<SourceMessage>, Vec<SourceKind>) {
+        let (args, stop) = (&self.args, &self.stop);
+        let node = &self.ctx.node.settings.node_name;
+        let (tx, rx) = mpsc::channel(pod_sync_sources::SOURCE_QUEUE);
+        let mut kinds = Vec::new();
+        if let Some(path) = &args.manifests {
+            kinds.push(SourceKind::File);
+            let run = pod_sync_sources::file::run(
+                path.clone(),
+                node.clone(),
+                args.file_check_frequency,
+                tx.clone(),
+                stop.clone(),
+            );
+            self.tasks.spawn("source-file", run);
+        }
+        if let Some(url) = &args.manifest_url {
+            kinds.push(SourceKind::Http);
+            let run = pod_sync_sources::http::run(
+                url.clone(),
+                args.manifest_url_header.clone(),
+                node.clone(),
+                args.http_check_frequency,
+                pod_sync_sources::http::system_tls(),
+                tx.clone(),
+                stop.clone(),
+            );
+            self.tasks.spawn("source-http", run);
+        }
+        if let Some(client) = self.api.client.clone() {
+            kinds.push(SourceKind::Api);
+            let run = pod_sync_sources::api::run(client, node.clone(), tx, stop.clone());
+            self.tasks.spawn("source-api", run);
+        } else {
+            // Without any source, the queue stays open: the sync loop still runs the restored pods.
+            let stop = stop.clone();
+            self.tasks.spawn("sources-open", async move {
+                stop.cancelled().await;
+                drop(tx);
+            });
+        }
+        (rx, kinds)
+    }
+}

@@ -1,0 +1,270 @@
+//! Creates containers in a sandbox: image, configuration, restart count.
+
+use std::net::IpAddr;
+
+use k8s_cri::v1 as cri;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_clients::EventType;
+use pod_sync_cri_config::container::{ContainerInput, container_config};
+use pod_sync_cri_config::cri_extensions::{CriExtensions, ImageMount};
+use pod_sync_cri_config::env::{EnvInput, EnvObjects, make_env};
+use pod_sync_cri_config::error::ConfigError;
+use pod_sync_cri_config::mounts::block_devices;
+use pod_sync_cri_config::security::ImageUser;
+use pod_sync_cri_config::{cri_extensions, paths};
+use pod_sync_decisions::container_status::WaitingReason;
+use pod_sync_decisions::waiting::{StartFailure, Waiting};
+use pod_sync_decisions::{backoff, sync as decide_sync};
+use quintlet_kit::failpoint;
+use quintlet_kit::task::blocking;
+use quintlet_model::ids::ContainerId;
+use quintlet_model::pod as pods;
+use quintlet_model::runtime::PodRuntime;
+
+use super::pending_starts::ContainerKind;
+use super::start::{NotStarted, StartSpec};
+use super::{Halt, Pass, Worker};
+use crate::image;
+use crate::image::NoImage;
+
+const CREATE: &str = "CreateContainer";
+
+/// Returns the container whose process namespace an ephemeral container joins, if it names one (`targetContainerName`).
+fn target<'a>(
+    pod: &Pod,
+    container: &Container,
+    runtime: &'a PodRuntime,
+) -> Result<Option<&'a ContainerId>, ConfigError> {
+    let ephemeral = pods::spec(pod).ephemeral_containers.iter().flatten().find(|e| e.name == container.name);
+    let name = ephemeral.and_then(|e| e.target_container_name.as_deref()).filter(|name| !name.is_empty());
+    let Some(name) = name else { return Ok(None) };
+    match runtime.newest(name) {
+        Some(instance) => Ok(Some(&instance.id)),
+        None => Err(ConfigError::invalid(format!("unable to find target container {name}"))),
+    }
+}
+
+impl Worker {
+    /// Pulls the image of a container and creates the container. Returns its id and its restart count.
+    pub(super) async fn create_container(
+        &mut self,
+        pass: &Pass,
+        spec: StartSpec<'_>,
+    ) -> Result<(ContainerId, u32), NotStarted> {
+        let container = spec.container;
+        let extensions = match self.cri_extensions(container) {
+            Ok(extensions) => extensions,
+            Err(reason) => return Err(self.waits_for_image(pass, spec, reason)),
+        };
+        self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
+        let image = self.ensure_image(pass, spec).await?;
+        // The pull may have taken minutes.
+        self.unless_ending()?;
+        self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
+        let restarts = self.next_attempt(pass, &container.name).await;
+        let config = match self.container_config(pass, container, restarts, &image, spec.ips).await {
+            Ok(config) => config,
+            Err(error) => {
+                let error = error.to_string();
+                self.report_start_error(pass, spec, &error);
+                return Err(NotStarted::Waits(StartFailure::CreateContainerConfigError.with_message(error)));
+            }
+        };
+        // Recorded before the creation, so that a restarted pod-sync keeps the same delay.
+        self.record_restart(pass, container);
+        self.save();
+        if spec.kind != ContainerKind::Ephemeral {
+            let resources = container.resources.clone().unwrap_or_default();
+            self.ctx.checkpoints.allocations.actuate(&self.pod_ref.uid, &container.name, resources);
+        }
+        let (calls, sandbox_config) = (&self.ctx.runtime.calls, spec.sandbox_config.clone());
+        match calls.create_container(spec.sandbox, config, &extensions, sandbox_config).await {
+            Ok(id) => {
+                self.retries.unknown_calls.settled(&container.name, CREATE);
+                self.observed.freshness.container_created(&id, spec.sandbox);
+                self.ctx.reporting.events.pod(
+                    &pass.pod,
+                    EventType::Normal,
+                    "Created",
+                    "Container created",
+                    &spec.field_path(),
+                );
+                Ok((id, restarts))
+            }
+            Err(error) => {
+                let failure = StartFailure::CreateContainerError;
+                Err(self.call_failed(pass, spec, spec.sandbox.as_str(), &error, failure))
+            }
+        }
+    }
+
+    async fn ensure_image(&mut self, pass: &Pass, spec: StartSpec<'_>) -> Result<image::Ready, NotStarted> {
+        let container = spec.container;
+        let image = container.image.as_deref().unwrap_or_default();
+        let mut pulls = self.record.pulls.clone();
+        let (ctx, secrets, field_path) =
+            (self.ctx.pull_context(), self.setup.pull_secrets.clone(), spec.field_path());
+        let wanted = image::Wanted {
+            pod: &pass.pod,
+            image,
+            policy: container.image_pull_policy.as_deref().unwrap_or("IfNotPresent"),
+            field_path: &field_path,
+            secrets: &secrets,
+            sandbox_config: spec.sandbox_config,
+        };
+        let begins = || {
+            self.meanwhile(Waiting::ImagePulling {
+                container: container.name.clone(),
+                image: image.to_owned(),
+            });
+            self.report_sandbox_ready();
+        };
+        let ready = image::ensure(&ctx, wanted, &mut pulls, begins).await;
+        self.record.pulls = pulls;
+        match ready {
+            Ok(ready) => Ok(ready),
+            Err(NoImage::Waits(reason)) => Err(self.waits_for_image(pass, spec, reason)),
+            Err(NoImage::Interrupted(error)) => match self.image_failure(&error, &container.name, image) {
+                Some(reason) => Err(self.waits_for_image(pass, spec, reason)),
+                None => Err(Halt::interrupted(&error).into()),
+            },
+        }
+    }
+
+    fn waits_for_image(&self, pass: &Pass, spec: StartSpec<'_>, reason: WaitingReason) -> NotStarted {
+        self.report_start_error(pass, spec, &reason.reason);
+        NotStarted::Waits(reason)
+    }
+
+    // Counts the restart of an exited container for its crash-loop back-off.
+    fn record_restart(&mut self, pass: &Pass, container: &Container) {
+        let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) else { return };
+        let key = backoff::crash_loop_key(&self.pod_ref, container);
+        let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
+        let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
+        self.record.crash_loop.record_restart(&key, ago, boot, self.ctx.node.crash_loop);
+    }
+
+    // Returns the image volumes and the stop signal of a container, or the reason why an image volume is missing.
+    fn cri_extensions(&self, container: &Container) -> Result<CriExtensions, WaitingReason> {
+        // Each volume mount of the spec is one mount of the request, in the same order. The mounts that pod-sync adds follow.
+        let mounts = container.volume_mounts.iter().flatten().enumerate();
+        let mounts = mounts.filter_map(|(place, m)| Some((place, m, self.setup.image_volumes.get(&m.name)?)));
+        let ids = self.setup.user_namespace.as_ref();
+        let mounts = mounts.map(|(place, mount, image)| {
+            let mount = ImageMount {
+                container_path: mount.mount_path.clone(),
+                readonly: true,
+                uid_mappings: ids.map(|ids| ids.uids.clone()).unwrap_or_default(),
+                gid_mappings: ids.map(|ids| ids.gids.clone()).unwrap_or_default(),
+                image: Some(image.clone()?),
+                image_sub_path: mount.sub_path.clone().unwrap_or_default(),
+            };
+            Ok((place, mount))
+        });
+        Ok(CriExtensions {
+            mounts: mounts.collect::<Result<_, _>>()?,
+            stop_signal: cri_extensions::stop_signal(container),
+        })
+    }
+
+    async fn container_config(
+        &self,
+        pass: &Pass,
+        container: &Container,
+        restarts: u32,
+        ready: &image::Ready,
+        ips: &[IpAddr],
+    ) -> Result<cri::ContainerConfig, ConfigError> {
+        let (pod, node) = (&pass.pod, &self.ctx.node.settings);
+        let objects = EnvObjects::fetch(pod, container, self.ctx.environment.objects.as_ref()).await;
+        let volume_paths = self
+            .setup
+            .volumes
+            .iter()
+            .flatten()
+            .map(|(name, v)| (name.clone(), v.host_path.clone()))
+            .collect();
+        let env = make_env(EnvInput {
+            pod,
+            container,
+            node,
+            pod_ips: ips,
+            objects: &objects,
+            volume_paths: &volume_paths,
+        })?;
+        let mounts = self.mounts(pod, container, &env, ips).await?;
+        let (of, volumes) = (container.clone(), self.setup.volumes.clone().unwrap_or_default());
+        let devices = blocking(move || block_devices(&of, &volumes)).await?;
+        let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
+        let dir = log_dir.clone();
+        let make =
+            move || failpoint::file!("container's log directory made", || std::fs::create_dir_all(&dir));
+        blocking(make).await.map_err(|e| {
+            ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display()))
+        })?;
+        let user = ImageUser::from_status(ready.image.uid.as_ref().map(|u| u.value), &ready.image.username);
+        container_config(ContainerInput {
+            pod,
+            names: &self.pod_ref,
+            container,
+            restarts,
+            image_ref: &ready.image_ref,
+            image_user: &user,
+            node,
+            env: &env,
+            mounts: &mounts,
+            devices: &devices,
+            runtime_handler: &self.setup.runtime_handler,
+            features: self.features(&self.setup.runtime_handler),
+            userns: self.setup.user_namespace.as_ref(),
+            volume_groups: &self.ctx.environment.volume_tasks.groups(pod, &self.pod_ref.uid),
+            target_id: target(pod, container, &pass.runtime)?.map(ContainerId::as_str),
+        })
+    }
+
+    // If no instance is left, the log files give the number of attempts.
+    async fn next_attempt(&self, pass: &Pass, container: &str) -> u32 {
+        let dir = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref).join(container);
+        let read = move || -> Vec<String> {
+            let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+            entries.filter_map(|e| e.file_name().into_string().ok()).collect()
+        };
+        let names = blocking(read).await;
+        decide_sync::next_attempt(&pass.runtime, container, names.iter().map(String::as_str))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use quintlet_testkit::pods::RuntimeBuilder;
+
+    #[test]
+    fn an_ephemeral_container_sees_the_newest_instance_of_its_target_or_is_not_made() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p"},
+            "spec": {
+                "containers": [{"name": "main"}],
+                "ephemeralContainers": [
+                    {"name": "look", "targetContainerName": "main"},
+                    {"name": "lost", "targetContainerName": "gone"},
+                    {"name": "free", "targetContainerName": ""},
+                ],
+            },
+        }))
+        .unwrap();
+        let runtime = RuntimeBuilder::ready().exited("main", 1).running("main").build();
+        let of = |name: &str| {
+            let container: Container = serde_json::from_value(json!({"name": name})).unwrap();
+            target(&pod, &container, &runtime)
+                .map(|id| id.map(ToString::to_string))
+                .map_err(|e| e.to_string())
+        };
+        assert_eq!(of("look"), Ok(Some("main-1".to_owned())));
+        assert_eq!(of("lost"), Err("unable to find target container gone".to_owned()));
+        assert_eq!((of("free"), of("main")), (Ok(None), Ok(None)));
+    }
+}

@@ -1,0 +1,53 @@
+//! Removes mount points without deleting the content of a mount.
+
+use std::io;
+use std::path::Path;
+
+use rustix::io::Errno;
+
+/// Removes a mount point: an empty directory, or a file or link. Returns `false` if something is mounted on it, which the kernel
+/// checks at the removal. Succeeds if the path does not exist. Blocks.
+///
+/// # Errors
+/// Fails if the directory has content, and as `rmdir(2)` and `unlink(2)` otherwise.
+pub fn remove(path: &Path) -> io::Result<bool> {
+    let removed = match rustix::fs::rmdir(path) {
+        Err(Errno::NOTDIR) => rustix::fs::unlink(path),
+        other => other,
+    };
+    match removed {
+        Ok(()) | Err(Errno::NOENT) => Ok(true),
+        Err(Errno::BUSY) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+    use super::*;
+
+    #[test]
+    fn empty_directories_files_and_links_are_removed_and_mounts_and_content_stay() {
+        let tmp = tempfile::tempdir().unwrap();
+        let [dir, file, link, full] = ["dir", "file", "link", "full"].map(|name| tmp.path().join(name));
+        std::fs::create_dir_all(full.join("content")).unwrap();
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&full, &link).unwrap();
+        if nix::unistd::geteuid().is_root() {
+            for (source, target) in [(&full, &dir), (&file, &file)] {
+                mount(Some(source), target, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+                assert!(!remove(target).unwrap(), "{} is mounted", target.display());
+                umount2(target, MntFlags::MNT_DETACH).unwrap();
+            }
+        }
+        for path in [&dir, &file, &link, &dir] {
+            assert!(remove(path).unwrap());
+            assert!(!path.exists());
+        }
+        assert!(remove(&full).is_err());
+        assert!(full.join("content").exists());
+    }
+}
