@@ -101,7 +101,7 @@ systemctl start containerd
 until_true 300 ctr version
 mkdir -p /tmp/tree/bin /tmp/tree/tmp /tmp/tree/etc
 cp /bin/busybox /tmp/tree/bin/busybox
-for applet in sh sleep test grep touch cat; do ln -s busybox /tmp/tree/bin/$applet; done
+for applet in sh sleep test grep touch cat head; do ln -s busybox /tmp/tree/bin/$applet; done
 image localhost/busybox:1 /tmp/tree '{"Env":["PATH=/bin"],"Cmd":["sh"]}'
 image registry.k8s.io/pause:3.10 /tmp/tree '{"Entrypoint":["/bin/sleep","1000000"]}'
 check "runtime has the images" "$(ctr -n k8s.io images ls -q | grep -c :) references" sh -c 'ctr -n k8s.io images ls -q | grep -q "^localhost/busybox:1$"'
@@ -122,6 +122,11 @@ systemd-tmpfiles --create quintlet.conf
 chgrp quintlet-watch /etc/quintlet/kubeconfig
 chmod 0640 /etc/quintlet/kubeconfig
 cp $here/manifest.yaml /etc/kubernetes/manifests/vm.yaml
+install -D -m 0644 $here/config.yaml /etc/quintlet/config.yaml
+sed -i 's|^QUINTLET_CONFIG_ARGS=.*|QUINTLET_CONFIG_ARGS=--config /etc/quintlet/config.yaml|' /etc/default/quintlet
+dd if=/dev/zero of=/swap bs=1M count=256 2> /dev/null && chmod 0600 /swap && mkswap -q /swap && swapon /swap
+# Not what pods rely on.
+echo 0 > /proc/sys/vm/overcommit_memory
 systemctl daemon-reload
 systemctl enable --quiet quintlet.target
 systemctl start --no-block quintlet.target
@@ -156,10 +161,90 @@ becomes 600 "pod with a Secret is Ready" is_ready
 process=$(pod_process)
 check "pod has a process" "pid $process" test -n "$process"
 
+# Cgroups of the node, made by systemd and read back.
+cgroups=/sys/fs/cgroup
+pods=$cgroups/kubepods.slice
+memory=$(($(sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo) * 1024))
+
+# has FILE VALUE: the file has this value.
+has() {
+    echo "$(cat "$1") in $1, want $2"
+    [ "$(cat "$1")" = "$2" ]
+}
+# near FILE VALUE: the file has this value or one up to a page below.
+near() {
+    echo "$(cat "$1") in $1, want about $2"
+    [ "$(cat "$1")" -le "$2" ] && [ "$(cat "$1")" -ge "$(($2 - 4096))" ]
+}
+of_slice() {
+    echo "$2 of $1 is $(systemctl show -P "$2" "$1"), want about $3"
+    [ "$(systemctl show -P "$2" "$1")" -le "$3" ] && [ "$(systemctl show -P "$2" "$1")" -ge "$(($3 - 4096))" ]
+}
+becomes 60 "kubepods.slice leaves the reservation" near $pods/memory.max $((memory - 268435456))
+becomes 10 "systemd knows the limit of kubepods.slice" of_slice kubepods.slice MemoryMax $((memory - 268435456))
+becomes 10 "system.slice has the weight of its reservation" has $cgroups/system.slice/cpu.weight 8
+becomes 10 "besteffort pods have the least weight" has $pods/kubepods-besteffort.slice/cpu.weight 1
+becomes 10 "a kernel tunable is set" has /proc/sys/vm/overcommit_memory 1
+# A limit that someone else changes is written again.
+echo max > $pods/memory.max
+becomes 150 "kubepods.slice is limited again" near $pods/memory.max $((memory - 268435456))
+
+# Pods that use too much, one after the other. The first pod must not notice.
+container() {
+    quintctl pods > /tmp/pods
+    for scope in $pods/*/*/cri-containerd-*.scope; do
+        id=${scope##*/cri-containerd-}
+        ! ctr -n k8s.io containers info "${id%.scope}" 2> /dev/null | grep -q "\"io.kubernetes.container.name\": \"$1\"" || echo "$scope"
+    done
+}
+has_container() {
+    scope=$(container "$1")
+    test -n "$scope" && echo "$scope"
+}
+cp $here/pressure/throttled.yaml /etc/kubernetes/manifests/
+becomes 300 "burstable container runs" has_container throttled
+scope=$(container throttled)
+becomes 10 "memory.max is its limit" has "$scope/memory.max" 134217728
+# 64Mi + 0.5 * (128Mi - 64Mi)
+becomes 10 "memory.high is between request and limit" has "$scope/memory.high" 100663296
+becomes 10 "memory.low is its request" has "$scope/memory.low" 67108864
+# Static pods are critical, and critical pods do not swap.
+becomes 10 "memory.swap.max of a static pod is 0" has "$scope/memory.swap.max" 0
+becomes 10 "memory.low of burstable pods is their request" has $pods/kubepods-burstable.slice/memory.low 67108864
+# Half of the request is reserved.
+becomes 60 "memory.max of besteffort pods leaves half of it" near $pods/kubepods-besteffort.slice/memory.max $((memory - 268435456 - 33554432))
+is_throttled() {
+    sed -n 's/^high //p' "$1/memory.events" && [ "$(sed -n 's/^high //p' "$1/memory.events")" -gt 0 ]
+}
+becomes 300 "memory above memory.high is throttled" is_throttled "$scope"
+rm /etc/kubernetes/manifests/throttled.yaml
+
+cp $here/pressure/oom.yaml /etc/kubernetes/manifests/
+is_killed() {
+    quintctl explain "$1" > /tmp/explained && grep -m 1 -o 'OOMKilled.*' /tmp/explained
+}
+becomes 300 "container above its limit is OOMKilled" is_killed oom-quintlet-vm
+rm /etc/kubernetes/manifests/oom.yaml
+
+cp $here/pressure/forks.yaml /etc/kubernetes/manifests/
+is_bounded() {
+    scope=$(container forks)
+    pod=$(dirname "$scope")
+    echo "$(cat "$pod/pids.current") of $(cat "$pod/pids.max") processes"
+    [ "$(cat "$pod/pids.max")" = 60 ] && [ "$(cat "$pod/pids.current")" = 60 ]
+}
+becomes 300 "fork bomb is bounded by podPidsLimit" is_bounded
+rm /etc/kubernetes/manifests/forks.yaml
+has_no_others() {
+    quintctl pods > /tmp/pods && ! grep -E 'throttled|oom|forks' /tmp/pods
+}
+becomes 300 "pods that used too much are gone" has_no_others
+
 # The pod is not affected by restarts of services.
 stays() {
     is_ready && [ "$(pod_process)" = "$process" ]
 }
+becomes 300 "pod stays beside the others" stays
 for unit in $units; do
     before=$(property "$unit" MainPID)
     systemctl restart "quintlet-$unit.service"

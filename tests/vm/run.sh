@@ -50,7 +50,7 @@ fi
 payload=$vm/payload
 rm -rf "$payload"
 mkdir -p "$payload/bin" "$payload/systemd"
-cp "$here"/guest.sh "$here"/manifest.yaml "$here"/containerd.toml "$payload/"
+cp -r "$here"/guest.sh "$here"/manifest.yaml "$here"/config.yaml "$here"/pressure "$here"/containerd.toml "$payload/"
 cp "$repo"/docker/containerd/quintlet.conflist "$payload/"
 cp "${UNITS:-$repo/docker/systemd}"/* "$payload/systemd/"
 for binary in quintlet testapi; do

@@ -33,14 +33,27 @@ pub(crate) fn profile_dir() -> PathBuf {
     if parent.ends_with("deps") { parent.parent().unwrap_or(parent).to_owned() } else { parent.to_owned() }
 }
 
+/// Returns promtool, from where `scripts/install.sh test` unpacks it.
+///
+/// # Panics
+/// It does not exist.
+#[must_use]
+pub fn promtool() -> PathBuf {
+    unpacked("prometheus/usr/bin/promtool")
+}
+
 /// Returns Debian's kubectl 1.20, which speaks SPDY only, from where `scripts/install.sh test` unpacks it.
 ///
 /// # Panics
 /// It does not exist.
 #[must_use]
 pub fn kubectl() -> PathBuf {
+    unpacked("kubernetes-client/usr/bin/kubectl")
+}
+
+fn unpacked(tool: &str) -> PathBuf {
     let target = profile_dir().parent().map(Path::to_owned).unwrap_or_default();
-    let path = target.join("tools/kubernetes-client/usr/bin/kubectl");
+    let path = target.join("tools").join(tool);
     assert!(path.is_file(), "{} is missing: run scripts/install.sh test", path.display());
     path
 }

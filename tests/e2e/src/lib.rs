@@ -8,6 +8,7 @@
 //! - [`recorder`] — records all states around a fault, and checks what must not change;
 //! - [`registry`] — an image registry that can delay layers;
 //! - [`runtime`] — the runtime's sandboxes and containers, through cri-proxy;
+//! - [`monitoring`] — expressions of the chart's dashboard and alerts;
 //! - [`otlp`] — a receiver of traces;
 //! - [`pods`] — manifests;
 //! - [`sockets`] — open connections of processes;
@@ -21,6 +22,7 @@
 
 pub mod bins;
 pub mod cluster;
+pub mod monitoring;
 pub mod node;
 pub mod otlp;
 pub mod pods;

@@ -10,6 +10,7 @@ use nix::sys::signal::Signal;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::socket;
 use quintlet_localnode::Containerd;
+use quintlet_localnode::cni::Families;
 use quintlet_proto::debug::v1::MetricsRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::podsync::v1 as podsync;
@@ -56,6 +57,12 @@ pub struct Options {
     pub own_clock: bool,
     /// Size in MiB of a file system of its own for the root directory.
     pub root_disk_mib: Option<u64>,
+    /// Size in MiB of a file system of its own for the runtime's images and writable layers.
+    pub image_disk_mib: Option<u64>,
+    /// Address families of pods.
+    pub families: Families,
+    /// The directory of sockets and state is a tmpfs, as `/run` is in production.
+    pub run_in_memory: bool,
 }
 
 /// File with the offset of the services' wall clock to the machine's, for libfaketime.
@@ -81,6 +88,9 @@ impl Options {
             node_api: false,
             own_clock: false,
             root_disk_mib: None,
+            image_disk_mib: None,
+            families: Families::default(),
+            run_in_memory: false,
         }
     }
 
@@ -116,16 +126,29 @@ pub struct Node {
     node_api_port: u16,
     logs: Logs,
     // Unmounted before its directory is removed.
-    root_disk: Option<RootDisk>,
+    root_disk: Option<Disk>,
+    run_disk: Option<Disk>,
+    // Used by containerd until its end.
+    image_disk: Option<Disk>,
     pub(crate) base: TempDir,
 }
 
-/// An ext4 file system in a file, mounted on the root directory.
-struct RootDisk(PathBuf);
+/// A file system that is mounted on a directory.
+struct Disk(PathBuf);
 
-impl RootDisk {
-    fn mount(base: &Path, mib: u64) -> Self {
-        let (image, dir) = (base.join("root.img"), base.join("root"));
+impl Disk {
+    fn in_memory(base: &Path, dir: &str) -> Self {
+        let dir = base.join(dir);
+        std::fs::create_dir_all(&dir).expect("a directory can be made");
+        let (none, flags) = (None::<&str>, nix::mount::MsFlags::empty());
+        nix::mount::mount(none, &dir, Some("tmpfs"), flags, Some("mode=0755"))
+            .expect("a tmpfs can be mounted");
+        Self(dir)
+    }
+
+    /// Mounts an ext4 file system in a file.
+    fn mount(base: &Path, dir: &str, mib: u64) -> Self {
+        let (image, dir) = (base.join(format!("{}.img", dir.replace('/', "-"))), base.join(dir));
         let file = std::fs::File::create(&image).expect("a file can be made");
         file.set_len(mib << 20).expect("the file can have holes");
         std::fs::create_dir_all(&dir).expect("a directory can be made");
@@ -140,7 +163,7 @@ impl RootDisk {
     }
 }
 
-impl Drop for RootDisk {
+impl Drop for Disk {
     fn drop(&mut self) {
         // The root directory was made a shared mount, a second mount on the same place.
         while nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH).is_ok() {}
@@ -169,8 +192,11 @@ impl Node {
         let logs = Logs::new(options.name);
         let dir = |name: &str| base.path().join(name);
         std::fs::create_dir_all(dir("manifests")).expect("a directory can be made");
-        let root_disk = options.root_disk_mib.map(|mib| RootDisk::mount(base.path(), mib));
+        let root_disk = options.root_disk_mib.map(|mib| Disk::mount(base.path(), "root", mib));
+        let run_disk = options.run_in_memory.then(|| Disk::in_memory(base.path(), "run"));
+        let image_disk = options.image_disk_mib.map(|mib| Disk::mount(base.path(), "containerd/root", mib));
         let mut runtime = quintlet_localnode::Options::new(dir("containerd"));
+        runtime.families = options.families;
         runtime.owned = ["root", "pod-logs", "run"].map(dir).to_vec();
         runtime.log_file = Some(logs.dir.join("containerd.log"));
         let containerd = Containerd::start(runtime).await.expect("a private containerd starts");
@@ -203,10 +229,21 @@ impl Node {
                 (name, Service::start(plan))
             })
             .collect();
-        let mut node =
-            Self { services, containerd, api, cluster, paths, node_api_port, logs, root_disk, base };
+        let mut node = Self {
+            services,
+            containerd,
+            api,
+            cluster,
+            paths,
+            node_api_port,
+            logs,
+            root_disk,
+            run_disk,
+            image_disk,
+            base,
+        };
         if options.node_api {
-            node.start_node_api(&bin_dir, kubeconfig.as_deref(), &options.extra);
+            node.start_node_api(&bin_dir, kubeconfig.as_deref(), &options);
         }
         let names: Vec<&'static str> = node.services.keys().copied().collect();
         for name in names {
@@ -215,10 +252,13 @@ impl Node {
         node
     }
 
-    fn start_node_api(&mut self, bin_dir: &Path, kubeconfig: Option<&Path>, extra: &[(&str, String)]) {
+    fn start_node_api(&mut self, bin_dir: &Path, kubeconfig: Option<&Path>, options: &Options) {
+        let Options { families, extra, .. } = options;
         let base = self.base.path();
+        // On Linux, the unspecified IPv6 address accepts connections of both families.
+        let address = if *families == Families::V4 { "0.0.0.0" } else { "::" };
         let mut args: Vec<OsString> =
-            ["--healthz-port", "0", "--address", "0.0.0.0", "--node-name", NODE].map(Into::into).into();
+            ["--healthz-port", "0", "--address", address, "--node-name", NODE].map(Into::into).into();
         let more = [
             ("--node-api-port", self.node_api_port.to_string().into()),
             ("--run-dir", base.join("run").into_os_string()),
@@ -660,10 +700,12 @@ impl Node {
         if let Some(cluster) = self.cluster.filter(|_| self.api.is_none()) {
             cluster.delete("nodes", "", &cluster.node).await;
         }
-        let Self { containerd, base, logs, root_disk, .. } = self;
+        let Self { containerd, base, logs, root_disk, run_disk, image_disk, .. } = self;
         drop(root_disk);
+        drop(run_disk);
         let traces = containerd.traces();
         containerd.down().await.expect("nothing is left behind");
+        drop(image_disk);
         assert_eq!(traces.leftovers(), Vec::<String>::new());
         base.close().expect("the directory can be removed");
         logs.discard();
@@ -705,7 +747,9 @@ fn arguments(
             flag("--container-logs-dir", &base.join("container-logs"));
             flag("--sync-frequency", &options.sync_frequency);
             // The images were imported and cannot be pulled, so they are kept however full the disk is.
-            flag("--image-gc-high-threshold", &"100");
+            if !options.extra.iter().any(|(_, arg)| arg.starts_with("--image-gc-high-threshold")) {
+                flag("--image-gc-high-threshold", &"100");
+            }
             // The machine that runs the tests may be short of memory or disk space.
             if !options.extra.iter().any(|(_, arg)| arg.starts_with("--eviction-hard")) {
                 flag("--eviction-hard", &"memory.available=0%");

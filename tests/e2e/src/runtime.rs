@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    Container, ContainerState, ListContainersRequest, ListPodSandboxRequest, PodSandbox, PodSandboxState,
-    VersionRequest,
+    Container, ContainerState, ListContainersRequest, ListImagesRequest, ListPodSandboxRequest, PodSandbox,
+    PodSandboxState, VersionRequest,
 };
 use tonic::Status;
 use tonic::transport::Channel;
@@ -33,6 +34,16 @@ pub async fn list(channel: Channel) -> Result<Listed, Status> {
     let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
     let containers = client.list_containers(ListContainersRequest::default()).await?.into_inner().containers;
     Ok(Listed { sandboxes, containers })
+}
+
+/// Returns the tags of all images.
+///
+/// # Errors
+/// The error of the endpoint.
+pub async fn images(channel: Channel) -> Result<Vec<String>, Status> {
+    let mut client = ImageServiceClient::new(channel);
+    let images = client.list_images(ListImagesRequest::default()).await?.into_inner().images;
+    Ok(images.into_iter().flat_map(|image| image.repo_tags).collect())
 }
 
 /// Returns major and minor version of the runtime.

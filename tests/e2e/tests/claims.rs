@@ -28,7 +28,8 @@ fn bound_claim(node: &Node, name: &str) {
         "csi": {"driver": DRIVER, "volumeHandle": format!("vol-{name}"), "fsType": "ext4"},
     }});
     node.api().create("persistentvolumes", "", volume).unwrap();
-    let phase = |claim: &mut Value| claim["status"]["phase"] = json!("Bound");
+    let phase =
+        |claim: &mut Value| claim["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
     node.api().edit("persistentvolumeclaims/status", "default", name, phase).unwrap();
 }
 

@@ -358,7 +358,7 @@ async fn a_follower_gets_every_line_once_while_quintlet_rotates_compresses_and_d
     .await;
     assert!(names().len() <= KEPT + 1, "one may just be compressed: {:?}", names());
 
-    until("the container is told", LONG, async || exec("touch /tmp/enough").await).await;
+    until("the file is created in the container", LONG, async || exec("touch /tmp/enough").await).await;
     let counted: usize = until("the number of lines", LONG, async || {
         let output_text = exec("cat /tmp/counted").await?;
         output_text.trim().parse().map_err(|e| format!("{e}: {output_text:?}"))

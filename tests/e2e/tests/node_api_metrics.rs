@@ -1,6 +1,7 @@
-//! Tests the kubelet's metrics that other tools rely on, on a real runtime, through the API server's proxy.
+//! Tests the metrics that other tools, the chart's dashboard and its alerts rely on, on a real runtime, through the API server's proxy.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
+use quintlet_e2e::monitoring::{Scrape, queries};
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};
@@ -76,10 +77,10 @@ const WANTED: &[Wanted] = &[
     ),
 ];
 
-async fn metrics(node: &Node) -> Result<String, String> {
+async fn page(node: &Node, path: &str) -> Result<String, String> {
     let address = node.api().url().replace("http://", "");
     let (host, port) = address.rsplit_once(':').unwrap();
-    let path = format!("/api/v1/nodes/{NODE}/proxy/metrics");
+    let path = format!("/api/v1/nodes/{NODE}/proxy{path}");
     quintlet_e2e::node::page(host, port.parse().unwrap(), &path).await.map_err(|e| e.to_string())
 }
 
@@ -93,7 +94,7 @@ fn has(text: &str, (name, labels, least): &Wanted) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn metrics_that_other_tools_use_have_the_kubelets_names() {
+async fn metrics_have_the_names_and_labels_that_other_tools_the_dashboard_and_the_alerts_use() {
     let node = Node::start(Options { node_api: true, ..Options::with_api("node-api-metrics") }).await;
     let api = node.api();
 
@@ -113,9 +114,21 @@ async fn metrics_that_other_tools_use_have_the_kubelets_names() {
     node.wait_ready("runs").await;
 
     until("the kubelet's metrics", LONG, async || {
-        let text = metrics(&node).await?;
+        let text = page(&node, "/metrics").await?;
         let missing: Vec<&Wanted> = WANTED.iter().filter(|wanted| !has(&text, wanted)).collect();
         if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?}\n{text}")) }
+    })
+    .await;
+
+    let queries = queries();
+    assert!(queries.len() > 100, "{} expressions", queries.len());
+    until("the metrics of the dashboard and of the alerts", LONG, async || {
+        let mut scrape = Scrape::default();
+        for path in ["/metrics", "/metrics/cadvisor"] {
+            scrape.add(&page(&node, path).await?);
+        }
+        let missing: Vec<String> = queries.iter().flat_map(|query| scrape.missing(query)).collect();
+        if missing.is_empty() { Ok(()) } else { Err(missing.join("\n")) }
     })
     .await;
     node.down().await;

@@ -216,7 +216,8 @@ async fn each_socket_is_open_only_to_the_users_in_the_table() {
     std::fs::write(&key, certificate.signing_key.serialize_pem()).unwrap();
     // The machine's cgroups are not used.
     let config = dir.path().join("config.yaml");
-    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupsPerQOS: false\nenforceNodeAllocatable: []\n";
+    let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupsPerQOS: false\nenforceNodeAllocatable: []\n\
+                failSwapOn: false\nfailCgroupV1: false\n---\napiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nsetKernelTunables: false\n";
     std::fs::write(&config, text).unwrap();
     for file in [&kubeconfig, &cert, &key, &config] {
         std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).unwrap();

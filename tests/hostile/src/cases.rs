@@ -17,6 +17,17 @@ pub struct Case {
     pub extreme: String,
 }
 
+/// Drivers that in-tree types became.
+const MIGRATED: [&str; 7] = [
+    "csi.vsphere.vmware.com",
+    "cinder.csi.openstack.org",
+    "disk.csi.azure.com",
+    "ebs.csi.aws.com",
+    "file.csi.azure.com",
+    "pd.csi.storage.gke.io",
+    "pxd.portworx.com",
+];
+
 const NO_ITEMS: &str = "no-items";
 const LONG_KEY: &str = "key-of-1-mib";
 const EMPTY_KEY: &str = "key-empty";
@@ -33,8 +44,16 @@ pub struct Cases {
 /// Container lists other than the first. Their fields are those of the first, and mostly handled by the same code.
 const ALIKE: [&str; 2] = ["spec.initContainers[].", "spec.ephemeralContainers[]."];
 
+/// Returns objects of the drivers that in-tree types became. Without them, volumes of these types wait for an attachment, which no
+/// controller of the tests makes, and the kubelet sends no event for that.
+#[must_use]
+pub fn drivers_of_migrated_types() -> Vec<Value> {
+    MIGRATED.map(|name| json!({"metadata": {"name": name}, "spec": {"attachRequired": false}})).to_vec()
+}
+
 /// Fields that others require, since a validator would otherwise reject the pod before it reads the extreme value: a part of a
-/// path, the required sibling field (or the path of another field of the spec), and a valid value.
+/// path, the required sibling field (or the path of another field of the spec), and a valid value. `POD` in it stands for the name of the
+/// pod: a volume that several pods share has one operation at a time, whose event only one of them gets.
 fn needed_beside() -> Vec<(&'static str, &'static str, Value)> {
     vec![
         ("volumes[].secret.", "secretName", json!("x")),
@@ -47,7 +66,13 @@ fn needed_beside() -> Vec<(&'static str, &'static str, Value)> {
         ("volumes[].fc.lun", "targetWWNs", json!(["x"])),
         ("volumes[].fc.targetWWNs", "lun", json!(1)),
         ("volumes[].iscsi.chapAuth", "secretRef", json!({"name": "x"})),
-        ("volumes[].azureDisk.", "diskURI", json!("https://example.test/x.vhd")),
+        ("volumes[].awsElasticBlockStore.", "volumeID", json!("vol-POD")),
+        ("volumes[].azureDisk.", "diskURI", json!("https://example.test/POD.vhd")),
+        ("volumes[].azureFile.", "shareName", json!("POD")),
+        ("volumes[].cinder.", "volumeID", json!("POD")),
+        ("volumes[].gcePersistentDisk.", "pdName", json!("POD")),
+        ("volumes[].portworxVolume.", "volumeID", json!("POD")),
+        ("volumes[].vsphereVolume.", "volumePath", json!("POD")),
         ("volumes[].image.", "reference", json!("example.test/app:1")),
         ("downwardAPI.items[].mode", "fieldRef", json!({"fieldPath": "metadata.name"})),
         ("downwardAPI.items[].path", "fieldRef", json!({"fieldPath": "metadata.name"})),
@@ -187,6 +212,7 @@ impl Cases {
             let Some(at) = case.path.find(part) else { continue };
             let up_to = &case.path[..at + part.rfind('.').map_or(0, |dot| dot + 1)];
             let up_to = if beside.starts_with("spec.") { "" } else { up_to };
+            let value = value.as_str().map_or(value.clone(), |text| json!(text.replace("POD", name)));
             place(&mut pod, &format!("{up_to}{beside}"), value);
         }
         if let Some(class) = self.classes.get(&case.path) {

@@ -23,7 +23,7 @@ use quintlet_e2e::node::NODE;
 use quintlet_e2e::service::Process;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
-use quintlet_hostile::cases::Cases;
+use quintlet_hostile::cases::{Cases, drivers_of_migrated_types};
 use quintlet_hostile::class::{LEVELS, MIB};
 use quintlet_hostile::outcomes::Outcomes;
 use quintlet_hostile::verdict::{self, Verdict};
@@ -391,6 +391,9 @@ async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes
 async fn pods_with_extreme_sizes_or_unknown_values_get_their_reason() {
     let mut outcomes = Outcomes::default();
     beside_ordinary_pods("hostile-extremes", async |node| {
+        for driver in drivers_of_migrated_types() {
+            node.api().create("csidrivers", "", driver).unwrap();
+        }
         let (mut uids, mut open) = (Vec::new(), Vec::new());
         for (what, pod) in extremes() {
             let name = pod["metadata"]["name"].as_str().unwrap().to_owned();

@@ -4,12 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use quintlet_hostile::cases::{Case, Cases};
+use quintlet_hostile::cases::{Case, Cases, drivers_of_migrated_types};
 use quintlet_hostile::outcomes::{Expected, Outcomes};
 use quintlet_hostile::verdict::{self, Verdict};
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::{Options, Sim, pods};
-use quintlet_testkit::fake_runtime;
 use serde_json::{Value, json};
 
 /// Test functions that the cases are divided among, so that they run beside each other.
@@ -161,13 +160,14 @@ async fn run_batch(sim: &Sim, cases: &Cases, batch: &[&Case], first: usize, outc
 }
 
 async fn run_part(part: usize) {
-    // Hooks and probes of the pods reach loopback, where no server listens. They must not depend on the network of the machine.
-    let runtime = fake_runtime::Options { pod_network: [127, 88], ..fake_runtime::Options::default() };
-    let mut sim = Sim::prepare(Options { api_history: Some(HISTORY), runtime, ..Options::default() }).await;
+    let mut sim = Sim::prepare(Options { api_history: Some(HISTORY), ..Options::default() }).await;
     // Objects of megabytes in an unoptimized build: a service may respond late, and log it.
     sim.disturb();
     sim.set_pod_sync_args(&["--max-pods=500"]);
     sim.start_all();
+    for driver in drivers_of_migrated_types() {
+        sim.api.create("csidrivers", "", driver).unwrap();
+    }
     let cases = Cases::of_pod();
     let mut outcomes = Outcomes::default();
     let of_part: Vec<&Case> = worst(&cases).into_iter().skip(part).step_by(PARTS).collect();

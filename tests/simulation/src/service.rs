@@ -56,6 +56,8 @@ pub(crate) struct Places {
     pub(crate) cgroup_root: String,
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) pod_sync_args: Vec<String>,
+    // Intervals of pleg-service.
+    pub(crate) pleg_periods: pleg_service::Periods,
     pub(crate) log: Lines,
     pub(crate) cuts: Arc<Cuts>,
     // pod-sync is killed at failpoints: no other task may run between a failpoint and the kill.
@@ -213,10 +215,10 @@ async fn pleg(places: &Places, stop: CancellationToken) {
     let read = paths.cri(CriSocket::Read);
     let server = Server::new("pleg-service");
     let service = pleg_service::start(
-        Arc::new(pleg_service::cri::CriRuntime::new(read.clone(), pleg_service::Periods::default().call)),
+        Arc::new(pleg_service::cri::CriRuntime::new(read.clone(), places.pleg_periods.call)),
         Arc::new(pleg_service::cri::ProxyHints::new(read)),
         Clock::system(),
-        pleg_service::Periods::default(),
+        places.pleg_periods,
         server.health(),
         &stop,
     );

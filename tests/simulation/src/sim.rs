@@ -95,6 +95,7 @@ impl Sim {
             cgroup_root: format!("/{prefix}{number}"),
             kubeconfig: Some(base.path().join("kubeconfig")),
             pod_sync_args: Vec::new(),
+            pleg_periods: pleg_service::Periods::default(),
             log: Lines::default(),
             cuts: Arc::default(),
             exact: options.cuts,
@@ -196,6 +197,14 @@ impl Sim {
     /// Adds arguments of pod-sync. Call it before its start.
     pub fn set_pod_sync_args(&mut self, args: &[&str]) {
         self.places.pod_sync_args = args.iter().map(|a| (*a).to_owned()).collect();
+    }
+
+    /// Makes the periodic repairs of lost messages rarer than a test lasts: relists while hints arrive, and resyncs of pods.
+    /// Call it before the services start.
+    pub fn without_periodic_repairs(&mut self) {
+        let never = Duration::from_secs(3600);
+        self.places.pleg_periods.relist_live = never;
+        self.places.pod_sync_args.push(format!("--sync-frequency={}s", never.as_secs()));
     }
 
     /// Returns the command line of pod-sync, including its name, to run it as a process.

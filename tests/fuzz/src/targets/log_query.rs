@@ -1,6 +1,6 @@
 //! Log queries (`/logs/?query=`), up to the command line of journalctl.
 
-use node_api::fuzzing::{self, Journal};
+use node_api::fuzzing::{self, Journal, QueryError};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use proptest::collection::vec;
 use proptest::option;
@@ -13,7 +13,7 @@ use crate::bytes::{self, Inputs};
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
 
-type Query = fn(&str) -> Result<Option<Journal>, String>;
+type Query = fn(&str) -> Result<Option<Journal>, QueryError>;
 
 fn inputs() -> Inputs {
     let service = prop_oneof![3 => "[a-z@.-]{1,8}", 1 => bytes::text(), 1 => select(vec!["--file=/etc/shadow", "-D", "a b"]).prop_map(str::to_owned)];
@@ -62,7 +62,7 @@ fn check(input: &[u8]) -> Result<(), String> {
 
 fn planted(input: &[u8]) -> Result<(), String> {
     // A planted bug: a service name that begins with a dash becomes an option.
-    fn bare(form: &str) -> Result<Option<Journal>, String> {
+    fn bare(form: &str) -> Result<Option<Journal>, QueryError> {
         let mut asked = fuzzing::log_query(form)?;
         for argument in asked.iter_mut().flat_map(|journal| &mut journal.arguments) {
             if let Some(name) = argument.strip_prefix("--unit=").filter(|name| name.starts_with('-')) {

@@ -15,19 +15,24 @@ use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 
-const DRIVER: &str = "test.csi.quintlet.dev";
-const INTERNAL: i32 = 13;
+pub(super) const DRIVER: &str = "test.csi.quintlet.dev";
+pub(super) const INTERNAL: i32 = 13;
 
-fn start_driver(sim: &Sim) -> DriverThread {
-    DriverThread::start(&sim.root_dir(), &sim.root_dir().with_file_name("driver"), &[])
+pub(super) fn start_driver(sim: &Sim) -> DriverThread {
+    start_driver_with(sim, &[])
 }
 
-fn csi_driver(sim: &Sim, spec: Value) {
+/// Starts the driver with more arguments.
+pub(super) fn start_driver_with(sim: &Sim, more: &[&str]) -> DriverThread {
+    DriverThread::start(&sim.root_dir(), &sim.root_dir().with_file_name("driver"), more)
+}
+
+pub(super) fn csi_driver(sim: &Sim, spec: Value) {
     sim.api.create("csidrivers", "", json!({"metadata": {"name": DRIVER}, "spec": spec})).unwrap();
 }
 
 /// Creates a claim that is bound to a volume of the driver, `pv-<name>` with the handle `vol-<name>`.
-fn bound_claim(sim: &Sim, name: &str, change: impl Fn(&mut Value)) {
+pub(super) fn bound_claim(sim: &Sim, name: &str, change: impl Fn(&mut Value)) {
     let claim = json!({"metadata": {"name": name}, "spec": {
         "accessModes": ["ReadWriteOnce"], "volumeName": format!("pv-{name}"),
         "resources": {"requests": {"storage": "1Gi"}},
@@ -44,11 +49,12 @@ fn bound_claim(sim: &Sim, name: &str, change: impl Fn(&mut Value)) {
 }
 
 fn bind(sim: &Sim, name: &str) {
-    let phase = |claim: &mut Value| claim["status"]["phase"] = json!("Bound");
+    let phase =
+        |claim: &mut Value| claim["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
     sim.api.edit("persistentvolumeclaims/status", "default", name, phase).unwrap();
 }
 
-fn pod_with(name: &str, source: Value) -> Value {
+pub(super) fn pod_with(name: &str, source: Value) -> Value {
     let mut pod = pods::single(name);
     let mut volume = json!({"name": "data"});
     volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
@@ -58,20 +64,20 @@ fn pod_with(name: &str, source: Value) -> Value {
     pod
 }
 
-fn with_claim(name: &str, claim: &str) -> Value {
+pub(super) fn with_claim(name: &str, claim: &str) -> Value {
     pod_with(name, json!({"persistentVolumeClaim": {"claimName": claim}}))
 }
 
-fn mount_of(sim: &Sim, uid: &str, volume: &str) -> PathBuf {
+pub(super) fn mount_of(sim: &Sim, uid: &str, volume: &str) -> PathBuf {
     sim.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~csi").join(volume).join("mount")
 }
 
-fn is_mounted(path: &Path) -> bool {
+pub(super) fn is_mounted(path: &Path) -> bool {
     mounts_below(path).unwrap().iter().any(|mount| mount == path)
 }
 
 /// Waits until neither a mount nor a directory is left of the driver's volumes and of a pod.
-async fn nothing_left(sim: &Sim, uid: &str) {
+pub(super) async fn nothing_left(sim: &Sim, uid: &str) {
     sim.wait_nothing_left(uid).await;
     let csi = sim.root_dir().join("plugins/kubernetes.io/csi");
     until("no mount and no directory of a volume left", LONG, async || {
@@ -170,10 +176,10 @@ async fn a_failing_mount_heals_and_a_driver_that_hangs_delays_no_other_pod() {
         }
     })
     .await;
-    let told = |view: &quintlet_proto::podsync::v1::PodView| {
+    let shows_call = |view: &quintlet_proto::podsync::v1::PodView| {
         view.waiting.as_ref().is_some_and(|w| w.message.contains("NodePublishVolume"))
     };
-    sim.wait_view("slow", "what the pod waits for", told).await;
+    sim.wait_view("slow", "the call that the pod waits for", shows_call).await;
     let other = sim.create(pods::single("other"));
     sim.wait_ready("other").await;
     sim.assert_started_once("other", &other);
@@ -224,8 +230,9 @@ async fn an_inline_volume_needs_a_driver_that_provides_them_and_leaves_nothing()
     csi_driver(&sim, json!({"attachRequired": false}));
     let inline = json!({"csi": {"driver": DRIVER, "volumeAttributes": {"medium": "tmpfs"}}});
     let uid = sim.create(pod_with("web", inline));
-    let text = "MountVolume.NewMounter initialization failed for volume \"data\" : volume mode \"Ephemeral\" not \
-                supported by driver test.csi.quintlet.dev (only supports [\"Persistent\"])";
+    let text = "MountVolume.SetUp failed for volume \"data\" : kubernetes.io/csi: mounter.SetupAt failed to check volume \
+                lifecycle mode: volume mode \"Ephemeral\" not supported by driver test.csi.quintlet.dev (only supports \
+                [\"Persistent\"])";
     sim.wait_event("web", text, |e| e.reason == "FailedMount" && e.message == text).await;
     let modes = |object: &mut Value| object["spec"]["volumeLifecycleModes"] = json!(["Ephemeral"]);
     sim.api.edit("csidrivers", "", DRIVER, modes).unwrap();
@@ -278,7 +285,13 @@ async fn a_block_volume_is_a_device_of_its_container() {
     assert_eq!((&*device.container_path, &*device.permissions), ("/dev/data", "mrw"));
     let link = sim.root_dir().join("pods").join(&uid).join("volumeDevices/kubernetes.io~csi/pv-disk");
     assert_eq!(device.host_path, link.display().to_string());
-    assert!(is_mounted(&std::fs::read_link(link).unwrap()));
+    assert!(is_mounted(&std::fs::read_link(&link).unwrap()));
+    let global = sim.root_dir().join("plugins/kubernetes.io/csi/volumeDevices/pv-disk/dev");
+    for (kind, path) in [("globalMapPath", global.as_path()), ("volumeMapPath", link.parent().unwrap())] {
+        let path = path.display();
+        let text = format!("MapVolume.MapPodDevice succeeded for volume \"pv-disk\" {kind} \"{path}\"");
+        sim.wait_event("web", &text, |e| e.reason == "SuccessfulMountVolume" && e.message == text).await;
+    }
     sim.restart(Service::PodSync).await;
     sim.delete("web", None);
     sim.wait_gone("web").await;
@@ -322,20 +335,39 @@ async fn an_attachable_volume_is_mounted_once_the_node_has_it_in_use_and_attache
         .await;
     assert_eq!(node["status"]["volumesAttached"], json!(null));
     assert_eq!(driver.calls_of("NodeStageVolume"), 0);
-    let attachment = json!({
+    let object = json!({
         "metadata": {"name": attachment_name("vol-data", DRIVER, NODE)},
         "spec": {"attacher": DRIVER, "nodeName": NODE, "source": {"persistentVolumeName": "pv-data"}},
         "status": {"attached": false},
     });
-    let attachment = sim.api.create("volumeattachments", "", attachment).unwrap();
+    let attachment = sim.api.create("volumeattachments", "", object.clone()).unwrap();
     let attachment = attachment["metadata"]["name"].as_str().unwrap();
     let attach = |object: &mut Value| {
         object["status"] = json!({"attached": true, "attachmentMetadata": {"device": "sdz"}});
     };
-    sim.api.edit("volumeattachments/status", "", attachment, attach).unwrap();
+    // The Node says that the volume is attached before its attachment does.
     let attached = json!([{"name": name, "devicePath": ""}]);
     let report = |node: &mut Value| node["status"]["volumesAttached"] = attached.clone();
     sim.api.edit("nodes/status", "", NODE, report).unwrap();
+    let failed = "MountVolume.WaitForAttach failed for volume \"pv-data\" : ";
+    let text = format!("{failed}volume vol-data is not attached for volume attachment {attachment}");
+    // Each operation reads the attachment once, and the back-off ends with another operation.
+    sim.wait_event("web", &text, |e| e.reason == "FailedMount" && e.message == text && e.count >= 2).await;
+    let refuse = |object: &mut Value| {
+        object["status"] = json!({"attached": false, "attachError": {"message": "no such disk"}});
+    };
+    sim.api.edit("volumeattachments/status", "", attachment, refuse).unwrap();
+    let text = format!("{failed}no such disk");
+    sim.wait_event("web", &text, |e| e.reason == "FailedMount" && e.message == text).await;
+    sim.api.delete("volumeattachments", "", attachment, None).unwrap();
+    let text = format!(
+        "{failed}volume vol-data has GET error for volume attachment {attachment}: \
+         volumeattachments.storage.k8s.io \"{attachment}\" not found"
+    );
+    sim.wait_event("web", &text, |e| e.reason == "FailedMount" && e.message == text).await;
+    assert_eq!(driver.calls_of("NodeStageVolume"), 0);
+    sim.api.create("volumeattachments", "", object).unwrap();
+    sim.api.edit("volumeattachments/status", "", attachment, attach).unwrap();
     sim.wait_ready("web").await;
     let contexts = std::fs::read_to_string(driver.state().join("contexts.log")).unwrap();
     assert!(contexts.contains("\"device\":\"sdz\""), "{contexts}");

@@ -76,6 +76,8 @@ async fn an_api_pod_that_appears_during_its_orphan_removal_starts_again() {
     .await;
     sim.wait_pod("back", "Ready again", |p| p.is_ready() && !p.container("c-back").id.ends_with(&first))
         .await;
+    let metrics = quintlet_telemetry::metrics::text();
+    assert!(metrics.contains("kubelet_restarted_pods_total{static=\"\"} 1\n"), "{metrics}");
     sim.finish().await;
 }
 

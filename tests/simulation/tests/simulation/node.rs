@@ -114,3 +114,66 @@ async fn an_address_that_the_machine_does_not_have_is_not_reported() {
     assert_eq!(node["status"]["addresses"], Value::Null, "{node:#}");
     sim.finish().await;
 }
+
+/// Returns the limit of memory of a cgroup below the cgroup root of the node.
+fn memory_limit(sim: &Sim, cgroup: &str) -> String {
+    let below = format!("{}/{cgroup}", sim.cgroup_root());
+    let files = [
+        format!("/sys/fs/cgroup/memory{below}/memory.limit_in_bytes"),
+        format!("/sys/fs/cgroup{below}/memory.max"),
+    ];
+    let limit = files.iter().find_map(|file| std::fs::read_to_string(file).ok());
+    limit.unwrap_or_default().trim().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reservations_limit_their_cgroups_and_the_pods() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    // Any existing cgroup will do, and pod-sync creates this one before.
+    let cgroup = format!("{}/kubepods/besteffort", sim.cgroup_root());
+    let cgroup_flag = format!("--system-reserved-cgroup={cgroup}");
+    sim.set_pod_sync_args(&[
+        "--system-reserved=memory=64Mi",
+        "--enforce-node-allocatable=pods,system-reserved",
+        &cgroup_flag,
+    ]);
+    sim.start_all();
+    wait_node(&sim, "Ready", |n| ready(n).0 == "True").await;
+    let want = [
+        "Updated Node Allocatable limit across pods".to_owned(),
+        format!("Updated limits on system reserved cgroup {cgroup}"),
+    ];
+    until("events", LONG, async || {
+        let events = sim.events(NODE);
+        let messages: Vec<String> =
+            events.into_iter().filter(|e| e.reason == "NodeAllocatableEnforced").map(|e| e.message).collect();
+        if want.iter().all(|w| messages.contains(w)) { Ok(()) } else { Err(messages) }
+    })
+    .await;
+    assert_eq!(memory_limit(&sim, "kubepods/besteffort"), (64 << 20).to_string());
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let kib = text.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")).unwrap();
+    let all = kib.parse::<u64>().unwrap() * 1024;
+    assert_eq!(memory_limit(&sim, "kubepods"), (all - (64 << 20)).to_string());
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reservation_without_its_cgroup_ends_pod_sync_with_an_error() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&[
+        "--kube-reserved=cpu=100m",
+        "--kube-reserved-cgroup=/quintlet-absent",
+        "--enforce-node-allocatable=kube-reserved",
+    ]);
+    for service in Service::ALL.into_iter().filter(|service| *service != Service::PodSync) {
+        sim.up(service);
+    }
+    let args = <pod_sync::args::Args as clap::Parser>::try_parse_from(sim.pod_sync_line()).unwrap();
+    let (_never, drain) = tokio::sync::watch::channel(false);
+    let ended = pod_sync::run(args, drain, tokio_util::sync::CancellationToken::new());
+    let error = tokio::time::timeout(LONG, ended).await.expect("pod-sync ends").unwrap_err().to_string();
+    let want = "Failed to enforce Kube Reserved Cgroup Limits on \"/quintlet-absent\": ";
+    assert!(error.starts_with(want), "{error}");
+    sim.finish().await;
+}

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::wait::until;
@@ -253,5 +254,111 @@ async fn a_reader_of_a_thousand_updates_never_sees_a_mixed_or_an_older_version()
     assert_eq!(seen.last(), Some(&UPDATES));
     assert!(seen.len() > 5, "{seen:?}");
     assert_eq!(requests(&sim, "configmaps"), [0, 1, 1]);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_config_map_that_appears_ends_the_back_off_of_the_pods_that_wait_for_it() {
+    let sim = start(&[NO_SYNC]).await;
+    let _uid = sim.create(with_config_map("late", "late"));
+    // After the fifth failure the pod waits for 8 s.
+    sim.wait_event("late", "five failures", |e| e.reason == "FailedMount" && e.count >= 5).await;
+    let began = Instant::now();
+    config_map(&sim, "late", "1");
+    sim.wait_ready("late").await;
+    assert!(began.elapsed() < 4 * SECOND, "{:?}", began.elapsed());
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_config_map_among_the_manifests_reaches_the_files_of_its_static_pod() {
+    let sim = start(&[NO_SYNC, "--file-check-frequency=1h"]).await;
+    let object = |value: &str| {
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "default"},
+            "data": {"k": value}})
+    };
+    let mut pod = pods::manifest("web");
+    pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "c", "defaultMode": 420}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    sim.manifest("web", &pod);
+    sim.wait_runtime("the pod waits for its ConfigMap", |_| !sim.warnings(&format!("web-{NODE}")).is_empty())
+        .await;
+    sim.manifest("config", &object("1"));
+    sim.wait_runtime("the pod runs", |runtime| !runtime.containers().is_empty()).await;
+    let uid = sim.runtime.containers()[0].pod_uid().to_owned();
+    let path = file(&sim, &uid, "configmap", "v");
+    wait_content(&path, "1", SECOND).await;
+    for value in ["2", "3"] {
+        sim.manifest("config", &object(value));
+        wait_content(&path, value, 5 * SECOND).await;
+    }
+    sim.remove_manifest("web");
+    sim.wait_nothing_left(&uid).await;
+    sim.finish().await;
+}
+
+/// Returns a pod with a projected volume `v` of one source, whose file is `k`.
+fn with_projection(pod: &str, source: &Value) -> Value {
+    let mut pod = with_config_map(pod, "");
+    pod["spec"]["volumes"] = json!([{"name": "v", "projected": {"sources": [source]}}]);
+    pod
+}
+
+fn trust_bundle(sim: &Sim, name: &str, certificate: &str) {
+    let bundle = format!("-----BEGIN CERTIFICATE-----\n{certificate}\n-----END CERTIFICATE-----\n");
+    let object = json!({
+        "metadata": {"name": format!("example.com.{name}"), "labels": {"name": name}},
+        "spec": {"signerName": "example.com/s", "trustBundle": bundle},
+    });
+    sim.api.create("clustertrustbundles", "", object).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn certificates_of_trust_bundles_reach_the_files_of_pods_with_the_feature_gate() {
+    let gates = "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true";
+    let sim = start(&["--sync-frequency=1s", gates]).await;
+    let block =
+        |content: &str| format!("-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n");
+    assert_eq!(requests(&sim, "clustertrustbundles"), [0, 0, 0]);
+    trust_bundle(&sim, "one", "YQ==");
+    let by_name = json!({"clusterTrustBundle": {"path": "k", "name": "example.com.one"}});
+    let selector = json!({"matchLabels": {"name": "two"}});
+    let by_signer = json!({"clusterTrustBundle": {"path": "k", "signerName": "example.com/s", "labelSelector": selector}});
+    let mut optional = by_signer.clone();
+    optional["clusterTrustBundle"]["optional"] = json!(true);
+    let named = sim.create(with_projection("named", &by_name));
+    let empty = sim.create(with_projection("empty", &optional));
+    let late = sim.create(with_projection("late", &by_signer));
+    sim.wait_ready("named").await;
+    sim.wait_ready("empty").await;
+    wait_content(&file(&sim, &named, "projected", "v"), &block("YQ=="), LONG).await;
+    wait_content(&file(&sim, &empty, "projected", "v"), "", LONG).await;
+    let text = "MountVolume.SetUp failed for volume \"v\" : \
+                combination of signerName and labelSelector matched zero ClusterTrustBundles";
+    sim.wait_event("late", text, |e| e.reason == "FailedMount" && e.message == text).await;
+    trust_bundle(&sim, "two", "Yg==");
+    sim.wait_ready("late").await;
+    wait_content(&file(&sim, &late, "projected", "v"), &block("Yg=="), LONG).await;
+    wait_content(&file(&sim, &empty, "projected", "v"), &block("Yg=="), LONG).await;
+    sim.api
+        .edit("clustertrustbundles", "", "example.com.one", |object| {
+            object["spec"]["trustBundle"] = json!(format!("{}{}", block("Yw=="), block("Yw==")));
+        })
+        .unwrap();
+    wait_content(&file(&sim, &named, "projected", "v"), &block("Yw=="), LONG).await;
+    assert_eq!(requests(&sim, "clustertrustbundles"), [0, 1, 1]);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_the_feature_gate_a_trust_bundle_is_an_event_and_no_request() {
+    let sim = start(&[]).await;
+    trust_bundle(&sim, "one", "YQ==");
+    let source = json!({"clusterTrustBundle": {"path": "k", "name": "example.com.one"}});
+    let _named = sim.create(with_projection("named", &source));
+    let text = "MountVolume.SetUp failed for volume \"v\" : \
+                ClusterTrustBundle projection is not supported in static kubelet mode";
+    sim.wait_event("named", text, |e| e.reason == "FailedMount" && e.message == text).await;
+    assert_eq!(requests(&sim, "clustertrustbundles"), [0, 0, 0]);
     sim.finish().await;
 }

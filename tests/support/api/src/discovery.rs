@@ -1,5 +1,7 @@
 //! The lists of groups, versions and resources.
 
+use std::collections::BTreeSet;
+
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
@@ -26,23 +28,29 @@ pub(crate) fn discovery(path: &str) -> Option<Response> {
             let groups: Vec<Value> = groups()
                 .into_iter()
                 .map(|group| {
-                    let version = json!({"groupVersion": format!("{group}/v1"), "version": "v1"});
-                    json!({"name": group, "versions": [version], "preferredVersion": version})
+                    let version =
+                        |name: &str| json!({"groupVersion": format!("{group}/{name}"), "version": name});
+                    let all: Vec<Value> = versions(group).into_iter().map(version).collect();
+                    json!({"name": group, "versions": all, "preferredVersion": version("v1")})
                 })
                 .collect();
             json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
         }
         ["api", "v1"] => resource_list("", "v1"),
-        ["apis", group, "v1"] if groups().contains(group) => resource_list(group, "v1"),
+        ["apis", group, version] if versions(group).contains(*version) => resource_list(group, version),
         _ => return None,
     };
     Some(ok(200, &body))
 }
 
+fn versions(group: &str) -> BTreeSet<&'static str> {
+    RESOURCES.iter().filter(|r| r.group == group).map(|r| r.version).collect()
+}
+
 fn resource_list(group: &str, version: &str) -> Value {
     let verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
     let mut resources = Vec::new();
-    for resource in RESOURCES.iter().filter(|r| r.group == group) {
+    for resource in RESOURCES.iter().filter(|r| r.group == group && r.version == version) {
         let entry = |name: String, verbs: &[&str]| {
             json!({
                 "name": name, "singularName": resource.kind.to_lowercase(), "namespaced": resource.namespaced,

@@ -236,7 +236,7 @@ fn allows(node: &str, store: &Store, access: &Access<'_>) -> bool {
         },
         ("pods", "eviction") => access.verb == "create",
         ("events", "") => access.verb == "create" || writes,
-        ("services" | "runtimeclasses" | "csidrivers", "") => reads,
+        ("services" | "runtimeclasses" | "csidrivers" | "clustertrustbundles", "") => reads,
         ("certificatesigningrequests", "") => access.verb == "create" || reads,
         _ => false,
     }

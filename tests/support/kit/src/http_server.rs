@@ -52,9 +52,14 @@ impl HttpServer {
 }
 
 async fn serve(mut io: impl AsyncRead + AsyncWrite + Unpin, seen: &Mutex<Vec<String>>, answer: &Answer) {
-    let mut request = vec![0; 4096];
-    let n = io.read(&mut request).await.unwrap_or(0);
-    let request = String::from_utf8_lossy(&request[..n]).into_owned();
+    let mut request: Vec<u8> = Vec::new();
+    // Bodies do not matter. What is not HTTP, such as the start of TLS, is answered at once.
+    let is_complete = |request: &[u8]| {
+        request.first().is_some_and(|byte| !byte.is_ascii_uppercase())
+            || request.windows(4).any(|end| end == b"\r\n\r\n")
+    };
+    while !is_complete(&request) && io.read_buf(&mut request).await.is_ok_and(|n| n > 0) {}
+    let request = String::from_utf8_lossy(&request).into_owned();
     let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
     seen.lock().push(request);
     let _ = io.write_all(answer(&path).as_bytes()).await;

@@ -147,7 +147,7 @@ impl FakeRuntime {
     #[must_use]
     pub fn stopped(path: &Path, options: Options) -> Self {
         let shared = Arc::new(Shared {
-            world: Mutex::new(world::World::new(options.wall_base_unix_ns, options.pod_network)),
+            world: Mutex::new(world::World::new(options.wall_base_unix_ns)),
             script: script::Script::default(),
             bus: events::Bus::new(options.containerd_events, options.cri_events),
             exec: Mutex::new(Arc::new(|_, _| ExecReply::default())),

@@ -36,8 +36,6 @@ pub struct Options {
     pub handlers: Vec<v1::RuntimeHandler>,
     /// Mount point of images in ImageFsInfo.
     pub image_mountpoint: String,
-    /// First two bytes of the addresses of pods. By default the addresses are not on this machine.
-    pub pod_network: [u8; 2],
 }
 
 impl Default for Options {
@@ -58,7 +56,6 @@ impl Default for Options {
             features: None,
             handlers: Vec::new(),
             image_mountpoint: "/var/lib/fake".to_owned(),
-            pod_network: [10, 88],
         }
     }
 }

@@ -179,8 +179,6 @@ pub(crate) struct World {
     pub(crate) conditions: Vec<v1::RuntimeCondition>,
     /// Repositories that require credentials: prefix of the name, user, password.
     pub(crate) protected: Vec<(String, String, String)>,
-    /// First two bytes of pod addresses.
-    pod_network: [u8; 2],
     wall_base: i64,
     started: Instant,
     last_now: i64,
@@ -188,7 +186,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(wall_base: i64, pod_network: [u8; 2]) -> Self {
+    pub(crate) fn new(wall_base: i64) -> Self {
         let ready =
             |kind: &str| v1::RuntimeCondition { r#type: kind.to_owned(), status: true, ..Default::default() };
         Self {
@@ -201,7 +199,6 @@ impl World {
             memory: HashMap::new(),
             conditions: vec![ready("RuntimeReady"), ready("NetworkReady")],
             protected: Vec::new(),
-            pod_network,
             wall_base,
             started: Instant::now(),
             last_now: 0,
@@ -273,11 +270,6 @@ impl World {
         id
     }
 
-    fn pod_ip(&self, n: u64) -> String {
-        let [first, second] = self.pod_network;
-        format!("{first}.{second}.{}.{}", (n >> 8) & 0xff, n & 0xff)
-    }
-
     pub(crate) fn insert_sandbox(&mut self, id: String, config: v1::PodSandboxConfig, handler: &str) {
         let namespaces = config
             .linux
@@ -287,7 +279,7 @@ impl World {
             .unwrap_or_default();
         let host = namespaces.network() == v1::NamespaceMode::Node;
         let n = self.made;
-        let ip = if host { String::new() } else { self.pod_ip(n) };
+        let ip = if host { String::new() } else { pod_ip(n) };
         let status = v1::PodSandboxStatus {
             id: id.clone(),
             metadata: config.metadata.clone(),
@@ -543,6 +535,11 @@ impl World {
         self.images.insert(id.clone(), image);
         id
     }
+}
+
+/// Returns the address of a pod. No request to it leaves the machine.
+fn pod_ip(n: u64) -> String {
+    format!("127.88.{}.{}", (n >> 8) & 0xff, n & 0xff)
 }
 
 // Errors have containerd's text.

@@ -1,0 +1,90 @@
+//! What the life of a pod costs: requests to the API server and calls of the runtime.
+
+use std::collections::BTreeMap;
+
+use quintlet_simulation::{Options, Sim, pods};
+
+type Counts = BTreeMap<String, u64>;
+
+/// Returns requests and calls since the start, by name.
+fn counts(sim: &Sim) -> Counts {
+    let requests = sim.api.counts();
+    let requests = requests.iter().map(|(request, count)| (format!("api {request}"), count));
+    let calls = sim.runtime.counts();
+    let calls = calls.iter().map(|(method, count)| (format!("cri {method:?}"), *count));
+    requests.chain(calls).collect()
+}
+
+/// Returns what was added since `before`, without work that the node does at intervals.
+fn since(sim: &Sim, before: &Counts) -> Counts {
+    let periodic = ["cri Status", "cri Version", "cri ListImages", "cri ImageFsInfo", "leases", " nodes"];
+    let mut added = counts(sim);
+    added.retain(|name, count| {
+        *count -= before.get(name).copied().unwrap_or_default();
+        *count > 0 && periodic.iter().all(|of_node| !name.ends_with(of_node))
+    });
+    added
+}
+
+/// Removes the calls that read the pod's state, and returns their number: (statuses of sandboxes, statuses of containers).
+fn take_inspections(counts: &mut Counts) -> (u64, u64) {
+    let mut take = |name| counts.remove(name).unwrap_or_default();
+    (take("cri PodSandboxStatus"), take("cri ContainerStatus"))
+}
+
+fn counted(expected: &[(&str, u64)]) -> Counts {
+    expected.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_life_of_a_pod_costs_these_requests_and_calls() {
+    let sim = Sim::start(Options::default()).await;
+    // The first pod of a node costs requests that later pods do not.
+    for name in ["first", "second", "third"] {
+        let before = counts(&sim);
+        let uid = sim.create(pods::single(name));
+        sim.wait_ready(name).await;
+        sim.wait_event(name, "Started", |event| event.reason == "Started").await;
+        let mut start = since(&sim, &before);
+        let before_end = counts(&sim);
+        sim.delete(name, None);
+        sim.wait_gone(name).await;
+        sim.wait_nothing_left(&uid).await;
+        let mut end = since(&sim, &before_end);
+        if name == "first" {
+            continue;
+        }
+        let (sandboxes, containers) = take_inspections(&mut start);
+        assert!(sandboxes <= 2 && containers <= 1, "{sandboxes} and {containers} to start {name}");
+        let expected = [
+            ("api create events", 3),
+            ("api patch pods/status", 2),
+            // Nothing may be left of an earlier agent.
+            ("cri ListPodSandbox", 1),
+            ("cri ListContainers", 1),
+            ("cri RunPodSandbox", 1),
+            ("cri ImageStatus", 1),
+            ("cri CreateContainer", 1),
+            ("cri StartContainer", 1),
+        ];
+        assert_eq!(start, counted(&expected), "start of {name}");
+        // Each exit has at most two inspections: of its hint, and after the call that caused it.
+        let (sandboxes, containers) = take_inspections(&mut end);
+        assert!(sandboxes <= 6 && containers <= 6, "{sandboxes} and {containers} to end {name}");
+        let expected = [
+            ("api create events", 1),
+            ("api patch pods/status", 2),
+            ("api delete pods", 1),
+            ("cri StopContainer", 1),
+            // As in the kubelet: once to stop the pod, and once before the removal.
+            ("cri StopPodSandbox", 2),
+            ("cri RemoveContainer", 1),
+            ("cri RemovePodSandbox", 1),
+            // Nothing may be left of interrupted calls.
+            ("cri ListPodSandbox", 1),
+            ("cri ListContainers", 1),
+        ];
+        assert_eq!(end, counted(&expected), "end of {name}");
+    }
+    sim.finish().await;
+}
