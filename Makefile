@@ -13,7 +13,7 @@ RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill races featur
 export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
-.PHONY: all install build quick check test fuzz test-runtimes histories vm bench bench-scale run
+.PHONY: all install build quick check test fuzz test-runtimes histories vm bench bench-scale profile run
 
 all: build
 
@@ -80,7 +80,7 @@ vm:
 
 # Runs CASES random histories of a simulated node (`make test`: 60). A failure prints its seed. Needs root.
 histories:
-	QSIM_CASES=$(or $(CASES),2000) $(CARGO) test --locked -p quintlet-simulation --test simulation whatever_happens -- --nocapture
+	QSIM_CASES=$(or $(CASES),2000) $(CARGO) test --locked -p quintlet-simulation --test simulation random:: -- --nocapture
 
 # Compares with the raw runtime in the same run. Needs an idle machine. ARGS="--pods 20 --rounds 1" for a quick look.
 bench: build
@@ -88,6 +88,16 @@ bench: build
 	mkdir -p target/bench
 	target/release/bench $(ARGS) > target/bench/result.json
 	cat target/bench/result.json
+
+# Samples each service during a burst of pods and its deletion: flame graphs, folded stacks and counts of system calls in target/profile.
+# Needs an idle machine.
+profile: build
+	scripts/install.sh profile
+	$(CARGO) install --locked --root target/tools inferno@0.12.8
+	$(CARGO) build --locked --release -p quintlet-e2e --bin bench
+	mkdir -p target/bench
+	PATH=$(CURDIR)/target/tools/bin:$$PATH target/release/bench --rounds 1 --in-flight 16 --profile target/profile $(ARGS) > target/bench/profile.json
+	ls target/profile
 
 # Measures a relist of 18,000 containers on an in-memory runtime: CPU, memory, messages, latency of watchers. Needs an idle machine.
 bench-scale: build

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages that building, testing and running need, if they are missing. `test` and `vm` add those of the tests.
+# Installs the Debian packages that building, testing and running need, if they are missing. `test`, `vm` and `profile` add theirs.
 set -eu
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -66,6 +66,12 @@ if [ "${1:-}" = vm ]; then
     need binutils has strip
 fi
 
+# For `make profile`.
+if [ "${1:-}" = profile ]; then
+    need linux-perf has perf
+    need strace has strace
+fi
+
 if [ -n "$missing" ]; then
     if ! command -v apt-get >/dev/null 2>&1; then
         echo "install.sh: missing, and this is not Debian; install them yourself:$missing" >&2
@@ -80,18 +86,26 @@ if [ -n "$missing" ]; then
         { $sudo apt-get update -q && DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -q --no-install-recommends $missing; }
 fi
 
-# Debian's kubectl uses SPDY only. The tests use an unpacked copy: the machine may have another kubectl installed.
-kubectl=${CARGO_TARGET_DIR:-target}/tools/kubernetes-client
-if [ "${1:-}" = test ] && [ ! -x "$kubectl/usr/bin/kubectl" ]; then
-    mkdir -p "$kubectl"
+# unpack PACKAGE FILE: unpacks a Debian package without installing it, unless FILE of it is there.
+unpack() {
+    dir=${CARGO_TARGET_DIR:-target}/tools/$1
+    [ ! -x "$dir/$2" ] || return 0
+    mkdir -p "$dir"
     sudo=
     [ "$(id -u)" = 0 ] || sudo=sudo
     (
-        cd "$kubectl"
-        apt-get download -q kubernetes-client || { $sudo apt-get update -q && apt-get download -q kubernetes-client; }
-        dpkg-deb -x kubernetes-client_*.deb .
-        rm kubernetes-client_*.deb
+        cd "$dir"
+        apt-get download -q "$1" || { $sudo apt-get update -q && apt-get download -q "$1"; }
+        dpkg-deb -x "$1"_*.deb .
+        rm "$1"_*.deb
     )
+}
+
+if [ "${1:-}" = test ]; then
+    # Debian's kubectl uses SPDY only. The machine may have another kubectl installed.
+    unpack kubernetes-client usr/bin/kubectl
+    # promtool, without the services that the package starts.
+    unpack prometheus usr/bin/promtool
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

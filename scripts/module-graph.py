@@ -39,6 +39,8 @@ POD_SYNC = [
         "csi",
         "volume-manager",
         "volumes",
+        "certificates",
+        "in-tree",
         "images",
         "sources",
         "volume-tasks",
