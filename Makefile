@@ -72,11 +72,12 @@ test-runtimes:
 		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-localnode --test containerd || exit 1; \
 	done
 
-# Tests the systemd units in a virtual machine, with the debug build. Needs root; docs/vm.md lists the packages. ACCEL=kvm uses KVM.
+# Tests the node in a virtual machine, with the debug build. Needs root; docs/vm.md lists packages and cases. CASES="A B" runs some,
+# FROM=CASE those from one on, ACCEL=kvm uses KVM.
 vm:
 	scripts/install.sh vm
 	$(CARGO) build --locked --bins -p quintlet -p quintlet-testapi
-	BIN_DIR=$(CURDIR)/target/debug tests/vm/run.sh
+	BIN_DIR=$(CURDIR)/target/debug CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" tests/vm/run.sh
 
 # Runs CASES random histories of a simulated node (`make test`: 60). A failure prints its seed. Needs root.
 histories:

@@ -15,7 +15,8 @@ cache=${CACHE_DIR:-$repo/target/containerd}/$suite
 mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep -m 1 '/debian/$' || true)
 
 mkdir -p "$cache/lists/partial" "$cache/archives/partial"
-echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian/} $suite main" > "$cache/sources.list"
+# Lists of sid expire within days, and mirrors may be older.
+echo "deb [check-valid-until=no signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian/} $suite main" > "$cache/sources.list"
 
 # get COMMAND...: apt-get with lists and packages of this release alone.
 get() {

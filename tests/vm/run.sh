@@ -1,45 +1,55 @@
 #!/bin/sh
-# Boots a virtual machine with systemd as PID 1 and cgroup v2, installs the built binaries and the units of docker/systemd in it
-# as a package would, and runs guest.sh there. Prints a table; exits 1 if a row is not ok. `make vm` runs this.
+# Boots a virtual machine of Debian 13 with systemd as PID 1 and cgroup v2, installs the built binaries and the units of docker/systemd
+# in it as a package would, and runs the cases of cases/ there. Prints a row per check; exits 1 if a row is not ok. `make vm` runs this.
 #
+#   CASES="A B"  cases to run (all of cases/list)
+#   FROM=CASE    the first case to run
 #   BIN_DIR=DIR  directory of quintlet and testapi (target/debug)
 #   UNITS=DIR    directory of the units (docker/systemd)
-#   VM_DIR=DIR   directory of the machine's disk, kept between runs (target/vm)
+#   VM_DIR=DIR   directory of the machine's disks, kept between runs (target/vm)
 #   ACCEL=NAME   tcg, which works everywhere, or kvm, which is several times as fast (tcg)
+#   LIMIT=N      seconds after which the machine is ended (3600)
 #
-# Needs root, qemu-system-x86_64 and mmdebstrap (scripts/install.sh vm). The machine has no network.
+# Needs root and the packages of `scripts/install.sh vm`. The machine has no network.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
 bin_dir=${BIN_DIR:-${CARGO_TARGET_DIR:-$repo/target}/debug}
 vm=${VM_DIR:-${CARGO_TARGET_DIR:-$repo/target}/vm}
-# The guest runs binaries that were linked here.
-suite=$(. /etc/os-release && echo "${VERSION_CODENAME:?not a Debian release}")
-packages=ca-certificates,systemd,systemd-sysv,dbus,udev,kmod,linux-image-cloud-amd64,initramfs-tools,containerd,runc,containernetworking-plugins,iproute2,iptables,busybox-static
-# A run under tcg takes about 320 s on two cores that are in use otherwise.
-limit=${LIMIT:-2400}
+# A kernel that can map users of tmpfs (6.3 and later), and the containerd and runc of Debian's unstable release, for user namespaces.
+suite=trixie
+packages=apparmor,ca-certificates,containerd,containernetworking-plugins,curl,busybox-static,dbus,e2fsprogs,initramfs-tools,iproute2,iptables,jq,kmod,linux-image-amd64,nfs-kernel-server,open-iscsi,quota,runc,systemd,systemd-sysv,tgt,udev
+limit=${LIMIT:-3600}
 
 say() {
     echo "vm: $*" >&2
 }
 
 # The disk: a Debian without anything of Quintlet. It is rebuilt when its inputs change.
-want="$suite $packages $(cat "$here/quintlet-vm.service" | sha256sum)"
+want="$suite $packages $(cat "$here/quintlet-vm.service" "$here/preferences" | sha256sum)"
 mkdir -p "$vm"
 if [ "$(cat "$vm/stamp" 2>/dev/null || true)" != "$want" ]; then
     say "making the disk, once"
     rm -rf "$vm/stamp" "$vm/rootfs"
-    # The sources of this machine, since it may have a mirror.
-    sources=$(ls /etc/apt/sources.list.d/debian.sources /etc/apt/sources.list 2>/dev/null | head -n 1)
-    mmdebstrap --quiet --variant=minbase --include="$packages" "$suite" "$vm/rootfs" "$sources"
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep -m 1 '/debian/$' || true)
+    mirror=${mirror:-http://deb.debian.org/debian/}
+    # Lists of sid expire within days, and mirrors may be older. The initial RAM disk has what the disk needs, so that it is unpacked fast.
+    mmdebstrap --quiet --variant=minbase --include="$packages" \
+        --setup-hook="mkdir -p \"\$1/etc/apt/preferences.d\" && cp '$here/preferences' \"\$1/etc/apt/preferences.d/quintlet\"" \
+        --essential-hook='mkdir -p "$1/etc/initramfs-tools/conf.d" && echo MODULES=list > "$1/etc/initramfs-tools/conf.d/quintlet"' \
+        --essential-hook='printf "virtio_pci\nvirtio_blk\next4\n" > "$1/etc/initramfs-tools/modules"' \
+        "$suite" "$vm/rootfs" "deb $mirror $suite main" "deb [check-valid-until=no] $mirror sid main"
     install -m 0644 "$here/quintlet-vm.service" "$vm/rootfs/etc/systemd/system/quintlet-vm.service"
+    mkdir -p "$vm/rootfs/etc/systemd/system/multi-user.target.wants"
     ln -sf /etc/systemd/system/quintlet-vm.service "$vm/rootfs/etc/systemd/system/multi-user.target.wants/quintlet-vm.service"
-    # The first boot is not interactive, and starts no runtime before it is configured.
-    rm -f "$vm/rootfs/etc/systemd/system/multi-user.target.wants/containerd.service"
+    # Started by the cases that need them.
+    for unit in containerd nfs-server nfs-client.target rpcbind iscsid open-iscsi tgt; do
+        find "$vm/rootfs/etc/systemd/system" -name "$unit*" -type l ! -path '*quintlet*' -delete
+    done
     echo quintlet-vm > "$vm/rootfs/etc/hostname"
-    cp -L "$vm/rootfs/vmlinuz" "$vm/vmlinuz"
-    cp -L "$vm/rootfs/initrd.img" "$vm/initrd.img"
+    cp -L "$vm"/rootfs/boot/vmlinuz-* "$vm/vmlinuz"
+    cp -L "$vm"/rootfs/boot/initrd.img-* "$vm/initrd.img"
     rm -f "$vm/root.ext4"
     mke2fs -q -t ext4 -L root -d "$vm/rootfs" "$vm/root.ext4" 4G
     rm -rf "$vm/rootfs"
@@ -50,13 +60,18 @@ fi
 payload=$vm/payload
 rm -rf "$payload"
 mkdir -p "$payload/bin" "$payload/systemd"
-cp -r "$here"/guest.sh "$here"/manifest.yaml "$here"/config.yaml "$here"/pressure "$here"/containerd.toml "$payload/"
+cp -r "$here"/guest.sh "$here"/lib.sh "$here"/setup.sh "$here"/cases "$here"/pods "$here"/network "$here"/config.yaml "$here"/containerd.toml \
+    "$here"/testapi.service "$payload/"
 cp "$repo"/docker/containerd/quintlet.conflist "$payload/"
 cp "${UNITS:-$repo/docker/systemd}"/* "$payload/systemd/"
 for binary in quintlet testapi; do
     [ -x "$bin_dir/$binary" ] || { say "no $bin_dir/$binary"; exit 1; }
     strip -o "$payload/bin/$binary" "$bin_dir/$binary"
 done
+for case in ${CASES:-$(sed -n "/^${FROM:-.*}\$/,\$p" "$here/cases/list")}; do
+    [ -e "$here/cases/$case.sh" ] || { say "no case $case"; exit 1; }
+    echo "$case"
+done > "$payload/list"
 tar -C "$payload" -cf "$vm/payload.tar" .
 # A disk has whole sectors.
 truncate -s %1M "$vm/payload.tar"
@@ -65,18 +80,27 @@ accel=${ACCEL:-tcg}
 cpu=max
 [ "$accel" = tcg ] || cpu=host,-arch-capabilities
 
+# The disk of this run outlives a reboot of the machine. Empty disks are for volumes.
+rm -f "$vm/run.ext4" "$vm/disk1" "$vm/disk2" "$vm/disk3"
+cp --sparse=always "$vm/root.ext4" "$vm/run.ext4"
+truncate -s 256M "$vm/disk1" "$vm/disk2" "$vm/disk3"
+disks=
+for file in run.ext4 payload.tar disk1 disk2 disk3; do
+    disks="$disks -drive file=$vm/$file,if=virtio,format=raw,cache=unsafe"
+done
+
 : > "$vm/result"
 say "booting with $accel; console in $vm/console"
+# Rows are `row|NAME|ok or FAILED|DETAIL`, beside `case|NAME|SECONDS`; the last line is `end|ok` or `end|FAILED`.
 status=0
-timeout -k 10 "$limit" qemu-system-x86_64 -accel "$accel" -cpu "$cpu" -smp 2 -m 2048 -no-reboot -display none -monitor none -nic none \
+# shellcheck disable=SC2086
+timeout -k 10 "$limit" qemu-system-x86_64 -accel "$accel" -cpu "$cpu" -smp 2 -m 2048 -display none -monitor none -nic none \
     -kernel "$vm/vmlinuz" -initrd "$vm/initrd.img" -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service systemd.journald.forward_to_console=1" \
-    -drive "file=$vm/root.ext4,if=virtio,format=raw,snapshot=on" -drive "file=$vm/payload.tar,if=virtio,format=raw,readonly=on" \
-    -serial "file:$vm/console" -serial "file:$vm/result" < /dev/null || status=$?
+    $disks -serial "file:$vm/console" -serial "file:$vm/result" < /dev/null || status=$?
 [ "$status" = 0 ] || say "qemu ended with $status (124: not done after $limit s)"
 
-# Rows are `row|NAME|ok or FAILED|DETAIL`, the last line is `end|ok or FAILED`.
 tr -d '\r' < "$vm/result" > "$vm/lines"
-awk -F '|' '$1 == "row" { printf "%-52s %-7s %s\n", $2, $3, $4 }' "$vm/lines"
+awk -F '|' '$1 == "case" { printf "\n%s (%s s)\n", $2, $3 } $1 == "row" { printf "  %-58s %-7s %s\n", $2, $3, $4 }' "$vm/lines"
 if ! grep -q '^end|ok$' "$vm/lines" || grep -q '^row|[^|]*|FAILED' "$vm/lines"; then
     grep '^log|' "$vm/lines" | cut -d '|' -f 2- >&2 || true
     say "FAILED; console in $vm/console, result in $vm/result"

@@ -91,6 +91,8 @@ pub(crate) struct Core {
     pub(crate) lists: Mutex<Lists>,
     /// Triggers a full list. A trigger during a list causes another list after it.
     pub(crate) relist_now: Notify,
+    /// Notified when a full list has succeeded or failed.
+    pub(crate) list_ended: Notify,
     /// Heartbeat of the relist loop.
     pub(crate) heartbeat: Heartbeat,
     /// The mailboxes of the pods that have an owner.
@@ -116,6 +118,7 @@ impl Core {
             hints: watch::Sender::new(HintState { source: "none", live: false }),
             lists: Mutex::default(),
             relist_now: Notify::new(),
+            list_ended: Notify::new(),
             heartbeat,
             mailboxes: Mutex::default(),
             under_way: Mutex::default(),

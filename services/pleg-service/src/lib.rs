@@ -56,9 +56,6 @@ use crate::traits::{ContainerRuntime, HintStream};
 /// Name of the service in grpc.health.v1.
 pub const SERVICE: &str = "quintlet.pleg.v1.Pleg";
 
-/// Interval between health checks.
-const HEALTH_PERIOD: Duration = Duration::from_millis(200);
-
 /// Starts the tasks, until `stop`. Returns the gRPC service.
 #[must_use]
 pub fn start(
@@ -108,7 +105,10 @@ fn stuck(periods: Periods) -> Duration {
     longest.saturating_mul(2).max(STUCK)
 }
 
-/// Sets SERVING after the first full list, and while lists succeed.
+/// A list expires when its age exceeds the threshold, not when it reaches it.
+const EXPIRY_MARGIN: Duration = Duration::from_millis(1);
+
+/// Sets SERVING after the first full list, and while lists succeed. Health changes only when a list ends or the last one expires.
 async fn judge(core: Arc<Core>, health: HealthHandle) {
     let mut serving = None;
     loop {
@@ -127,6 +127,11 @@ async fn judge(core: Arc<Core>, health: HealthHandle) {
             }
             serving = Some(now);
         }
-        tokio::time::sleep(HEALTH_PERIOD).await;
+        let expires = core.periods.threshold.saturating_sub(core.last_list_age().unwrap_or_default());
+        // Both arms only wait; a list that ends meanwhile leaves a permit.
+        tokio::select! {
+            () = core.list_ended.notified() => {}
+            () = tokio::time::sleep(expires.saturating_add(EXPIRY_MARGIN)), if now => {}
+        }
     }
 }

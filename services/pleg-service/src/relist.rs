@@ -59,6 +59,7 @@ pub(crate) async fn run(core: Arc<Core>) {
         core.heartbeat.beat();
         let failing = result.is_err();
         core.lists.lock().error = result.err().map(|e| e.to_string());
+        core.list_ended.notify_one();
         let period = if failing { core.relist_period().min(RETRY) } else { core.relist_period() };
         tokio::select! {
             // A dropped wait loses nothing. A change of the hint source, and thus of the period, triggers a list, too.

@@ -75,13 +75,15 @@ where
     E: Into<BoxError>,
     F: Future<Output = Result<(), E>>,
 {
+    // First, so that no signal ends the process without an ordered stop.
+    let stop_signal = signals::stop_signal()?;
     let telemetry = quintlet_telemetry::init(service.name, &service.common.telemetry())?;
     on_start();
     contain::panics_end_process();
     let stop = CancellationToken::new();
     let signalled = stop.clone();
     task::spawn("signals", async move {
-        let reason = signals::stop_signal().await;
+        let reason = stop_signal.await;
         tracing::info!(?reason, "stopping service");
         signalled.cancel();
     });
