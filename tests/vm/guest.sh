@@ -17,7 +17,7 @@ echo $boots > $state/boots
 . $here/setup.sh
 [ -e $state/set-up ] || set_up
 [ -e $state/set-up ] || end
-while read -r case; do
+for case in $(cat $here/list); do
     ! grep -qx "$case" $state/done 2> /dev/null || continue
     echo "case|$case|$(cut -d . -f 1 /proc/uptime)" > $result
     . "$here/cases/$case.sh"
@@ -31,5 +31,5 @@ while read -r case; do
     fi
     echo "$case" >> $state/done
     tidy
-done < $here/list
+done
 end

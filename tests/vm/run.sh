@@ -101,6 +101,9 @@ timeout -k 10 "$limit" qemu-system-x86_64 -accel "$accel" -cpu "$cpu" -smp 2 -m 
 
 tr -d '\r' < "$vm/result" > "$vm/lines"
 awk -F '|' '$1 == "case" { printf "\n%s (%s s)\n", $2, $3 } $1 == "row" { printf "  %-58s %-7s %s\n", $2, $3, $4 }' "$vm/lines"
+while read -r case; do
+    grep -q "^case|$case|" "$vm/lines" || { say "case $case did not run"; echo "row|$case|FAILED|did not run" >> "$vm/lines"; }
+done < "$payload/list"
 if ! grep -q '^end|ok$' "$vm/lines" || grep -q '^row|[^|]*|FAILED' "$vm/lines"; then
     grep '^log|' "$vm/lines" | cut -d '|' -f 2- >&2 || true
     say "FAILED; console in $vm/console, result in $vm/result"

@@ -5,8 +5,11 @@ with_profile() {
 }
 
 confined() {
-    cat "/proc/$(process_of "$1")/attr/apparmor/current"
-    [ "$(cat "/proc/$(process_of "$1")/attr/apparmor/current")" = "$2" ]
+    pid=$(process_of "$1")
+    [ -n "$pid" ] || return 1
+    profile=$(cat "/proc/$pid/attr/apparmor/current")
+    echo "$profile"
+    [ "$profile" = "$2" ]
 }
 
 run() {

@@ -7,8 +7,10 @@ with_profile() {
 }
 
 mode() {
-    grep -E '^Seccomp:' "/proc/$(process_of "$1")/status"
-    [ "$(sed -n 's/^Seccomp:[^0-9]*//p' "/proc/$(process_of "$1")/status")" = "$2" ]
+    pid=$(process_of "$1")
+    [ -n "$pid" ] || return 1
+    grep -E "^Seccomp:" "/proc/$pid/status" | tee /tmp/mode
+    grep -q "$2" /tmp/mode
 }
 
 run() {
