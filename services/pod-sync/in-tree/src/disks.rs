@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use quintlet_kit::task;
+use quintlet_kit::{failpoint, task};
 use quintlet_model::ids::PodUid;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::mount::UnmountFlags;
@@ -509,10 +509,10 @@ impl Login<'_> {
         let end = quintlet_kit::clock::deadline_after(Instant::now(), limit);
         loop {
             let (links, disk) = (self.mounter.host.dev.join("disk/by-path"), self.disk.clone());
-            let (of, transport) = (portal.to_owned(), transport.to_owned());
+            let (of, by) = (portal.to_owned(), transport.to_owned());
             let found = task::blocking(move || -> Result<_, Error> {
                 let all = entries(&links).map_err(Error::file("read", &links))?;
-                let mut matching = all.into_iter().filter(|p| disk.is_path(&name_of(p), &of, &transport));
+                let mut matching = all.into_iter().filter(|p| disk.is_path(&name_of(p), &of, &by));
                 // A link may be left of a device that is gone.
                 Ok(matching.find(|link| link.exists()))
             });
@@ -663,7 +663,8 @@ fn others(roots: &[PathBuf], own: &Path, iqn: &str) -> Result<Vec<Other>, Error>
                 if directory == own {
                     continue;
                 }
-                let portals = read_disk_of(&directory).filter(|disk| disk.iqn == iqn).map(|disk| disk.portals);
+                let portals =
+                    read_disk_of(&directory).filter(|disk| disk.iqn == iqn).map(|disk| disk.portals);
                 let first_portal = named.portals.into_iter().next().unwrap_or_default();
                 others.push(Other { first_portal, portals, lun: named.lun });
             }

@@ -186,7 +186,8 @@ impl Mounter {
         let of = target.clone();
         step!("directory of local device created", task::blocking(move || make_directory(&of)))?;
         let fs_type = fs_type.as_deref().unwrap_or(DEFAULT_FS_TYPE);
-        let mounted = step!("local device mounted", self.format_and_mount(volume, path, &target, Some(fs_type)));
+        let mounted =
+            step!("local device mounted", self.format_and_mount(volume, path, &target, Some(fs_type)));
         mounted.map_err(|source| Error::Device {
             device: path.clone(),
             target,

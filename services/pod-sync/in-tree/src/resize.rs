@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use quintlet_kit::task;
+use quintlet_kit::{failpoint, task};
 
 use crate::commands;
 use crate::error::Error;
@@ -40,7 +40,8 @@ impl Mounter {
         }
         let mount = self.paths.device_mount(&volume.name)?;
         let format = disk_format(&*self.commands, path).await;
-        let format = format.map_err(|source| Error::Format { device: path.clone(), source: Box::new(source) })?;
+        let format =
+            format.map_err(|source| Error::Format { device: path.clone(), source: Box::new(source) })?;
         // mkfs uses the whole device.
         let Some(format) = format else { return Ok(()) };
         let Some((program, arguments)) = command(&format, path, &mount) else {

@@ -36,8 +36,12 @@ fn the_directory_and_the_names_of_a_disk_are_the_kubelets() {
         assert_eq!((&found.portals[0], &found.iqn, &found.lun), (&disk.portals[0], &disk.iqn, &disk.lun));
         assert_eq!((found.directory(), &found.iface), (directory, &disk.iface));
     }
-    for broken in ["iface-default", "default/10.0.0.1:3260-iqn.x-lun-1", "iface-x/10.0.0.1-lun-1", "iface-x/a-iqn.b-lun-c"]
-    {
+    for broken in [
+        "iface-default",
+        "default/10.0.0.1:3260-iqn.x-lun-1",
+        "iface-x/10.0.0.1-lun-1",
+        "iface-x/a-iqn.b-lun-c",
+    ] {
         assert_eq!(Disk::of_directory(broken), None, "{broken}");
     }
 }
