@@ -624,7 +624,7 @@ fn unmount(
     }
 }
 
-fn is_own_file(file: &Path) -> bool {
+pub(crate) fn is_own_file(file: &Path) -> bool {
     [ISCSI_FILE, NEW_ISCSI_FILE].contains(&name_of(file).as_str())
 }
 

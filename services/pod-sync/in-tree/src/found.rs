@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use quintlet_model::ids::PodUid;
 
-use crate::disks::read_disk_of;
+use crate::disks::{is_own_file, read_disk_of};
 use crate::paths::Paths;
 use crate::references::{self, Mount};
 use crate::volume::Plugin;
@@ -58,7 +58,9 @@ pub fn read(root: &Path) -> io::Result<(Vec<FoundInPod>, Vec<FoundDevice>)> {
     for FoundDevice { plugin, name: device, .. } in devices.iter().filter(|device| device.is_block) {
         let Ok(dir) = paths.block_volume(*plugin, device) else { continue };
         for file in entries(&dir, |kind| !kind.is_dir())? {
-            let Ok(pod) = PodUid::parse(&name(&file)) else { continue };
+            let Some(pod) = PodUid::parse(&name(&file)).ok().filter(|_| !is_own_file(&file)) else {
+                continue;
+            };
             let numbers = fs::metadata(&file).map_or(0, |metadata| metadata.rdev());
             bound.entry((*plugin, pod)).or_default().push((numbers, device));
         }

@@ -38,15 +38,14 @@ esac
 /// A loop device over a file of 16 MiB.
 struct LoopDevice {
     path: String,
-    image: PathBuf,
 }
 
 impl LoopDevice {
-    fn new(image: PathBuf) -> Self {
-        std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
-        let made = Command::new("losetup").args(["--find", "--show"]).arg(&image).output().unwrap();
+    fn new(image: &Path) -> Self {
+        std::fs::File::create(image).unwrap().set_len(16 << 20).unwrap();
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(image).output().unwrap();
         assert!(made.status.success(), "{made:?}");
-        Self { path: String::from_utf8(made.stdout).unwrap().trim().to_owned(), image }
+        Self { path: String::from_utf8(made.stdout).unwrap().trim().to_owned() }
     }
 }
 
@@ -63,7 +62,7 @@ async fn started() -> (Sim, LoopDevice, PathBuf) {
     for dir in ["dev/disk/by-path", "sys/block/sd0/device", "sys/class/scsi_host", "tools"] {
         std::fs::create_dir_all(machine.join(dir)).unwrap();
     }
-    let device = LoopDevice::new(machine.join("image"));
+    let device = LoopDevice::new(&machine.join("image"));
     let numbers = std::fs::metadata(&device.path).unwrap().rdev();
     let node = machine.join("dev/sd0");
     mknod(&node, SFlag::S_IFBLK, Mode::from_bits_truncate(0o600), numbers).unwrap();
@@ -79,6 +78,14 @@ async fn started() -> (Sim, LoopDevice, PathBuf) {
     sim.start_all();
     sim.api.wait_for("nodes", "", NODE, LONG, |node| !node.is_null()).await;
     (sim, device, machine)
+}
+
+/// Installs a tool, at once.
+fn install(machine: &Path, name: &str, script: &str) {
+    let new = machine.join("new");
+    std::fs::write(&new, script).unwrap();
+    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::rename(new, machine.join("tools").join(name)).unwrap();
 }
 
 fn bound_claim(sim: &Sim, source: Value) {
@@ -143,11 +150,7 @@ async fn an_iscsi_volume_is_logged_in_once_iscsiadm_exists_and_out_after_its_pod
     let text = "MountVolume.WaitForAttach failed for volume \"pv-data\" : \
                 exec: \"iscsiadm\": executable file not found in $PATH";
     sim.wait_event("web", text, |e| e.reason == "FailedMount" && e.message == text).await;
-    let tool = machine.join("tools/iscsiadm");
-    let new = machine.join("new");
-    std::fs::write(&new, ISCSIADM.replace("BASE", &machine.display().to_string())).unwrap();
-    std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
-    std::fs::rename(new, tool).unwrap();
+    install(&machine, "iscsiadm", &ISCSIADM.replace("BASE", &machine.display().to_string()));
     sim.wait_ready("web").await;
     let mount = sim.root_dir().join("pods").join(&uid).join("volumes/kubernetes.io~iscsi/pv-data");
     let global = format!("plugins/kubernetes.io/iscsi/iface-default/{PORTAL}-{IQN}-lun-0");
@@ -202,17 +205,20 @@ async fn an_fc_volume_of_a_pod_is_found_by_its_port_and_removed_after_the_pod() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_file_system_of_a_local_volume_grows_while_its_pod_runs() {
-    let (sim, device, _machine) = started().await;
+    let (sim, device, machine) = started().await;
     let on_node = json!([{"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}]);
     let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": on_node}]}});
     bound_claim(&sim, json!({"local": {"path": device.path}, "nodeAffinity": affinity}));
     let uid = sim.create(pod_with("web", json!({"persistentVolumeClaim": {"claimName": "data"}})));
     sim.wait_ready("web").await;
-    let mount = sim.root_dir().join("pods").join(&uid).join("volumes/kubernetes.io~local-volume/pv-data");
-    let blocks = || nix::sys::statvfs::statvfs(&mount).unwrap().blocks();
-    let before = blocks();
-    std::fs::File::options().write(true).open(&device.image).unwrap().set_len(32 << 20).unwrap();
-    assert!(Command::new("losetup").args(["--set-capacity", &device.path]).status().unwrap().success());
+    // Growth of a mounted ext4 needs CAP_SYS_RESOURCE, which a container may lack.
+    let script = format!(
+        "#!/bin/sh\necho \"$*\" >> {}\n[ ! -e {}/fail ]\n",
+        machine.join("resized").display(),
+        machine.display()
+    );
+    install(&machine, "resize2fs", &script);
+    std::fs::write(machine.join("fail"), "").unwrap();
     let capacity = |volume: &mut Value| volume["spec"]["capacity"]["storage"] = json!("2Gi");
     sim.api.edit("persistentvolumes", "", "pv-data", capacity).unwrap();
     let pending = |claim: &mut Value| {
@@ -220,9 +226,22 @@ async fn the_file_system_of_a_local_volume_grows_while_its_pod_runs() {
         claim["status"]["allocatedResourceStatuses"] = json!({"storage": "NodeResizePending"});
     };
     sim.api.edit("persistentvolumeclaims/status", "default", "data", pending).unwrap();
-    let is_expanded = |claim: &Value| claim["status"]["capacity"]["storage"] == "2Gi";
+    let text = format!(
+        "NodeExpandVolume.NodeExpandVolume failed for volume \"pv-data\" : resize of device {} failed: exit status 1. \
+         resize2fs output: ",
+        device.path
+    );
+    sim.wait_event("web", &text, |e| e.reason == "VolumeResizeFailed" && e.message == text).await;
+    let has_failed = |claim: &Value| {
+        let conditions = claim["status"]["conditions"].as_array();
+        conditions.is_some_and(|all| all.iter().any(|one| one["type"] == "NodeResizeError"))
+    };
+    sim.api.wait_for("persistentvolumeclaims", "default", "data", LONG, has_failed).await;
+    std::fs::remove_file(machine.join("fail")).unwrap();
+    let is_expanded = |claim: &Value| claim["status"]["capacity"]["storage"] == "2Gi" && !has_failed(claim);
     sim.api.wait_for("persistentvolumeclaims", "default", "data", LONG, is_expanded).await;
-    assert!(blocks() > before + before / 2, "{before} {}", blocks());
+    let resized = std::fs::read_to_string(machine.join("resized")).unwrap();
+    assert!(resized.lines().all(|line| line == device.path) && resized.lines().count() >= 2, "{resized}");
     let text = format!("MountVolume.NodeExpandVolume succeeded for volume \"pv-data\" {NODE}");
     sim.wait_event("web", &text, |e| e.reason == "FileSystemResizeSuccessful" && e.message == text).await;
     end(&sim, "web", &uid).await;
