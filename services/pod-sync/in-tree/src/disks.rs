@@ -15,10 +15,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use quintlet_kit::{failpoint, task};
 use quintlet_model::ids::PodUid;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
@@ -54,23 +52,10 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(60);
 mod exit {
     /// No such session.
     pub(super) const NO_SESSION: i32 = 2;
-    /// The session exists.
+    /// Another process has logged in.
     pub(super) const SESSION_EXISTS: i32 = 15;
     /// No such record.
     pub(super) const NO_OBJECTS: i32 = 21;
-}
-
-/// One lock per iSCSI target: a login must not overlap the decision to log out.
-#[derive(Clone, Default)]
-pub(crate) struct Targets(Arc<Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>>);
-
-impl Targets {
-    fn of(&self, iqn: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut all = self.0.lock();
-        // Locks that nobody has or waits for.
-        all.retain(|_, lock| Arc::strong_count(lock) > 1);
-        Arc::clone(all.entry(iqn.to_owned()).or_default())
-    }
 }
 
 impl Mounter {
@@ -219,7 +204,7 @@ impl Mounter {
     async fn detach_iscsi(&self, directory: &Path, name: &str) -> Result<(), (Error, String)> {
         let disk = read_disk(directory).await.or_else(|| Disk::of_directory(name));
         let failed = |error: Error| (error, String::new());
-        // A directory that names no disk belongs to nobody's session.
+        // A directory that names no disk has no session.
         let Some(disk) = disk else { return Ok(()) };
         let lun = disk.lun.parse::<i32>().map_err(|_| failed(Error::Lun(disk.lun.clone())))?;
         let (host, iqn) = (self.host.clone(), disk.iqn.clone());

@@ -22,11 +22,11 @@ pub struct Host {
 /// Limits of waits for disks.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Of one call of iscsiadm.
+    /// Limit of one call of iscsiadm.
     pub iscsiadm: Duration,
-    /// Until a device appears after its target was scanned (`deviceDiscoveryTimeout`).
+    /// Wait for a device to appear after its target was scanned (`deviceDiscoveryTimeout`).
     pub device: Duration,
-    /// Until multipathd has made a device of several paths (`multipathDeviceTimeout`).
+    /// Wait for multipathd to make a device of several paths (`multipathDeviceTimeout`).
     pub multipath: Duration,
 }
 

@@ -32,6 +32,7 @@ pub mod volume;
 
 mod references;
 mod removal;
+mod targets;
 
 #[cfg(test)]
 mod tests;

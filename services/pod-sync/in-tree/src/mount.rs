@@ -24,12 +24,12 @@ use quintlet_model::ids::PodUid;
 use rustix::mount::MountFlags;
 
 use crate::commands::{self, Commands, SystemCommands};
-use crate::disks::Targets;
 use crate::error::Error;
 use crate::host::Host;
 use crate::paths::Paths;
 use crate::references;
 use crate::removal;
+use crate::targets::Targets;
 use crate::volume::{Plugin, Source, Volume};
 
 /// Mode of a volume's directory.
