@@ -21,7 +21,7 @@ use quintlet_kit::own_limits::OwnLimits;
 use pod_sync_shutdown::SystemBus;
 
 pub use crate::eviction_args::EvictionArgs;
-pub use crate::machine_args::MachineArgs;
+pub use crate::machine_args::{DiskArgs, MachineArgs};
 
 /// Runs the desired pods of the node and computes their status.
 ///
@@ -136,6 +136,9 @@ pub struct Args {
     /// Requirements on the machine.
     #[command(flatten)]
     pub machine: MachineArgs,
+    /// Places of the machine's disks.
+    #[command(flatten)]
+    pub disks: DiskArgs,
     #[command(flatten)]
     pub process: ProcessArgs,
 }

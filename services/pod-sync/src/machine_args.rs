@@ -1,6 +1,11 @@
 //! Flags of the requirements on the machine.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use clap::ArgAction;
+use pod_sync_in_tree::commands::{Commands, SystemCommands};
+use pod_sync_in_tree::host::Host;
 use pod_sync_node::MachineRules;
 
 /// Requirements on the machine. Those of the kubelet apply with a configuration file; without one, any machine will do.
@@ -19,6 +24,35 @@ pub struct MachineArgs {
     /// Set kernel tunables that differ from what pods rely on. Default: true with a KubeletConfiguration, false without.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub set_kernel_tunables: Option<bool>,
+}
+
+/// Places of the machine's disks and of the tools for them.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Volumes")]
+pub struct DiskArgs {
+    /// Directory of device files, for iscsi and fc volumes.
+    #[arg(long, default_value = "/dev", value_name = "DIR")]
+    pub device_dir: PathBuf,
+    /// Mount point of sysfs, for iscsi and fc volumes.
+    #[arg(long, default_value = "/sys", value_name = "DIR")]
+    pub sysfs_dir: PathBuf,
+    /// Directory that is searched for mount, iscsiadm and the tools of file systems before PATH.
+    #[arg(long, value_name = "DIR")]
+    pub volume_tools_dir: Option<PathBuf>,
+}
+
+impl DiskArgs {
+    /// Returns the directories of devices.
+    #[must_use]
+    pub fn host(&self) -> Host {
+        Host { dev: self.device_dir.clone(), sys: self.sysfs_dir.clone(), ..Host::default() }
+    }
+
+    /// Returns the commands of the machine.
+    #[must_use]
+    pub fn commands(&self) -> Arc<dyn Commands> {
+        Arc::new(SystemCommands { first: self.volume_tools_dir.clone() })
+    }
 }
 
 impl MachineArgs {

@@ -134,6 +134,8 @@ impl Agent {
             status_reporter: paths.status(),
             controller_attaches: args.enable_controller_attach_detach,
             selinux: node.settings.selinux,
+            commands: args.disks.commands(),
+            host: args.disks.host(),
             nodes: api.cluster.nodes(),
             events: reporting.events.clone(),
             clock: clock.clone(),

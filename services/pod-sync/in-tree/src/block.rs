@@ -1,4 +1,4 @@
-//! Block devices of `local` volumes, which containers get as devices.
+//! Block devices of `local` volumes and of disks, which containers get as devices.
 //!
 //! The device is bound on a file per pod, and linked in the pod's directory. The kubelet also attaches a loop device to the file.
 
@@ -12,59 +12,72 @@ use quintlet_model::ids::PodUid;
 use crate::error::Error;
 use crate::mount::{Mounter, make_directory, step};
 use crate::removal;
-use crate::volume::{Source, Volume};
+use crate::volume::{Plugin, Source, Volume};
 
 impl Mounter {
     /// Checks that a volume is a block device.
     ///
     /// # Errors
-    /// The plugin has no block volumes, or the path is not a block device.
+    /// The plugin has no block volumes, or the path of a `local` volume is not a block device.
     pub async fn check_block(&self, volume: &Volume) -> Result<(), Error> {
-        let Source::Local { path, .. } = &volume.source else {
-            return Err(Error::NoBlock(volume.plugin().name()));
-        };
-        let path = path.clone();
-        task::blocking(move || device_of(&path)).await.map(drop)
+        match &volume.source {
+            Source::Local { path, .. } => {
+                let path = path.clone();
+                task::blocking(move || device_of(&path)).await.map(drop)
+            }
+            Source::Fc(source) if source.disk().is_none() => Err(Error::NoDisk("mapper")),
+            Source::Iscsi(_) | Source::Fc(_) => self.check(volume).await,
+            Source::HostPath { .. } | Source::Nfs { .. } => Err(Error::NoBlock(volume.plugin().name())),
+        }
     }
 
-    /// Makes a device available to a pod (`MapPodDevice`, `MapBlockVolume`).
+    /// Makes the device of a `local` volume, or the `attached` one of a disk, available to a pod (`MapPodDevice`,
+    /// `MapBlockVolume`).
     ///
     /// # Errors
     /// The device cannot be bound or linked. Call [`Mounter::unmap`] to remove what was made.
-    pub async fn map(&self, volume: &Volume, pod: &PodUid) -> Result<(), Error> {
-        let Source::Local { path, .. } = &volume.source else {
-            return Err(Error::NoBlock(volume.plugin().name()));
+    pub async fn map(&self, volume: &Volume, attached: Option<&Path>, pod: &PodUid) -> Result<(), Error> {
+        let path = match (&volume.source, attached) {
+            (_, Some(device)) => device.display().to_string(),
+            (Source::Local { path, .. }, None) => path.clone(),
+            (_, None) => return Err(Error::NoBlock(volume.plugin().name())),
         };
-        let path = path.clone();
+        let plugin = volume.plugin();
+        let directory = self.paths.block_volume(plugin, &volume.device_name())?;
+        let link = self.paths.link(plugin, pod, &volume.name)?;
         let device = task::blocking(move || device_of(&path)).await?;
-        let (directory, link) = (self.paths.block_volume(&volume.name)?, self.paths.link(pod, &volume.name)?);
         let bound = directory.join(pod.as_str());
         let from = device.clone();
-        step!("local block device bound", task::blocking(move || bind(&from, &bound)))?;
-        step!("local block device linked", task::blocking(move || make_link(&device, &link)))
+        step!("block device bound", task::blocking(move || bind(&from, &bound)))?;
+        step!("block device linked", task::blocking(move || make_link(&device, &link)))
     }
 
-    /// Removes the device of a pod (`UnmapBlockVolume`).
+    /// Removes the device of a pod (`UnmapBlockVolume`). `device` is the name of its directory ([`Volume::device_name`]), `None` if
+    /// it is not known.
     ///
     /// # Errors
     /// The mount is busy. The volume then counts as mounted.
-    pub async fn unmap(&self, pod: &PodUid, name: &str) -> Result<(), Error> {
-        let (directory, link) = (self.paths.block_volume(name)?, self.paths.link(pod, name)?);
-        let bound = directory.join(pod.as_str());
-        step!("link to local block device removed", task::blocking(move || removal::mount_point(&link)))?;
-        step!("local block device unmounted", task::blocking(move || removal::unmount(&bound)))
+    pub async fn unmap(
+        &self,
+        plugin: Plugin,
+        pod: &PodUid,
+        name: &str,
+        device: Option<&str>,
+    ) -> Result<(), Error> {
+        let link = self.paths.link(plugin, pod, name)?;
+        step!("link to block device removed", task::blocking(move || removal::mount_point(&link)))?;
+        let Some(device) = device else { return Ok(()) };
+        let bound = self.paths.block_volume(plugin, device)?.join(pod.as_str());
+        step!("block device unmounted", task::blocking(move || removal::unmount(&bound)))
     }
 
-    /// Removes the directory of a block volume (`RemoveMapPath`).
+    /// Removes the directory of a `local` block volume (`RemoveMapPath`).
     ///
     /// # Errors
     /// A pod has the device.
     pub async fn unmap_device(&self, name: &str) -> Result<(), Error> {
-        let directory = self.paths.block_volume(name)?;
-        step!(
-            "directory of local block device removed",
-            task::blocking(move || removal::directory(&directory))
-        )
+        let directory = self.paths.block_volume(Plugin::Local, name)?;
+        step!("directory of block device removed", task::blocking(move || removal::directory(&directory)))
     }
 }
 

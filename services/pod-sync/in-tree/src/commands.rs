@@ -2,15 +2,17 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use rustix::process::{Pid, Signal};
 
 use crate::error::Error;
 
 /// Largest part of a command's output that an error has, in bytes.
-const MOST_OUTPUT: usize = 4096;
+const MOST_OUTPUT: usize = 8192;
 
 /// A command that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,7 +34,7 @@ impl Ended {
 /// Runs commands. Tests implement it with their own results.
 #[async_trait]
 pub trait Commands: Send + Sync {
-    /// Runs a command until it ends, or kills it after `limit`.
+    /// Runs a command until it ends, or kills it and its process group after `limit`.
     ///
     /// # Errors
     /// The command cannot be started.
@@ -45,8 +47,11 @@ pub trait Commands: Send + Sync {
 }
 
 /// The commands of the system.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SystemCommands;
+#[derive(Debug, Clone, Default)]
+pub struct SystemCommands {
+    /// Directory that is searched before `PATH`.
+    pub first: Option<PathBuf>,
+}
 
 #[async_trait]
 impl Commands for SystemCommands {
@@ -56,14 +61,28 @@ impl Commands for SystemCommands {
         arguments: &[OsString],
         limit: Option<Duration>,
     ) -> io::Result<Ended> {
+        let found = self.first.as_ref().map(|first| first.join(program)).filter(|path| path.exists());
+        let program = found.unwrap_or_else(|| PathBuf::from(program));
         let mut command = tokio::process::Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).kill_on_drop(limit.is_some());
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.process_group(0).kill_on_drop(limit.is_some()).spawn()?;
+        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let output = child.wait_with_output();
         let output = match limit {
-            None => command.output().await?,
-            Some(limit) => match tokio::time::timeout(limit, command.output()).await {
-                Ok(output) => output?,
-                Err(_) => return Ok(Ended { code: None, output: String::new() }),
-            },
+            None => output.await?,
+            Some(limit) => {
+                let mut output = std::pin::pin!(output);
+                match tokio::time::timeout(limit, &mut output).await {
+                    Ok(output) => output?,
+                    Err(_) => {
+                        // The child is not reaped yet, so that the number is still that of its group.
+                        if let Some(group) = group {
+                            let _ended_meanwhile = rustix::process::kill_process_group(group, Signal::KILL);
+                        }
+                        return Ok(Ended { code: None, output: String::new() });
+                    }
+                }
+            }
         };
         let mut bytes = [output.stdout, output.stderr].concat();
         bytes.truncate(MOST_OUTPUT);
@@ -91,8 +110,12 @@ pub(crate) async fn run(
 ///
 /// # Errors
 /// The command is not installed, or fails. The text is that of the kubelet.
-pub(crate) async fn mount(commands: &dyn Commands, arguments: Vec<OsString>) -> Result<(), Error> {
-    let ended = run(commands, "mount", &arguments, None).await?;
+pub(crate) async fn mount(
+    commands: &dyn Commands,
+    arguments: Vec<OsString>,
+    limit: Option<Duration>,
+) -> Result<(), Error> {
+    let ended = run(commands, "mount", &arguments, limit).await?;
     if ended.code == Some(0) {
         return Ok(());
     }

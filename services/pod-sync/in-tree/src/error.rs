@@ -56,6 +56,42 @@ pub enum Error {
     /// The device of a `local` volume could not be mounted.
     #[error("local: failed to mount device {device} at {} (fstype: {fs_type}), error {source}", .target.display())]
     Device { device: String, target: PathBuf, fs_type: String, source: Box<Error> },
+    /// A Fibre Channel volume without ports or identifiers.
+    #[error("fc: no fc disk information found. failed to make a new {0}")]
+    NoDisk(&'static str),
+    /// No device of a Fibre Channel volume exists.
+    #[error("no fc disk found")]
+    NoFcDisk,
+    /// A device does not exist.
+    #[error("device {} does not exist", .0.display())]
+    NoDevice(PathBuf),
+    /// The interface record of an iSCSI volume has no transport.
+    #[error("could not parse iface file for {0}")]
+    NoTransport(String),
+    /// The LUN of an iSCSI volume is not a number.
+    #[error("lun is not a number: {0}")]
+    Lun(String),
+    /// A disk could not be attached, with the kubelet's text.
+    #[error("{0}")]
+    Iscsi(String),
+    /// iscsiadm failed.
+    #[error("{0}")]
+    Exit(String),
+    /// The device of a pod's volume is not mounted.
+    #[error("no device is mounted at {}", .0.display())]
+    NotStaged(PathBuf),
+    /// A disk could not be detached.
+    #[error("{plugin}: failed to detach disk: {}\nError: {source}", .path.display())]
+    Detach { plugin: &'static str, path: PathBuf, source: Box<Error> },
+    /// The format of a device could not be read.
+    #[error("ResizeFS.Resize - error checking format for device {device}: {source}")]
+    Format { device: String, source: Box<Error> },
+    /// A file system that cannot be enlarged.
+    #[error("ResizeFS.Resize - resize of format {format} is not supported for device {device} mounted at {}", .mount.display())]
+    NoResize { format: String, device: String, mount: PathBuf },
+    /// A file system could not be enlarged.
+    #[error("resize of device {device} failed: {cause}. {program} output: {output}")]
+    Resize { device: String, cause: String, program: &'static str, output: String },
     /// Pods have the device, so it stays mounted.
     #[error("the device mount path {:?} is still mounted by other references [{}]", .path.display().to_string(), .mounts.join(" "))]
     InUse { path: PathBuf, mounts: Vec<String> },

@@ -1,12 +1,16 @@
 //! Volumes that the directories describe, after a restart (`ConstructVolumeSpec`).
 
+use std::collections::BTreeMap;
 use std::fs::{self, FileType};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use quintlet_model::ids::PodUid;
 
+use crate::disks::{is_own_file, read_disk_of};
 use crate::paths::Paths;
+use crate::references::{self, Mount};
 use crate::volume::Plugin;
 
 /// A volume of a pod.
@@ -17,11 +21,15 @@ pub struct FoundInPod {
     /// Name of the directory, which is that of the volume.
     pub name: String,
     pub is_block: bool,
+    /// Name of the device's directory ([`crate::volume::Volume::device_name`]); `None` if the volume has no device, or if the device
+    /// is not known because nothing is mounted.
+    pub device: Option<String>,
 }
 
-/// A device of a `local` volume.
+/// A device of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FoundDevice {
+    pub plugin: Plugin,
     pub name: String,
     pub is_block: bool,
 }
@@ -33,36 +41,106 @@ pub struct FoundDevice {
 pub fn read(root: &Path) -> io::Result<(Vec<FoundInPod>, Vec<FoundDevice>)> {
     let paths = Paths::new(root);
     let (mut volumes, mut devices) = (Vec::new(), Vec::new());
+    for dir in entries(&paths.device_mounts(), FileType::is_dir)? {
+        devices.push(FoundDevice { plugin: Plugin::Local, name: name(&dir), is_block: false });
+    }
+    for dir in entries(&paths.block_volumes(Plugin::Local), FileType::is_dir)? {
+        devices.push(FoundDevice { plugin: Plugin::Local, name: name(&dir), is_block: true });
+    }
+    for plugin in [Plugin::Iscsi, Plugin::Fc] {
+        for is_block in [false, true] {
+            let names = disks(&paths.disks(plugin, is_block), plugin)?;
+            devices.extend(names.into_iter().map(|name| FoundDevice { plugin, name, is_block }));
+        }
+    }
+    // The pods with a block device, and the device's numbers.
+    let mut bound: BTreeMap<(Plugin, PodUid), Vec<(u64, &str)>> = BTreeMap::new();
+    for FoundDevice { plugin, name: device, .. } in devices.iter().filter(|device| device.is_block) {
+        let Ok(dir) = paths.block_volume(*plugin, device) else { continue };
+        for file in entries(&dir, |kind| !kind.is_dir())? {
+            let Some(pod) = PodUid::parse(&name(&file)).ok().filter(|_| !is_own_file(&file)) else {
+                continue;
+            };
+            let numbers = fs::metadata(&file).map_or(0, |metadata| metadata.rdev());
+            bound.entry((*plugin, pod)).or_default().push((numbers, device));
+        }
+    }
+    let mounts = references::mounts()?;
     for dir in entries(&paths.pods(), FileType::is_dir)? {
         let Ok(pod) = PodUid::parse(&name(&dir)) else { continue };
-        for plugin in [Plugin::Local, Plugin::Nfs] {
-            let found = entries(&paths.volumes(plugin, &dir), FileType::is_dir)?;
-            let found = found.iter().map(|path| (plugin, name(path), false));
-            volumes.extend(found.map(|of| in_pod(&pod, of)));
+        for plugin in [Plugin::Local, Plugin::Nfs, Plugin::Iscsi, Plugin::Fc] {
+            for path in entries(&paths.volumes(plugin, &dir), FileType::is_dir)? {
+                let device = match plugin {
+                    Plugin::Local => Some(name(&path)),
+                    Plugin::Iscsi | Plugin::Fc => device_at(&mounts, &path, &paths.disks(plugin, false)),
+                    Plugin::Nfs | Plugin::HostPath => None,
+                };
+                let pod = pod.clone();
+                volumes.push(FoundInPod { pod, plugin, name: name(&path), is_block: false, device });
+            }
         }
-        let links = entries(&paths.links(&dir), FileType::is_symlink)?;
-        volumes.extend(links.iter().map(|link| in_pod(&pod, (Plugin::Local, name(link), true))));
+        for plugin in [Plugin::Local, Plugin::Iscsi, Plugin::Fc] {
+            let mut of_pod = bound.remove(&(plugin, pod.clone())).unwrap_or_default();
+            for link in entries(&paths.links(plugin, &dir), FileType::is_symlink)? {
+                let numbers = fs::metadata(&link).ok().map(|metadata| metadata.rdev());
+                let is_of_link = |(of, device): &(u64, &str)| match plugin {
+                    Plugin::Local => name(&link) == *device,
+                    Plugin::HostPath | Plugin::Nfs | Plugin::Iscsi | Plugin::Fc => numbers == Some(*of),
+                };
+                let at = of_pod.iter().position(is_of_link);
+                let device = at.map(|at| of_pod.remove(at).1.to_owned());
+                let device = device.or_else(|| (plugin == Plugin::Local).then(|| name(&link)));
+                let pod = pod.clone();
+                volumes.push(FoundInPod { pod, plugin, name: name(&link), is_block: true, device });
+            }
+            // Devices that an earlier process bound and did not link.
+            volumes.extend(of_pod.into_iter().map(|(_, device)| unlinked(&paths, &pod, plugin, device)));
+        }
     }
-    for dir in entries(&paths.device_mounts(), FileType::is_dir)? {
-        devices.push(FoundDevice { name: name(&dir), is_block: false });
-    }
-    for dir in entries(&paths.block_volumes(), FileType::is_dir)? {
-        let bound = entries(&dir, FileType::is_file)?.into_iter().chain(entries(&dir, |kind| {
-            // A bound device.
-            !kind.is_file() && !kind.is_dir()
-        })?);
-        let pods = bound.filter_map(|file| PodUid::parse(&name(&file)).ok());
-        volumes.extend(pods.map(|pod| in_pod(&pod, (Plugin::Local, name(&dir), true))));
-        devices.push(FoundDevice { name: name(&dir), is_block: true });
+    // Devices of pods without a directory.
+    for ((plugin, pod), of_pod) in bound {
+        volumes.extend(of_pod.into_iter().map(|(_, device)| unlinked(&paths, &pod, plugin, device)));
     }
     volumes.sort();
-    volumes.dedup();
     devices.sort();
     Ok((volumes, devices))
 }
 
-fn in_pod(pod: &PodUid, (plugin, name, is_block): (Plugin, String, bool)) -> FoundInPod {
-    FoundInPod { pod: pod.clone(), plugin, name, is_block }
+/// Returns the volume of a device that is bound for a pod and not linked.
+fn unlinked(paths: &Paths, pod: &PodUid, plugin: Plugin, device: &str) -> FoundInPod {
+    let of_disk = match plugin {
+        Plugin::Iscsi => paths.disk(plugin, true, device).ok().and_then(|dir| read_disk_of(&dir)),
+        Plugin::Local | Plugin::HostPath | Plugin::Nfs | Plugin::Fc => None,
+    };
+    let name = of_disk.map(|disk| disk.vol_name).filter(|name| !name.is_empty());
+    // The link is absent, so that any name of a file does.
+    let name = name.unwrap_or_else(|| device.replace('/', "-"));
+    FoundInPod { pod: pod.clone(), plugin, name, is_block: true, device: Some(device.to_owned()) }
+}
+
+/// Returns the names of the global directories of a plugin.
+fn disks(root: &Path, plugin: Plugin) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for dir in entries(root, FileType::is_dir)? {
+        let of = name(&dir);
+        match plugin {
+            Plugin::Iscsi if of.starts_with("iface-") => {
+                let names = entries(&dir, FileType::is_dir)?;
+                found.extend(names.iter().map(|disk| format!("{of}/{}", name(disk))));
+            }
+            Plugin::Fc if of != "volumeDevices" => found.push(of),
+            Plugin::Iscsi | Plugin::Fc | Plugin::Local | Plugin::HostPath | Plugin::Nfs => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Returns the name of the global directory whose mount a pod's volume is.
+fn device_at(mounts: &[Mount], path: &Path, disks: &Path) -> Option<String> {
+    let of_pod = mounts.iter().rev().find(|mount| mount.path == path)?;
+    let is_it = |mount: &&Mount| mount.device == of_pod.device && mount.root == of_pod.root;
+    let mut names = mounts.iter().filter(is_it).filter_map(|mount| mount.path.strip_prefix(disks).ok());
+    names.next().map(|name| name.display().to_string())
 }
 
 fn name(path: &Path) -> String {

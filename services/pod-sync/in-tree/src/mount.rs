@@ -6,6 +6,7 @@
 //! | `local`, block device | make a file system if the device has none; mount it | as a directory |
 //! | `hostPath` | nothing | check the type of the path |
 //! | `nfs` | nothing | mount with mount(8) |
+//! | `iscsi`, `fc` | attach the disk; then as a block device | bind the mount of the disk |
 //!
 //! A mount is the last effect but for its options and the group of its files, which are applied again if the mount exists.
 
@@ -24,9 +25,11 @@ use rustix::mount::MountFlags;
 
 use crate::commands::{self, Commands, SystemCommands};
 use crate::error::Error;
+use crate::host::Host;
 use crate::paths::Paths;
 use crate::references;
 use crate::removal;
+use crate::targets::Targets;
 use crate::volume::{Plugin, Source, Volume};
 
 /// Mode of a volume's directory.
@@ -35,6 +38,10 @@ const DIRECTORY_MODE: u32 = 0o750;
 const UMOUNT_LIMIT: Duration = Duration::from_secs(60);
 /// File system of a `local` block device without `fsType`.
 const DEFAULT_FS_TYPE: &str = "ext4";
+/// Limit of tools that make, check or enlarge a file system. A device that hangs longer is gone.
+pub(crate) const FILE_SYSTEM_LIMIT: Duration = Duration::from_hours(2);
+/// Limit of reads of a device's format, and of mounts, which may replay a journal.
+const DEVICE_LIMIT: Duration = Duration::from_mins(10);
 /// `blkid` found nothing on the device.
 const BLKID_NOTHING: i32 = 2;
 /// `fsck` left errors on the device.
@@ -67,6 +74,8 @@ pub struct Group<'a> {
 pub struct Mounter {
     pub(crate) paths: Paths,
     pub(crate) commands: Arc<dyn Commands>,
+    pub(crate) host: Host,
+    pub(crate) targets: Targets,
 }
 
 impl std::fmt::Debug for Mounter {
@@ -77,12 +86,12 @@ impl std::fmt::Debug for Mounter {
 
 /// Kind of the file at the path of a `local` volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FileKind {
+pub(crate) enum FileKind {
     Directory,
     BlockDevice,
 }
 
-fn kind_of(path: &str) -> Result<FileKind, Error> {
+pub(crate) fn kind_of(path: &str) -> Result<FileKind, Error> {
     if path.is_empty() {
         return Err(Error::NoPath);
     }
@@ -106,13 +115,19 @@ impl Mounter {
     /// Returns a mounter for the root directory of the node agent.
     #[must_use]
     pub fn new(root: &Path) -> Self {
-        Self::with_commands(root, Arc::new(SystemCommands))
+        Self::with_commands(root, Arc::new(SystemCommands::default()))
     }
 
     /// Like [`Mounter::new`], with other commands.
     #[must_use]
     pub fn with_commands(root: &Path, commands: Arc<dyn Commands>) -> Self {
-        Self { paths: Paths::new(root), commands }
+        Self { paths: Paths::new(root), commands, host: Host::default(), targets: Targets::default() }
+    }
+
+    /// Returns the mounter with other directories of devices.
+    #[must_use]
+    pub fn on_host(self, host: Host) -> Self {
+        Self { host, ..self }
     }
 
     /// Returns the paths of the volumes.
@@ -124,12 +139,17 @@ impl Mounter {
     /// Checks that the source of a volume with a file system exists (`NewMounter`).
     ///
     /// # Errors
-    /// A `local` path does not exist, or is neither a directory nor a block device.
+    /// A `local` path does not exist, or is neither a directory nor a block device. An `iscsi` or `fc` volume has no disk, or a name
+    /// that cannot be part of a path.
     pub async fn check(&self, volume: &Volume) -> Result<(), Error> {
         match &volume.source {
             Source::Local { path, .. } => {
                 let path = path.clone();
                 task::blocking(move || kind_of(&path)).await.map(drop)
+            }
+            Source::Fc(source) if source.disk().is_none() => Err(Error::NoDisk("mounter")),
+            Source::Iscsi(_) | Source::Fc(_) => {
+                self.paths.disk(volume.plugin(), volume.is_block, &volume.device_name()).map(drop)
             }
             Source::HostPath { .. } | Source::Nfs { .. } => Ok(()),
         }
@@ -142,15 +162,19 @@ impl Mounter {
     pub fn check_options(&self, volume: &Volume) -> Result<(), Error> {
         match volume.plugin() {
             Plugin::HostPath if !volume.mount_options.is_empty() => Err(Error::MountOptions),
-            Plugin::HostPath | Plugin::Local | Plugin::Nfs => Ok(()),
+            Plugin::HostPath | Plugin::Local | Plugin::Nfs | Plugin::Iscsi | Plugin::Fc => Ok(()),
         }
     }
 
-    /// Mounts the block device of a `local` volume, and makes a file system first if the device is empty (`MountDevice`).
+    /// Mounts the block device of a `local` volume, or the `device` of an attached disk, and makes a file system first if the device
+    /// is empty (`MountDevice`).
     ///
     /// # Errors
     /// The device cannot be read, formatted or mounted.
-    pub async fn stage(&self, volume: &Volume) -> Result<(), Error> {
+    pub async fn stage(&self, volume: &Volume, device: Option<&Path>) -> Result<(), Error> {
+        if let Some(device) = device {
+            return self.stage_disk(volume, device).await;
+        }
         let Source::Local { path, fs_type } = &volume.source else { return Ok(()) };
         let (device, target) = (path.clone(), self.paths.device_mount(&volume.name)?);
         let of = target.clone();
@@ -162,7 +186,8 @@ impl Mounter {
         let of = target.clone();
         step!("directory of local device created", task::blocking(move || make_directory(&of)))?;
         let fs_type = fs_type.as_deref().unwrap_or(DEFAULT_FS_TYPE);
-        let mounted = step!("local device mounted", self.format_and_mount(volume, path, &target, fs_type));
+        let mounted =
+            step!("local device mounted", self.format_and_mount(volume, path, &target, Some(fs_type)));
         mounted.map_err(|source| Error::Device {
             device: path.clone(),
             target,
@@ -172,25 +197,33 @@ impl Mounter {
     }
 
     /// Makes a file system on a device that has none, repairs one that exists, and mounts it
-    /// (`k8s.io/mount-utils: formatAndMountSensitive`).
-    async fn format_and_mount(
+    /// (`k8s.io/mount-utils: formatAndMountSensitive`). Without `fs_type`, mount(8) finds the type of one that exists.
+    pub(crate) async fn format_and_mount(
         &self,
         volume: &Volume,
         device: &str,
         target: &Path,
-        fs_type: &str,
+        fs_type: Option<&str>,
     ) -> Result<(), Error> {
         let commands = &*self.commands;
-        match disk_format(commands, device).await? {
+        let fs_type = match disk_format(commands, device).await? {
             None if volume.read_only => return Err(Error::UnformattedReadOnly(device.to_owned())),
-            None => make_file_system(commands, device, fs_type).await?,
-            Some(_) if volume.read_only => {}
-            Some(_) => repair(commands, device).await?,
-        }
+            None => {
+                let fs_type = fs_type.unwrap_or(DEFAULT_FS_TYPE);
+                make_file_system(commands, device, fs_type).await?;
+                Some(fs_type)
+            }
+            Some(_) if volume.read_only => fs_type,
+            Some(_) => {
+                repair(commands, device).await?;
+                fs_type
+            }
+        };
         let read_only = volume.read_only.then_some("ro");
         let options = joined(&volume.mount_options, read_only.into_iter().chain(["defaults"]));
-        let arguments = words(["-t", fs_type, "-o", &options, device]);
-        commands::mount(commands, [arguments, vec![target.into()]].concat()).await
+        let kind = fs_type.map(|fs_type| words(["-t", fs_type])).unwrap_or_default();
+        let arguments = [kind, words(["-o", &options, device]), vec![target.into()]].concat();
+        commands::mount(commands, arguments, Some(DEVICE_LIMIT)).await
     }
 
     /// Makes a volume available to a pod (`SetUp`). Returns a warning for the pod, if there is one.
@@ -211,6 +244,7 @@ impl Mounter {
                 checked.map(|()| None).map_err(Error::HostPath)
             }
             Source::Nfs { server, path } => self.publish_nfs(volume, server, path, pod).await.map(|()| None),
+            Source::Iscsi(_) | Source::Fc(_) => self.publish_disk(volume, pod, group).await.map(|()| None),
         }
     }
 
@@ -288,7 +322,37 @@ impl Mounter {
         let read_only = volume.read_only.then_some("ro");
         let options = joined(&volume.mount_options, read_only.into_iter());
         let arguments = words(["-o", &format!("bind,remount,{options}")]);
-        commands::mount(&*self.commands, [arguments, vec![target.into()]].concat()).await
+        commands::mount(&*self.commands, [arguments, vec![target.into()]].concat(), Some(DEVICE_LIMIT)).await
+    }
+
+    /// Binds the mount of a disk (`diskSetUp`).
+    async fn publish_disk(&self, volume: &Volume, pod: &PodUid, group: Group<'_>) -> Result<(), Error> {
+        let device = self.paths.disk(volume.plugin(), false, &volume.device_name())?;
+        let target = self.paths.mount(volume.plugin(), pod, &volume.name)?;
+        let (from, at) = (device.clone(), target.clone());
+        let (is_staged, is_bound) =
+            task::blocking(move || Ok::<_, Error>((is_mounted(&from)?, is_mounted(&at)?))).await?;
+        if !is_staged {
+            return Err(Error::NotStaged(device));
+        }
+        let at = target.clone();
+        step!("directory of disk volume created", task::blocking(move || make_directory(&at)))?;
+        if !is_bound {
+            let to = target.clone();
+            let bind = move || {
+                rustix::mount::mount_bind(&device, &to).map_err(|e| Error::file("bind", &to)(e.into()))
+            };
+            step!("disk volume bound", task::blocking(bind))?;
+        }
+        step!("options of disk volume set", self.remount(volume, &target))?;
+        let Some(id) = group.id.filter(|_| !volume.read_only) else { return Ok(()) };
+        let only_if_root_differs = group.only_if_root_differs || is_bound;
+        let change = GroupChange { root: target, group: id, only_if_root_differs, pod: pod.to_string() };
+        // As in the kubelet, a pod gets a volume whose file system has no groups.
+        if let Err(error) = step!("group of disk volume changed", change.run(group.report)) {
+            tracing::info!(volume = volume.name, error = %error, "group of a volume's files is not changed");
+        }
+        Ok(())
     }
 
     async fn publish_nfs(
@@ -318,7 +382,7 @@ impl Mounter {
             arguments.extend(words(["-o", &options]));
         }
         arguments.extend([OsString::from(format!("{server}:{path}")), target.into()]);
-        step!("nfs volume mounted", commands::mount(&*self.commands, arguments))
+        step!("nfs volume mounted", commands::mount(&*self.commands, arguments, None))
     }
 
     /// Unmounts a pod's volume, and removes its mount point (`TearDown`). Does nothing if the pod has no directory of the volume.
@@ -328,7 +392,9 @@ impl Mounter {
     pub async fn unpublish(&self, plugin: Plugin, pod: &PodUid, name: &str) -> Result<(), Error> {
         let target = match plugin {
             Plugin::HostPath => return Ok(()),
-            Plugin::Local | Plugin::Nfs => self.paths.mount(plugin, pod, name)?,
+            Plugin::Local | Plugin::Nfs | Plugin::Iscsi | Plugin::Fc => {
+                self.paths.mount(plugin, pod, name)?
+            }
         };
         let at = target.clone();
         if plugin == Plugin::Nfs && task::blocking(move || is_mounted(&at)).await? {
@@ -398,9 +464,9 @@ fn joined<'a>(options: &'a [String], more: impl Iterator<Item = &'a str>) -> Str
 }
 
 /// Returns the file system on a device, or `None` if it has none. A partition table counts as one.
-async fn disk_format(commands: &dyn Commands, device: &str) -> Result<Option<String>, Error> {
+pub(crate) async fn disk_format(commands: &dyn Commands, device: &str) -> Result<Option<String>, Error> {
     let arguments = words(["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device]);
-    let ended = commands::run(commands, "blkid", &arguments, None).await?;
+    let ended = commands::run(commands, "blkid", &arguments, Some(DEVICE_LIMIT)).await?;
     let failed = |cause: String| Error::Command {
         command: format!("failed to get disk format of disk {device}: blkid"),
         cause,
@@ -431,8 +497,8 @@ async fn make_file_system(commands: &dyn Commands, device: &str, fs_type: &str) 
         "xfs" => ("mkfs.xfs", words(["-f", device])),
         other => ("mkfs", words(["-t", other, device])),
     };
-    tracing::info!(device, fs_type, "formatting local volume");
-    let ended = commands::run(commands, program, &arguments, None).await?;
+    tracing::info!(device, fs_type, "formatting volume");
+    let ended = commands::run(commands, program, &arguments, Some(FILE_SYSTEM_LIMIT)).await?;
     if ended.code == Some(0) {
         return Ok(());
     }
@@ -442,7 +508,7 @@ async fn make_file_system(commands: &dyn Commands, device: &str, fs_type: &str) 
 
 /// Repairs a file system before it is mounted. Without `fsck` it is mounted as it is.
 async fn repair(commands: &dyn Commands, device: &str) -> Result<(), Error> {
-    let ended = match commands::run(commands, "fsck", &words(["-a", device]), None).await {
+    let ended = match commands::run(commands, "fsck", &words(["-a", device]), Some(FILE_SYSTEM_LIMIT)).await {
         Err(Error::NoCommand(_)) => {
             tracing::info!(device, "fsck is not installed, mounting without a check");
             return Ok(());

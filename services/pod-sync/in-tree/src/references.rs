@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 /// A line of the mount table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mount {
-    device: String,
+    /// Numbers of the device, such as `8:0`.
+    pub(crate) device: String,
     /// The directory of the file system that is mounted.
-    root: PathBuf,
+    pub(crate) root: PathBuf,
     pub(crate) path: PathBuf,
 }
 

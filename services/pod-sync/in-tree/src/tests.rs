@@ -18,6 +18,8 @@ use crate::found::{self, FoundDevice, FoundInPod};
 use crate::mount::{Group, Mounter, is_mounted};
 use crate::volume::{Plugin, Source, Volume};
 
+mod disks;
+
 /// Commands that record their arguments and end as scripted, or successfully.
 #[derive(Debug, Default)]
 struct FakeCommands {
@@ -119,6 +121,11 @@ fn none() -> Group<'static> {
     Group { id: None, only_if_root_differs: false, report: &|_| {} }
 }
 
+fn in_pod(pod: PodUid, is_block: bool) -> FoundInPod {
+    let name = "pv-1".to_owned();
+    FoundInPod { pod, plugin: Plugin::Local, device: Some(name.clone()), name, is_block }
+}
+
 fn mode_of(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
@@ -130,7 +137,7 @@ async fn a_local_directory_is_bound_for_each_pod_and_keeps_its_files() {
     let mut paths = Vec::new();
     for pod in [uid(1), uid(2)] {
         mounter.check(&volume).await.unwrap();
-        mounter.stage(&volume).await.unwrap();
+        mounter.stage(&volume, None).await.unwrap();
         assert_eq!(mounter.publish(&volume, &pod, none()).await.unwrap(), None);
         // A repetition changes nothing.
         mounter.publish(&volume, &pod, none()).await.unwrap();
@@ -139,7 +146,7 @@ async fn a_local_directory_is_bound_for_each_pod_and_keeps_its_files() {
     assert_eq!(paths[0], node.root().join("pods/u1/volumes/kubernetes.io~local-volume/pv-1"));
     fs::write(paths[0].join("f"), "kept").unwrap();
     assert_eq!(fs::read_to_string(paths[1].join("f")).unwrap(), "kept");
-    let in_pod = |pod| FoundInPod { pod, plugin: Plugin::Local, name: "pv-1".to_owned(), is_block: false };
+    let in_pod = |pod| in_pod(pod, false);
     assert_eq!(found::read(&node.root()).unwrap(), (vec![in_pod(uid(1)), in_pod(uid(2))], Vec::new()));
     for pod in [uid(1), uid(2)] {
         mounter.unpublish(Plugin::Local, &pod, "pv-1").await.unwrap();
@@ -256,7 +263,7 @@ async fn an_empty_device_gets_a_file_system_once_and_is_unmounted_after_its_last
     let device = LoopDevice::new(node.base.path());
     let (mounter, volume) = (node.mounter(), local(Path::new(&device.0)));
     let unformatted = Volume { read_only: true, ..volume.clone() };
-    let error = mounter.stage(&unformatted).await.unwrap_err().to_string();
+    let error = mounter.stage(&unformatted, None).await.unwrap_err().to_string();
     let target = mounter.paths().device_mount("pv-1").unwrap();
     assert_eq!(
         error,
@@ -269,14 +276,17 @@ async fn an_empty_device_gets_a_file_system_once_and_is_unmounted_after_its_last
     );
     for content in ["first", "second"] {
         mounter.check(&volume).await.unwrap();
-        mounter.stage(&volume).await.unwrap();
-        mounter.stage(&volume).await.unwrap();
+        mounter.stage(&volume, None).await.unwrap();
+        mounter.stage(&volume, None).await.unwrap();
         mounter.publish(&volume, &uid(1), group(4711)).await.unwrap();
         let path = mounter.paths().host_path(&volume, &uid(1)).unwrap();
         assert_eq!(path.join("first").exists(), content == "second", "the file system is kept");
         fs::write(path.join(content), "").unwrap();
         let found = found::read(&node.root()).unwrap();
-        assert_eq!(found.1, [FoundDevice { name: "pv-1".to_owned(), is_block: false }]);
+        assert_eq!(
+            found.1,
+            [FoundDevice { plugin: Plugin::Local, name: "pv-1".to_owned(), is_block: false }]
+        );
         let error = mounter.unstage("pv-1").await.unwrap_err().to_string();
         assert!(error.contains("is still mounted by other references"), "{error}");
         mounter.unpublish(Plugin::Local, &uid(1), "pv-1").await.unwrap();
@@ -293,21 +303,21 @@ async fn a_block_volume_is_bound_and_linked_for_each_pod() {
     let volume = Volume { is_block: true, ..local(Path::new(&device.0)) };
     mounter.check_block(&volume).await.unwrap();
     for pod in [uid(1), uid(2)] {
-        mounter.map(&volume, &pod).await.unwrap();
-        mounter.map(&volume, &pod).await.unwrap();
+        mounter.map(&volume, None, &pod).await.unwrap();
+        mounter.map(&volume, None, &pod).await.unwrap();
         let link = mounter.paths().host_path(&volume, &pod).unwrap();
         assert_eq!(fs::read_link(&link).unwrap(), Path::new(&device.0));
-        let bound = mounter.paths().block_volume("pv-1").unwrap().join(pod.as_str());
+        let bound = mounter.paths().block_volume(Plugin::Local, "pv-1").unwrap().join(pod.as_str());
         assert!(is_mounted(&bound).unwrap());
         assert_eq!(fs::metadata(bound).unwrap().rdev(), fs::metadata(&device.0).unwrap().rdev());
     }
-    let in_pod = |pod| FoundInPod { pod, plugin: Plugin::Local, name: "pv-1".to_owned(), is_block: true };
-    let devices = vec![FoundDevice { name: "pv-1".to_owned(), is_block: true }];
+    let in_pod = |pod| in_pod(pod, true);
+    let devices = vec![FoundDevice { plugin: Plugin::Local, name: "pv-1".to_owned(), is_block: true }];
     assert_eq!(found::read(&node.root()).unwrap(), (vec![in_pod(uid(1)), in_pod(uid(2))], devices));
-    mounter.unmap(&uid(1), "pv-1").await.unwrap();
+    mounter.unmap(Plugin::Local, &uid(1), "pv-1", Some("pv-1")).await.unwrap();
     assert!(mounter.unmap_device("pv-1").await.is_err(), "a pod has the device");
-    mounter.unmap(&uid(2), "pv-1").await.unwrap();
-    mounter.unmap(&uid(2), "pv-1").await.unwrap();
+    mounter.unmap(Plugin::Local, &uid(2), "pv-1", Some("pv-1")).await.unwrap();
+    mounter.unmap(Plugin::Local, &uid(2), "pv-1", Some("pv-1")).await.unwrap();
     mounter.unmap_device("pv-1").await.unwrap();
     let left = fs::read_dir(node.root().join("plugins/kubernetes.io~local-volume/volumeDevices")).unwrap();
     assert_eq!(left.count(), 0);
@@ -396,7 +406,7 @@ async fn a_device_with_a_file_system_is_repaired_and_never_formatted() {
         (&[(2, ""), (1, "too small")], Err("format of disk")),
     ] {
         let (commands, mounter) = with_results(&node, results);
-        let staged = mounter.stage(&local(Path::new(&device.0))).await;
+        let staged = mounter.stage(&local(Path::new(&device.0)), None).await;
         let ran = commands.ran.lock();
         match expected {
             Ok(second) => {
@@ -411,4 +421,60 @@ async fn a_device_with_a_file_system_is_repaired_and_never_formatted() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn the_file_system_of_a_local_device_is_enlarged_and_a_directory_is_not() {
+    let node = Node::new();
+    let device = LoopDevice::new(node.base.path());
+    let volume = local(Path::new(&device.0));
+    // Growth of a mounted ext4 needs CAP_SYS_RESOURCE, which a container may lack.
+    for (format, expected) in [
+        ("TYPE=ext4\n", format!("resize2fs {}", device.0)),
+        (
+            "TYPE=xfs\n",
+            format!("xfs_growfs -d {}/plugins/kubernetes.io/local-volume/mounts/pv-1", node.root().display()),
+        ),
+    ] {
+        let (commands, mounter) = with_results(&node, &[(0, format)]);
+        mounter.expand(&volume).await.unwrap();
+        assert_eq!(commands.ran.lock()[1..], [expected]);
+    }
+    let (commands, mounter) = with_results(&node, &[]);
+    mounter.expand(&local(&node.disk())).await.unwrap();
+    mounter.expand(&Volume { is_block: true, ..volume }).await.unwrap();
+    assert!(commands.ran.lock().is_empty());
+}
+
+#[tokio::test]
+async fn a_file_system_that_does_not_grow_has_the_kubelets_text() {
+    let node = Node::new();
+    let device = LoopDevice::new(node.base.path());
+    let (volume, path) = (local(Path::new(&device.0)), &device.0);
+    let mount = node.root().join("plugins/kubernetes.io/local-volume/mounts/pv-1");
+    for (results, expected) in [
+        (&[(2, "")][..], Ok(())),
+        (&[(0, "TYPE=ext4\n"), (0, "")], Ok(())),
+        (
+            &[(0, "TYPE=ext4\n"), (1, "bad magic")],
+            Err(format!("resize of device {path} failed: exit status 1. resize2fs output: bad magic")),
+        ),
+        (
+            &[(0, "TYPE=vfat\n")],
+            Err(format!(
+                "ResizeFS.Resize - resize of format vfat is not supported for device {path} mounted at {}",
+                mount.display()
+            )),
+        ),
+    ] {
+        let (_, mounter) = with_results(&node, results);
+        let expanded = mounter.expand(&volume).await.map_err(|error| error.to_string());
+        assert_eq!(expanded, expected);
+    }
+    let (_, mounter) = with_results(&node, &[(4, "gone")]);
+    let error = mounter.expand(&volume).await.unwrap_err().to_string();
+    assert!(
+        error.starts_with(&format!("ResizeFS.Resize - error checking format for device {path}: ")),
+        "{error}"
+    );
 }

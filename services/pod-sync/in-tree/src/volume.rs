@@ -4,6 +4,9 @@ use k8s_openapi::api::core::v1::{
     HostPathVolumeSource, LocalVolumeSource, NFSVolumeSource, PersistentVolumeSpec, Volume as PodVolume,
 };
 
+use crate::fc::FcSource;
+use crate::iscsi::{IscsiSource, SecretRef};
+
 /// A volume plugin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Plugin {
@@ -13,6 +16,10 @@ pub enum Plugin {
     HostPath,
     /// A directory of an NFS server.
     Nfs,
+    /// A disk of an iSCSI target.
+    Iscsi,
+    /// A Fibre Channel disk.
+    Fc,
 }
 
 impl Plugin {
@@ -23,6 +30,8 @@ impl Plugin {
             Self::Local => "kubernetes.io/local-volume",
             Self::HostPath => "kubernetes.io/host-path",
             Self::Nfs => "kubernetes.io/nfs",
+            Self::Iscsi => "kubernetes.io/iscsi",
+            Self::Fc => "kubernetes.io/fc",
         }
     }
 
@@ -33,6 +42,17 @@ impl Plugin {
             Self::Local => "kubernetes.io~local-volume",
             Self::HostPath => "kubernetes.io~host-path",
             Self::Nfs => "kubernetes.io~nfs",
+            Self::Iscsi => "kubernetes.io~iscsi",
+            Self::Fc => "kubernetes.io~fc",
+        }
+    }
+
+    /// Returns whether the node agent attaches disks of the plugin, which a controller marks as attached.
+    #[must_use]
+    pub fn is_disk(self) -> bool {
+        match self {
+            Self::Iscsi | Self::Fc => true,
+            Self::Local | Self::HostPath | Self::Nfs => false,
         }
     }
 }
@@ -50,6 +70,10 @@ pub enum Source {
     HostPath { path: String, kind: String },
     /// `nfs`: a server and a directory that it exports.
     Nfs { server: String, path: String },
+    /// `iscsi`: a LUN of a target.
+    Iscsi(IscsiSource),
+    /// `fc`: a LUN of target ports, or a disk by its identifiers.
+    Fc(FcSource),
 }
 
 /// A volume that the node agent mounts without a driver.
@@ -75,6 +99,12 @@ impl Source {
         if let Some(HostPathVolumeSource { path, type_ }) = &spec.host_path {
             return Some(Self::HostPath { path: path.clone(), kind: type_.clone().unwrap_or_default() });
         }
+        if let Some(source) = &spec.iscsi {
+            return Some(Self::Iscsi(source.into()));
+        }
+        if let Some(source) = &spec.fc {
+            return Some(Self::Fc(source.into()));
+        }
         spec.nfs.as_ref().map(Self::nfs)
     }
 
@@ -88,6 +118,19 @@ impl Source {
             Self::Local { .. } => Plugin::Local,
             Self::HostPath { .. } => Plugin::HostPath,
             Self::Nfs { .. } => Plugin::Nfs,
+            Self::Iscsi(_) => Plugin::Iscsi,
+            Self::Fc(_) => Plugin::Fc,
+        }
+    }
+
+    /// Returns the Secret with the CHAP credentials of an iSCSI volume that uses them.
+    #[must_use]
+    pub fn chap_secret(&self) -> Option<&SecretRef> {
+        match self {
+            Self::Iscsi(source) if source.chap_discovery || source.chap_session => source.secret.as_ref(),
+            Self::Iscsi(_) | Self::Fc(_) | Self::Local { .. } | Self::HostPath { .. } | Self::Nfs { .. } => {
+                None
+            }
         }
     }
 }
@@ -96,14 +139,31 @@ impl Volume {
     /// Returns a volume of a pod that has no PersistentVolume, or `None` if another plugin provides it.
     #[must_use]
     pub fn of_pod(volume: &PodVolume) -> Option<Self> {
-        let source = volume.nfs.as_ref()?;
+        let (source, read_only) = if let Some(source) = &volume.iscsi {
+            (Source::Iscsi(source.into()), source.read_only)
+        } else if let Some(source) = &volume.fc {
+            (Source::Fc(source.into()), source.read_only)
+        } else {
+            let source = volume.nfs.as_ref()?;
+            (Source::nfs(source), source.read_only)
+        };
         Some(Self {
             name: volume.name.clone(),
-            source: Source::nfs(source),
+            source,
             is_block: false,
-            read_only: source.read_only.unwrap_or(false),
+            read_only: read_only.unwrap_or(false),
             mount_options: Vec::new(),
         })
+    }
+
+    /// Returns the path of the directory of the volume's device below that of its plugin.
+    #[must_use]
+    pub fn device_name(&self) -> String {
+        match &self.source {
+            Source::Iscsi(source) => source.disk(&self.name).directory(),
+            Source::Fc(source) => source.disk().map(|disk| disk.directory()).unwrap_or_default(),
+            Source::Local { .. } | Source::HostPath { .. } | Source::Nfs { .. } => self.name.clone(),
+        }
     }
 
     #[must_use]
@@ -114,6 +174,9 @@ impl Volume {
     /// Returns whether the runtime relabels the content for SELinux (`GetAttributes`).
     #[must_use]
     pub fn relabel(&self) -> bool {
-        self.plugin() == Plugin::Local && !self.read_only
+        match self.plugin() {
+            Plugin::Local | Plugin::Iscsi | Plugin::Fc => !self.read_only,
+            Plugin::HostPath | Plugin::Nfs => false,
+        }
     }
 }

@@ -106,7 +106,7 @@ pub struct Provided {
     pub publish_secret: Option<SecretName>,
     /// Credentials for expansion.
     pub expand_secret: Option<SecretName>,
-    /// The sizes of the PersistentVolume and its claim; `None` for an inline volume.
+    /// The sizes of the PersistentVolume and its claim; `None` for a volume that is not expanded on the node.
     pub sizes: Option<Sizes>,
     /// Supplemental group of the pod's containers.
     pub group: Option<i64>,
@@ -324,8 +324,11 @@ pub fn of_persistent_volume(
         capacity: spec.capacity.as_ref().and_then(|all| all.get("storage")).cloned().unwrap_or_default(),
         claimed: bytes(storage(claim.status.as_ref().and_then(|status| status.capacity.as_ref()))),
     };
-    let is_of_driver = provided.source.driver().is_some();
-    Ok(Provided { sizes: Some(sizes).filter(|_| is_of_driver), ..provided })
+    let can_expand = match &provided.source {
+        Source::Csi(_) => true,
+        Source::InTree(volume) => volume.plugin() == pod_sync_in_tree::volume::Plugin::Local,
+    };
+    Ok(Provided { sizes: Some(sizes).filter(|_| can_expand), ..provided })
 }
 
 /// Returns the volume of a PersistentVolume without its sizes.

@@ -1,6 +1,7 @@
 //! Expansion of volumes on the node (`pkg/volume/util/operationexecutor: NodeExpander`).
 //!
-//! [`decide`] is a plain function of the claim. [`expand`] reads the claim, calls the driver, and writes the claim's status.
+//! [`decide`] is a plain function of the claim. [`expand`] reads the claim, calls the driver or enlarges the file system of a
+//! `local` volume, and writes the claim's status.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition};
@@ -10,12 +11,11 @@ use pod_sync_clients::EventType;
 use pod_sync_csi::client::ExpansionFailure;
 use pod_sync_csi::error::{CsiError, Outcome};
 use pod_sync_csi::mount::Expand;
-use pod_sync_csi::volume::Volume;
 use quintlet_model::ids::PodUid;
 use quintlet_model::quantity::Quantity;
 use serde_json::{Value, json};
 
-use crate::claims::{Sizes, storage};
+use crate::claims::{Sizes, Source, storage};
 use crate::resolve::Resolved;
 use crate::tools::{SecretError, Tools, secrets};
 
@@ -172,7 +172,7 @@ fn bytes(size: &ApiQuantity) -> u64 {
 pub(crate) async fn expand(
     tools: &Tools,
     volume: &Resolved,
-    (csi, sizes): (&Volume, &Sizes),
+    sizes: &Sizes,
     uid: &PodUid,
     at_mount: bool,
     failed_before: bool,
@@ -190,7 +190,7 @@ pub(crate) async fn expand(
         tools.events.pod(&volume.pod, kind, reason, &message, "");
         tools.events.claim(&claim, kind, reason, &message);
     };
-    if csi.read_only {
+    if volume.provided.source.is_read_only() {
         let prefix = "MountVolume.NodeExpandVolume failed";
         event(EventType::Warning, "FileSystemResizeFailed", prefix, "requested read-only file system");
         return Ok(Expanded::Done(current));
@@ -208,19 +208,25 @@ pub(crate) async fn expand(
         let written = write(patch).await;
         claim = written.map_err(|e| format!("patchPVCStatus failed to patch PVC {:?}: {e}", sizes.claim))?;
     }
-    match call(tools, volume, csi, uid, &size).await {
+    match call(tools, volume, uid, &size).await {
         Ok(()) => {}
         Err(CallFailure::Transient(text)) => return Err(text.into()),
         Err(CallFailure::Driver(CsiError::Unsupported { .. })) if update != Update::Progress => {
             return Ok(Expanded::Done(bytes(&size)));
         }
-        Err(CallFailure::Driver(error)) => {
-            let failure = match &error {
-                CsiError::Call(call) => ExpansionFailure::of(call),
-                _ => ExpansionFailure::Other,
+        Err(failed_call) => {
+            let (failure, text, is_final) = match &failed_call {
+                CallFailure::Driver(error) => {
+                    let failure = match error {
+                        CsiError::Call(call) => ExpansionFailure::of(call),
+                        _ => ExpansionFailure::Other,
+                    };
+                    (failure, text(error, failure), error.outcome() == Outcome::Finished)
+                }
+                CallFailure::Final(text) | CallFailure::Transient(text) => {
+                    (ExpansionFailure::Other, text.clone(), true)
+                }
             };
-            let text = text(&error, failure);
-            let is_final = error.outcome() == Outcome::Finished;
             if is_final && update == Update::Progress {
                 let infeasible = failure == ExpansionFailure::Infeasible || give_up_on_failure;
                 if let Err(error) = write(failed(&claim, &text, infeasible, tools.clock.wall())).await {
@@ -253,20 +259,23 @@ pub(crate) async fn expand(
     Ok(Expanded::Done(bytes(&size)))
 }
 
-/// A call of the driver that failed.
+/// A call of the driver, or of a file system's tool, that failed.
 enum CallFailure {
     /// The driver was not called.
     Transient(String),
     Driver(CsiError),
+    /// The file system was not enlarged.
+    Final(String),
 }
 
-async fn call(
-    tools: &Tools,
-    volume: &Resolved,
-    csi: &Volume,
-    uid: &PodUid,
-    size: &ApiQuantity,
-) -> Result<(), CallFailure> {
+async fn call(tools: &Tools, volume: &Resolved, uid: &PodUid, size: &ApiQuantity) -> Result<(), CallFailure> {
+    let csi = match &volume.provided.source {
+        Source::Csi(csi) => csi,
+        Source::InTree(of) => {
+            let expanded = tools.in_tree.expand(of).await;
+            return expanded.map_err(|error| CallFailure::Final(error.to_string()));
+        }
+    };
     let secrets = secrets(tools, volume.provided.expand_secret.as_ref()).await.map_err(|failed| {
         let SecretError { name, error } = failed;
         let of = format!("{}/{}", name.namespace, name.name);

@@ -10,7 +10,6 @@ use pod_sync_csi::paths::Root;
 use pod_sync_csi::reconstruct::{block_volumes, published, staged, staged_blocks};
 use pod_sync_csi::volume_data::VolumeData;
 use pod_sync_in_tree::found::{FoundDevice, FoundInPod};
-use pod_sync_in_tree::volume::Plugin;
 use pod_sync_volume_manager::VolumeName;
 use pod_sync_volume_manager::reconstruct::Found;
 use quintlet_model::ids::PodUid;
@@ -107,15 +106,19 @@ fn known(data: Result<Option<VolumeData>, CsiError>) -> Option<VolumeData> {
 /// Fails if a directory cannot be read.
 pub(crate) fn read_in_tree(root: &Path, disk: &mut OnDisk) -> io::Result<()> {
     let (volumes, devices) = pod_sync_in_tree::found::read(root)?;
-    for FoundInPod { pod, plugin, name, is_block } in volumes {
-        let volume = in_tree::unique_name(&pod, plugin, &name);
-        disk.forms.insert(volume.clone(), Form::InTree { plugin, is_block, name: name.clone() });
-        let has_device = plugin == Plugin::Local;
+    for FoundInPod { pod, plugin, name, is_block, device } in volumes {
+        let (volume, device) = match device {
+            Some(device) => (in_tree::name_on_disk(plugin, &device), Some(device)),
+            None => (VolumeName::of_pod(plugin.name(), &pod, &name), None),
+        };
+        let has_device = device.is_some();
+        let form = Form::InTree { plugin, is_block, device: device.unwrap_or_default() };
+        disk.forms.insert(volume.clone(), form);
         disk.volumes.push(Found { pod, spec_name: name, volume: Some((volume, has_device)) });
     }
-    for FoundDevice { name, is_block } in devices {
-        let volume = VolumeName::shared(Plugin::Local.name(), &name);
-        disk.forms.insert(volume.clone(), Form::InTree { plugin: Plugin::Local, is_block, name });
+    for FoundDevice { plugin, name, is_block } in devices {
+        let volume = in_tree::name_on_disk(plugin, &name);
+        disk.forms.insert(volume.clone(), Form::InTree { plugin, is_block, device: name });
         disk.devices.push(volume);
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Mounts the volumes of claims, CSI drivers and nfs (`pkg/kubelet/volumemanager`).
+//! Mounts the volumes of claims, CSI drivers, nfs, iscsi and fc (`pkg/kubelet/volumemanager`).
 //!
 //! [`VolumeTasks`] has the desired and the actual state of `pod-sync-volume-manager`, and one task that compares them. An
 //! operation runs in a task of its own, at most one per volume, so a driver that hangs delays no other volume. Pod workers

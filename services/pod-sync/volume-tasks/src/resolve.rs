@@ -10,8 +10,8 @@ use quintlet_model::ids::PodUid;
 
 use crate::claims::{self, DriverRules, Provided, Source, Uses};
 use crate::in_tree;
-use crate::objects::VolumeObjects;
-use crate::selinux::{FileLabel, mount_label};
+use crate::selinux::mount_label;
+use crate::tools::Tools;
 
 /// A volume of a pod with everything that operations need.
 #[derive(Debug, Clone)]
@@ -33,14 +33,9 @@ pub(crate) struct Resolution {
 }
 
 /// Resolves all volumes of a pod that operations mount. Without an API server, volumes that have objects are errors.
-pub(crate) async fn resolve(
-    objects: Option<&dyn VolumeObjects>,
-    files: Option<&FileLabel>,
-    pod: &Arc<Pod>,
-    uid: &PodUid,
-) -> Resolution {
+pub(crate) async fn resolve(tools: &Tools, pod: &Arc<Pod>, uid: &PodUid) -> Resolution {
     let uses = Uses::of(pod);
-    let of = |volume| one(objects, files, (pod, uid), volume, &uses);
+    let of = |volume| one(tools, (pod, uid), volume, &uses);
     let all = claims::provided(pod).into_iter().map(|volume| async move { (volume, of(volume).await) });
     let mut resolution = Resolution::default();
     for (volume, resolved) in join_all(all).await {
@@ -53,18 +48,18 @@ pub(crate) async fn resolve(
 }
 
 async fn one(
-    objects: Option<&dyn VolumeObjects>,
-    files: Option<&FileLabel>,
+    tools: &Tools,
     (pod, uid): (&Arc<Pod>, &PodUid),
     volume: &PodVolume,
     uses: &Uses,
 ) -> Result<Resolved, String> {
+    let (files, attaches) = (tools.file_label.as_ref(), tools.controller_attaches);
     if let Some(of_pod) = pod_sync_in_tree::volume::Volume::of_pod(volume) {
-        let desired = in_tree::desired(uid, &of_pod);
+        let desired = in_tree::desired(uid, &of_pod, None, attaches);
         let provided = claims::in_tree(of_pod);
         return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules: DriverRules::of(None) });
     }
-    let Some(objects) = objects else {
+    let Some(objects) = tools.objects.as_deref() else {
         return Err(format!("volume {} needs an API server, and there is none", volume.name));
     };
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
@@ -91,7 +86,7 @@ async fn one(
     let csi = match &provided.source {
         Source::Csi(csi) => csi,
         Source::InTree(of) => {
-            let desired = in_tree::desired(uid, of);
+            let desired = in_tree::desired(uid, of, provided.sizes.as_ref(), attaches);
             return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules: DriverRules::of(None) });
         }
     };

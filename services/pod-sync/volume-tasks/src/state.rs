@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::expansion::{Expanded, NotExpanded};
 use crate::found::OnDisk;
+use crate::in_tree;
 use crate::resolve::{Resolution, Resolved};
 use crate::work::{Form, Mounted, Step};
 
@@ -164,6 +165,13 @@ impl State {
             Form::FileSystem { global_mount: None } => {}
             Form::Block { spec_name } => {
                 unknown.push(VolumeName::shared(PLUGIN, &format!("volumeDevices/{spec_name}")));
+            }
+            // The directories of a disk may give it another name.
+            Form::InTree { plugin, device, .. } if plugin.is_disk() => {
+                unknown = vec![
+                    VolumeName::of_pod(plugin.name(), pod, spec_name),
+                    in_tree::name_on_disk(*plugin, device),
+                ];
             }
             // The directories of these volumes have no metadata.
             Form::InTree { .. } => return,

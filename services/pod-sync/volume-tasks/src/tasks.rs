@@ -13,6 +13,8 @@ use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
 use pod_sync_csi::drivers::{CsiNode, CsiNodeDriver, Drivers};
 use pod_sync_csi::mount::Mounter;
 use pod_sync_csi::paths::Root;
+use pod_sync_in_tree::commands::Commands;
+use pod_sync_in_tree::host::Host;
 use pod_sync_in_tree::volume::Plugin;
 use pod_sync_plugins::{PluginHandler, PluginManager};
 use pod_sync_volume_manager::VolumeName;
@@ -63,6 +65,10 @@ pub struct Inputs {
     pub controller_attaches: bool,
     /// The machine uses SELinux.
     pub selinux: bool,
+    /// mount(8), the tools of file systems, and iscsiadm.
+    pub commands: Arc<dyn Commands>,
+    /// Directories of devices.
+    pub host: Host,
     /// The Node object, as it changes.
     pub nodes: watch::Receiver<Option<Arc<Node>>>,
     /// Events of pods.
@@ -179,7 +185,9 @@ impl VolumeTasks {
         // The manager's task ends with `stop`.
         drop(PluginManager::start(root.plugins_registry(), handlers, stop.clone()));
         let tools = Tools {
-            in_tree: pod_sync_in_tree::mount::Mounter::new(&inputs.root_dir),
+            in_tree: pod_sync_in_tree::mount::Mounter::with_commands(&inputs.root_dir, inputs.commands)
+                .on_host(inputs.host),
+            controller_attaches: inputs.controller_attaches && inputs.objects.is_some(),
             mounter: Mounter::new(root.clone(), inputs.node.clone(), Arc::clone(&drivers)),
             root,
             node: inputs.node,
@@ -226,7 +234,7 @@ impl VolumeTasks {
         let open = self.0.state.lock().open(uid);
         // A read that is dropped changes nothing.
         let resolution = tokio::select! {
-            resolution = resolve(self.0.tools.objects.as_deref(), self.0.tools.file_label.as_ref(), pod, uid) => resolution,
+            resolution = resolve(&self.0.tools, pod, uid) => resolution,
             () = cancel.cancelled() => return,
         };
         for volume in resolution.volumes.values() {
@@ -399,7 +407,8 @@ impl VolumeTasks {
         }
         match &provided.source {
             Source::Csi(_) => Some(MountPoint::OfDriver),
-            Source::InTree(volume) if volume.plugin() == Plugin::HostPath => None,
+            // The kubelet has no statistics of fc volumes.
+            Source::InTree(volume) if matches!(volume.plugin(), Plugin::HostPath | Plugin::Fc) => None,
             Source::InTree(volume) => {
                 self.0.tools.in_tree.paths().host_path(volume, uid).ok().map(MountPoint::At)
             }
@@ -613,9 +622,9 @@ impl Shared {
                         Box::pin(mount).await
                     }
                     (Ok(()), Source::InTree(of)) => {
-                        let mounter = &self.tools.in_tree;
-                        let (mounted, warning) =
-                            mount_in_tree::mount(mounter, &volume, of, &pod, stage, tell).await;
+                        let attempt = Attempt { stage, mounted_before, failed_before };
+                        let mount = mount_in_tree::mount(&self.tools, &volume, of, &pod, attempt, tell);
+                        let (mounted, warning) = Box::pin(mount).await;
                         if let Some(message) = warning {
                             let (reason, outcome) = (ALREADY_MOUNTED, Outcome::Finished);
                             self.report(&pod, &volume.pod, &work::Failure { reason, message, outcome });
@@ -626,7 +635,7 @@ impl Shared {
                 match &mounted.result {
                     Err(failure) => self.report(&pod, &volume.pod, failure),
                     Ok(()) => {
-                        for message in volume.mapped(&self.tools.root, &pod) {
+                        for message in volume.mapped(&self.tools, &pod) {
                             let reason = "SuccessfulMountVolume";
                             self.events.pod(&volume.pod, EventType::Normal, reason, &message, "");
                         }
@@ -635,13 +644,11 @@ impl Shared {
                 Done::Mount(mounted)
             }
             Job::Expand { pod, volume, failed_before } => {
-                let (Some(sizes), Source::Csi(csi)) = (&volume.provided.sizes, &volume.provided.source)
-                else {
+                let Some(sizes) = &volume.provided.sizes else {
                     return Done::Expanded(Ok(Expanded::NotRequested));
                 };
                 at(Step::Expand);
-                let of = (csi, sizes);
-                let expand = expansion::expand(&self.tools, &volume, of, &pod, false, failed_before);
+                let expand = expansion::expand(&self.tools, &volume, sizes, &pod, false, failed_before);
                 let expanded = Box::pin(expand).await;
                 Done::Expanded(expanded.map_err(|failure| {
                     let (name, text) = (&volume.desired.spec_name, &failure.text);
@@ -698,8 +705,10 @@ fn reported(node: CsiNode, removed: &BTreeSet<String>) -> NodeCsiDrivers {
 
 /// A unique name as the API server has it.
 fn parsed(name: &str) -> VolumeName {
-    match name.strip_prefix("kubernetes.io/csi/") {
-        Some(rest) => VolumeName::shared(pod_sync_csi::PLUGIN, rest),
-        None => VolumeName::shared("", name),
-    }
+    let of_plugin = |plugin: &str| {
+        let rest = name.strip_prefix(plugin)?.strip_prefix('/')?;
+        Some(VolumeName::shared(plugin, rest))
+    };
+    let plugins = [pod_sync_csi::PLUGIN, Plugin::Iscsi.name(), Plugin::Fc.name()];
+    plugins.into_iter().find_map(of_plugin).unwrap_or_else(|| VolumeName::shared("", name))
 }

@@ -19,6 +19,8 @@ use crate::selinux::FileLabel;
 pub(crate) struct Tools {
     pub(crate) mounter: Mounter,
     pub(crate) in_tree: pod_sync_in_tree::mount::Mounter,
+    /// A controller marks disks as attached.
+    pub(crate) controller_attaches: bool,
     pub(crate) root: Root,
     pub(crate) node: String,
     pub(crate) objects: Option<Arc<dyn VolumeObjects>>,

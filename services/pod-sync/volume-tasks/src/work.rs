@@ -37,7 +37,7 @@ const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 /// Step of an operation, as its call or wait is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Reads whether the volume is attached.
+    /// Reads whether the volume is attached, or attaches a disk.
     WaitForAttach,
     /// NodeStageVolume.
     Stage,
@@ -45,7 +45,7 @@ pub enum Step {
     Publish,
     /// Changes the group of the volume's files.
     Ownership,
-    /// NodeExpandVolume.
+    /// NodeExpandVolume, or the enlargement of a file system.
     Expand,
     /// NodeUnpublishVolume.
     Unpublish,
@@ -126,8 +126,8 @@ pub(crate) enum Form {
     InTree {
         plugin: Plugin,
         is_block: bool,
-        /// Name of the PersistentVolume, or of the volume in its pod.
-        name: String,
+        /// Name of the device's directory; that of the volume if the volume has no device, and empty if the device is not known.
+        device: String,
     },
 }
 
@@ -161,29 +161,39 @@ impl Resolved {
         Failure { reason, message, outcome }
     }
 
-    /// Returns the messages of the events of a mounted volume: those of a block volume of a driver (`GenerateMapVolumeFunc`).
-    pub(crate) fn mapped(&self, root: &Root, uid: &PodUid) -> Vec<String> {
-        let name = &self.desired.spec_name;
-        if !self.provided.is_block || self.provided.source.driver().is_none() {
+    /// Returns the messages of the events of a mounted volume: those of a block volume (`GenerateMapVolumeFunc`).
+    pub(crate) fn mapped(&self, tools: &Tools, uid: &PodUid) -> Vec<String> {
+        let (name, root) = (&self.desired.spec_name, &tools.root);
+        if !self.provided.is_block {
             return Vec::new();
         }
-        let (Ok(global), Ok(link)) = (root.block(name), root.pod_device(uid.as_str(), name)) else {
-            return Vec::new();
+        let paths = match &self.provided.source {
+            Source::Csi(_) => root
+                .block(name)
+                .ok()
+                .map(|block| block.devices())
+                .zip(root.pod_device(uid.as_str(), name).ok()),
+            Source::InTree(volume) => {
+                let paths = tools.in_tree.paths();
+                let global = paths.block_volume(volume.plugin(), &volume.device_name()).ok();
+                global.zip(paths.link(volume.plugin(), uid, name).ok())
+            }
         };
+        let Some((global, link)) = paths else { return Vec::new() };
         let of_pod = link.parent().unwrap_or(&link);
         let text = |kind: &str, path: &Path| {
             let path = path.display().to_string();
             format!("MapVolume.MapPodDevice succeeded for volume {name:?} {kind} {path:?}")
         };
-        vec![text("globalMapPath", &global.devices()), text("volumeMapPath", of_pod)]
+        vec![text("globalMapPath", &global), text("volumeMapPath", of_pod)]
     }
 
     pub(crate) fn form(&self, root: &Root) -> Form {
         let csi = match &self.provided.source {
             Source::Csi(csi) => csi,
             Source::InTree(volume) => {
-                let (plugin, name) = (volume.plugin(), volume.name.clone());
-                return Form::InTree { plugin, is_block: volume.is_block, name };
+                let (plugin, device) = (volume.plugin(), volume.device_name());
+                return Form::InTree { plugin, is_block: volume.is_block, device };
             }
         };
         if self.provided.is_block {
@@ -266,12 +276,24 @@ pub(crate) async fn mount(
         let step = if volume.provided.is_block { "MapPodDevice" } else { "SetUp" };
         return Mounted { device, expansion: None, result: Err(volume.failure(step, &error, outcome)) };
     }
+    let (expansion, result) = expand_if_larger(tools, volume, uid, attempt.failed_before, at).await;
+    Mounted { device, expansion, result }
+}
+
+/// Expands a volume that was mounted for a pod, if its PersistentVolume is larger. Returns the result for the pod's volume, too.
+pub(crate) async fn expand_if_larger(
+    tools: &Tools,
+    volume: &Resolved,
+    uid: &PodUid,
+    failed_before: bool,
+    at: &(dyn Fn(Step) + Send + Sync),
+) -> (Option<Result<Expanded, NotExpanded>>, Result<(), Failure>) {
     let sizes = volume.provided.sizes.as_ref();
     let Some(sizes) = sizes.filter(|sizes| sizes.claimed < sizes.capacity_bytes()) else {
-        return Mounted { device, expansion: None, result: Ok(()) };
+        return (None, Ok(()));
     };
     at(Step::Expand);
-    let expanded = expansion::expand(tools, volume, (csi, sizes), uid, true, attempt.failed_before).await;
+    let expanded = expansion::expand(tools, volume, sizes, uid, true, failed_before).await;
     // The mount is there, and the pod must not use it before it has its size.
     let result = expanded.as_ref().map(drop).map_err(|failure| {
         let step = if volume.provided.is_block { "MarkVolumeAsMounted" } else { "Setup" };
@@ -279,7 +301,7 @@ pub(crate) async fn mount(
         let message = failure.message.replacen(" failed", " failed while expanding volume", 1);
         Failure { message, ..failure }
     });
-    Mounted { device, expansion: Some(expanded), result }
+    (Some(expanded), result)
 }
 
 async fn stage_volume(
@@ -445,8 +467,8 @@ pub(crate) async fn unmount(tools: &Tools, form: &Form, pod: &PodUid, spec_name:
     let unmounted = match form {
         Form::FileSystem { .. } => tools.mounter.unpublish(pod.as_str(), spec_name).await,
         Form::Block { spec_name } => tools.mounter.unpublish_block(pod.as_str(), spec_name).await,
-        Form::InTree { plugin, is_block, name } => {
-            return in_tree::unmount(&tools.in_tree, *plugin, *is_block, pod, name).await;
+        Form::InTree { plugin, is_block, device } => {
+            return in_tree::unmount(&tools.in_tree, (*plugin, *is_block, device), pod, spec_name).await;
         }
     };
     unmounted.map_err(|error| error.text())
@@ -461,8 +483,8 @@ pub(crate) async fn unmount_device(tools: &Tools, form: &Form) -> Result<(), Str
         Form::FileSystem { global_mount: Some(path) } => tools.mounter.unstage(path).await,
         Form::FileSystem { global_mount: None } => Ok(()),
         Form::Block { spec_name } => tools.mounter.unstage_block(spec_name).await,
-        Form::InTree { plugin, is_block, name } => {
-            return in_tree::unmount_device(&tools.in_tree, *plugin, *is_block, name).await;
+        Form::InTree { plugin, is_block, device } => {
+            return in_tree::unmount_device(&tools.in_tree, (*plugin, *is_block, device)).await;
         }
     };
     unmounted.map_err(|error| error.text())

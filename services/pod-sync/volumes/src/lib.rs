@@ -545,10 +545,12 @@ fn mounts_of(pod: &Pod) -> Vec<&[VolumeMount]> {
 }
 
 /// Returns whether a volume is mounted by operations that can fail and hang: that of a claim, a generic ephemeral or inline CSI
-/// one, nfs, or a type that became a CSI driver. This crate does not set it up.
+/// one, nfs, iscsi, fc, or a type that became a CSI driver. This crate does not set it up.
 #[must_use]
 pub fn needs_operations(volume: &Volume) -> bool {
     volume.nfs.is_some()
+        || volume.iscsi.is_some()
+        || volume.fc.is_some()
         || volume.persistent_volume_claim.is_some()
         || volume.ephemeral.is_some()
         || volume.csi.is_some()

@@ -11,6 +11,7 @@ mod comebacks;
 mod containment;
 mod costs;
 mod cuts;
+mod disks;
 mod edges;
 mod eviction;
 mod explain;
