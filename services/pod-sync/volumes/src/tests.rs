@@ -1,12 +1,13 @@
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use async_trait::async_trait;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{PodCertificateProjection, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::certificates::CredentialBundle;
 use crate::token::Token;
 use pod_sync_cri_config::objects::ObjectKind;
 use quintlet_testkit::pods::pod_of;

@@ -99,7 +99,7 @@ fn clean(chain: &str) -> Option<String> {
     Some(pem_blocks::certificates(contents)).filter(|chain| !chain.is_empty())
 }
 
-/// What to do with a source.
+/// The action on a source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// Create a request with a new key.
@@ -108,7 +108,7 @@ pub(super) enum Action {
     WaitUntil(Timestamp),
     /// Decide again when the request changes.
     Wait,
-    /// Nothing, for as long as the pod exists.
+    /// Do nothing as long as the pod exists.
     Nothing,
 }
 

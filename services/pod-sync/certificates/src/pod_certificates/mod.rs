@@ -188,7 +188,7 @@ impl PodCertificates {
                 tracing::info!("watching PodCertificateRequests");
                 requests = Some(Requests::watch(&self.client, &self.inputs.node));
             }
-            let work = self.pass(requests.as_ref().map(|requests| &requests.store));
+            let work = self.pass(requests.as_ref().and_then(Requests::listed));
             creations.extend(work.create.into_iter().map(|creation| self.spawn_creation(creation)));
             let next: OptionFuture<_> = requests.as_mut().map(Requests::next).into();
             // Each arm only ends a wait. The watch keeps its position if its arm is dropped.
@@ -202,7 +202,8 @@ impl PodCertificates {
         }
     }
 
-    /// Decides about all sources and applies the decisions. Returns the creations to start, and when the next pass is due.
+    /// Decides about all sources and applies the decisions. Returns the creations to start, and when the next pass is due. Nothing
+    /// happens before the requests were listed, as in the kubelet.
     fn pass(&self, requests: Option<&Store<PodCertificateRequest>>) -> Due {
         let (now, wall) = (Instant::now(), self.inputs.clock.wall());
         let mut work = Due { create: Vec::new(), wait: PASS_PERIOD };
@@ -214,8 +215,8 @@ impl PodCertificates {
             // One creation per pod: a pod with a thousand sources delays no other.
             let mut is_busy = of_pod.sources.values().any(|record| record.is_creating);
             for (key, record) in &mut of_pod.sources {
-                if !record.is_creating {
-                    let outcome = requests.and_then(|requests| outcome(&record.state, namespace, requests));
+                if let Some(requests) = requests.filter(|_| !record.is_creating) {
+                    let outcome = outcome(&record.state, namespace, requests);
                     let state = std::mem::replace(&mut record.state, State::Initial);
                     let decision = decide(state, outcome, wall, self.jitter(), namespace);
                     let Decision { state, action, events, is_changed } = decision;
@@ -451,6 +452,7 @@ struct Requests {
     store: Store<PodCertificateRequest>,
     writer: Writer<PodCertificateRequest>,
     events: BoxStream<'static, watcher::Result<watcher::Event<PodCertificateRequest>>>,
+    is_listed: bool,
     is_failing: bool,
 }
 
@@ -459,7 +461,12 @@ impl Requests {
         let writer = Writer::<PodCertificateRequest>::default();
         let config = watcher::Config::default().any_semantic().fields(&format!("spec.nodeName={node}"));
         let events = watcher(Api::all(client.clone()), config).default_backoff().boxed();
-        Self { store: writer.as_reader(), writer, events, is_failing: false }
+        Self { store: writer.as_reader(), writer, events, is_listed: false, is_failing: false }
+    }
+
+    /// Returns the requests, once they were listed.
+    fn listed(&self) -> Option<&Store<PodCertificateRequest>> {
+        self.is_listed.then_some(&self.store)
     }
 
     /// Waits for the next event and applies it.
@@ -473,6 +480,7 @@ impl Requests {
                 self.writer.apply_watcher_event(&event);
                 // A list begins before each attempt.
                 self.is_failing &= matches!(event, watcher::Event::Init);
+                self.is_listed |= matches!(event, watcher::Event::InitDone);
             }
             Some(Err(error)) => {
                 let error = quintlet_kit::error_chain(&error);
