@@ -393,7 +393,7 @@ impl CredentialBundles for Bundles {
         index: usize,
         source: &PodCertificateProjection,
     ) -> Result<Arc<CredentialBundle>, String> {
-        assert_eq!((pod.metadata.name.as_deref(), uid.as_str()), (Some("p"), "u1"));
+        assert_eq!((pod.metadata.name.as_deref(), uid.as_str()), (Some("web"), "u1"));
         self.reads.lock().push((volume.to_owned(), index));
         if source.signer_name == "slow" {
             return Err("credential bundle is not issued yet".to_owned());

@@ -21,6 +21,7 @@ struct Fixture {
 impl Fixture {
     async fn new() -> Self {
         let api = TestApi::start().await;
+        api.create("namespaces", "", json!({"metadata": {"name": "shop"}})).unwrap();
         api.create("serviceaccounts", "shop", json!({"metadata": {"name": "web"}})).unwrap();
         let node = api.create("nodes", "", json!({"metadata": {"name": "n1"}})).unwrap();
         let node: Node = serde_json::from_value(node).unwrap();
