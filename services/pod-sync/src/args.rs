@@ -14,7 +14,9 @@ use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_images::pulls::PullSettings;
 use pod_sync_node::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
 use quintlet_config::ConfigArgs;
-use quintlet_config::table::{MEMORY_QOS, QOS_RESERVED, TRUST_BUNDLE_PROJECTION, has_gate};
+use quintlet_config::table::{
+    MEMORY_QOS, POD_CERTIFICATES, QOS_RESERVED, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
+};
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use quintlet_kit::own_limits::OwnLimits;
 
@@ -422,7 +424,7 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// Feature gate, `Name=true`; may be given more than once. All but ClusterTrustBundleProjection, KubeletCrashLoopBackOffMax, MemoryQoS and QOSReserved are fixed.
+    /// Feature gate, `Name=true`; may be given more than once. All but CSIVolumeHealth, ClusterTrustBundleProjection, KubeletCrashLoopBackOffMax, MemoryQoS, PodCertificateRequest and QOSReserved are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }
@@ -461,6 +463,18 @@ impl ResourceArgs {
     #[must_use]
     pub fn projects_trust_bundles(&self) -> bool {
         self.has_gate(TRUST_BUNDLE_PROJECTION)
+    }
+
+    /// Returns whether projected volumes may have certificates of pods.
+    #[must_use]
+    pub fn projects_pod_certificates(&self) -> bool {
+        self.has_gate(POD_CERTIFICATES)
+    }
+
+    /// Returns whether the health of volumes is reported.
+    #[must_use]
+    pub fn reports_volume_health(&self) -> bool {
+        self.has_gate(VOLUME_HEALTH)
     }
 
     fn has_gate(&self, name: &str) -> bool {

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use pod_sync_certificates::ClusterTrustBundles;
+use pod_sync_certificates::{ClusterTrustBundles, PodCertificateInputs, PodCertificates};
 use pod_sync_clients::{Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::Containment;
 use pod_sync_cri_config::NodeSettings;
@@ -34,7 +34,7 @@ use pod_sync_views::PodViews;
 use pod_sync_volume_tasks::objects::{ApiObjects, VolumeObjects};
 use pod_sync_volume_tasks::{Inputs, VolumeTasks};
 use pod_sync_volumes::Volumes;
-use pod_sync_volumes::certificates::TrustAnchors;
+use pod_sync_volumes::certificates::{CredentialBundles, TrustAnchors};
 use pod_sync_volumes::mount_table::ProcMountTable;
 use pod_sync_volumes::token::TokenSource;
 use pod_sync_worker::context::{
@@ -142,9 +142,17 @@ impl Agent {
         };
         let volume_tasks = VolumeTasks::start(volume_tasks, stop.clone());
         let volume_tasks = volume_tasks.await.context("failed to read the volumes of pods")?;
+        let certificates = PodCertificateInputs {
+            node: node.settings.node_name.clone(),
+            nodes: api.cluster.nodes(),
+            events: reporting.events.clone(),
+            wakeups: Arc::clone(&wakeups),
+            clock: clock.clone(),
+        };
+        let credentials = api.credentials(&args, certificates, &stop);
         let environment = Arc::new(PodEnvironment {
             cgroups: cgroups(&args, &node.settings),
-            volumes: Volumes::new(args.root_dir.clone()),
+            volumes: Volumes::new(args.root_dir.clone()).with_credentials(credentials),
             volume_tasks,
             objects: Arc::new(objects),
             tokens,
@@ -302,6 +310,17 @@ impl ApiAccess {
     fn trust_anchors(&self, args: &Args, stop: &CancellationToken) -> Option<Arc<dyn TrustAnchors>> {
         let client = self.client.clone().filter(|_| args.resources.projects_trust_bundles())?;
         Some(Arc::new(ClusterTrustBundles::new(client, stop.clone())))
+    }
+
+    /// Returns the keys and certificates of pods, if there is an API server and the feature gate is on.
+    fn credentials(
+        &self,
+        args: &Args,
+        inputs: PodCertificateInputs,
+        stop: &CancellationToken,
+    ) -> Option<Arc<dyn CredentialBundles>> {
+        let client = self.client.clone().filter(|_| args.resources.projects_pod_certificates())?;
+        Some(PodCertificates::start(client, inputs, stop.clone()))
     }
 
     fn volume_objects(&self) -> Option<Arc<dyn VolumeObjects>> {

@@ -4,10 +4,12 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use pod_sync_clients::{EventType, Events};
 use pod_sync_csi::PLUGIN;
 use pod_sync_csi::client::{Usage, VolumeStats};
 use pod_sync_csi::paths::Root;
-use pod_sync_storage::{Drivers, ProvidedVolume};
+use pod_sync_storage::{Drivers, Health, ProvidedUsage, ProvidedVolume};
 use pod_sync_volume_manager::actual::MountState;
 use pod_sync_volume_tasks::{MountPoint, VolumeTasks, VolumeView};
 use quintlet_kit::{error_chain, task};
@@ -77,6 +79,9 @@ fn wire_volume(pod: String, volume: VolumeView, now: Timestamp) -> wire::VolumeV
 pub(crate) struct MountedVolumes {
     pub(crate) tasks: VolumeTasks,
     pub(crate) root: Root,
+    /// The feature gate `CSIVolumeHealth`.
+    pub(crate) has_health: bool,
+    pub(crate) events: Events,
 }
 
 #[async_trait]
@@ -97,13 +102,14 @@ impl Drivers for MountedVolumes {
         provided.collect()
     }
 
-    async fn usage(&self, volume: &ProvidedVolume) -> Option<wire::DiskUsage> {
+    async fn usage(&self, volume: &ProvidedVolume) -> Option<ProvidedUsage> {
         if !volume.has_driver {
             let path = volume.path.clone();
-            return task::blocking(move || pod_sync_storage::file_system_usage(&path)).await.ok();
+            let usage = task::blocking(move || pod_sync_storage::file_system_usage(&path)).await.ok()?;
+            return Some(ProvidedUsage { usage, health: None });
         }
         match self.tasks.mounter().stats_at(&volume.path).await {
-            Ok(stats) => stats.map(disk_usage),
+            Ok(stats) => provided(stats?, self.has_health),
             Err(error) => {
                 let (driver, error) = (&volume.driver, error_chain(&error));
                 tracing::debug!(driver, volume = volume.name, error, "failed to get volume statistics");
@@ -111,6 +117,20 @@ impl Drivers for MountedVolumes {
             }
         }
     }
+
+    fn report_abnormal(&self, pod: &Pod, message: &str) {
+        self.events.pod(pod, EventType::Warning, "VolumeConditionAbnormal", message, "");
+    }
+}
+
+/// Returns the usage and health of a volume; `None` if its driver reports neither (`NodeGetVolumeStats` in `csi_client.go`).
+fn provided(stats: VolumeStats, has_health: bool) -> Option<ProvidedUsage> {
+    let health = stats.abnormal.clone().filter(|_| has_health);
+    if health.is_none() && stats.bytes.is_none() && stats.inodes.is_none() {
+        return None;
+    }
+    let health = health.map(|(is_abnormal, message)| Health { is_abnormal, message });
+    Some(ProvidedUsage { usage: disk_usage(stats), health })
 }
 
 /// Returns the driver in the unique name of a volume. The name of an inline volume has none, and is returned as it is.
@@ -171,5 +191,26 @@ mod tests {
             (usage.available_bytes, usage.capacity_bytes, usage.used_bytes, usage.inodes),
             (3, 10, 0, 0)
         );
+    }
+
+    #[test]
+    fn the_health_of_a_volume_counts_with_the_feature_gate_alone() {
+        let bytes = Some(Usage { available: 3, total: 10, used: 7 });
+        let sick = || Some((true, "slow".to_owned()));
+        let health = || Some(Health { is_abnormal: true, message: "slow".to_owned() });
+        // Usage, condition, gate; whether there is usage, and the health.
+        let table = [
+            (bytes, sick(), true, Some(health())),
+            (bytes, sick(), false, Some(None)),
+            (bytes, None, true, Some(None)),
+            (None, sick(), true, Some(health())),
+            (None, sick(), false, None),
+            (None, None, true, None),
+        ];
+        for (bytes, abnormal, has_health, expected) in table {
+            let stats = VolumeStats { bytes, inodes: None, abnormal };
+            let got = provided(stats.clone(), has_health).map(|provided| provided.health);
+            assert_eq!(got, expected, "{stats:?} {has_health}");
+        }
     }
 }

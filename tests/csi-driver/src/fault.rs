@@ -68,6 +68,22 @@ pub fn set_max_volumes(state: &Path, limit: i64) -> std::io::Result<()> {
     quintlet_kit::atomic_file::write(&state.join(MAX_VOLUMES), limit.to_string().as_bytes(), 0o644)
 }
 
+/// Name of the file with the message of the abnormal condition.
+const CONDITION: &str = "abnormal";
+
+/// Makes the driver with this state directory report its volumes as abnormal, or as healthy again. The driver needs the capability
+/// `VOLUME_CONDITION`.
+///
+/// # Errors
+/// Fails if the file cannot be written.
+pub fn set_abnormal(state: &Path, message: Option<&str>) -> std::io::Result<()> {
+    let path = state.join(CONDITION);
+    match message {
+        Some(message) => quintlet_kit::atomic_file::write(&path, message.as_bytes(), 0o644),
+        None => std::fs::remove_file(&path),
+    }
+}
+
 /// Returns the fields of the requests so far, one JSON object per call.
 #[must_use]
 pub fn requests(state: &Path) -> Vec<serde_json::Value> {
@@ -128,6 +144,11 @@ impl Faults {
     /// Returns the limit of volumes that a test has set.
     pub(crate) fn max_volumes(&self) -> Option<i64> {
         std::fs::read_to_string(self.state.join(MAX_VOLUMES)).ok()?.parse().ok()
+    }
+
+    /// Returns the message of the abnormal condition that a test has set.
+    pub(crate) fn abnormal(&self) -> Option<String> {
+        std::fs::read_to_string(self.state.join(CONDITION)).ok()
     }
 
     fn fault_of(&self, method: &str) -> Option<Fault> {

@@ -15,7 +15,8 @@ use quintlet_plugin_api::csi::{
     NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest,
     NodeGetVolumeStatsResponse, NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability,
     NodeStageVolumeRequest, NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse,
-    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeCapability, VolumeUsage, node_server,
+    NodeUnstageVolumeRequest, NodeUnstageVolumeResponse, VolumeCapability, VolumeCondition, VolumeUsage,
+    node_server,
 };
 use tonic::{Request, Response, Status};
 
@@ -171,7 +172,13 @@ impl node_server::Node for Node {
                     used: count(stat.f_files.saturating_sub(stat.f_ffree)),
                 },
             ];
-            Ok(NodeGetVolumeStatsResponse { usage, volume_condition: None })
+            let has_condition = self.capabilities.contains(&Type::VolumeCondition);
+            let message = self.faults.abnormal();
+            let volume_condition = has_condition.then(|| VolumeCondition {
+                abnormal: message.is_some(),
+                message: message.unwrap_or_default(),
+            });
+            Ok(NodeGetVolumeStatsResponse { usage, volume_condition })
         };
         self.faults.call("NodeGetVolumeStats", &request.volume_id, work).await.map(Response::new)
     }

@@ -3,7 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use quintlet_proto::podsync::v1::{DiskUsage, PodStorage};
+use quintlet_proto::podsync::v1::{DiskUsage, PodStorage, VolumeStorage};
+
+const HEALTH: (&str, &str) = (
+    "kubelet_volume_stats_health_status_abnormal",
+    "Abnormal volume health status. The count is either 1 or 0. 1 indicates the volume is unhealthy, 0 indicates volume is healthy",
+);
 
 type Value = fn(&DiskUsage) -> u64;
 
@@ -23,29 +28,39 @@ const FAMILIES: [(&str, &str, Value); 6] = [
 pub fn text(pods: &[PodStorage]) -> String {
     let volumes = pods.iter().flat_map(|pod| &pod.volumes);
     let claims = volumes.filter_map(|volume| {
-        let (claim, usage) = (volume.claim.as_ref()?, volume.usage.as_ref()?);
-        Some(((claim.namespace.as_str(), claim.name.as_str()), usage))
+        let (claim, _) = (volume.claim.as_ref()?, volume.usage.as_ref()?);
+        Some(((claim.namespace.as_str(), claim.name.as_str()), volume))
     });
-    let claims: BTreeMap<(&str, &str), &DiskUsage> = claims.collect();
+    let claims: BTreeMap<(&str, &str), &VolumeStorage> = claims.collect();
     let mut out = String::new();
-    if claims.is_empty() {
-        return out;
-    }
     for (name, help, value) in FAMILIES {
-        // Writing to a String does not fail.
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
-        for ((namespace, claim), usage) in &claims {
-            let value = value(usage);
-            let _ =
-                writeln!(out, "{name}{{namespace={namespace:?},persistentvolumeclaim={claim:?}}} {value}");
-        }
+        let values = claims.iter().filter_map(|(claim, volume)| Some((*claim, value(&volume.usage?))));
+        family(&mut out, (name, help), values);
     }
+    let health =
+        claims.iter().filter_map(|(claim, volume)| Some((*claim, volume.health?.is_abnormal.into())));
+    family(&mut out, HEALTH, health);
     out
+}
+
+/// Writes a family, unless it has no values.
+fn family<'a>(
+    out: &mut String,
+    (name, help): (&str, &str),
+    values: impl Iterator<Item = ((&'a str, &'a str), u64)>,
+) {
+    for (number, ((namespace, claim), value)) in values.enumerate() {
+        // Writing to a String does not fail.
+        if number == 0 {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
+        }
+        let _ = writeln!(out, "{name}{{namespace={namespace:?},persistentvolumeclaim={claim:?}}} {value}");
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use quintlet_proto::podsync::v1::{ClaimReference, VolumeStorage};
+    use quintlet_proto::podsync::v1::{ClaimReference, VolumeHealth};
 
     use super::*;
 
@@ -64,5 +79,25 @@ mod tests {
         assert!(text.contains(&format!("kubelet_volume_stats_used_bytes{label} 7\n")), "{text}");
         assert!(text.contains(&format!("kubelet_volume_stats_capacity_bytes{label} 100\n")), "{text}");
         assert_eq!(super::text(&[pod(vec![volume(None, 9)])]), "");
+    }
+
+    #[test]
+    fn the_health_of_a_claims_volume_is_there_if_its_driver_reports_it() {
+        let volume = |name: &str, health: Option<bool>| VolumeStorage {
+            usage: Some(DiskUsage::default()),
+            claim: Some(ClaimReference { namespace: "shop".into(), name: name.into() }),
+            health: health.map(|is_abnormal| VolumeHealth { is_abnormal }),
+            ..VolumeStorage::default()
+        };
+        let volumes = vec![volume("a", Some(true)), volume("b", Some(false)), volume("c", None)];
+        let text = text(&[PodStorage { volumes, ..PodStorage::default() }]);
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with(HEALTH.0)).collect();
+        let line = |claim: &str, value: u64| {
+            format!("{}{{namespace=\"shop\",persistentvolumeclaim=\"{claim}\"}} {value}", HEALTH.0)
+        };
+        assert_eq!(lines, [line("a", 1), line("b", 0)]);
+        assert_eq!(text.matches(&format!("# TYPE {} gauge", HEALTH.0)).count(), 1);
+        let unreported = [PodStorage { volumes: vec![volume("c", None)], ..PodStorage::default() }];
+        assert!(!super::text(&unreported).contains(HEALTH.0));
     }
 }

@@ -101,6 +101,9 @@ pub(super) fn volume(volume: &wire::VolumeStorage) -> Value {
     if let Some(claim) = &volume.claim {
         out["pvcRef"] = json!({"name": claim.name, "namespace": claim.namespace});
     }
+    if let Some(health) = &volume.health {
+        out["volumeHealthStats"] = json!({"abnormal": health.is_abnormal});
+    }
     out
 }
 
@@ -209,11 +212,16 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_of_a_claim_names_it() {
+    fn a_volume_of_a_claim_names_it_and_has_its_health() {
         let claim = wire::ClaimReference { namespace: "shop".into(), name: "data-db-0".into() };
         let of =
             wire::VolumeStorage { name: "data".into(), claim: Some(claim), ..wire::VolumeStorage::default() };
         assert_eq!(volume(&of)["pvcRef"], json!({"name": "data-db-0", "namespace": "shop"}));
         assert_eq!(volume(&wire::VolumeStorage::default()).get("pvcRef"), None);
+        assert_eq!(volume(&of).get("volumeHealthStats"), None);
+        for is_abnormal in [false, true] {
+            let of = wire::VolumeStorage { health: Some(wire::VolumeHealth { is_abnormal }), ..of.clone() };
+            assert_eq!(volume(&of)["volumeHealthStats"], json!({"abnormal": is_abnormal}));
+        }
     }
 }

@@ -3,13 +3,19 @@
 //! [`ClusterTrustBundles`] has the ClusterTrustBundles of the cluster (`pkg/kubelet/clustertrustbundle`). The first read of a
 //! pod starts its watch, by one task named `trust-bundle-watch`. A node without such a pod sends no request.
 //!
-//! Nothing is stored on disk.
+//! [`PodCertificates`] has the keys and certificates of sources `podCertificate` (`pkg/kubelet/podcertificate`). The task
+//! `pod-certificates` owns them, and the first read of a pod starts its watch of PodCertificateRequests. A task
+//! `pod-certificate` creates one request; there are at most four at a time, which generate one key at a time.
+//!
+//! Nothing is stored on disk. A new process requests new certificates, and the files of pods keep the old ones until then.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 mod pem_blocks;
+mod pod_certificates;
 mod trust_bundles;
 
+pub use pod_certificates::{PodCertificateInputs, PodCertificates};
 pub use trust_bundles::ClusterTrustBundles;

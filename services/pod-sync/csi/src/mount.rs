@@ -285,10 +285,14 @@ impl Mounter {
         let Some(data) = self.load(path).await? else { return Ok(None) };
         let driver = self.drivers.get(&data.driver_name)?;
         let by = Deadline::after(self.limit);
-        if !driver.client.capabilities(by).await?.volume_stats {
+        let capabilities = driver.client.capabilities(by).await?;
+        if !capabilities.volume_stats {
             return Ok(None);
         }
-        Ok(Some(driver.client.volume_stats(by, &data.volume_handle, path).await?))
+        let mut stats = driver.client.volume_stats(by, &data.volume_handle, path).await?;
+        // As in the kubelet, a response without a condition is one of a healthy volume.
+        stats.abnormal = capabilities.volume_condition.then(|| stats.abnormal.unwrap_or_default());
+        Ok(Some(stats))
     }
 
     /// Expands a published volume (`NodeExpand`), and returns its new size in bytes.

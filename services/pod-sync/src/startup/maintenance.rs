@@ -90,6 +90,8 @@ impl Agent {
         let mounted = Arc::new(MountedVolumes {
             tasks: ctx.environment.volume_tasks.clone(),
             root: Root::new(root_dir),
+            has_health: self.args.resources.reports_volume_health(),
+            events: ctx.reporting.events.clone(),
         });
         let usage = pod_sync_storage::run_provided(
             Arc::clone(&pods),

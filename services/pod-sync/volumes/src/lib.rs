@@ -45,7 +45,7 @@ mod tests;
 pub use teardown::OrphanError;
 
 use atomic::Payload;
-use certificates::TrustAnchors;
+use certificates::{CredentialBundles, TrustAnchors};
 use empty_dir::{EmptyDir, Medium};
 use error::{TearDownError, VolumeError, VolumeFailure, VolumeStep};
 use metrics::VolumeMetrics;
@@ -94,6 +94,8 @@ pub struct Volumes {
     metrics: VolumeMetrics,
     table: Arc<dyn MountTable>,
     tokens: Arc<TokenCache>,
+    /// `None` without an API server, and while the feature gate `PodCertificateRequest` is off.
+    credentials: Option<Arc<dyn CredentialBundles>>,
 }
 
 /// A volume after its objects were fetched.
@@ -173,7 +175,26 @@ impl Volumes {
     /// Like [`Volumes::new`], with another mount table.
     #[must_use]
     pub fn with_table(root: PathBuf, table: Arc<dyn MountTable>) -> Self {
-        Self { root, metrics: VolumeMetrics::default(), table, tokens: Arc::default() }
+        Self { root, metrics: VolumeMetrics::default(), table, tokens: Arc::default(), credentials: None }
+    }
+
+    /// Adds the keys and certificates of sources `podCertificate`.
+    #[must_use]
+    pub fn with_credentials(self, credentials: Option<Arc<dyn CredentialBundles>>) -> Self {
+        Self { credentials, ..self }
+    }
+
+    /// Returns how often a certificate of the pod was issued or refused. The volumes are outdated after that.
+    #[must_use]
+    pub fn changes(&self, uid: &PodUid) -> u64 {
+        self.credentials.as_ref().map_or(0, |credentials| credentials.changes(uid))
+    }
+
+    fn forget_credentials(&self, uid: &PodUid) {
+        self.tokens.remove_pod(uid.as_str());
+        if let Some(credentials) = &self.credentials {
+            credentials.forget(uid);
+        }
     }
 
     /// Creates the pod's directories and every volume that a container refers to and that needs no operations. Repeating it refreshes files and changes nothing
@@ -247,12 +268,12 @@ impl Volumes {
         })
     }
 
-    /// Unmounts and removes the pod's volumes, subpaths first, and drops its tokens.
+    /// Unmounts and removes the pod's volumes, subpaths first, and drops its tokens and keys.
     ///
     /// # Errors
     /// A mount is busy. It may be called again.
     pub async fn tear_down(&self, uid: &PodUid) -> Result<(), TearDownError> {
-        self.tokens.remove_pod(uid.as_str());
+        self.forget_credentials(uid);
         let (table, dir) = (self.table.clone(), paths::pod_dir(&self.root, uid));
         let metrics = self.metrics.clone();
         let tear_down = move || {
@@ -274,7 +295,7 @@ impl Volumes {
     /// The directory stays, for the returned reason.
     pub fn remove_orphaned_pod_dir(&self, uid: &PodUid) -> Result<(), OrphanError> {
         let dir = paths::pod_dir(&self.root, uid);
-        self.tokens.remove_pod(uid.as_str());
+        self.forget_credentials(uid);
         teardown::tear_down_pod(&dir, &*self.table)
             .map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
         teardown::remove_orphaned_pod_dir(&dir, &*self.table)
@@ -286,7 +307,7 @@ impl Volumes {
     /// A volume stays, for the returned reason.
     pub fn tear_down_orphaned_volumes(&self, uid: &PodUid) -> Result<(), OrphanError> {
         let dir = paths::pod_dir(&self.root, uid);
-        self.tokens.remove_pod(uid.as_str());
+        self.forget_credentials(uid);
         teardown::tear_down_pod(&dir, &*self.table)
             .map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
         teardown::tear_down_orphaned_volumes(&dir, &*self.table)
@@ -350,7 +371,7 @@ impl Volumes {
             let items = source.items.as_deref().unwrap_or_default();
             ("downward-api", memory, payload::downward_api(pod, items, source.default_mode, &ctx.node))
         } else if let Some(source) = &volume.projected {
-            ("projected", memory, self.projected(pod, uid, source, ctx).await)
+            ("projected", memory, self.projected(pod, uid, (&volume.name, source), ctx).await)
         } else {
             let kind = unsupported_kind(volume);
             return Err(fail(
@@ -370,7 +391,7 @@ impl Volumes {
         &self,
         pod: &Pod,
         uid: &PodUid,
-        source: &ProjectedVolumeSource,
+        (volume, source): (&str, &ProjectedVolumeSource),
         ctx: &VolumeContext,
     ) -> Result<Payload, String> {
         let Some(default_mode) = source.default_mode else {
@@ -378,8 +399,8 @@ impl Volumes {
         };
         let mut out = Payload::new();
         let mut problems = Vec::new();
-        for part in source.sources.iter().flatten() {
-            match self.projection(pod, uid, part, default_mode, ctx).await {
+        for (index, part) in source.sources.iter().flatten().enumerate() {
+            match self.projection(pod, uid, (volume, index, part), default_mode, ctx).await {
                 Ok(files) => out.extend(files),
                 Err(problem) => problems.push(problem),
             }
@@ -394,7 +415,7 @@ impl Volumes {
         &self,
         pod: &Pod,
         uid: &PodUid,
-        part: &VolumeProjection,
+        (volume, index, part): (&str, usize, &VolumeProjection),
         default_mode: i32,
         ctx: &VolumeContext,
     ) -> Result<Payload, String> {
@@ -438,8 +459,13 @@ impl Volumes {
             let file = payload::private_file(pod, &certificates, default_mode);
             return Ok([(source.path.clone(), file)].into());
         }
-        let kind = if part.pod_certificate.is_some() { "podCertificate" } else { "an unknown source" };
-        Err(format!("projection of {kind} is not supported"))
+        if let Some(source) = &part.pod_certificate {
+            // The kubelet has this text without an API server, and while the feature gate is off.
+            let credentials = self.credentials.as_ref().ok_or("unimplemented")?;
+            let bundle = credentials.read(pod, uid, volume, index, source)?;
+            return Ok(certificates::files_of_bundle(pod, &bundle, source, default_mode));
+        }
+        Err("projection of an unknown source is not supported".to_owned())
     }
 }
 

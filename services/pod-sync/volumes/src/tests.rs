@@ -1,12 +1,13 @@
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use async_trait::async_trait;
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{PodCertificateProjection, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::certificates::CredentialBundle;
 use crate::token::Token;
 use pod_sync_cri_config::objects::ObjectKind;
 use quintlet_testkit::pods::pod_of;
@@ -375,6 +376,94 @@ async fn certificates_of_trust_bundles_are_files_of_the_pods_user_or_group() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[derive(Default)]
+struct Bundles {
+    reads: Mutex<Vec<(String, usize)>>,
+    forgotten: Mutex<Vec<PodUid>>,
+}
+
+impl CredentialBundles for Bundles {
+    fn read(
+        &self,
+        pod: &Pod,
+        uid: &PodUid,
+        volume: &str,
+        index: usize,
+        source: &PodCertificateProjection,
+    ) -> Result<Arc<CredentialBundle>, String> {
+        assert_eq!((pod.metadata.name.as_deref(), uid.as_str()), (Some("web"), "u1"));
+        self.reads.lock().push((volume.to_owned(), index));
+        if source.signer_name == "slow" {
+            return Err("credential bundle is not issued yet".to_owned());
+        }
+        let certificates = format!("certificate {index}\n");
+        Ok(Arc::new(CredentialBundle { key: format!("key {index}\n"), certificates }))
+    }
+
+    fn changes(&self, _: &PodUid) -> u64 {
+        7
+    }
+
+    fn forget(&self, uid: &PodUid) {
+        self.forgotten.lock().push(uid.clone());
+    }
+}
+
+#[tokio::test]
+async fn keys_and_certificates_are_files_of_the_pods_user_or_group_and_dropped_with_the_volumes() {
+    let node = Node::new();
+    let bundles = Arc::new(Bundles::default());
+    let credentials = Arc::clone(&bundles) as Arc<dyn CredentialBundles>;
+    let volumes = Volumes::new(node.dir.path().to_owned()).with_credentials(Some(credentials));
+    let source = |more: Value| {
+        let mut source = json!({"signerName": "s", "keyType": "ED25519"});
+        source.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        json!({"podCertificate": source})
+    };
+    let sources = json!([
+        source(json!({"credentialBundlePath": "bundle", "keyPath": "", "certificateChainPath": "d/chain"})),
+        {"configMap": {"name": "cm"}},
+        source(json!({"keyPath": "key", "certificateChainPath": "chain"})),
+    ]);
+    let volume = json!([{"name": "v", "projected": {"defaultMode": 0o644, "sources": sources}}]);
+    for (context, mode) in
+        [(json!({}), 0o644), (json!({"runAsUser": 4242}), 0o600), (json!({"fsGroup": 4242}), 0o640)]
+    {
+        let pod = pod_with(volume.clone(), context.clone());
+        let done = volumes.set_up(&pod, &node.uid, &node.ctx).await.unwrap();
+        let path = done.volumes["v"].host_path.clone();
+        for (file, content) in [
+            ("bundle", "key 0\ncertificate 0\n"),
+            ("d/chain", "certificate 0\n"),
+            ("key", "key 2\n"),
+            ("chain", "certificate 2\n"),
+        ] {
+            assert_eq!(fs::read_to_string(path.join(file)).unwrap(), content);
+            let metadata = fs::metadata(path.join(file)).unwrap();
+            assert_eq!(metadata.mode() & 0o777, mode, "{context} {file}");
+            let owner = if context["runAsUser"].is_null() { 0 } else { 4242 };
+            assert_eq!(metadata.uid(), owner, "{context} {file}");
+        }
+        volumes.tear_down(&node.uid).await.unwrap();
+    }
+    assert_eq!(bundles.reads.lock()[..2], [("v".to_owned(), 0), ("v".to_owned(), 2)]);
+    assert_eq!(*bundles.forgotten.lock(), [node.uid.clone(), node.uid.clone(), node.uid.clone()]);
+    let slow = json!([{"name": "v", "projected": {"defaultMode": 420, "sources": [
+        {"podCertificate": {"signerName": "slow", "keyType": "ED25519", "keyPath": "k"}},
+    ]}}]);
+    let text = |error: VolumeError| match error {
+        VolumeError::Volumes(failures) => failures[0].to_string(),
+        other => panic!("{other:?}"),
+    };
+    let prefix = "MountVolume.SetUp failed for volume \"v\" : ";
+    let pod = pod_with(slow, json!({}));
+    let failed = volumes.set_up(&pod, &node.uid, &node.ctx).await.unwrap_err();
+    assert_eq!(text(failed), format!("{prefix}credential bundle is not issued yet"));
+    let without = node.set_up(&pod).await.unwrap_err();
+    assert_eq!(text(without), format!("{prefix}unimplemented"));
+    assert_eq!((volumes.changes(&node.uid), node.volumes.changes(&node.uid)), (7, 0));
 }
 
 #[test]

@@ -128,6 +128,14 @@ pub struct PodEnvironment {
     pub user_namespaces: UserNamespaces,
 }
 
+impl PodEnvironment {
+    /// Returns the number of changes of the ConfigMaps, Secrets and certificates of a pod.
+    #[must_use]
+    pub fn volume_changes(&self, uid: &PodUid) -> u64 {
+        self.objects.changes(uid).saturating_add(self.volumes.changes(uid))
+    }
+}
+
 pub struct ImagePulls {
     /// The images that pod-sync pulled, with the credentials that may use them.
     pub pull_records: PullRecords,

@@ -215,13 +215,15 @@ fn logs(dir: &Path) -> io::Result<Vec<(String, String)>> {
     Ok(out)
 }
 
-/// Returns the projected volumes of a pod with a Secret as a source, as pod UID and volume name.
+/// Returns the projected volumes of a pod with a Secret or a private key as a source, as pod UID and volume name.
 fn volumes_with_secrets(pod: &Value) -> Vec<(String, String)> {
     let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
     let volumes = pod.pointer("/spec/volumes").and_then(Value::as_array).into_iter().flatten();
     let has_secret = |volume: &&Value| {
         let sources = volume.pointer("/projected/sources").and_then(Value::as_array);
-        sources.into_iter().flatten().any(|source| source.get("secret").is_some())
+        let is_secret =
+            |source: &Value| ["secret", "podCertificate"].iter().any(|kind| source.get(kind).is_some());
+        sources.into_iter().flatten().any(is_secret)
     };
     let names = volumes.filter(has_secret).filter_map(|volume| volume.get("name")?.as_str());
     names.map(|name| (uid.to_owned(), name.to_owned())).collect()
@@ -363,16 +365,18 @@ mod tests {
         volume(SECRET_VOLUMES, "s", "x\n");
         volume(MIXED_VOLUMES, "with-secret", "y");
         volume(MIXED_VOLUMES, "kube-api-access", "z");
+        volume(MIXED_VOLUMES, "with-key", "w");
         let pod = json!({"metadata": {"uid": "u1"}, "spec": {"volumes": [
             {"name": "with-secret", "projected": {"sources": [{"configMap": {}}, {"secret": {"name": "s"}}]}},
+            {"name": "with-key", "projected": {"sources": [{"podCertificate": {}}]}},
             {"name": "kube-api-access", "projected": {"sources": [{"serviceAccountToken": {}}]}},
         ]}});
         let mut values = Values::default();
         secrets_on_disk(root.path(), &volumes_with_secrets(&pod).into_iter().collect(), &mut values);
-        assert_eq!(values.secrets, ["x", "y"].map(str::to_owned).into());
+        assert_eq!(values.secrets, ["w", "x", "y"].map(str::to_owned).into());
         assert_eq!(values.suspects, ["z".to_owned()].into());
         let scrubber = Scrubber::new(values);
-        assert_eq!(scrubber.text("x y z"), "[redacted] [redacted] z");
+        assert_eq!(scrubber.text("w x y z"), "[redacted] [redacted] [redacted] z");
     }
 
     #[test]

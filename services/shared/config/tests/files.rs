@@ -260,11 +260,11 @@ fn a_kubeadm_file_is_accepted_and_missing_features_are_named() {
 #[test]
 fn a_field_without_an_effect_is_reported_once_with_its_value() {
     let config = read(&format!(
-        "{HEAD}evictionHard: {{memory.available: 5%}}\nfailSwapOn: true\nfeatureGates: {{MemoryQoS: true, CSIVolumeHealth: true, EventedPLEG: true, KubletPSI: true}}\n\
+        "{HEAD}evictionHard: {{memory.available: 5%}}\nfailSwapOn: true\nfeatureGates: {{MemoryQoS: true, KubeletSeparateDiskGC: true, CSIVolumeHealth: true, PodCertificateRequest: true, EventedPLEG: true, KubletPSI: true}}\n\
          kubeReservedCgroup: /k\nenforceNodeAllocatable: [pods, kube-reserved]\nhairpinMode: none\ncpuManagerPolicy: none\n"
     ))
     .expect("a good file");
-    assert_eq!(config.not_yet(Service::PodSync).as_deref(), Some("featureGates.CSIVolumeHealth: true"));
+    assert_eq!(config.not_yet(Service::PodSync).as_deref(), Some("featureGates.KubeletSeparateDiskGC: true"));
     assert_eq!(config.ignored(Service::PodSync)[0].0, "hairpinMode: none");
     assert!(
         render(&config.warnings)

@@ -30,6 +30,7 @@ mod mirrors;
 mod node;
 mod objects;
 mod orphans;
+mod pod_certificates;
 mod pod_fields;
 mod probes;
 mod random;

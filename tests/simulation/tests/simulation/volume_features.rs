@@ -6,6 +6,10 @@ use pod_sync_csi::paths::attachment_name;
 use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
+use quintlet_kit::socket;
+use quintlet_proto::podsync::v1::ListStorageRequest;
+use quintlet_proto::podsync::v1::storage_client::StorageClient;
+use quintlet_simulation::seen::EventSeen;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Sim};
@@ -473,4 +477,55 @@ fn tree(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
     }
     found.sort();
     found
+}
+
+/// Returns the health of the volumes of a pod in podsync.v1, by volume.
+async fn health(sim: &Sim, uid: &str) -> Vec<(String, Option<bool>)> {
+    let mut client = StorageClient::new(socket::channel(sim.paths().podsync()));
+    let Ok(reply) = client.list(ListStorageRequest {}).await else { return Vec::new() };
+    let pods = reply.into_inner().pods.into_iter().filter(|pod| pod.uid == uid);
+    let volumes = pods.flat_map(|pod| pod.volumes);
+    volumes.map(|volume| (volume.name, volume.health.map(|health| health.is_abnormal))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_abnormal_volume_is_an_event_and_a_metric_with_the_feature_gate() {
+    let condition = ["--capabilities", "STAGE_UNSTAGE_VOLUME,GET_VOLUME_STATS,VOLUME_CONDITION"];
+    for gate in ["--feature-gates=CSIVolumeHealth=true", "--feature-gates=CSIVolumeHealth=false"] {
+        let is_on = gate.ends_with("true");
+        let sim = start_with(&[gate, "--volume-stats-agg-period=1s"]).await;
+        let driver = start_driver_with(&sim, &condition);
+        csi_driver(&sim, json!({"attachRequired": false}));
+        bound_claim(&sim, "data", |_| {});
+        let uid = sim.create(with_claim("web", "data"));
+        sim.wait_ready("web").await;
+        let wait_health = async |expected: Option<bool>| {
+            until("the health of the volume", LONG, async || {
+                let health = health(&sim, &uid).await;
+                if health == [("data".to_owned(), expected)] { Ok(()) } else { Err(health) }
+            })
+            .await;
+        };
+        wait_health(is_on.then_some(false)).await;
+        fault::set_abnormal(driver.state(), Some("the disk is on fire")).unwrap();
+        let event = |e: &EventSeen| e.reason == "VolumeConditionAbnormal";
+        if is_on {
+            let text = "Volume data: the disk is on fire";
+            sim.wait_event("web", text, |e| event(e) && e.message == text && e.count >= 2).await;
+            wait_health(Some(true)).await;
+            fault::set_abnormal(driver.state(), None).unwrap();
+            wait_health(Some(false)).await;
+        } else {
+            let calls = driver.calls_of("NodeGetVolumeStats");
+            let more = async || match driver.calls_of("NodeGetVolumeStats") {
+                now if now >= calls + 2 => Ok(()),
+                now => Err(now),
+            };
+            until("two more measurements", LONG, more).await;
+            wait_health(None).await;
+            assert!(!sim.events("web").iter().any(event), "{:?}", sim.events("web"));
+        }
+        delete_all(&sim, &[("web", &uid)]).await;
+        sim.finish().await;
+    }
 }

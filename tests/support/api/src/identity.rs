@@ -1,7 +1,7 @@
 //! Identity of a client and permissions of a node: the parts of the Node authorizer and NodeRestriction that
 //! affect an agent.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::error::ApiError;
 use crate::resources::Resource;
@@ -122,6 +122,10 @@ impl Identity {
                 }
                 Ok(())
             }
+            ("podcertificaterequests", "") => match certificate_fault(node, store, access, object)? {
+                Some(why) => deny(why),
+                None => Ok(()),
+            },
             ("nodes", _) if name != node => {
                 deny(format!("node {node:?} is not allowed to modify node {name:?}"))
             }
@@ -237,6 +241,11 @@ fn allows(node: &str, store: &Store, access: &Access<'_>) -> bool {
         ("pods", "eviction") => access.verb == "create",
         ("events", "") => access.verb == "create" || writes,
         ("services" | "runtimeclasses" | "csidrivers" | "clustertrustbundles", "") => reads,
+        ("podcertificaterequests", "") => match access.verb {
+            "create" | "get" => true,
+            "list" | "watch" => access.node_selected == node,
+            _ => false,
+        },
         ("certificatesigningrequests", "") => access.verb == "create" || reads,
         _ => false,
     }
@@ -294,6 +303,29 @@ fn references(spec: &Value) -> Vec<(&'static str, &str)> {
     found.extend(pull_secrets.map(|secret| ("secrets", text(&secret["name"]))));
     found.retain(|(_, name)| !name.is_empty());
     found
+}
+
+/// Returns the reason why a node may not create this PodCertificateRequest.
+fn certificate_fault(
+    node: &str,
+    store: &Store,
+    access: &Access<'_>,
+    request: &Value,
+) -> Result<Option<String>, ApiError> {
+    let spec = &request["spec"];
+    let of = |plural, namespace, name: &Value| store.get(find(plural)?, namespace, text(name));
+    let pod = of("pods", access.namespace, &spec["podName"])?;
+    let account = of("serviceaccounts", access.namespace, &spec["serviceAccountName"])?;
+    let facts = [
+        ("spec.nodeName", &spec["nodeName"], json!(node)),
+        ("spec.nodeUID", &spec["nodeUID"], of("nodes", "", &json!(node))?["metadata"]["uid"].clone()),
+        ("spec.podUID", &spec["podUID"], pod["metadata"]["uid"].clone()),
+        ("node of the pod", &pod["spec"]["nodeName"], json!(node)),
+        ("spec.serviceAccountName", &spec["serviceAccountName"], pod["spec"]["serviceAccountName"].clone()),
+        ("spec.serviceAccountUID", &spec["serviceAccountUID"], account["metadata"]["uid"].clone()),
+    ];
+    let wrong = facts.into_iter().find(|(_, got, expected)| *got != expected);
+    Ok(wrong.map(|(field, got, expected)| format!("{field} is {got}, which is not {expected}")))
 }
 
 /// Returns the reason why a node may not create this pod.

@@ -46,7 +46,7 @@ pub(super) struct VolumeRefresh {
     at: Duration,
     labels: Map,
     annotations: Map,
-    // Number of changes of the ConfigMaps and Secrets of the pod.
+    // Number of changes of the ConfigMaps, Secrets and certificates of the pod.
     object_changes: u64,
 }
 
@@ -96,7 +96,7 @@ impl Worker {
         let (tasks, cancel) = (self.ctx.environment.volume_tasks.clone(), self.work_loop.cancel.clone());
         // The drivers work while the other volumes are set up.
         tasks.declare(pod, &uid, &cancel).await;
-        let changes = self.ctx.environment.objects.changes(&uid);
+        let changes = self.ctx.environment.volume_changes(&uid);
         self.retries.failed_with = Some(changes);
         match self.ctx.environment.volumes.set_up(pod, &uid, &self.volume_context()).await {
             Ok(mut done) => {
@@ -265,7 +265,7 @@ impl Worker {
     pub(super) async fn refresh_volumes(&mut self, pass: &Pass) {
         let pod = &pass.pod;
         let (now, interval) = (self.ctx.clock.boot(), self.ctx.node.sync_frequency);
-        let changes = self.ctx.environment.objects.changes(&self.pod_ref.uid);
+        let changes = self.ctx.environment.volume_changes(&self.pod_ref.uid);
         let last = self.setup.refreshed.as_ref();
         let due = last.is_none_or(|last| last.is_due(pod, changes, now, interval));
         self.ctx.environment.volume_tasks.refresh(pod, &self.pod_ref.uid, due);

@@ -49,7 +49,7 @@ impl Worker {
         if due.is_idle(&actions, &pass.runtime) {
             return self.rest(&pass, &due).await;
         }
-        self.retries.objects_changed(self.ctx.environment.objects.changes(&self.pod_ref.uid));
+        self.retries.objects_changed(self.ctx.environment.volume_changes(&self.pod_ref.uid));
         let hold = self.retries.pod.saturating_sub(self.ctx.clock.boot());
         if !hold.is_zero() && actions.containers_to_kill.is_empty() {
             self.keep_waiting();

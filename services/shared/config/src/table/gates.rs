@@ -48,8 +48,14 @@ pub const TRUST_BUNDLES: &str = "ClusterTrustBundle";
 /// If true, projected volumes may have certificates of ClusterTrustBundles.
 pub const TRUST_BUNDLE_PROJECTION: &str = "ClusterTrustBundleProjection";
 
+/// If true, projected volumes may have certificates of pods.
+pub const POD_CERTIFICATES: &str = "PodCertificateRequest";
+
+/// If true, the health of volumes that CSI drivers report is an event and a metric.
+pub const VOLUME_HEALTH: &str = "CSIVolumeHealth";
+
 /// The gates that can be set to either value.
-pub const SETTABLE: [&str; 7] = [
+pub const SETTABLE: [&str; 9] = [
     CRASH_LOOP_MAX,
     SPLIT_STREAMS,
     CHECKPOINTS,
@@ -57,10 +63,12 @@ pub const SETTABLE: [&str; 7] = [
     QOS_RESERVED,
     TRUST_BUNDLES,
     TRUST_BUNDLE_PROJECTION,
+    POD_CERTIFICATES,
+    VOLUME_HEALTH,
 ];
 
 /// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 7] = [
+pub const DEFAULTS: [Gate; 9] = [
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
@@ -68,6 +76,8 @@ pub const DEFAULTS: [Gate; 7] = [
     off(QOS_RESERVED, ALPHA),
     off(TRUST_BUNDLES, BETA),
     off(TRUST_BUNDLE_PROJECTION, BETA),
+    off(POD_CERTIFICATES, BETA),
+    off(VOLUME_HEALTH, ALPHA),
 ];
 
 /// Returns whether a gate is on in a list of `Name=true` and `Name=false`. The last occurrence applies.
@@ -83,7 +93,6 @@ pub const GATES: &[Gate] = &[
     off("AllBeta", BETA),
     off("CPUManagerPolicyAlphaOptions", ALPHA),
     on("CPUManagerPolicyBetaOptions", BETA),
-    off("CSIVolumeHealth", ALPHA),
     off("ChangeContainerStatusOnKubeletRestart", DEPRECATED),
     on("ComponentFlagz", BETA),
     on("ComponentStatusz", BETA),
