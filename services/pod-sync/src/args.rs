@@ -378,7 +378,7 @@ pub struct ResourceArgs {
     /// Limits that cgroups enforce: `pods`, `system-reserved`, `kube-reserved`, the last two also with `-compressible`, or `none`.
     #[arg(long, default_value = "pods", value_delimiter = ',', value_name = "WORD")]
     pub enforce_node_allocatable: Vec<String>,
-    /// Cgroup of pod-sync itself, created if it is missing. Empty: pod-sync stays where it was started.
+    /// Cgroup of the services, created if it is missing. Empty: they stay where they were started.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
     pub kubelet_cgroups: String,
     /// Cgroup for the processes in the root cgroup, except kernel threads; created if it is missing. Empty: they stay there.
