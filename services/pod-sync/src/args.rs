@@ -13,8 +13,9 @@ use pod_sync_decisions::image_gc::ImageGcPolicy;
 use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_images::pulls::PullSettings;
 use pod_sync_node::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
+use pod_sync_volumes::quotas::ProjectQuotas;
 use quintlet_config::ConfigArgs;
-use quintlet_config::table::{MEMORY_QOS, QOS_RESERVED, TRUST_BUNDLE_PROJECTION, has_gate};
+use quintlet_config::table::{MEMORY_QOS, QOS_RESERVED, QUOTA_MONITORING, TRUST_BUNDLE_PROJECTION, has_gate};
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use quintlet_kit::own_limits::OwnLimits;
 
@@ -419,7 +420,7 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// Feature gate, `Name=true`; may be given more than once. All but ClusterTrustBundleProjection, KubeletCrashLoopBackOffMax, MemoryQoS and QOSReserved are fixed.
+    /// Feature gate, `Name=true`; may be given more than once. All but ClusterTrustBundleProjection, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS and QOSReserved are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }
@@ -458,6 +459,12 @@ impl ResourceArgs {
     #[must_use]
     pub fn projects_trust_bundles(&self) -> bool {
         self.has_gate(TRUST_BUNDLE_PROJECTION)
+    }
+
+    /// Returns the projects that count the usage of volumes below `root_dir`. There are none while the feature gate is off.
+    #[must_use]
+    pub fn project_quotas(&self, root_dir: &std::path::Path) -> ProjectQuotas {
+        if self.has_gate(QUOTA_MONITORING) { ProjectQuotas::new(root_dir) } else { ProjectQuotas::default() }
     }
 
     fn has_gate(&self, name: &str) -> bool {

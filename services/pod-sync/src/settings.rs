@@ -505,6 +505,17 @@ mod tests {
     }
 
     #[test]
+    fn volumes_have_projects_with_the_feature_gate() {
+        let quotas = |file: &str| {
+            let resources = args(file, &[]).resources;
+            format!("{:?}", resources.project_quotas(std::path::Path::new("/r")))
+        };
+        assert_eq!(quotas(""), "ProjectQuotas(false)");
+        let gate = "featureGates: {LocalStorageCapacityIsolationFSQuotaMonitoring: true}\n";
+        assert_eq!(quotas(gate), "ProjectQuotas(true)");
+    }
+
+    #[test]
     fn fields_of_the_machine_arrive() {
         let rules = |file: &str, flags: &[&str]| args(file, flags).machine.rules(false);
         let strict = rules("", &[]);

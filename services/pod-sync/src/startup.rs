@@ -142,7 +142,8 @@ impl Agent {
         let volume_tasks = volume_tasks.await.context("failed to read the volumes of pods")?;
         let environment = Arc::new(PodEnvironment {
             cgroups: cgroups(&args, &node.settings),
-            volumes: Volumes::new(args.root_dir.clone()),
+            volumes: Volumes::new(args.root_dir.clone())
+                .with_quotas(args.resources.project_quotas(&args.root_dir)),
             volume_tasks,
             objects: Arc::new(objects),
             tokens,

@@ -48,8 +48,11 @@ pub const TRUST_BUNDLES: &str = "ClusterTrustBundle";
 /// If true, projected volumes may have certificates of ClusterTrustBundles.
 pub const TRUST_BUNDLE_PROJECTION: &str = "ClusterTrustBundleProjection";
 
+/// If true, emptyDir volumes of pods with a user namespace are measured by project quotas.
+pub const QUOTA_MONITORING: &str = "LocalStorageCapacityIsolationFSQuotaMonitoring";
+
 /// The gates that can be set to either value.
-pub const SETTABLE: [&str; 7] = [
+pub const SETTABLE: [&str; 8] = [
     CRASH_LOOP_MAX,
     SPLIT_STREAMS,
     CHECKPOINTS,
@@ -57,10 +60,11 @@ pub const SETTABLE: [&str; 7] = [
     QOS_RESERVED,
     TRUST_BUNDLES,
     TRUST_BUNDLE_PROJECTION,
+    QUOTA_MONITORING,
 ];
 
 /// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 7] = [
+pub const DEFAULTS: [Gate; 8] = [
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
@@ -68,6 +72,7 @@ pub const DEFAULTS: [Gate; 7] = [
     off(QOS_RESERVED, ALPHA),
     off(TRUST_BUNDLES, BETA),
     off(TRUST_BUNDLE_PROJECTION, BETA),
+    off(QUOTA_MONITORING, BETA),
 ];
 
 /// Returns whether a gate is on in a list of `Name=true` and `Name=false`. The last occurrence applies.
@@ -110,7 +115,6 @@ pub const GATES: &[Gate] = &[
     off("KubeletSeparateDiskGC", BETA),
     off("KubeletServiceAccountTokenForCredentialProviders", BETA),
     on("KubeletTracing", GA),
-    off("LocalStorageCapacityIsolationFSQuotaMonitoring", BETA),
     on("NodeDeclaredFeatures", BETA),
     on("NodeLogQuery", GA),
     on("NodeSwap", GA),
