@@ -461,7 +461,7 @@ async fn new_disk_volumes_of_a_pod_with_a_user_namespace_have_projects_until_the
     let volumes = json!([
         {"name": "disk", "emptyDir": {}},
         {"name": "mem", "emptyDir": {"medium": "Memory"}},
-        {"name": "cm", "configMap": {"name": "cm"}},
+        {"name": "cm", "configMap": {"name": "cm", "defaultMode": 0o644}},
     ]);
     let mut pod = pod_with(volumes, json!({}));
     node.volumes = node.volumes.clone().with_quotas(quotas);
