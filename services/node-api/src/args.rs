@@ -106,6 +106,15 @@ pub struct NodeApiArgs {
     /// Cgroup that contains `kubepods`, for statistics of all pods together
     #[arg(long, default_value = "/", value_name = "CGROUP")]
     pub cgroup_root: String,
+    /// Cgroup of the services, for statistics. Not set: the cgroup in which node-api runs
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
+    pub kubelet_cgroups: String,
+    /// Cgroup of the runtime, for statistics
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
+    pub runtime_cgroups: String,
+    /// Cgroup of processes that belong neither to the node agent nor to pods, for statistics
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
+    pub system_cgroups: String,
     /// Directory of container logs, for statistics of their size
     #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
     pub pod_logs_dir: PathBuf,
@@ -160,9 +169,9 @@ mod tests {
                     tlsCurvePreferences: [29, 23]\nauthentication:\n  x509: {clientCAFile: ca.crt}\n  \
                     webhook: {enabled: false, cacheTTL: 4s}\n  anonymous: {enabled: true}\n\
                     authorization: {mode: AlwaysAllow, webhook: {cacheAuthorizedTTL: 5s, cacheUnauthorizedTTL: 6s}}\n\
-                    enableDebuggingHandlers: false\nenableSystemLogHandler: false\nenableSystemLogQuery: false\ncgroupRoot: /g\npodLogsDir: /logs\n---\n\
+                    enableDebuggingHandlers: false\nenableSystemLogHandler: false\nenableSystemLogQuery: false\ncgroupRoot: /g\nkubeletCgroups: /a\nsystemCgroups: /s\npodLogsDir: /logs\n---\n\
                     apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nkubeconfig: /k\nnodeName: n\n\
-                    rootDir: /root\ncertDir: /pki\n";
+                    rootDir: /root\ncertDir: /pki\nruntimeCgroups: /r\n";
         std::fs::write(&path, file).unwrap();
         let line = ["node-api", "--config", path.to_str().unwrap(), "--port", "9"].map(Into::into);
         let args = quintlet_config::cli::read::<NodeApiArgs>(Service::NodeApi, line.into()).unwrap().args;
@@ -189,6 +198,8 @@ mod tests {
         let [logs, kubeconfig, root, certs] = ["/logs", "/k", "/root", "/pki"].map(PathBuf::from);
         assert_eq!((args.pod_logs_dir, args.node.kubeconfig), (logs, Some(kubeconfig)));
         assert_eq!(args.cgroup_root, "/g");
+        let cgroups = [args.kubelet_cgroups, args.runtime_cgroups, args.system_cgroups];
+        assert_eq!(cgroups, ["/a", "/r", "/s"]);
         assert_eq!((args.root_dir, args.cert_dir, args.node.node_name.as_deref()), (root, certs, Some("n")));
     }
 }

@@ -32,7 +32,7 @@ use crate::routes::{Port, Routes};
 use crate::server::{GRACE, Listener, STUCK_AFTER};
 use crate::services::Services;
 use crate::state::State;
-use crate::stats::{Stats, StatsPaths};
+use crate::stats::{Stats, StatsPaths, SystemCgroups};
 use crate::tls::{self, ServingCertificate, TlsError};
 use crate::zpages::Settings;
 
@@ -131,6 +131,11 @@ impl NodeApi {
             pod_logs_dir: args.pod_logs_dir.clone(),
             cgroups: PathBuf::from("/sys/fs/cgroup"),
             cgroup_root: args.cgroup_root.clone(),
+            system: SystemCgroups {
+                kubelet: args.kubelet_cgroups.clone(),
+                runtime: args.runtime_cgroups.clone(),
+                system: args.system_cgroups.clone(),
+            },
         };
         let stats = Stats::new(node_name.clone(), stats_paths, clock.clone());
         let state = State {

@@ -13,9 +13,11 @@ use pod_sync_decisions::image_gc::ImageGcPolicy;
 use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_images::pulls::PullSettings;
 use pod_sync_node::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
+use pod_sync_volumes::quotas::ProjectQuotas;
 use quintlet_config::ConfigArgs;
 use quintlet_config::table::{
-    MEMORY_QOS, POD_CERTIFICATES, QOS_RESERVED, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
+    MEMORY_QOS, POD_CERTIFICATES, QOS_RESERVED, QUOTA_MONITORING, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH,
+    has_gate,
 };
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use quintlet_kit::own_limits::OwnLimits;
@@ -383,7 +385,7 @@ pub struct ResourceArgs {
     /// Limits that cgroups enforce: `pods`, `system-reserved`, `kube-reserved`, the last two also with `-compressible`, or `none`.
     #[arg(long, default_value = "pods", value_delimiter = ',', value_name = "WORD")]
     pub enforce_node_allocatable: Vec<String>,
-    /// Cgroup of pod-sync itself, created if it is missing. Empty: pod-sync stays where it was started.
+    /// Cgroup of the services, created if it is missing. Empty: they stay where they were started.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "CGROUP")]
     pub kubelet_cgroups: String,
     /// Cgroup for the processes in the root cgroup, except kernel threads; created if it is missing. Empty: they stay there.
@@ -424,7 +426,7 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// Feature gate, `Name=true`; may be given more than once. All but CSIVolumeHealth, ClusterTrustBundleProjection, KubeletCrashLoopBackOffMax, MemoryQoS, PodCertificateRequest and QOSReserved are fixed.
+    /// Feature gate, `Name=true`; may be given more than once. All but CSIVolumeHealth, ClusterTrustBundleProjection, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest and QOSReserved are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }
@@ -475,6 +477,12 @@ impl ResourceArgs {
     #[must_use]
     pub fn reports_volume_health(&self) -> bool {
         self.has_gate(VOLUME_HEALTH)
+    }
+
+    /// Returns the projects that count the usage of volumes below `root_dir`. There are none while the feature gate is off.
+    #[must_use]
+    pub fn project_quotas(&self, root_dir: &std::path::Path) -> ProjectQuotas {
+        if self.has_gate(QUOTA_MONITORING) { ProjectQuotas::new(root_dir) } else { ProjectQuotas::default() }
     }
 
     fn has_gate(&self, name: &str) -> bool {

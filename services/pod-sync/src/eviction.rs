@@ -22,6 +22,7 @@ use pod_sync_evictor::memory_alarm;
 use pod_sync_evictor::{Node, Scope};
 use pod_sync_storage::Measured;
 use pod_sync_views::PodView;
+use pod_sync_volumes::quotas::ProjectQuotas;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::{ContainerId, PodUid};
@@ -92,6 +93,7 @@ pub(crate) struct EvictionInputs {
     pub(crate) control: Arc<WorkerControl>,
     pub(crate) images: ImageGcContext,
     pub(crate) measured: Arc<Measured>,
+    pub(crate) quotas: ProjectQuotas,
     pub(crate) paths: Paths,
     /// Pods whose eviction an earlier process began.
     pub(crate) evicted: BTreeSet<PodUid>,
@@ -228,11 +230,12 @@ impl Node for EvictionNode {
     async fn disk_usage(&self, snapshot: &Snapshot) -> Option<PodUsages> {
         let layers = self.writable_layers().await?;
         let (root_dir, now) = (self.inputs.paths.root_dir.clone(), self.inputs.clock.wall());
+        let quotas = self.inputs.quotas.clone();
         let pods: Vec<_> = snapshot.candidates.iter().map(|c| (c.uid.clone(), Arc::clone(&c.pod))).collect();
         let mut volumes = self.inputs.measured.all();
         let measurement = self
             .measurement
-            .run(move || pod_sync_storage::measure_now(&root_dir, &pods, now, VOLUMES_TIMEOUT))
+            .run(move || pod_sync_storage::measure_now(&root_dir, &quotas, &pods, now, VOLUMES_TIMEOUT))
             .await?;
         for fresh in measurement {
             replace_measured(&mut volumes, fresh);

@@ -125,15 +125,19 @@ mod tests {
 
     /// Returns the arguments of `pod-sync --config FILE FLAGS`.
     fn args(file: &str, flags: &[&str]) -> Args {
+        loaded(file, flags).unwrap_or_else(|problems| panic!("{problems}"))
+    }
+
+    fn loaded(file: &str, flags: &[&str]) -> Result<Args, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.yaml");
         std::fs::write(&path, format!("{KUBELET}{file}")).unwrap();
         let start = ["pod-sync".into(), "--config".into(), path.into_os_string()];
         let line: Vec<OsString> = start.into_iter().chain(flags.iter().map(Into::into)).collect();
         match read::<Args>(Service::PodSync, line) {
-            Ok(loaded) => loaded.args,
+            Ok(loaded) => Ok(loaded.args),
             Err(quintlet_config::cli::Exit::Invalid(diagnostics)) => {
-                panic!("{}", quintlet_config::diagnostics::render(&diagnostics))
+                Err(quintlet_config::diagnostics::render(&diagnostics))
             }
             Err(other) => panic!("{other:?}"),
         }
@@ -199,11 +203,9 @@ mod tests {
         assert!(default.enforces_limits);
         let off = "evictionHard: {memory.available: 0%}\nlocalStorageCapacityIsolation: false\n";
         assert!(settings(off, &[]).unwrap().is_none());
-        let error = settings(file, &["--eviction-soft=memory.available=1Gi"]).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "the soft eviction threshold memory.available of 1Gi is not above the hard one of 1Gi"
-        );
+        let error = loaded(file, &["--eviction-soft=memory.available=1Gi"]).unwrap_err();
+        let want = "evictionSoft.memory.available: 1Gi is not above evictionHard.memory.available 1Gi, and has no effect";
+        assert!(error.contains(want), "{error}");
     }
 
     #[test]
@@ -500,6 +502,17 @@ mod tests {
         assert_eq!(resources_of(&with_gates, false), (None, false, Some(40)), "cgroup v1 has no memory.high");
         let flag = ["--qos-reserved=memory=30%", "--feature-gates=QOSReserved=true"];
         assert_eq!(args(file, &flag).resources.qos_reserved_percent(), Some(30), "a flag wins");
+    }
+
+    #[test]
+    fn volumes_have_projects_with_the_feature_gate() {
+        let quotas = |file: &str| {
+            let resources = args(file, &[]).resources;
+            format!("{:?}", resources.project_quotas(std::path::Path::new("/r")))
+        };
+        assert_eq!(quotas(""), "ProjectQuotas(false)");
+        let gate = "featureGates: {LocalStorageCapacityIsolationFSQuotaMonitoring: true}\n";
+        assert_eq!(quotas(gate), "ProjectQuotas(true)");
     }
 
     #[test]

@@ -152,7 +152,9 @@ impl Agent {
         let credentials = api.credentials(&args, certificates, &stop);
         let environment = Arc::new(PodEnvironment {
             cgroups: cgroups(&args, &node.settings),
-            volumes: Volumes::new(args.root_dir.clone()).with_credentials(credentials),
+            volumes: Volumes::new(args.root_dir.clone())
+                .with_credentials(credentials)
+                .with_quotas(args.resources.project_quotas(&args.root_dir)),
             volume_tasks,
             objects: Arc::new(objects),
             tokens,

@@ -364,6 +364,11 @@ mod tests {
                 next: Some(EvictionCandidate { is_measured: false, priority: -5, ..next("new", 0, 0) }),
                 ..signal("imagefs.inodesFree", "inodes", 0, 0)
             },
+            PressureSignal {
+                available: None,
+                capacity: None,
+                ..signal("containerfs.available", "ephemeral-storage", 0, 0)
+            },
             signal("pid.available", "pids", 31_000, 32_768),
         ];
         let conditions = vec![
@@ -386,12 +391,13 @@ MemoryPressure  True
 DiskPressure    True, threshold last crossed 60s ago, False in 4m if not crossed again
 PIDPressure     False
 
-SIGNAL              AVAILABLE             THRESHOLD                      STATE                           EVICTED NEXT  WHY
-memory.available    900Mi of 24Gi (3%)    < 100Mi                        ok                              leak          uses 64Mi, 54Mi above its request, priority 0
-memory.available    900Mi of 24Gi (3%)    < 1Gi for 90s                  crossed 32s ago, evicts in 58s  same
-nodefs.available    4Gi of 50Gi (8%)      < 10% (5Gi), ends 500Mi above  crossed 4s ago, evicts          shop/db       uses 1Gi, requests nothing, priority 0
-imagefs.inodesFree  not measured          < 12.5%                        ok                              new           no statistics, priority -5
-pid.available       31000 of 32768 (94%)  –                              –                               –             without a threshold no pod is evicted
+SIGNAL                 AVAILABLE             THRESHOLD                      STATE                           EVICTED NEXT  WHY
+memory.available       900Mi of 24Gi (3%)    < 100Mi                        ok                              leak          uses 64Mi, 54Mi above its request, priority 0
+memory.available       900Mi of 24Gi (3%)    < 1Gi for 90s                  crossed 32s ago, evicts in 58s  same
+nodefs.available       4Gi of 50Gi (8%)      < 10% (5Gi), ends 500Mi above  crossed 4s ago, evicts          shop/db       uses 1Gi, requests nothing, priority 0
+imagefs.inodesFree     not measured          < 12.5%                        ok                              new           no statistics, priority -5
+containerfs.available  not measured          –                              –                               –             without a threshold no pod is evicted
+pid.available          31000 of 32768 (94%)  –                              –                               –             without a threshold no pod is evicted
 "
         );
     }
@@ -432,6 +438,6 @@ pid.available       31000 of 32768 (94%)  –                              –  
         assert_eq!(memory["thresholds"][1]["graceSeconds"], 90.0);
         assert_eq!(memory["thresholds"][0]["crossedSince"], serde_json::Value::Null);
         assert_eq!((&memory["next"]["name"], &memory["next"]["used"]), (&"leak".into(), &(64 * MIB).into()));
-        assert_eq!(value["signals"][3]["next"], serde_json::Value::Null);
+        assert_eq!(value["signals"][4]["next"], serde_json::Value::Null);
     }
 }

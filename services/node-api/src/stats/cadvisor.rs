@@ -8,6 +8,7 @@ use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
 
 use super::gather::{Pod, group_of, newest};
+use super::machine_info::MachineInfo;
 use super::prometheus::{Text, escape, labels, seconds, started, whole};
 use super::{Machine, Stats};
 use crate::answer::{Answer, error, with_type};
@@ -38,7 +39,7 @@ impl Stats {
         // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
         let written = tokio::task::spawn_blocking(move || {
             let mut out = Text::default();
-            of_machine(&mut out, &machine);
+            of_machine(&mut out, &machine, now);
             for pod in &pods {
                 let counted = counted(pod, group_of(&paths, &pod.object, &pod.uid), Path::new("/proc"));
                 write(&mut out, pod, &counted, now);
@@ -52,17 +53,12 @@ impl Stats {
     }
 }
 
-fn of_machine(out: &mut Text, machine: &Machine) {
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    for (name, value) in [
-        ("container_scrape_error", 0),
-        ("machine_cpu_cores", cpus as u64),
-        ("machine_memory_bytes", machine.of("MemTotal")),
-        ("machine_scrape_error", 0),
-        ("machine_swap_bytes", machine.of("SwapTotal")),
-    ] {
-        out.sample(name, "gauge", "", whole(value), None);
+fn of_machine(out: &mut Text, machine: &Machine, now: i64) {
+    for name in ["container_scrape_error", "machine_scrape_error"] {
+        out.sample(name, "gauge", "", 0.0, None);
     }
+    let info = MachineInfo::read(Path::new("/"));
+    info.write(out, machine.of("MemTotal"), machine.of("SwapTotal"), now);
 }
 
 fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {

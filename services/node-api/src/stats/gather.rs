@@ -256,6 +256,7 @@ mod tests {
 
     use serde_json::json;
 
+    use super::super::SystemCgroups;
     use super::*;
 
     #[test]
@@ -293,7 +294,8 @@ mod tests {
         std::fs::write(mount.join("cgroup.controllers"), "cpu memory").unwrap();
         let none = std::path::PathBuf::new();
         let (root_dir, pod_logs_dir) = (none.clone(), none);
-        StatsPaths { root_dir, pod_logs_dir, cgroups: mount.to_owned(), cgroup_root: "/".into() }
+        let system = SystemCgroups::default();
+        StatsPaths { root_dir, pod_logs_dir, cgroups: mount.to_owned(), cgroup_root: "/".into(), system }
     }
 
     fn object(phase: &str) -> Value {

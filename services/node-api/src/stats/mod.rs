@@ -7,8 +7,10 @@ mod cadvisor;
 mod cri_stats;
 mod disk;
 mod gather;
+mod machine_info;
 mod prometheus;
 mod summary;
+mod system;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,6 +21,8 @@ use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 
 use gather::Rates;
+pub use system::SystemCgroups;
+use system::SystemRates;
 
 /// Ticks per second in /proc/stat: USER_HZ, which is 100 on all supported platforms.
 const NANOS_PER_TICK: u64 = 10_000_000;
@@ -31,8 +35,10 @@ pub struct Stats {
     pub clock: Clock,
     /// Previous CPU time of the node.
     last: Rate,
-    /// Previous CPU time of all pods together.
-    last_of_pods: Rate,
+    /// Previous CPU times of system containers.
+    last_of_system: SystemRates,
+    /// Start of this process.
+    started: Timestamp,
     /// Previous CPU times of pods and containers that the runtime omits.
     rates: Arc<Rates>,
 }
@@ -47,6 +53,8 @@ pub struct StatsPaths {
     pub cgroups: PathBuf,
     /// Cgroup that contains `kubepods`.
     pub cgroup_root: String,
+    /// Cgroups of processes that are not those of pods.
+    pub system: SystemCgroups,
 }
 
 /// The CPU time of the previous request, to compute a rate.
@@ -97,8 +105,16 @@ impl Stats {
     /// Creates the statistics of a node.
     #[must_use]
     pub fn new(node_name: String, paths: StatsPaths, clock: Clock) -> Self {
-        let (last, last_of_pods) = (Rate::default(), Rate::default());
-        Self { node_name, paths, clock, last, last_of_pods, rates: Arc::default() }
+        let (started, last_of_system) = (clock.wall(), SystemRates::default());
+        Self {
+            node_name,
+            paths,
+            clock,
+            last: Rate::default(),
+            last_of_system,
+            started,
+            rates: Arc::default(),
+        }
     }
 
     fn machine(&self) -> Machine {

@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::StatusCode;
-use jiff::Timestamp;
 use k8s_cri::v1;
-use quintlet_cgroups::stats::CgroupStats;
 use quintlet_proto::podsync::v1::PodStorage;
 use serde_json::{Value, json};
 
@@ -19,51 +17,6 @@ use crate::pod_lookup;
 use crate::services::Services;
 
 impl Stats {
-    /// Returns the statistics of all pods together, as the system container `pods`. Null if their cgroup does not exist.
-    fn pods_group(&self, time: Timestamp, light: bool) -> Value {
-        let group = CgroupStats::of_pods(&self.paths.cgroups, &self.paths.cgroup_root);
-        let Some((group, u)) = group.and_then(|group| group.usage().map(|u| (group, u))) else {
-            return Value::Null;
-        };
-        let (at, pressure) = (time.to_string(), Pressure::of(&group));
-        object([
-            ("name", json!("pods")),
-            (
-                "cpu",
-                object([
-                    ("time", json!(at)),
-                    ("usageNanoCores", json!(self.last_of_pods.nano_cores(time, u.cpu_nanos))),
-                    ("usageCoreNanoSeconds", json!(u.cpu_nanos)),
-                    ("psi", pressure.cpu),
-                ]),
-            ),
-            (
-                "memory",
-                object([
-                    ("time", json!(at)),
-                    ("availableBytes", json!(u.limit.map(|limit| limit.saturating_sub(u.working_set)))),
-                    ("usageBytes", json!(u.usage)),
-                    ("workingSetBytes", json!(u.working_set)),
-                    ("rssBytes", json!(u.rss)),
-                    ("pageFaults", json!(u.page_faults)),
-                    ("majorPageFaults", json!(u.major_page_faults)),
-                    ("psi", pressure.memory),
-                ]),
-            ),
-            ("io", if light { Value::Null } else { io(&at, &pressure.io) }),
-            (
-                "swap",
-                u.swap.map_or(Value::Null, |used| {
-                    object([
-                        ("time", json!(at)),
-                        ("swapAvailableBytes", json!(u.swap_limit.map(|limit| limit.saturating_sub(used)))),
-                        ("swapUsageBytes", json!(used)),
-                    ])
-                }),
-            ),
-        ])
-    }
-
     /// Responds to `/stats/summary`.
     pub async fn summary(&self, node: &Services, only_cpu_and_memory: bool) -> Answer {
         let storage = async { if only_cpu_and_memory { Storage::default() } else { storage(node).await } };
@@ -90,7 +43,7 @@ impl Stats {
         let boot = jiff::SignedDuration::try_from(self.clock.boot()).unwrap_or_default();
         let working_set = m.working_set();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        let pods = self.pods_group(m.time, disk.is_none());
+        let system = self.system_containers(m.time, disk.is_none());
         let psi = |of: &str| host::pressure(&read(&format!("/proc/pressure/{of}")));
         let mut out = json!({
             "nodeName": self.node_name,
@@ -106,7 +59,7 @@ impl Stats {
                 "pageFaults": m.page_faults,
                 "majorPageFaults": m.major_page_faults,
             },
-            "systemContainers": if pods.is_null() { json!([]) } else { json!([pods]) },
+            "systemContainers": system,
             "swap": {
                 "time": time,
                 "swapAvailableBytes": m.of("SwapFree"),

@@ -15,7 +15,7 @@ use crate::usage::{Candidate, Observation};
 #[derive(Debug, Clone)]
 pub struct Report {
     pub conditions: Vec<ConditionReport>,
-    /// Signals with a threshold or an observation, in the order in which they are relieved.
+    /// All signals, in the order in which they are relieved.
     pub signals: Vec<SignalReport>,
 }
 
@@ -59,8 +59,7 @@ impl Report {
         let all = [PressureCondition::Memory, PressureCondition::Disk, PressureCondition::Pid];
         let conditions = all.into_iter().map(|condition| condition_report(manager, condition)).collect();
         let signals = Signal::ALL.into_iter().map(|signal| signal_report(manager, snapshot, signal));
-        let is_known = |s: &SignalReport| s.observation.is_some() || !s.thresholds.is_empty();
-        Self { conditions, signals: signals.filter(is_known).collect() }
+        Self { conditions, signals: signals.collect() }
     }
 }
 
@@ -155,8 +154,9 @@ mod tests {
             let report = Report::of(&manager, &snapshot);
             assert_eq!(crossings(&report), crossed, "at {now}");
             let names: Vec<_> = report.signals.iter().map(|s| s.signal).collect();
-            assert_eq!(names, [Signal::MemoryAvailable, Signal::PidAvailable]);
-            assert_eq!(report.signals[1].observation, None, "a signal that cannot be measured is shown");
+            assert_eq!(names, Signal::ALL, "also signals that are not measured or have no threshold");
+            let pids = &report.signals[8];
+            assert_eq!((pids.observation, pids.thresholds.len()), (None, 1));
         }
     }
 

@@ -69,10 +69,13 @@ pub fn node(paths: &Paths, mounts: &RuntimeMounts, now: Duration) -> Observation
     add(Signal::MemoryAvailable, memory(paths));
     add(Signal::AllocatableMemoryAvailable, allocatable_memory(paths));
     add(Signal::PidAvailable, process_ids(&paths.proc));
+    let images = mounts.images.as_ref();
+    // A runtime without a file system for writable layers has them on the one of images.
+    let containers = mounts.containers.as_ref().or(images);
     for (dir, bytes, inodes) in [
         (Some(&paths.root_dir), Signal::NodeFsAvailable, Signal::NodeFsInodesFree),
-        (mounts.images.as_ref(), Signal::ImageFsAvailable, Signal::ImageFsInodesFree),
-        (mounts.containers.as_ref(), Signal::ContainerFsAvailable, Signal::ContainerFsInodesFree),
+        (images, Signal::ImageFsAvailable, Signal::ImageFsInodesFree),
+        (containers, Signal::ContainerFsAvailable, Signal::ContainerFsInodesFree),
     ] {
         let Some(stat) = dir.and_then(|dir| rustix::fs::statvfs(dir).ok()) else { continue };
         let scaled = |blocks: u64| units(blocks.saturating_mul(stat.f_frsize));

@@ -206,9 +206,10 @@ impl PodMetrics {
         self.rejections.get_or_create(&RejectionLabel { reason: rejection(reason).to_owned() }).inc();
     }
 
-    /// Records a measurement of a volume.
-    pub fn volume_measured(&self, took: Duration) {
-        self.measured.get_or_create(&SourceLabel { metric_source: "du" }).observe(took.as_secs_f64());
+    /// Records a measurement of a volume, by its project or by walking it.
+    pub fn volume_measured(&self, by_project: bool, took: Duration) {
+        let metric_source = if by_project { "fsquota" } else { "du" };
+        self.measured.get_or_create(&SourceLabel { metric_source }).observe(took.as_secs_f64());
     }
 
     /// Counts the containers that have terminated since the `old` status of a pod.

@@ -1,14 +1,22 @@
 //! Keeps processes in the cgroups of `kubeletCgroups` and `systemCgroups` (`pkg/kubelet/cm: systemContainers`).
 
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quintlet_cgroups::{CgroupError, Cgroups, is_kernel_thread};
+use quintlet_kit::args::paths::{CriSocket, Paths};
 use quintlet_kit::contain::contained_request;
-use quintlet_kit::task;
+use quintlet_kit::{socket, task};
 use tokio_util::sync::CancellationToken;
 
 /// Interval of moves, as in the kubelet.
 const PERIOD: Duration = Duration::from_secs(60);
+
+/// Longest connection attempt to a service. A service that hangs accepts connections all the same.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Largest number of probe-service instances whose processes are looked up.
+const MAX_PROBE_SERVICES: usize = 64;
 
 /// The cgroups of processes that are not those of pods.
 #[derive(Debug, Clone)]
@@ -17,23 +25,27 @@ pub struct ProcessCgroups {
     // Empty: processes stay where they are.
     own: String,
     system: String,
+    paths: Paths,
 }
 
 impl ProcessCgroups {
-    /// Returns the cgroup `own` of this process (`kubeletCgroups`) and the cgroup `system` of the processes in the root cgroup
-    /// (`systemCgroups`). `None` if both are empty.
+    /// Returns the cgroup `own` of the services (`kubeletCgroups`) and the cgroup `system` of the processes in the root cgroup
+    /// (`systemCgroups`). `None` if both are empty. The services are found by their sockets in `paths`.
     #[must_use]
-    pub fn new(cgroups: &Cgroups, own: &str, system: &str) -> Option<Self> {
+    pub fn new(cgroups: &Cgroups, own: &str, system: &str, paths: Paths) -> Option<Self> {
         let is_set = !own.is_empty() || !system.is_empty();
-        is_set.then(|| Self { cgroups: cgroups.clone(), own: own.to_owned(), system: system.to_owned() })
+        let (own, system) = (own.to_owned(), system.to_owned());
+        is_set.then(|| Self { cgroups: cgroups.clone(), own, system, paths })
     }
 
     /// Moves the processes once a minute, until `stop`.
     pub async fn keep(self, stop: CancellationToken) {
         loop {
+            let services =
+                if self.own.is_empty() { BTreeSet::new() } else { service_processes(&self.paths).await };
             let this = self.clone();
             // A panic has been logged.
-            let moved = contained_request(None, task::blocking(move || this.move_all())).await;
+            let moved = contained_request(None, task::blocking(move || this.move_all(&services))).await;
             if let Ok(Err(error)) = moved {
                 let error = quintlet_kit::error_chain(&error);
                 tracing::warn!(error, "processes not moved to their cgroup, retrying");
@@ -46,9 +58,13 @@ impl ProcessCgroups {
         }
     }
 
-    fn move_all(&self) -> Result<(), CgroupError> {
+    /// Moves this process, `services`, and the processes of the root cgroup.
+    fn move_all(&self, services: &BTreeSet<u32>) -> Result<(), CgroupError> {
         if !self.own.is_empty() {
             self.cgroups.move_process(&self.own, std::process::id())?;
+            for pid in services {
+                self.cgroups.move_process(&self.own, *pid)?;
+            }
         }
         if self.system.is_empty() {
             Ok(())
@@ -56,6 +72,36 @@ impl ProcessCgroups {
             self.cgroups.move_root_processes(&self.system, is_kernel_thread)
         }
     }
+}
+
+/// Returns the processes of the other services that run: those that listen on the sockets. A process in a PID namespace that is not
+/// visible here has no ID, and PID 1 is a supervisor that listens for a service.
+async fn service_processes(paths: &Paths) -> BTreeSet<u32> {
+    let mut sockets = vec![paths.cri(CriSocket::Sync), paths.pleg(), paths.status(), paths.node_api()];
+    sockets.extend(
+        task::blocking({
+            let dir = paths.probe_dir();
+            move || probe_sockets(&dir)
+        })
+        .await,
+    );
+    let mut pids = BTreeSet::new();
+    for path in sockets {
+        let Ok(Ok(stream)) = tokio::time::timeout(CONNECT_TIMEOUT, socket::connect(&path)).await else {
+            // The service does not run.
+            continue;
+        };
+        let pid = stream.peer_cred().ok().and_then(|peer| u32::try_from(peer.pid()?).ok());
+        pids.extend(pid.filter(|pid| *pid > 1));
+    }
+    pids
+}
+
+fn probe_sockets(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let sockets =
+        entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "sock"));
+    sockets.take(MAX_PROBE_SERVICES).collect()
 }
 
 #[cfg(test)]
@@ -79,10 +125,32 @@ mod tests {
         files("kubelet", "");
         files("system", "");
         let cgroups = Cgroups::new(root.path(), "/", CgroupSettings::default());
-        assert!(ProcessCgroups::new(&cgroups, "", "").is_none());
-        ProcessCgroups::new(&cgroups, "/kubelet", "").unwrap().move_all().unwrap();
+        let new =
+            |own: &str, system: &str| ProcessCgroups::new(&cgroups, own, system, Paths::new(root.path()));
+        assert!(new("", "").is_none());
+        let none = BTreeSet::new();
+        new("/kubelet", "").unwrap().move_all(&none).unwrap();
         assert_eq!((read("kubelet"), read("system")), (own.clone(), String::new()));
-        ProcessCgroups::new(&cgroups, "", "/system").unwrap().move_all().unwrap();
+        new("", "/system").unwrap().move_all(&none).unwrap();
         assert_eq!(read("system"), own);
+        // The file keeps the last process that was written to it.
+        files("kubelet", "");
+        new("/kubelet", "").unwrap().move_all(&[7_654_321].into()).unwrap();
+        assert_eq!(read("kubelet"), "7654321");
+    }
+
+    #[tokio::test]
+    async fn the_services_that_listen_on_their_sockets_are_found() {
+        let run = tempfile::tempdir().unwrap();
+        let paths = Paths::new(run.path());
+        assert_eq!(service_processes(&paths).await, BTreeSet::new(), "no service runs");
+        let bound: Vec<_> = [paths.pleg(), paths.probe("a"), paths.probe("b")]
+            .iter()
+            .map(|path| socket::bind_unix(path, 0o600).unwrap())
+            .collect();
+        std::fs::write(paths.probe_dir().join("notes"), "").unwrap();
+        assert_eq!(service_processes(&paths).await, [std::process::id()].into());
+        assert_eq!(probe_sockets(&paths.probe_dir()).len(), 2);
+        drop(bound);
     }
 }

@@ -37,7 +37,8 @@ impl Agent {
         );
         self.tasks.spawn("node-cgroups", cgroups.clone().keep(ctx.runtime.state.clone(), stop.clone()));
         let (own, system) = (&resources.kubelet_cgroups, &resources.system_cgroups);
-        if let Some(processes) = ProcessCgroups::new(&ctx.environment.cgroups, own, system) {
+        let paths = self.args.common.paths();
+        if let Some(processes) = ProcessCgroups::new(&ctx.environment.cgroups, own, system, paths) {
             self.tasks.spawn("process-cgroups", processes.keep(stop.clone()));
         }
         let (runtime, clock) = (ctx.runtime.calls.clone(), ctx.clock.clone());

@@ -86,6 +86,7 @@ impl Agent {
             period: self.args.resources.volume_stats_agg_period,
             clock: ctx.clock.clone(),
             metrics: ctx.reporting.metrics.clone(),
+            quotas: ctx.environment.volumes.quotas(),
         };
         let mounted = Arc::new(MountedVolumes {
             tasks: ctx.environment.volume_tasks.clone(),
@@ -145,6 +146,7 @@ impl Agent {
         };
         let evicted = records.iter().filter(|(_, record)| is_evicted(record)).map(|(uid, _)| uid.clone());
         let node = EvictionNode::new(EvictionInputs {
+            quotas: ctx.environment.volumes.quotas(),
             clock: ctx.clock.clone(),
             node: Arc::clone(&ctx.node),
             runtime: ctx.runtime.clone(),

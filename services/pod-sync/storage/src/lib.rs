@@ -30,6 +30,7 @@ use k8s_openapi::api::core::v1::{Pod, Volume};
 use pod_sync_cri_config::paths;
 use pod_sync_metrics::PodMetrics;
 use pod_sync_volumes::metrics::plugin;
+use pod_sync_volumes::quotas::{ProjectQuotas, QuotaUsage};
 use pod_sync_volumes::referenced;
 use quintlet_kit::clock::Clock;
 use quintlet_model::ids::PodUid;
@@ -72,6 +73,8 @@ pub struct StorageSettings {
     pub period: Duration,
     pub clock: Clock,
     pub metrics: PodMetrics,
+    /// Projects that count the usage of volumes. Other volumes are walked.
+    pub quotas: ProjectQuotas,
 }
 
 /// Measures the volumes of pods until `stop`.
@@ -88,14 +91,17 @@ pub async fn run(
     loop {
         for (uid, pod) in measured.due(&pods.running(), period) {
             let (dir, now) = (paths::pod_dir(&settings.root_dir, &uid), settings.clock.wall());
-            let (stopping, metrics) = (stop.clone(), settings.metrics.clone());
+            let (stopping, metrics, quotas) =
+                (stop.clone(), settings.metrics.clone(), settings.quotas.clone());
             let (measured_uid, measured_pod) = (uid.clone(), Arc::clone(&pod));
             let work = Box::new(move || {
                 let mut throttle = Throttle::new(stopping);
                 measure(&measured_uid, &measured_pod, &dir, now, |place| {
                     let began = Instant::now();
-                    let usage = walk::usage(place, || throttle.step());
-                    metrics.volume_measured(began.elapsed());
+                    let counted = of_project(&quotas, place);
+                    let by_project = counted.is_some();
+                    let usage = counted.map_or_else(|| walk::usage(place, || throttle.step()), Ok);
+                    metrics.volume_measured(by_project, began.elapsed());
                     usage
                 })
             });
@@ -123,6 +129,7 @@ pub async fn run(
 #[must_use]
 pub fn measure_now(
     root_dir: &Path,
+    quotas: &ProjectQuotas,
     pods: &[(PodUid, Arc<Pod>)],
     now: Timestamp,
     deadline: std::time::Duration,
@@ -132,9 +139,17 @@ pub fn measure_now(
         if began.elapsed() < deadline { Ok(()) } else { Err(io::ErrorKind::Interrupted.into()) }
     };
     let count = |(uid, pod): &(PodUid, Arc<Pod>)| {
-        measure(uid, pod, &paths::pod_dir(root_dir, uid), now, |place| walk::usage(place, step))
+        measure(uid, pod, &paths::pod_dir(root_dir, uid), now, |place| {
+            step()?;
+            of_project(quotas, place).map_or_else(|| walk::usage(place, step), Ok)
+        })
     };
     pods.iter().map(count).collect()
+}
+
+/// Returns the usage of a volume by its project, or `None` if it has none.
+fn of_project(quotas: &ProjectQuotas, place: &Path) -> Option<walk::Usage> {
+    quotas.usage(place).map(|QuotaUsage { bytes, inodes }| walk::Usage { bytes, inodes })
 }
 
 /// Pauses a measurement, so that it runs a tenth of the time.
@@ -243,7 +258,9 @@ fn is_mount(place: &Path) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
+    use pod_sync_volumes::quotas::{Mount, QuotaTool};
     use serde_json::json;
 
     use super::*;
@@ -311,12 +328,58 @@ mod tests {
         fs::write(scratch.join("f"), vec![1; 1 << 20]).unwrap();
         let pods = [(uid("u1"), Arc::new(pod()))];
         let measured = |deadline| -> Vec<u64> {
-            let all = measure_now(dir.path(), &pods, Timestamp::UNIX_EPOCH, deadline);
+            let all =
+                measure_now(dir.path(), &ProjectQuotas::default(), &pods, Timestamp::UNIX_EPOCH, deadline);
             assert_eq!(all[0].uid, "u1");
             all[0].volumes.iter().map(|v| v.usage.unwrap().inodes_used).collect()
         };
         assert_eq!(measured(Duration::from_secs(60)), [2]);
         assert_eq!(measured(Duration::ZERO), [0; 0]);
+    }
+
+    /// A file system whose only project has one GiB.
+    #[derive(Default)]
+    struct OneGib(AtomicBool);
+
+    impl QuotaTool for OneGib {
+        fn has_accounting(&self, _: &Mount) -> io::Result<bool> {
+            Ok(true)
+        }
+        fn project_of(&self, _: &Path) -> io::Result<u32> {
+            Ok(0)
+        }
+        fn set_project(&self, _: &Mount, _: &Path, _: u32) -> io::Result<()> {
+            self.0.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+        fn usage(&self, _: &Mount, _: u32) -> io::Result<QuotaUsage> {
+            let used = QuotaUsage { bytes: 1 << 30, inodes: 9 };
+            Ok(if self.0.load(Ordering::Relaxed) { used } else { QuotaUsage::default() })
+        }
+    }
+
+    #[test]
+    fn a_volume_with_a_project_is_not_walked() {
+        let dir = tempfile::tempdir().unwrap();
+        let pod_dir = paths::pod_dir(dir.path(), &uid("u1"));
+        let at = |name: &str| {
+            let place = pod_dir.join(format!("volumes/kubernetes.io~empty-dir/{name}"));
+            fs::create_dir_all(&place).unwrap();
+            place
+        };
+        let mounts = dir.path().join("mounts");
+        fs::write(&mounts, format!("/dev/a {} xfs rw,prjquota 0 0\n", dir.path().display())).unwrap();
+        let quotas = ProjectQuotas::with_tool(dir.path(), dir.path(), mounts, Box::new(OneGib::default()));
+        let pods = [(uid("u1"), Arc::new(pod()))];
+        at("late");
+        quotas.assign(&at("scratch"));
+        let all = measure_now(dir.path(), &quotas, &pods, Timestamp::UNIX_EPOCH, Duration::from_secs(60));
+        let seen: Vec<_> = all[0]
+            .volumes
+            .iter()
+            .map(|v| (v.name.as_str(), v.usage.unwrap().inodes_used, v.usage.unwrap().used_bytes >= 1 << 30))
+            .collect();
+        assert_eq!(seen, [("scratch", 9, true), ("late", 1, false)]);
     }
 
     #[test]

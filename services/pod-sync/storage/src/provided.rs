@@ -144,6 +144,7 @@ mod tests {
 
     use parking_lot::Mutex;
     use pod_sync_metrics::PodMetrics;
+    use pod_sync_volumes::quotas::ProjectQuotas;
     use quintlet_kit::clock::Clock;
     use serde_json::json;
 
@@ -233,6 +234,7 @@ mod tests {
             period: Duration::from_secs(60),
             clock: Clock::system(),
             metrics: PodMetrics::default(),
+            quotas: ProjectQuotas::default(),
         };
         let running =
             run(Arc::new(OnePod), Arc::clone(&drivers), Arc::clone(&measured), settings, stop.clone());

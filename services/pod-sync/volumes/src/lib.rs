@@ -36,6 +36,7 @@ pub mod metrics;
 pub mod mount_table;
 pub mod ownership;
 mod payload;
+pub mod quotas;
 mod teardown;
 pub mod token;
 
@@ -55,6 +56,7 @@ use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
 use pod_sync_cri_config::objects::{ObjectError, ObjectSource};
 use pod_sync_cri_config::{NodeSettings, paths, subpath};
 use quintlet_model::quantity::Quantity;
+use quotas::ProjectQuotas;
 use token::{TokenCache, TokenKey, TokenSource};
 
 /// The volumes of a pod.
@@ -96,6 +98,7 @@ pub struct Volumes {
     tokens: Arc<TokenCache>,
     /// `None` without an API server, and while the feature gate `PodCertificateRequest` is off.
     credentials: Option<Arc<dyn CredentialBundles>>,
+    quotas: ProjectQuotas,
 }
 
 /// A volume after its objects were fetched.
@@ -104,7 +107,8 @@ enum Plan {
         path: String,
         kind: String,
     },
-    EmptyDir(EmptyDir),
+    /// With the projects, if the volume gets one.
+    EmptyDir(EmptyDir, ProjectQuotas),
     /// Mounted by the runtime; nothing is set up on the node.
     Image,
     Files {
@@ -175,7 +179,8 @@ impl Volumes {
     /// Like [`Volumes::new`], with another mount table.
     #[must_use]
     pub fn with_table(root: PathBuf, table: Arc<dyn MountTable>) -> Self {
-        Self { root, metrics: VolumeMetrics::default(), table, tokens: Arc::default(), credentials: None }
+        let (credentials, quotas) = (None, ProjectQuotas::default());
+        Self { root, metrics: VolumeMetrics::default(), table, tokens: Arc::default(), credentials, quotas }
     }
 
     /// Adds the keys and certificates of sources `podCertificate`.
@@ -195,6 +200,18 @@ impl Volumes {
         if let Some(credentials) = &self.credentials {
             credentials.forget(uid);
         }
+    }
+
+    /// Returns the projects that count the usage of volumes.
+    #[must_use]
+    pub fn quotas(&self) -> ProjectQuotas {
+        self.quotas.clone()
+    }
+
+    /// Counts the usage of emptyDir volumes by projects.
+    #[must_use]
+    pub fn with_quotas(self, quotas: ProjectQuotas) -> Self {
+        Self { quotas, ..self }
     }
 
     /// Creates the pod's directories and every volume that a container refers to and that needs no operations. Repeating it refreshes files and changes nothing
@@ -275,11 +292,12 @@ impl Volumes {
     pub async fn tear_down(&self, uid: &PodUid) -> Result<(), TearDownError> {
         self.forget_credentials(uid);
         let (table, dir) = (self.table.clone(), paths::pod_dir(&self.root, uid));
-        let metrics = self.metrics.clone();
+        let (metrics, quotas) = (self.metrics.clone(), self.quotas.clone());
         let tear_down = move || {
             let plugins = teardown::volumes_by_plugin(&dir);
             let began = Instant::now();
             let done = teardown::tear_down_pod(&dir, &*table);
+            quotas.release(&dir);
             // All volumes of a pod are torn down together.
             for plugin in plugins {
                 metrics.observe("volume_unmount", &plugin, done.is_ok(), began.elapsed());
@@ -296,8 +314,9 @@ impl Volumes {
     pub fn remove_orphaned_pod_dir(&self, uid: &PodUid) -> Result<(), OrphanError> {
         let dir = paths::pod_dir(&self.root, uid);
         self.forget_credentials(uid);
-        teardown::tear_down_pod(&dir, &*self.table)
-            .map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
+        let done = teardown::tear_down_pod(&dir, &*self.table);
+        self.quotas.release(&dir);
+        done.map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
         teardown::remove_orphaned_pod_dir(&dir, &*self.table)
     }
 
@@ -308,8 +327,9 @@ impl Volumes {
     pub fn tear_down_orphaned_volumes(&self, uid: &PodUid) -> Result<(), OrphanError> {
         let dir = paths::pod_dir(&self.root, uid);
         self.forget_credentials(uid);
-        teardown::tear_down_pod(&dir, &*self.table)
-            .map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
+        let done = teardown::tear_down_pod(&dir, &*self.table);
+        self.quotas.release(&dir);
+        done.map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
         teardown::tear_down_orphaned_volumes(&dir, &*self.table)
     }
 
@@ -347,7 +367,10 @@ impl Volumes {
                 empty_dir::medium(pod, source.medium.as_deref().unwrap_or_default(), limit, &ctx.node)
                     .map_err(|problem| fail(VolumeStep::SetUp, problem))?;
             let (path, marker_dir) = self.places(uid, "empty-dir", &volume.name, false);
-            return Ok(Plan::EmptyDir(EmptyDir { path, marker_dir, medium, fs_group: fs_group(pod) }));
+            let counts = medium == Medium::Disk && self.quotas.applies_to(pod);
+            let quotas = if counts { self.quotas.clone() } else { ProjectQuotas::default() };
+            let dir = EmptyDir { path, marker_dir, medium, fs_group: fs_group(pod) };
+            return Ok(Plan::EmptyDir(dir, quotas));
         }
         if volume.image.is_some() {
             return Ok(Plan::Image);
@@ -508,8 +531,11 @@ fn apply(
             host_path::check_type(&path, &kind).map_err(fail)?;
             Ok((MountedVolume { host_path: path.into(), read_only: false, relabel: false }, None))
         }
-        Plan::EmptyDir(dir) => {
-            dir.set_up(table).map_err(|e| fail(e.to_string()))?;
+        Plan::EmptyDir(dir, quotas) => {
+            // A container may have filled a volume that was set up before. Moving its files to a project would walk them.
+            if dir.set_up(table).map_err(|e| fail(e.to_string()))? {
+                quotas.assign(&dir.path);
+            }
             Ok((MountedVolume { host_path: dir.path, read_only: false, relabel: true }, None))
         }
         Plan::Image => {

@@ -518,3 +518,52 @@ async fn a_key_that_fills_a_thousand_files_is_refused_before_it_fills_the_memory
         assert_eq!(text, "the files of the pod's volumes take more than 134217728 bytes");
     }
 }
+
+/// A file system on which every command succeeds.
+struct AnyProject;
+
+impl quotas::QuotaTool for AnyProject {
+    fn has_accounting(&self, _: &quotas::Mount) -> io::Result<bool> {
+        Ok(true)
+    }
+    fn project_of(&self, _: &Path) -> io::Result<u32> {
+        Ok(0)
+    }
+    fn set_project(&self, _: &quotas::Mount, _: &Path, _: u32) -> io::Result<()> {
+        Ok(())
+    }
+    fn usage(&self, _: &quotas::Mount, _: u32) -> io::Result<quotas::QuotaUsage> {
+        Ok(quotas::QuotaUsage::default())
+    }
+}
+
+#[tokio::test]
+async fn new_disk_volumes_of_a_pod_with_a_user_namespace_have_projects_until_they_are_removed() {
+    let mut node = Node::new();
+    let root = node.dir.path().to_owned();
+    fs::write(root.join("mounts"), format!("/dev/a {} ext4 rw,prjquota 0 0\n", root.display())).unwrap();
+    let quotas = ProjectQuotas::with_tool(&root, &root, root.join("mounts"), Box::new(AnyProject));
+    let listed = || -> Vec<String> {
+        let text = fs::read_to_string(root.join("projects")).unwrap_or_default();
+        text.lines().map(|line| line.rsplit_once('/').unwrap().1.to_owned()).collect()
+    };
+    let volumes = json!([
+        {"name": "disk", "emptyDir": {}},
+        {"name": "mem", "emptyDir": {"medium": "Memory"}},
+        {"name": "cm", "configMap": {"name": "cm", "defaultMode": 0o644}},
+    ]);
+    let mut pod = pod_with(volumes, json!({}));
+    node.volumes = node.volumes.clone().with_quotas(quotas);
+    node.set_up(&pod).await.unwrap();
+    assert_eq!(listed(), [""; 0], "its containers could change projects");
+    if let Some(spec) = &mut pod.spec {
+        spec.host_users = Some(false);
+    }
+    node.set_up(&pod).await.unwrap();
+    assert_eq!(listed(), [""; 0], "the volume may be full of files");
+    node.volumes.tear_down(&node.uid).await.unwrap();
+    node.set_up(&pod).await.unwrap();
+    assert_eq!(listed(), ["disk"]);
+    node.volumes.tear_down(&node.uid).await.unwrap();
+    assert_eq!(listed(), [""; 0]);
+}

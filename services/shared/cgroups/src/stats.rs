@@ -58,6 +58,13 @@ impl CgroupStats {
         Self::find(mount, &names::components(root, class, uid))
     }
 
+    /// Returns the cgroup with this path from the root of the hierarchies, as in `/proc/PID/cgroup`.
+    #[must_use]
+    pub fn named(mount: &Path, name: &str) -> Option<Self> {
+        let path = names::path(CgroupDriver::Cgroupfs, &names::below_root(name, &[]));
+        Some(Self { mount: mount.to_owned(), path, is_v2: is_v2(mount) }).filter(Self::exists)
+    }
+
     /// Returns the working set of all processes of the machine, in bytes.
     #[must_use]
     pub fn root_working_set(mount: &Path) -> Option<u64> {
@@ -114,6 +121,23 @@ impl CgroupStats {
         self.dir("memory")
     }
 
+    /// Returns the cgroups directly below this one whose name `is_wanted`, in the order of their names.
+    #[must_use]
+    pub fn below(&self, is_wanted: &dyn Fn(&str) -> bool) -> Vec<Self> {
+        let entries = fs::read_dir(self.dir("memory")).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<String> = names.filter(|name| is_wanted(name)).collect();
+        names.sort();
+        let child = |name: String| Self { path: self.path.join(name), ..self.clone() };
+        names.into_iter().map(child).filter(Self::exists).collect()
+    }
+
+    /// Returns when the cgroup was created, as cAdvisor takes it: the time of its directory.
+    #[must_use]
+    pub fn created(&self) -> Option<std::time::SystemTime> {
+        fs::metadata(self.dir("memory")).and_then(|dir| dir.modified()).ok()
+    }
+
     /// Returns the usage, or `None` if the cgroup was removed.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
@@ -130,6 +154,25 @@ impl CgroupStats {
     #[must_use]
     pub fn pressure(&self, resource: &str) -> String {
         if self.is_v2 { text(&self.dir("").join(format!("{resource}.pressure"))) } else { String::new() }
+    }
+}
+
+impl Usage {
+    /// Returns the usage of two cgroups together. A limit is that of none if one of them has no limit.
+    #[must_use]
+    pub fn plus(self, other: &Self) -> Self {
+        let both = |a: Option<u64>, b: Option<u64>| Some(a?.saturating_add(b?));
+        Self {
+            cpu_nanos: self.cpu_nanos.saturating_add(other.cpu_nanos),
+            usage: self.usage.saturating_add(other.usage),
+            working_set: self.working_set.saturating_add(other.working_set),
+            rss: self.rss.saturating_add(other.rss),
+            page_faults: self.page_faults.saturating_add(other.page_faults),
+            major_page_faults: self.major_page_faults.saturating_add(other.major_page_faults),
+            limit: both(self.limit, other.limit),
+            swap: both(self.swap, other.swap),
+            swap_limit: both(self.swap_limit, other.swap_limit),
+        }
     }
 }
 

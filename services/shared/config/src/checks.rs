@@ -25,6 +25,17 @@ pub fn signed_quantity(text: &str) -> Result<(), InvalidText> {
     Quantity::parse(text).map(drop).map_err(|_| InvalidText("is not a quantity, expected for example 10Mi"))
 }
 
+/// Checks that a text is a minimum reclaim: a quantity that is not negative, or a percentage above zero.
+pub fn minimum_reclaim(text: &str) -> Result<(), InvalidText> {
+    let Some(percent) = text.strip_suffix('%') else { return quantity(text) };
+    let digits = percent.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    match percent.parse::<f64>() {
+        Ok(percent) if digits && percent > 0.0 => Ok(()),
+        Ok(_) => Err(InvalidText("must be positive")),
+        Err(_) => Err(InvalidText("is neither a quantity nor a percentage")),
+    }
+}
+
 /// Checks that a text is an eviction threshold: a quantity above zero, or a percentage.
 pub fn threshold(text: &str) -> Result<(), InvalidText> {
     if let Some(percent) = text.strip_suffix('%') {

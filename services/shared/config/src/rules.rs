@@ -1,22 +1,23 @@
 //! Rules between fields (`pkg/kubelet/apis/config/validation: ValidateKubeletConfiguration`). Each field was checked by itself
 //! before.
 
+mod resources;
+
 use std::collections::BTreeMap;
 
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, Node};
-use crate::table::{
-    Document, MEMORY_QOS, QOS_RESERVED, Row, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES, Verdict,
-};
+use crate::table::{Document, Row, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES, Verdict};
 use quintlet_model::go_duration;
 
 /// Reports violations of the rules.
 pub(crate) fn check(config: &Config, out: &mut Vec<Diagnostic>) {
     let view = View { config };
-    for rule in [refused, images, allocatable, eviction, shutdown, pulls, logs, server, tls, other] {
+    for rule in [refused, images, shutdown, pulls, logs, server, tls, other] {
         rule(&view, out);
     }
+    resources::check(&view, out);
 }
 
 struct View<'a> {
@@ -97,78 +98,6 @@ fn images(view: &View<'_>, out: &mut Vec<Diagnostic>) {
         let fields = ["imageMaximumGCAge", "imageMinimumGCAge"];
         let [max, min] = [max, min].map(go_duration::format_short);
         out.push(view.blame(&fields, format!("a maximum of {max} is below the minimum of {min}")));
-    }
-}
-
-fn allocatable(view: &View<'_>, out: &mut Vec<Diagnostic>) {
-    const FIELD: &str = "enforceNodeAllocatable";
-    let words = view.words(FIELD);
-    let has = |word: &str| words.contains(&word);
-    let mut report = |message: String| out.push(view.blame(&[FIELD], message));
-    if has("none") && words.len() > 1 {
-        report("none must be the only element".to_owned());
-    }
-    for kind in ["system", "kube"] {
-        let (whole, part) = (format!("{kind}-reserved"), format!("{kind}-reserved-compressible"));
-        let cgroup = format!("{kind}ReservedCgroup");
-        if has(&whole) && has(&part) {
-            report(format!("{whole} and {part} exclude each other"));
-        }
-        for word in [&whole, &part] {
-            if has(word) && view.text(&cgroup).is_empty() {
-                report(format!("{word} needs {cgroup}"));
-            }
-        }
-    }
-    let enforced = words.iter().any(|w| *w != "none");
-    if enforced && !view.is("cgroupsPerQOS") {
-        out.push(view.blame(
-            &["cgroupsPerQOS", FIELD],
-            format!("false: {FIELD} must be [] or [none] then, but is [{}]", words.join(", ")),
-        ));
-    }
-    if !view.gate(QOS_RESERVED)
-        && let Some(reserved) =
-            view.node("qosReserved").filter(|n| n.origin.is_set() && !n.entries().is_empty())
-    {
-        let message = format!("has no effect without featureGates.{QOS_RESERVED}: true");
-        out.push(Diagnostic::warning(reserved.origin.clone(), "qosReserved", message));
-    }
-    if view.gate(TRUST_BUNDLE_PROJECTION) && !view.gate(TRUST_BUNDLES) {
-        // The kubelet does not start either.
-        let message = format!("{TRUST_BUNDLE_PROJECTION}: true: needs {TRUST_BUNDLES}: true");
-        out.push(view.blame(&["featureGates"], message));
-    }
-    if view.text("memoryReservationPolicy") == "TieredReservation" && !view.gate(MEMORY_QOS) {
-        let message = format!("TieredReservation: needs featureGates.{MEMORY_QOS}: true");
-        out.push(view.blame(&["memoryReservationPolicy"], message));
-    }
-    if !view.text("systemCgroups").is_empty() && view.node("cgroupRoot").is_none_or(|n| !n.origin.is_set()) {
-        out.push(view.blame(&["systemCgroups"], "needs cgroupRoot".to_owned()));
-    }
-    if view.text("systemCgroups") == "/" {
-        out.push(view.blame(&["systemCgroups"], "system container cannot be root (\"/\")".to_owned()));
-    }
-    if !view.text("reservedSystemCPUs").is_empty() {
-        for cgroup in ["systemReservedCgroup", "kubeReservedCgroup"] {
-            if !view.text(cgroup).is_empty() {
-                out.push(view.blame(&[cgroup], "excludes reservedSystemCPUs".to_owned()));
-            }
-        }
-    }
-}
-
-fn eviction(view: &View<'_>, out: &mut Vec<Diagnostic>) {
-    let graces = view.node("evictionSoftGracePeriod").map(Node::entries).unwrap_or_default();
-    let soft = view.node("evictionSoft").map(Node::entries).unwrap_or_default();
-    for entry in soft.iter().filter(|e| !graces.iter().any(|g| g.key == e.key)) {
-        let path = format!("evictionSoft.{}", entry.key);
-        let message = format!("needs a grace period, evictionSoftGracePeriod.{}", entry.key);
-        out.push(Diagnostic::error(entry.origin.clone(), path, message));
-    }
-    for entry in graces.iter().filter(|g| !soft.iter().any(|e| e.key == g.key)) {
-        let path = format!("evictionSoftGracePeriod.{}", entry.key);
-        out.push(Diagnostic::warning(entry.origin.clone(), path, "has no evictionSoft threshold"));
     }
 }
 
@@ -268,6 +197,11 @@ fn tls(view: &View<'_>, out: &mut Vec<Diagnostic>) {
 }
 
 fn other(view: &View<'_>, out: &mut Vec<Diagnostic>) {
+    if view.gate(TRUST_BUNDLE_PROJECTION) && !view.gate(TRUST_BUNDLES) {
+        // The kubelet does not start either.
+        let message = format!("{TRUST_BUNDLE_PROJECTION}: true: needs {TRUST_BUNDLES}: true");
+        out.push(view.blame(&["featureGates"], message));
+    }
     if let Some(ids) = view.int("userNamespaces.idsPerPod")
         && ids % 65536 != 0
     {

@@ -133,6 +133,41 @@ fn rules_between_fields_are_those_of_the_kubelet() {
             "cgroupsPerQOS: false",
             "line 3  cgroupsPerQOS: false: enforceNodeAllocatable must be [] or [none] then, but is [pods]",
         ),
+        (
+            "enforceNodeAllocatable: [pods, system-reserved, pods]\nsystemReservedCgroup: /s",
+            "line 3  enforceNodeAllocatable: duplicate element pods",
+        ),
+        (
+            "evictionHard: {memory.available: 1Gi}\nevictionSoft: {memory.available: 1Gi}\n\
+             evictionSoftGracePeriod: {memory.available: 1m}",
+            "line 4  evictionSoft.memory.available: 1Gi is not above evictionHard.memory.available 1Gi, and has no effect",
+        ),
+        (
+            "evictionSoft: {nodefs.available: 9.5%}\nevictionSoftGracePeriod: {nodefs.available: 1m}",
+            "line 3  evictionSoft.nodefs.available: 9.5% is not above evictionHard.nodefs.available 10%, and has no effect",
+        ),
+        (
+            "mergeDefaultEvictionSettings: true\nevictionHard: {nodefs.available: 1Gi}\n\
+             evictionSoft: {memory.available: 64Mi}\nevictionSoftGracePeriod: {memory.available: 1m}",
+            "line 5  evictionSoft.memory.available: 64Mi is not above evictionHard.memory.available 100Mi, and has no effect",
+        ),
+        (
+            "evictionMinimumReclaim: {nodefs.available: 0%}",
+            "line 3  evictionMinimumReclaim.nodefs.available: \"0%\" must be positive",
+        ),
+        (
+            "reservedMemory:\n- numaNode: 0\n  limits: {cpu: \"1\"}",
+            "line 5  reservedMemory[0].limits.cpu: only memory and hugepages-SIZE can be reserved per NUMA node",
+        ),
+        (
+            "reservedMemory:\n- numaNode: 0\n  limits: {memory: 0Mi}",
+            "line 5  reservedMemory[0].limits.memory: must not be zero",
+        ),
+        (
+            "reservedMemory:\n- numaNode: 1\n  limits: {hugepages-2Mi: 4Mi, memory: 1Gi}\n\
+             - numaNode: 1\n  limits: {memory: 1Gi}",
+            "line 7  reservedMemory[1].limits.memory: is already reserved for NUMA node 1 by [0]",
+        ),
         ("systemCgroups: /s", "line 3  systemCgroups: needs cgroupRoot"),
         (
             "reservedSystemCPUs: 0-1\nkubeReservedCgroup: /k",
@@ -213,6 +248,24 @@ fn rules_between_fields_are_those_of_the_kubelet() {
         labels.contains("nodeLabels.kubernetes.io/x: a node may not") && labels.lines().count() == 2,
         "{labels}"
     );
+}
+
+#[test]
+fn thresholds_and_reservations_that_the_kubelet_accepts_are_accepted() {
+    for fields in [
+        "evictionMinimumReclaim: {memory.available: \"0\", nodefs.available: 500%}",
+        "evictionHard: {memory.available: 1Gi}\nevictionSoft: {memory.available: 10%}\n\
+         evictionSoftGracePeriod: {memory.available: 1m}",
+        "evictionHard: {memory.available: 0%}\nevictionSoft: {memory.available: 1%}\n\
+         evictionSoftGracePeriod: {memory.available: 1m}",
+        "evictionSoft: {memory.available: 50Mi}\nevictionSoftGracePeriod: {memory.available: 0s}",
+        "evictionHard: {nodefs.available: 1Gi}\nevictionSoft: {memory.available: 64Mi}\n\
+         evictionSoftGracePeriod: {memory.available: 1m}",
+        "reservedMemory:\n- numaNode: 0\n  limits: {memory: 1Gi, hugepages-1Gi: 1Gi}\n- numaNode: 1\n  limits: {memory: 1Gi}",
+    ] {
+        let rendered = rendered(&format!("{HEAD}{fields}\n"));
+        assert_eq!(rendered, "", "{fields}");
+    }
 }
 
 #[test]

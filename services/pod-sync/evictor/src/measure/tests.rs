@@ -81,6 +81,26 @@ fn what_cannot_be_read_is_no_observation() {
 }
 
 #[test]
+fn writable_layers_are_measured_on_the_file_system_of_images_unless_they_have_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = paths(dir.path());
+    // procfs has no blocks, and so no observation.
+    let (disk, none) = (Some(dir.path().to_owned()), Some(PathBuf::from("/proc")));
+    for (images, containers, want) in [
+        (&disk, &None, [true, true]),
+        (&disk, &disk, [true, true]),
+        (&disk, &none, [true, false]),
+        (&none, &disk, [false, true]),
+        (&None, &None, [false, false]),
+    ] {
+        let mounts = RuntimeMounts { images: images.clone(), containers: containers.clone() };
+        let seen = node(&paths, &mounts, Duration::ZERO);
+        let signals = [Signal::ImageFsAvailable, Signal::ContainerFsAvailable];
+        assert_eq!(signals.map(|signal| seen.contains_key(&signal)), want, "{mounts:?}");
+    }
+}
+
+#[test]
 fn the_layout_follows_from_the_devices_of_the_file_systems() {
     let dir = tempfile::tempdir().unwrap();
     let paths = paths(dir.path());

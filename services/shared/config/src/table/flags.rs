@@ -61,7 +61,6 @@ pub const FLAGS: &[FlagRow] = &[
         "pod-infra-container-image",
         Refused("the configuration of the runtime sets the sandbox image; the kubelet has removed the flag"),
     ),
-    flag("runtime-cgroups", NotYet("processes are not moved between cgroups")),
     flag("v", Instead("logging.verbosity, or --log-level FILTER")),
     flag("version", Same),
 ];

@@ -54,8 +54,11 @@ pub const POD_CERTIFICATES: &str = "PodCertificateRequest";
 /// If true, the health of volumes that CSI drivers report is an event and a metric.
 pub const VOLUME_HEALTH: &str = "CSIVolumeHealth";
 
+/// If true, emptyDir volumes of pods with a user namespace are measured by project quotas.
+pub const QUOTA_MONITORING: &str = "LocalStorageCapacityIsolationFSQuotaMonitoring";
+
 /// The gates that can be set to either value.
-pub const SETTABLE: [&str; 9] = [
+pub const SETTABLE: [&str; 10] = [
     CRASH_LOOP_MAX,
     SPLIT_STREAMS,
     CHECKPOINTS,
@@ -65,10 +68,11 @@ pub const SETTABLE: [&str; 9] = [
     TRUST_BUNDLE_PROJECTION,
     POD_CERTIFICATES,
     VOLUME_HEALTH,
+    QUOTA_MONITORING,
 ];
 
 /// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 9] = [
+pub const DEFAULTS: [Gate; 10] = [
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
@@ -78,6 +82,7 @@ pub const DEFAULTS: [Gate; 9] = [
     off(TRUST_BUNDLE_PROJECTION, BETA),
     off(POD_CERTIFICATES, BETA),
     off(VOLUME_HEALTH, ALPHA),
+    off(QUOTA_MONITORING, BETA),
 ];
 
 /// Returns whether a gate is on in a list of `Name=true` and `Name=false`. The last occurrence applies.
@@ -119,7 +124,6 @@ pub const GATES: &[Gate] = &[
     off("KubeletSeparateDiskGC", BETA),
     off("KubeletServiceAccountTokenForCredentialProviders", BETA),
     on("KubeletTracing", GA),
-    off("LocalStorageCapacityIsolationFSQuotaMonitoring", BETA),
     on("NodeDeclaredFeatures", BETA),
     on("NodeLogQuery", GA),
     on("NodeSwap", GA),

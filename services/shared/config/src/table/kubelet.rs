@@ -198,12 +198,12 @@ pub const KUBELET: &[Row] = &[
             "interval of measurements of the disk usage of volumes; negative: never"
         ),
     Row::new("kubeletCgroups", Kind::Text, "").kubelet_flag("kubelet-cgroups").honoured(
-        &[PodSync],
-        "cgroup of pod-sync, created if it is missing; the other services stay where they were started"
+        &[NodeApi, PodSync],
+        "cgroup of the services, created if it is missing, and of the statistics kubelet; not set: they stay where they were started"
     ),
     Row::new("systemCgroups", Kind::Text, "").kubelet_flag("system-cgroups").honoured(
-        &[PodSync],
-        "cgroup for the processes in the root cgroup, except kernel threads; needs cgroupRoot"
+        &[NodeApi, PodSync],
+        "cgroup for the processes in the root cgroup, except kernel threads, and of the statistics misc; needs cgroupRoot"
     ),
     Row::new("cgroupRoot", Kind::Text, "/").kubelet_flag("cgroup-root").honoured(
         &[NodeApi, PodSync],
@@ -323,7 +323,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("evictionSoftGracePeriod", Kind::Map(SIGNALS, &DURATION), "")
         .kubelet_flag("eviction-soft-grace-period")
         .honoured(&[PodSync], "grace periods of evictionSoft"),
-    Row::new("evictionMinimumReclaim", THRESHOLDS, "")
+    Row::new("evictionMinimumReclaim", Kind::Map(SIGNALS, &Kind::Checked(checks::minimum_reclaim)), "")
         .kubelet_flag("eviction-minimum-reclaim")
         .honoured(&[PodSync], "amounts above the thresholds at which evictions end"),
     Row::new("evictionPressureTransitionPeriod", DURATION, "5m")
@@ -357,7 +357,7 @@ pub const KUBELET: &[Row] = &[
         .ignored(PodSync, "the kubelet no longer marks packets"),
     Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
         &[PodSync, NodeApi],
-        "CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, KubeletCrashLoopBackOffMax, MemoryQoS, PodCertificateRequest, PodLogsQuerySplitStreams and QOSReserved; all other gates are fixed, and a different value causes a warning"
+        "CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLogsQuerySplitStreams and QOSReserved; all other gates are fixed, and a different value causes a warning"
     ),
     Row::new("failSwapOn", Kind::Bool, "").kubelet_flag("fail-swap-on").honoured(
         &[PodSync],
@@ -470,7 +470,7 @@ pub const KUBELET: &[Row] = &[
         "",
     )
     .kubelet_flag("reserved-memory")
-    .not_yet(PodSync, None),
+    .ignored(PodSync, "only the policy Static of memoryManagerPolicy uses it, as in the kubelet"),
     Row::new("enableProfilingHandler", Kind::Bool, "true").ignored(NodeApi, "profiles the Go runtime; /debug/pprof answers 405"),
     Row::new("enableDebugFlagsHandler", Kind::Bool, "true").ignored(NodeApi, "sets the verbosity of klog; /debug/flags answers 405"),
     Row::new("enableSystemLogHandler", Kind::Bool, "true").own_flag("enable-system-log-handler").honoured(&[NodeApi], "false: /logs/ answers 405"),

@@ -41,6 +41,10 @@ pub const QUINTLET: &[Row] = &[
             &[PodSync, StatusReporter],
             "labels of the Node at its registration; an existing Node keeps its labels"
         ),
+    Row::new("runtimeCgroups", Kind::Text, "").kubelet_flag("runtime-cgroups").honoured(
+        &[NodeApi],
+        "cgroup of the runtime, of which /stats/summary has statistics; the runtime is not moved"
+    ),
     Row::new("setKernelTunables", Kind::Bool, "").own_flag("set-kernel-tunables").honoured(
         &[PodSync],
         "kernel tunables that pods rely on are set at the start; not set: true with a KubeletConfiguration, false without"
