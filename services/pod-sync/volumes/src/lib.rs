@@ -1,6 +1,6 @@
 //! Sets up, refreshes and tears down volumes of pods (`pkg/volume`, `pkg/kubelet/volumemanager`).
 //!
-//! [`Volumes`] has no state but a cache of tokens. Which volumes are mounted and ready is read from disk and the mount table,
+//! [`Volumes`] has no state but caches of tokens and projects. Which volumes are mounted and ready is read from disk and the mount table,
 //! so a restart of the node agent changes nothing. Calls for one pod come from that pod's worker, one at a time. API objects
 //! are fetched first. Files are then written in a blocking task, which a caller that is dropped does not interrupt.
 
