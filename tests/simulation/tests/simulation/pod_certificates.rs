@@ -65,7 +65,7 @@ fn issue(sim: &Sim, request: &str, refresh: SignedDuration) {
 /// Returns a block whose content is the name of a request, made to valid Base64.
 fn chain(request: &str) -> String {
     let mut content: String = request.replace('-', "+");
-    while content.len() % 4 != 0 {
+    while !content.len().is_multiple_of(4) {
         content.push('A');
     }
     format!("-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n")

@@ -70,13 +70,16 @@ pub(super) enum KeyError {
     Generate(&'static str),
 }
 
+/// Returns the signature of a message.
+type Sign = Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, KeyError>>;
+
 /// A public key, and how its private key signs.
-struct Signed<'a> {
+struct Signed {
     /// SubjectPublicKeyInfo as DER.
     public_key: Vec<u8>,
     /// AlgorithmIdentifier of signatures as DER.
     algorithm: Vec<u8>,
-    sign: Box<dyn FnOnce(&[u8]) -> Result<Vec<u8>, KeyError> + 'a>,
+    sign: Sign,
 }
 
 /// Generates a key of a `keyType` of the API, and its request. Blocks the thread: a key of type RSA4096 takes seconds.
@@ -165,12 +168,12 @@ fn ed25519_key() -> Result<KeyAndRequest, KeyError> {
     finish(&der, Signed { public_key, algorithm: bare(ED25519), sign: Box::new(sign) })
 }
 
-fn finish(der: &[u8], signed: Signed<'_>) -> Result<KeyAndRequest, KeyError> {
+fn finish(der: &[u8], signed: Signed) -> Result<KeyAndRequest, KeyError> {
     Ok(KeyAndRequest { key: PrivateKey::of_der(der), request: request(signed)? })
 }
 
 /// Returns a CertificationRequest (RFC 2986) without a subject and attributes.
-fn request(signed: Signed<'_>) -> Result<Vec<u8>, KeyError> {
+fn request(signed: Signed) -> Result<Vec<u8>, KeyError> {
     let info = construct_der(|writer| {
         writer.write_sequence(|writer| {
             writer.next().write_u8(0);
