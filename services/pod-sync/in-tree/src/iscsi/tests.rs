@@ -147,3 +147,21 @@ fn credentials_are_not_shown() {
     assert_eq!(format!("{chap:?}"), r#"["node.session.auth.password", "node.session.auth.username"]"#);
     assert_eq!(chap.redact("bad value s3cret"), "bad value <redacted>");
 }
+
+#[test]
+fn the_secret_of_a_persistent_volume_may_be_in_another_namespace() {
+    let chap = json!({"chapAuthDiscovery": true, "chapAuthSession": true, "secretRef": {"name": "s"}});
+    let of_pod = source(chap);
+    assert!(of_pod.chap_discovery && of_pod.chap_session);
+    assert_eq!(of_pod.secret, Some(SecretRef { namespace: None, name: "s".to_owned() }));
+    let of_volume = |secret: serde_json::Value| {
+        let object = json!({"targetPortal": "10.0.0.1", "iqn": "iqn.x", "lun": 0, "secretRef": secret});
+        IscsiSource::from(&serde_json::from_value::<ISCSIPersistentVolumeSource>(object).unwrap()).secret
+    };
+    let named = |namespace: Option<&str>| {
+        Some(SecretRef { namespace: namespace.map(str::to_owned), name: "s".to_owned() })
+    };
+    assert_eq!(of_volume(json!({"name": "s", "namespace": "other"})), named(Some("other")));
+    assert_eq!(of_volume(json!({"name": "s", "namespace": ""})), named(None));
+    assert_eq!(of_volume(json!({"name": ""})), None);
+}

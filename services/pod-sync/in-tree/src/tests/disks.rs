@@ -1,9 +1,10 @@
 //! Disks with a fake iscsiadm, and with directories in place of `/dev` and `/sys`. The devices are loop devices.
 
 use std::os::unix::fs::symlink;
-use std::time::Instant;
 
+use quintlet_kit::task;
 use rustix::fs::{CWD, FileType, Mode};
+use tokio::time::Instant;
 
 use super::*;
 use crate::commands::SystemCommands;
@@ -299,7 +300,7 @@ async fn a_hanging_login_is_killed_with_its_children_and_delays_no_other_target(
     let mut mounter = machine.mounter();
     mounter.host.limits.iscsiadm = Duration::from_secs(2);
     let (slow, disk) = (mounter.clone(), iscsi(0));
-    let hanging = tokio::spawn(async move { attach(&slow, &disk).await });
+    let hanging = task::spawn("login", async move { attach(&slow, &disk).await });
     while !machine.at("sleeper").exists() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
