@@ -77,7 +77,8 @@ test-runtimes:
 vm:
 	scripts/install.sh vm
 	$(CARGO) build --locked --bins -p quintlet -p quintlet-testapi
-	BIN_DIR=$(CURDIR)/target/debug CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" tests/vm/run.sh
+	quota_test=$$($(CARGO) test --locked --no-run --lib -p pod-sync-volumes 2>&1 | sed -n 's/.*Executable.*(\(.*\))$$/\1/p') && \
+	BIN_DIR=$(CURDIR)/target/debug QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" tests/vm/run.sh
 
 # Runs CASES random histories of a simulated node (`make test`: 60). A failure prints its seed. Needs root.
 histories:

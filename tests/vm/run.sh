@@ -5,6 +5,7 @@
 #   CASES="A B"  cases to run (all of cases/list)
 #   FROM=CASE    the first case to run
 #   BIN_DIR=DIR  directory of quintlet and testapi (target/debug)
+#   QUOTA_TEST=FILE  unit tests of pod-sync-volumes, for the case quotas
 #   UNITS=DIR    directory of the units (docker/systemd)
 #   VM_DIR=DIR   directory of the machine's disks, kept between runs (target/vm)
 #   ACCEL=NAME   tcg, which works everywhere, or kvm, which is several times as fast (tcg)
@@ -19,7 +20,7 @@ bin_dir=${BIN_DIR:-${CARGO_TARGET_DIR:-$repo/target}/debug}
 vm=${VM_DIR:-${CARGO_TARGET_DIR:-$repo/target}/vm}
 # A kernel that can map users of tmpfs (6.3 and later), and the containerd and runc of Debian's unstable release, for user namespaces.
 suite=trixie
-packages=apparmor,ca-certificates,containerd,containernetworking-plugins,curl,busybox-static,dbus,e2fsprogs,initramfs-tools,iproute2,iptables,jq,kmod,linux-image-amd64,nfs-kernel-server,open-iscsi,quota,runc,systemd,systemd-sysv,tgt,udev
+packages=apparmor,ca-certificates,containerd,containernetworking-plugins,curl,busybox-static,dbus,e2fsprogs,initramfs-tools,iproute2,iptables,jq,kmod,linux-image-amd64,nfs-kernel-server,open-iscsi,runc,systemd,systemd-sysv,tgt,udev,xfsprogs
 limit=${LIMIT:-3600}
 
 say() {
@@ -68,6 +69,7 @@ for binary in quintlet testapi; do
     [ -x "$bin_dir/$binary" ] || { say "no $bin_dir/$binary"; exit 1; }
     strip -o "$payload/bin/$binary" "$bin_dir/$binary"
 done
+[ -z "${QUOTA_TEST:-}" ] || strip -o "$payload/bin/quota-test" "$QUOTA_TEST"
 for case in ${CASES:-$(sed -n "/^${FROM:-.*}\$/,\$p" "$here/cases/list")}; do
     [ -e "$here/cases/$case.sh" ] || { say "no case $case"; exit 1; }
     echo "$case"

@@ -278,6 +278,7 @@ mod tests {
             period: Duration::from_secs(60),
             clock: Clock::system(),
             metrics: PodMetrics::default(),
+            quotas: ProjectQuotas::default(),
         };
         let running =
             run(Arc::new(OnePod), Arc::clone(&drivers), Arc::clone(&measured), settings, stop.clone());
