@@ -351,10 +351,10 @@ impl PodCertificates {
         let api = Api::<PodCertificateRequest>::namespaced(self.client.clone(), &namespace);
         let parameters = PostParams::default();
         let created = retry_on_lag(REQUEST_TIMEOUT, || api.create(&parameters, &object)).await;
-        let created = created.map_err(|error| format!("while creating on API: {error}"))?.metadata;
-        let at = created.creation_timestamp.map_or_else(|| self.inputs.clock.wall(), |time| time.0);
-        let name = created.name.ok_or("while creating on API: the request has no name")?;
-        Ok(Pending::new(key, name, at, self.jitter()))
+        let created = created.map_err(|error| format!("while creating on API: {error}"))?;
+        let name = created.metadata.name.ok_or("while creating on API: the request has no name")?;
+        // The age is counted by this clock: that of the API server may differ.
+        Ok(Pending::new(key, name, self.inputs.clock.wall(), self.jitter()))
     }
 
     fn apply(&self, created: Created) {
