@@ -86,7 +86,9 @@ near() {
 
 # request METHOD PATH [BODY]: a request to the API server; prints the reply, fails if it is an error.
 request() {
-    curl -sS --fail-with-body --max-time 60 -X "$1" -H 'content-type: application/json' "$api$2" ${3:+--data-binary "$3"}
+    kind=application/json
+    [ "$1" != PATCH ] || kind=application/merge-patch+json
+    curl -sS --fail-with-body --max-time 60 -X "$1" -H "content-type: $kind" "$api$2" ${3:+--data-binary "$3"}
 }
 
 # create FILE: creates the objects of a JSON file with a list of {path, object}.
