@@ -133,7 +133,7 @@ waits_with() {
 }
 
 has_event() {
-    objects events | jq -r --arg name "$1" --arg reason "$2" '.items[] | select(.involvedObject.name == $name and .reason == $reason).message' | tail -n 1 > /tmp/event
+    objects events | jq -r --arg name "$1" --arg reason "$2" '.items[] | select(.involvedObject.name == $name and .reason == $reason).message' | grep . | tail -n 1 > /tmp/event
     cat /tmp/event
     [ -s /tmp/event ]
 }

@@ -13,7 +13,17 @@ no_session() {
     ! iscsiadm -m session 2> /dev/null | grep -q "$1"
 }
 
+# The part of the controller manager: a volume that the Node has in use is attached.
+controller() {
+    while sleep 2; do
+        in_use=$(request GET /api/v1/nodes/$node | jq -c '[.status.volumesInUse[]? | {name: ., devicePath: ""}]')
+        request PATCH /api/v1/nodes/$node/status "{\"status\": {\"volumesAttached\": $in_use}}"
+    done
+}
+
 run() {
+    controller > /dev/null 2>&1 &
+    controller=$!
     mkdir -p /srv
     systemctl start tgt iscsid
     until_true 120 tgtadm --lld iscsi --op show --mode target
@@ -32,4 +42,5 @@ run() {
     becomes 120 "session with CHAP is logged out" no_session $chap
     check "the password is in no log" "" sh -c "! journalctl --no-pager -o cat -u 'quintlet-*' | grep -q twelve-letters"
     systemctl stop tgt iscsid
+    kill $controller
 }

@@ -14,5 +14,7 @@ run() {
     claim nfs-missing Filesystem '{"mountOptions": ["nfsvers=4.2"], "nfs": {"server": "127.0.0.1", "path": "/srv/missing"}}'
     pod nfs-missing "$(with_claim nfs-missing 'sleep 1000000')"
     becomes 300 "a missing export is FailedMount" has_event nfs-missing FailedMount
+    # Before the server stops: a mount that has begun waits minutes for a server.
+    delete_pod nfs-missing
     systemctl stop nfs-server
 }
