@@ -163,7 +163,8 @@ async fn run_part(part: usize) {
     let mut sim = Sim::prepare(Options { api_history: Some(HISTORY), ..Options::default() }).await;
     // Objects of megabytes in an unoptimized build: a service may respond late, and log it.
     sim.disturb();
-    sim.set_pod_sync_args(&["--max-pods=500"]);
+    // No controller of the tests attaches disks, and the kubelet waits two minutes for one.
+    sim.set_pod_sync_args(&["--max-pods=500", "--enable-controller-attach-detach=false"]);
     sim.start_all();
     for driver in drivers_of_migrated_types() {
         sim.api.create("csidrivers", "", driver).unwrap();

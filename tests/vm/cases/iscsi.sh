@@ -25,6 +25,8 @@ run() {
     controller > /dev/null 2>&1 &
     controller=$!
     mkdir -p /srv
+    # A step of the operator: pod-sync may load no modules.
+    modprobe iscsi_tcp
     systemctl start tgt iscsid
     until_true 120 tgtadm --lld iscsi --op show --mode target
     plain=iqn.2026-01.test.quintlet:plain
