@@ -122,8 +122,9 @@ of_pod() {
 }
 
 is_ready_pod() {
-    of_pod "$1" '[.status.phase, .status.reason, (.status.containerStatuses[]?.state | tostring)] | join(" ")'
-    [ "$(of_pod "$1" '.status.conditions[]? | select(.type == "Ready").status')" = True ]
+    of_pod "$1" '[(.status.conditions[]? | select(.type == "Ready").status), .status.phase, .status.reason, (.status.containerStatuses[]?.state | tostring)] | join(" ")' > /tmp/ready
+    cat /tmp/ready
+    grep -q '^True ' /tmp/ready
 }
 
 # waits_with NAME REASON: a container of the pod waits with this reason.
