@@ -4,8 +4,6 @@ use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
 use serde_json::Value;
 
-use crate::status::is_terminal;
-
 /// Order of the updates of one pod: first the epoch of pod-sync, then the version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp {
@@ -39,14 +37,6 @@ pub struct Update {
     /// Whether the object is a mirror pod.
     pub mirror: bool,
     pub trace: Option<Trace>,
-}
-
-impl Update {
-    /// Returns whether the object can be deleted once it has the status with this phase.
-    #[must_use]
-    pub fn is_over(&self, phase: &str) -> bool {
-        self.finished && self.deleting && !self.mirror && is_terminal(phase)
-    }
 }
 
 /// The outcome of an update.

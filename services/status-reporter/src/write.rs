@@ -5,7 +5,7 @@ use tracing::debug;
 
 use crate::api::{ApiClient, ApiFailure, pod_path};
 use crate::status::patch::{self, Base};
-use crate::status::{list, merge, phase, text};
+use crate::status::{is_terminal, merge, phase, text};
 use crate::update::{Update, Verdict};
 
 /// Patches per attempt while they conflict.
@@ -17,8 +17,6 @@ pub struct Memory {
     api_uid: String,
     version: u64,
     status: Value,
-    /// Whether DELETE with grace period 0 removes the object: it is being deleted, so that no finalizer can be added, and has none.
-    removable: bool,
 }
 
 impl Memory {
@@ -28,7 +26,6 @@ impl Memory {
             api_uid: text(meta, "uid").to_owned(),
             version: text(meta, "resourceVersion").parse().unwrap_or(0),
             status: pod["status"].clone(),
-            removable: !meta["deletionTimestamp"].is_null() && list(meta, "finalizers").is_empty(),
         }
     }
 
@@ -56,8 +53,7 @@ pub enum Outcome {
 
 /// Writes an update. Reads and updates `memory`, also if the attempt fails.
 ///
-/// Most updates need one PATCH. The live object is read only after a conflict. An object that the DELETE of this attempt removes gets no
-/// PATCH that reports only that its sandbox is gone; the kubelet sends one.
+/// Most updates need one PATCH. The live object is read only after a conflict.
 pub async fn write(api: &ApiClient, update: &Update, memory: &mut Option<Memory>, now: &str) -> Outcome {
     if update.api_uid.is_empty() {
         // A static pod without a mirror pod has no object.
@@ -78,10 +74,6 @@ pub async fn write(api: &ApiClient, update: &Update, memory: &mut Option<Memory>
         let Some(patch) = patch::pod_status(&update.api_uid, &base, &merged, trust) else {
             return finish(api, update, &path, phase(&merged), version).await;
         };
-        let is_last = memory.as_ref().is_some_and(|own| own.removable && own.version == version);
-        if is_last && update.is_over(phase(&base)) && patch::is_of_sandbox_alone(&patch) {
-            return finish(api, update, &path, phase(&base), version).await;
-        }
         let failure = match api.patch(&format!("{path}/status"), &patch).await {
             Ok(pod) => {
                 let written = memory.insert(Memory::of(&pod));
@@ -116,7 +108,8 @@ pub async fn write(api: &ApiClient, update: &Update, memory: &mut Option<Memory>
 
 /// Deletes the object if the pod has finished.
 async fn finish(api: &ApiClient, update: &Update, path: &str, phase: &str, version: u64) -> Outcome {
-    if !update.is_over(phase) {
+    let removable = update.finished && update.deleting && !update.mirror && is_terminal(phase);
+    if !removable {
         return Outcome::Done(Verdict::Written(version.to_string()));
     }
     match api.delete_now(path, &update.api_uid).await {

@@ -289,46 +289,6 @@ async fn a_pod_is_deleted_only_when_its_resources_are_released() {
 }
 
 #[tokio::test]
-async fn the_last_patch_of_a_deleted_pod_is_left_out_if_it_reports_the_sandbox_alone() {
-    let ended = |ready_to_start: &str| {
-        json!({"phase": "Succeeded", "qosClass": "BestEffort", "conditions": [
-            {"type": "Ready", "status": "False"}, {"type": "PodReadyToStartContainers", "status": ready_to_start},
-        ]})
-    };
-    let mut with_message = ended("False");
-    with_message["message"] = json!("something else");
-    // Finalizers, the last status, and the patches.
-    let cases = [
-        (json!([]), ended("False"), 1),
-        (json!([]), with_message, 2),
-        (json!(["example.test/keep"]), ended("False"), 2),
-    ];
-    for (finalizers, last, patches) in cases {
-        let mut bench = Bench::start().await;
-        let spec = json!({"nodeName": "n1", "containers": [{"name": "main", "image": "busybox:1"}]});
-        let pod = bench
-            .api
-            .create_pod(json!({"metadata": {"name": "web", "finalizers": finalizers}, "spec": spec}));
-        let what = format!("{finalizers} {last}");
-        bench.api.delete("pods", "default", "web", Some(30)).unwrap();
-        let running = Update { could_run: false, deleting: true, ..update(&pod, 1, ended("True")) };
-        bench.reporter.submit(running);
-        bench.written().await;
-        let last = Update { finished: true, could_run: false, deleting: true, ..update(&pod, 2, last) };
-        bench.reporter.submit(last);
-        assert_eq!(bench.verdict().await, Verdict::Deleted, "{what}");
-        let counts = bench.api.counts();
-        assert_eq!((counts.of("patch pods/status"), counts.of("delete pods")), (patches, 1), "{what}");
-        if let Some(conditions) = bench.live("web")["status"]["conditions"].as_array() {
-            assert!(
-                conditions.iter().any(|c| c["type"] == "PodReadyToStartContainers" && c["status"] == "False"),
-                "{what}"
-            );
-        }
-    }
-}
-
-#[tokio::test]
 async fn a_failed_delete_is_repeated_without_writing_the_status_again() {
     let mut bench = Bench::start().await;
     let pod = bench.pod("web");

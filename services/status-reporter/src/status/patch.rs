@@ -5,8 +5,6 @@ use serde_json::{Map, Value, json};
 
 use super::{FOREIGN_FIELDS, OWNED, condition, list, text};
 
-const READY_TO_START: &str = "PodReadyToStartContainers";
-
 /// Optional fields of a condition.
 const OPTIONAL_IN_CONDITION: [&str; 3] = ["reason", "message", "observedGeneration"];
 
@@ -73,14 +71,6 @@ pub fn pod_status(uid: &str, base: &Value, merged: &Value, trust: Base) -> Optio
         Base::Claimed => complete(status.remove("conditions"), merged),
     };
     Some(json!({"metadata": {"uid": uid}, "status": status}))
-}
-
-/// Returns whether a patch changes nothing but the condition PodReadyToStartContainers.
-#[must_use]
-pub fn is_of_sandbox_alone(patch: &Value) -> bool {
-    let is_conditions = |status: &Map<String, Value>| status.keys().all(|field| field == "conditions");
-    patch["status"].as_object().is_some_and(is_conditions)
-        && list(&patch["status"], "conditions").iter().all(|c| text(c, "type") == READY_TO_START)
 }
 
 /// Returns all owned fields, set or cleared. `changes` are those of all conditions.
