@@ -248,9 +248,9 @@ impl Mounter {
         let (host, iqn, own) = (self.host.clone(), disk.iqn.clone(), directory.to_owned());
         let roots = [false, true].map(|is_block| self.paths.disks(Plugin::Iscsi, is_block));
         let read = task::blocking(move || -> Result<_, Error> {
-            Ok((sessions(&host, &iqn)?, others(&roots, &own, &iqn)?, host.sys.exists()))
+            Ok((sessions(&host, &iqn)?, others(&roots, &own, &iqn)?))
         });
-        let (sessions, others, _) = read.await.map_err(failed)?;
+        let (sessions, others) = read.await.map_err(failed)?;
         let portals: BTreeSet<&String> = disk.portals.iter().filter(|portal| !portal.is_empty()).collect();
         let mut is_kept = false;
         for portal in portals {

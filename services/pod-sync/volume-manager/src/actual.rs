@@ -157,6 +157,30 @@ impl Actual {
         }
     }
 
+    /// Gives a pod's volume that was found on disk under another name its declared name. The device follows the last pod.
+    pub fn rename(&mut self, from: &VolumeName, to: &VolumeName, pod: &PodUid) {
+        let Some(found) = self.volumes.get_mut(from) else { return };
+        let mount = found.pods.remove(pod);
+        let attachment = found.attachment;
+        let rest = if found.pods.is_empty() { self.volumes.remove(from) } else { None };
+        if mount.is_none() && rest.is_none() {
+            return;
+        }
+        let is_new = !self.volumes.contains_key(to);
+        let volume = self.entry(to);
+        if is_new {
+            volume.attachment = attachment;
+        }
+        if let Some(rest) = rest.filter(|_| volume.device.is_none()) {
+            volume.device = rest.device;
+            volume.device_reconstructed = rest.device_reconstructed;
+            volume.device_label = rest.device_label;
+        }
+        if let Some(mount) = mount {
+            volume.pods.entry(pod.clone()).or_insert(mount);
+        }
+    }
+
     /// Completes volumes that were found on disk with the Node's `status.volumesAttached`.
     pub fn attachments_known(&mut self, attached: &[VolumeName]) {
         for (name, volume) in &mut self.volumes {
@@ -378,6 +402,35 @@ mod tests {
                 "device {before:?} {reconstructed} {outcome:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_renamed_volume_keeps_its_mounts_and_its_device_follows_the_last_pod() {
+        let name = |text: &str| VolumeName::shared("kubernetes.io/iscsi", text);
+        let (from, to) = (name("10.0.0.1:3260:iqn:0"), name("10.0.0.1:iqn:0"));
+        let [first, second] = ["u1", "u2"].map(|uid| PodUid::parse(uid).unwrap());
+        let mut actual = Actual::default();
+        for pod in [&first, &second] {
+            actual.found(&from, pod, "pv".to_owned(), true);
+        }
+        actual.rename(&from, &to, &first);
+        let device = |actual: &Actual, name| actual.volume(name).map(|volume| volume.device);
+        assert!(actual.mount(&to, &first).is_some_and(|mount| mount.reconstructed));
+        assert_eq!(
+            (device(&actual, &from), device(&actual, &to)),
+            (Some(Some(MountState::Uncertain)), Some(None))
+        );
+        actual.rename(&from, &to, &second);
+        assert!(actual.may_have_mounts(&first) && actual.may_have_mounts(&second));
+        assert_eq!((device(&actual, &from), device(&actual, &to)), (None, Some(Some(MountState::Uncertain))));
+        // What this process knows of the volume is not replaced.
+        actual.device_mounted(&to);
+        actual.found_device(&from);
+        actual.rename(&from, &to, &first);
+        assert_eq!((device(&actual, &from), device(&actual, &to)), (None, Some(Some(MountState::Mounted))));
+        let before = actual.clone();
+        actual.rename(&from, &to, &first);
+        assert_eq!(actual, before);
     }
 
     #[test]

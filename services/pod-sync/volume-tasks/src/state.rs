@@ -154,7 +154,8 @@ impl State {
         self.actual.request_remount(pod, |name| republished.contains(name));
     }
 
-    /// Forgets a directory without metadata that belongs to a volume which is going to be mounted, which writes the metadata.
+    /// Forgets a directory without metadata that belongs to a volume which is going to be mounted, which writes the metadata. A disk
+    /// that was found under another name keeps its mounts: they are there even if the pod is released before it is mounted again.
     fn supersede(&mut self, pod: &PodUid, resolved: &Resolved, form: &Form) {
         let spec_name = &resolved.desired.spec_name;
         let mut unknown = vec![VolumeName::of_pod(PLUGIN, pod, spec_name)];
@@ -168,10 +169,19 @@ impl State {
             }
             // The directories of a disk may give it another name.
             Form::InTree { plugin, device, .. } if plugin.is_disk() => {
-                unknown = vec![
+                let of_directories = [
                     VolumeName::of_pod(plugin.name(), pod, spec_name),
                     in_tree::name_on_disk(*plugin, device),
                 ];
+                for name in of_directories.iter().filter(|name| **name != resolved.desired.name) {
+                    self.actual.rename(name, &resolved.desired.name, pod);
+                }
+                if self.node.attached.contains(&resolved.desired.name)
+                    && self.actual.volume(&resolved.desired.name).is_some()
+                {
+                    self.actual.attached(&resolved.desired);
+                }
+                return;
             }
             // The directories of these volumes have no metadata.
             Form::InTree { .. } => return,

@@ -143,7 +143,6 @@ async fn end(sim: &Sim, name: &str, uid: &str) {
     .await;
 }
 
-#[ignore = "the pod is not removed within 60 s since the branches were joined"]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_iscsi_volume_is_logged_in_once_iscsiadm_exists_and_out_after_its_pod() {
     let (sim, _device, machine) = started().await;
