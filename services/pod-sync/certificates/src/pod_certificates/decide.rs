@@ -48,7 +48,6 @@ impl Pending {
     }
 }
 
-/// An issued certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Issued {
     pub(super) bundle: Arc<CredentialBundle>,
