@@ -16,6 +16,9 @@ pub enum Verdict {
 /// Reasons that alternate while nothing changes, by the first.
 const SAME: [(&str, &str); 2] = [("ImagePullBackOff", "ErrImagePull"), ("CrashLoopBackOff", "ended")];
 
+/// Reasons of Warning events after which a pod is started all the same.
+const HARMLESS: [&str; 1] = ["MissingClusterDNS"];
+
 /// Reason of the condition Ready while only readiness gates are missing.
 const GATES: &str = "ReadinessGatesNotReady";
 
@@ -48,7 +51,8 @@ pub fn of(pod: &Value, warnings: &[String]) -> Option<Verdict> {
     if list("conditions").iter().any(|c| c["type"] == "Ready" && c["reason"] == GATES) {
         return Some(Verdict::Reason(GATES.to_owned()));
     }
-    warnings.first().map(|reason| Verdict::Warning(reason.clone()))
+    let first = warnings.iter().find(|reason| !HARMLESS.contains(&reason.as_str()));
+    first.map(|reason| Verdict::Warning(reason.clone()))
 }
 
 #[cfg(test)]
@@ -64,9 +68,10 @@ mod tests {
         for (pod, warnings, want) in [
             (json!({"status": {"phase": "Pending"}}), vec![], None),
             (waiting("ContainerCreating"), vec![], None),
+            (waiting("ContainerCreating"), vec!["MissingClusterDNS"], None),
             (
                 waiting("ContainerCreating"),
-                vec!["FailedMount", "x"],
+                vec!["MissingClusterDNS", "FailedMount", "x"],
                 Some(Verdict::Warning("FailedMount".to_owned())),
             ),
             (waiting("ImagePullBackOff"), vec!["Failed"], reason("ErrImagePull")),

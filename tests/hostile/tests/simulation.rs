@@ -9,6 +9,7 @@ use quintlet_hostile::outcomes::{Expected, Outcomes};
 use quintlet_hostile::verdict::{self, Verdict};
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::{Options, Sim, pods};
+use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 
 /// Test functions that the cases are divided among, so that they run beside each other.
@@ -17,10 +18,11 @@ const PARTS: usize = 5;
 const BATCH: usize = 60;
 /// Interval between two reads of the pods: a read copies megabytes.
 const READ_EVERY: Duration = Duration::from_millis(300);
-/// A pod with a Warning event and no reason in its status may become Ready until then. So may one that executes a hook.
+/// A pod with a Warning event and no reason in its status may become Ready until then. So may one that executes a hook. One that is
+/// expected to become Ready has longer: a busy machine delays that, and not the event.
 const SETTLES_WITHIN: Duration = Duration::from_secs(4);
 /// Bounds a failure only.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(240);
 /// Changes that the API server keeps for watches. Each holds a whole object.
 const HISTORY: usize = 500;
 /// Fields that the API server sets, or that keep the object from being removed.
@@ -67,19 +69,36 @@ fn events(sim: &Sim) -> BTreeMap<String, Vec<Event>> {
 }
 
 /// Returns what became of a pod, or what was seen last where that is open.
-fn outcome(sim: &Sim, run: &mut Run<'_>, events: &[Event]) -> Result<String, Option<Verdict>> {
+fn outcome(
+    sim: &Sim,
+    run: &mut Run<'_>,
+    events: &[Event],
+    expected: &Expected,
+) -> Result<String, Option<Verdict>> {
+    let is_expected = |outcome: &str| expected.has(&run.case.path, &run.case.extreme, outcome);
     let warnings: Vec<String> =
         events.iter().filter(|(kind, _)| kind == "Warning").map(|(_, reason)| reason.clone()).collect();
     let is_started = events.iter().any(|(_, reason)| reason == "Started");
     match verdict::of(&sim.pod(&run.name).0, &warnings) {
         Some(Verdict::Good) => Ok("Ready".to_owned()),
         Some(Verdict::Reason(reason)) => Ok(reason),
-        Some(Verdict::Warning(reason)) if run.has_settled() => Ok(format!("event {reason}")),
+        Some(Verdict::Warning(reason)) if run.has_settled() && is_expected(&format!("event {reason}")) => {
+            Ok(format!("event {reason}"))
+        }
         None if run.has_post_start && is_started && run.has_settled() => {
             Ok("executes its postStart hook".to_owned())
         }
         other => Err(other),
     }
+}
+
+/// Waits until an ordinary pod is Ready beside pods whose objects take an unoptimized build seconds to decode.
+async fn wait_ready(sim: &Sim, name: &str) {
+    until(&format!("{name} Ready"), LIMIT, async || {
+        let seen = sim.pod(name);
+        if seen.is_ready() { Ok(()) } else { Err(seen) }
+    })
+    .await;
 }
 
 /// Waits until the runtime and pod-sync have no record of these pods.
@@ -102,7 +121,14 @@ async fn wait_nothing_left(sim: &Sim, made: &[(String, String, String)]) {
     }
 }
 
-async fn run_batch(sim: &Sim, cases: &Cases, batch: &[&Case], first: usize, outcomes: &mut Outcomes) {
+async fn run_batch(
+    sim: &Sim,
+    cases: &Cases,
+    batch: &[&Case],
+    first: usize,
+    expected: &Expected,
+    outcomes: &mut Outcomes,
+) {
     let mut runs = Vec::new();
     for (at, case) in batch.iter().enumerate() {
         let mut pod = cases.pod(case, &format!("hostile-{}", first + at));
@@ -127,7 +153,7 @@ async fn run_batch(sim: &Sim, cases: &Cases, batch: &[&Case], first: usize, outc
     // An ordinary pod becomes Ready at the same time.
     let ordinary = format!("ordinary-{first}");
     let uid = sim.create(pods::single(&ordinary));
-    sim.wait_ready(&ordinary).await;
+    wait_ready(sim, &ordinary).await;
     sim.assert_started_once(&ordinary, &uid);
     let deadline = Instant::now() + LIMIT;
     while !runs.is_empty() {
@@ -135,7 +161,7 @@ async fn run_batch(sim: &Sim, cases: &Cases, batch: &[&Case], first: usize, outc
         let events = events(sim);
         for mut run in runs {
             let of_pod = events.get(&run.name).map(Vec::as_slice).unwrap_or_default();
-            match outcome(sim, &mut run, of_pod) {
+            match outcome(sim, &mut run, of_pod, expected) {
                 Ok(outcome) => outcomes.note(&run.case.path, &run.case.extreme, outcome),
                 Err(last) if Instant::now() > deadline => {
                     let seen: String = format!("{:?}", sim.pod(&run.name)).chars().take(2000).collect();
@@ -150,7 +176,7 @@ async fn run_batch(sim: &Sim, cases: &Cases, batch: &[&Case], first: usize, outc
     }
     let late = format!("late-{first}");
     let _uid = sim.create(pods::single(&late));
-    sim.wait_ready(&late).await;
+    wait_ready(sim, &late).await;
     let seen = sim.pod(&ordinary);
     assert!(seen.is_ready() && seen.restarts() == 0, "{seen:?}");
     for name in [&ordinary, &late].into_iter().chain(made.iter().map(|(name, ..)| name)) {
@@ -170,12 +196,12 @@ async fn run_part(part: usize) {
         sim.api.create("csidrivers", "", driver).unwrap();
     }
     let cases = Cases::of_pod();
-    let mut outcomes = Outcomes::default();
+    let (expected, mut outcomes) = (Expected::read(EXPECTED), Outcomes::default());
     let of_part: Vec<&Case> = worst(&cases).into_iter().skip(part).step_by(PARTS).collect();
     for (at, batch) in of_part.chunks(BATCH).enumerate() {
-        run_batch(&sim, &cases, batch, at * BATCH, &mut outcomes).await;
+        run_batch(&sim, &cases, batch, at * BATCH, &expected, &mut outcomes).await;
     }
-    Expected::read(EXPECTED).assert_has(&outcomes);
+    expected.assert_has(&outcomes);
     sim.finish().await;
 }
 
