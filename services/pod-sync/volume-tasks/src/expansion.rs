@@ -232,7 +232,7 @@ pub(crate) async fn expand(
                 if let Err(error) = write(failed(&claim, &text, infeasible, tools.clock.wall())).await {
                     tracing::info!(
                         claim = sizes.claim,
-                        error,
+                        %error,
                         "failed to write the failed expansion to the claim"
                     );
                 }

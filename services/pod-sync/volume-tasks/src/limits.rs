@@ -50,7 +50,7 @@ impl LimitUpdates {
                 };
                 match object {
                     Ok(object) => self.set_period(name, DriverRules::of(object.as_ref()).limit_period),
-                    Err(error) => tracing::info!(driver = name, error, "failed to read a CSIDriver"),
+                    Err(error) => tracing::info!(driver = name, %error, "failed to read a CSIDriver"),
                 }
             }
             known = names;

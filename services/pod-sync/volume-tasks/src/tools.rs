@@ -46,5 +46,5 @@ pub(crate) struct SecretError {
 pub(crate) async fn secrets(tools: &Tools, name: Option<&SecretName>) -> Result<Secrets, SecretError> {
     let (Some(of), Some(objects)) = (name, &tools.objects) else { return Ok(Secrets::default()) };
     let data = objects.secret(&of.namespace, &of.name).await;
-    data.map(Secrets).map_err(|error| SecretError { name: of.clone(), error })
+    data.map(Secrets).map_err(|error| SecretError { name: of.clone(), error: error.to_string() })
 }
