@@ -1,27 +1,47 @@
-//! What a pod's life and an idle node cost in each service, from `/proc`.
+//! What a pod's life and an idle node cost in each process of an agent, from `/proc`.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use quintlet_e2e::Node;
 use quintlet_e2e::bins::SERVICES;
+use quintlet_testapi::TestApi;
 use serde_json::{Value, json};
 
-/// Counters of all services since their start, and the requests that the API server received.
+/// The processes of a node agent, and its API server.
+pub(crate) struct Agent<'a> {
+    pub(crate) processes: Vec<(&'static str, i32)>,
+    pub(crate) api: &'a TestApi,
+}
+
+impl<'a> Agent<'a> {
+    pub(crate) fn of(node: &'a Node) -> anyhow::Result<Self> {
+        let processes = SERVICES.iter().map(|service| Ok((*service, pid(node, service)?)));
+        Ok(Self { processes: processes.collect::<anyhow::Result<_>>()?, api: node.api() })
+    }
+}
+
+/// Counters of all processes since their start, and the requests that the API server received.
 pub(crate) struct Cost(BTreeMap<String, u64>);
 
 impl Cost {
-    pub(crate) fn of(node: &Node) -> anyhow::Result<Self> {
+    pub(crate) fn of(agent: &Agent<'_>) -> anyhow::Result<Self> {
         let mut counters = BTreeMap::new();
-        for service in SERVICES {
-            let pid = pid(node, service)?;
-            counters.insert(format!("cpu_ms {service}"), cpu_ms(pid)?);
+        for (name, pid) in &agent.processes {
             let io = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
-            counters.insert(format!("write_calls {service}"), field(&io, "syscw:"));
-            counters.insert(format!("written_bytes {service}"), field(&io, "write_bytes:"));
+            let figures = [
+                ("cpu_ms", cpu_ms(*pid)?),
+                ("write_calls", field(&io, "syscw:")),
+                ("written_bytes", field(&io, "write_bytes:")),
+            ];
+            for (figure, count) in figures {
+                counters.insert(format!("{figure} {name}"), count);
+                *counters.entry(format!("{figure} all")).or_default() += count;
+            }
         }
-        for (request, count) in node.api().counts().iter() {
+        for (request, count) in agent.api.counts().iter() {
             counters.insert(format!("api {request}"), count);
         }
         Ok(Self(counters))
@@ -33,46 +53,39 @@ impl Cost {
         Self(self.0.iter().map(|(key, now)| (key.clone(), now.saturating_sub(earlier(key)))).collect())
     }
 
-    /// Divides each counter by the number of pods, and adds the sum of all services.
+    /// Divides each counter by the number of pods.
     pub(crate) fn per_pod(&self, pods: usize) -> BTreeMap<String, f64> {
-        let mut totals = self.0.clone();
-        for (key, count) in &self.0 {
-            if let Some((figure, service)) = key.split_once(' ')
-                && SERVICES.contains(&service)
-            {
-                *totals.entry(format!("{figure} all")).or_default() += count;
-            }
-        }
-        totals.into_iter().map(|(key, count)| (key, count as f64 / pods as f64)).collect()
+        self.0.iter().map(|(key, count)| (key.clone(), *count as f64 / pods as f64)).collect()
     }
 }
 
-/// Returns CPU (per cent of a core), wake-ups per second and PSS (KiB) of each idle service.
-pub(crate) async fn idle(node: &Node, span: Duration) -> anyhow::Result<Value> {
-    let counters = || -> anyhow::Result<Vec<(u64, u64)>> {
-        let pids = SERVICES.iter().map(|s| pid(node, s));
-        pids.map(|pid| pid.and_then(|pid| Ok((cpu_ms(pid)?, wake_ups(pid)?)))).collect()
+/// Returns CPU (per cent of a core), wake-ups per second and PSS (KiB) of each idle process.
+pub(crate) async fn idle(agent: &Agent<'_>, span: Duration) -> anyhow::Result<Value> {
+    let counters = || -> anyhow::Result<Vec<(u64, BTreeMap<OsString, u64>)>> {
+        agent.processes.iter().map(|(_, pid)| Ok((cpu_ms(*pid)?, wake_ups(*pid)?))).collect()
     };
     let before = counters()?;
     tokio::time::sleep(span).await;
-    let mut services = BTreeMap::new();
+    let mut processes = BTreeMap::new();
     let (mut all_cpu, mut all_wake_ups, mut all_pss) = (0.0, 0.0, 0);
-    for ((service, before), now) in SERVICES.iter().zip(before).zip(counters()?) {
+    for (((name, pid), before), now) in agent.processes.iter().zip(before).zip(counters()?) {
         let cpu = (now.0 - before.0) as f64 / 10.0 / span.as_secs_f64();
-        let wake_ups = now.1.saturating_sub(before.1) as f64 / span.as_secs_f64();
-        let pss =
-            field(&std::fs::read_to_string(format!("/proc/{}/smaps_rollup", pid(node, service)?))?, "Pss:");
+        // A thread that has ended is not counted, one that has started is.
+        let earlier = |thread| before.1.get(thread).copied().unwrap_or_default();
+        let wake_ups: u64 = now.1.iter().map(|(thread, count)| count.saturating_sub(earlier(thread))).sum();
+        let wake_ups = wake_ups as f64 / span.as_secs_f64();
+        let pss = field(&std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?, "Pss:");
         all_cpu += cpu;
         all_wake_ups += wake_ups;
         all_pss += pss;
-        services.insert(
-            (*service).to_owned(),
+        processes.insert(
+            (*name).to_owned(),
             json!({"cpu_percent": cpu, "wake_ups_per_second": wake_ups, "pss_kib": pss}),
         );
     }
     let all = json!({"cpu_percent": all_cpu, "wake_ups_per_second": all_wake_ups, "pss_kib": all_pss});
-    services.insert("all".to_owned(), all);
-    Ok(json!(services))
+    processes.insert("all".to_owned(), all);
+    Ok(json!(processes))
 }
 
 pub(crate) fn pid(node: &Node, service: &str) -> anyhow::Result<i32> {
@@ -87,15 +100,16 @@ fn cpu_ms(pid: i32) -> anyhow::Result<u64> {
     Ok((fields[11].parse::<u64>()? + fields[12].parse::<u64>()?) * 10)
 }
 
-/// Returns how often threads of a process that still exist have waited.
-fn wake_ups(pid: i32) -> anyhow::Result<u64> {
-    let mut total = 0;
+/// Returns how often each thread of a process has waited.
+fn wake_ups(pid: i32) -> anyhow::Result<BTreeMap<OsString, u64>> {
+    let mut threads = BTreeMap::new();
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let thread = thread?;
         // A thread that ends meanwhile has no status.
-        let status = std::fs::read_to_string(thread?.path().join("status")).unwrap_or_default();
-        total += field(&status, "voluntary_ctxt_switches:");
+        let status = std::fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+        threads.insert(thread.file_name(), field(&status, "voluntary_ctxt_switches:"));
     }
-    Ok(total)
+    Ok(threads)
 }
 
 /// Returns the first number after `name`; zero if it is absent.

@@ -1,0 +1,82 @@
+//! Medians and ratios of the rounds.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::cost::{Agent, Cost};
+use crate::work;
+
+/// Values of a figure by what was measured: an agent, or the runtime alone.
+type Values = BTreeMap<String, Vec<f64>>;
+
+#[derive(Default)]
+pub(crate) struct Figures {
+    create: Values,
+    delete: Values,
+    // By agent.
+    lives: BTreeMap<String, Values>,
+}
+
+impl Figures {
+    /// Adds the seconds of a round.
+    pub(crate) fn add(&mut self, who: &str, created: f64, deleted: f64) {
+        self.create.entry(who.to_owned()).or_default().push(created);
+        self.delete.entry(who.to_owned()).or_default().push(deleted);
+    }
+
+    /// Measures a round of an agent.
+    pub(crate) async fn add_life(&mut self, who: &str, agent: &Agent<'_>, pods: usize) -> anyhow::Result<()> {
+        let before = Cost::of(agent)?;
+        let created = work::burst(agent.api, pods).await;
+        let deleted = work::remove(agent.api, pods).await;
+        self.add(who, created, deleted);
+        let lives = self.lives.entry(who.to_owned()).or_default();
+        for (figure, per_pod) in Cost::of(agent)?.since(&before).per_pod(pods) {
+            lives.entry(figure).or_default().push(per_pod);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn report(&self) -> Map<String, Value> {
+        let mut report = Map::new();
+        for (name, values) in [("create_to_ready", &self.create), ("delete_to_gone", &self.delete)] {
+            report.insert(
+                name.to_owned(),
+                json!({"seconds": medians(values), "lowest_and_highest": extremes(values), "ratios": ratios(values)}),
+            );
+        }
+        let lives: BTreeMap<&str, _> =
+            self.lives.iter().map(|(who, values)| (who.as_str(), medians(values))).collect();
+        report.insert("per_pod_life".to_owned(), json!(lives));
+        let cpu = |who: &str| Some(quantile(self.lives.get(who)?.get("cpu_ms all")?, 0.5));
+        if let (Some(ours), Some(kubelets)) = (cpu("quintlet"), cpu("kubelet")) {
+            report.insert("cpu_per_pod_life_to_kubelet".to_owned(), json!(ours / kubelets));
+        }
+        report
+    }
+}
+
+/// Returns the ratios of Quintlet's median to the kubelet's and to the best of the runtime alone.
+fn ratios(values: &Values) -> Value {
+    let medians = medians(values);
+    let Some(ours) = medians.get("quintlet") else { return Value::Null };
+    let raw = medians.iter().filter(|(key, _)| key.starts_with("raw")).map(|(_, value)| *value);
+    let best = raw.fold(f64::INFINITY, f64::min);
+    json!({"raw": ours / best, "kubelet": medians.get("kubelet").map(|kubelets| ours / kubelets)})
+}
+
+fn extremes(values: &Values) -> BTreeMap<&str, [f64; 2]> {
+    values.iter().map(|(key, all)| (key.as_str(), [quantile(all, 0.0), quantile(all, 1.0)])).collect()
+}
+
+pub(crate) fn medians(all: &Values) -> BTreeMap<&str, f64> {
+    all.iter().map(|(key, values)| (key.as_str(), quantile(values, 0.5))).collect()
+}
+
+pub(crate) fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let last = sorted.len().saturating_sub(1);
+    sorted.get((last as f64 * q).round() as usize).copied().unwrap_or_default()
+}
