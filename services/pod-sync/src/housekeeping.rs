@@ -242,7 +242,7 @@ fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
 /// Removes the volumes and the cgroup of a pod, then its directory, by which an unfinished removal is found again. Mounted
 /// content is never deleted.
 pub async fn remove_dir(ctx: Arc<WorkerContext>, uid: PodUid) {
-    let work = PodWork { uid: uid.clone(), name: String::new() };
+    let work = PodWork::unnamed(&uid);
     // After a panic, housekeeping tries again when the pod's wait is over.
     let _ = ctx.faults.contained(&work, Box::pin(clear_dir(&ctx, &uid))).await;
 }

@@ -9,7 +9,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use quintlet_kit::clock::{bounded, deadline_after};
-use quintlet_kit::contain::{Work, contained_request};
+use quintlet_kit::contain::{self, Work, contained_request};
 use quintlet_kit::failpoint;
 use quintlet_model::outcome::Outcome;
 use tokio::time::Instant;
@@ -19,7 +19,7 @@ use tracing::Span;
 use super::{Call, Forwarder, InProgress, MAX_REPLY, REMOVE_CONTAINER, record_reply};
 use crate::budget::{Exhausted, GrowingReservation};
 use crate::fence::{FenceError, FencingToken};
-use crate::lanes::Slot;
+use crate::lanes::{Priority, Slot};
 use crate::policy::{Hold, Lane};
 use crate::reply::{self, Frames, Reply};
 use crate::upstream::SendError;
@@ -116,7 +116,9 @@ impl Forwarder {
         } else {
             failpoint::work!("read queued");
         }
-        let mut turn = pin!(self.lanes.enter(call.policy.lane, call.info.registry.as_deref()));
+        let is_critical = contain::current().is_some_and(|work| work.is_critical());
+        let priority = Priority::of(call.policy.method, is_critical);
+        let mut turn = pin!(self.lanes.enter(call.policy.lane, priority, call.info.registry.as_deref()));
         loop {
             let Some(deadline) = token.and_then(|t| t.lock().deadline) else {
                 return turn.await.map_err(QueueError::Full);

@@ -10,6 +10,7 @@ use tracing::Span;
 
 use super::stream_body::StreamBody;
 use super::{Forwarder, record_reply};
+use crate::lanes::Priority;
 use crate::outcome;
 use crate::policy::Lane;
 use crate::reply::{self, Body, Frames, Reply};
@@ -34,7 +35,7 @@ impl Forwarder {
         };
         // The slot is released once the stream is open: a watch would hold it forever.
         let slot = match lane {
-            Some(lane) => match self.lanes.enter(lane, None).await {
+            Some(lane) => match self.lanes.enter(lane, Priority::Other, None).await {
                 Ok(slot) => Some(slot),
                 Err(full) => {
                     let message = full.to_string();

@@ -43,12 +43,20 @@ pub struct PodWork {
     pub uid: PodUid,
     /// `namespace/name`.
     pub name: String,
+    /// The calls of a critical pod precede those of others.
+    pub is_critical: bool,
 }
 
 impl PodWork {
     #[must_use]
     pub fn of(pod: &PodRef) -> Self {
-        Self { uid: pod.uid.clone(), name: format!("{}/{}", pod.namespace, pod.name) }
+        Self { name: format!("{}/{}", pod.namespace, pod.name), ..Self::unnamed(&pod.uid) }
+    }
+
+    /// Returns work for a pod of which only the UID is known.
+    #[must_use]
+    pub fn unnamed(uid: &PodUid) -> Self {
+        Self { uid: uid.clone(), name: String::new(), is_critical: false }
     }
 }
 
@@ -197,18 +205,14 @@ impl Containment {
     ///
     /// # Errors
     /// The work panicked. Call [`Containment::record_panic`] for the back-off.
-    pub async fn contained<T>(
-        &self,
-        uid: &PodUid,
-        name: String,
-        work: impl Future<Output = T>,
-    ) -> Result<T, Panic> {
-        let standing = self.ledger.lock().permission(uid, self.clock.boot());
+    pub async fn contained<T>(&self, pod: &PodWork, work: impl Future<Output = T>) -> Result<T, Panic> {
+        let standing = self.ledger.lock().permission(&pod.uid, self.clock.boot());
         let _turn = match standing {
             WorkPermission::OneAtATime => Some(self.turn.lock().await),
             WorkPermission::Allowed | WorkPermission::Suspended(_) => None,
         };
-        let done = contain::contained(Work::marked(uid.as_str(), name, self.begin(uid)), work).await;
+        let named = Work::marked(pod.uid.as_str(), pod.name.clone(), self.begin(&pod.uid));
+        let done = contain::contained(named.with_priority(pod.is_critical), work).await;
         if done.is_err() {
             self.panics.inc();
         }
@@ -276,6 +280,10 @@ mod tests {
         PodUid::parse(name).unwrap()
     }
 
+    fn work(name: &str) -> PodWork {
+        PodWork::unnamed(&uid(name))
+    }
+
     fn open(run: &Path) -> Containment {
         let paths = Paths::new(run);
         std::fs::create_dir_all(paths.state_dir()).unwrap();
@@ -287,12 +295,12 @@ mod tests {
     async fn dies(run: &Path, note: Option<&str>) {
         let process = open(run);
         let before = process.suspension(&uid("k"));
-        let (other, k) = (uid("other"), uid("k"));
-        let waiting = process.contained(&other, String::new(), std::future::pending::<()>());
+        let (other, k) = (work("other"), work("k"));
+        let waiting = process.contained(&other, std::future::pending::<()>());
         let mut waiting = Box::pin(waiting);
         assert!(futures::poll!(&mut waiting).is_pending());
         let marks = run.join("state").join(WORK_FILE);
-        let at_death = process.contained(&k, String::new(), async {
+        let at_death = process.contained(&k, async {
             std::fs::copy(&marks, run.join("left")).unwrap();
         });
         if before.is_none() {
@@ -337,16 +345,16 @@ mod tests {
         for _ in 0..2 {
             c.record_crash(SERVICE, &ProcessExit::Crash("SIGABRT".to_owned()), &[uid("a"), uid("b")].into());
         }
-        let (pending, none) = (std::future::pending::<()>, String::new);
-        let (a, b) = (uid("a"), uid("b"));
-        let first = c.contained(&a, none(), pending());
+        let pending = std::future::pending::<()>;
+        let (a, b) = (work("a"), work("b"));
+        let first = c.contained(&a, pending());
         let second_runs = std::cell::Cell::new(false);
-        let second = c.contained(&b, none(), async { second_runs.set(true) });
+        let second = c.contained(&b, async { second_runs.set(true) });
         let (mut first, mut second) = (Box::pin(first), std::pin::pin!(second));
         assert!(futures::poll!(&mut first).is_pending());
         assert!(futures::poll!(&mut second).is_pending());
         assert!(!second_runs.get(), "another suspected pod is in work");
-        c.contained(&uid("free"), none(), async {}).await.unwrap();
+        c.contained(&work("free"), async {}).await.unwrap();
         drop(first);
         second.await.unwrap();
         assert!(second_runs.get());
@@ -386,7 +394,7 @@ mod tests {
         let run = tempfile::tempdir().unwrap();
         let c = open(run.path());
         let before = c.panics.get();
-        let panic = c.contained(&uid("a"), String::new(), async { panic!("boom") }).await.map(|(): ()| ());
+        let panic = c.contained(&work("a"), async { panic!("boom") }).await.map(|(): ()| ());
         let wait = c.record_panic(&uid("a"), &panic.unwrap_err());
         assert!(
             wait.message.starts_with("pod-sync panicked at ") && wait.message.ends_with(": boom"),

@@ -173,13 +173,13 @@ async fn check_logs(
 ) {
     futures::stream::iter(logs)
         .for_each_concurrent(settings.container_log_max_workers, |log| async {
-            let PodWork { uid, name } = &log.pod;
+            let PodWork { uid, name, .. } = &log.pod;
             if containment.suspension(uid).is_some() {
                 return;
             }
             let check = check_log(runtime, clock, settings, log);
             // A panic has been logged, and the log is checked again at the next interval.
-            if let Ok(Err(error)) = containment.contained(uid, name.clone(), check).await {
+            if let Ok(Err(error)) = containment.contained(&log.pod, check).await {
                 tracing::warn!(
                     pod.name = name,
                     pod.uid = %uid,

@@ -119,7 +119,7 @@ const SETTINGS: LogSettings = LogSettings {
 };
 
 fn pod(uid: &str) -> PodWork {
-    PodWork { uid: PodUid::parse(uid).unwrap(), name: format!("default/{uid}") }
+    PodWork { name: format!("default/{uid}"), ..PodWork::unnamed(&PodUid::parse(uid).unwrap()) }
 }
 
 fn containment(dir: &Path, clock: &Clock) -> Containment {

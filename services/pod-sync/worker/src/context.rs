@@ -174,7 +174,7 @@ impl FaultIsolation {
 
     /// Runs work of a pod. After a panic the pod waits, and the result is none.
     pub async fn contained<T>(&self, pod: &PodWork, work: impl Future<Output = T>) -> Option<T> {
-        match self.containment.contained(&pod.uid, pod.name.clone(), work).await {
+        match self.containment.contained(pod, work).await {
             Ok(done) => Some(done),
             Err(panic) => {
                 self.panicked(pod, &panic, None);

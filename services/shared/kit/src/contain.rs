@@ -23,6 +23,9 @@ pub const EXIT_PANIC: i32 = 70;
 /// Metadata of a request: UID of the pod that the request is for. A service that panics in the request logs the UID.
 pub const POD_UID_HEADER: &str = "quintlet-pod-uid";
 
+/// Metadata of a request: the pod is critical (`pkg/kubelet/types: IsCriticalPod`), so its calls precede those of others.
+pub const CRITICAL_HEADER: &str = "quintlet-critical";
+
 /// A panic that was contained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("panicked at {location}: {message}")]
@@ -45,6 +48,7 @@ pub trait OnThread: Send + Sync {
 struct Named {
     uid: String,
     name: String,
+    is_critical: bool,
     on_thread: Option<Box<dyn OnThread>>,
 }
 
@@ -62,7 +66,7 @@ impl Work {
     /// Returns work for the pod with this UID. `name` is `namespace/name`, and may be empty if it is unknown.
     #[must_use]
     pub fn new(uid: impl Into<String>, name: impl Into<String>) -> Self {
-        Self(Arc::new(Named { uid: uid.into(), name: name.into(), on_thread: None }))
+        Self::named(uid.into(), name.into(), None)
     }
 
     /// Returns work as [`Work::new`] does, and calls `on_thread` when a thread starts and stops executing it.
@@ -73,7 +77,26 @@ impl Work {
         on_thread: impl OnThread + 'static,
     ) -> Self {
         let on_thread: Option<Box<dyn OnThread>> = Some(Box::new(on_thread));
-        Self(Arc::new(Named { uid: uid.into(), name: name.into(), on_thread }))
+        Self::named(uid.into(), name.into(), on_thread)
+    }
+
+    fn named(uid: String, name: String, on_thread: Option<Box<dyn OnThread>>) -> Self {
+        Self(Arc::new(Named { uid, name, is_critical: false, on_thread }))
+    }
+
+    /// Returns work that has no clones yet, with the priority of the pod.
+    #[must_use]
+    pub fn with_priority(mut self, is_critical: bool) -> Self {
+        if let Some(named) = Arc::get_mut(&mut self.0) {
+            named.is_critical = is_critical;
+        }
+        self
+    }
+
+    /// Returns whether the pod is critical.
+    #[must_use]
+    pub fn is_critical(&self) -> bool {
+        self.0.is_critical
     }
 
     /// Returns the UID of the pod.
@@ -88,11 +111,11 @@ impl Work {
         &self.0.name
     }
 
-    /// Returns the pod that a request names in its metadata ([`POD_UID_HEADER`]).
+    /// Returns the pod that a request names in its metadata ([`POD_UID_HEADER`], [`CRITICAL_HEADER`]).
     #[must_use]
     pub fn of_request(headers: &HeaderMap) -> Option<Self> {
         let uid = headers.get(POD_UID_HEADER)?.to_str().ok()?;
-        Some(Self::new(uid, ""))
+        Some(Self::new(uid, "").with_priority(headers.contains_key(CRITICAL_HEADER)))
     }
 
     // Marks this thread as executing the work until the guard is dropped.
@@ -129,10 +152,14 @@ pub fn current() -> Option<Work> {
     CURRENT.try_with(|current| current.borrow().clone()).ok().flatten()
 }
 
-/// Adds the UID of the pod that this thread works for, if any, to the metadata of a request.
+/// Adds UID and priority of the pod that this thread works for, if any, to the metadata of a request.
 pub fn name_pod(metadata: &mut MetadataMap) {
-    if let Some(uid) = current().and_then(|work| MetadataValue::try_from(work.uid()).ok()) {
+    let Some(work) = current() else { return };
+    if let Ok(uid) = MetadataValue::try_from(work.uid()) {
         metadata.insert(POD_UID_HEADER, uid);
+    }
+    if work.is_critical() {
+        metadata.insert(CRITICAL_HEADER, MetadataValue::from_static("true"));
     }
 }
 
@@ -336,6 +363,17 @@ mod tests {
         let panic = contained_now(&work, || -> () { panic!("at once") }).unwrap_err();
         assert_eq!(panic.message, "at once");
         assert_eq!(contained(work, async { 1 }).await, Ok(1));
+    }
+
+    #[test]
+    fn the_priority_of_a_pod_is_in_the_metadata_of_its_requests() {
+        for is_critical in [false, true] {
+            let work = Work::new("u1", "").with_priority(is_critical);
+            let mut metadata = MetadataMap::new();
+            contained_now(&work, || name_pod(&mut metadata)).unwrap();
+            let received = Work::of_request(&metadata.into_headers()).unwrap();
+            assert_eq!((received.uid(), received.is_critical()), ("u1", is_critical));
+        }
     }
 
     #[tokio::test]

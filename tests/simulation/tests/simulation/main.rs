@@ -32,6 +32,7 @@ mod objects;
 mod orphans;
 mod pod_certificates;
 mod pod_fields;
+mod priorities;
 mod probes;
 mod random;
 mod resize;

@@ -100,7 +100,9 @@ impl Worker {
                 }
                 NextWork::Run(work, cancel) => {
                     self.work_loop.cancel = cancel;
-                    let (ctx, pod) = (Arc::clone(&self.ctx), PodWork::of(&self.pod_ref));
+                    let ctx = Arc::clone(&self.ctx);
+                    let is_critical = quintlet_model::pod::is_critical(&self.pod);
+                    let pod = PodWork { is_critical, ..PodWork::of(&self.pod_ref) };
                     let worked = Box::pin(self.work(work));
                     let Some(next_work) = ctx.faults.contained(&pod, worked).await else {
                         // The state may be half-changed: the pod manager makes another worker from the record.
