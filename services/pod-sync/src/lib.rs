@@ -101,6 +101,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     if !late.is_empty() {
         tracing::warn!(tasks = ?late, "tasks did not end in time");
     }
+    agent.write_allocations().await;
     serving.await?.context("server")?;
     drop(owner);
     agent.refusal()

@@ -78,7 +78,13 @@ impl PodManager {
             self.listing = Some(quintlet_kit::task::spawn("list-orphans", listing));
         }
         self.ctx.reporting.metrics.start_latency.retain(&known);
-        self.ctx.checkpoints.allocations.retain(&known.iter().map(PodUid::as_str).collect());
+        let allocations = &self.ctx.checkpoints.allocations;
+        allocations.retain(&known.iter().map(PodUid::as_str).collect());
+        if allocations.has_changes() {
+            let ctx = Arc::clone(&self.ctx);
+            let flush = async move { ctx.checkpoints.allocations.flush().await };
+            drop(quintlet_kit::task::spawn("write-allocations", flush));
+        }
         self.sweeper.tick(&self.ctx, &known);
     }
 

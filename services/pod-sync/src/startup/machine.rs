@@ -13,6 +13,11 @@ use super::Agent;
 use crate::args::Args;
 
 impl Agent {
+    /// Writes the allocations that changed last.
+    pub(crate) async fn write_allocations(&self) {
+        self.ctx.checkpoints.allocations.flush().await;
+    }
+
     /// Returns the error that stopped this process, if one did.
     pub(crate) fn refusal(&self) -> anyhow::Result<()> {
         match self.refusal.get() {

@@ -1,8 +1,10 @@
 //! Allocated and actuated resources of pods, in memory and in the two checkpoints of the kubelet below the root directory, and the
 //! resize conditions of pods.
 //!
-//! A file is written whenever its content changes, without fsync: after a crash of the machine either version may be on disk,
-//! and no container of either version is running.
+//! A file has all entries, so changes are written together: [`Allocations::flush`] returns once the changes made before it are
+//! on disk, and concurrent calls share a write. It precedes the creation of a container. Housekeeping writes what nobody waits
+//! for. There is no fsync: after a crash of the machine either version may be on disk, and no container of either version is
+//! running.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -17,6 +19,7 @@ use pod_sync_decisions::resize::conditions::ResizeConditions;
 use pod_sync_decisions::resize::feasibility::PendingReason;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::metrics;
 use tokio::sync::Notify;
@@ -28,6 +31,8 @@ const ACTUATED: &str = "actuated_pods_state";
 struct Checkpoint {
     path: PathBuf,
     entries: PodResourceEntries,
+    // Changed since the last write.
+    is_changed: bool,
 }
 
 impl Checkpoint {
@@ -47,40 +52,29 @@ impl Checkpoint {
                 PodResourceEntries::new()
             }
         };
-        Self { path, entries }
+        Self { path, entries, is_changed: false }
     }
 
     fn change(&mut self, uid: &PodUid, change: impl FnOnce(&mut PodResources)) {
         let entry = self.entries.entry(uid.to_string()).or_default();
         let before = entry.clone();
         change(entry);
-        if *entry != before {
-            self.write();
-        }
+        self.is_changed |= *entry != before;
     }
 
     fn remove(&mut self, uid: &PodUid) {
-        if self.entries.remove(uid.as_str()).is_some() {
-            self.write();
-        }
+        self.is_changed |= self.entries.remove(uid.as_str()).is_some();
     }
 
     fn retain(&mut self, known: &HashSet<&str>) {
         let before = self.entries.len();
         self.entries.retain(|uid, _| known.contains(uid.as_str()));
-        if self.entries.len() != before {
-            self.write();
-        }
+        self.is_changed |= self.entries.len() != before;
     }
 
-    // A failure does not stop the pod: the next start recovers the allocation from the status.
-    fn write(&self) {
-        let written = checkpoint::encode(&self.entries)
-            .map_err(std::io::Error::from)
-            .and_then(|bytes| quintlet_kit::atomic_file::write(&self.path, &bytes, 0o600));
-        if let Err(e) = written {
-            tracing::error!(path = %self.path.display(), error = %e, "failed to write resource checkpoint");
-        }
+    /// Returns the file and its content if it is to be written.
+    fn take_change(&mut self) -> Option<(PathBuf, Result<Vec<u8>, serde_json::Error>)> {
+        std::mem::take(&mut self.is_changed).then(|| (self.path.clone(), checkpoint::encode(&self.entries)))
     }
 }
 
@@ -128,7 +122,9 @@ impl Gauges {
 /// Allocated and actuated resources of all pods.
 #[derive(Debug)]
 pub struct Allocations {
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
+    // Held while the files are written.
+    writing: Arc<tokio::sync::Mutex<()>>,
     gauges: Gauges,
     room: Notify,
 }
@@ -142,7 +138,44 @@ impl Allocations {
             actuated: Checkpoint::open(root.join(ACTUATED)),
             conditions: BTreeMap::new(),
         };
-        Self { state: Mutex::new(state), gauges: Gauges::registered(), room: Notify::new() }
+        let (state, writing) = (Arc::new(Mutex::new(state)), Arc::default());
+        Self { state, writing, gauges: Gauges::registered(), room: Notify::new() }
+    }
+
+    /// Returns whether a file is to be written.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        let state = self.state.lock();
+        state.allocated.is_changed || state.actuated.is_changed
+    }
+
+    /// Writes the files if they have changed. Changes made before the call are on disk when it returns.
+    ///
+    /// A failure is logged and does not stop the pod: the next start recovers the allocation from the status.
+    pub async fn flush(&self) {
+        // A flush that waited here finds its changes written by the one before it.
+        let writing = Arc::clone(&self.writing).lock_owned().await;
+        if !self.has_changes() {
+            return;
+        }
+        let state = Arc::clone(&self.state);
+        blocking(move || {
+            // Held until the end of the write, even if the caller is gone.
+            let _writing = writing;
+            let changes = {
+                let mut state = state.lock();
+                [state.allocated.take_change(), state.actuated.take_change()]
+            };
+            for (path, bytes) in changes.into_iter().flatten() {
+                let written = bytes.map_err(std::io::Error::from);
+                let written =
+                    written.and_then(|bytes| quintlet_kit::atomic_file::write(&path, &bytes, 0o600));
+                if let Err(e) = written {
+                    tracing::error!(path = %path.display(), error = %e, "failed to write resource checkpoint");
+                }
+            }
+        })
+        .await;
     }
 
     /// Returns whether the pod has an allocation.
@@ -258,6 +291,8 @@ impl Allocations {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
     use quintlet_testkit::pods::pod_json;
     use serde_json::json;
@@ -286,24 +321,47 @@ mod tests {
         assert_eq!(all.complete(&uid(), &after), None, "it completes once");
     }
 
-    #[test]
-    fn allocated_and_actuated_resources_survive_a_restart_until_the_pod_is_removed() {
+    #[tokio::test]
+    async fn allocated_and_actuated_resources_survive_a_restart_until_the_pod_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let all = Allocations::open(dir.path());
         assert!(!all.is_allocated(&uid()));
         all.allocate(&uid(), &pod("1"));
         all.actuate(&uid(), "a", allocation::of_pod(&pod("500m")).containers["a"].clone());
+        all.flush().await;
 
         let again = Allocations::open(dir.path());
         assert_eq!(again.apply(&uid(), &pod("2")), pod("1"));
         assert_eq!(again.actuated(&uid()), Some(allocation::of_pod(&pod("500m"))));
         again.retain(&["u1"].into());
         again.remove(&uid());
+        again.flush().await;
         let last = Allocations::open(dir.path());
         assert!(!last.is_allocated(&uid()) && last.actuated(&uid()).is_none());
         last.allocate(&uid(), &pod("1"));
+        last.flush().await;
         last.retain(&HashSet::new());
+        last.flush().await;
         assert!(!Allocations::open(dir.path()).is_allocated(&uid()), "the pod is not known");
+    }
+
+    #[tokio::test]
+    async fn changes_of_many_pods_are_written_together() {
+        let dir = tempfile::tempdir().unwrap();
+        let inode = |file: &str| std::fs::metadata(dir.path().join(file)).map(|meta| meta.ino()).ok();
+        let all = Allocations::open(dir.path());
+        let uids: Vec<PodUid> = (0..100).map(|n| PodUid::parse(&format!("u{n}")).unwrap()).collect();
+        for uid in &uids {
+            all.allocate(uid, &pod("1"));
+        }
+        assert_eq!((inode(ALLOCATED), all.has_changes()), (None, true), "nothing is written yet");
+        all.flush().await;
+        let first = inode(ALLOCATED).unwrap();
+        assert_eq!(inode(ACTUATED), None, "that file has not changed");
+        futures::future::join_all(uids.iter().map(async |_| all.flush().await)).await;
+        assert_eq!(inode(ALLOCATED), Some(first), "a flush without changes writes nothing");
+        let again = Allocations::open(dir.path());
+        assert!(uids.iter().all(|uid| again.is_allocated(uid)));
     }
 
     #[test]

@@ -77,6 +77,7 @@ impl Worker {
             let resources = container.resources.clone().unwrap_or_default();
             self.ctx.checkpoints.allocations.actuate(&self.pod_ref.uid, &container.name, resources);
         }
+        self.ctx.checkpoints.allocations.flush().await;
         let (calls, sandbox_config) = (&self.ctx.runtime.calls, spec.sandbox_config.clone());
         match calls.create_container(spec.sandbox, config, &extensions, sandbox_config).await {
             Ok(id) => {

@@ -87,6 +87,8 @@ impl Worker {
         sandbox: &SandboxId,
     ) -> Result<(), Stopped> {
         let pod = &pass.pod;
+        // The allocation that is actuated here.
+        self.ctx.checkpoints.allocations.flush().await;
         let wanted = self.ctx.environment.cgroups.pod_values(pod);
         for resource in [Resource::Memory, Resource::Cpu] {
             let updates = actions.of(resource);
@@ -119,6 +121,7 @@ impl Worker {
                     self.ctx.checkpoints.allocations.actuated(&self.pod_ref.uid).and_then(|a| a.pod_level);
                 let has = plan::actuated_pod_level(had, pods::spec(pod).resources.as_ref(), resource);
                 self.ctx.checkpoints.allocations.actuate_pod(&self.pod_ref.uid, Some(has));
+                self.ctx.checkpoints.allocations.flush().await;
             }
         }
         if actions.pod {
@@ -201,6 +204,7 @@ impl Worker {
         let resources = resources::container_resources(pod, &container, &ctx.node.settings);
         ctx.runtime.calls.update_container(&update.id, resources).await?;
         ctx.checkpoints.allocations.actuate(uid, &update.name, actuated);
+        ctx.checkpoints.allocations.flush().await;
         Ok(())
     }
 }
