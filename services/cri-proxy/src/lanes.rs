@@ -3,7 +3,7 @@
 //! A queue is first in, first out among calls of one [`Priority`]. Calls of critical pods precede others, and the calls of a pod
 //! that is almost started precede those of a pod that has only begun, so that pods become ready one after the other and not all at
 //! the end. A call is overtaken only [`MAX_OVERTAKEN`] times once it is the first of its priority.
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,8 +37,6 @@ pub enum Priority {
 }
 
 impl Priority {
-    const COUNT: usize = 4;
-
     #[must_use]
     pub fn of(method: &str, is_critical: bool) -> Self {
         match method {
@@ -63,8 +61,7 @@ struct Limiter(Arc<Mutex<State>>);
 struct State {
     limit: usize,
     in_flight: usize,
-    // By priority.
-    queues: [VecDeque<Waiter>; Priority::COUNT],
+    queues: BTreeMap<Priority, VecDeque<Waiter>>,
     arrived: u64,
 }
 
@@ -79,20 +76,22 @@ struct Waiter {
 
 impl State {
     fn waiting(&self) -> impl Iterator<Item = &Waiter> {
-        self.queues.iter().flatten()
+        self.queues.values().flatten()
     }
 
     fn queued(&self) -> usize {
-        self.queues.iter().fold(0, |all: usize, queue| all.saturating_add(queue.len()))
+        self.queues.values().fold(0, |all: usize, queue| all.saturating_add(queue.len()))
     }
 
     /// Takes the call that is next.
     fn next(&mut self) -> Option<Waiter> {
-        let mut firsts = self.queues.iter().map(VecDeque::front);
-        let starved = firsts.position(|first| first.is_some_and(|call| call.overtaken >= MAX_OVERTAKEN));
-        let priority = starved.or_else(|| self.queues.iter().position(|queue| !queue.is_empty()))?;
-        let next = self.queues.get_mut(priority)?.pop_front()?;
-        for first in self.queues.iter_mut().filter_map(VecDeque::front_mut) {
+        let is_starved =
+            |queue: &VecDeque<Waiter>| queue.front().is_some_and(|call| call.overtaken >= MAX_OVERTAKEN);
+        let starved = self.queues.iter().find(|(_, queue)| is_starved(queue));
+        let (priority, _) = starved.or_else(|| self.queues.iter().find(|(_, queue)| !queue.is_empty()))?;
+        let priority = *priority;
+        let next = self.queues.get_mut(&priority)?.pop_front()?;
+        for first in self.queues.values_mut().filter_map(VecDeque::front_mut) {
             if first.arrived < next.arrived {
                 first.overtaken = first.overtaken.saturating_add(1);
             }
@@ -119,7 +118,7 @@ impl Drop for Permit {
 
 impl Limiter {
     fn new(limit: usize) -> Self {
-        Self(Arc::new(Mutex::new(State { limit, in_flight: 0, queues: Default::default(), arrived: 0 })))
+        Self(Arc::new(Mutex::new(State { limit, in_flight: 0, queues: BTreeMap::new(), arrived: 0 })))
     }
 
     fn admit(&self, state: &mut State) {
@@ -155,7 +154,7 @@ impl Limiter {
                 return Some(Permit { limiter: Some(self.clone()) });
             }
             if state.queued() >= MAX_QUEUE {
-                for queue in &mut state.queues {
+                for queue in state.queues.values_mut() {
                     queue.retain(|call| !call.grant.is_closed());
                 }
                 if state.queued() >= MAX_QUEUE {
@@ -165,9 +164,7 @@ impl Limiter {
             let (grant, turn) = oneshot::channel();
             state.arrived = state.arrived.saturating_add(1);
             let waiter = Waiter { arrived: state.arrived, overtaken: 0, grant };
-            if let Some(queue) = state.queues.get_mut(priority as usize) {
-                queue.push_back(waiter);
-            }
+            state.queues.entry(priority).or_default().push_back(waiter);
             turn
         };
         turn.await.ok()

@@ -393,23 +393,28 @@ mod tests {
         assert_eq!(counted(), (0, 0, 0));
     }
 
-    #[test]
-    fn a_checkpoint_is_written_only_if_it_changed() {
+    #[tokio::test]
+    async fn a_checkpoint_is_written_only_if_it_changed() {
         let dir = tempfile::tempdir().unwrap();
         let all = Allocations::open(dir.path());
         all.allocate(&uid(), &pod("1"));
+        all.flush().await;
         let file = dir.path().join(ALLOCATED);
         std::fs::remove_file(&file).unwrap();
         all.allocate(&uid(), &pod("1"));
+        all.flush().await;
         assert!(!file.exists());
         all.allocate(&uid(), &pod("2"));
+        all.flush().await;
         assert!(file.exists());
     }
 
-    #[test]
-    fn an_unusable_checkpoint_is_moved_aside_and_the_status_is_used() {
+    #[tokio::test]
+    async fn an_unusable_checkpoint_is_moved_aside_and_the_status_is_used() {
         let dir = tempfile::tempdir().unwrap();
-        Allocations::open(dir.path()).allocate(&uid(), &pod("1"));
+        let before = Allocations::open(dir.path());
+        before.allocate(&uid(), &pod("1"));
+        before.flush().await;
         let file = dir.path().join(ALLOCATED);
         let good = std::fs::read_to_string(&file).unwrap();
         std::fs::write(&file, good.replace("u1", "u2")).unwrap();

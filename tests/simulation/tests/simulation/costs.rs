@@ -88,3 +88,31 @@ async fn the_life_of_a_pod_costs_these_requests_and_calls() {
     }
     sim.finish().await;
 }
+
+/// Counts names.
+fn tally(names: Vec<&'static str>) -> BTreeMap<&'static str, u64> {
+    let mut counts = BTreeMap::new();
+    for name in names {
+        *counts.entry(name).or_default() += 1;
+    }
+    counts
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_life_of_a_pod_changes_these_files() {
+    let sim = Sim::start(Options::default()).await;
+    for name in ["first", "second", "third"] {
+        sim.cuts().arm(Kind::File, When::After, None);
+        let uid = sim.create(pods::single(name));
+        sim.wait_ready(name).await;
+        sim.wait_event(name, "Started", |event| event.reason == "Started").await;
+        let start = tally(sim.cuts().disarm());
+        sim.cuts().arm(Kind::File, When::After, None);
+        sim.delete(name, None);
+        sim.wait_gone(name).await;
+        sim.wait_nothing_left(&uid).await;
+        let end = tally(sim.cuts().disarm());
+        eprintln!("{name}: {start:#?} {end:#?}");
+    }
+    sim.finish().await;
+}
