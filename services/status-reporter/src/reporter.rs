@@ -34,6 +34,11 @@ const ACKS: usize = 4096;
 /// Pauses after failed writes of one pod: 50 ms, doubled up to 1 s.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Longest wait of an update that changes only the observed generation of a pod that is being deleted: the default
+/// terminationGracePeriodSeconds. The statuses of a pod that stops within it are written once.
+pub const DEFERRAL: Duration = Duration::from_secs(30);
+
 /// Wait after a write that panicked. Each further panic in a row doubles it, up to [`LONGEST_AFTER_PANIC`].
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
@@ -56,6 +61,8 @@ struct Entry {
     memory: Option<Memory>,
     done: Option<(Stamp, Verdict)>,
     failures: u32,
+    /// The time of the first update since the last write that was deferred ([`DEFERRAL`]).
+    deferred: Option<Instant>,
     /// The pod is removed when its write has ended.
     forgotten: bool,
 }
@@ -94,6 +101,7 @@ struct Shared {
     gate: Gate,
     idle: Notify,
     metrics: Metrics,
+    deferral: Duration,
 }
 
 /// Writes updates. Clones share the state.
@@ -106,6 +114,12 @@ impl Reporter {
     /// Creates a reporter. Without a client every update is acked with [`Verdict::NoApi`].
     #[must_use]
     pub fn new(api: Option<ApiClient>, clock: Clock, metrics: Metrics) -> Self {
+        Self::with_deferral(api, clock, metrics, DEFERRAL)
+    }
+
+    /// Creates a reporter as [`Self::new`] does, with another limit in place of [`DEFERRAL`].
+    #[must_use]
+    pub fn with_deferral(api: Option<ApiClient>, clock: Clock, metrics: Metrics, deferral: Duration) -> Self {
         let shared = Shared {
             api,
             clock,
@@ -113,6 +127,7 @@ impl Reporter {
             gate: Gate::default(),
             idle: Notify::new(),
             metrics,
+            deferral,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -171,7 +186,8 @@ impl Reporter {
             Some(_) | None => {}
         }
         normalize(&mut update.desired);
-        let since = entry.waiting.take().map_or_else(Instant::now, |(_, since)| since);
+        let before = entry.waiting.take().filter(|_| entry.deferred.is_none());
+        let since = before.map_or_else(Instant::now, |(_, since)| since);
         entry.waiting = Some((update, since));
         shared.enqueue(&mut state, &uid);
         Shared::pump(shared, &mut state);
@@ -264,10 +280,11 @@ impl Shared {
             state.pods.get_mut(&uid).and_then(|entry| {
                 let (update, since) = entry.waiting.take()?;
                 entry.writing = Some(update.stamp);
-                Some((update, since, entry.memory.take()))
+                let may_defer = entry.deferred.is_none_or(|first| first.elapsed() < self.deferral);
+                Some((update, since, entry.memory.take(), may_defer))
             })
         };
-        let (Some(api), Some((update, since, mut memory))) = (self.api.as_ref(), begun) else {
+        let (Some(api), Some((update, since, mut memory, may_defer))) = (self.api.as_ref(), begun) else {
             return Self::ended(&self, &uid, None);
         };
         let span = info_span!("write_status", pod.uid = %uid, version = update.stamp.version);
@@ -276,7 +293,7 @@ impl Shared {
         let name = format!("{}/{}", update.namespace, update.name);
         let writing = Box::pin(async {
             failpoint::work!("write of a status");
-            write::write(api, &update, &mut memory, &now).instrument(span).await
+            write::write(api, &update, &mut memory, may_defer, &now).instrument(span).await
         });
         let written = contained(Work::new(uid.as_str(), name), writing).await;
         let outcome = written.unwrap_or_else(|panic| {
@@ -287,6 +304,7 @@ impl Shared {
         match &outcome {
             Outcome::Later(failure) if failure.is_of_server() => self.gate.failed(failure.retry_after()),
             Outcome::Later(_) | Outcome::Done(_) => self.gate.answered(),
+            Outcome::Deferred => {}
         }
         Self::ended(&self, &uid, Some(Attempt { update, since, memory, outcome }));
     }
@@ -327,6 +345,7 @@ impl Shared {
         match outcome {
             Outcome::Done(verdict) => {
                 entry.failures = 0;
+                entry.deferred = None;
                 entry.done = Some((stamp, verdict.clone()));
                 self.metrics.sync_seconds.observe(since.elapsed().as_secs_f64());
                 match &verdict {
@@ -350,6 +369,15 @@ impl Shared {
                 }
                 let ack = first.then(|| Ack { uid, stamp, verdict: Verdict::Queued(failure.to_string()) });
                 (ack, Some(pause(entry.failures, &failure)))
+            }
+            Outcome::Deferred => {
+                if entry.waiting.is_some() || entry.forgotten {
+                    return (None, None);
+                }
+                debug!(pod.uid = %uid, "deferred status of a pod that is being deleted");
+                entry.waiting = Some((update, since));
+                let first = *entry.deferred.get_or_insert_with(Instant::now);
+                (None, Some(self.deferral.saturating_sub(first.elapsed())))
             }
         }
     }

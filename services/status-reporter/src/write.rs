@@ -49,12 +49,22 @@ pub enum Outcome {
     Done(Verdict),
     /// The attempt must be retried.
     Later(ApiFailure),
+    /// Nothing was written: the update changes only the observed generation of a pod that is being deleted, and may be written
+    /// together with the next one.
+    Deferred,
 }
 
 /// Writes an update. Reads and updates `memory`, also if the attempt fails.
 ///
-/// Most updates need one PATCH. The live object is read only after a conflict.
-pub async fn write(api: &ApiClient, update: &Update, memory: &mut Option<Memory>, now: &str) -> Outcome {
+/// Most updates need one PATCH. The live object is read only after a conflict. With `may_defer`, an update that can wait for the next
+/// one is not written.
+pub async fn write(
+    api: &ApiClient,
+    update: &Update,
+    memory: &mut Option<Memory>,
+    may_defer: bool,
+    now: &str,
+) -> Outcome {
     if update.api_uid.is_empty() {
         // A static pod without a mirror pod has no object.
         return Outcome::Done(Verdict::Gone);
@@ -69,11 +79,16 @@ pub async fn write(api: &ApiClient, update: &Update, memory: &mut Option<Memory>
     };
     let path = pod_path(&update.namespace, &update.name);
     let mut last = None;
+    // The difference from a claimed base may be smaller than that from the object.
+    let may_defer = may_defer && update.deleting && !update.finished && trust == Base::Known;
     for _ in 0..ROUNDS {
         let merged = merge::merge(&base, &update.desired, update.could_run, now);
         let Some(patch) = patch::pod_status(&update.api_uid, &base, &merged, trust) else {
             return finish(api, update, &path, phase(&merged), version).await;
         };
+        if may_defer && last.is_none() && patch::is_of_generation_alone(&base, &merged) {
+            return Outcome::Deferred;
+        }
         let failure = match api.patch(&format!("{path}/status"), &patch).await {
             Ok(pod) => {
                 let written = memory.insert(Memory::of(&pod));

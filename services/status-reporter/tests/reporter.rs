@@ -11,7 +11,7 @@ use quintlet_testkit::pod_panics::PodPanics;
 use serde_json::{Value, json};
 use status_reporter::api::ApiClient;
 use status_reporter::metrics::Metrics;
-use status_reporter::reporter::Reporter;
+use status_reporter::reporter::{DEFERRAL, Reporter};
 use status_reporter::update::{Ack, Stamp, Update, Verdict};
 use tokio::sync::mpsc;
 
@@ -25,9 +25,13 @@ struct Bench {
 
 impl Bench {
     async fn start() -> Self {
+        Self::with_deferral(DEFERRAL).await
+    }
+
+    async fn with_deferral(deferral: Duration) -> Self {
         let api = TestApi::start().await;
-        let reporter =
-            Reporter::new(Some(ApiClient::new(api.client())), Clock::system(), Metrics::register());
+        let client = Some(ApiClient::new(api.client()));
+        let reporter = Reporter::with_deferral(client, Clock::system(), Metrics::register(), deferral);
         let (_, acks) = reporter.listen();
         Self { api, reporter, acks }
     }
@@ -254,6 +258,68 @@ async fn a_missing_pod_is_reported_gone_and_a_recreated_one_as_a_uid_mismatch() 
     mirrorless.api_uid = String::new();
     bench.reporter.submit(mirrorless);
     assert_eq!(bench.verdict().await, Verdict::Gone, "a static pod without mirror");
+}
+
+/// Returns a status with observed generations.
+fn observed(phase: &str, ready: &str, generation: u64) -> Value {
+    let condition = json!({"type": "Ready", "status": ready, "observedGeneration": generation, "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    json!({"phase": phase, "qosClass": "BestEffort", "observedGeneration": generation, "conditions": [condition]})
+}
+
+#[tokio::test]
+async fn the_generation_of_a_deleted_pod_is_written_together_with_its_end() {
+    let mut bench = Bench::start().await;
+    let pod = bench.pod("web");
+    bench.reporter.submit(update(&pod, 1, observed("Running", "True", 1)));
+    bench.written().await;
+    bench.api.delete("pods", "default", "web", Some(30)).unwrap();
+    let deleting = |version, desired| Update { deleting: true, ..update(&pod, version, desired) };
+    bench.reporter.submit(deleting(2, observed("Running", "True", 2)));
+    bench.reporter.idle().await;
+    // A repeated update, as after a reconnection of pod-sync.
+    bench.reporter.submit(deleting(2, observed("Running", "True", 2)));
+    bench.reporter.idle().await;
+    assert_eq!(bench.live("web")["status"]["observedGeneration"], 1);
+    let ended = Update { could_run: false, ..deleting(3, observed("Succeeded", "False", 2)) };
+    bench.reporter.submit(ended);
+    bench.written().await;
+    let live = bench.live("web");
+    assert_eq!(
+        (&live["status"]["phase"], &live["status"]["observedGeneration"]),
+        (&json!("Succeeded"), &json!(2))
+    );
+    let last = Update { finished: true, could_run: false, ..deleting(4, observed("Succeeded", "False", 2)) };
+    bench.reporter.submit(last);
+    assert_eq!(bench.verdict().await, Verdict::Deleted);
+    assert_eq!((bench.api.counts().of("patch pods/status"), bench.api.counts().of("delete pods")), (2, 1));
+}
+
+#[tokio::test]
+async fn the_generation_of_a_deleted_pod_that_keeps_running_is_written_after_a_while() {
+    let mut bench = Bench::with_deferral(Duration::from_millis(100)).await;
+    let pod = bench.pod("web");
+    bench.reporter.submit(update(&pod, 1, observed("Running", "True", 1)));
+    bench.written().await;
+    bench.api.delete("pods", "default", "web", Some(30)).unwrap();
+    bench.reporter.submit(Update { deleting: true, ..update(&pod, 2, observed("Running", "True", 2)) });
+    bench.written().await;
+    assert_eq!(bench.live("web")["status"]["observedGeneration"], 2);
+}
+
+#[tokio::test]
+async fn other_changes_of_a_deleted_pod_are_written_at_once() {
+    let mut bench = Bench::start().await;
+    let pod = bench.pod("web");
+    bench.reporter.submit(update(&pod, 1, observed("Running", "True", 1)));
+    bench.written().await;
+    // The generation of a pod that is not being deleted, and then the readiness of the deleted pod.
+    bench.reporter.submit(update(&pod, 2, observed("Running", "True", 2)));
+    bench.written().await;
+    bench.api.delete("pods", "default", "web", Some(30)).unwrap();
+    bench.reporter.submit(Update { deleting: true, ..update(&pod, 3, observed("Running", "False", 3)) });
+    bench.written().await;
+    assert_eq!(ready(&bench.live("web")), "False");
+    assert_eq!(bench.api.counts().of("patch pods/status"), 3);
 }
 
 #[tokio::test]

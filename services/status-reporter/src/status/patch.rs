@@ -73,6 +73,23 @@ pub fn pod_status(uid: &str, base: &Value, merged: &Value, trust: Base) -> Optio
     Some(json!({"metadata": {"uid": uid}, "status": status}))
 }
 
+/// Returns whether the statuses differ in nothing but observed generations.
+#[must_use]
+pub fn is_of_generation_alone(base: &Value, merged: &Value) -> bool {
+    let without_generations = |status: &Value| {
+        let mut status = status.clone();
+        let conditions = status.get_mut("conditions").and_then(Value::as_array_mut).into_iter().flatten();
+        for condition in conditions.filter_map(Value::as_object_mut) {
+            condition.remove("observedGeneration");
+        }
+        if let Some(fields) = status.as_object_mut() {
+            fields.remove("observedGeneration");
+        }
+        status
+    };
+    pod_status("", &without_generations(base), &without_generations(merged), Base::Known).is_none()
+}
+
 /// Returns all owned fields, set or cleared. `changes` are those of all conditions.
 fn complete(changes: Option<Value>, merged: &Value) -> Map<String, Value> {
     let mut status = Map::new();
@@ -280,6 +297,30 @@ mod tests {
         ];
         for (name, base, merged, want) in cases {
             assert_eq!(known(base, merged), Some(want), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_change_of_observed_generations_is_told_from_others() {
+        let status = |generation: u64, ready: &str| {
+            json!({"phase": "Running", "observedGeneration": generation,
+                "conditions": [{"type": "Ready", "status": ready, "observedGeneration": generation}]})
+        };
+        let mut first = status(1, "True");
+        first.as_object_mut().unwrap().remove("observedGeneration");
+        let mut failed = status(2, "True");
+        failed["phase"] = json!("Failed");
+        let mut without_condition = status(2, "True");
+        without_condition["conditions"] = json!([]);
+        let cases = [
+            ("both generations", status(1, "True"), status(2, "True"), true),
+            ("a first generation", first, status(1, "True"), true),
+            ("a condition, too", status(1, "True"), status(2, "False"), false),
+            ("the phase, too", status(1, "True"), failed, false),
+            ("a condition less", status(1, "True"), without_condition, false),
+        ];
+        for (name, base, merged, want) in cases {
+            assert_eq!(is_of_generation_alone(&base, &merged), want, "{name}");
         }
     }
 
