@@ -168,4 +168,4 @@ pub(crate) fn request_headers() -> HeaderMap {
 }
 
 /// Interval at which the load of lanes is written to the metrics.
-pub const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
+pub const OBSERVE_INTERVAL: Duration = Duration::from_secs(10);

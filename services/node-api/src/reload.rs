@@ -10,7 +10,7 @@ use crate::auth::x509::ClientCa;
 use crate::tls::ServingCertificate;
 
 /// Interval between checks. File system notifications do not follow the links that certificate managers move.
-const EVERY: Duration = Duration::from_secs(1);
+const EVERY: Duration = Duration::from_secs(10);
 
 /// The values that are read from files.
 pub(crate) struct ReloadedFiles {

@@ -25,6 +25,7 @@ mod eviction_args;
 pub mod housekeeping;
 pub mod image_gc;
 mod machine_args;
+mod orphan_listing;
 mod pending_resizes;
 pub mod pod_manager;
 mod pressure;

@@ -36,8 +36,10 @@ use self::memory::{fill_memory, is_same_target, merge};
 use self::shards::{Instances, Place, Step};
 use crate::WorkerWakeups;
 
-/// Interval between health checks of an instance.
+/// Interval between health checks of an instance, while another one could take over its pods.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval between health checks of the only instance. The checks only write to the log.
+const HEALTH_INTERVAL_ALONE: Duration = Duration::from_secs(10);
 /// An instance whose health check takes longer counts as unresponsive since the check was sent.
 const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
 /// Interval between attempts to connect to an instance.
@@ -103,6 +105,8 @@ pub struct Probes {
     drivers: Mutex<HashMap<String, Arc<Notify>>>,
     // An instance has become responsive or unresponsive.
     health_changed: Notify,
+    // Wakes all health checks: the number of instances has changed.
+    instances_changed: Notify,
     failures: mpsc::Sender<ProbeFailure>,
     wakes: Arc<WorkerWakeups>,
 }
@@ -118,6 +122,7 @@ impl Probes {
             memory: Mutex::default(),
             drivers: Mutex::default(),
             health_changed: Notify::new(),
+            instances_changed: Notify::new(),
             failures,
             wakes,
         };
@@ -223,7 +228,11 @@ impl Probes {
         {
             let mut desired = self.desired.write();
             let Desired { pods, instances } = &mut *desired;
+            let before = instances.len();
             instances.found(present, now);
+            if instances.len() != before {
+                self.instances_changed.notify_waiters();
+            }
             for (instance, live) in instances.liveness_changes(now) {
                 let pods = pods.values().filter(|a| a.place.instance() == Some(instance.as_str())).count();
                 if live {
@@ -310,7 +319,14 @@ impl Probes {
                 if self.desired.write().instances.answered(id) {
                     self.health_changed.notify_one();
                 }
-                tokio::time::sleep(HEALTH_INTERVAL).await;
+                let (more, alone) =
+                    (self.instances_changed.notified(), self.desired.read().instances.len() < 2);
+                let interval = if alone { HEALTH_INTERVAL_ALONE } else { HEALTH_INTERVAL };
+                // Both arms only wait.
+                tokio::select! {
+                    () = more => {}
+                    () = tokio::time::sleep(interval) => {}
+                }
             } else {
                 self.silent(id, asked);
                 tokio::time::sleep(RETRY).await;

@@ -171,7 +171,8 @@ async fn check_logs(
     settings: &LogSettings,
     logs: &[Log],
 ) {
-    futures::stream::iter(logs)
+    let due = due(settings.container_log_max_size, logs).await;
+    futures::stream::iter(&due)
         .for_each_concurrent(settings.container_log_max_workers, |log| async {
             let PodWork { uid, name, .. } = &log.pod;
             if containment.suspension(uid).is_some() {
@@ -191,6 +192,20 @@ async fn check_logs(
             }
         })
         .await;
+}
+
+/// Returns the logs that are too large or have no readable size. All sizes are read in one blocking task, so that logs at rest cost one
+/// wake-up together.
+async fn due(max_size: i64, logs: &[Log]) -> Vec<Log> {
+    let logs = logs.to_vec();
+    task::blocking(move || {
+        let is_small = |log: &Log| {
+            let size = Dir::open(&log.root).and_then(|root| rotate::size(&root, &log.path));
+            size.is_ok_and(|size| i64::try_from(size).is_ok_and(|size| size < max_size))
+        };
+        logs.into_iter().filter(|log| !is_small(log)).collect()
+    })
+    .await
 }
 
 /// Rotates a log if it is too large. Reopens it if it is missing.

@@ -123,8 +123,7 @@ async fn set_driver(runtime: &Runtime, cgroups: &Cgroups) -> Result<(), CallErro
 }
 
 async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, CallError> {
-    let status = runtime.status().await?;
-    let version = runtime.version().await?;
+    let (status, version) = tokio::try_join!(runtime.status(), runtime.version())?;
     let conditions = status.status.unwrap_or_default().conditions;
     let failing = |name: &str| match conditions.iter().find(|c| c.r#type == name) {
         Some(c) if c.status => None,

@@ -17,8 +17,11 @@ use crate::plan::{Retry, World, plan};
 use crate::register::{Handlers, RegisterError, register};
 use crate::scan::{Refusal, Scan, SocketId, scan};
 
-/// Interval between two scans of the registration directory without a notification.
-pub const RESCAN: Duration = Duration::from_secs(1);
+/// Interval between two scans of the registration directory without a notification. A socket in a new subdirectory may be older than
+/// the watch of that subdirectory.
+pub const RESCAN: Duration = Duration::from_secs(10);
+/// Interval between two scans of a directory that cannot be watched, for example because it does not exist yet.
+const RESCAN_UNWATCHED: Duration = Duration::from_secs(1);
 /// Capacity of the channel of finished operations: one per socket, and a socket with an operation in flight gets no other one.
 const FINISHED: usize = 64;
 
@@ -120,7 +123,8 @@ impl Run {
             }
             let next = self.start_operations();
             self.publish_states();
-            let rescan = clock::deadline_after(Instant::now(), RESCAN);
+            let period = if watched.is_some() { RESCAN } else { RESCAN_UNWATCHED };
+            let rescan = clock::deadline_after(Instant::now(), period);
             let wait = tokio::time::sleep_until(next.map_or(rescan, |next| next.min(rescan)));
             // Each arm only receives: dropping it loses nothing.
             tokio::select! {

@@ -69,7 +69,7 @@ impl PodManager {
         }
         let managed = self.pods.iter().filter(|(_, e)| e.is_desired() || e.orphan_removal.is_some());
         let known: HashSet<PodUid> = managed.map(|(uid, _)| uid.clone()).chain(present).collect();
-        if self.listing.is_none() {
+        if self.listing.is_none() && self.orphan_listing.begin(&known, self.ctx.clock.boot()) {
             let listing = housekeeping::orphaned(
                 Arc::clone(&self.ctx.node),
                 Arc::clone(&self.ctx.environment),
@@ -96,6 +96,7 @@ impl PodManager {
     // Removes the listed directories, unless a pod with the UID has been added since.
     pub(super) fn remove_listed(&mut self, listed: BTreeSet<PodUid>) {
         self.listing = None;
+        self.orphan_listing.ended(!listed.is_empty());
         let Some(runtime) = self.ctx.runtime.pleg.all() else { return };
         let present: HashSet<&PodUid> = runtime.iter().map(|pod| &pod.pod.uid).collect();
         for uid in listed {

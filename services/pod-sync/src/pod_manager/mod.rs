@@ -32,7 +32,9 @@ use tokio_util::sync::CancellationToken;
 use self::entry::{PodEntries, WorkerHandle};
 use self::manifest_gate::ManifestGate;
 use crate::housekeeping::{HousekeepingPace, LogSweeper};
+use crate::orphan_listing::OrphanListing;
 use crate::pending_resizes::PendingResizes;
+use pod_sync_cri_config::paths;
 use pod_sync_state::{PodRecord, Termination};
 use pod_sync_worker::Worker;
 use pod_sync_worker::context::{Desired, WorkerContext};
@@ -58,6 +60,7 @@ pub struct PodManager {
     qos_tiers: Option<(QosTiers, Duration)>,
     // Lists directories of unknown pods.
     listing: Option<JoinHandle<BTreeSet<PodUid>>>,
+    orphan_listing: OrphanListing,
     sweeper: LogSweeper,
     pace: HousekeepingPace,
     heartbeat: Heartbeat,
@@ -94,6 +97,7 @@ impl PodManager {
         sources: &[SourceKind],
     ) -> Self {
         let heartbeat = Heartbeat::new(ctx.clock.clone());
+        let orphan_listing = OrphanListing::new(paths::pods_dir(&ctx.node.settings.root_dir));
         let stores = sources.iter().map(|s| (*s, SourceStore::new(s.name()))).collect();
         Self {
             ctx,
@@ -108,6 +112,7 @@ impl PodManager {
             draining: false,
             qos_tiers: None,
             listing: None,
+            orphan_listing,
             sweeper: LogSweeper::default(),
             pace: HousekeepingPace::default(),
             heartbeat,

@@ -46,6 +46,18 @@ pub struct PodWorkers {
     waiter: AtomicU64,
 }
 
+/// Waits of at least this length end in slots of [`SLOT`], so that pods at rest share wake-ups of the process.
+const SLOTTED_FROM: Duration = Duration::from_secs(60);
+const SLOT: Duration = Duration::from_secs(5);
+
+/// Shortens a long wait so that it ends at a multiple of [`SLOT`] of CLOCK_BOOTTIME. A deadline is not missed: its pass comes earlier and
+/// waits for the rest.
+fn slotted(wait: Duration, now: Duration) -> Duration {
+    let past_slot = now.saturating_add(wait).as_millis().checked_rem(SLOT.as_millis()).unwrap_or_default();
+    let shorter = wait.saturating_sub(Duration::from_millis(u64::try_from(past_slot).unwrap_or_default()));
+    if shorter < SLOTTED_FROM { wait } else { shorter }
+}
+
 /// The containers of a killed pod did not stop in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("timeout waiting to kill pod")]
@@ -131,7 +143,7 @@ impl PodWorkers {
     pub fn complete_work(&self, uid: &PodUid, outcome: Outcome) -> NextWork {
         for effect in self.step(Input::Done { uid: uid.clone(), outcome }) {
             match effect {
-                Effect::Wait(_, wait) => return NextWork::Idle(wait),
+                Effect::Wait(_, wait) => return NextWork::Idle(slotted(wait, self.clock.boot())),
                 Effect::Forget(_) => return NextWork::Exit,
                 Effect::Spawn(_)
                 | Effect::Work(..)
@@ -181,6 +193,24 @@ mod tests {
 
     fn uid() -> PodUid {
         PodUid::parse("u").unwrap()
+    }
+
+    #[test]
+    fn long_waits_end_in_slots_and_are_never_longer_or_below_a_minute() {
+        let ms = Duration::from_millis;
+        let cases = [
+            ("a retry", 15_300, 1_000, 15_300),
+            ("just below", 59_999, 2_001, 59_999),
+            ("rounded down", 71_234, 1_000, 69_000),
+            ("in a slot", 69_000, 1_000, 69_000),
+            ("too short to round", 62_000, 2_500, 62_000),
+            ("rounded to a minute", 62_000, 5_000, 60_000),
+        ];
+        for (name, wait, now, want) in cases {
+            assert_eq!(slotted(ms(wait), ms(now)), ms(want), "{name}");
+        }
+        let far = Duration::MAX;
+        assert!(slotted(far, ms(1)) <= far);
     }
 
     fn workers() -> PodWorkers {

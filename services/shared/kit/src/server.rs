@@ -21,7 +21,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::clock::Clock;
 use crate::contain;
-use crate::socket::{KEEPALIVE, Peer, PeerPolicy, incoming};
+use crate::socket::{Peer, PeerPolicy, incoming};
 
 /// Time limit for open calls after a server stops.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -198,8 +198,6 @@ impl Server {
         let router = router.layer(axum::middleware::from_fn(contain_call));
         let routes = Routes::from(router);
         let server = tonic::transport::Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .http2_keepalive_timeout(Some(KEEPALIVE))
             .max_concurrent_streams(Some(MAX_STREAMS))
             .add_routes(routes)
             .serve_with_incoming_shutdown(incoming(listener, connect_policy), stop.clone().cancelled_owned());

@@ -16,8 +16,9 @@ use crate::args::CommonArgs;
 use crate::notify::{self, Liveness};
 use crate::{contain, error_chain, server, signals, task};
 
-/// Fewest and most worker threads. Services mostly wait for the runtime, the kernel and each other.
-const MIN_THREADS: usize = 2;
+/// Cores per worker thread, and most worker threads. Services mostly wait for the runtime, the kernel and each other: a second worker
+/// thread costs wake-ups and memory, since each event wakes both.
+const CORES_PER_THREAD: usize = 4;
 const MAX_THREADS: usize = 4;
 
 /// A service to run as its own process.
@@ -59,9 +60,9 @@ where
 }
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    let threads = std::thread::available_parallelism().map_or(MIN_THREADS, NonZero::get);
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(threads.clamp(MIN_THREADS, MAX_THREADS))
+        .worker_threads(cores.div_ceil(CORES_PER_THREAD).clamp(1, MAX_THREADS))
         .enable_all()
         .build()
 }

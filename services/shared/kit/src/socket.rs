@@ -17,8 +17,11 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-/// Interval of HTTP/2 keepalive pings on an idle connection, and the time limit for their answer.
-pub const KEEPALIVE: Duration = Duration::from_secs(5);
+/// Interval of HTTP/2 keepalive pings on an idle connection. A unix socket reports at once that its peer has ended, so pings only find
+/// a server that is suspended or hangs. Servers send none: a client that is suspended costs its connection, and nothing waits for it.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Time limit for the answer to a ping. The connection is closed after it.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Mode of a socket's directory that does not exist yet: only this user and its group may enter.
 const DIR_MODE: u32 = 0o750;
@@ -203,7 +206,7 @@ pub const MAX_TRAILERS: u32 = 16 << 20;
 pub fn channel(path: PathBuf) -> Channel {
     Endpoint::from_static("http://quintlet.local")
         .http2_keep_alive_interval(KEEPALIVE)
-        .keep_alive_timeout(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .keep_alive_while_idle(true)
         .http2_max_header_list_size(MAX_TRAILERS)
         .connect_with_connector_lazy(tower_connector(path))

@@ -15,7 +15,7 @@ use tonic_health::pb::health_client::HealthClient;
 use super::setters::Peer;
 
 /// Interval between health checks.
-const ASK_EVERY: Duration = Duration::from_secs(2);
+const ASK_EVERY: Duration = Duration::from_secs(5);
 /// Limit of a health check.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 

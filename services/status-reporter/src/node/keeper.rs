@@ -19,7 +19,7 @@ use crate::events::recorder::Recorder;
 use crate::status::normalize::seconds;
 
 /// Interval between evaluations of readiness, since facts and health checks expire.
-const JUDGE_EVERY: Duration = Duration::from_secs(2);
+const JUDGE_EVERY: Duration = Duration::from_secs(5);
 /// Time for which the registration waits for facts, so that the Node is usually created complete.
 const FACTS_WITHIN: Duration = Duration::from_secs(1);
 

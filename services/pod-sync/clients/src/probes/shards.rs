@@ -102,6 +102,11 @@ impl Instances {
         self.0.retain(|_, i| i.missing.is_none_or(|t| now.saturating_duration_since(t) < ABSENCE_LIMIT));
     }
 
+    /// Returns the number of instances, live or not.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Records that an instance answered. Returns whether it was unresponsive before.
     pub(super) fn answered(&mut self, id: &str) -> bool {
         self.0.get_mut(id).is_some_and(|i| i.silent.take().is_some())
