@@ -12,14 +12,14 @@ use quintlet_model::ids::PodUid;
 /// Interval between lists without a change.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// The last list.
+/// Input and result of a search for unknown pods.
 #[derive(Debug)]
 struct LastList {
     /// The pods that were known.
     known: HashSet<PodUid>,
     /// CLOCK_BOOTTIME of its begin.
     at: Duration,
-    /// It found an unknown pod, whose removal may fail.
+    /// Whether the list had an unknown pod, whose removal may fail.
     found: bool,
 }
 

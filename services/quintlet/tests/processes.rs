@@ -18,6 +18,14 @@ fn command(name: &str, args: &[&str], run_dir: &Path) -> Command {
 }
 
 #[test]
+fn the_program_has_a_fixed_address() {
+    // The field e_type of an ELF header, and its value ET_EXEC.
+    let (of_type, executable) = (16..18, 2_u16.to_ne_bytes());
+    let header = std::fs::read(PROGRAM).unwrap();
+    assert_eq!(header[of_type], executable, "relocations would make tables of addresses private memory");
+}
+
+#[test]
 fn a_service_that_fails_to_start_logs_one_error_in_the_configured_format_and_exits_with_1() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");

@@ -49,8 +49,8 @@ pub enum Outcome {
     Done(Verdict),
     /// The attempt must be retried.
     Later(ApiFailure),
-    /// Nothing was written: the update changes only the observed generation of a pod that is being deleted, and may be written
-    /// together with the next one.
+    /// The update was not written. It changes only the observed generation of a pod that is being deleted, and may be written together
+    /// with the next one.
     Deferred,
 }
 

@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_observed_generations_is_told_from_others() {
+    fn a_change_of_observed_generations_alone_is_recognized() {
         let status = |generation: u64, ready: &str| {
             json!({"phase": "Running", "observedGeneration": generation,
                 "conditions": [{"type": "Ready", "status": ready, "observedGeneration": generation}]})
