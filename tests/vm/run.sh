@@ -97,7 +97,7 @@ say "booting with $accel; console in $vm/console"
 status=0
 # shellcheck disable=SC2086
 timeout -k 10 "$limit" qemu-system-x86_64 -accel "$accel" -cpu "$cpu" -smp 2 -m 2048 -display none -monitor none -nic none \
-    -kernel "$vm/vmlinuz" -initrd "$vm/initrd.img" -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service systemd.journald.forward_to_console=1" \
+    -kernel "$vm/vmlinuz" -initrd "$vm/initrd.img" -append "root=/dev/vda rw console=ttyS0 quiet psi=1 panic=-1 systemd.show_status=no systemd.mask=serial-getty@ttyS0.service systemd.journald.forward_to_console=1" \
     $disks -serial "file:$vm/console" -serial "file:$vm/result" < /dev/null || status=$?
 [ "$status" = 0 ] || say "qemu ended with $status (124: not done after $limit s)"
 

@@ -1,6 +1,8 @@
 //! Pages that scrapers read from a node with pods on a real runtime, through the API server's proxy.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
+use std::path::Path;
+
 use nix::sys::signal::Signal;
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
@@ -281,6 +283,88 @@ async fn the_summary_has_volumes_and_the_total_disk_usage_of_a_pod() {
     node.api().delete("pods", "default", "writer", None).unwrap();
     node.wait_gone(seen.uid()).await;
     wait_json(&node, "/stats/summary", |s| s["pods"] == json!([])).await;
+    node.down().await;
+}
+
+/// A cgroup in the root of each hierarchy, removed at the end.
+struct OwnCgroup(String);
+
+impl OwnCgroup {
+    fn new() -> Self {
+        Self(format!("qe2e-kubelet-{}", std::process::id()))
+    }
+
+    /// Returns whether a process is in the cgroup, in all hierarchies with controllers.
+    fn has(&self, pid: i32) -> bool {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        let is_v1 = !Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+        let lines = text.lines().filter(|line| !(is_v1 && line.starts_with("0::")));
+        let places: Vec<&str> = lines.filter_map(|line| line.splitn(3, ':').nth(2)).collect();
+        !places.is_empty() && places.iter().all(|place| place.trim_start_matches('/') == self.0)
+    }
+
+    /// Returns the CPU time in nanoseconds.
+    fn cpu_time(&self) -> u64 {
+        let root = Path::new("/sys/fs/cgroup");
+        let v1 = std::fs::read_to_string(root.join("cpuacct").join(&self.0).join("cpuacct.usage"));
+        if let Ok(v1) = v1 {
+            return v1.trim().parse().unwrap();
+        }
+        let v2 = std::fs::read_to_string(root.join(&self.0).join("cpu.stat")).unwrap();
+        let micros = v2.lines().find_map(|line| line.strip_prefix("usage_usec ")).unwrap();
+        micros.parse::<u64>().unwrap() * 1000
+    }
+}
+
+impl Drop for OwnCgroup {
+    fn drop(&mut self) {
+        for mount in std::fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten() {
+            let _absent = std::fs::remove_dir(mount.path().join(&self.0));
+        }
+        let _absent = std::fs::remove_dir(Path::new("/sys/fs/cgroup").join(&self.0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_services_run_in_the_cgroup_of_kubelet_cgroups_which_the_summary_shows() {
+    // Dropped after the node, whose processes are in it.
+    let cgroup = OwnCgroup::new();
+    let argument = format!("--kubelet-cgroups=/{}", cgroup.0);
+    let extra = vec![("pod-sync", argument.clone()), ("node-api", argument)];
+    let node = Node::start(Options { node_api: true, extra, ..Options::with_api("node-api-cgroups") }).await;
+    let services =
+        ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync", "node-api"];
+    let all_inside = async |what: &str| {
+        until(what, LONG, async || {
+            let is_outside = |name: &&str| !node.service(name).process().pid.is_some_and(|p| cgroup.has(p));
+            let outside: Vec<_> = services.into_iter().filter(is_outside).collect();
+            if outside.is_empty() { Ok(()) } else { Err(outside) }
+        })
+        .await;
+    };
+    all_inside("all services in their cgroup").await;
+    let before = cgroup.cpu_time();
+    let kubelet = |summary: &Value| -> Value {
+        let all = summary["node"]["systemContainers"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|c| c["name"] == "kubelet").unwrap_or_default()
+    };
+    let summary =
+        wait_json(&node, "/stats/summary", |s| kubelet(s)["cpu"]["usageCoreNanoSeconds"].is_u64()).await;
+    let shown = kubelet(&summary);
+    let cpu = shown["cpu"]["usageCoreNanoSeconds"].as_u64().unwrap();
+    assert!((before..=cgroup.cpu_time()).contains(&cpu), "{cpu} since {before}: {shown}");
+    assert!(shown["memory"]["usageBytes"].is_u64(), "{shown}");
+    // The containers of pods are not processes of the services.
+    node.api().create_pod(pods::bound(pods::sleeper("web")));
+    node.wait_ready("web").await;
+    for name in ["pod-sync", "status-reporter"] {
+        let starts = node.kill9(name);
+        node.wait_back(name, starts, LONG).await;
+    }
+    // A new pod-sync process moves itself, and others that are new.
+    let starts = node.kill9("pod-sync");
+    node.wait_back("pod-sync", starts, LONG).await;
+    all_inside("restarted services in their cgroup").await;
     node.down().await;
 }
 

@@ -1,4 +1,4 @@
-# PersistentVolumes on disks of the machine: an empty disk that is formatted, and one as a block device.
+# PersistentVolumes on disks of the machine: an empty disk that is formatted, one as a block device, and one whose file system grows.
 
 # claim NAME MODE SOURCE: a bound claim.
 claim() {
@@ -42,6 +42,35 @@ reads_again() {
     delete_pod "$1-second"
 }
 
+# has_mebibytes LEAST MOST: the size of the file system that grows.
+has_mebibytes() {
+    set -- "$1" "$2" $(stat -f -c '%b %S' /var/lib/kubelet/plugins/kubernetes.io/local-volume/mounts/pv-grows)
+    size=$(($3 * $4 / 1048576))
+    echo "$size MiB, want $1 to $2"
+    [ "$size" -ge "$1" ] && [ "$size" -le "$2" ]
+}
+
+has_size() {
+    request GET "/api/v1/namespaces/default/persistentvolumeclaims/$1" | jq -r .status.capacity.storage
+    [ "$(request GET "/api/v1/namespaces/default/persistentvolumeclaims/$1" | jq -r .status.capacity.storage)" = "$2" ]
+}
+
+grows() {
+    mkfs.ext4 -q /dev/vde 64M
+    claim grows Filesystem '{"local": {"path": "/dev/vde", "fsType": "ext4"}}'
+    pod grows "$(with_claim grows 'echo kept > /data/file; sync; sleep 1000000')"
+    becomes 300 "pod with a small file system on a larger disk runs" is_ready_pod grows
+    becomes 10 "the file system is smaller than the disk" has_mebibytes 32 64
+    process=$(process_of grows)
+    # The part of the controller manager. The growth of a mounted ext4 needs CAP_SYS_RESOURCE.
+    request PATCH /api/v1/persistentvolumes/pv-grows '{"spec": {"capacity": {"storage": "256Mi"}}}' > /dev/null
+    becomes 300 "the file system grows while its pod runs" has_mebibytes 200 256
+    becomes 60 "the claim has the new size" has_size grows 256Mi
+    check "the pod kept its process and its file" "pid $process" test "$(process_of grows)" = "$process" -a "$(inside grows 'cat /data/file')" = kept
+    delete_pod grows
+    becomes 60 "the disk that grew is unmounted" unmounted /dev/vde
+}
+
 run() {
     claim disk Filesystem '{"local": {"path": "/dev/vdc", "fsType": "ext4"}}'
     reads_again disk disk
@@ -51,5 +80,6 @@ run() {
         {containers: [$c], volumes: [{name: "data", persistentVolumeClaim: {claimName: "block"}}]}')"
     becomes 300 "pod writes to a block device" is_ready_pod block
     delete_pod block
+    grows
     becomes 60 "first pod stays" stays
 }

@@ -10,6 +10,10 @@ condition() {
     [ "$(request GET /api/v1/nodes/$node | jq -r --arg type "$1" '.status.conditions[] | select(.type == $type).status')" = "$2" ]
 }
 
+crossed() {
+    quintctl pressure | grep "$1"
+}
+
 refused() {
     of_pod "$1" '"\(.status.phase) \(.status.reason): \(.status.message)"'
     [ "$(of_pod "$1" .status.phase)" = Failed ]
@@ -23,6 +27,7 @@ run() {
         {containers: [$c], volumes: [{name: "leak", emptyDir: {medium: "Memory"}}]}')"
     becomes 600 "pod that leaks memory is evicted" is_evicted leak
     becomes 60 "Node has MemoryPressure" condition MemoryPressure True
+    becomes 60 "quintctl pressure names the signal" crossed memory.available
     pod late "$(jq -nc --argjson c "$(script 'sleep 1000000')" '{containers: [$c]}')"
     becomes 60 "a besteffort pod is refused meanwhile" refused late
     becomes 600 "MemoryPressure ends" condition MemoryPressure False

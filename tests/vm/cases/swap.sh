@@ -10,6 +10,8 @@ run() {
     becomes 10 "memory.swap.max of a burstable container is its share" near "$(scope_of burstable)/memory.swap.max" "$share"
     becomes 300 "guaranteed container runs" has_container guaranteed
     becomes 10 "memory.swap.max of a guaranteed container is 0" has "$(scope_of guaranteed)/memory.swap.max" 0
+    becomes 10 "memory.min of a guaranteed container is its request" has "$(scope_of guaranteed)/memory.min" 67108864
+    becomes 10 "memory.high of a guaranteed container is not set" has "$(scope_of guaranteed)/memory.high" max
     becomes 300 "besteffort container runs" has_container besteffort
     becomes 10 "memory.swap.max of a besteffort container is 0" has "$(scope_of besteffort)/memory.swap.max" 0
     becomes 120 "Node reports its swap" swap_of_node "$swap"

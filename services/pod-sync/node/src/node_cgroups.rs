@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pod_sync_clients::{EventType, Events};
+use pod_sync_decisions::qos::PodCgroup;
 use quintlet_cgroups::{CgroupError, Cgroups, KubepodsLimits};
 use quintlet_kit::contain::contained_request;
 use quintlet_kit::task;
@@ -13,6 +14,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::reservations::EnforcedReservation;
+use crate::resources::online_cpus;
 use crate::runtime_state::RuntimeState;
 
 /// Interval of writes. Another process, such as systemd when it reloads its units, may have changed the limits.
@@ -99,7 +101,8 @@ impl NodeCgroups {
 
     async fn limit_kubepods(&self) {
         let (cgroups, limits) = (self.cgroups.clone(), self.limits);
-        let written = contained_request(None, task::blocking(move || cgroups.set_up_kubepods(limits))).await;
+        let write = move || cgroups.set_up_kubepods(limits, &online_cpus());
+        let written = contained_request(None, task::blocking(write)).await;
         // A panic has been logged.
         let Ok(written) = written else { return };
         let was_limited = self.is_limited.swap(written.is_ok(), Ordering::Relaxed);
@@ -125,8 +128,10 @@ impl NodeCgroups {
         }
         let (cgroups, reservations) = (self.cgroups.clone(), self.reservations.clone());
         let write = move || {
+            let cpus = online_cpus();
             reservations.into_iter().try_for_each(
                 |EnforcedReservation { cgroup, limits, failure, .. }| {
+                    let limits = PodCgroup { cpus: Some(cpus.clone()), ..limits };
                     let written = cgroups.limit_existing(&cgroup, &limits);
                     written.map_err(|source| EnforcementError { failure, cgroup, source: Box::new(source) })
                 },
@@ -145,12 +150,12 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use pod_sync_decisions::qos::{CgroupSettings, PodCgroup};
+    use pod_sync_decisions::qos::CgroupSettings;
     use quintlet_kit::clock::Clock;
 
     use super::*;
 
-    const CONTROLLERS: &str = "cpu memory pids\n";
+    const CONTROLLERS: &str = "cpu cpuset memory pids\n";
 
     /// Makes a directory with the files of a cgroup v2.
     fn group(dir: &Path) {
@@ -159,6 +164,7 @@ mod tests {
             ("cgroup.controllers", CONTROLLERS),
             ("cgroup.subtree_control", ""),
             ("cpu.weight", ""),
+            ("cpuset.cpus", ""),
             ("memory.max", ""),
             ("pids.max", ""),
         ] {
@@ -247,10 +253,20 @@ mod tests {
         until("the limits are written again", || node.limits() == want).await;
     }
 
+    #[tokio::test]
+    async fn pods_and_reservations_have_all_cpus_of_the_machine_and_qos_classes_no_own_ones() {
+        let node = Node::new("/system");
+        node.cgroups.set_up().await.unwrap();
+        let all = online_cpus().to_string();
+        let cpus = |group: &str| node.read(&format!("{group}/cpuset.cpus"));
+        assert_eq!((cpus("kubepods"), cpus("system")), (all.clone(), all));
+        assert_eq!((cpus("kubepods/burstable"), cpus("kubepods/besteffort")), (String::new(), String::new()));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn limits_that_cannot_be_written_are_written_later() {
         let node = Node::new("/system");
-        node.write("kubepods/cgroup.controllers", "cpu pids\n");
+        node.write("kubepods/cgroup.controllers", "cpu cpuset pids\n");
         node.cgroups.set_up().await.unwrap();
         assert_eq!(node.read("kubepods/memory.max"), "");
         let _state = node.keep();

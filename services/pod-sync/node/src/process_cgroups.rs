@@ -6,12 +6,16 @@ use std::time::Duration;
 
 use quintlet_cgroups::{CgroupError, Cgroups, is_kernel_thread};
 use quintlet_kit::args::paths::{CriSocket, Paths};
+use quintlet_kit::backoff::Backoff;
 use quintlet_kit::contain::contained_request;
 use quintlet_kit::{socket, task};
 use tokio_util::sync::CancellationToken;
 
 /// Interval of moves, as in the kubelet.
 const PERIOD: Duration = Duration::from_secs(60);
+/// Interval after the first moves, and its growth: other services may start later than this one.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+const GROWTH: f64 = 4.0;
 
 /// Longest connection attempt to a service. A service that hangs accepts connections all the same.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -38,8 +42,9 @@ impl ProcessCgroups {
         is_set.then(|| Self { cgroups: cgroups.clone(), own, system, paths })
     }
 
-    /// Moves the processes once a minute, until `stop`.
+    /// Moves the processes once a minute, and more often at the start, until `stop`.
     pub async fn keep(self, stop: CancellationToken) {
+        let mut waits = Backoff::new(FIRST_WAIT, GROWTH, PERIOD);
         loop {
             let services =
                 if self.own.is_empty() { BTreeSet::new() } else { service_processes(&self.paths).await };
@@ -53,7 +58,7 @@ impl ProcessCgroups {
             // Dropping the sleep ends the loop.
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(PERIOD) => {}
+                () = tokio::time::sleep(waits.next_wait()) => {}
             }
         }
     }
@@ -137,6 +142,36 @@ mod tests {
         files("kubelet", "");
         new("/kubelet", "").unwrap().move_all(&[7_654_321].into()).unwrap();
         assert_eq!(read("kubelet"), "7654321");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_that_starts_after_the_first_move_does_not_wait_a_minute() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("kubelet")).unwrap();
+        for (file, text) in [("cgroup.controllers", "cpu\n"), ("kubelet/cgroup.procs", "")] {
+            std::fs::write(root.path().join(file), text).unwrap();
+        }
+        let procs = root.path().join("kubelet/cgroup.procs");
+        let moved = || !std::fs::read_to_string(&procs).unwrap().is_empty();
+        let cgroups = Cgroups::new(root.path(), "/", CgroupSettings::default());
+        let processes = ProcessCgroups::new(&cgroups, "/kubelet", "", Paths::new(root.path())).unwrap();
+        let stop = CancellationToken::new();
+        let start = tokio::time::Instant::now();
+        drop(task::spawn("keep-processes", processes.keep(stop.clone())));
+        let mut times = Vec::new();
+        while times.len() < 5 {
+            // Files are written by threads, which do not follow the paused clock.
+            tokio::task::spawn_blocking(|| std::thread::sleep(Duration::from_millis(2))).await.unwrap();
+            if moved() {
+                times.push(start.elapsed().as_secs());
+                std::fs::write(&procs, "").unwrap();
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        stop.cancel();
+        let pauses: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let near = |pause: u64, want: u64| pause.abs_diff(want) <= 2;
+        assert!(near(pauses[0], 1) && near(pauses[1], 4) && near(pauses[2], 16) && near(pauses[3], 60), "{times:?}");
     }
 
     #[tokio::test]

@@ -8,6 +8,9 @@ use quintlet_model::qos::{self, CgroupState, PodCgroup};
 
 use super::{CgroupError, UNLIMITED, V2_CONTROLLERS, io_error};
 
+/// The CPUs of a cgroup.
+pub(super) const CPUS: &str = "cpuset.cpus";
+
 pub(super) fn page_size_is(resource: &str, file: &str) -> bool {
     quintlet_model::quantity::Quantity::parse(resource)
         .ok()
@@ -23,6 +26,7 @@ pub(super) fn v1_files(values: &PodCgroup) -> Vec<(&'static str, &'static str, S
         ("cpu", "cpu.cfs_quota_us", values.cpu_quota_us.map(|v| v.to_string())),
         ("memory", "memory.limit_in_bytes", values.memory_bytes.map(|v| v.to_string())),
         ("pids", "pids.max", values.pids.map(limit)),
+        ("cpuset", CPUS, values.cpus.as_ref().map(ToString::to_string)),
     ]
     .into_iter()
     .filter_map(|(controller, file, value)| Some((controller, file, value?)))
@@ -38,6 +42,7 @@ pub(super) fn v2_files(values: &PodCgroup) -> Vec<(&'static str, String)> {
         ("memory.low", values.memory_low.map(|v| v.to_string())),
         ("memory.max", values.memory_bytes.map(limit)),
         ("pids.max", values.pids.map(limit)),
+        (CPUS, values.cpus.as_ref().map(ToString::to_string)),
     ]
     .into_iter()
     .filter_map(|(file, value)| Some((file, value?)))
@@ -118,7 +123,7 @@ pub(super) fn make_v1(mount: &Path, group: &Path, cpuset: bool) -> Result<(), Cg
         dir.push(part);
         mkdir(&dir)?;
         // A new cpuset is empty, and no process can join an empty one.
-        for file in ["cpuset.cpus", "cpuset.mems"].iter().filter(|_| cpuset) {
+        for file in [CPUS, "cpuset.mems"].iter().filter(|_| cpuset) {
             let own = dir.join(file);
             if fs::read_to_string(&own).is_ok_and(|v| v.trim().is_empty()) {
                 let above =

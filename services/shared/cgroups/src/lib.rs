@@ -30,10 +30,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_kit::failpoint;
+use quintlet_model::cpu_list::CpuList;
 use quintlet_model::ids::PodUid;
 use quintlet_model::qos::{self, CgroupSettings, CgroupState, PodCgroup, QosClass, QosTiers};
 
-use self::files::{current_v1, current_v2, make_v1, make_v2, page_size_is, put, v1_files, v2_files};
+use self::files::{CPUS, current_v1, current_v2, make_v1, make_v2, page_size_is, put, v1_files, v2_files};
 use self::names::{BESTEFFORT, BURSTABLE, KUBEPODS};
 use self::removal::{kill_all, remove_dirs};
 use self::systemd::Systemd;
@@ -211,11 +212,13 @@ impl Cgroups {
         parent_name(self.driver(), &self.root, qos::qos_class(pod), uid)
     }
 
-    /// Creates `kubepods` and the QoS cgroups, and limits all pods together. Existing cgroups are updated.
+    /// Creates `kubepods` and the QoS cgroups, and limits all pods together. Existing cgroups are updated. All pods may use `cpus`,
+    /// which are those of the machine (`pkg/kubelet/cm: getCgroupConfig`): systemd disables the controller `cpuset` in a slice that
+    /// has no CPUs of its own.
     ///
     /// # Errors
     /// A cgroup cannot be created or written.
-    pub fn set_up_kubepods(&self, limits: KubepodsLimits) -> Result<(), CgroupError> {
+    pub fn set_up_kubepods(&self, limits: KubepodsLimits, cpus: &CpuList) -> Result<(), CgroupError> {
         if !self.with_cgroups_per_qos {
             return Ok(());
         }
@@ -226,6 +229,7 @@ impl Cgroups {
             cpu_shares: limits.cpu_milli.map(qos::milli_to_shares),
             memory_bytes: limits.memory_bytes,
             pids: limits.pids,
+            cpus: Some(cpus.clone()),
             ..PodCgroup::default()
         };
         self.write(&self.below_root(&[KUBEPODS]), &values, None)
@@ -551,8 +555,24 @@ impl Cgroups {
         Err(CgroupError::Missing { group: format!("/{}", place.display()), missing })
     }
 
+    // The CPUs that a cgroup accepts: with v1 those of its parent only. `None` if there are none, or no controller.
+    fn accepted_cpus(&self, group: &[String], cpus: &CpuList) -> Option<CpuList> {
+        let place = self.place(group);
+        let accepted = match &self.layout {
+            Layout::V1(controllers) => {
+                let parent = controllers.get("cpuset")?.join(place.parent()?);
+                let of_parent = fs::read_to_string(parent.join(CPUS)).ok()?;
+                cpus.intersection(&CpuList::parse(&of_parent).ok()?)
+            }
+            Layout::V2(root) => root.join(&place).join(CPUS).exists().then(|| cpus.clone())?,
+        };
+        (accepted.count() > 0).then_some(accepted)
+    }
+
     /// Writes values. Controllers that are not mounted are skipped. Page sizes without a value get `hugepages`.
     fn write(&self, group: &[String], values: &PodCgroup, hugepages: Option<i64>) -> Result<(), CgroupError> {
+        let cpus = values.cpus.as_ref().and_then(|cpus| self.accepted_cpus(group, cpus));
+        let values = &PodCgroup { cpus, ..values.clone() };
         if self.driver() == CgroupDriver::Systemd {
             self.systemd.set(&names::slice(group), values)?;
         }

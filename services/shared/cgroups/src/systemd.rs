@@ -4,6 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use futures::StreamExt as _;
+use quintlet_model::cpu_list::CpuList;
 use quintlet_model::qos::{self, PodCgroup};
 use zbus::{Connection, OwnedObjectPath, Variant};
 
@@ -13,6 +14,10 @@ use super::CgroupError;
 const QUOTA_STEP_US: u64 = 10_000;
 /// No limit, in properties of systemd.
 const INFINITY: u64 = u64::MAX;
+const ALLOWED_CPUS: &str = "AllowedCPUs";
+const QUOTA_PERIOD: &str = "CPUQuotaPeriodUSec";
+/// Versions of systemd from which on it has a property. An older one refuses all properties of the call.
+const SINCE: [(&str, u32); 2] = [(QUOTA_PERIOD, 242), (ALLOWED_CPUS, 244)];
 /// Time limit of a call with its job.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -35,6 +40,10 @@ trait Manager {
         properties: &[(&str, Variant<'_>)],
     ) -> zbus::Result<()>;
 
+    // Not cached: the cache would read all properties.
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn version(&self) -> zbus::Result<String>;
+
     #[zbus(signal)]
     fn job_removed(&self, id: u32, job: OwnedObjectPath, unit: String, result: String);
 }
@@ -55,11 +64,27 @@ pub enum SystemdError {
     Closed,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Value {
+    Number(u64),
+    /// A bit for each CPU, lowest first.
+    Mask(Vec<u8>),
+}
+
+impl From<&Value> for Variant<'static> {
+    fn from(value: &Value) -> Self {
+        match value {
+            Value::Number(number) => Variant::from(*number),
+            Value::Mask(bytes) => Variant::from(bytes.clone()),
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 enum Action<'a> {
     Start,
     Stop,
-    Set(&'a [(&'static str, u64)]),
+    Set(&'a [(&'static str, Value)]),
 }
 
 impl Action<'_> {
@@ -120,8 +145,14 @@ impl Systemd {
         let mut removed = manager.receive_job_removed().await?;
         let job = match action {
             Action::Set(properties) => {
-                let properties: Vec<_> =
-                    properties.iter().map(|(name, v)| (*name, Variant::from(*v))).collect();
+                let needs = |name: &str| SINCE.iter().find(|(n, _)| *n == name).map_or(0, |(_, since)| *since);
+                let oldest = properties.iter().map(|(name, _)| needs(name)).max().unwrap_or(0);
+                let version = if oldest > 0 { major(&manager.version().await?) } else { 0 };
+                let known = properties.iter().filter(|(name, _)| needs(name) <= version);
+                let properties: Vec<_> = known.map(|(name, v)| (*name, Variant::from(v))).collect();
+                if properties.is_empty() {
+                    return Ok(());
+                }
                 return Ok(manager.set_unit_properties(unit, true, &properties).await?);
             }
             Action::Start => {
@@ -154,7 +185,26 @@ impl Systemd {
     }
 }
 
-fn properties(values: &PodCgroup, unified: bool) -> Vec<(&'static str, u64)> {
+/// Returns the number of a version such as `257.9-1~deb13u1` or `v245.4`; 0 if there is none.
+fn major(version: &str) -> u32 {
+    let version = version.strip_prefix('v').unwrap_or(version);
+    let end = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
+    version.get(..end).and_then(|digits| digits.parse().ok()).unwrap_or(0)
+}
+
+fn mask(cpus: &CpuList) -> Vec<u8> {
+    let byte = |cpu: u32| usize::try_from(cpu / 8).unwrap_or(usize::MAX);
+    let bytes = cpus.iter().next_back().map_or(0, |last| byte(last).saturating_add(1));
+    let mut mask = vec![0_u8; bytes];
+    for cpu in cpus.iter() {
+        if let Some(byte) = mask.get_mut(byte(cpu)) {
+            *byte |= 1_u8.wrapping_shl(cpu % 8);
+        }
+    }
+    mask
+}
+
+fn properties(values: &PodCgroup, unified: bool) -> Vec<(&'static str, Value)> {
     let limit = |value: i64| u64::try_from(value).unwrap_or(INFINITY);
     let shares = values.cpu_shares.map(|shares| {
         if unified { ("CPUWeight", qos::shares_to_weight(shares)) } else { ("CPUShares", shares) }
@@ -172,11 +222,13 @@ fn properties(values: &PodCgroup, unified: bool) -> Vec<(&'static str, u64)> {
         };
         ("CPUQuotaPerSecUSec", per_second)
     });
-    let period = values.cpu_period_us.map(|us| ("CPUQuotaPeriodUSec", us));
+    let period = values.cpu_period_us.map(|us| (QUOTA_PERIOD, us));
     let tasks = values.pids.map(|pids| ("TasksMax", limit(pids)));
     let protected = [("MemoryMin", values.memory_min), ("MemoryLow", values.memory_low)]
         .map(|(name, bytes)| Some((name, limit(bytes.filter(|_| unified)?))));
-    [shares, quota, period, memory, tasks].into_iter().chain(protected).flatten().collect()
+    let cpus = values.cpus.as_ref().map(|cpus| (ALLOWED_CPUS, Value::Mask(mask(cpus))));
+    let numbers = [shares, quota, period, memory, tasks].into_iter().chain(protected).flatten();
+    numbers.map(|(name, number)| (name, Value::Number(number))).chain(cpus).collect()
 }
 
 #[cfg(test)]
@@ -184,6 +236,14 @@ mod tests {
     use quintlet_testkit::systemd::FakeSystemd;
 
     use super::*;
+
+    fn numbers(values: &PodCgroup, unified: bool) -> Vec<(&'static str, u64)> {
+        let number = |(name, value)| match value {
+            Value::Number(number) => (name, number),
+            Value::Mask(mask) => panic!("{name}: {mask:?}"),
+        };
+        properties(values, unified).into_iter().map(number).collect()
+    }
 
     #[test]
     fn limits_are_properties_with_the_names_of_each_version() {
@@ -196,16 +256,32 @@ mod tests {
             ..PodCgroup::default()
         };
         let common = [("CPUQuotaPerSecUSec", 510_000), ("CPUQuotaPeriodUSec", 100_000)];
-        let [v1, v2] = [false, true].map(|unified| properties(&values, unified));
+        let [v1, v2] = [false, true].map(|unified| numbers(&values, unified));
         let tasks = ("TasksMax", 7);
         assert_eq!(v1, [("CPUShares", 1024), common[0], common[1], ("MemoryLimit", 1 << 20), tasks]);
         assert_eq!(v2, [("CPUWeight", 39), common[0], common[1], ("MemoryMax", 1 << 20), tasks]);
         let protected = PodCgroup { memory_min: Some(7), memory_low: Some(0), ..PodCgroup::default() };
-        assert_eq!(properties(&protected, true), [("MemoryMin", 7), ("MemoryLow", 0)]);
+        assert_eq!(numbers(&protected, true), [("MemoryMin", 7), ("MemoryLow", 0)]);
         assert!(properties(&protected, false).is_empty(), "v1 has no protection");
         let unlimited = PodCgroup { cpu_quota_us: Some(-1), memory_bytes: Some(-1), ..PodCgroup::default() };
-        assert_eq!(properties(&unlimited, true), [("CPUQuotaPerSecUSec", INFINITY), ("MemoryMax", INFINITY)]);
+        assert_eq!(numbers(&unlimited, true), [("CPUQuotaPerSecUSec", INFINITY), ("MemoryMax", INFINITY)]);
         assert!(properties(&PodCgroup::default(), true).is_empty());
+        let cpus = |list: &str| {
+            let values = PodCgroup { cpus: Some(CpuList::parse(list).unwrap()), ..PodCgroup::default() };
+            assert_eq!(properties(&values, false), properties(&values, true));
+            properties(&values, true)
+        };
+        assert_eq!(cpus("0-1"), [("AllowedCPUs", Value::Mask(vec![0b11]))]);
+        assert_eq!(cpus("1,7-9,23"), [("AllowedCPUs", Value::Mask(vec![0b1000_0010, 0b11, 0b1000_0000]))]);
+    }
+
+    #[test]
+    fn a_version_of_systemd_has_its_number_first() {
+        for (version, want) in
+            [("257.9-1~deb13u1", 257), ("v245.4-1.fc32", 245), ("239", 239), ("", 0), ("v", 0), ("x1", 0)]
+        {
+            assert_eq!(major(version), want, "{version:?}");
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -221,6 +297,25 @@ mod tests {
             fake.calls(),
             ["start a.slice replace", "set a.slice runtime TasksMax=5", "stop a.slice replace"]
         );
+        let limits = PodCgroup {
+            cpu_quota_us: Some(50_000),
+            cpu_period_us: Some(100_000),
+            cpus: Some(CpuList::parse("0-8").unwrap()),
+            ..PodCgroup::default()
+        };
+        for (version, want) in [
+            ("v239", "CPUQuotaPerSecUSec=500000"),
+            ("242", "CPUQuotaPerSecUSec=500000 CPUQuotaPeriodUSec=100000"),
+            ("244.1", "CPUQuotaPerSecUSec=500000 CPUQuotaPeriodUSec=100000 AllowedCPUs=[255, 1]"),
+        ] {
+            fake.set_version(version);
+            systemd.set("a.slice", &limits).unwrap();
+            assert_eq!(fake.calls().last().unwrap(), &format!("set a.slice runtime {want}"), "{version}");
+        }
+        let count = fake.calls().len();
+        fake.set_version("239");
+        systemd.set("a.slice", &PodCgroup { cpus: limits.cpus, ..PodCgroup::default() }).unwrap();
+        assert_eq!(fake.calls().len(), count, "no property is left");
         fake.fail_jobs_of("failing.slice");
         let error = systemd.start("failing.slice").unwrap_err().to_string();
         assert_eq!(error, "systemd: start failing.slice: the job ended with the result \"failed\"");

@@ -55,7 +55,7 @@ fn without_qos_cgroups_no_cgroup_is_created_or_named() {
     let cgroups = cgroups.with_cgroups_per_qos(false);
     assert_eq!(cgroups.pod_cgroup_parent(&pod, &id), "");
     assert!(cgroups.exists(&pod, &id), "nothing is waited for");
-    cgroups.set_up_kubepods(KubepodsLimits::default()).unwrap();
+    cgroups.set_up_kubepods(KubepodsLimits::default(), &CpuList::default()).unwrap();
     cgroups.update_qos_cgroups(&QosTiers::default()).unwrap();
     cgroups.ensure(&pod, &id).unwrap();
     assert_eq!(before, entries());
@@ -69,6 +69,7 @@ fn values_are_written_in_the_words_of_each_version() {
         cpu_period_us: Some(100_000),
         memory_bytes: Some(1 << 20),
         pids: Some(7),
+        cpus: CpuList::parse("0-1,3").ok(),
         ..PodCgroup::default()
     };
     let text = |v: &[(&str, &str)]| v.iter().map(|(a, b)| format!("{a}={b}")).collect::<Vec<_>>();
@@ -82,6 +83,7 @@ fn values_are_written_in_the_words_of_each_version() {
             ("cpu.cfs_quota_us", "50000"),
             ("memory.limit_in_bytes", "1048576"),
             ("pids.max", "7"),
+            ("cpuset.cpus", "0-1,3"),
         ])
     );
     assert_eq!(
@@ -90,7 +92,8 @@ fn values_are_written_in_the_words_of_each_version() {
             ("cpu.weight", "39"),
             ("cpu.max", "50000 100000"),
             ("memory.max", "1048576"),
-            ("pids.max", "7")
+            ("pids.max", "7"),
+            ("cpuset.cpus", "0-1,3")
         ])
     );
     let unlimited = PodCgroup { cpu_quota_us: Some(-1), memory_bytes: Some(-1), ..PodCgroup::default() };
@@ -187,9 +190,8 @@ async fn a_pods_cgroup_exists_from_its_first_use_until_its_last_process() {
     let (id, cgroups) = (uid("u-1"), &real.cgroups);
     let limited = pod(json!({"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}));
     assert!(!cgroups.exists(&limited, &id));
-    cgroups
-        .set_up_kubepods(KubepodsLimits { memory_bytes: Some(1 << 30), ..KubepodsLimits::default() })
-        .unwrap();
+    let limits = KubepodsLimits { memory_bytes: Some(1 << 30), ..KubepodsLimits::default() };
+    cgroups.set_up_kubepods(limits, &CpuList::default()).unwrap();
     cgroups.ensure(&limited, &id).unwrap();
     assert!(cgroups.exists(&limited, &id));
     assert_eq!(cgroups.pod_cgroup_parent(&limited, &id), format!("{}/kubepods/burstable/podu-1", real.root));
@@ -361,6 +363,31 @@ fn a_cgroup_of_the_configuration_is_named_as_the_driver_names_it() {
         assert_eq!(shown(CgroupDriver::Cgroupfs, name), cgroupfs, "{name}");
         assert_eq!(shown(CgroupDriver::Systemd, name), systemd, "{name}");
     }
+}
+
+#[test]
+fn all_pods_have_the_cpus_of_the_machine_that_the_parent_cgroup_has() {
+    let Some(real) = Real::new("cpus") else { return };
+    let online = CpuList::parse(&fs::read_to_string("/sys/devices/system/cpu/online").unwrap()).unwrap();
+    let cpus = |rest: &str| fs::read_to_string(real.dir("cpuset", rest).join("cpuset.cpus")).unwrap();
+    real.cgroups.set_up_kubepods(KubepodsLimits::default(), &online).unwrap();
+    assert_eq!(cpus("kubepods").trim(), online.to_string());
+    let is_v1 = matches!(real.cgroups.layout, Layout::V1(_));
+    // A list that someone else makes shorter becomes whole again.
+    let first = online.iter().next().unwrap().to_string();
+    for group in ["kubepods/burstable", "kubepods/besteffort", "kubepods", ""] {
+        let file = real.dir("cpuset", group).join("cpuset.cpus");
+        if is_v1 || group == "kubepods" {
+            put(&file, &first).unwrap();
+        }
+    }
+    if is_v1 {
+        real.cgroups.set_up_kubepods(KubepodsLimits::default(), &online).unwrap();
+        assert_eq!(cpus("kubepods").trim(), first, "the kernel refuses CPUs that the parent lacks");
+        put(&real.dir("cpuset", "cpuset.cpus"), &online.to_string()).unwrap();
+    }
+    real.cgroups.set_up_kubepods(KubepodsLimits::default(), &online).unwrap();
+    assert_eq!(cpus("kubepods").trim(), online.to_string());
 }
 
 #[test]

@@ -47,6 +47,17 @@ impl CpuList {
         self.0.len()
     }
 
+    /// Returns the CPUs, in ascending order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = u32> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// Returns the CPUs that both lists have.
+    #[must_use]
+    pub fn intersection(&self, other: &Self) -> Self {
+        Self(self.0.intersection(&other.0).copied().collect())
+    }
+
     /// Returns whether `others` has all CPUs of this list.
     #[must_use]
     pub fn is_subset_of(&self, others: &Self) -> bool {
@@ -96,5 +107,7 @@ mod tests {
         let all = CpuList::parse("0-3").unwrap();
         assert!(CpuList::parse("1,3").unwrap().is_subset_of(&all));
         assert!(!CpuList::parse("3-4").unwrap().is_subset_of(&all));
+        assert_eq!(CpuList::parse("2-9").unwrap().intersection(&all).to_string(), "2-3");
+        assert!(all.iter().eq([0, 1, 2, 3]));
     }
 }

@@ -7,6 +7,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crate::cpu_list::CpuList;
 use crate::pod;
 use crate::quantity::Quantity;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
@@ -299,6 +300,8 @@ pub struct PodCgroup {
     pub memory_min: Option<i64>,
     /// memory.low of cgroup v2, in bytes: memory that the kernel reclaims last.
     pub memory_low: Option<i64>,
+    /// cpuset.cpus: the CPUs of all processes.
+    pub cpus: Option<CpuList>,
 }
 
 /// Current values of a pod's cgroup.

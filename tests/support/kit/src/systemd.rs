@@ -24,6 +24,7 @@ struct State {
     failing: BTreeSet<String>,
     /// Units that are unknown.
     refused: BTreeSet<String>,
+    version: String,
 }
 
 struct Manager(Arc<Mutex<State>>);
@@ -62,6 +63,11 @@ impl Manager {
 
 #[zbus::interface(name = "org.freedesktop.systemd1.Manager")]
 impl Manager {
+    #[zbus(property)]
+    fn version(&self) -> String {
+        self.0.lock().version.clone()
+    }
+
     fn subscribe(&self) {}
 
     async fn start_unit(
@@ -84,7 +90,9 @@ impl Manager {
 
     fn set_unit_properties(&self, name: &str, runtime: bool, properties: Vec<(String, OwnedVariant)>) {
         let values = properties.iter().map(|(property, value)| {
-            let value = u64::try_from(value).map_or_else(|_| "?".to_owned(), |v| v.to_string());
+            let number = u64::try_from(value).map(|v| v.to_string());
+            let bytes = || value.try_clone().ok().and_then(|v| Vec::<u8>::try_from(v).ok());
+            let value = number.unwrap_or_else(|_| bytes().map_or("?".to_owned(), |b| format!("{b:?}")));
             format!("{property}={value}")
         });
         let scope = if runtime { "runtime" } else { "persistent" };
@@ -108,7 +116,7 @@ impl FakeSystemd {
     /// # Panics
     /// dbus-daemon is missing or does not start.
     pub async fn start(dir: &Path) -> Self {
-        let state = Arc::new(Mutex::new(State::default()));
+        let state = Arc::new(Mutex::new(State { version: "257".to_owned(), ..State::default() }));
         let daemon = bus::spawn(dir);
         let connection = until("a bus", START_LIMIT, async || {
             let builder = zbus::connection::Builder::address(bus::address(dir).as_str())
@@ -135,6 +143,11 @@ impl FakeSystemd {
     /// Lets every job of a unit fail.
     pub fn fail_jobs_of(&self, unit: &str) {
         self.state.lock().failing.insert(unit.to_owned());
+    }
+
+    /// Sets the version of systemd.
+    pub fn set_version(&self, version: &str) {
+        version.clone_into(&mut self.state.lock().version);
     }
 
     /// Refuses calls for a unit as unknown.
