@@ -48,6 +48,7 @@ for unit in "$units"/*.service; do
                 grep -v '^ProtectClock='; then
                 fail "pod-sync.service has an option that makes a mount namespace"
             fi
+            grep -q '^CapabilityBoundingSet=.*CAP_SYS_RESOURCE' "$unit" || fail "pod-sync cannot enlarge a mounted ext4"
             ;;
         *)
             for option in InaccessiblePaths= ProtectProc=invisible ProtectSystem=strict; do

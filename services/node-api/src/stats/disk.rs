@@ -108,7 +108,7 @@ pub(super) fn volume(volume: &wire::VolumeStorage) -> Value {
 }
 
 /// Returns the ephemeral storage of a pod in the node's file system `fs`: writable layers and logs of its containers, its own logs,
-/// ephemeral volumes, and its hosts file (`pkg/kubelet/stats: calcEphemeralStorage`).
+/// ephemeral volumes, and its hosts file (`pkg/kubelet/stats: calcEphemeralStorage`), with its termination logs.
 pub(super) fn ephemeral(
     fs: &Value,
     now: &str,
@@ -120,8 +120,9 @@ pub(super) fn ephemeral(
     let layered = containers.iter().filter(|c| !c["rootfs"].is_null());
     let files: Vec<&Value> = layered.flat_map(|c| [&c["rootfs"], &c["logs"]]).chain([pod_logs]).collect();
     let volumes = storage.into_iter().flat_map(|s| &s.volumes).filter(|v| v.is_ephemeral);
+    let own_files = storage.into_iter().flat_map(|s| [s.hosts.as_ref(), s.termination_logs.as_ref()]);
     let runtime_stats: Vec<&wire::DiskUsage> =
-        volumes.filter_map(|v| v.usage.as_ref()).chain(storage.and_then(|s| s.hosts.as_ref())).collect();
+        volumes.filter_map(|v| v.usage.as_ref()).chain(own_files.flatten()).collect();
     let sum = |field: &str, of: fn(&wire::DiskUsage) -> u64| {
         let reported = files.iter().filter_map(|f| f[field].as_u64());
         reported.chain(runtime_stats.iter().map(|u| of(u))).reduce(u64::saturating_add)
@@ -193,6 +194,7 @@ mod tests {
         let storage = wire::PodStorage {
             volumes: vec![volume("disk", true, 100), volume("memory", false, 1 << 40)],
             hosts: used(8, 1),
+            termination_logs: used(1_000_000, 1),
             ..Default::default()
         };
         let fs = json!({"capacityBytes": 7, "usedBytes": 6});
@@ -204,7 +206,7 @@ mod tests {
         let out = ephemeral(&fs, "now", &containers, &pod_logs, Some(&storage));
         assert_eq!(
             out,
-            json!({"time": "now", "capacityBytes": 7, "usedBytes": 111_108, "inodesUsed": 15}),
+            json!({"time": "now", "capacityBytes": 7, "usedBytes": 1_111_108, "inodesUsed": 16}),
             "neither memory nor what has no layer yet"
         );
         let nothing = ephemeral(&fs, "now", &[], &Value::Null, None);

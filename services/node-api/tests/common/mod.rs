@@ -420,7 +420,8 @@ impl Storage for TwoVolumes {
             claim: Some(claim),
             ..volume.clone()
         };
-        let pod = wire::PodStorage { uid: "u1".into(), volumes: vec![volume, claimed], hosts: usage(512) };
+        let volumes = vec![volume, claimed];
+        let pod = wire::PodStorage { uid: "u1".into(), volumes, hosts: usage(512), termination_logs: None };
         Ok(Response::new(wire::ListStorageReply { pods: vec![pod], runtime: Vec::new() }))
     }
 }

@@ -191,6 +191,21 @@ mod tests {
     }
 
     #[test]
+    fn a_termination_log_that_a_container_filled_counts_where_logs_are() {
+        let own_files = FileUsage { bytes: Some(100 * MIB), inodes: Some(100) };
+        let fills = Some(PodUsage { own_files, ..PodUsage::default() });
+        let pods = [("logs", json!({}), files(0, 60, 0)), ("fills", json!({}), fills)];
+        for (layout, signal, want) in [
+            (Layout::Single, Signal::NodeFsAvailable, ["fills", "logs"]),
+            (Layout::Single, Signal::NodeFsInodesFree, ["fills", "logs"]),
+            (Layout::SeparateImages, Signal::NodeFsAvailable, ["fills", "logs"]),
+            (Layout::SeparateImages, Signal::ImageFsAvailable, ["logs", "fills"]),
+        ] {
+            assert_eq!(order(&pods, signal, layout), want, "{layout:?} {signal}");
+        }
+    }
+
+    #[test]
     fn a_request_of_storage_protects_bytes_but_not_inodes() {
         let requests = json!({ "requests": { "ephemeral-storage": "1Gi" } });
         let requested = json!({ "containers": [{ "name": "c", "resources": requests }] });

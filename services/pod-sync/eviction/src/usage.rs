@@ -78,8 +78,10 @@ pub struct PodUsage {
     pub working_set: Option<i64>,
     /// Number of its processes.
     pub processes: Option<i64>,
-    /// Bytes of writable layers, logs, local volumes and the pod's hosts file.
+    /// Bytes of writable layers, logs, local volumes, the pod's hosts file and termination logs.
     pub ephemeral_storage: Option<i64>,
+    /// The pod's hosts file and termination logs, which its containers may write.
+    pub own_files: FileUsage,
     pub containers: Vec<ContainerUsage>,
     /// Volumes of the pod with statistics, by name.
     pub volumes: BTreeMap<String, FileUsage>,
@@ -110,7 +112,8 @@ pub fn request(pod: &Pod, resource: Resource) -> Quantity {
     }
 }
 
-/// Returns the bytes or inodes that a pod has in some of its files (`podDiskUsage`).
+/// Returns the bytes or inodes that a pod has in some of its files (`podDiskUsage`). Its hosts file and termination logs, which the
+/// kubelet leaves out, are where its logs are.
 #[must_use]
 pub fn disk_usage(pod: &Pod, usage: &PodUsage, files: &[Files], resource: Resource) -> i64 {
     let sum = |parts: &mut dyn Iterator<Item = FileUsage>| {
@@ -118,7 +121,7 @@ pub fn disk_usage(pod: &Pod, usage: &PodUsage, files: &[Files], resource: Resour
     };
     let of = |files: &Files| match files {
         Files::WritableLayers => sum(&mut usage.containers.iter().map(|c| c.writable_layer)),
-        Files::Logs => sum(&mut usage.containers.iter().map(|c| c.logs)),
+        Files::Logs => sum(&mut usage.containers.iter().map(|c| c.logs).chain([usage.own_files])),
         Files::LocalVolumes => {
             let local = pod::spec(pod).volumes.iter().flatten().filter(|v| is_local(v));
             sum(&mut local.filter_map(|v| usage.volumes.get(&v.name).copied()))

@@ -179,23 +179,37 @@ fn pod_usage(
         Some((volume.name.clone(), files))
     };
     let volumes: BTreeMap<_, _> = storage.into_iter().flat_map(|s| &s.volumes).filter_map(volume).collect();
-    let ephemeral = ephemeral_storage(&containers, storage);
+    let own_files = own_files(storage);
+    let ephemeral = ephemeral_storage(&containers, own_files, storage);
     PodUsage {
         working_set: cgroup.usage().map(|usage| units(usage.working_set)),
         processes: cgroup.tasks().map(units),
         ephemeral_storage: Some(ephemeral),
+        own_files,
         containers,
         volumes,
     }
 }
 
-// Writable layers, logs, volumes on the node's disk and the hosts file.
-fn ephemeral_storage(containers: &[ContainerUsage], storage: Option<&wire::PodStorage>) -> i64 {
+// The hosts file and termination logs.
+fn own_files(storage: Option<&wire::PodStorage>) -> FileUsage {
+    let measured = storage.into_iter().flat_map(|s| [s.hosts, s.termination_logs]).flatten();
+    measured.fold(FileUsage::default(), |sum, usage| FileUsage {
+        bytes: Some(sum.bytes.unwrap_or(0).saturating_add(units(usage.used_bytes))),
+        inodes: Some(sum.inodes.unwrap_or(0).saturating_add(units(usage.inodes_used))),
+    })
+}
+
+// Writable layers, logs, volumes on the node's disk and the pod's own files.
+fn ephemeral_storage(
+    containers: &[ContainerUsage],
+    own_files: FileUsage,
+    storage: Option<&wire::PodStorage>,
+) -> i64 {
     let of_containers = containers.iter().flat_map(|c| [c.writable_layer.bytes, c.logs.bytes]).flatten();
     let volumes = storage.into_iter().flat_map(|s| &s.volumes).filter(|volume| volume.is_ephemeral);
-    let hosts = storage.into_iter().filter_map(|s| s.hosts);
-    let used = volumes.filter_map(|volume| volume.usage).chain(hosts).map(|usage| units(usage.used_bytes));
-    of_containers.chain(used).fold(0_i64, i64::saturating_add)
+    let used = volumes.filter_map(|volume| volume.usage).map(|usage| units(usage.used_bytes));
+    of_containers.chain(used).chain(own_files.bytes).fold(0_i64, i64::saturating_add)
 }
 
 // The runtime writes the logs of a container into one directory, without subdirectories.

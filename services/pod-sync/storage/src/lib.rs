@@ -187,7 +187,7 @@ impl Throttle {
     }
 }
 
-/// Measures the existing volumes of a pod and its hosts file. Volumes that cannot be measured are left out.
+/// Measures the existing volumes of a pod, its hosts file and its termination logs. Volumes that cannot be measured are left out.
 fn measure(
     uid: &PodUid,
     pod: &Pod,
@@ -214,7 +214,8 @@ fn measure(
         })
     });
     let volumes = volumes.collect();
-    wire::PodStorage { uid: uid.to_string(), volumes, hosts: look(&dir.join("etc-hosts")) }
+    let (hosts, termination_logs) = (look(&dir.join("etc-hosts")), look(&dir.join("containers")));
+    wire::PodStorage { uid: uid.to_string(), volumes, hosts, termination_logs }
 }
 
 /// Returns the directory of a volume, or `None` for volumes of the host and of the runtime, which are not measured.
@@ -307,6 +308,11 @@ mod tests {
         at("empty-dir", "unused");
         at("configmap", "config");
         fs::write(dir.path().join("etc-hosts"), vec![1; 4 << 20]).unwrap();
+        for container in ["c", "d"] {
+            let termination_logs = dir.path().join("containers").join(container);
+            fs::create_dir_all(&termination_logs).unwrap();
+            fs::write(termination_logs.join("0a0b0c0d"), vec![1; 1 << 20]).unwrap();
+        }
         let count = |place: &Path| walk::usage(place, || Ok(()));
         let storage = measure(&uid("u1"), &pod(), dir.path(), Timestamp::UNIX_EPOCH, count);
         let measured: Vec<_> = storage
@@ -323,6 +329,11 @@ mod tests {
         let hosts = storage.hosts.unwrap();
         assert_eq!(hosts.inodes_used, 1);
         assert!(hosts.used_bytes >= 4 << 20, "a file that a container grew counts in full: {hosts:?}");
+        let logs = storage.termination_logs.unwrap();
+        assert!((2 << 20..4 << 20).contains(&logs.used_bytes), "the logs of all containers: {logs:?}");
+        fs::remove_dir_all(dir.path().join("containers")).unwrap();
+        let storage = measure(&uid("u1"), &pod(), dir.path(), Timestamp::UNIX_EPOCH, count);
+        assert_eq!(storage.termination_logs, None);
     }
 
     #[test]

@@ -156,6 +156,7 @@ fn a_pod_is_measured_by_its_cgroup_logs_layers_and_volumes() {
         uid: "u".to_owned(),
         volumes: vec![volume("v", true, 100_000), volume("memory", false, 999_999)],
         hosts: disk(4096),
+        termination_logs: disk(8192),
     };
     let layer = FileUsage { bytes: Some(1_000_000), inodes: Some(20) };
     let unmeasured = Candidate { uid: PodUid::parse("gone").unwrap(), ..candidate.clone() };
@@ -174,12 +175,13 @@ fn a_pod_is_measured_by_its_cgroup_logs_layers_and_volumes() {
     let logs = container.logs.bytes.unwrap();
     assert!(logs >= 512, "{logs}");
     assert_eq!(container.logs.inodes, Some(1));
-    assert_eq!(usage.ephemeral_storage, Some(1_000_000 + logs + 100_000 + 4096));
+    assert_eq!(usage.ephemeral_storage, Some(1_000_000 + logs + 100_000 + 4096 + 8192));
+    assert_eq!(usage.own_files, FileUsage { bytes: Some(4096 + 8192), inodes: Some(6) });
     let counted = pod_sync_eviction::usage::disk_usage(
         &candidate.pod,
         usage,
         Layout::Single.measured(Signal::NodeFsInodesFree),
         Resource::Inodes,
     );
-    assert_eq!(counted, 20 + 1 + 3);
+    assert_eq!(counted, 20 + 1 + 3 + 6);
 }
