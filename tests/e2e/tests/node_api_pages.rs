@@ -332,8 +332,7 @@ async fn the_services_run_in_the_cgroup_of_kubelet_cgroups_which_the_summary_sho
     let argument = format!("--kubelet-cgroups=/{}", cgroup.0);
     let extra = vec![("pod-sync", argument.clone()), ("node-api", argument)];
     let node = Node::start(Options { node_api: true, extra, ..Options::with_api("node-api-cgroups") }).await;
-    let services =
-        ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync", "node-api"];
+    let services = ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync", "node-api"];
     let all_inside = async |what: &str| {
         until(what, LONG, async || {
             let is_outside = |name: &&str| !node.service(name).process().pid.is_some_and(|p| cgroup.has(p));

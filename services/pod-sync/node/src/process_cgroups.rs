@@ -171,7 +171,10 @@ mod tests {
         stop.cancel();
         let pauses: Vec<u64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let near = |pause: u64, want: u64| pause.abs_diff(want) <= 2;
-        assert!(near(pauses[0], 1) && near(pauses[1], 4) && near(pauses[2], 16) && near(pauses[3], 60), "{times:?}");
+        assert!(
+            near(pauses[0], 1) && near(pauses[1], 4) && near(pauses[2], 16) && near(pauses[3], 60),
+            "{times:?}"
+        );
     }
 
     #[tokio::test]

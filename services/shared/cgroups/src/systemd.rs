@@ -145,7 +145,8 @@ impl Systemd {
         let mut removed = manager.receive_job_removed().await?;
         let job = match action {
             Action::Set(properties) => {
-                let needs = |name: &str| SINCE.iter().find(|(n, _)| *n == name).map_or(0, |(_, since)| *since);
+                let needs =
+                    |name: &str| SINCE.iter().find(|(n, _)| *n == name).map_or(0, |(_, since)| *since);
                 let oldest = properties.iter().map(|(name, _)| needs(name)).max().unwrap_or(0);
                 let version = if oldest > 0 { major(&manager.version().await?) } else { 0 };
                 let known = properties.iter().filter(|(name, _)| needs(name) <= version);
