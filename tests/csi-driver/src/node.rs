@@ -21,7 +21,7 @@ use quintlet_plugin_api::csi::{
 use tonic::{Request, Response, Status};
 
 use crate::fault::{Faults, append};
-use crate::volumes::{Medium, Volumes, bind, mount, unmount};
+use crate::volumes::{Medium, Volumes, bind, detach, loop_device, mount, unmount};
 
 /// The service Node of the driver.
 #[derive(Debug)]
@@ -66,9 +66,13 @@ impl Node {
         let attributes: BTreeMap<String, String> = request.volume_context.clone().into_iter().collect();
         let target = Path::new(&request.target_path);
         if is_block(request.volume_capability.as_ref()) {
-            // A kernel device that always exists represents the volume.
+            let device = match self.volumes.medium(&request.volume_id, &attributes)? {
+                Medium::Loop(file) => loop_device(&file)?,
+                // A kernel device that always exists represents the volume.
+                Medium::Directory(_) | Medium::Tmpfs => "/dev/null".into(),
+            };
             fs::File::create(target)?;
-            return bind(Path::new("/dev/null"), target, false);
+            return bind(&device, target, false);
         }
         fs::create_dir_all(target)?;
         if !request.staging_target_path.is_empty() {
@@ -114,6 +118,7 @@ impl node_server::Node for Node {
         let request = request.into_inner();
         let work = || {
             unmount(Path::new(&request.staging_target_path)).map_err(failed)?;
+            detach(&self.volumes.backing(&request.volume_id)).map_err(failed)?;
             Ok(NodeUnstageVolumeResponse {})
         };
         self.faults.call("NodeUnstageVolume", &request.volume_id, work).await.map(Response::new)

@@ -83,7 +83,7 @@ pub fn mount(medium: &Medium, target: &Path) -> io::Result<()> {
         Medium::Tmpfs => {
             Ok(rustix::mount::mount("tmpfs", target, "tmpfs", MountFlags::empty(), Some(c"size=1m"))?)
         }
-        Medium::Loop(file) => run("mount", &[Path::new("-o"), Path::new("loop"), file, target]),
+        Medium::Loop(file) => run("mount", &[Path::new("-o"), Path::new("loop"), file, target]).map(drop),
     }
 }
 
@@ -130,10 +130,43 @@ pub fn mounts_below(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(table.0.into_iter().map(|mount| mount.mount_point).filter(|mount| mount.starts_with(path)).collect())
 }
 
-fn run(program: &str, arguments: &[&Path]) -> io::Result<()> {
+/// Returns the loop device of a file. Attaches one if there is none.
+///
+/// # Errors
+/// Fails if there is no free device.
+pub fn loop_device(file: &Path) -> io::Result<PathBuf> {
+    if let Some(device) = loop_devices(file)?.into_iter().next() {
+        return Ok(device);
+    }
+    let device = run("losetup", &[Path::new("--find"), Path::new("--show"), file])?;
+    Ok(PathBuf::from(device.trim()))
+}
+
+/// Detaches all loop devices of a file, which may not exist.
+///
+/// # Errors
+/// Fails if a device cannot be detached.
+pub fn detach(file: &Path) -> io::Result<()> {
+    if !file.is_file() {
+        return Ok(());
+    }
+    for device in loop_devices(file)? {
+        run("losetup", &[Path::new("--detach"), &device])?;
+    }
+    Ok(())
+}
+
+fn loop_devices(file: &Path) -> io::Result<Vec<PathBuf>> {
+    let options = ["--noheadings", "--output", "NAME", "--associated"].map(Path::new);
+    let list = run("losetup", &[&options[..], &[file]].concat())?;
+    Ok(list.lines().map(|name| PathBuf::from(name.trim())).collect())
+}
+
+/// Runs a program. Returns its output.
+fn run(program: &str, arguments: &[&Path]) -> io::Result<String> {
     let output = Command::new(program).args(arguments).output()?;
     if output.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
     Err(io::Error::other(format!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim())))
 }

@@ -8,6 +8,9 @@ use http::Method;
 use kube::core::WatchEvent;
 use serde_json::{Value, json};
 
+/// Path of the VolumeAttachments.
+pub const ATTACHMENTS: &str = "/apis/storage.k8s.io/v1/volumeattachments";
+
 /// A client of an API server, with all permissions.
 #[derive(Clone)]
 pub struct Cluster(kube::Client);
@@ -140,6 +143,7 @@ fn collection(kind: &str) -> anyhow::Result<String> {
         "CSIDriver" => "/apis/storage.k8s.io/v1/csidrivers".to_owned(),
         "Node" => "/api/v1/nodes".to_owned(),
         "CSINode" => "/apis/storage.k8s.io/v1/csinodes".to_owned(),
+        "VolumeAttachment" => ATTACHMENTS.to_owned(),
         "RuntimeClass" => "/apis/node.k8s.io/v1/runtimeclasses".to_owned(),
         other => bail!("no way to make a {other}"),
     })

@@ -39,6 +39,7 @@ async fn histories_of_volumes_equal_those_of_a_kubelet() {
         drivers: root.with_file_name("drivers"),
         hosts: hosts.clone(),
         registrar: None,
+        attached: Some(tokio::sync::Mutex::default()),
         root,
     };
     let scenarios = scenario::scenarios(&hosts).unwrap();

@@ -82,6 +82,7 @@ async fn main() -> anyhow::Result<()> {
         root,
         hosts,
         registrar: Some(args.registrar),
+        attached: None,
         drivers: base.path().join("drivers"),
     };
     let mut failed = 0_usize;

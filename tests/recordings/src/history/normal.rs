@@ -1,4 +1,4 @@
-//! A history without values that differ between runs. It has three sequences:
+//! A history without values that differ between runs. It has up to four sequences:
 //!
 //! - `statuses`: the different statuses of the pod that the API server delivered, in order; `deleting` once the pod has a deletion
 //!   timestamp, `gone` at its end. Equal statuses in a row are one.
@@ -6,6 +6,8 @@
 //!   repetitions depends on the time until the next step.
 //! - `calls`: the calls that mount and unmount volumes at the driver, in order. If a fault of the scenario has no number of times,
 //!   equal calls in a row are one: their number depends on the time until the next step.
+//! - `node`: the different `volumesInUse` and `volumesAttached` of the Node, in order, with the volumes of the scenario's driver.
+//!   Absent if there are none.
 //!
 //! IDs, addresses, times and directories are replaced by names. Conditions are ordered by type. Not recorded are:
 //!
@@ -21,8 +23,8 @@ use quintlet_csi_driver::fault;
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
-use super::observe::Seen;
-use super::scenario::Scenario;
+use super::observe::{NodeVolumes, Seen};
+use super::scenario::{Scenario, driver};
 use crate::facts::Names;
 use crate::runtime::NODE;
 
@@ -37,7 +39,13 @@ static TIME: LazyLock<Regex> = LazyLock::new(|| {
 
 /// Returns the facts of a history. `state` is the state directory of the scenario's driver.
 #[must_use]
-pub fn facts(scenario: &Scenario, seen: &Seen, names: &Names, state: &Path) -> Value {
+pub fn facts(
+    scenario: &Scenario,
+    seen: &Seen,
+    volumes: &[NodeVolumes],
+    names: &Names,
+    state: &Path,
+) -> Value {
     let uid = seen.pods.first().map_or("", |pod| pod["metadata"]["uid"].as_str().unwrap_or_default());
     let mut names = names.clone();
     names.push((uid.to_owned(), "<uid>".to_owned()));
@@ -55,7 +63,27 @@ pub fn facts(scenario: &Scenario, seen: &Seen, names: &Names, state: &Path) -> V
     if scenario.has_endless_fault() {
         calls.dedup();
     }
-    json!({"statuses": statuses, "events": events(&seen.events, &names), "calls": calls})
+    let mut facts = json!({"statuses": statuses, "events": events(&seen.events, &names), "calls": calls});
+    let node = node(&driver(&scenario.name), volumes, &names);
+    if !node.is_empty() {
+        facts["node"] = json!(node);
+    }
+    facts
+}
+
+/// Returns the Node's volumes of a driver, from its first one.
+fn node(driver: &str, volumes: &[NodeVolumes], names: &Names) -> Vec<Value> {
+    let own = |list: &[Value]| -> Vec<Value> {
+        let own = list.iter().filter(|volume| volume.to_string().contains(&format!("/{driver}^")));
+        own.map(|volume| normal("", volume.clone(), names)).collect()
+    };
+    let versions = volumes.iter().map(|at| (own(&at.in_use), own(&at.attached)));
+    let mut node: Vec<Value> = versions
+        .skip_while(|(in_use, attached)| in_use.is_empty() && attached.is_empty())
+        .map(|(in_use, attached)| json!({"volumesInUse": in_use, "volumesAttached": attached}))
+        .collect();
+    node.dedup();
+    node
 }
 
 /// Returns the parts of a status that are written however soon the next status follows.

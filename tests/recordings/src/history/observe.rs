@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
+use crate::runtime::NODE;
 
 /// The versions of one pod and of its events that the API server delivered, in order.
 #[derive(Debug, Default)]
@@ -29,10 +30,27 @@ impl Seen {
     }
 }
 
-/// Watches of the pods and events of namespace `default`. Dropping it ends them.
+/// All that was delivered.
+#[derive(Debug, Default)]
+struct Delivered {
+    by_pod: BTreeMap<String, Seen>,
+    /// The versions of the Node's volumes, equal ones in a row once.
+    volumes: Vec<NodeVolumes>,
+}
+
+/// The volumes of a version of the Node.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeVolumes {
+    /// `volumesInUse`
+    pub in_use: Vec<Value>,
+    /// `volumesAttached`
+    pub attached: Vec<Value>,
+}
+
+/// Watches of the Node and of the pods and events of namespace `default`. Dropping it ends them.
 #[derive(Debug)]
 pub struct Observer {
-    seen: Arc<Mutex<BTreeMap<String, Seen>>>,
+    seen: Arc<Mutex<Delivered>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -42,10 +60,11 @@ impl Observer {
     /// # Errors
     /// Fails if the API server refuses a list.
     pub async fn start(cluster: &Cluster) -> anyhow::Result<Self> {
-        let seen: Arc<Mutex<BTreeMap<String, Seen>>> = Arc::default();
+        let seen: Arc<Mutex<Delivered>> = Arc::default();
         let mut tasks = Vec::new();
-        for plural in ["pods", "events"] {
-            let path = format!("/api/v1/namespaces/default/{plural}");
+        for plural in ["pods", "events", "nodes"] {
+            let scope = if plural == "nodes" { "" } else { "/namespaces/default" };
+            let path = format!("/api/v1{scope}/{plural}");
             let list = cluster.get(&path).await?.context("no list")?;
             let from = list["metadata"]["resourceVersion"].as_str().unwrap_or("0").to_owned();
             let uri = format!("{path}?watch=true&timeoutSeconds=3600&resourceVersion={from}");
@@ -64,7 +83,13 @@ impl Observer {
 
     /// Looks at what was delivered of a pod so far.
     pub fn look<T>(&self, pod: &str, look: impl FnOnce(&Seen) -> T) -> T {
-        look(self.seen.lock().entry(pod.to_owned()).or_default())
+        look(self.seen.lock().by_pod.entry(pod.to_owned()).or_default())
+    }
+
+    /// Returns the different volumes that the Node had so far, in order.
+    #[must_use]
+    pub fn volumes(&self) -> Vec<NodeVolumes> {
+        self.seen.lock().volumes.clone()
     }
 }
 
@@ -74,20 +99,28 @@ impl Drop for Observer {
     }
 }
 
-fn keep(seen: &mut BTreeMap<String, Seen>, plural: &str, event: WatchEvent<Value>) {
+fn keep(delivered: &mut Delivered, plural: &str, event: WatchEvent<Value>) {
     let (object, is_gone) = match event {
         WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, false),
         WatchEvent::Deleted(object) => (object, true),
         WatchEvent::Bookmark(_) | WatchEvent::Error(_) => return,
     };
     let name = |at: &Value| at["name"].as_str().unwrap_or_default().to_owned();
+    let seen = &mut delivered.by_pod;
     match (plural, is_gone) {
         ("pods", true) => {
             let of_pod = seen.entry(name(&object["metadata"])).or_default();
             of_pod.pods.extend([object, Value::Null]);
         }
         ("pods", false) => seen.entry(name(&object["metadata"])).or_default().pods.push(object),
-        (_, true) => {}
+        ("nodes", false) if object["metadata"]["name"] == NODE => {
+            let list = |key: &str| object["status"][key].as_array().cloned().unwrap_or_default();
+            delivered
+                .volumes
+                .push(NodeVolumes { in_use: list("volumesInUse"), attached: list("volumesAttached") });
+            delivered.volumes.dedup();
+        }
+        ("nodes", false) | (_, true) => {}
         (_, false) => seen.entry(name(&object["involvedObject"])).or_default().events.push(object),
     }
 }

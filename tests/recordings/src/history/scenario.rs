@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::fixture::names;
 use crate::runtime::NODE;
 
-/// A scenario: its steps in order. Its pod has the scenario's name.
+/// A scenario: its steps in order. Its pod has the scenario's name. Another pod, whose history is not recorded, has a longer one.
 #[derive(Debug, Clone)]
 pub struct Scenario {
     pub name: String,
@@ -46,8 +46,12 @@ pub enum Step {
     Driver(DriverState),
     /// Replaces the faults of the driver, by method.
     Faults(BTreeMap<String, Rule>),
-    /// Creates a file, directory or link in the directory `<host>` of the node.
+    /// Creates an entry in the directory `<host>` of the node.
     Host(Entry),
+    /// Attaches the PersistentVolume of this name to the node, like the driver's attacher and the attach-detach controller.
+    Attach(String),
+    /// Waits until the node no longer has the PersistentVolume in use, and detaches it like the attach-detach controller.
+    Detach(String),
 }
 
 /// A condition on the pod.
@@ -64,6 +68,10 @@ pub enum Until {
     Event(Sign),
     /// The node has registered the driver and written it to its CSINode.
     Registered,
+    /// Another pod of the scenario is ready.
+    PodReady(String),
+    /// The Node has a volume of the driver in use.
+    InUse,
 }
 
 /// An event of the pod.
@@ -121,6 +129,8 @@ pub enum Entry {
     Directory(String),
     /// A link, with its target.
     Link(String, String),
+    /// A block device.
+    Disk(String),
 }
 
 /// Recorded history of a kubelet.
@@ -171,9 +181,13 @@ fn step(name: &str, mut document: Value) -> anyhow::Result<Step> {
         return serde_json::from_value(document.clone()).with_context(|| document.to_string());
     }
     if document["kind"] == "Pod" {
-        ensure!(document["metadata"]["name"].is_null(), "a pod has the name of its scenario");
+        let other = document["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let is_other = other.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));
+        ensure!(other.is_empty() || is_other, "the name of another pod begins with that of its scenario");
         document["apiVersion"] = json!("v1");
-        document["metadata"]["name"] = json!(name);
+        if other.is_empty() {
+            document["metadata"]["name"] = json!(name);
+        }
         document["metadata"]["namespace"] = json!("default");
         let spec = &mut document["spec"];
         spec["nodeName"] = json!(NODE);
