@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use rustix::process::{Pid, Signal};
+use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 
@@ -31,19 +32,24 @@ impl Ended {
     }
 }
 
+/// When a command that has not ended is killed, with its process group.
+#[derive(Debug, Clone, Copy)]
+pub enum Until<'a> {
+    /// After this time. The result does not wait for a process that the kernel does not end.
+    Limit(Duration),
+    /// When the token is cancelled. The result waits for the end of the command, so that it has no effect later.
+    Cancelled(&'a CancellationToken),
+}
+
 /// Runs commands. Tests implement it with their own results.
 #[async_trait]
 pub trait Commands: Send + Sync {
-    /// Runs a command until it ends, or kills it and its process group after `limit`.
+    /// Runs a command until it ends, or is killed.
     ///
     /// # Errors
     /// The command cannot be started.
-    async fn run(
-        &self,
-        program: &'static str,
-        arguments: &[OsString],
-        limit: Option<Duration>,
-    ) -> io::Result<Ended>;
+    async fn run(&self, program: &'static str, arguments: &[OsString], until: Until<'_>)
+    -> io::Result<Ended>;
 }
 
 /// The commands of the system.
@@ -59,27 +65,42 @@ impl Commands for SystemCommands {
         &self,
         program: &'static str,
         arguments: &[OsString],
-        limit: Option<Duration>,
+        until: Until<'_>,
     ) -> io::Result<Ended> {
         let found = self.first.as_ref().map(|first| first.join(program)).filter(|path| path.exists());
         let program = found.unwrap_or_else(|| PathBuf::from(program));
         let mut command = tokio::process::Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.process_group(0).kill_on_drop(limit.is_some()).spawn()?;
+        // A mount goes on if the process ends: its successor finds it.
+        let kill_on_drop = matches!(until, Until::Limit(_));
+        let child = command.process_group(0).kill_on_drop(kill_on_drop).spawn()?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        let output = child.wait_with_output();
-        let output = match limit {
-            None => output.await?,
-            Some(limit) => {
-                let mut output = std::pin::pin!(output);
-                match tokio::time::timeout(limit, &mut output).await {
-                    Ok(output) => output?,
-                    Err(_) => {
-                        // The child is not reaped yet, so that the number is still that of its group.
-                        if let Some(group) = group {
-                            let _ended_meanwhile = rustix::process::kill_process_group(group, Signal::KILL);
-                        }
-                        return Ok(Ended { code: None, output: String::new() });
+        // The child is not reaped before `output` ends, so that the number is that of its group until then.
+        let kill = || {
+            if let Some(group) = group {
+                let _ended_meanwhile = rustix::process::kill_process_group(group, Signal::KILL);
+            }
+        };
+        let mut output = std::pin::pin!(child.wait_with_output());
+        let output = match until {
+            Until::Limit(limit) => match tokio::time::timeout(limit, &mut output).await {
+                Ok(output) => output?,
+                Err(_) => {
+                    kill();
+                    return Ok(Ended { code: None, output: String::new() });
+                }
+            },
+            Until::Cancelled(cancel) => {
+                // The output is polled again below.
+                let ended = tokio::select! {
+                    output = &mut output => Some(output),
+                    () = cancel.cancelled() => None,
+                };
+                match ended {
+                    Some(output) => output?,
+                    None => {
+                        kill();
+                        output.await?
                     }
                 }
             }
@@ -98,9 +119,9 @@ pub(crate) async fn run(
     commands: &dyn Commands,
     program: &'static str,
     arguments: &[OsString],
-    limit: Option<Duration>,
+    until: Until<'_>,
 ) -> Result<Ended, Error> {
-    commands.run(program, arguments, limit).await.map_err(|error| match error.kind() {
+    commands.run(program, arguments, until).await.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::NoCommand(program),
         _ => Error::Command { command: program.to_owned(), cause: error.to_string(), output: String::new() },
     })
@@ -113,9 +134,9 @@ pub(crate) async fn run(
 pub(crate) async fn mount(
     commands: &dyn Commands,
     arguments: Vec<OsString>,
-    limit: Option<Duration>,
+    until: Until<'_>,
 ) -> Result<(), Error> {
-    let ended = run(commands, "mount", &arguments, limit).await?;
+    let ended = run(commands, "mount", &arguments, until).await?;
     if ended.code == Some(0) {
         return Ok(());
     }

@@ -23,7 +23,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::mount::UnmountFlags;
 use tokio::time::Instant;
 
-use crate::commands::{self, Ended};
+use crate::commands::{self, Ended, Until};
 use crate::error::Error;
 use crate::fc;
 use crate::host::{Session, entries, name_of};
@@ -171,7 +171,7 @@ impl Mounter {
         for map in maps {
             let path = self.host.dev.join(&map);
             let arguments = [OsString::from("-f"), path.clone().into()];
-            let flush = commands::run(&*self.commands, "multipath", &arguments, Some(FLUSH_LIMIT));
+            let flush = commands::run(&*self.commands, "multipath", &arguments, Until::Limit(FLUSH_LIMIT));
             let ended = step!("multipath device flushed", flush)?;
             if ended.code != Some(0) {
                 let command = format!("failed to flush multipath device {}", path.display());
@@ -181,7 +181,7 @@ impl Mounter {
         for disk in disks {
             let arguments = [OsString::from("--flushbufs"), self.host.dev.join(&disk).into()];
             // As in the kubelet, a device that cannot be flushed is removed.
-            match commands::run(&*self.commands, "blockdev", &arguments, Some(FLUSH_LIMIT)).await {
+            match commands::run(&*self.commands, "blockdev", &arguments, Until::Limit(FLUSH_LIMIT)).await {
                 Ok(Ended { code: Some(0), .. }) => {}
                 Ok(ended) => tracing::warn!(disk, output = ended.output, "failed to flush a device"),
                 Err(error) => tracing::warn!(disk, %error, "failed to flush a device"),
@@ -225,7 +225,7 @@ impl Mounter {
         }
         for map in maps {
             let arguments = [OsString::from("-f"), map.clone().into()];
-            match commands::run(&*self.commands, "multipath", &arguments, Some(FLUSH_LIMIT)).await {
+            match commands::run(&*self.commands, "multipath", &arguments, Until::Limit(FLUSH_LIMIT)).await {
                 Ok(Ended { code: Some(0), .. }) => {}
                 Ok(ended) => tracing::warn!(?map, output = ended.output, "failed to flush a device"),
                 Err(error) => tracing::warn!(?map, %error, "failed to flush a device"),
@@ -288,7 +288,7 @@ impl Mounter {
     /// Runs iscsiadm. Its arguments may have credentials, and are not logged.
     async fn iscsiadm(&self, arguments: &[String]) -> Result<Ended, Error> {
         let arguments: Vec<OsString> = arguments.iter().map(OsString::from).collect();
-        commands::run(&*self.commands, "iscsiadm", &arguments, Some(self.host.limits.iscsiadm)).await
+        commands::run(&*self.commands, "iscsiadm", &arguments, Until::Limit(self.host.limits.iscsiadm)).await
     }
 }
 

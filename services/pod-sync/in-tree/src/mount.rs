@@ -22,8 +22,9 @@ use pod_sync_volumes::ownership::GroupChange;
 use quintlet_kit::{failpoint, task};
 use quintlet_model::ids::PodUid;
 use rustix::mount::MountFlags;
+use tokio_util::sync::CancellationToken;
 
-use crate::commands::{self, Commands, SystemCommands};
+use crate::commands::{self, Commands, SystemCommands, Until};
 use crate::error::Error;
 use crate::host::Host;
 use crate::paths::Paths;
@@ -223,10 +224,11 @@ impl Mounter {
         let options = joined(&volume.mount_options, read_only.into_iter().chain(["defaults"]));
         let kind = fs_type.map(|fs_type| words(["-t", fs_type])).unwrap_or_default();
         let arguments = [kind, words(["-o", &options, device]), vec![target.into()]].concat();
-        commands::mount(commands, arguments, Some(DEVICE_LIMIT)).await
+        commands::mount(commands, arguments, Until::Limit(DEVICE_LIMIT)).await
     }
 
-    /// Makes a volume available to a pod (`SetUp`). Returns a warning for the pod, if there is one.
+    /// Makes a volume available to a pod (`SetUp`). Returns a warning for the pod, if there is one. A mount of nfs in progress is
+    /// killed when `released` is cancelled.
     ///
     /// # Errors
     /// The volume cannot be mounted, or its files cannot be changed. It may be mounted then.
@@ -235,6 +237,7 @@ impl Mounter {
         volume: &Volume,
         pod: &PodUid,
         group: Group<'_>,
+        released: &CancellationToken,
     ) -> Result<Option<String>, Error> {
         match &volume.source {
             Source::Local { path, .. } => self.publish_local(volume, path, pod, group).await,
@@ -243,7 +246,9 @@ impl Mounter {
                 let checked = task::blocking(move || host_path::check_type(&path, &kind)).await;
                 checked.map(|()| None).map_err(Error::HostPath)
             }
-            Source::Nfs { server, path } => self.publish_nfs(volume, server, path, pod).await.map(|()| None),
+            Source::Nfs { server, path } => {
+                self.publish_nfs(volume, server, path, pod, released).await.map(|()| None)
+            }
             Source::Iscsi(_) | Source::Fc(_) => self.publish_disk(volume, pod, group).await.map(|()| None),
         }
     }
@@ -322,7 +327,12 @@ impl Mounter {
         let read_only = volume.read_only.then_some("ro");
         let options = joined(&volume.mount_options, read_only.into_iter());
         let arguments = words(["-o", &format!("bind,remount,{options}")]);
-        commands::mount(&*self.commands, [arguments, vec![target.into()]].concat(), Some(DEVICE_LIMIT)).await
+        commands::mount(
+            &*self.commands,
+            [arguments, vec![target.into()]].concat(),
+            Until::Limit(DEVICE_LIMIT),
+        )
+        .await
     }
 
     /// Binds the mount of a disk (`diskSetUp`).
@@ -361,6 +371,7 @@ impl Mounter {
         server: &str,
         path: &str,
         pod: &PodUid,
+        released: &CancellationToken,
     ) -> Result<(), Error> {
         // mount(8) would take the source for an option.
         if server.is_empty() || server.starts_with('-') {
@@ -382,7 +393,7 @@ impl Mounter {
             arguments.extend(words(["-o", &options]));
         }
         arguments.extend([OsString::from(format!("{server}:{path}")), target.into()]);
-        step!("nfs volume mounted", commands::mount(&*self.commands, arguments, None))
+        step!("nfs volume mounted", commands::mount(&*self.commands, arguments, Until::Cancelled(released)))
     }
 
     /// Unmounts a pod's volume, and removes its mount point (`TearDown`). Does nothing if the pod has no directory of the volume.
@@ -406,12 +417,12 @@ impl Mounter {
     /// Unmounts with umount(8), with force if the server does not answer (`CleanupMountWithForce`).
     async fn umount(&self, target: &Path) -> Result<(), Error> {
         let commands = &*self.commands;
-        let ended = commands::run(commands, "umount", &[target.into()], Some(UMOUNT_LIMIT)).await?;
+        let ended = commands::run(commands, "umount", &[target.into()], Until::Limit(UMOUNT_LIMIT)).await?;
         if ended.code == Some(0) {
             return Ok(());
         }
         let forced = [OsString::from("-f"), target.into()];
-        let forced = commands::run(commands, "umount", &forced, Some(UMOUNT_LIMIT)).await?;
+        let forced = commands::run(commands, "umount", &forced, Until::Limit(UMOUNT_LIMIT)).await?;
         if forced.code == Some(0) {
             return Ok(());
         }
@@ -466,7 +477,7 @@ fn joined<'a>(options: &'a [String], more: impl Iterator<Item = &'a str>) -> Str
 /// Returns the file system on a device, or `None` if it has none. A partition table counts as one.
 pub(crate) async fn disk_format(commands: &dyn Commands, device: &str) -> Result<Option<String>, Error> {
     let arguments = words(["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device]);
-    let ended = commands::run(commands, "blkid", &arguments, Some(DEVICE_LIMIT)).await?;
+    let ended = commands::run(commands, "blkid", &arguments, Until::Limit(DEVICE_LIMIT)).await?;
     let failed = |cause: String| Error::Command {
         command: format!("failed to get disk format of disk {device}: blkid"),
         cause,
@@ -498,7 +509,7 @@ async fn make_file_system(commands: &dyn Commands, device: &str, fs_type: &str) 
         other => ("mkfs", words(["-t", other, device])),
     };
     tracing::info!(device, fs_type, "formatting volume");
-    let ended = commands::run(commands, program, &arguments, Some(FILE_SYSTEM_LIMIT)).await?;
+    let ended = commands::run(commands, program, &arguments, Until::Limit(FILE_SYSTEM_LIMIT)).await?;
     if ended.code == Some(0) {
         return Ok(());
     }
@@ -508,7 +519,9 @@ async fn make_file_system(commands: &dyn Commands, device: &str, fs_type: &str) 
 
 /// Repairs a file system before it is mounted. Without `fsck` it is mounted as it is.
 async fn repair(commands: &dyn Commands, device: &str) -> Result<(), Error> {
-    let ended = match commands::run(commands, "fsck", &words(["-a", device]), Some(FILE_SYSTEM_LIMIT)).await {
+    let ended = match commands::run(commands, "fsck", &words(["-a", device]), Until::Limit(FILE_SYSTEM_LIMIT))
+        .await
+    {
         Err(Error::NoCommand(_)) => {
             tracing::info!(device, "fsck is not installed, mounting without a check");
             return Ok(());

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use quintlet_kit::{failpoint, task};
 
-use crate::commands;
+use crate::commands::{self, Until};
 use crate::error::Error;
 use crate::mount::{FILE_SYSTEM_LIMIT, FileKind, Mounter, disk_format, kind_of, step};
 use crate::volume::{Source, Volume};
@@ -47,7 +47,7 @@ impl Mounter {
         let Some((program, arguments)) = command(&format, path, &mount) else {
             return Err(Error::NoResize { format, device: path.clone(), mount });
         };
-        let resize = commands::run(&*self.commands, program, &arguments, Some(FILE_SYSTEM_LIMIT));
+        let resize = commands::run(&*self.commands, program, &arguments, Until::Limit(FILE_SYSTEM_LIMIT));
         let ended = step!("file system of local volume resized", resize)?;
         if ended.code == Some(0) {
             return Ok(());

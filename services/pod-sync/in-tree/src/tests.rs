@@ -11,8 +11,9 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use quintlet_model::ids::PodUid;
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
-use crate::commands::{Commands, Ended};
+use crate::commands::{Commands, Ended, SystemCommands, Until};
 use crate::error::Error;
 use crate::found::{self, FoundDevice, FoundInPod};
 use crate::mount::{Group, Mounter, is_mounted};
@@ -34,7 +35,7 @@ impl Commands for FakeCommands {
         &self,
         program: &'static str,
         arguments: &[OsString],
-        _: Option<Duration>,
+        _: Until<'_>,
     ) -> std::io::Result<Ended> {
         if self.are_missing {
             return Err(std::io::ErrorKind::NotFound.into());
@@ -138,9 +139,9 @@ async fn a_local_directory_is_bound_for_each_pod_and_keeps_its_files() {
     for pod in [uid(1), uid(2)] {
         mounter.check(&volume).await.unwrap();
         mounter.stage(&volume, None).await.unwrap();
-        assert_eq!(mounter.publish(&volume, &pod, none()).await.unwrap(), None);
+        assert_eq!(mounter.publish(&volume, &pod, none(), &CancellationToken::new()).await.unwrap(), None);
         // A repetition changes nothing.
-        mounter.publish(&volume, &pod, none()).await.unwrap();
+        mounter.publish(&volume, &pod, none(), &CancellationToken::new()).await.unwrap();
         paths.push(mounter.paths().host_path(&volume, &pod).unwrap());
     }
     assert_eq!(paths[0], node.root().join("pods/u1/volumes/kubernetes.io~local-volume/pv-1"));
@@ -165,7 +166,7 @@ async fn a_read_only_local_volume_cannot_be_written_even_if_an_earlier_process_o
     let path = mounter.paths().host_path(&volume, &uid(1)).unwrap();
     fs::create_dir_all(&path).unwrap();
     rustix::mount::mount_bind(node.disk(), &path).unwrap();
-    mounter.publish(&volume, &uid(1), group(4711)).await.unwrap();
+    mounter.publish(&volume, &uid(1), group(4711), &CancellationToken::new()).await.unwrap();
     let error = fs::write(path.join("f"), "").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     // The group of a read-only volume is not changed.
@@ -178,11 +179,18 @@ async fn the_first_pod_gets_the_files_of_its_group_and_the_next_one_a_warning() 
     let (mounter, volume) = (node.mounter(), local(&node.disk()));
     let file = node.disk().join("f");
     fs::write(&file, "").unwrap();
-    assert_eq!(mounter.publish(&volume, &uid(1), group(4711)).await.unwrap(), None);
+    assert_eq!(
+        mounter.publish(&volume, &uid(1), group(4711), &CancellationToken::new()).await.unwrap(),
+        None
+    );
     assert_eq!(fs::metadata(&file).unwrap().gid(), 4711);
     assert_eq!(mode_of(&node.disk()) & 0o2070, 0o2070);
-    assert_eq!(mounter.publish(&volume, &uid(2), group(4711)).await.unwrap(), None);
-    let warning = mounter.publish(&volume, &uid(3), group(4712)).await.unwrap().unwrap();
+    assert_eq!(
+        mounter.publish(&volume, &uid(2), group(4711), &CancellationToken::new()).await.unwrap(),
+        None
+    );
+    let warning =
+        mounter.publish(&volume, &uid(3), group(4712), &CancellationToken::new()).await.unwrap().unwrap();
     assert_eq!(
         warning,
         "The requested fsGroup is 4712, but the volume pv-1 has GID 4711. The volume may not be shareable."
@@ -196,12 +204,12 @@ async fn a_process_that_ended_before_the_group_was_changed_is_replaced_by_one_th
     let (mounter, volume) = (node.mounter(), local(&node.disk()));
     let file = node.disk().join("f");
     fs::write(&file, "").unwrap();
-    mounter.publish(&volume, &uid(1), none()).await.unwrap();
-    mounter.publish(&volume, &uid(1), group(4711)).await.unwrap();
+    mounter.publish(&volume, &uid(1), none(), &CancellationToken::new()).await.unwrap();
+    mounter.publish(&volume, &uid(1), group(4711), &CancellationToken::new()).await.unwrap();
     assert_eq!(fs::metadata(&file).unwrap().gid(), 4711);
     // A repetition does not walk through the files again.
     std::os::unix::fs::chown(&file, None, Some(0)).unwrap();
-    mounter.publish(&volume, &uid(1), group(4711)).await.unwrap();
+    mounter.publish(&volume, &uid(1), group(4711), &CancellationToken::new()).await.unwrap();
     assert_eq!(fs::metadata(&file).unwrap().gid(), 0);
 }
 
@@ -221,10 +229,14 @@ async fn a_path_that_cannot_be_mounted_has_the_kubelets_text() {
         "local volume source is nil or local path is not set"
     );
     let upwards = node.disk().join("../disk");
-    let published = mounter.publish(&local(&upwards), &uid(1), none()).await.map(drop);
+    let published =
+        mounter.publish(&local(&upwards), &uid(1), none(), &CancellationToken::new()).await.map(drop);
     assert_eq!(text(published), format!("invalid path: {} must not contain '..'", at(&upwards)));
     let directory = Source::HostPath { path: at(&file), kind: "Directory".to_owned() };
-    let published = mounter.publish(&volume(directory.clone()), &uid(1), none()).await.map(drop);
+    let published = mounter
+        .publish(&volume(directory.clone()), &uid(1), none(), &CancellationToken::new())
+        .await
+        .map(drop);
     assert_eq!(text(published), format!("hostPath type check failed: {} is not a directory", at(&file)));
     let with_options = Volume { mount_options: vec!["noatime".to_owned()], ..volume(directory.clone()) };
     assert_eq!(
@@ -239,7 +251,7 @@ async fn a_path_that_cannot_be_mounted_has_the_kubelets_text() {
     let block = Volume { is_block: true, ..local(&file) };
     assert_eq!(text(mounter.check_block(&block).await), format!("{} is not a block device", at(&file)));
     let escaping = Volume { name: "..".to_owned(), ..local(&node.disk()) };
-    let published = mounter.publish(&escaping, &uid(1), none()).await.map(drop);
+    let published = mounter.publish(&escaping, &uid(1), none(), &CancellationToken::new()).await.map(drop);
     assert_eq!(text(published), "volume name \"..\" cannot be part of a path");
 }
 
@@ -250,7 +262,7 @@ async fn a_host_path_volume_is_the_path_itself_and_is_created_if_its_type_says_s
     let made = node.disk().join("made");
     let source = Source::HostPath { path: made.display().to_string(), kind: "DirectoryOrCreate".to_owned() };
     let volume = volume(source);
-    mounter.publish(&volume, &uid(1), none()).await.unwrap();
+    mounter.publish(&volume, &uid(1), none(), &CancellationToken::new()).await.unwrap();
     assert!(made.is_dir());
     assert_eq!(mounter.paths().host_path(&volume, &uid(1)).unwrap(), made);
     mounter.unpublish(Plugin::HostPath, &uid(1), "pv-1").await.unwrap();
@@ -278,7 +290,7 @@ async fn an_empty_device_gets_a_file_system_once_and_is_unmounted_after_its_last
         mounter.check(&volume).await.unwrap();
         mounter.stage(&volume, None).await.unwrap();
         mounter.stage(&volume, None).await.unwrap();
-        mounter.publish(&volume, &uid(1), group(4711)).await.unwrap();
+        mounter.publish(&volume, &uid(1), group(4711), &CancellationToken::new()).await.unwrap();
         let path = mounter.paths().host_path(&volume, &uid(1)).unwrap();
         assert_eq!(path.join("first").exists(), content == "second", "the file system is kept");
         fs::write(path.join(content), "").unwrap();
@@ -339,10 +351,10 @@ async fn nfs_is_mounted_with_the_kubelets_arguments() {
     let node = Node::new();
     let (commands, mounter) = with_results(&node, &[]);
     let target = node.root().join("pods/u1/volumes/kubernetes.io~nfs/pv-1").display().to_string();
-    mounter.publish(&nfs("server.example"), &uid(1), none()).await.unwrap();
+    mounter.publish(&nfs("server.example"), &uid(1), none(), &CancellationToken::new()).await.unwrap();
     let options = vec!["nfsvers=4.1".to_owned(), "hard".to_owned(), "ro".to_owned()];
     let read_only = Volume { read_only: true, mount_options: options, ..nfs("2001:db8::1") };
-    mounter.publish(&read_only, &uid(1), none()).await.unwrap();
+    mounter.publish(&read_only, &uid(1), none(), &CancellationToken::new()).await.unwrap();
     assert_eq!(
         *commands.ran.lock(),
         [
@@ -360,7 +372,8 @@ async fn a_node_that_cannot_mount_nfs_says_so_with_the_kubelets_text() {
     let output = "mount: bad option; you might need a /sbin/mount.nfs helper program.\n";
     let (_, mounter) = with_results(&node, &[(32, output)]);
     let target = node.root().join("pods/u1/volumes/kubernetes.io~nfs/pv-1");
-    let error = mounter.publish(&nfs("s"), &uid(1), none()).await.unwrap_err().to_string();
+    let error =
+        mounter.publish(&nfs("s"), &uid(1), none(), &CancellationToken::new()).await.unwrap_err().to_string();
     assert_eq!(
         error,
         format!(
@@ -370,12 +383,17 @@ async fn a_node_that_cannot_mount_nfs_says_so_with_the_kubelets_text() {
         )
     );
     let (commands, mounter) = with_results(&node, &[]);
-    let error = mounter.publish(&nfs("-obind"), &uid(1), none()).await.unwrap_err().to_string();
+    let error = mounter
+        .publish(&nfs("-obind"), &uid(1), none(), &CancellationToken::new())
+        .await
+        .unwrap_err()
+        .to_string();
     assert_eq!(error, "invalid server \"-obind\" of an nfs volume");
     assert!(commands.ran.lock().is_empty(), "the server must not be taken for an option");
     let commands = Arc::new(FakeCommands { are_missing: true, ..FakeCommands::default() });
     let mounter = Mounter::with_commands(&node.root(), commands);
-    let error = mounter.publish(&nfs("s"), &uid(1), none()).await.unwrap_err().to_string();
+    let error =
+        mounter.publish(&nfs("s"), &uid(1), none(), &CancellationToken::new()).await.unwrap_err().to_string();
     assert_eq!(error, "exec: \"mount\": executable file not found in $PATH");
 }
 
@@ -391,6 +409,39 @@ async fn nfs_of_a_server_that_does_not_answer_is_unmounted_with_force() {
     let path = target.display();
     assert_eq!(*commands.ran.lock(), [format!("umount {path}"), format!("umount -f {path}")]);
     assert!(!target.exists());
+}
+
+/// A mount(8) that has a child, like one that runs mount.nfs, and ends only by a signal. It writes both numbers to `pids`.
+const HANGING_MOUNT: &str = "#!/bin/sh\nsleep 1000 & echo $$ $! > BASE/new; mv BASE/new BASE/pids; wait\n";
+
+#[tokio::test]
+async fn a_mount_of_nfs_in_progress_is_killed_with_its_children_when_the_pod_is_released() {
+    let node = Node::new();
+    let (base, tools) = (node.base.path(), node.base.path().join("tools"));
+    fs::create_dir(&tools).unwrap();
+    fs::write(tools.join("mount"), HANGING_MOUNT.replace("BASE", &base.display().to_string())).unwrap();
+    fs::set_permissions(tools.join("mount"), fs::Permissions::from_mode(0o755)).unwrap();
+    let commands = Arc::new(SystemCommands { first: Some(tools) });
+    let mounter = Mounter::with_commands(&node.root(), commands);
+    let (volume, pod, released) = (nfs("s"), uid(1), CancellationToken::new());
+    let started = async {
+        while !base.join("pids").exists() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        released.cancel();
+    };
+    let limit = Duration::from_secs(60);
+    let both = async { tokio::join!(mounter.publish(&volume, &pod, none(), &released), started).0 };
+    let error = tokio::time::timeout(limit, both).await.unwrap().unwrap_err().to_string();
+    assert!(error.starts_with("mount failed: signal: killed\n"), "{error}");
+    // The parent is reaped. The child is, by another process, soon.
+    let pids = fs::read_to_string(base.join("pids")).unwrap();
+    for pid in pids.split_whitespace() {
+        let state = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        assert!(state().is_empty() || state().contains(") Z "), "{pid}: {}", state());
+    }
+    mounter.unpublish(Plugin::Nfs, &pod, "pv-1").await.unwrap();
+    assert!(!mounter.paths().host_path(&volume, &pod).unwrap().exists());
 }
 
 #[tokio::test]

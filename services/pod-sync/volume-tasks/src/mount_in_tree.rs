@@ -8,6 +8,7 @@ use pod_sync_in_tree::mount::Group;
 use pod_sync_in_tree::volume::Volume;
 use pod_sync_volume_manager::actual::Outcome;
 use quintlet_model::ids::PodUid;
+use tokio_util::sync::CancellationToken;
 
 use crate::claims::SecretName;
 use crate::resolve::Resolved;
@@ -17,7 +18,8 @@ use crate::work::{Attempt, Failure, Mounted, Step, Tell, expand_if_larger, on_ro
 /// Reason of the event that a pod shares a volume whose files have another group (`WarnAlreadyMountedVolume`).
 pub(crate) const ALREADY_MOUNTED: &str = "AlreadyMountedVolume";
 
-/// Mounts a volume for a pod, and its device first if the attempt says so. Returns a warning for the pod, too.
+/// Mounts a volume for a pod, and its device first if the attempt says so. Returns a warning for the pod, too. `released` is
+/// cancelled when the pod is released.
 pub(crate) async fn mount(
     tools: &Tools,
     volume: &Resolved,
@@ -25,6 +27,7 @@ pub(crate) async fn mount(
     uid: &PodUid,
     attempt: Attempt,
     tell: Tell<'_>,
+    released: &CancellationToken,
 ) -> (Mounted, Option<String>) {
     let (mounter, at) = (&tools.in_tree, tell.at);
     let failed = |step: &str, error: Error, outcome| volume.failure(step, &error.to_string(), outcome);
@@ -66,7 +69,7 @@ pub(crate) async fn mount(
         only_if_root_differs: on_root_mismatch(&volume.pod),
         report: tell.slow,
     };
-    let (result, warning) = match mounter.publish(of, uid, group).await {
+    let (result, warning) = match mounter.publish(of, uid, group, released).await {
         Ok(warning) => (Ok(()), warning),
         Err(error) => (Err(failed("SetUp", error, Outcome::Uncertain)), None),
     };

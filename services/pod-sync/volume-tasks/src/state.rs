@@ -46,6 +46,8 @@ pub(crate) enum Job {
         failed_before: bool,
         /// Another pod has the volume, whose access mode is ReadWriteOncePod.
         is_taken: bool,
+        /// Is cancelled when the pod is released.
+        released: CancellationToken,
     },
     /// Unmounts a pod's volume.
     Unmount {
@@ -284,6 +286,7 @@ impl State {
                         .volume(&volume.name)
                         .is_some_and(|volume| volume.expansion_failed),
                     mounted_before: *mounted_before,
+                    released: self.open.get(pod).cloned().unwrap_or_default(),
                 })
             }
             Operation::Unmount { volume, pod } => {

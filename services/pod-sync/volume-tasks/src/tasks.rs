@@ -606,7 +606,7 @@ impl Shared {
                 self.report(&pod, &volume.pod, &failure);
                 Done::Mount(failure.into())
             }
-            Job::Mount { pod, volume, stage, mounted_before, failed_before, is_taken: false } => {
+            Job::Mount { pod, volume, stage, mounted_before, failed_before, is_taken: false, released } => {
                 let slow = |message: String| {
                     let (reason, outcome) = (ownership::IN_PROGRESS, Outcome::Finished);
                     self.report(&pod, &volume.pod, &work::Failure { reason, message, outcome });
@@ -623,7 +623,8 @@ impl Shared {
                     }
                     (Ok(()), Source::InTree(of)) => {
                         let attempt = Attempt { stage, mounted_before, failed_before };
-                        let mount = mount_in_tree::mount(&self.tools, &volume, of, &pod, attempt, tell);
+                        let mount =
+                            mount_in_tree::mount(&self.tools, &volume, of, &pod, attempt, tell, &released);
                         let (mounted, warning) = Box::pin(mount).await;
                         if let Some(message) = warning {
                             let (reason, outcome) = (ALREADY_MOUNTED, Outcome::Finished);

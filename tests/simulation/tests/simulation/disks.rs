@@ -251,3 +251,27 @@ async fn the_file_system_of_a_local_volume_grows_while_its_pod_runs() {
     end(&sim, "web", &uid).await;
     sim.finish().await;
 }
+
+/// Writes its number, and never ends. A child like mount.nfs does not end either.
+const HANGING_MOUNT: &str =
+    "#!/bin/sh\nsleep 1000 & echo $$ $! > BASE/new; mv BASE/new BASE/mounting; wait\n";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_is_deleted_while_nfs_is_being_mounted_does_not_wait_for_the_mount() {
+    let (sim, _device, machine) = started().await;
+    install(&machine, "mount", &HANGING_MOUNT.replace("BASE", &machine.display().to_string()));
+    let uid = sim.create(pod_with("web", json!({"nfs": {"server": "nfs.example", "path": "/a"}})));
+    let processes = until("a mount in progress", LONG, async || {
+        std::fs::read_to_string(machine.join("mounting")).map_err(|error| error.to_string())
+    })
+    .await;
+    sim.delete("web", None);
+    sim.wait_gone("web").await;
+    sim.wait_nothing_left(&uid).await;
+    for process in processes.split_whitespace() {
+        let state = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+    }
+    assert!(mounts_below(&sim.root_dir().join("pods").join(&uid)).unwrap().is_empty());
+    sim.finish().await;
+}

@@ -170,7 +170,7 @@ async fn attach(mounter: &Mounter, volume: &Volume) -> Result<Option<PathBuf>, S
 async fn mount(mounter: &Mounter, volume: &Volume, pod: &PodUid) -> PathBuf {
     let device = attach(mounter, volume).await.unwrap();
     mounter.stage(volume, device.as_deref()).await.unwrap();
-    mounter.publish(volume, pod, group(4711)).await.unwrap();
+    mounter.publish(volume, pod, group(4711), &CancellationToken::new()).await.unwrap();
     mounter.paths().host_path(volume, pod).unwrap()
 }
 
