@@ -8,7 +8,7 @@ use pod_sync_csi::PLUGIN;
 use pod_sync_csi::paths::Root;
 use pod_sync_volume_manager::VolumeName;
 use pod_sync_volume_manager::actual::{Actual, Expansion, Outcome};
-use pod_sync_volume_manager::desired::{Desired, DesiredVolume};
+use pod_sync_volume_manager::desired::{Desired, DesiredVolume, Reach};
 use pod_sync_volume_manager::operations::{Key, Operations};
 use pod_sync_volume_manager::reconcile::{Node, Operation, Plan, reconcile};
 use pod_sync_volume_manager::reconstruct::reconstruct;
@@ -209,7 +209,7 @@ impl State {
         self.actual.may_have_mounts(pod) || self.running.values().any(|job| job.pod.as_ref() == Some(pod))
     }
 
-    /// Returns what a pod's volumes wait for: the last error of an operation, or the step in flight.
+    /// Returns what a pod's volumes wait for: the last error of an operation, the step in flight, or the attachment by the controller.
     pub(crate) fn progress(&self, pod: &PodUid) -> Option<String> {
         let names: BTreeSet<&VolumeName> =
             self.desired.volumes_of(pod).map(|(_, volume)| &volume.name).collect();
@@ -218,8 +218,14 @@ impl State {
         if let Some((_, (error, _))) = self.errors.iter().find(|(key, _)| is_of_pod(key)) {
             return Some(error.clone());
         }
-        let (key, running) = self.running.iter().find(|(key, _)| is_of_pod(key))?;
-        Some(format!("{} of volume \"{}\" in progress", running.step?.name(), key.volume))
+        if let Some((key, running)) = self.running.iter().find(|(key, _)| is_of_pod(key)) {
+            return Some(format!("{} of volume \"{}\" in progress", running.step?.name(), key.volume));
+        }
+        let is_unattached = |volume: &&DesiredVolume| {
+            volume.reach == Reach::Attachable && !self.node.attached.contains(&volume.name)
+        };
+        let volume = self.desired.volumes_of(pod).map(|(_, volume)| volume).find(is_unattached)?;
+        Some(format!("volume {:?} is not attached according to the node's status", volume.spec_name))
     }
 
     pub(crate) fn volumes_of<'a>(&'a self, pod: &'a PodUid) -> impl Iterator<Item = &'a Arc<Resolved>> {

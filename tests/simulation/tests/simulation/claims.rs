@@ -8,6 +8,8 @@ use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_kit::failpoint::{Kind, When};
+use quintlet_proto::podsync::v1::ExplainRequest;
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_simulation::cuts::Step;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
@@ -335,6 +337,14 @@ async fn an_attachable_volume_is_mounted_once_the_node_has_it_in_use_and_attache
         .await;
     assert_eq!(node["status"]["volumesAttached"], json!(null));
     assert_eq!(driver.calls_of("NodeStageVolume"), 0);
+    let client = PodSyncClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+    until("the reason of the wait", LONG, async || {
+        let reply = client.clone().explain(ExplainRequest { pod: "default/web".to_owned() }).await;
+        let waiting = reply.map(|reply| format!("{:?}", reply.into_inner().pod.and_then(|pod| pod.waiting)));
+        let waiting = waiting.unwrap_or_else(|error| error.to_string());
+        if waiting.contains("is not attached according to the node's status") { Ok(()) } else { Err(waiting) }
+    })
+    .await;
     let object = json!({
         "metadata": {"name": attachment_name("vol-data", DRIVER, NODE)},
         "spec": {"attacher": DRIVER, "nodeName": NODE, "source": {"persistentVolumeName": "pv-data"}},
