@@ -71,7 +71,7 @@ impl Commands for SystemCommands {
         let program = found.unwrap_or_else(|| PathBuf::from(program));
         let mut command = tokio::process::Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A mount that is in progress when the process ends goes on. The next process reads it from the mount table.
+        // A mount in progress outlives the process. The next process finds it in the mount table.
         let kill_on_drop = matches!(until, Until::Limit(_));
         let child = command.process_group(0).kill_on_drop(kill_on_drop).spawn()?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
