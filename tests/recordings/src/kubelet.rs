@@ -18,7 +18,7 @@ use crate::waiting::until;
 /// Time that the kubelet has to exit.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// What a kubelet is started with.
+/// Program, configuration and connections of a kubelet.
 #[derive(Debug)]
 pub struct Plan<'a> {
     pub binary: &'a Path,

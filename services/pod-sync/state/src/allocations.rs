@@ -2,8 +2,8 @@
 //! resize conditions of pods.
 //!
 //! A file has all entries, so changes are written together: [`Allocations::flush`] returns once the changes made before it are
-//! on disk, and concurrent calls share a write. It precedes the creation of a container. Housekeeping writes what nobody waits
-//! for. There is no fsync: after a crash of the machine either version may be on disk, and no container of either version is
+//! on disk, and concurrent calls share a write. It precedes the creation of a container. Housekeeping writes the other
+//! changes. There is no fsync: after a crash of the machine either version may be on disk, and no container of either version is
 //! running.
 
 use std::borrow::Cow;
