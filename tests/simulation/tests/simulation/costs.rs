@@ -99,30 +99,47 @@ async fn the_life_of_a_pod_costs_these_requests_and_calls() {
     sim.finish().await;
 }
 
-/// Counts names.
-fn tally(names: Vec<&'static str>) -> BTreeMap<&'static str, u64> {
+/// Counts steps by name, and takes the number of replaced files.
+fn tally(steps: Vec<&'static str>) -> (BTreeMap<&'static str, u64>, u64) {
     let mut counts = BTreeMap::new();
-    for name in names {
-        *counts.entry(name).or_default() += 1;
+    for step in steps {
+        *counts.entry(step).or_default() += 1;
     }
-    counts
+    let replaced = counts.remove("file replaced").unwrap_or_default();
+    (counts, replaced)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_life_of_a_pod_changes_these_files() {
     let sim = Sim::start(Options::default()).await;
-    for name in ["first", "second", "third"] {
+    let mut replaced = Vec::new();
+    for name in ["first", "second", "third", "fourth"] {
         sim.cuts().arm(Kind::File, When::After, None);
         let uid = sim.create(pods::single(name));
         sim.wait_ready(name).await;
         sim.wait_event(name, "Started", |event| event.reason == "Started").await;
-        let start = tally(sim.cuts().disarm());
+        let (start, to_start) = tally(sim.cuts().disarm());
+        let expected = [
+            ("cgroup limited", 1),
+            ("cgroup made", 1),
+            ("container's log directory made", 1),
+            ("hosts file written", 1),
+            ("log directory made", 1),
+            ("pod directory made", 3),
+            ("termination log made", 1),
+        ];
+        if name != "first" {
+            assert_eq!(start, expected.into(), "start of {name}");
+        }
         sim.cuts().arm(Kind::File, When::After, None);
         sim.delete(name, None);
         sim.wait_gone(name).await;
         sim.wait_nothing_left(&uid).await;
-        let end = tally(sim.cuts().disarm());
-        eprintln!("{name}: {start:#?} {end:#?}");
+        let (end, to_end) = tally(sim.cuts().disarm());
+        assert_eq!((end["logs removed"], end["record removed"]), (1, 1), "end of {name}: {end:?}");
+        replaced.push(to_start + to_end);
     }
+    // Records of the pod, each before the action that it describes, and the allocations. What happens meanwhile may join or part some.
+    assert!(replaced.iter().any(|count| *count <= 19), "replaced files of each pod: {replaced:?}");
     sim.finish().await;
 }
