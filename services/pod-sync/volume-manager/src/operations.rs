@@ -66,6 +66,8 @@ struct FailedOperation {
 pub struct Operations {
     pending: BTreeMap<Key, Kind>,
     failed: BTreeMap<Key, FailedOperation>,
+    // The pod of the last mount of a shared volume.
+    turns: BTreeMap<VolumeName, PodUid>,
 }
 
 /// Answer to whether an operation may start.
@@ -103,6 +105,18 @@ impl Operations {
         self.pending.insert(key, kind);
     }
 
+    /// Records that a shared volume is mounted for a pod. The other pods that have it are next: a mount that fails for one pod, or an
+    /// error that all have, must not keep others waiting.
+    pub fn took_turn(&mut self, volume: &VolumeName, pod: &PodUid) {
+        self.turns.insert(volume.clone(), pod.clone());
+    }
+
+    /// Returns whether other pods that have a volume are before this one: pods take turns in the order of their UIDs.
+    #[must_use]
+    pub fn had_turn(&self, volume: &VolumeName, pod: &PodUid) -> bool {
+        self.turns.get(volume).is_some_and(|last| pod <= last)
+    }
+
     /// Records that an operation succeeded, which ends the back-off of its key.
     pub fn succeeded(&mut self, key: &Key) {
         self.pending.remove(key);
@@ -134,6 +148,7 @@ impl Operations {
     /// Forgets the back-off of volumes for which `keep` does not hold.
     pub fn retain(&mut self, keep: impl Fn(&VolumeName) -> bool) {
         self.failed.retain(|key, _| keep(&key.volume));
+        self.turns.retain(|volume, _| keep(volume));
     }
 
     /// Returns the operations in flight.

@@ -54,6 +54,13 @@ impl Operation {
         }
     }
 
+    /// Returns volume and pod of the mount of a volume that pods share.
+    #[must_use]
+    pub fn turn(&self) -> Option<(&VolumeName, &PodUid)> {
+        let Self::Mount { volume, pod, .. } = self else { return None };
+        volume.reach.is_shared().then_some((&volume.name, pod))
+    }
+
     /// Returns the kind of the operation.
     #[must_use]
     pub fn kind(&self) -> Kind {
@@ -109,8 +116,11 @@ pub fn reconcile(
     if ready_to_unmount {
         unmount_volumes(&mut pass, desired, actual);
     }
-    for (pod, volume) in desired.all() {
-        add(&mut pass, actual, node, pod, volume);
+    for had_turn in [false, true] {
+        for (pod, volume) in desired.all().filter(|(pod, of)| operations.had_turn(&of.name, pod) == had_turn)
+        {
+            add(&mut pass, actual, node, pod, volume);
+        }
     }
     if ready_to_unmount {
         unmount_devices(&mut pass, desired, actual, node);
@@ -306,6 +316,29 @@ mod tests {
         desire(&mut other, &uid(2), &v);
         let attach = plan(&other, &Actual::default(), &node).start;
         assert_eq!(attach, [Operation::Attach { volume: v.name }]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_of_a_volume_take_turns_when_mounts_fail() {
+        let v = volume(Reach::DeviceMountable);
+        let (mut desired, mut actual, mut operations) =
+            (Desired::default(), Actual::default(), Operations::default());
+        for n in 1..=3 {
+            desire(&mut desired, &uid(n), &v);
+        }
+        actual.attached(&v);
+        let mut order = Vec::new();
+        for _ in 0..5 {
+            let next = reconcile(&desired, &actual, &operations, &ready(), Instant::now());
+            let [operation] = &next.start[..] else { panic!("one mount at a time: {next:?}") };
+            let (name, pod) = operation.turn().unwrap();
+            operations.took_turn(name, pod);
+            operations.started(operation.key(), operation.kind());
+            operations.failed(&operation.key(), "boom", Instant::now(), jiff::Timestamp::UNIX_EPOCH);
+            order.push(pod.clone());
+            tokio::time::advance(crate::operations::LONGEST_WAIT).await;
+        }
+        assert_eq!(order, [1, 2, 3, 1, 2].map(uid));
     }
 
     #[tokio::test(start_paused = true)]

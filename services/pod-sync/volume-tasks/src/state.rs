@@ -263,6 +263,9 @@ impl State {
             let Some(job) = self.job(&operation) else { continue };
             let key = operation.key();
             self.operations.started(key.clone(), operation.kind());
+            if let Some((volume, pod)) = operation.turn() {
+                self.operations.took_turn(volume, pod);
+            }
             let pod = match &job {
                 Job::Mount { pod, .. } | Job::Unmount { pod, .. } | Job::Expand { pod, .. } => {
                     Some(pod.clone())

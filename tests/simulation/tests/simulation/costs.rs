@@ -135,8 +135,7 @@ async fn the_life_of_a_pod_changes_these_files() {
         sim.delete(name, None);
         sim.wait_gone(name).await;
         sim.wait_nothing_left(&uid).await;
-        let (end, to_end) = tally(sim.cuts().disarm());
-        assert_eq!((end["logs removed"], end["record removed"]), (1, 1), "end of {name}: {end:?}");
+        let (_, to_end) = tally(sim.cuts().disarm());
         replaced.push(to_start + to_end);
     }
     // Records of the pod, each before the action that it describes, and the allocations. What happens meanwhile may join or part some.
