@@ -352,6 +352,9 @@ impl Scene {
     }
 }
 
+/// Runs without a kill, one of which must pass all steps.
+const WHOLE_RUNS: usize = 3;
+
 /// The part of the steps that one test covers: every `of`-th from this one, counted from 1.
 #[derive(Debug, Clone, Copy)]
 struct Share {
@@ -368,10 +371,18 @@ async fn enumerate(
     mut live: impl AsyncFnMut(String, Option<&Step>) -> Passed,
 ) {
     let mut passes = BTreeMap::<String, usize>::new();
-    for kind in live("whole".to_owned(), None).await.steps {
-        *passes.entry(kind).or_default() += 1;
+    let mut too_few = Vec::new();
+    // A busy machine may join two steps of a kind.
+    for attempt in 1..=WHOLE_RUNS {
+        passes.clear();
+        for kind in live(format!("whole-{attempt}"), None).await.steps {
+            *passes.entry(kind).or_default() += 1;
+        }
+        too_few = must.iter().filter(|(kind, n)| passes.get(*kind).is_none_or(|p| p < n)).collect();
+        if too_few.is_empty() {
+            break;
+        }
     }
-    let too_few: Vec<_> = must.iter().filter(|(kind, n)| passes.get(*kind).is_none_or(|p| p < n)).collect();
     assert!(too_few.is_empty(), "{what} passes too few of {too_few:?}: {passes:?}");
     // Steps beyond the least number depend on timing. They come last, so that all tests share alike.
     let of_kind = |kind: &str, numbers: std::ops::RangeInclusive<usize>| -> Vec<Step> {
