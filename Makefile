@@ -84,12 +84,11 @@ vm:
 histories:
 	QSIM_CASES=$(or $(CASES),2000) $(CARGO) test --locked -p quintlet-simulation --test simulation random:: -- --nocapture
 
-# Compares with the raw runtime in the same run, and with the kubelet that KUBELET names. Needs an idle machine.
-# ARGS="--pods 20 --rounds 1" for a quick look.
+# Compares with the raw runtime in the same run. Needs an idle machine. ARGS="--pods 20 --rounds 1" for a quick look.
 bench: build
 	$(CARGO) build --locked --release -p quintlet-e2e --bin bench
 	mkdir -p target/bench
-	target/release/bench $(if $(KUBELET),--kubelet $(KUBELET)) $(ARGS) > target/bench/result.json
+	target/release/bench $(ARGS) > target/bench/result.json
 	cat target/bench/result.json
 
 # Samples each service during a burst of pods and its deletion: flame graphs, folded stacks and counts of system calls in target/profile.

@@ -49,21 +49,17 @@ impl Figures {
         let lives: BTreeMap<&str, _> =
             self.lives.iter().map(|(who, values)| (who.as_str(), medians(values))).collect();
         report.insert("per_pod_life".to_owned(), json!(lives));
-        let cpu = |who: &str| Some(quantile(self.lives.get(who)?.get("cpu_ms all")?, 0.5));
-        if let (Some(ours), Some(kubelets)) = (cpu("quintlet"), cpu("kubelet")) {
-            report.insert("cpu_per_pod_life_to_kubelet".to_owned(), json!(ours / kubelets));
-        }
         report
     }
 }
 
-/// Returns the ratios of Quintlet's median to the kubelet's and to the best of the runtime alone.
+/// Returns the ratio of Quintlet's median to the best of the runtime alone.
 fn ratios(values: &Values) -> Value {
     let medians = medians(values);
     let Some(ours) = medians.get("quintlet") else { return Value::Null };
     let raw = medians.iter().filter(|(key, _)| key.starts_with("raw")).map(|(_, value)| *value);
     let best = raw.fold(f64::INFINITY, f64::min);
-    json!({"raw": ours / best, "kubelet": medians.get("kubelet").map(|kubelets| ours / kubelets)})
+    json!({"raw": ours / best})
 }
 
 fn extremes(values: &Values) -> BTreeMap<&str, [f64; 2]> {

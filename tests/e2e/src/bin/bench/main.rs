@@ -1,12 +1,11 @@
-//! Measures the figures of docs/benchmarks.md, the same work sent directly to the runtime, and a kubelet if there is one. Prints JSON.
+//! Measures the figures of docs/benchmarks.md, the same work sent directly to the runtime. Prints JSON.
 //!
-//! Rounds are interleaved (the runtime alone with each number of pods in flight, then each agent), so that a slower machine is
+//! Rounds are interleaved (the runtime alone with each number of pods in flight, then Quintlet), so that a slower machine is
 //! slower for all. Each figure is the median of its rounds. Needs release builds and an idle machine.
 
 mod confine;
 mod cost;
 mod figures;
-mod kubelet;
 mod profile;
 mod raw;
 mod volumes;
@@ -23,14 +22,13 @@ use serde_json::{Map, Value, json};
 
 use self::cost::{Agent, idle};
 use self::figures::{Figures, quantile};
-use self::kubelet::KubeletNode;
 use self::profile::Profiler;
 use self::raw::Runtime;
 
 /// Pods that are started one after the other on a full node.
 const MORE: usize = 5;
 
-/// Compares Quintlet with the runtime alone, and with a kubelet: create → Ready, delete → gone, exit → status, idle CPU and memory.
+/// Compares Quintlet with the runtime alone: create → Ready, delete → gone, exit → status, idle CPU and memory.
 #[derive(Debug, Parser)]
 struct Args {
     /// Pods per round.
@@ -51,9 +49,6 @@ struct Args {
     /// Seconds for which the idle agents are measured.
     #[arg(long, default_value_t = 20)]
     idle_seconds: u64,
-    /// A kubelet that does the same work in the same run, with a runtime and an API server of its own.
-    #[arg(long)]
-    kubelet: Option<PathBuf>,
     /// Without pods with volumes.
     #[arg(long)]
     no_volumes: bool,
@@ -68,14 +63,7 @@ async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let node = Node::start(Options { run_in_memory: true, ..Options::with_api("bench") }).await;
     let runtime = RuntimeServiceClient::new(node.containerd.channel().await?);
-    let kubelet = match &args.kubelet {
-        Some(binary) => Some(KubeletNode::start(binary).await?),
-        None => None,
-    };
-    let bench = Bench { args: &args, node: &node, runtime: &runtime, kubelet: kubelet.as_ref() };
-    if let Some(kubelet) = &kubelet {
-        kubelet.set_running(false)?;
-    }
+    let bench = Bench { args: &args, node: &node, runtime: &runtime };
     let mut report = bench.rounds(args.rounds).await?;
     if args.confined_rounds > 0 {
         let pids = bench.pids()?;
@@ -87,16 +75,7 @@ async fn main() -> anyhow::Result<()> {
     if let Some(dir) = &args.profile {
         bench.profile(&Profiler::new(dir, &node)?).await?;
     }
-    let mut agents = Map::new();
-    agents.insert("quintlet".to_owned(), bench.full_node(&Agent::of(&node)?, &runtime, true).await?);
-    if let Some(kubelet) = &kubelet {
-        kubelet.set_running(true)?;
-        let mut figures = bench.full_node(&kubelet.agent(), &kubelet.runtime, false).await?;
-        figures["version"] = json!(kubelet.version);
-        agents.insert("kubelet".to_owned(), figures);
-        kubelet.set_running(false)?;
-    }
-    report.insert("full_node".to_owned(), Value::Object(agents));
+    report.insert("full_node".to_owned(), bench.full_node().await?);
     if !args.no_volumes {
         report.insert("five_volumes".to_owned(), volumes::compare(&node, args.pods, args.rounds).await?);
     }
@@ -113,9 +92,6 @@ async fn main() -> anyhow::Result<()> {
         ("debug_build".to_owned(), json!(cfg!(debug_assertions))),
     ]);
     writeln!(std::io::stdout(), "{:#}", Value::Object(report))?;
-    if let Some(kubelet) = kubelet {
-        kubelet.down().await?;
-    }
     node.down().await;
     Ok(())
 }
@@ -124,7 +100,6 @@ struct Bench<'a> {
     args: &'a Args,
     node: &'a Node,
     runtime: &'a Runtime,
-    kubelet: Option<&'a KubeletNode>,
 }
 
 impl Bench<'_> {
@@ -138,31 +113,26 @@ impl Bench<'_> {
                 figures.add(&format!("raw {in_flight} in flight"), made, gone);
             }
             figures.add_life("quintlet", &Agent::of(self.node)?, pods).await?;
-            if let Some(kubelet) = self.kubelet {
-                kubelet.set_running(true)?;
-                figures.add_life("kubelet", &kubelet.agent(), pods).await?;
-                kubelet.set_running(false)?;
-            }
         }
         Ok(figures.report())
     }
 
-    /// Measures an agent with all pods: at rest, with more pods (and the runtime alone with as many), with pods that exit.
-    async fn full_node(&self, agent: &Agent<'_>, runtime: &Runtime, with_raw: bool) -> anyhow::Result<Value> {
-        let pods = self.args.pods;
-        work::burst(agent.api, pods).await;
-        let idle = idle(agent, Duration::from_secs(self.args.idle_seconds)).await?;
-        let more = work::one_more(agent.api, MORE).await;
+    /// Measures a node with all pods: at rest, with more pods (and the runtime alone with as many), with pods that exit.
+    async fn full_node(&self) -> anyhow::Result<Value> {
+        let (api, pods) = (self.node.api(), self.args.pods);
+        work::burst(api, pods).await;
+        let idle = idle(&Agent::of(self.node)?, Duration::from_secs(self.args.idle_seconds)).await?;
+        let more = work::one_more(api, MORE).await;
         let mut raw = Vec::new();
-        for i in 0..if with_raw { MORE } else { 0 } {
-            raw.push(raw::burst(self.node, runtime, 1, 1, i).await?.0 * 1000.0);
+        for i in 0..MORE {
+            raw.push(raw::burst(self.node, self.runtime, 1, 1, i).await?.0 * 1000.0);
         }
-        work::remove(agent.api, pods).await;
-        let exits = work::exits(agent.api, runtime, self.args.exits).await?;
+        work::remove(api, pods).await;
+        let exits = work::exits(api, self.runtime, self.args.exits).await?;
         Ok(json!({
             "idle": idle,
             "one_more_create_to_ready_ms": quantile(&more, 0.5),
-            "one_more_raw_ms": with_raw.then(|| quantile(&raw, 0.5)),
+            "one_more_raw_ms": quantile(&raw, 0.5),
             "exit_to_status_ms": {"p50": quantile(&exits, 0.5), "p99": quantile(&exits, 0.99)},
         }))
     }
@@ -183,14 +153,10 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Returns the processes of the agents and their runtimes.
+    /// Returns the processes of the services and the runtime.
     fn pids(&self) -> anyhow::Result<Vec<i32>> {
         let mut pids: Vec<i32> = Agent::of(self.node)?.processes.iter().map(|(_, pid)| *pid).collect();
-        let kubelet = self.kubelet.map(KubeletNode::agent);
-        pids.extend(kubelet.iter().flat_map(|agent| &agent.processes).map(|(_, pid)| *pid));
-        let runtimes = [Some(&self.node.containerd), self.kubelet.map(|kubelet| &kubelet.containerd)];
-        let runtimes = runtimes.into_iter().flatten().filter_map(|containerd| containerd.pid());
-        pids.extend(runtimes.map(u32::cast_signed));
+        pids.extend(self.node.containerd.pid().map(u32::cast_signed));
         Ok(pids)
     }
 }
