@@ -25,12 +25,12 @@ fn a_short_run_reports_every_figure() {
         "/one_processor_each/delete_to_gone/ratios/raw",
         "/per_pod_life/quintlet/cpu_ms all",
         "/per_pod_life/quintlet/write_calls all",
-        "/full_node/idle/all/pss_kib",
-        "/full_node/idle/all/wake_ups_per_second",
-        "/full_node/one_more_create_to_ready_ms",
-        "/full_node/one_more_raw_ms",
-        "/full_node/exit_to_status_ms/p50",
-        "/full_node/exit_to_status_ms/p99",
+        "/full_node/quintlet/idle/all/pss_kib",
+        "/full_node/quintlet/idle/all/wake_ups_per_second",
+        "/full_node/quintlet/one_more_create_to_ready_ms",
+        "/full_node/quintlet/one_more_raw_ms",
+        "/full_node/quintlet/exit_to_status_ms/p50",
+        "/full_node/quintlet/exit_to_status_ms/p99",
         "/five_volumes/with/create_to_ready_seconds",
     ] {
         let value = report.pointer(figure).and_then(Value::as_f64);

@@ -1,4 +1,4 @@
-//! Runs a kubelet on the fake runtime.
+//! Runs a kubelet.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use anyhow::{Context as _, bail};
 use nix::mount::MntFlags;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::Value;
 
 use crate::cluster::Cluster;
 use crate::runtime::{ALLOWED_SYSCTLS, CLUSTER_DNS, CLUSTER_DOMAIN, NODE, RESOLV_CONF};
@@ -17,27 +18,55 @@ use crate::waiting::until;
 /// Time that the kubelet has to exit.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// Program, configuration and connections of a kubelet.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    pub binary: &'a Path,
+    pub kubeconfig: &'a Path,
+    /// Directory of all its files.
+    pub base: &'a Path,
+    /// Name of its node.
+    pub node: &'a str,
+    /// Socket of its runtime.
+    pub runtime: &'a Path,
+    /// Fields of its configuration that replace those of recordings.
+    pub config: Value,
+}
+
+impl<'a> Plan<'a> {
+    /// A kubelet on the fake runtime, as the node of recordings.
+    #[must_use]
+    pub fn recorded(binary: &'a Path, kubeconfig: &'a Path, base: &'a Path, runtime: &'a Path) -> Self {
+        Self { binary, kubeconfig, base, node: NODE, runtime, config: Value::Null }
+    }
+}
+
 /// A running kubelet. Dropping it stops the kubelet and removes its mounts and cgroups.
 #[derive(Debug)]
 pub struct Kubelet {
     child: Child,
     base: PathBuf,
+    node: String,
     cgroup_root: String,
 }
 
 impl Kubelet {
-    /// Starts `binary` as the node [`NODE`], with all its files and the runtime's socket under `base`.
+    /// Starts a kubelet.
     ///
     /// # Errors
     /// Fails if it cannot be started.
-    pub fn start(binary: &Path, kubeconfig: &Path, base: &Path) -> anyhow::Result<Self> {
-        let cgroup_root = format!("/qrec-{}", std::process::id());
+    pub fn start(plan: &Plan<'_>) -> anyhow::Result<Self> {
+        let Plan { base, .. } = plan;
+        let cgroup_root = match &plan.config["cgroupRoot"] {
+            Value::String(root) => root.clone(),
+            _ => format!("/qrec-{}", std::process::id()),
+        };
         let made = groups(&cgroup_root).into_iter().try_for_each(std::fs::create_dir_all);
         made.with_context(|| format!("cgroup {cgroup_root}"))?;
         std::fs::create_dir_all(base.join("manifests"))?;
         std::fs::write(base.join("resolv.conf"), RESOLV_CONF)?;
         let at = |name: &str| base.join(name).display().to_string();
-        let config = serde_json::json!({
+        let mut config = serde_json::json!({
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
             "address": "127.0.0.1",
@@ -48,7 +77,7 @@ impl Kubelet {
             "cgroupRoot": cgroup_root,
             "clusterDNS": [CLUSTER_DNS],
             "clusterDomain": CLUSTER_DOMAIN,
-            "containerRuntimeEndpoint": format!("unix://{}", at("runtime.sock")),
+            "containerRuntimeEndpoint": format!("unix://{}", plan.runtime.display()),
             "enableServer": false,
             "evictionHard": {"memory.available": "1Mi"},
             "failCgroupV1": false,
@@ -60,19 +89,22 @@ impl Kubelet {
             "staticPodPath": at("manifests"),
             "fileCheckFrequency": "1s",
         });
+        for (field, value) in plan.config.as_object().into_iter().flatten() {
+            config[field] = value.clone();
+        }
         std::fs::write(base.join("kubelet.yaml"), config.to_string())?;
         let log = File::create(base.join("kubelet.log"))?;
-        let child = Command::new(binary)
+        let child = Command::new(plan.binary)
             .args(["--config", &at("kubelet.yaml"), "--root-dir", &at("root"), "--cert-dir", &at("cert")])
-            .args(["--hostname-override", NODE])
+            .args(["--hostname-override", plan.node])
             .arg("--kubeconfig")
-            .arg(kubeconfig)
+            .arg(plan.kubeconfig)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .with_context(|| format!("{}", binary.display()))?;
-        Ok(Self { child, base: base.to_owned(), cgroup_root })
+            .with_context(|| format!("{}", plan.binary.display()))?;
+        Ok(Self { child, base: base.to_path_buf(), node: plan.node.to_owned(), cgroup_root })
     }
 
     /// Waits until the node is ready, and returns its address.
@@ -81,7 +113,7 @@ impl Kubelet {
     /// Fails with the end of the kubelet's log if the node does not become ready.
     pub async fn wait_ready(&self, cluster: &Cluster) -> anyhow::Result<String> {
         let ready = until("the node", async || {
-            let node = cluster.get(&format!("/api/v1/nodes/{NODE}")).await?.unwrap_or_default();
+            let node = cluster.get(&format!("/api/v1/nodes/{}", self.node)).await?.unwrap_or_default();
             let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
             let ready = conditions.iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
             let addresses = node["status"]["addresses"].as_array().cloned().unwrap_or_default();
@@ -98,6 +130,12 @@ impl Kubelet {
         bail!("{error:#}\n{}", end.into_iter().rev().collect::<Vec<_>>().join("\n"));
     }
 
+    /// Returns its process ID.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
     /// Returns the kubelet's cgroup.
     #[must_use]
     pub fn cgroup_root(&self) -> &str {
@@ -107,7 +145,7 @@ impl Kubelet {
 
 impl Drop for Kubelet {
     fn drop(&mut self) {
-        let _already_gone = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
+        let _already_gone = kill(Pid::from_raw(self.pid()), Signal::SIGTERM);
         let clock = quintlet_kit::clock::Clock::system();
         let until = clock.boot() + GRACE;
         while matches!(self.child.try_wait(), Ok(None)) && clock.boot() < until {

@@ -12,7 +12,7 @@ use quintlet_recordings::cluster::{Cluster, path_of, path_to};
 use quintlet_recordings::history::observe::Observer;
 use quintlet_recordings::history::run::Node;
 use quintlet_recordings::history::scenario::{self, History, Step};
-use quintlet_recordings::kubelet::{self, Kubelet};
+use quintlet_recordings::kubelet::{self, Kubelet, Plan};
 use quintlet_recordings::runtime::{self, NODE};
 use quintlet_recordings::waiting::until;
 use quintlet_testkit::fake_runtime::{FakeRuntime, Options};
@@ -68,9 +68,11 @@ async fn main() -> anyhow::Result<()> {
     cluster.create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})).await?;
     let wall = Clock::system().wall().as_nanosecond();
     let options = Options { wall_base_unix_ns: i64::try_from(wall)?, ..runtime::options() };
-    let runtime = FakeRuntime::start(&base.path().join("runtime.sock"), options)?;
+    let socket = base.path().join("runtime.sock");
+    let runtime = FakeRuntime::start(&socket, options)?;
     runtime::prepare(&runtime);
-    let kubelet = Kubelet::start(&args.kubelet, &args.node_kubeconfig, base.path())?;
+    let plan = Plan::recorded(&args.kubelet, &args.node_kubeconfig, base.path(), &socket);
+    let kubelet = Kubelet::start(&plan)?;
     kubelet.wait_ready(&cluster).await?;
     let root = base.path().join("root");
     let node = Node {

@@ -11,7 +11,7 @@ use quintlet_kit::clock::Clock;
 use quintlet_recordings::cluster::{Cluster, path_of};
 use quintlet_recordings::facts::{Instances, Names};
 use quintlet_recordings::fixture::{self, Fixture, Spec, Then};
-use quintlet_recordings::kubelet::{self, Kubelet};
+use quintlet_recordings::kubelet::{self, Kubelet, Plan};
 use quintlet_recordings::runtime::{self, NODE};
 use quintlet_recordings::settled::{answered, settled};
 use quintlet_recordings::waiting::until;
@@ -43,7 +43,8 @@ async fn main() -> anyhow::Result<()> {
     let base = tempfile::Builder::new().prefix("qrec-").tempdir()?;
     let wall = Clock::system().wall().as_nanosecond();
     let options = Options { wall_base_unix_ns: i64::try_from(wall)?, ..runtime::options() };
-    let runtime = FakeRuntime::start(&base.path().join("runtime.sock"), options)?;
+    let socket = base.path().join("runtime.sock");
+    let runtime = FakeRuntime::start(&socket, options)?;
     runtime::prepare(&runtime);
     let all = fixture::specs()?;
     // Leftovers of an earlier run.
@@ -58,7 +59,8 @@ async fn main() -> anyhow::Result<()> {
     let specs: Vec<Spec> =
         all.into_iter().filter(|s| args.specs.is_empty() || args.specs.contains(&s.name)).collect();
     ensure!(!specs.is_empty(), "no spec of that name");
-    let kubelet = Kubelet::start(&args.kubelet, &args.node_kubeconfig, base.path())?;
+    let plan = Plan::recorded(&args.kubelet, &args.node_kubeconfig, base.path(), &socket);
+    let kubelet = Kubelet::start(&plan)?;
     let node_ip = kubelet.wait_ready(&cluster).await?;
     let base_text = |name: &str| base.path().join(name).display().to_string();
     let names: Names = vec![

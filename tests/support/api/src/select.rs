@@ -90,6 +90,7 @@ fn supported(resource: &Resource, key: &str) -> bool {
                 | "status.nominatedNodeName"
         ),
         "nodes" => key == "spec.unschedulable",
+        "services" => matches!(key, "spec.clusterIP" | "spec.type"),
         "podcertificaterequests" => matches!(key, "spec.signerName" | "spec.podName" | "spec.nodeName"),
         "secrets" => key == "type",
         "namespaces" => key == "status.phase",

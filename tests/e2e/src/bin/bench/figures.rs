@@ -31,11 +31,16 @@ impl Figures {
         let created = work::burst(agent.api, pods).await;
         let deleted = work::remove(agent.api, pods).await;
         self.add(who, created, deleted);
+        self.add_cost(who, &Cost::of(agent)?.since(&before), pods);
+        Ok(())
+    }
+
+    /// Adds what the lives of `pods` pods cost.
+    pub(crate) fn add_cost(&mut self, who: &str, cost: &Cost, pods: usize) {
         let lives = self.lives.entry(who.to_owned()).or_default();
-        for (figure, per_pod) in Cost::of(agent)?.since(&before).per_pod(pods) {
+        for (figure, per_pod) in cost.per_pod(pods) {
             lives.entry(figure).or_default().push(per_pod);
         }
-        Ok(())
     }
 
     pub(crate) fn report(&self) -> Map<String, Value> {
@@ -49,17 +54,21 @@ impl Figures {
         let lives: BTreeMap<&str, _> =
             self.lives.iter().map(|(who, values)| (who.as_str(), medians(values))).collect();
         report.insert("per_pod_life".to_owned(), json!(lives));
+        let cpu = |who: &str| Some(quantile(self.lives.get(who)?.get("cpu_ms all")?, 0.5));
+        if let (Some(ours), Some(kubelets)) = (cpu("quintlet"), cpu("kubelet")) {
+            report.insert("cpu_per_pod_life_to_kubelet".to_owned(), json!(ours / kubelets));
+        }
         report
     }
 }
 
-/// Returns the ratio of Quintlet's median to the best of the runtime alone.
+/// Returns the ratios of Quintlet's median to the kubelet's and to the best of the runtime alone.
 fn ratios(values: &Values) -> Value {
     let medians = medians(values);
     let Some(ours) = medians.get("quintlet") else { return Value::Null };
     let raw = medians.iter().filter(|(key, _)| key.starts_with("raw")).map(|(_, value)| *value);
     let best = raw.fold(f64::INFINITY, f64::min);
-    json!({"raw": ours / best})
+    json!({"raw": ours / best, "kubelet": medians.get("kubelet").map(|kubelets| ours / kubelets)})
 }
 
 fn extremes(values: &Values) -> BTreeMap<&str, [f64; 2]> {

@@ -1,11 +1,12 @@
-//! Measures the figures of docs/benchmarks.md, the same work sent directly to the runtime. Prints JSON.
+//! Measures the figures of docs/benchmarks.md, the same work sent directly to the runtime, and a kubelet if there is one. Prints JSON.
 //!
-//! Rounds are interleaved (the runtime alone with each number of pods in flight, then Quintlet), so that a slower machine is
+//! Rounds are interleaved (the runtime alone with each number of pods in flight, then each agent), so that a slower machine is
 //! slower for all. Each figure is the median of its rounds. Needs release builds and an idle machine.
 
 mod confine;
 mod cost;
 mod figures;
+mod kubelet;
 mod profile;
 mod raw;
 mod volumes;
@@ -20,15 +21,16 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_e2e::{Node, Options};
 use serde_json::{Map, Value, json};
 
-use self::cost::{Agent, idle};
+use self::cost::{Agent, Cost, idle};
 use self::figures::{Figures, quantile};
+use self::kubelet::KubeletNode;
 use self::profile::Profiler;
 use self::raw::Runtime;
 
 /// Pods that are started one after the other on a full node.
 const MORE: usize = 5;
 
-/// Compares Quintlet with the runtime alone: create → Ready, delete → gone, exit → status, idle CPU and memory.
+/// Compares Quintlet with the runtime alone, and with a kubelet: create → Ready, delete → gone, exit → status, idle CPU and memory.
 #[derive(Debug, Parser)]
 struct Args {
     /// Pods per round.
@@ -49,6 +51,9 @@ struct Args {
     /// Seconds for which the idle agents are measured.
     #[arg(long, default_value_t = 20)]
     idle_seconds: u64,
+    /// A kubelet that does the same work in the same run, with a runtime and an API server of its own.
+    #[arg(long)]
+    kubelet: Option<PathBuf>,
     /// Without pods with volumes.
     #[arg(long)]
     no_volumes: bool,
@@ -63,7 +68,14 @@ async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let node = Node::start(Options { run_in_memory: true, ..Options::with_api("bench") }).await;
     let runtime = RuntimeServiceClient::new(node.containerd.channel().await?);
-    let bench = Bench { args: &args, node: &node, runtime: &runtime };
+    let kubelet = match &args.kubelet {
+        Some(binary) => Some(KubeletNode::start(binary).await?),
+        None => None,
+    };
+    let bench = Bench { args: &args, node: &node, runtime: &runtime, kubelet: kubelet.as_ref() };
+    if let Some(kubelet) = &kubelet {
+        kubelet.set_running(false)?;
+    }
     let mut report = bench.rounds(args.rounds).await?;
     if args.confined_rounds > 0 {
         let pids = bench.pids()?;
@@ -75,7 +87,16 @@ async fn main() -> anyhow::Result<()> {
     if let Some(dir) = &args.profile {
         bench.profile(&Profiler::new(dir, &node)?).await?;
     }
-    report.insert("full_node".to_owned(), bench.full_node().await?);
+    let mut agents = Map::new();
+    agents.insert("quintlet".to_owned(), bench.full_node(&Agent::of(&node)?, &runtime, true).await?);
+    if let Some(kubelet) = &kubelet {
+        kubelet.set_running(true)?;
+        let mut figures = bench.full_node(&kubelet.agent(), &kubelet.runtime, false).await?;
+        figures["version"] = json!(kubelet.version);
+        agents.insert("kubelet".to_owned(), figures);
+        kubelet.set_running(false)?;
+    }
+    report.insert("full_node".to_owned(), Value::Object(agents));
     if !args.no_volumes {
         report.insert("five_volumes".to_owned(), volumes::compare(&node, args.pods, args.rounds).await?);
     }
@@ -92,6 +113,9 @@ async fn main() -> anyhow::Result<()> {
         ("debug_build".to_owned(), json!(cfg!(debug_assertions))),
     ]);
     writeln!(std::io::stdout(), "{:#}", Value::Object(report))?;
+    if let Some(kubelet) = kubelet {
+        kubelet.down().await?;
+    }
     node.down().await;
     Ok(())
 }
@@ -100,6 +124,7 @@ struct Bench<'a> {
     args: &'a Args,
     node: &'a Node,
     runtime: &'a Runtime,
+    kubelet: Option<&'a KubeletNode>,
 }
 
 impl Bench<'_> {
@@ -109,30 +134,38 @@ impl Bench<'_> {
         let mut figures = Figures::default();
         for round in 0..rounds {
             for in_flight in &self.args.in_flight {
+                let before = Cost::of_machine()?;
                 let (made, gone) = raw::burst(self.node, self.runtime, pods, *in_flight, round).await?;
-                figures.add(&format!("raw {in_flight} in flight"), made, gone);
+                let who = format!("raw {in_flight} in flight");
+                figures.add(&who, made, gone);
+                figures.add_cost(&who, &Cost::of_machine()?.since(&before), pods);
             }
             figures.add_life("quintlet", &Agent::of(self.node)?, pods).await?;
+            if let Some(kubelet) = self.kubelet {
+                kubelet.set_running(true)?;
+                figures.add_life("kubelet", &kubelet.agent(), pods).await?;
+                kubelet.set_running(false)?;
+            }
         }
         Ok(figures.report())
     }
 
-    /// Measures a node with all pods: at rest, with more pods (and the runtime alone with as many), with pods that exit.
-    async fn full_node(&self) -> anyhow::Result<Value> {
-        let (api, pods) = (self.node.api(), self.args.pods);
-        work::burst(api, pods).await;
-        let idle = idle(&Agent::of(self.node)?, Duration::from_secs(self.args.idle_seconds)).await?;
-        let more = work::one_more(api, MORE).await;
+    /// Measures an agent with all pods: at rest, with more pods (and the runtime alone with as many), with pods that exit.
+    async fn full_node(&self, agent: &Agent<'_>, runtime: &Runtime, with_raw: bool) -> anyhow::Result<Value> {
+        let pods = self.args.pods;
+        work::burst(agent.api, pods).await;
+        let idle = idle(agent, Duration::from_secs(self.args.idle_seconds)).await?;
+        let more = work::one_more(agent.api, MORE).await;
         let mut raw = Vec::new();
-        for i in 0..MORE {
-            raw.push(raw::burst(self.node, self.runtime, 1, 1, i).await?.0 * 1000.0);
+        for i in 0..if with_raw { MORE } else { 0 } {
+            raw.push(raw::burst(self.node, runtime, 1, 1, i).await?.0 * 1000.0);
         }
-        work::remove(api, pods).await;
-        let exits = work::exits(api, self.runtime, self.args.exits).await?;
+        work::remove(agent.api, pods).await;
+        let exits = work::exits(agent.api, runtime, self.args.exits).await?;
         Ok(json!({
             "idle": idle,
             "one_more_create_to_ready_ms": quantile(&more, 0.5),
-            "one_more_raw_ms": quantile(&raw, 0.5),
+            "one_more_raw_ms": with_raw.then(|| quantile(&raw, 0.5)),
             "exit_to_status_ms": {"p50": quantile(&exits, 0.5), "p99": quantile(&exits, 0.99)},
         }))
     }
@@ -153,10 +186,14 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Returns the processes of the services and the runtime.
+    /// Returns the processes of the agents and their runtimes.
     fn pids(&self) -> anyhow::Result<Vec<i32>> {
         let mut pids: Vec<i32> = Agent::of(self.node)?.processes.iter().map(|(_, pid)| *pid).collect();
-        pids.extend(self.node.containerd.pid().map(u32::cast_signed));
+        let kubelet = self.kubelet.map(KubeletNode::agent);
+        pids.extend(kubelet.iter().flat_map(|agent| &agent.processes).map(|(_, pid)| *pid));
+        let runtimes = [Some(&self.node.containerd), self.kubelet.map(|kubelet| &kubelet.containerd)];
+        let runtimes = runtimes.into_iter().flatten().filter_map(|containerd| containerd.pid());
+        pids.extend(runtimes.map(u32::cast_signed));
         Ok(pids)
     }
 }

@@ -112,6 +112,14 @@ pub(super) async fn configuration(api: &Wire) {
     assert_eq!(code, 201, "{service}");
     assert!(text(&service["spec"]["clusterIP"]).contains('.'), "{service}");
     assert_eq!(service["spec"]["ports"][0], json!({"port": 80, "protocol": "TCP", "targetPort": 80}));
+    // The first is the selector of a kubelet.
+    for (selector, selected) in [("spec.clusterIP!%3DNone", true), ("spec.clusterIP%3DNone", false)] {
+        let (code, list) = api.get(&api.core(&format!("services?fieldSelector={selector}"))).await;
+        assert_eq!(code, 200, "{list}");
+        let names = list["items"].as_array().map_or(&[][..], Vec::as_slice);
+        let found = names.iter().any(|service| service["metadata"]["name"] == "contract");
+        assert_eq!(found, selected, "{selector}: {list}");
+    }
     for path in ["secrets/contract", "services/contract"] {
         assert_eq!(api.delete(&api.core(path), Value::Null).await.0, 200);
     }
