@@ -1,11 +1,12 @@
-//! Measures a full node on the fake runtime: the cost of a relist of 18,000 containers in cri-proxy and pleg-service, and the
-//! delay that watchers see. Prints JSON.
+//! Measures a full node on the fake runtime: the cost of a relist of 18,000 containers in cri-proxy and pleg-service, the
+//! delay that watchers see, and the lag of 1,000 probes. Prints JSON.
 //!
 //! There are three kinds of process: the fake runtime ([`runtime`], this binary again), the two built services, and this one
 //! with the watchers ([`watch`]). CPU time and memory are those of the services only. Relists follow each other without a pause,
 //! which is more than a real node does. Needs release builds and an idle machine.
 
 mod measure;
+mod probes;
 mod runtime;
 mod watch;
 
@@ -45,7 +46,7 @@ struct Args {
     #[arg(long, default_value_t = 10)]
     relists: u64,
     /// Watchers of pleg-service.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 50)]
     watchers: usize,
     /// Containers that exit, during relists and again without.
     #[arg(long, default_value_t = 400)]
@@ -53,6 +54,15 @@ struct Args {
     /// Kinds of runtime: with list streams, without.
     #[arg(long, value_delimiter = ',', default_value = "streams,lists")]
     runtimes: Vec<String>,
+    /// HTTP probes with a period of one second.
+    #[arg(long, default_value_t = 1_000)]
+    probes: usize,
+    /// Watchers of the probes' evaluations.
+    #[arg(long, default_value_t = 50)]
+    probe_watchers: usize,
+    /// Seconds for which probes are measured, on an idle and on a busy machine.
+    #[arg(long, default_value_t = 20)]
+    probe_seconds: u64,
     /// Run as the runtime at this socket, controlled by standard input.
     #[arg(long, hide = true)]
     serve: Option<PathBuf>,
@@ -72,9 +82,11 @@ fn main() -> anyhow::Result<()> {
             let one = Args { runtimes: vec![kind.clone()], ..args.clone() };
             reports.insert(kind.clone(), measured(&one).await.with_context(|| format!("runtime {kind:?}"))?);
         }
+        let span = Duration::from_secs(args.probe_seconds);
+        let probes = probes::measured(args.probes, args.probe_watchers, span).await?;
         let report = json!({
             "pods": args.pods, "containers": args.pods * args.containers, "watchers": args.watchers,
-            "relists": args.relists, "exits": args.exits, "runtimes": reports,
+            "relists": args.relists, "exits": args.exits, "runtimes": reports, "probes": probes,
             "load": std::fs::read_to_string("/proc/loadavg")?.trim(),
             "cpus": std::thread::available_parallelism()?.get(),
             "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim(),
