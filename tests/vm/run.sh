@@ -4,7 +4,7 @@
 #
 #   CASES="A B"  cases to run (all of cases/list)
 #   FROM=CASE    the first case to run
-#   BIN_DIR=DIR  directory of quintlet and testapi (target/debug)
+#   BIN_DIR=DIR  directory of quintlet and testapi (target/release)
 #   QUOTA_TEST=FILE  unit tests of pod-sync-volumes, for the case quotas
 #   UNITS=DIR    directory of the units (docker/systemd)
 #   VM_DIR=DIR   directory of the machine's disks, kept between runs (target/vm)
@@ -16,7 +16,7 @@ set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 repo=$(cd "$here/../.." && pwd)
-bin_dir=${BIN_DIR:-${CARGO_TARGET_DIR:-$repo/target}/debug}
+bin_dir=${BIN_DIR:-${CARGO_TARGET_DIR:-$repo/target}/release}
 vm=${VM_DIR:-${CARGO_TARGET_DIR:-$repo/target}/vm}
 # A kernel that can map users of tmpfs (6.3 and later), and the containerd and runc of Debian's unstable release, for user namespaces.
 suite=trixie
