@@ -13,7 +13,7 @@ RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill races featur
 export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
-.PHONY: all install build quick check test fuzz test-runtimes histories vm bench bench-scale profile run
+.PHONY: all install build quick check test fuzz test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -72,23 +72,24 @@ test-runtimes:
 		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-localnode --test containerd || exit 1; \
 	done
 
-# Tests the node in a virtual machine, with the debug build. Needs root; docs/vm.md lists packages and cases. CASES="A B" runs some,
+# Tests the node in a virtual machine, with the release. Needs root; docs/vm.md lists packages and cases. CASES="A B" runs some,
 # FROM=CASE those from one on, ACCEL=kvm uses KVM.
-vm:
+vm: build
 	scripts/install.sh vm
-	$(CARGO) build --locked --bins -p quintlet -p quintlet-testapi
+	$(CARGO) build --locked --release -p quintlet-testapi
 	quota_test=$$($(CARGO) test --locked --no-run --lib -p pod-sync-volumes 2>&1 | sed -n 's/.*Executable.*(\(.*\))$$/\1/p') && \
-	BIN_DIR=$(CURDIR)/target/debug QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" tests/vm/run.sh
+	BIN_DIR=$(CURDIR)/target/release QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" tests/vm/run.sh
 
 # Runs CASES random histories of a simulated node (`make test`: 60). A failure prints its seed. Needs root.
 histories:
 	QSIM_CASES=$(or $(CASES),2000) $(CARGO) test --locked -p quintlet-simulation --test simulation random:: -- --nocapture
 
-# Compares with the raw runtime in the same run. Needs an idle machine. ARGS="--pods 20 --rounds 1" for a quick look.
+# Compares with the raw runtime in the same run, and with the kubelet that KUBELET names. Needs an idle machine.
+# ARGS="--pods 20 --rounds 1" for a quick look.
 bench: build
 	$(CARGO) build --locked --release -p quintlet-e2e --bin bench
 	mkdir -p target/bench
-	target/release/bench $(ARGS) > target/bench/result.json
+	target/release/bench $(if $(KUBELET),--kubelet $(KUBELET)) $(ARGS) > target/bench/result.json
 	cat target/bench/result.json
 
 # Samples each service during a burst of pods and its deletion: flame graphs, folded stacks and counts of system calls in target/profile.
@@ -101,7 +102,21 @@ profile: build
 	PATH=$(CURDIR)/target/tools/bin:$$PATH target/release/bench --rounds 1 --in-flight 16 --profile target/profile $(ARGS) > target/bench/profile.json
 	ls target/profile
 
-# Measures a relist of 18,000 containers on an in-memory runtime: CPU, memory, messages, latency of watchers. Needs an idle machine.
+# Records where the services allocate memory during a burst of pods and its deletion: flame graphs of what is in use and of all
+# allocations in target/profile. The build has a directory of its own, since the allocator has another feature.
+profile-heap: install
+	scripts/install.sh profile
+	$(CARGO) install --locked --root target/tools inferno@0.12.8
+	$(CARGO) build --locked --release -p quintlet-e2e --bin bench
+	$(CARGO) build --locked --release -p quintlet --features heap-profile --target-dir target/heap
+	for bin in $(BINS); do ln -sf quintlet target/heap/release/$$bin; done
+	rm -rf target/profile/heap && mkdir -p target/profile/heap
+	_RJEM_MALLOC_CONF=prof:true,prof_accum:true,lg_prof_sample:14,lg_prof_interval:24,prof_prefix:$(CURDIR)/target/profile/heap/dump \
+		QUINTLET_BIN_DIR=$(CURDIR)/target/heap/release target/release/bench --rounds 1 --confined-rounds 0 --in-flight 16 --no-volumes $(ARGS) > /dev/null
+	PATH=$(CURDIR)/target/tools/bin:$$PATH scripts/heap-graphs.sh target/heap/release/quintlet target/profile/heap target/profile
+
+# Measures a relist of 18,000 containers on an in-memory runtime (CPU, memory, messages, latency of 50 watchers) and the lag of 1,000
+# probes. Needs an idle machine.
 bench-scale: build
 	$(CARGO) build --locked --release -p quintlet-e2e --bin scale
 	mkdir -p target/bench

@@ -66,10 +66,11 @@ if [ "${1:-}" = vm ]; then
     need binutils has strip
 fi
 
-# For `make profile`.
+# For `make profile` and `make profile-heap`.
 if [ "${1:-}" = profile ]; then
     need linux-perf has perf
     need strace has strace
+    need libjemalloc-dev has jeprof
 fi
 
 if [ -n "$missing" ]; then
