@@ -8,10 +8,10 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
-use std::task::Poll;
+use std::task::{Context, Poll};
 
 use http::HeaderMap;
 use quintlet_telemetry::propagate::PropagatingInterceptor;
@@ -175,34 +175,51 @@ impl tonic::service::Interceptor for NamingInterceptor {
     }
 }
 
-/// Runs a future as work of a pod. Returns a panic of the future, which is then dropped.
+/// Runs a future as work of a pod. Returns a panic of the future.
 ///
 /// Cancellation safety: the same as that of the future.
 ///
 /// # Errors
-/// Fails if the future panicked. State that it shares with other tasks may be inconsistent; state that it owned is dropped.
-pub async fn contained<T>(work: Work, future: impl Future<Output = T>) -> Result<T, Panic> {
-    contained_request(Some(work), future).await
+/// Fails if the future panicked. State that it shares with other tasks may be inconsistent.
+pub fn contained<F: Future>(work: Work, future: F) -> Contained<F> {
+    contained_request(Some(work), future)
 }
 
 /// Runs a future as [`contained`] does, for a request that may not name a pod.
 ///
 /// # Errors
 /// Fails as [`contained`] does.
-pub async fn contained_request<T>(work: Option<Work>, future: impl Future<Output = T>) -> Result<T, Panic> {
+pub fn contained_request<F: Future>(work: Option<Work>, future: F) -> Contained<F> {
     hook();
-    let mut future = pin!(future);
-    std::future::poll_fn(move |cx| {
-        let on_thread = work.as_ref().map(Work::enter);
-        let polled = catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx)));
+    Contained { work, future }
+}
+
+pin_project_lite::pin_project! {
+    /// A future that is executed as work of a pod, from [`contained`].
+    // No async block, which would have room for two copies of the future.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless they are awaited"]
+    pub struct Contained<F> {
+        work: Option<Work>,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for Contained<F> {
+    type Output = Result<F::Output, Panic>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let on_thread = this.work.as_ref().map(Work::enter);
+        let polled = catch_unwind(AssertUnwindSafe(|| this.future.poll(cx)));
         drop(on_thread);
         match polled {
             Ok(Poll::Ready(value)) => Poll::Ready(Ok(value)),
             Ok(Poll::Pending) => Poll::Pending,
             Err(payload) => Poll::Ready(Err(caught(payload))),
         }
-    })
-    .await
+    }
 }
 
 /// Runs a function as [`contained`] runs a future.

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::num::NonZero;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -20,6 +21,10 @@ use crate::{contain, error_chain, server, signals, task};
 /// thread costs wake-ups and memory, since each event wakes both.
 const CORES_PER_THREAD: usize = 4;
 const MAX_THREADS: usize = 4;
+
+/// Time after which an idle thread for blocking calls ends. Periodic calls take turns on idle threads, so with tokio's ten seconds
+/// the threads of a burst would stay.
+const KEEP_IDLE_THREADS: Duration = Duration::from_secs(1);
 
 /// A service to run as its own process.
 #[derive(Debug)]
@@ -63,6 +68,7 @@ fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(cores.div_ceil(CORES_PER_THREAD).clamp(1, MAX_THREADS))
+        .thread_keep_alive(KEEP_IDLE_THREADS)
         .enable_all()
         .build()
 }

@@ -17,16 +17,16 @@ where
     F: Future<Output = T> + Send + 'static,
     T: Send + 'static,
 {
-    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
-    tokio::spawn(async move {
-        match AssertUnwindSafe(future).catch_unwind().await {
-            Ok(value) => value,
-            Err(panic) => {
-                tracing::error!(task = name, "task panicked");
-                contain::uncontained(panic)
-            }
+    // An async block would have room for two copies of the future: the captured one, and the one that it awaits.
+    let named = AssertUnwindSafe(future).catch_unwind().map(move |done| match done {
+        Ok(value) => value,
+        Err(panic) => {
+            tracing::error!(task = name, "task panicked");
+            contain::uncontained(panic)
         }
-    })
+    });
+    #[expect(clippy::disallowed_methods, reason = "the one place that spawns")]
+    tokio::spawn(named)
 }
 
 /// Spawns a task that serves one client or one pod. A panic is logged with the pod of `work` and ends this task only.
