@@ -21,13 +21,13 @@ use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
-use tracing_subscriber::filter::{EnvFilter, FilterFn};
+use tracing_subscriber::filter::{EnvFilter, FilterFn, LevelFilter};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 
 pub use logs::{Lines, LogFormat, write_line};
 pub use propagate::PropagatingInterceptor;
 pub use repeat_filter::REPEAT_INTERVAL;
-pub use ring::{RING_CAPACITY, RingProcessor, SpanRecord, SpanRing, ring};
+pub use ring::{RING_BYTES, RingProcessor, SpanRing, ring};
 
 /// Time limit for exporting the last spans when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -108,7 +108,8 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
         .with_threads(false)
         .with_target(false)
         .with_tracked_inactivity(false)
-        .with_filter(FilterFn::new(is_our_span));
+        // The hint lets spans and events of libraries at lower levels end with one comparison.
+        .with_filter(FilterFn::new(is_our_span).with_max_level_hint(LevelFilter::INFO));
     let subscriber = tracing_subscriber::registry()
         .with(spans)
         .with(logs::LogLayer::new(service, options.log_format, logs::Out::Stderr).with_filter(filter));

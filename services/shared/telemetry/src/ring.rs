@@ -12,27 +12,31 @@ use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
 use parking_lot::Mutex;
 use quintlet_proto::debug::v1 as pb;
 
-/// Spans kept per process: about 1.2 MiB at 300 bytes each, or 40 pod operations of 100 spans.
-pub const RING_CAPACITY: usize = 4096;
+/// Bytes of spans kept per process: about 3,500 spans, or 35 pod operations of 100 spans.
+pub const RING_BYTES: usize = 1 << 20;
 
 /// The span attribute that names a pod.
 pub(crate) const POD_UID: &str = "pod.uid";
 
+/// Ends each key and each value of [`SpanRecord::attributes`].
+const END: char = '\0';
+
 /// A finished span, reduced to the fields of `debug.v1.Span`.
 #[derive(Debug, Clone)]
-pub struct SpanRecord {
-    pub trace_id: TraceId,
-    pub span_id: SpanId,
+struct SpanRecord {
+    trace_id: TraceId,
+    span_id: SpanId,
     /// [`SpanId::INVALID`] for a root span.
-    pub parent_span_id: SpanId,
-    pub name: Cow<'static, str>,
+    parent_span_id: SpanId,
+    name: Cow<'static, str>,
     /// Wall-clock time.
-    pub start: SystemTime,
+    start_unix_ns: i64,
     /// Wall-clock time.
-    pub end: SystemTime,
-    pub attributes: Box<[KeyValue]>,
+    end_unix_ns: i64,
+    /// Keys and values in turn. As one text, they take a third of the memory of a vector.
+    attributes: Box<str>,
     /// Description of the error; `None` if the span did not fail.
-    pub error: Option<Cow<'static, str>>,
+    error: Option<Cow<'static, str>>,
 }
 
 impl SpanRecord {
@@ -47,15 +51,31 @@ impl SpanRecord {
             span_id: data.span_context.span_id(),
             parent_span_id: data.parent_span_id,
             name: data.name,
-            start: data.start_time,
-            end: data.end_time,
-            attributes: data.attributes.into_boxed_slice(),
+            start_unix_ns: unix_ns(data.start_time),
+            end_unix_ns: unix_ns(data.end_time),
+            attributes: joined(&data.attributes),
             error,
         }
     }
 
+    /// Returns the bytes that the record takes.
+    fn bytes(&self) -> usize {
+        let texts = [Some(&self.name), self.error.as_ref()];
+        // Only an owned text takes memory of its own.
+        let owned = texts.into_iter().flatten().map(|text| match text {
+            Cow::Owned(text) => text.len(),
+            Cow::Borrowed(_) => 0,
+        });
+        owned.fold(size_of::<Self>().saturating_add(self.attributes.len()), usize::saturating_add)
+    }
+
+    fn attributes(&self) -> impl Iterator<Item = (&str, &str)> {
+        let mut texts = self.attributes.split_terminator(END);
+        std::iter::from_fn(move || Some((texts.next()?, texts.next()?)))
+    }
+
     fn is_of_pod(&self, uid: &str) -> bool {
-        self.attributes.iter().any(|a| a.key.as_str() == POD_UID && a.value.as_str() == uid)
+        self.attributes().any(|(key, value)| key == POD_UID && value == uid)
     }
 
     fn to_proto(&self, service: &str) -> pb::Span {
@@ -66,13 +86,9 @@ impl SpanRecord {
             parent_span_id: if parent == SpanId::INVALID { String::new() } else { parent.to_string() },
             service: service.to_owned(),
             name: self.name.to_string(),
-            start_unix_ns: unix_ns(self.start),
-            end_unix_ns: unix_ns(self.end),
-            attributes: self
-                .attributes
-                .iter()
-                .map(|a| (a.key.to_string(), a.value.as_str().into_owned()))
-                .collect(),
+            start_unix_ns: self.start_unix_ns,
+            end_unix_ns: self.end_unix_ns,
+            attributes: self.attributes().map(|(key, value)| (key.to_owned(), value.to_owned())).collect(),
             error: self.error.as_deref().unwrap_or_default().to_owned(),
         }
     }
@@ -83,21 +99,40 @@ fn unix_ns(at: SystemTime) -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// A bounded queue of finished spans. When it is full, the oldest span is dropped.
+/// Joins keys and values. A value with [`END`] loses it.
+fn joined(attributes: &[KeyValue]) -> Box<str> {
+    let mut text = String::new();
+    for attribute in attributes {
+        let value = attribute.value.as_str();
+        for part in [attribute.key.as_str(), &*value] {
+            text.extend(part.chars().filter(|c| *c != END));
+            text.push(END);
+        }
+    }
+    text.into_boxed_str()
+}
+
+#[derive(Debug)]
+struct Kept {
+    spans: VecDeque<SpanRecord>,
+    bytes: usize,
+}
+
+/// A queue of finished spans of bounded size. When it is full, the oldest spans are dropped.
 #[derive(Debug)]
 pub struct SpanRing {
-    capacity: usize,
-    spans: Mutex<VecDeque<SpanRecord>>,
+    most_bytes: usize,
+    kept: Mutex<Kept>,
     dropped: AtomicU64,
     service: OnceLock<&'static str>,
 }
 
 impl SpanRing {
-    /// Returns an empty ring of at most `capacity` spans.
-    pub const fn new(capacity: usize) -> Self {
+    /// Returns an empty ring of at most `most_bytes`.
+    pub const fn new(most_bytes: usize) -> Self {
         Self {
-            capacity,
-            spans: Mutex::new(VecDeque::new()),
+            most_bytes,
+            kept: Mutex::new(Kept { spans: VecDeque::new(), bytes: 0 }),
             dropped: AtomicU64::new(0),
             service: OnceLock::new(),
         }
@@ -108,18 +143,21 @@ impl SpanRing {
         self.service.get_or_init(|| service);
     }
 
-    /// Adds a span. Drops the oldest one if the ring is full.
-    pub fn push(&self, span: SpanRecord) {
-        let mut spans = self.spans.lock();
-        if spans.len() >= self.capacity {
-            spans.pop_front();
+    /// Adds a span. Drops the oldest spans if the ring is full.
+    fn push(&self, span: SpanRecord) {
+        let mut kept = self.kept.lock();
+        kept.bytes = kept.bytes.saturating_add(span.bytes());
+        kept.spans.push_back(span);
+        while kept.bytes > self.most_bytes
+            && let Some(oldest) = kept.spans.pop_front()
+        {
+            kept.bytes = kept.bytes.saturating_sub(oldest.bytes());
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
-        spans.push_back(span);
     }
 
     pub fn len(&self) -> usize {
-        self.spans.lock().len()
+        self.kept.lock().spans.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -135,10 +173,11 @@ impl SpanRing {
     pub fn query(&self, trace_id: &str, pod_uid: &str) -> pb::TracesReply {
         let service = self.service.get().copied().unwrap_or_default();
         let wanted = TraceId::from_hex(trace_id).ok();
-        let spans = self.spans.lock();
+        let kept = self.kept.lock();
         let spans = match (trace_id.is_empty(), wanted) {
             (false, None) => Vec::new(),
-            (_, wanted) => spans
+            (_, wanted) => kept
+                .spans
                 .iter()
                 .filter(|s| wanted.is_none_or(|t| s.trace_id == t))
                 .filter(|s| pod_uid.is_empty() || s.is_of_pod(pod_uid))
@@ -151,7 +190,7 @@ impl SpanRing {
 
 /// Returns the ring of the process.
 pub fn ring() -> &'static SpanRing {
-    static RING: SpanRing = SpanRing::new(RING_CAPACITY);
+    static RING: SpanRing = SpanRing::new(RING_BYTES);
     &RING
 }
 
@@ -189,24 +228,25 @@ mod tests {
     use super::*;
 
     fn span(trace: u128, id: u64, pod: Option<&str>) -> SpanRecord {
-        let now = SystemTime::now();
         SpanRecord {
             trace_id: TraceId::from_bytes(trace.to_be_bytes()),
             span_id: SpanId::from_bytes(id.to_be_bytes()),
             parent_span_id: SpanId::INVALID,
             name: Cow::Borrowed("s"),
-            start: now,
-            end: now,
-            attributes: pod.map(|p| KeyValue::new(POD_UID, p.to_owned())).into_iter().collect(),
+            start_unix_ns: 1,
+            end_unix_ns: 2,
+            attributes: joined(pod.map(|p| KeyValue::new(POD_UID, p.to_owned())).as_slice()),
             error: None,
         }
     }
 
     #[test]
     fn the_ring_is_bounded_and_counts_what_it_drops() {
-        let ring = SpanRing::new(3);
+        let one = span(1, 1, Some("a")).bytes();
+        assert_eq!(one, size_of::<SpanRecord>() + "pod.uid a ".len());
+        let ring = SpanRing::new(3 * one + 1);
         for id in 1..=5 {
-            ring.push(span(1, id, None));
+            ring.push(span(1, id, Some("a")));
         }
         assert_eq!(ring.len(), 3);
         assert_eq!(ring.dropped(), 2);
@@ -218,7 +258,7 @@ mod tests {
 
     #[test]
     fn a_query_filters_by_trace_and_by_pod() {
-        let ring = SpanRing::new(8);
+        let ring = SpanRing::new(RING_BYTES);
         ring.push(span(1, 1, Some("a")));
         ring.push(span(1, 2, None));
         ring.push(span(2, 3, Some("b")));
@@ -228,5 +268,18 @@ mod tests {
         {
             assert_eq!(ring.query(trace, pod).spans.len(), count, "trace {trace:?} pod {pod:?}");
         }
+    }
+
+    #[test]
+    fn attributes_are_kept_as_text() {
+        let attributes = [
+            KeyValue::new("empty", ""),
+            KeyValue::new("number", 7),
+            KeyValue::new("ends", "a\0b"),
+            KeyValue::new("last", "x"),
+        ];
+        let record = SpanRecord { attributes: joined(&attributes), ..span(1, 1, None) };
+        let kept: Vec<_> = record.attributes().collect();
+        assert_eq!(kept, [("empty", ""), ("number", "7"), ("ends", "ab"), ("last", "x")]);
     }
 }
