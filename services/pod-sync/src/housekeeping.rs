@@ -13,9 +13,11 @@ use pod_sync_cri_config::paths;
 use pod_sync_decisions::worker::{Outcome, Work};
 use pod_sync_decisions::{gc, grace};
 use prometheus_client::metrics::counter::Counter;
+use quintlet_kit::clock::deadline_after;
 use quintlet_kit::{task, tree};
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, Known, PodRuntime, SharedPodRuntime};
+use tokio::time::Instant;
 
 use pod_sync_containment::PodWork;
 use pod_sync_worker::NextWork;
@@ -122,17 +124,43 @@ const SLOW: Duration = Duration::from_secs(1);
 pub struct HousekeepingPace {
     slow_passes: Counter,
     is_slow: bool,
+    last: Option<Instant>,
+    requested: Option<Instant>,
 }
 
 impl Default for HousekeepingPace {
     fn default() -> Self {
         let help = "Passes of housekeeping that took more than a second";
         let slow_passes = quintlet_telemetry::metrics::counter("quintlet_housekeeping_slow_passes", help);
-        Self { slow_passes, is_slow: false }
+        Self { slow_passes, is_slow: false, last: None, requested: None }
     }
 }
 
 impl HousekeepingPace {
+    /// Requests a pass: now, or [`PAUSE`] after the last one.
+    pub fn request(&mut self) {
+        let now = Instant::now();
+        let earliest = self.last.map_or(now, |last| deadline_after(last, PAUSE).max(now));
+        self.requested.get_or_insert(earliest);
+    }
+
+    /// Completes when a requested pass is due. Cancellation safety: the request stays until [`Self::begin`].
+    pub fn due(&self) -> impl Future<Output = ()> + use<> {
+        let requested = self.requested;
+        async move {
+            match requested {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// A pass begins.
+    pub fn begin(&mut self) {
+        self.last = Some(Instant::now());
+        self.requested = None;
+    }
+
     /// Counts a pass. Returns true for the first slow pass in a row.
     pub fn is_newly_slow(&mut self, took: Duration) -> bool {
         let is_slow = took > SLOW;
@@ -143,6 +171,10 @@ impl HousekeepingPace {
         is_slow && !was_slow
     }
 }
+
+/// Interval of passes that are requested again and again. In a burst of deletions, each pod requests passes, and each pass looks at
+/// all pods.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Interval of sweeps (`pkg/kubelet/kubelet.go: ContainerGCPeriod`).
 const SWEEP: Duration = Duration::from_secs(60);
@@ -293,6 +325,23 @@ mod tests {
             [0, 1000, 1001, 5000, 3, 2000].map(|ms| pace.is_newly_slow(Duration::from_millis(ms))).to_vec();
         assert_eq!(newly_slow, [false, false, true, false, false, true]);
         assert_eq!(pace.slow_passes.get() - before, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requested_passes_are_joined_unless_the_last_one_is_long_ago() {
+        let mut pace = HousekeepingPace::default();
+        let start = Instant::now();
+        let mut passes = Vec::new();
+        for wait in [0, 1, 30, 200, 0, 0] {
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+            pace.request();
+            pace.request();
+            pace.due().await;
+            pace.begin();
+            passes.push(start.elapsed().as_millis());
+        }
+        assert_eq!(passes, [0, 100, 200, 400, 500, 600]);
+        assert!(tokio::time::timeout(Duration::from_secs(9), pace.due()).await.is_err(), "none is requested");
     }
 
     #[test]

@@ -11,6 +11,9 @@ use quintlet_model::ids::PodUid;
 
 /// Interval between lists without a change.
 const PERIOD: Duration = Duration::from_secs(60);
+/// Shortest interval between lists after changes. A list reads the directory of each cgroup hierarchy, and in a burst each pass of
+/// housekeeping finds a change.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// Input and result of a search for unknown pods.
 #[derive(Debug)]
@@ -23,8 +26,7 @@ struct LastList {
     found: bool,
 }
 
-/// Decides when unknown pods are listed: in each pass of housekeeping after a change of the known pods or of the directory of pods, and
-/// while unknown pods are found.
+/// Decides when unknown pods are listed: after a change of the known pods or of the directory of pods, and while unknown pods are found.
 #[derive(Debug)]
 pub(crate) struct OrphanListing {
     dir: PathBuf,
@@ -46,9 +48,11 @@ impl OrphanListing {
             self.watcher = self.watch();
         }
         // Without a watch, any pass may find a change.
-        let changed = self.changed.swap(false, Ordering::Relaxed) || self.watcher.is_none();
+        let changed = self.changed.load(Ordering::Relaxed) || self.watcher.is_none();
         let is_due = is_due(self.last.as_ref(), changed, known, now);
         if is_due {
+            // Before the list, which finds what has changed until then.
+            self.changed.store(false, Ordering::Relaxed);
             self.last = Some(LastList { known: known.clone(), at: now, found: false });
         }
         is_due
@@ -79,7 +83,8 @@ impl OrphanListing {
 
 fn is_due(last: Option<&LastList>, changed: bool, known: &HashSet<PodUid>, now: Duration) -> bool {
     let Some(last) = last else { return true };
-    changed || last.found || last.known != *known || now.saturating_sub(last.at) >= PERIOD
+    let age = now.saturating_sub(last.at);
+    last.found || age >= PERIOD || age >= PAUSE && (changed || last.known != *known)
 }
 
 #[cfg(test)]
@@ -101,9 +106,10 @@ mod tests {
             ("the first list", None, false, known(&[]), 0, true),
             ("no change", last(false), false, known(&["b", "a"]), 159, false),
             ("a minute without a change", last(false), false, known(&["a", "b"]), 160, true),
-            ("a pod less", last(false), false, known(&["a"]), 102, true),
-            ("a pod more", last(false), false, known(&["a", "b", "c"]), 102, true),
-            ("a change of the directory", last(false), true, known(&["a", "b"]), 102, true),
+            ("a pod less", last(false), false, known(&["a"]), 105, true),
+            ("a pod more", last(false), false, known(&["a", "b", "c"]), 105, true),
+            ("a change of the directory", last(false), true, known(&["a", "b"]), 105, true),
+            ("a change during the pause", last(false), true, known(&["a"]), 104, false),
             ("an unknown pod in the last list", last(true), false, known(&["a", "b"]), 102, true),
         ];
         for (name, last, changed, known, now, want) in cases {
@@ -112,27 +118,27 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_appears_is_listed_in_the_next_pass_and_a_quiet_one_is_not() {
+    fn a_directory_that_appears_is_listed_and_a_quiet_one_is_not() {
         let root = tempfile::tempdir().unwrap();
         let pods = root.path().join("pods");
         let mut listing = OrphanListing::new(pods.clone());
         let none = known(&[]);
-        assert!(listing.begin(&none, at(0)) && listing.begin(&none, at(2)), "nothing is watched yet");
+        assert!(listing.begin(&none, at(0)) && listing.begin(&none, at(5)), "nothing is watched yet");
         std::fs::create_dir(&pods).unwrap();
-        assert!(listing.begin(&none, at(4)), "the first pass with a watch");
+        assert!(listing.begin(&none, at(10)), "the first pass with a watch");
         listing.ended(false);
-        assert!(!listing.begin(&none, at(6)));
+        assert!(!listing.begin(&none, at(15)));
         std::fs::read_dir(&pods).unwrap().count();
-        assert!(!listing.begin(&none, at(8)), "a list is no change");
+        assert!(!listing.begin(&none, at(20)), "a list is no change");
         std::fs::create_dir(pods.join("left-over")).unwrap();
         let deadline = std::time::Duration::from_secs(10);
         let mut waited = Duration::ZERO;
-        while !listing.begin(&none, at(10)) {
+        while !listing.begin(&none, at(25)) {
             std::thread::sleep(Duration::from_millis(10));
             waited += Duration::from_millis(10);
             assert!(waited < deadline, "the change is noticed");
         }
         listing.ended(true);
-        assert!(listing.begin(&none, at(12)), "until the directory has been removed");
+        assert!(listing.begin(&none, at(26)), "until the directory has been removed");
     }
 }

@@ -61,16 +61,17 @@ fn is_local(key: &str) -> bool {
 }
 
 fn same_meaning(a: &Pod, b: &Pod) -> bool {
-    let annotations = |p: &Pod| {
-        let all = p.metadata.annotations.clone().unwrap_or_default();
-        all.into_iter().filter(|(k, _)| !is_local(k)).collect::<BTreeMap<_, _>>()
-    };
-    let labels = |p: &Pod| p.metadata.labels.clone().unwrap_or_default();
+    fn annotations(p: &Pod) -> impl Iterator<Item = (&String, &String)> {
+        p.metadata.annotations.iter().flatten().filter(|(key, _)| !is_local(key))
+    }
+    fn labels(p: &Pod) -> impl Iterator<Item = (&String, &String)> {
+        p.metadata.labels.iter().flatten()
+    }
     a.spec == b.spec
         && a.metadata.deletion_timestamp == b.metadata.deletion_timestamp
         && a.metadata.deletion_grace_period_seconds == b.metadata.deletion_grace_period_seconds
-        && labels(a) == labels(b)
-        && annotations(a) == annotations(b)
+        && labels(a).eq(labels(b))
+        && annotations(a).eq(annotations(b))
 }
 
 /// Returns the creation time of a pod. Static pods have none and come first.
@@ -107,6 +108,11 @@ impl SourceStore {
         self.pods.values().map(|e| &e.pod)
     }
 
+    /// Returns the pods of the last snapshot with their UIDs.
+    pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &Arc<Pod>)> {
+        self.pods.iter().map(|(uid, e)| (uid, &e.pod))
+    }
+
     /// Merges a complete snapshot. `now` becomes the first-seen annotation of new pods.
     pub fn set(&mut self, snapshot: Vec<Arc<Pod>>, now: jiff::Timestamp) -> MergeResult {
         let mut merged =
@@ -124,54 +130,15 @@ impl SourceStore {
                 merged.duplicates.push(given);
                 continue;
             }
-            let known = match self.pods.remove(&uid) {
-                Some(entry) if Arc::ptr_eq(&entry.given, &given) => {
-                    next.insert(uid, entry);
-                    continue;
-                }
-                known => known.map(|entry| entry.pod),
-            };
-            let mut pod = Pod::clone(&given);
-            let annotations = pod.metadata.annotations.get_or_insert_default();
-            annotations.insert(CONFIG_SOURCE.to_owned(), self.source.to_owned());
-            let Some(known) = known else {
-                annotations
-                    .insert(CONFIG_SEEN.to_owned(), now.strftime("%Y-%m-%dT%H:%M:%S%.9fZ").to_string());
-                let pod = Arc::new(pod);
-                next.insert(uid, Entry { given, pod: Arc::clone(&pod) });
-                added.push(PodChange { op: PodOperation::Add, pod });
-                continue;
-            };
-            let first_seen = known.metadata.annotations.as_ref().and_then(|a| a.get(CONFIG_SEEN)).cloned();
-            if let Some(first_seen) = first_seen {
-                annotations.insert(CONFIG_SEEN.to_owned(), first_seen);
+            let (entry, change) = merge(self.source, self.pods.remove(&uid), given, now);
+            next.insert(uid, entry);
+            let Some(change) = change else { continue };
+            match change.op {
+                PodOperation::Add => added.push(change),
+                PodOperation::Update => updated.push(change),
+                PodOperation::Delete => deleted.push(change),
+                PodOperation::Reconcile | PodOperation::Remove => reconciled.push(change),
             }
-            let (op, list) = if !same_meaning(&known, &pod) {
-                if pod.metadata.deletion_timestamp.is_some() {
-                    (PodOperation::Delete, &mut deleted)
-                } else {
-                    (PodOperation::Update, &mut updated)
-                }
-            } else if known.status != pod.status {
-                (PodOperation::Reconcile, &mut reconciled)
-            } else {
-                next.insert(uid, Entry { given, pod: known });
-                continue;
-            };
-            // Owners and finalizers stay as first seen, as in the kubelet. The resource version is updated, since status writes use
-            // it.
-            let mut metadata = known.metadata.clone();
-            metadata.resource_version = pod.metadata.resource_version.take();
-            if op != PodOperation::Reconcile {
-                metadata.labels = pod.metadata.labels.take();
-                metadata.annotations = pod.metadata.annotations.take();
-                metadata.deletion_timestamp = pod.metadata.deletion_timestamp.take();
-                metadata.deletion_grace_period_seconds = pod.metadata.deletion_grace_period_seconds;
-                metadata.generation = pod.metadata.generation;
-            }
-            let pod = Arc::new(Pod { metadata, spec: pod.spec, status: pod.status });
-            next.insert(uid, Entry { given, pod: Arc::clone(&pod) });
-            list.push(PodChange { op, pod });
         }
         // The older pod is admitted first (`pkg/kubelet: HandlePodAdditions`).
         added.sort_by_key(|change| creation_time(&change.pod));
@@ -186,6 +153,70 @@ impl SourceStore {
             .collect();
         merged
     }
+
+    /// Merges one pod, as [`Self::set`] does with a snapshot in which the other pods are as before.
+    pub fn apply(&mut self, given: Arc<Pod>, now: jiff::Timestamp) -> MergeResult {
+        let Ok(uid) = PodUid::parse(given.metadata.uid.as_deref().unwrap_or_default()) else {
+            return MergeResult { unusable: vec![given], ..MergeResult::default() };
+        };
+        let (entry, change) = merge(self.source, self.pods.remove(&uid), given, now);
+        self.pods.insert(uid, entry);
+        MergeResult { changes: change.into_iter().collect(), ..MergeResult::default() }
+    }
+
+    /// Removes one pod, as [`Self::set`] does with a snapshot that does not have it.
+    pub fn remove(&mut self, uid: &PodUid) -> MergeResult {
+        let gone = self.pods.remove(uid);
+        let change = gone.map(|entry| PodChange { op: PodOperation::Remove, pod: entry.pod });
+        MergeResult { changes: change.into_iter().collect(), ..MergeResult::default() }
+    }
+}
+
+/// Compares a pod with its last version. Returns its new entry and its change, if any.
+fn merge(
+    source: &str,
+    known: Option<Entry>,
+    given: Arc<Pod>,
+    now: jiff::Timestamp,
+) -> (Entry, Option<PodChange>) {
+    let known = match known {
+        Some(entry) if Arc::ptr_eq(&entry.given, &given) => return (entry, None),
+        known => known.map(|entry| entry.pod),
+    };
+    let mut pod = Pod::clone(&given);
+    let annotations = pod.metadata.annotations.get_or_insert_default();
+    annotations.insert(CONFIG_SOURCE.to_owned(), source.to_owned());
+    let entry = |pod: Pod, op| {
+        let pod = Arc::new(pod);
+        (Entry { given: Arc::clone(&given), pod: Arc::clone(&pod) }, Some(PodChange { op, pod }))
+    };
+    let Some(known) = known else {
+        let first_seen = now.strftime("%Y-%m-%dT%H:%M:%S%.9fZ").to_string();
+        annotations.insert(CONFIG_SEEN.to_owned(), first_seen);
+        return entry(pod, PodOperation::Add);
+    };
+    let first_seen = known.metadata.annotations.as_ref().and_then(|a| a.get(CONFIG_SEEN)).cloned();
+    if let Some(first_seen) = first_seen {
+        annotations.insert(CONFIG_SEEN.to_owned(), first_seen);
+    }
+    let op = if !same_meaning(&known, &pod) {
+        if pod.metadata.deletion_timestamp.is_some() { PodOperation::Delete } else { PodOperation::Update }
+    } else if known.status != pod.status {
+        PodOperation::Reconcile
+    } else {
+        return (Entry { given, pod: known }, None);
+    };
+    // Owners and finalizers stay as first seen, as in the kubelet. The resource version is updated, since status writes use it.
+    let mut metadata = known.metadata.clone();
+    metadata.resource_version = pod.metadata.resource_version.take();
+    if op != PodOperation::Reconcile {
+        metadata.labels = pod.metadata.labels.take();
+        metadata.annotations = pod.metadata.annotations.take();
+        metadata.deletion_timestamp = pod.metadata.deletion_timestamp.take();
+        metadata.deletion_grace_period_seconds = pod.metadata.deletion_grace_period_seconds;
+        metadata.generation = pod.metadata.generation;
+    }
+    entry(Pod { metadata, spec: pod.spec, status: pod.status }, op)
 }
 
 #[cfg(test)]
@@ -378,6 +409,35 @@ mod tests {
                     want.entry(format!("u{u}")).or_insert(Some(format!("i{image}")));
                 }
                 prop_assert_eq!(&mine, &want);
+            }
+        }
+
+        #[test]
+        fn single_changes_have_the_effect_of_snapshots(
+            changes in prop::collection::vec((0..4_u8, prop::option::of((0..3_u8, 0..3_u8))), 1..20)
+        ) {
+            let (mut whole, mut single) = (SourceStore::new("api"), SourceStore::new("api"));
+            let mut all: BTreeMap<u8, Arc<Pod>> = BTreeMap::new();
+            whole.set(Vec::new(), at(0));
+            single.set(Vec::new(), at(0));
+            for (u, change) in changes {
+                let uid = format!("u{u}");
+                let got = match change {
+                    Some((image, phase)) => {
+                        let mut p = pod(&uid, &format!("p{u}"));
+                        p.spec.as_mut().unwrap().containers[0].image = Some(format!("i{image}"));
+                        p.status.get_or_insert_default().phase = Some(format!("{phase}"));
+                        let p = Arc::new(p);
+                        all.insert(u, Arc::clone(&p));
+                        single.apply(p, at(0))
+                    }
+                    None => {
+                        all.remove(&u);
+                        single.remove(&PodUid::parse(&uid).unwrap())
+                    }
+                };
+                prop_assert_eq!(got, whole.set(all.values().cloned().collect(), at(0)));
+                prop_assert!(single.pods().eq(whole.pods()));
             }
         }
     }

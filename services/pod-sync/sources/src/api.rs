@@ -13,6 +13,7 @@ use kube::Resource as _;
 use kube::api::Api;
 use kube::runtime::watcher;
 use parking_lot::RwLock;
+use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -22,13 +23,12 @@ use super::{ManifestProblem, Snapshot, SourceEvent, SourceKind, SourceSender};
 /// Shortest interval between requests while the API server fails (ARCHITECTURE.md, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Watches the pods bound to `node` and sends all of them after every change, beginning with the first complete list.
+/// Watches the pods bound to `node`. Sends all of them after each complete list, and the changed pod after an event.
 pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: CancellationToken) {
     let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).any_semantic();
     let stream = watcher(Api::<Lenient<Pod>>::all(client), config);
     futures::pin_mut!(stream);
     let (mut pods, mut fresh) = (Pods::default(), Pods::default());
-    let mut complete = false;
     loop {
         // The watcher keeps its position if this arm is dropped.
         let event = tokio::select! {
@@ -36,8 +36,11 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
             event = stream.next() => event,
         };
         let Some(event) = event else { return };
-        match event {
-            Ok(watcher::Event::Init) => fresh = Pods::default(),
+        let updates = match event {
+            Ok(watcher::Event::Init) => {
+                fresh = Pods::default();
+                continue;
+            }
             Ok(watcher::Event::InitApply(pod)) => {
                 let before = pods.before(pod.meta());
                 fresh.apply(pod, before);
@@ -45,13 +48,10 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
             }
             Ok(watcher::Event::InitDone) => {
                 pods = std::mem::take(&mut fresh);
-                complete = true;
+                vec![SourceEvent::Snapshot(pods.snapshot())]
             }
-            Ok(watcher::Event::Apply(pod)) => {
-                let before = pods.before(pod.meta());
-                pods.apply(pod, before);
-            }
-            Ok(watcher::Event::Delete(pod)) => pods.remove(&key(pod.meta())),
+            Ok(watcher::Event::Apply(pod)) => pods.change(pod),
+            Ok(watcher::Event::Delete(pod)) => pods.take(&key(pod.meta())),
             Err(e) => {
                 log_watch_error("pods", &e);
                 tokio::select! {
@@ -59,14 +59,12 @@ pub async fn run(client: kube::Client, node: String, out: SourceSender, stop: Ca
                     () = tokio::time::sleep(RETRY) => continue,
                 }
             }
-        }
-        if !complete {
-            continue;
-        }
-        let snapshot = pods.snapshot();
-        tokio::select! {
-            () = stop.cancelled() => return,
-            sent = out.send((SourceKind::Api, SourceEvent::Snapshot(snapshot))) => if sent.is_err() { return },
+        };
+        for update in updates {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                sent = out.send((SourceKind::Api, update)) => if sent.is_err() { return },
+            }
         }
     }
 }
@@ -124,6 +122,33 @@ impl Pods {
         self.unreported.remove(key);
     }
 
+    /// Stores a pod. Returns the updates that it causes.
+    fn change(&mut self, pod: Lenient<Pod>) -> Vec<SourceEvent> {
+        let key = key(pod.meta());
+        let before = self.before(pod.meta());
+        let other = self.decoded.get(&key).filter(|old| old.metadata.uid != pod.meta().uid);
+        let replaced = other.and_then(|old| removed(old));
+        let was_undecodable = self.undecodable.contains_key(&key);
+        self.apply(pod, before);
+        match self.decoded.get(&key) {
+            Some(pod) if !was_undecodable && !self.undecodable.contains_key(&key) => {
+                replaced.into_iter().chain([SourceEvent::Changed(Arc::clone(pod))]).collect()
+            }
+            Some(_) | None => vec![SourceEvent::Snapshot(self.snapshot())],
+        }
+    }
+
+    /// Removes a pod. Returns the updates that this causes.
+    fn take(&mut self, key: &Key) -> Vec<SourceEvent> {
+        let was_undecodable = self.undecodable.contains_key(key);
+        let gone = self.decoded.get(key).and_then(|pod| removed(pod));
+        self.remove(key);
+        if was_undecodable {
+            return vec![SourceEvent::Snapshot(self.snapshot())];
+        }
+        gone.into_iter().collect()
+    }
+
     fn snapshot(&mut self) -> Snapshot {
         let unreported = std::mem::take(&mut self.unreported);
         let problem = |((namespace, name), undecodable): (&Key, &Undecodable)| ManifestProblem {
@@ -138,6 +163,11 @@ impl Pods {
             ..Snapshot::default()
         }
     }
+}
+
+// A pod whose UID is invalid was not taken over.
+fn removed(pod: &Pod) -> Option<SourceEvent> {
+    PodUid::parse(pod.metadata.uid.as_deref()?).ok().map(SourceEvent::Removed)
 }
 
 pub type SharedNode = Arc<Node>;
@@ -377,5 +407,41 @@ mod tests {
         assert_eq!(seen(&mut fresh), (vec![("web".to_owned(), Some(1))], 1, vec![]));
         apply(&mut fresh, pod("web", "u2", json!("x")));
         assert_eq!(seen(&mut fresh).0, []);
+    }
+
+    /// Describes updates, with the pods of a snapshot by name.
+    fn described(updates: Vec<SourceEvent>) -> Vec<String> {
+        let name = |pod: &Arc<Pod>| pod.metadata.name.clone().unwrap();
+        let describe = |update: SourceEvent| match update {
+            SourceEvent::Snapshot(s) => {
+                format!("all: {}", s.pods.iter().map(name).collect::<Vec<_>>().join(" "))
+            }
+            SourceEvent::Changed(pod) => format!("{} changed", name(&pod)),
+            SourceEvent::Removed(uid) => format!("{uid} removed"),
+            SourceEvent::Problems(_) => "problems".to_owned(),
+        };
+        updates.into_iter().map(describe).collect()
+    }
+
+    #[test]
+    fn a_change_is_sent_alone_unless_a_pod_is_or_was_undecodable() {
+        let mut pods = Pods::default();
+        let cases = [
+            ("added", pod("a", "u1", json!(1)), vec!["a changed"]),
+            ("another", pod("b", "u2", json!(1)), vec!["b changed"]),
+            ("replaced", pod("a", "u3", json!(1)), vec!["u1 removed", "a changed"]),
+            ("undecodable", pod("b", "u2", json!("x")), vec!["all: a b"]),
+            ("another while one is undecodable", pod("a", "u3", json!(2)), vec!["a changed"]),
+            ("replaced by an undecodable one", pod("b", "u4", json!("x")), vec!["all: a"]),
+            ("decodable again", pod("b", "u4", json!(1)), vec!["all: a b"]),
+        ];
+        for (name, changed, want) in cases {
+            assert_eq!(described(pods.change(changed)), want, "{name}");
+        }
+        let key = |name: &str| ("default".to_owned(), name.to_owned());
+        assert_eq!(described(pods.take(&key("a"))), ["u3 removed"]);
+        assert_eq!(described(pods.take(&key("a"))), [""; 0]);
+        apply(&mut pods, pod("c", "u5", json!("x")));
+        assert_eq!(described(pods.take(&key("c"))), ["all: b"]);
     }
 }

@@ -259,10 +259,9 @@ mod tests {
     // Returns the names of the pods, empty for an update that only has problems.
     fn received(update: SourceEvent) -> (Option<Vec<String>>, Vec<ManifestProblem>) {
         let name = |p: Arc<Pod>| p.metadata.name.clone().unwrap_or_default();
-        match update {
-            SourceEvent::Snapshot(s) => (Some(s.pods.into_iter().map(name).collect()), s.problems),
-            SourceEvent::Problems(problems) => (None, problems),
-        }
+        let problems = update.problems().to_vec();
+        let SourceEvent::Snapshot(snapshot) = update else { return (None, problems) };
+        (Some(snapshot.pods.into_iter().map(name).collect()), problems)
     }
 
     #[test]

@@ -74,10 +74,7 @@ pub async fn run(
                 let update = read(&body, ManifestOrigin { kind: SourceKind::Http, place: &url, node: &node });
                 last = Some(body);
                 of_fetch = None;
-                of_body = match &update {
-                    SourceEvent::Snapshot(snapshot) => snapshot.problems.clone(),
-                    SourceEvent::Problems(problems) => problems.clone(),
-                };
+                of_body = update.problems().to_vec();
                 update
             }
             Err(message) => {
@@ -227,16 +224,12 @@ mod tests {
         async fn next(&mut self, what: &str) -> (Option<Vec<String>>, Vec<String>) {
             let next = tokio::time::timeout(Duration::from_secs(10), self.received.recv()).await;
             let (_, update) = next.unwrap_or_else(|_| panic!("{what}: nothing came")).expect("it runs");
-            let texts = |p: Vec<ManifestProblem>| p.into_iter().map(|p| p.message).collect();
-            match update {
-                SourceEvent::Problems(problems) => (None, texts(problems)),
-                SourceEvent::Snapshot(s) => {
-                    // Like a pod from a file, it has no default tolerations.
-                    assert!(s.pods.iter().all(|p| p.spec.as_ref().unwrap().tolerations.is_none()), "{what}");
-                    let name = |p: &Arc<k8s_openapi::api::core::v1::Pod>| p.metadata.name.clone();
-                    (Some(s.pods.iter().filter_map(name).collect()), texts(s.problems))
-                }
-            }
+            let problems = update.problems().iter().map(|p| p.message.clone()).collect();
+            let SourceEvent::Snapshot(snapshot) = update else { return (None, problems) };
+            // Like a pod from a file, it has no default tolerations.
+            assert!(snapshot.pods.iter().all(|p| p.spec.as_ref().unwrap().tolerations.is_none()), "{what}");
+            let names = snapshot.pods.iter().filter_map(|p| p.metadata.name.clone());
+            (Some(names.collect()), problems)
         }
 
         async fn end(mut self) {

@@ -1,8 +1,8 @@
 //! Sources of desired pods: a manifest directory, a URL, the API server.
 //!
 //! Each source is a task ([`file::run`], [`http::run`], [`api`]) that sends all of its pods as a [`Snapshot`] over one channel
-//! of [`SOURCE_QUEUE`] entries. A source that waits for the channel is only late: its next snapshot has everything. The pod
-//! manager of pod-sync merges the snapshots ([`pod_sync_decisions::merge`]). [`decode`] parses manifests, [`validate`] rejects
+//! of [`SOURCE_QUEUE`] entries. The API server's sends single pods after its first snapshot, so that a change costs the same
+//! whatever the number of pods. A source that waits for the channel is only late. The pod manager of pod-sync merges the updates ([`pod_sync_decisions::merge`]). [`decode`] parses manifests, [`validate`] rejects
 //! those that a kubelet rejects. [`cluster`] reads the objects that pods refer to.
 
 // A value from a pod, a runtime or a file must not end this process.
@@ -24,6 +24,7 @@ pub use lenient::Undecodable;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use quintlet_model::ids::PodUid;
 use tokio::sync::mpsc;
 
 /// A source of pods (`pkg/kubelet/types: FileSource`, `HTTPSource`, `ApiserverSource`).
@@ -76,13 +77,27 @@ pub struct Snapshot {
 pub enum SourceEvent {
     /// All pods. The source is ready, and pods that are not in the snapshot are removed.
     Snapshot(Snapshot),
+    /// A pod was added or changed. The other pods are as before.
+    Changed(Arc<Pod>),
+    /// The pod with this UID is gone. The other pods are as before.
+    Removed(PodUid),
     /// The current errors of the source; empty if they are fixed. Its pods stay.
     Problems(Vec<ManifestProblem>),
 }
 
+impl SourceEvent {
+    fn problems(&self) -> &[ManifestProblem] {
+        match self {
+            Self::Snapshot(snapshot) => &snapshot.problems,
+            Self::Problems(problems) => problems,
+            Self::Changed(_) | Self::Removed(_) => &[],
+        }
+    }
+}
+
 pub type SourceMessage = (SourceKind, SourceEvent);
 
-/// Updates in flight. A source that waits is only late: its next snapshot has everything.
+/// Updates in flight. A source that waits is only late.
 pub const SOURCE_QUEUE: usize = 4;
 
 pub type SourceSender = mpsc::Sender<SourceMessage>;

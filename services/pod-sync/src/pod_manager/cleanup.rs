@@ -23,8 +23,10 @@ const QOS_CGROUP_PERIOD: Duration = Duration::from_secs(60);
 
 impl PodManager {
     pub(super) fn housekeeping(&mut self) {
+        self.pace.begin();
         let began = self.ctx.clock.boot();
         self.clean_up();
+        self.add_pods_with_freed_uid();
         let took = self.ctx.clock.boot().saturating_sub(began);
         if self.pace.is_newly_slow(took) {
             tracing::warn!(?took, pods = self.pods.workers().count(), "housekeeping is slow");
@@ -43,10 +45,8 @@ impl PodManager {
         self.delete_orphaned_mirrors();
         self.update_qos_cgroups();
         self.ctx.environment.volumes.remove_expired_tokens(self.ctx.clock.wall());
-        let wanted = self.stores.values().flat_map(SourceStore::pods).filter_map(|p| {
-            let named = !pods::is_mirror(p);
-            named.then(|| PodUid::parse(p.metadata.uid.as_deref().unwrap_or_default()).ok()).flatten()
-        });
+        let wanted = self.stores.values().flat_map(SourceStore::iter);
+        let wanted = wanted.filter(|(_, pod)| !pods::is_mirror(pod)).map(|(uid, _)| uid.clone());
         self.ctx.control.pod_workers.step(Input::SyncKnownPods(wanted.collect()));
         let Some(runtime) = self.ctx.runtime.pleg.all() else { return };
         let mut present = HashSet::new();

@@ -187,12 +187,14 @@ impl PodEntries {
         self.0.get(uid).is_some_and(|entry| entry.orphan_removal.is_some())
     }
 
-    /// Forgets removals of orphans that have ended, then entries that say nothing any more.
-    pub(super) fn prune(&mut self) {
+    /// Forgets removals of orphans that have ended, then entries that say nothing any more. Returns whether a removal has ended.
+    pub(super) fn prune(&mut self) -> bool {
+        let mut has_ended = false;
         self.0.retain(|_, entry| {
-            entry.orphan_removal.take_if(|task| task.is_finished());
+            has_ended |= entry.orphan_removal.take_if(|task| task.is_finished()).is_some();
             !entry.is_vacant()
         });
+        has_ended
     }
 }
 
@@ -216,7 +218,7 @@ mod tests {
         entries.entry(&uid("missing")).is_worker_missing = true;
         entries.entry(&uid("restart")).is_restart_requested = true;
         entries.set_pending(&uid("pending"), pending());
-        entries.prune();
+        assert!(!entries.prune(), "no removal has ended");
         let mut kept: Vec<&str> = entries.iter().map(|(uid, _)| uid.as_str()).collect();
         kept.sort_unstable();
         assert_eq!(kept, ["missing", "pending", "restart", "set-aside"]);

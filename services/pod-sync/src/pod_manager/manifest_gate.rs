@@ -11,11 +11,11 @@ use pod_sync_sources::{SourceEvent, SourceKind};
 /// Longest time that the API server's pods wait for the manifests: the directory may hang.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// Holds the newest snapshot of the API server until the manifests were read.
+/// Holds the updates of the API server until the manifests were read.
 #[derive(Debug)]
 pub(super) enum ManifestGate {
     /// The manifests were not read yet. The gate opens at `until` at the latest.
-    Closed { until: Instant, api: Option<SourceEvent> },
+    Closed { until: Instant, api: Vec<SourceEvent> },
     /// The manifests were read, the time limit has passed, or there is no source of manifests.
     Open,
 }
@@ -23,7 +23,7 @@ pub(super) enum ManifestGate {
 impl ManifestGate {
     pub(super) fn of(sources: &[SourceKind]) -> Self {
         if sources.contains(&SourceKind::File) {
-            Self::Closed { until: deadline_after(Instant::now(), MAX_WAIT), api: None }
+            Self::Closed { until: deadline_after(Instant::now(), MAX_WAIT), api: Vec::new() }
         } else {
             Self::Open
         }
@@ -47,19 +47,22 @@ impl ManifestGate {
     fn hold(&mut self, source: SourceKind, update: SourceEvent) -> Option<SourceEvent> {
         match self {
             Self::Closed { api, .. } if source == SourceKind::Api => {
-                // Each snapshot is complete, so the newest replaces an older one.
-                *api = Some(update);
+                // A snapshot is complete, so it replaces what came before.
+                if matches!(update, SourceEvent::Snapshot(_)) {
+                    api.clear();
+                }
+                api.push(update);
                 None
             }
             Self::Closed { .. } | Self::Open => Some(update),
         }
     }
 
-    /// Opens the gate. Returns the API server's newest snapshot, if one was kept.
-    fn open(&mut self) -> Option<SourceEvent> {
+    /// Opens the gate. Returns the updates of the API server that were kept, in their order.
+    fn open(&mut self) -> Vec<SourceEvent> {
         match std::mem::replace(self, Self::Open) {
             Self::Closed { api, .. } => api,
-            Self::Open => None,
+            Self::Open => Vec::new(),
         }
     }
 }
@@ -74,7 +77,7 @@ impl PodManager {
     }
 
     pub(super) fn manifests_read(&mut self) {
-        if let Some(update) = self.manifests.open() {
+        for update in self.manifests.open() {
             self.update(SourceKind::Api, update);
         }
     }
@@ -82,35 +85,57 @@ impl PodManager {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use pod_sync_sources::ManifestProblem;
+    use std::sync::Arc;
 
-    // NextWork apart by the number of their problems.
-    fn update(problems: usize) -> SourceEvent {
-        let problem = ManifestProblem { origin: String::new(), field: String::new(), message: String::new() };
-        SourceEvent::Problems(vec![problem; problems])
+    use k8s_openapi::api::core::v1::Pod;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+    use pod_sync_sources::Snapshot;
+    use quintlet_model::ids::PodUid;
+
+    use super::*;
+
+    fn snapshot(uids: &[&str]) -> SourceEvent {
+        let pods = uids.iter().map(|uid| pod(uid)).collect();
+        SourceEvent::Snapshot(Snapshot { pods, ..Snapshot::default() })
     }
 
-    fn number(update: Option<SourceEvent>) -> Option<usize> {
-        update.map(|update| match update {
-            SourceEvent::Problems(problems) => problems.len(),
-            SourceEvent::Snapshot(_) => 0,
-        })
+    fn pod(uid: &str) -> Arc<Pod> {
+        let metadata = ObjectMeta { uid: Some(uid.to_owned()), ..ObjectMeta::default() };
+        Arc::new(Pod { metadata, ..Pod::default() })
+    }
+
+    fn uids(updates: impl IntoIterator<Item = SourceEvent>) -> Vec<String> {
+        let uid = |pod: Arc<Pod>| pod.metadata.uid.clone().unwrap();
+        let of = |update| match update {
+            SourceEvent::Snapshot(s) => s.pods.into_iter().map(uid).collect::<Vec<_>>().join("+"),
+            SourceEvent::Changed(pod) => uid(pod),
+            SourceEvent::Removed(uid) => format!("-{uid}"),
+            SourceEvent::Problems(_) => "problems".to_owned(),
+        };
+        updates.into_iter().map(of).collect()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_newest_api_snapshot_waits_for_manifests_and_for_no_other_source() {
+    async fn updates_of_the_api_server_wait_for_manifests_and_for_no_other_source() {
         let mut manifests = ManifestGate::of(&[SourceKind::Api, SourceKind::File]);
-        assert_eq!(number(manifests.hold(SourceKind::Api, update(1))), None);
-        assert_eq!(number(manifests.hold(SourceKind::Http, update(2))), Some(2));
-        assert_eq!(number(manifests.hold(SourceKind::Api, update(3))), None);
-        assert_eq!(number(manifests.hold(SourceKind::File, update(4))), Some(4));
-        assert_eq!(number(manifests.open()), Some(3));
-        assert_eq!(number(manifests.hold(SourceKind::Api, update(5))), Some(5), "an open gate keeps nothing");
-        assert_eq!(number(manifests.open()), None);
+        let mut hold = |source, update| uids(manifests.hold(source, update));
+        assert_eq!(hold(SourceKind::Api, snapshot(&["old"])), [""; 0]);
+        assert_eq!(hold(SourceKind::Http, snapshot(&["http"])), ["http"]);
+        assert_eq!(hold(SourceKind::Api, snapshot(&["a", "b"])), [""; 0]);
+        assert_eq!(hold(SourceKind::Api, SourceEvent::Changed(pod("c"))), [""; 0]);
+        let removed = SourceEvent::Removed(PodUid::parse("a").unwrap());
+        assert_eq!(hold(SourceKind::Api, removed), [""; 0]);
+        assert_eq!(hold(SourceKind::File, snapshot(&["file"])), ["file"]);
+        assert_eq!(uids(manifests.open()), ["a+b", "c", "-a"]);
+        assert_eq!(
+            uids(manifests.hold(SourceKind::Api, snapshot(&["d"]))),
+            ["d"],
+            "an open gate keeps nothing"
+        );
+        assert_eq!(uids(manifests.open()), [""; 0]);
 
         let mut without = ManifestGate::of(&[SourceKind::Api]);
-        assert_eq!(number(without.hold(SourceKind::Api, update(1))), Some(1));
+        assert_eq!(uids(without.hold(SourceKind::Api, snapshot(&["a"]))), ["a"]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! The sync loop: merges the pods of all sources and keeps one worker per pod (`pkg/kubelet: syncLoop, podManager`).
 //!
-//! One task owns the [`PodManager`]. Snapshots of the sources are its only queue; everything else wakes it.
+//! One task owns the [`PodManager`]. Updates of the sources are its only queue; everything else wakes it.
 
 mod admission;
 mod cleanup;
@@ -188,7 +188,7 @@ impl PodManager {
             let node_read = Arc::clone(&self.node_read);
             let manifests_expired = self.manifests.expired();
             self.heartbeat.beat();
-            // Snapshots stay queued and the rest is level-triggered: a dropped arm loses nothing.
+            // Updates stay queued and the rest is level-triggered: a dropped arm loses nothing.
             tokio::select! {
                 () = stop.cancelled() => return,
                 update = updates.recv() => match update {
@@ -197,7 +197,8 @@ impl PodManager {
                 },
                 () = manifests_expired => self.manifests_read(),
                 _ = housekeeping.tick() => self.housekeeping(),
-                () = ctx.control.wakeups.housekeeping_due() => self.housekeeping(),
+                () = ctx.control.wakeups.housekeeping_due() => self.pace.request(),
+                () = self.pace.due() => self.housekeeping(),
                 listed = listed(&mut self.listing) => self.remove_listed(listed),
                 () = node_read.notified() => self.admit_pending(),
                 () = ctx.checkpoints.allocations.room() => self.resizes.retry_soon(),
@@ -247,7 +248,9 @@ impl PodManager {
 
     // Forgets pods whose worker has ended and restarts workers that ended unexpectedly.
     fn collect_ended(&mut self) {
-        for (uid, worker) in self.pods.take_ended_workers() {
+        let ended = self.pods.take_ended_workers();
+        let mut has_freed = !ended.is_empty();
+        for (uid, worker) in ended {
             self.ctx.control.wakeups.forget(&uid);
             let desired = worker.desired.borrow().clone();
             if self.ctx.control.pod_workers.read(|w| w.is_known(&uid)) {
@@ -269,7 +272,9 @@ impl PodManager {
             self.ctx.environment.objects.unregister(&uid);
             tracing::info!(pod.uid = %uid, "pod is gone from this node");
         }
-        self.pods.prune();
-        self.add_pods_with_freed_uid();
+        has_freed |= self.pods.prune();
+        if has_freed {
+            self.add_pods_with_freed_uid();
+        }
     }
 }

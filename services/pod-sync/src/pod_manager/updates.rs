@@ -1,11 +1,11 @@
-//! Applies the snapshots of the sources.
+//! Applies the updates of the sources.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
 use pod_sync_decisions::admission;
-use pod_sync_decisions::merge::{PodChange, PodOperation, SourceStore};
+use pod_sync_decisions::merge::{MergeResult, PodChange, PodOperation, SourceStore};
 use pod_sync_decisions::waiting::{Waiting, WaitingFor};
 use pod_sync_decisions::worker::{Effect, Input, PodFacts, SyncPodType};
 use pod_sync_sources::{SourceEvent, SourceKind};
@@ -21,26 +21,34 @@ use pod_sync_views::{self as view, Decision, PodView, unix_ns};
 impl PodManager {
     pub(super) fn update(&mut self, source: SourceKind, update: SourceEvent) {
         let now = self.ctx.clock.wall();
-        let snapshot = match update {
-            SourceEvent::Snapshot(snapshot) => snapshot,
+        match update {
             SourceEvent::Problems(problems) => {
-                return self.ctx.reporting.views.set_problems(source, problems, unix_ns(now));
+                self.ctx.reporting.views.set_problems(source, problems, unix_ns(now));
             }
-        };
-        self.ctx.reporting.views.set_problems(source, snapshot.problems, unix_ns(now));
-        for undecodable in snapshot.undecodable {
-            let pod = Pod { metadata: *undecodable.metadata, ..Pod::default() };
-            let message = format!("failed to decode the pod: {}: {}", undecodable.field, undecodable.error);
-            self.ctx.reporting.events.pod(&pod, EventType::Warning, "FailedValidation", &message, "");
+            SourceEvent::Changed(pod) => self.merge(source, |store| store.apply(pod, now)),
+            SourceEvent::Removed(uid) => self.merge(source, |store| store.remove(&uid)),
+            SourceEvent::Snapshot(snapshot) => {
+                self.ctx.reporting.views.set_problems(source, snapshot.problems, unix_ns(now));
+                for undecodable in snapshot.undecodable {
+                    let pod = Pod { metadata: *undecodable.metadata, ..Pod::default() };
+                    let (field, error) = (undecodable.field, undecodable.error);
+                    let message = format!("failed to decode the pod: {field}: {error}");
+                    self.ctx.reporting.events.pod(&pod, EventType::Warning, "FailedValidation", &message, "");
+                }
+                if source == SourceKind::File {
+                    self.objects.set(snapshot.config_maps, snapshot.secrets);
+                }
+                self.merge(source, |store| store.set(snapshot.pods, now));
+            }
         }
-        if source == SourceKind::File {
-            self.objects.set(snapshot.config_maps, snapshot.secrets);
-        }
+    }
+
+    fn merge(&mut self, source: SourceKind, merge: impl FnOnce(&mut SourceStore) -> MergeResult) {
         if self.draining && source != SourceKind::Api {
             return;
         }
         let Some(store) = self.stores.get_mut(&source) else { return };
-        let merged = store.set(snapshot.pods, now);
+        let merged = merge(store);
         self.report_ignored(source, &merged.duplicates, &merged.unusable);
         for PodChange { op, pod } in merged.changes {
             self.change(source, op, pod);
@@ -120,8 +128,7 @@ impl PodManager {
             .collect();
         for (uid, source) in due {
             self.pods.entry(&uid).set_aside = None;
-            let has_uid = |pod: &&Arc<Pod>| pod.metadata.uid.as_deref() == Some(uid.as_str());
-            let pod = self.stores.get(&source).and_then(|store| store.pods().find(has_uid).cloned());
+            let pod = self.stores.get(&source).and_then(|store| store.get(&uid).cloned());
             match pod {
                 Some(pod) => self.change(source, PodOperation::Update, pod),
                 None => self.ctx.reporting.views.remove(&uid),
@@ -272,11 +279,9 @@ impl PodManager {
         let returned: Vec<(SourceKind, Arc<Pod>)> = self
             .stores
             .iter()
-            .flat_map(|(source, store)| store.pods().map(|pod| (*source, Arc::clone(pod))))
-            .filter(|(source, pod)| {
-                let uid = pod.metadata.uid.as_deref().and_then(|uid| PodUid::parse(uid).ok());
-                uid.is_some_and(|uid| is_returned(*source, &uid))
-            })
+            .flat_map(|(source, store)| store.iter().map(|(uid, pod)| (*source, uid, pod)))
+            .filter(|(source, uid, _)| is_returned(*source, uid))
+            .map(|(source, _, pod)| (source, Arc::clone(pod)))
             .collect();
         for (source, pod) in returned {
             self.change(source, PodOperation::Add, pod);

@@ -1,9 +1,19 @@
-//! What the life of a pod costs: requests to the API server and calls of the runtime.
+//! What the life of a pod costs: requests to the API server, calls of the runtime, changes of files, and allocations.
 
+use std::alloc::System;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use quintlet_kit::failpoint::{Kind, When};
 use quintlet_simulation::{Options, Sim, pods};
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+use tokio::time::sleep;
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// Allocations of a pod's life, measured with this test. A change that lowers them lowers this number.
+const COMMITTED_ALLOCATIONS: usize = 1;
 
 type Counts = BTreeMap<String, u64>;
 
@@ -118,7 +128,9 @@ async fn the_life_of_a_pod_changes_these_files() {
         let uid = sim.create(pods::single(name));
         sim.wait_ready(name).await;
         sim.wait_event(name, "Started", |event| event.reason == "Started").await;
-        let (start, to_start) = tally(sim.cuts().disarm());
+        let (mut start, to_start) = tally(sim.cuts().disarm());
+        // Of the pod before.
+        start.remove("record removed");
         let expected = [
             ("cgroup limited", 1),
             ("cgroup made", 1),
@@ -140,5 +152,81 @@ async fn the_life_of_a_pod_changes_these_files() {
     }
     // Records of the pod, each before the action that it describes, and the allocations. What happens meanwhile may join or part some.
     assert!(replaced.iter().any(|count| *count <= 19), "replaced files of each pod: {replaced:?}");
+    sim.finish().await;
+}
+
+/// Time after which a pod of the simulation is Ready, or gone, unless the machine is busy.
+const STEP: Duration = Duration::from_millis(1500);
+/// Pods of a node on which a pod costs as much as on an empty one.
+const MANY: usize = 250;
+
+/// Returns the allocations of the whole process (the services, the API server, and the runtime) from now on.
+fn allocations() -> impl Fn() -> usize {
+    let before = ALLOCATOR.stats().allocations;
+    move || ALLOCATOR.stats().allocations - before
+}
+
+/// Returns the allocations of a pod's life, and of as much time without a change.
+async fn life_and_rest(sim: &Sim, name: &str) -> (usize, usize) {
+    loop {
+        let counted = allocations();
+        let uid = sim.create(pods::single(name));
+        // A wait for a state would allocate.
+        sleep(STEP).await;
+        let to_start = counted();
+        let has_started = sim.pod(name).is_ready();
+        sim.wait_ready(name).await;
+        let counted = allocations();
+        sim.delete(name, None);
+        sleep(STEP).await;
+        let to_end = counted();
+        let has_ended = sim.pod(name).is_gone();
+        sim.wait_gone(name).await;
+        sim.wait_nothing_left(&uid).await;
+        let counted = allocations();
+        sleep(2 * STEP).await;
+        if has_started && has_ended {
+            return (to_start + to_end, counted());
+        }
+    }
+}
+
+/// Returns what a life adds to the time at rest: the difference between the medians of five.
+async fn allocations_of_a_life(sim: &Sim, prefix: &str) -> usize {
+    let (mut lives, mut rests) = (Vec::new(), Vec::new());
+    for i in 0..5 {
+        let (life, rest) = life_and_rest(sim, &format!("{prefix}-{i}")).await;
+        lives.push(life);
+        rests.push(rest);
+    }
+    lives.sort_unstable();
+    rests.sort_unstable();
+    lives[2].saturating_sub(rests[2])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_allocations_of_a_pods_life_are_few_and_do_not_grow_with_the_pods_of_the_node() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--max-pods=300"]);
+    sim.without_periodic_repairs();
+    sim.start_all();
+    // The first pod of a node costs more than later ones.
+    life_and_rest(&sim, "first").await;
+    let alone = allocations_of_a_life(&sim, "alone").await;
+    let names: Vec<String> = (0..MANY).map(|i| format!("many-{i}")).collect();
+    for name in &names {
+        // Only its name is used.
+        let _uid = sim.create(pods::single(name));
+    }
+    for name in &names {
+        sim.wait_ready(name).await;
+    }
+    let beside_many = allocations_of_a_life(&sim, "beside-many").await;
+    let figures = format!("{alone} on an empty node, {beside_many} beside {MANY} pods");
+    assert!(
+        alone * 10 <= COMMITTED_ALLOCATIONS * 12,
+        "more than 1.2 times {COMMITTED_ALLOCATIONS}: {figures}"
+    );
+    assert!(beside_many * 10 <= alone * 12, "they grow with the pods of the node: {figures}");
     sim.finish().await;
 }
