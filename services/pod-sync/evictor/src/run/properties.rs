@@ -55,7 +55,7 @@ struct Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let amount = prop_oneof![3 => 0_i64..150, 2 => 150..1000, 1 => -50_i64..1100];
+    let amount = prop_oneof![3 => 0_i64..150, 2 => 150_i64..1000, 1 => -50_i64..1100];
     let available = proptest::collection::vec(proptest::option::weighted(0.5, amount), SIGNALS.len());
     let used = proptest::collection::vec(proptest::option::weighted(0.9, 0..1000_i64), PODS.len());
     let exceeds = proptest::collection::vec(proptest::bool::weighted(0.03), PODS.len());
