@@ -16,7 +16,7 @@ use pod_sync_eviction::limits;
 use pod_sync_eviction::manager::{Eviction, Snapshot};
 use pod_sync_eviction::thresholds::Threshold;
 use pod_sync_eviction::usage::{Candidate, FileUsage, Observations, PodUsages};
-use pod_sync_eviction::{EVICTED, Resource, THRESHOLD_MET};
+use pod_sync_eviction::{EVICTED, Resource, Signal, THRESHOLD_MET};
 use pod_sync_evictor::measure::{self, Paths, PodSources, RuntimeMounts};
 use pod_sync_evictor::memory_alarm;
 use pod_sync_evictor::{Node, Scope};
@@ -34,7 +34,7 @@ use tokio::sync::Semaphore;
 use crate::image_gc::{self, ImageGcContext};
 use pod_sync_worker::context::{NodeConfig, Reporting, RuntimeAccess, WorkerControl};
 
-/// Longest measurement of the node. While a file system hangs, no pod is evicted.
+/// Longest measurement of the node. While a file system hangs, no pod is evicted for disk space.
 const MEASURE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for the statistics of containers. Evictions for memory and process IDs do not need them.
 const STATISTICS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,6 +51,8 @@ pub(crate) struct EvictionNode {
     /// Mount points of the runtime. They change only with its configuration.
     mounts: Mutex<Option<RuntimeMounts>>,
     measurement: Measurement,
+    /// Measurements of memory and processes while a file system hangs.
+    without_files: Measurement,
 }
 
 /// Runs measurements on blocking threads, one at a time.
@@ -68,7 +70,9 @@ impl Measurement {
     /// Returns `None` if the measurement takes too long, or if an earlier one has not ended.
     async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let Ok(permit) = Arc::clone(&self.running).try_acquire_owned() else {
-            tracing::warn!("the last measurement of the node has not ended, nothing is evicted");
+            tracing::warn!(
+                "the last measurement of the node has not ended, no pod is evicted for disk space"
+            );
             return None;
         };
         let measurement = blocking(move || {
@@ -108,6 +112,7 @@ impl EvictionNode {
             inputs,
             mounts: Mutex::default(),
             measurement: Measurement::new(MEASURE_TIMEOUT),
+            without_files: Measurement::new(MEASURE_TIMEOUT),
         }
     }
 
@@ -140,12 +145,24 @@ impl EvictionNode {
         writable_layers: HashMap<ContainerId, FileUsage>,
         volumes: Vec<wire::PodStorage>,
     ) -> Option<PodUsages> {
-        let runtime = self.inputs.runtime.pleg.all()?;
-        let runtime =
-            runtime.iter().map(|pod| (pod.pod.uid.clone(), measure::running_containers(pod))).collect();
-        let sources = PodSources { candidates: candidates.to_vec(), runtime, writable_layers, volumes };
+        let runtime = self.running_containers()?;
+        let candidates = candidates.to_vec();
+        let sources = PodSources { candidates, runtime, writable_layers, volumes, has_files: true };
         let paths = self.inputs.paths.clone();
         self.measurement.run(move || measure::pods(&paths, &sources)).await
+    }
+
+    /// Measures memory and processes of pods.
+    async fn usages_without_files(&self, candidates: &[Candidate]) -> Option<PodUsages> {
+        let runtime = self.running_containers()?;
+        let sources = PodSources { candidates: candidates.to_vec(), runtime, ..PodSources::default() };
+        let paths = self.inputs.paths.clone();
+        self.without_files.run(move || measure::pods(&paths, &sources)).await
+    }
+
+    fn running_containers(&self) -> Option<HashMap<PodUid, Vec<(String, ContainerId)>>> {
+        let runtime = self.inputs.runtime.pleg.all()?;
+        Some(runtime.iter().map(|pod| (pod.pod.uid.clone(), measure::running_containers(pod))).collect())
     }
 
     fn is_over(&self, uid: &PodUid) -> bool {
@@ -220,10 +237,17 @@ impl Node for EvictionNode {
         let layers = if needs_layers { self.writable_layers().await } else { Some(HashMap::new()) };
         let layers = layers.unwrap_or_else(|| {
             // Without them the wrong pod could be evicted.
-            observations.retain(|signal, _| matches!(signal.resource(), Resource::Memory | Resource::Pids));
+            observations.retain(|signal, _| !is_of_disk(*signal));
             HashMap::new()
         });
-        let usages = self.usages(&measured, layers, self.inputs.measured.all()).await?;
+        let usages = match self.usages(&measured, layers, self.inputs.measured.all()).await {
+            Some(usages) => usages,
+            // A file system that hangs delays no eviction for memory and process IDs.
+            None => {
+                observations.retain(|signal, _| !is_of_disk(*signal));
+                self.usages_without_files(&measured).await?
+            }
+        };
         Some(Snapshot { observations, usages, candidates })
     }
 
@@ -246,7 +270,12 @@ impl Node for EvictionNode {
     async fn observations(&self) -> Option<Observations> {
         let (paths, mounts, now) =
             (self.inputs.paths.clone(), self.mounts().await?, self.inputs.clock.boot());
-        self.measurement.run(move || measure::node(&paths, &mounts, now)).await
+        let whole = self.measurement.run(move || measure::node(&paths, &mounts, now)).await;
+        if whole.is_some() {
+            return whole;
+        }
+        let (paths, now) = (self.inputs.paths.clone(), self.inputs.clock.boot());
+        self.without_files.run(move || measure::memory_and_processes(&paths, now)).await
     }
 
     async fn reclaim(&self, what: Reclaim) {
@@ -315,6 +344,13 @@ impl Node for EvictionNode {
     }
 }
 
+fn is_of_disk(signal: Signal) -> bool {
+    match signal.resource() {
+        Resource::EphemeralStorage | Resource::Inodes => true,
+        Resource::Memory | Resource::Pids => false,
+    }
+}
+
 /// Replaces the measurements of a pod by later ones. A volume that was not measured again keeps its measurement.
 fn replace_measured(all: &mut Vec<wire::PodStorage>, fresh: wire::PodStorage) {
     match all.iter_mut().find(|storage| storage.uid == fresh.uid) {
@@ -323,6 +359,7 @@ fn replace_measured(all: &mut Vec<wire::PodStorage>, fresh: wire::PodStorage) {
             storage.volumes.retain(|old| fresh.volumes.iter().all(|new| new.name != old.name));
             storage.volumes.extend(fresh.volumes);
             storage.hosts = fresh.hosts.or(storage.hosts.take());
+            storage.termination_logs = fresh.termination_logs.or(storage.termination_logs.take());
         }
     }
 }
@@ -332,6 +369,38 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[test]
+    fn fresh_figures_replace_those_of_volumes_and_of_the_files_of_the_pod() {
+        let usage = |bytes| Some(wire::DiskUsage { used_bytes: bytes, ..Default::default() });
+        let volume = |name: &str, bytes| wire::VolumeStorage {
+            name: name.to_owned(),
+            usage: usage(bytes),
+            ..Default::default()
+        };
+        let storage = |volumes: Vec<wire::VolumeStorage>, hosts, termination_logs| wire::PodStorage {
+            uid: "u".to_owned(),
+            volumes,
+            hosts,
+            termination_logs,
+        };
+        let old = || storage(vec![volume("a", 1), volume("b", 1)], usage(1), usage(1));
+        for (fresh, want) in [
+            (
+                storage(vec![volume("b", 2)], usage(2), usage(2)),
+                storage(vec![volume("a", 1), volume("b", 2)], usage(2), usage(2)),
+            ),
+            // What was not measured in time keeps its figures.
+            (storage(vec![], None, None), old()),
+        ] {
+            let mut all = vec![old()];
+            replace_measured(&mut all, fresh);
+            assert_eq!(all, [want]);
+        }
+        let mut none = Vec::new();
+        replace_measured(&mut none, old());
+        assert_eq!(none, [old()]);
+    }
 
     #[tokio::test]
     async fn a_measurement_that_hangs_gives_no_result_and_no_second_one_begins_beside_it() {

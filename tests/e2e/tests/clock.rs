@@ -1,4 +1,4 @@
-//! Steps the wall clock under all five services at once.
+//! Steps the wall clock under all five services at once: back-offs, grace periods, evictions.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
 use std::time::Duration;
@@ -102,5 +102,41 @@ async fn a_step_of_the_wall_clock_by_an_hour_affects_no_pod() {
     api.create_pod(pods::bound(pods::sleeper("new")));
     node.wait_ready("new").await;
     node.step_clock(0);
+    node.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_of_the_wall_clock_evicts_no_pod() {
+    // The soft threshold is crossed from the start: the machine uses more than 1% of its memory.
+    let args = [
+        "--eviction-hard=memory.available<0%",
+        "--eviction-soft=memory.available<99%",
+        "--eviction-soft-grace-period=memory.available=30m",
+        "--eviction-pressure-transition-period=30m",
+    ];
+    let extra = args.map(|arg| ("pod-sync", arg.to_owned())).to_vec();
+    let node = Node::start(Options { own_clock: true, extra, ..Options::with_api("clock-eviction") }).await;
+    let mut pod = pods::bound(pods::sleeper("web"));
+    // Best-effort pods are not admitted meanwhile.
+    pod["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": "10Mi"}});
+    node.api().create_pod(pod);
+    node.wait_ready("web").await;
+    let has_pressure = |n: &Value| {
+        let all = n["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        all.iter().any(|c| c["type"] == "MemoryPressure" && c["status"] == "True")
+    };
+    node.api().wait_for("nodes", "", NODE, LONG, has_pressure).await;
+    let before = node.steady(&["web"]).await;
+    for off in [HOUR, -HOUR, 0] {
+        node.step_clock(off);
+        wait_lease(&node, off).await;
+        // Requests a round of evictions and waits for its decision.
+        let done = node.quintctl(&["pressure", "-o", "json"]).output().await.unwrap();
+        let report: Value = serde_json::from_slice(&done.stdout).unwrap();
+        let memory = report["signals"].as_array().unwrap().iter().find(|s| s["signal"] == "memory.available");
+        assert!(!memory.unwrap()["thresholds"][0]["crossedSince"].is_null(), "{report}");
+        assert_eq!(node.steady(&["web"]).await, before, "the clock is {off} s off");
+        assert!(has_pressure(&node.api().get("nodes", "", NODE).unwrap()), "the clock is {off} s off");
+    }
     node.down().await;
 }

@@ -182,7 +182,7 @@ async fn a_full_file_system_of_images_costs_the_pod_that_filled_its_writable_lay
     for (name, before) in [("neighbour", &neighbour), ("restarted", &restarted)] {
         assert_eq!(now(&node, name).container("main"), before.container("main"), "{name}");
     }
-    let evictions = "kubelet_evictions_total{eviction_signal=\"imagefs.available\"}";
+    let evictions = "kubelet_evictions{eviction_signal=\"imagefs.available\"}";
     assert_eq!(node.counter("pod-sync", evictions).await, 1);
     node.down().await;
 }
@@ -231,7 +231,7 @@ async fn a_pod_above_a_limit_of_local_storage_is_evicted_and_its_neighbour_is_no
     for (signal, want) in
         [("ephemeralcontainerfs.limit", 1), ("ephemeralpodfs.limit", 1), ("emptydirfs.limit", 0)]
     {
-        let name = format!("kubelet_evictions_total{{eviction_signal=\"{signal}\"}}");
+        let name = format!("kubelet_evictions{{eviction_signal=\"{signal}\"}}");
         assert_eq!(node.counter("pod-sync", &name).await, want, "{signal}");
     }
     node.down().await;
@@ -256,6 +256,15 @@ async fn a_container_above_its_memory_limit_is_killed_and_a_child_that_is_killed
     assert_eq!(child["message"], "137\n", "the kernel killed the child");
     // The code is that of the container's process, and the reason is the runtime's, as with the kubelet.
     assert_eq!((&child["reason"], &child["exitCode"]), (&json!("OOMKilled"), &json!(5)));
+    let mut init = once("init", "true");
+    let mut container = once("x", &format!("exec {hog}"))["spec"]["containers"][0].clone();
+    container["name"] = json!("first");
+    init["spec"]["initContainers"] = json!([container]);
+    api.create_pod(init);
+    let state = |p: &Value| p["status"]["initContainerStatuses"][0]["state"]["terminated"].clone();
+    let init = api.wait_for("pods", "default", "init", LONG, |p| !state(p).is_null()).await;
+    let init = state(&init);
+    assert_eq!((&init["reason"], &init["exitCode"]), (&json!("OOMKilled"), &json!(137)));
     let events = api.list("events");
     assert!(!events.iter().any(|e| e["reason"] == "SystemOOM"), "only containers were above their limits");
     node.down().await;
@@ -353,10 +362,29 @@ async fn memory_of_all_pods_above_the_threshold_costs_the_pod_with_the_largest_e
     );
     node_condition(&node, "MemoryPressure", "False").await;
     assert_eq!(now(&node, "neighbour").container("main"), neighbour.container("main"));
-    let metrics = "kubelet_evictions_total{eviction_signal=\"allocatableMemory.available\"}";
+    let metrics = "kubelet_evictions{eviction_signal=\"allocatableMemory.available\"}";
     assert_eq!(node.counter("pod-sync", metrics).await, 1);
     let notified = node.counter("pod-sync", "quintlet_eviction_memory_notifications_total").await;
     assert!(notified > 0, "the kernel reported the usage");
+    node.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_without_a_limit_is_killed_at_the_memory_of_all_pods() {
+    let reserved = format!("--system-reserved=memory={}", machine_memory() - (300 << 20));
+    let args = [&*reserved, "--eviction-hard=memory.available<0%"];
+    let node = Node::start(options("pressure-allocatable", &args)).await;
+    let api = node.api();
+    api.create_pod(pods::bound(pods::sleeper("neighbour")));
+    let neighbour = ready(&node, "neighbour").await;
+    let mut hog = pods::bound(pods::script("hog", "exec tail -c 419430400 /dev/zero"));
+    hog["spec"]["restartPolicy"] = json!("Never");
+    api.create_pod(hog);
+    let ended = terminated(&node, "hog").await;
+    assert_eq!((&ended["reason"], &ended["exitCode"]), (&json!("OOMKilled"), &json!(137)));
+    assert_eq!(now(&node, "neighbour").container("main"), neighbour.container("main"));
+    let events = api.list("events");
+    assert!(!events.iter().any(|e| e["reason"] == "SystemOOM"), "the limit of all pods caused the kill");
     node.down().await;
 }
 
@@ -387,7 +415,7 @@ async fn a_lack_of_process_ids_costs_the_pod_with_the_most_processes() {
     node_condition(&node, "PIDPressure", "True").await;
     node_condition(&node, "PIDPressure", "False").await;
     assert_eq!(now(&node, "neighbour").container("main"), neighbour.container("main"));
-    let metrics = "kubelet_evictions_total{eviction_signal=\"pid.available\"}";
+    let metrics = "kubelet_evictions{eviction_signal=\"pid.available\"}";
     assert_eq!(node.counter("pod-sync", metrics).await, 1);
     node.down().await;
 }

@@ -382,4 +382,100 @@ mod tests {
         };
         assert_eq!((of(false).as_deref(), of(true)), (Some("cri_stats"), None));
     }
+
+    /// The families of containers in the sets that a kubelet 1.36 enables in cAdvisor: CPU, memory, disk usage, disk I/O, network, processes,
+    /// OOM kills, pressure.
+    const FAMILIES: [&str; 74] = [
+        "container_blkio_device_usage_total",
+        "container_cpu_cfs_burst_periods_total",
+        "container_cpu_cfs_burst_seconds_total",
+        "container_cpu_cfs_periods_total",
+        "container_cpu_cfs_throttled_periods_total",
+        "container_cpu_cfs_throttled_seconds_total",
+        "container_cpu_system_seconds_total",
+        "container_cpu_usage_seconds_total",
+        "container_cpu_user_seconds_total",
+        "container_file_descriptors",
+        "container_fs_inodes_free",
+        "container_fs_inodes_total",
+        "container_fs_io_cost_indebt_seconds_total",
+        "container_fs_io_cost_indelay_seconds_total",
+        "container_fs_io_cost_usage_seconds_total",
+        "container_fs_io_cost_wait_seconds_total",
+        "container_fs_io_current",
+        "container_fs_io_time_seconds_total",
+        "container_fs_io_time_weighted_seconds_total",
+        "container_fs_limit_bytes",
+        "container_fs_read_seconds_total",
+        "container_fs_reads_bytes_total",
+        "container_fs_reads_merged_total",
+        "container_fs_reads_total",
+        "container_fs_sector_reads_total",
+        "container_fs_sector_writes_total",
+        "container_fs_usage_bytes",
+        "container_fs_write_seconds_total",
+        "container_fs_writes_bytes_total",
+        "container_fs_writes_merged_total",
+        "container_fs_writes_total",
+        "container_health_state",
+        "container_last_seen",
+        "container_memory_cache",
+        "container_memory_failcnt",
+        "container_memory_failures_total",
+        "container_memory_kernel_usage",
+        "container_memory_mapped_file",
+        "container_memory_max_usage_bytes",
+        "container_memory_rss",
+        "container_memory_swap",
+        "container_memory_total_active_file_bytes",
+        "container_memory_total_inactive_file_bytes",
+        "container_memory_usage_bytes",
+        "container_memory_working_set_bytes",
+        "container_network_receive_bytes_total",
+        "container_network_receive_errors_total",
+        "container_network_receive_packets_dropped_total",
+        "container_network_receive_packets_total",
+        "container_network_transmit_bytes_total",
+        "container_network_transmit_errors_total",
+        "container_network_transmit_packets_dropped_total",
+        "container_network_transmit_packets_total",
+        "container_oom_events_total",
+        "container_pressure_cpu_stalled_seconds_total",
+        "container_pressure_cpu_waiting_seconds_total",
+        "container_pressure_io_stalled_seconds_total",
+        "container_pressure_io_waiting_seconds_total",
+        "container_pressure_memory_stalled_seconds_total",
+        "container_pressure_memory_waiting_seconds_total",
+        "container_processes",
+        "container_scrape_error",
+        "container_sockets",
+        "container_spec_cpu_period",
+        "container_spec_cpu_quota",
+        "container_spec_cpu_shares",
+        "container_spec_memory_limit_bytes",
+        "container_spec_memory_reservation_limit_bytes",
+        "container_spec_memory_swap_limit_bytes",
+        "container_start_time_seconds",
+        "container_threads",
+        "container_threads_max",
+        "container_ulimits_soft",
+        "machine_scrape_error",
+    ];
+
+    #[test]
+    fn each_family_of_the_kubelet_is_served_or_has_a_reason_in_the_documentation() {
+        let (served, _tests) = include_str!("cadvisor.rs").split_once("#[cfg(test)]").unwrap();
+        let page = include_str!("../../../../docs/node-api.md");
+        let (_, reasons) = page.split_once("\n## Metrics of cAdvisor\n").unwrap();
+        let (reasons, _) = reasons.split_once("\n## ").unwrap();
+        for family in FAMILIES {
+            let is_served = served.contains(&format!("\"{family}\""));
+            // The first column of the table.
+            let has_reason = reasons
+                .lines()
+                .filter_map(|line| line.strip_prefix("| ")?.split_once(" | "))
+                .any(|(families, _)| families.contains(&format!("`{family}`")));
+            assert_ne!(is_served, has_reason, "{family}: served {is_served}, has a reason {has_reason}");
+        }
+    }
 }

@@ -484,14 +484,7 @@ impl Runtime {
     pub async fn writable_layers(&self) -> Result<Vec<WritableLayer>, CallError> {
         let request = cri::ListContainerStatsRequest::default();
         let reply = call!(self, runtime, list_container_stats, "ListContainerStats", self.call, request)?;
-        let number =
-            |value: Option<cri::UInt64Value>| value.map(|v| i64::try_from(v.value).unwrap_or(i64::MAX));
-        let layer = |stats: cri::ContainerStats| {
-            let id = ContainerId::parse(&stats.attributes?.id).ok()?;
-            let layer = stats.writable_layer?;
-            Some((id, number(layer.used_bytes), number(layer.inodes_used)))
-        };
-        Ok(reply.stats.into_iter().filter_map(layer).collect())
+        Ok(reply.stats.into_iter().filter_map(writable_layer).collect())
     }
 
     /// Returns the sandbox image, if the verbose Status of the runtime has it, as that of containerd does.
@@ -532,6 +525,14 @@ impl Runtime {
     }
 }
 
+/// A figure that does not fit is unknown: runtimes subtract unsigned numbers, so that a negative one is very large.
+fn writable_layer(stats: cri::ContainerStats) -> Option<WritableLayer> {
+    let number = |value: Option<cri::UInt64Value>| i64::try_from(value?.value).ok();
+    let layer = stats.writable_layer?;
+    let id = ContainerId::parse(&stats.attributes?.id).ok()?;
+    Some((id, number(layer.used_bytes), number(layer.inodes_used)))
+}
+
 fn outcome(metadata: &MetadataMap) -> Option<Outcome> {
     metadata.get(OUTCOME_TRAILER).map(|v| Outcome::from_name(v.to_str().ok()))
 }
@@ -549,5 +550,33 @@ fn ignore_not_found(result: Result<(), CallError>) -> Result<(), CallError> {
     match result {
         Err(e) if e.is_not_found() => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_negative_figure_of_a_writable_layer_is_unknown() {
+        let number = |value| Some(cri::UInt64Value { value });
+        for (bytes, inodes, want) in [
+            (number(5), number(2), (Some(5), Some(2))),
+            (number(0), None, (Some(0), None)),
+            (number(0_u64.wrapping_sub(4096)), number(u64::MAX), (None, None)),
+        ] {
+            let stats = cri::ContainerStats {
+                attributes: Some(cri::ContainerAttributes { id: "c".to_owned(), ..Default::default() }),
+                writable_layer: Some(cri::FilesystemUsage {
+                    used_bytes: bytes,
+                    inodes_used: inodes,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            };
+            let (id, bytes, inodes) = writable_layer(stats).unwrap();
+            assert_eq!((id.as_str(), (bytes, inodes)), ("c", want));
+        }
+        assert_eq!(writable_layer(cri::ContainerStats::default()), None, "the runtime has no figures");
     }
 }

@@ -210,6 +210,22 @@ mod tests {
     }
 
     #[test]
+    fn huge_pages_of_the_pod_level_apply_to_containers_without_own_ones() {
+        let node = NodeSettings { hugepage_sizes: vec![2 << 20, 1 << 30], ..NodeSettings::default() };
+        for (pod_level, container, want) in [
+            (json!({"hugepages-2Mi": "6Mi"}), json!({}), [6 << 20, 0]),
+            (json!({"hugepages-2Mi": "6Mi"}), json!({"hugepages-2Mi": "4Mi"}), [4 << 20, 0]),
+            (json!({"cpu": "1", "memory": "1Gi"}), json!({"hugepages-2Mi": "4Mi"}), [4 << 20, 0]),
+            (json!({"hugepages-2Mi": "6Mi", "hugepages-1Gi": "1Gi"}), json!({}), [6 << 20, 1 << 30]),
+            (json!({"hugepages-1Gi": "1Gi"}), json!({"hugepages-2Mi": "4Mi"}), [4 << 20, 1 << 30]),
+        ] {
+            let r = of(json!({"limits": pod_level}), json!({"limits": container}), &node);
+            let got: Vec<u64> = r.hugepage_limits.iter().map(|h| h.limit).collect();
+            assert_eq!(got, want, "{pod_level} {container}");
+        }
+    }
+
+    #[test]
     fn the_unified_hierarchy_gets_group_kill_and_swap() {
         let v2 = NodeSettings {
             cgroup_v2: true,

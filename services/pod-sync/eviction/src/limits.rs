@@ -21,13 +21,17 @@ pub enum ExceededLimit {
 }
 
 impl ExceededLimit {
+    /// Labels of `kubelet_evictions` for limits of volumes, pods and containers.
+    pub const SIGNALS: [&str; 3] = ["emptydirfs.limit", "ephemeralpodfs.limit", "ephemeralcontainerfs.limit"];
+
     /// Returns the label of `kubelet_evictions`.
     #[must_use]
     pub fn signal(&self) -> &'static str {
+        let [volume, pod, container] = Self::SIGNALS;
         match self {
-            Self::EmptyDir { .. } => "emptydirfs.limit",
-            Self::Pod { .. } => "ephemeralpodfs.limit",
-            Self::Container { .. } => "ephemeralcontainerfs.limit",
+            Self::EmptyDir { .. } => volume,
+            Self::Pod { .. } => pod,
+            Self::Container { .. } => container,
         }
     }
 

@@ -60,15 +60,8 @@ pub fn layout(paths: &Paths, mounts: &RuntimeMounts) -> Option<Layout> {
 /// Measures the node at `now`, on `CLOCK_BOOTTIME`.
 #[must_use]
 pub fn node(paths: &Paths, mounts: &RuntimeMounts, now: Duration) -> Observations {
-    let mut all = Observations::new();
-    let mut add = |signal: Signal, figures: Option<(i64, i64)>| {
-        let observed =
-            figures.and_then(|(available, capacity)| Observation::new(signal, available, capacity, now));
-        all.extend(observed.map(|observation| (signal, observation)));
-    };
-    add(Signal::MemoryAvailable, memory(paths));
-    add(Signal::AllocatableMemoryAvailable, allocatable_memory(paths));
-    add(Signal::PidAvailable, process_ids(&paths.proc));
+    let mut all = memory_and_processes(paths, now);
+    let mut add = |signal, figures| add(&mut all, signal, figures, now);
     let images = mounts.images.as_ref();
     // A runtime without a file system for writable layers has them on the one of images.
     let containers = mounts.containers.as_ref().or(images);
@@ -86,11 +79,29 @@ pub fn node(paths: &Paths, mounts: &RuntimeMounts, now: Duration) -> Observation
     all
 }
 
+/// Measures what does not depend on a file system that may hang.
+#[must_use]
+pub fn memory_and_processes(paths: &Paths, now: Duration) -> Observations {
+    let mut all = Observations::new();
+    add(&mut all, Signal::MemoryAvailable, memory(paths), now);
+    add(&mut all, Signal::AllocatableMemoryAvailable, allocatable_memory(paths), now);
+    add(&mut all, Signal::PidAvailable, process_ids(&paths.proc), now);
+    all
+}
+
+/// Adds available amount and capacity of a signal.
+fn add(all: &mut Observations, signal: Signal, figures: Option<(i64, i64)>, now: Duration) {
+    let observed =
+        figures.and_then(|(available, capacity)| Observation::new(signal, available, capacity, now));
+    all.extend(observed.map(|observation| (signal, observation)));
+}
+
 fn units(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Returns available memory and memory of the machine: what is not in the working set of all processes.
+/// Returns available memory and memory of the machine: what is not in the working set of all processes. A working set above the memory
+/// of the machine is implausible.
 fn memory(paths: &Paths) -> Option<(i64, i64)> {
     let meminfo = fs::read_to_string(paths.proc.join("meminfo")).ok()?;
     let total = meminfo.lines().find_map(|line| {
@@ -98,14 +109,15 @@ fn memory(paths: &Paths) -> Option<(i64, i64)> {
         kibibytes.trim().parse::<i64>().ok()?.checked_mul(1024)
     })?;
     let working_set = CgroupStats::root_working_set(&paths.cgroups)?;
-    Some((total.saturating_sub(units(working_set)).max(0), total))
+    Some((total.checked_sub(i64::try_from(working_set).ok()?)?, total))
 }
 
-/// Returns available memory and memory limit of all pods together. Without a limit the signal does not exist.
+/// Returns available memory and memory limit of all pods together. Without a limit the signal does not exist. A working set above the
+/// limit is implausible: the kernel does not allow it.
 fn allocatable_memory(paths: &Paths) -> Option<(i64, i64)> {
     let usage = CgroupStats::of_pods(&paths.cgroups, &paths.cgroup_root)?.usage()?;
     let limit = usage.limit?;
-    Some((units(limit.saturating_sub(usage.working_set)), units(limit)))
+    Some((units(limit.checked_sub(usage.working_set)?), units(limit)))
 }
 
 /// Returns free process IDs and their number (`pkg/kubelet/util/pidlimit: Stats`).
@@ -128,6 +140,8 @@ pub struct PodSources {
     pub writable_layers: HashMap<ContainerId, FileUsage>,
     /// The last measurement of volumes.
     pub volumes: Vec<wire::PodStorage>,
+    /// Whether files are counted. Without them a pod has memory and processes only.
+    pub has_files: bool,
 }
 
 /// Returns name and ID of each running container of a pod.
@@ -168,7 +182,11 @@ fn pod_usage(
             .and_then(|c| c.usage())
             .map(|usage| units(usage.working_set)),
         writable_layer: sources.writable_layers.get(id).copied().unwrap_or_default(),
-        logs: log_dir.as_ref().map(|dir| files_in(&dir.join(name))).unwrap_or_default(),
+        logs: log_dir
+            .as_ref()
+            .filter(|_| sources.has_files)
+            .map(|dir| files_in(&dir.join(name)))
+            .unwrap_or_default(),
     };
     let containers: Vec<_> =
         sources.runtime.get(&candidate.uid).into_iter().flatten().map(container).collect();
@@ -184,7 +202,7 @@ fn pod_usage(
     PodUsage {
         working_set: cgroup.usage().map(|usage| units(usage.working_set)),
         processes: cgroup.tasks().map(units),
-        ephemeral_storage: Some(ephemeral),
+        ephemeral_storage: sources.has_files.then_some(ephemeral),
         own_files,
         containers,
         volumes,

@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use pod_sync_eviction::limits::ExceededLimit;
 use pod_sync_eviction::{PressureCondition, Signal};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use quintlet_telemetry::metrics::{Buckets, counter, counter_family, gauge_family, histogram_family_of};
+use quintlet_telemetry::metrics::{Buckets, counter, gauge_family, histogram_family_of};
 
 /// Bounds of the age of statistics, in seconds (`k8s.io/component-base/metrics: DefBuckets`).
 const AGES: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -27,7 +28,8 @@ struct ConditionLabel {
 /// Metrics of evictions. All instances share the series of the process.
 #[derive(Debug, Clone)]
 pub struct EvictionMetrics {
-    evictions: Family<SignalLabel, Counter>,
+    // A gauge, since OpenMetrics adds _total to the names of counters, unlike the kubelet.
+    evictions: Family<SignalLabel, Gauge>,
     stats_age: Family<SignalLabel, Histogram, Buckets>,
     alarms: Counter,
     pressure: Family<ConditionLabel, Gauge>,
@@ -36,10 +38,10 @@ pub struct EvictionMetrics {
 impl Default for EvictionMetrics {
     fn default() -> Self {
         let evictions =
-            counter_family("kubelet_evictions", "Cumulative number of pod evictions by eviction signal");
-        for signal in Signal::ALL {
-            // A counter that exists from the start shows the first increase.
-            drop(evictions.get_or_create(&SignalLabel { eviction_signal: signal.as_str() }));
+            gauge_family("kubelet_evictions", "Cumulative number of pod evictions by eviction signal");
+        for eviction_signal in Signal::ALL.map(Signal::as_str).into_iter().chain(ExceededLimit::SIGNALS) {
+            // A series that exists from the start shows the first increase.
+            drop(evictions.get_or_create(&SignalLabel { eviction_signal }));
         }
         Self {
             evictions,

@@ -182,7 +182,7 @@ async fn round(
             }
             let after = if reclaiming.steps.is_empty() { None } else { node.observations().await };
             let is_disk = matches!(reclaiming.resource(), Resource::EphemeralStorage | Resource::Inodes);
-            if is_disk && !manager.is_relieved(&reclaiming, after.as_ref()) {
+            if is_disk && !manager.may_be_relieved(&reclaiming, after.as_ref()) {
                 // Without the usage of now, the wrong pod could be evicted.
                 let Some(usages) = node.disk_usage(&round.snapshot).await else { return BTreeSet::new() };
                 let snapshot = Snapshot { usages, ..round.snapshot.clone() };
@@ -217,5 +217,7 @@ async fn wait_for_cleanup(node: &impl Node, pods: &BTreeSet<PodUid>) {
     }
 }
 
+#[cfg(test)]
+mod properties;
 #[cfg(test)]
 mod tests;

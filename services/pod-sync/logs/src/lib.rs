@@ -3,7 +3,8 @@
 //!
 //! [`run`] is a future that the caller spawns. At every interval it checks the logs of all running containers, at most `workers` at a
 //! time, and then updates the links. Between a rename and the runtime's new file a log has no file, so links are updated only
-//! when no rotation is in progress. The module `rotate` decides which files to delete and to compress. There are no channels.
+//! when no rotation is in progress. The module `rotate` decides which files to delete and to compress. The module `stalls` keeps a log
+//! whose file system hangs from delaying the others. There are no channels.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -11,6 +12,7 @@
 
 mod links;
 mod rotate;
+mod stalls;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +22,6 @@ use futures::StreamExt as _;
 use pod_sync_clients::{CallError, Runtime};
 use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::task;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
 use tokio_util::sync::CancellationToken;
@@ -28,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use links::Link;
 use pod_sync_containment::{Containment, PodWork};
 use pod_sync_cri_config::paths;
+use stalls::{Pass, Stalls};
 
 /// Settings of a KubeletConfiguration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +85,7 @@ pub async fn run<P: Pods>(
     settings: LogSettings,
     stop: CancellationToken,
 ) {
+    let stalls = Stalls::default();
     loop {
         // Dropping the sleep loses nothing. A rotation is never dropped, since that could leave a log without a file.
         tokio::select! {
@@ -92,25 +95,34 @@ pub async fn run<P: Pods>(
         let Some(running) = pods.pods() else { continue };
         let logs: Vec<_> = running.iter().flat_map(|pod| logs(pod, &dirs.pods)).collect();
         if settings.container_log_max_size >= 0 {
-            check_logs(&runtime, &clock, pods.containment(), &settings, &logs).await;
+            check_logs(&runtime, &clock, pods.containment(), &settings, &stalls, &logs).await;
         }
         if let Some(dir) = dirs.containers.clone() {
             let (pods, logs_dir) = (Arc::clone(&pods), dirs.pods.clone());
-            task::blocking(move || update_links(pods.containment(), &dir, &logs_dir, &running)).await;
+            let update = move |pass: &Pass| update_links(pass, pods.containment(), &dir, &logs_dir, &running);
+            // Links are updated at a later interval if too many logs hang.
+            let _updated = stalls.run(update).await;
         }
     }
 }
 
 // An error of the file system is retried at the next interval.
-fn update_links(containment: &Containment, dir: &Path, logs_dir: &Path, pods: &[SharedPodRuntime]) {
+fn update_links(
+    pass: &Pass,
+    containment: &Containment,
+    dir: &Path,
+    logs_dir: &Path,
+    pods: &[SharedPodRuntime],
+) {
     let wanted: Vec<(&PodRuntime, Vec<Link>)> =
         pods.iter().map(|pod| (&**pod, wanted(pod, logs_dir))).collect();
     let names = wanted.iter().flat_map(|(_, links)| links).map(|link| link.name.as_str()).collect();
-    if links::remove_broken(dir, logs_dir, &names).is_err() {
+    let exists = |log: &Path| pass.touch(log, || log.exists());
+    if links::remove_broken(dir, logs_dir, &names, exists).is_err() {
         return;
     }
     for (pod, links) in &wanted {
-        containment.unless_suspended(&pod.pod.uid, || links::make(dir, links));
+        containment.unless_suspended(&pod.pod.uid, || links::make(dir, links, exists));
     }
 }
 
@@ -160,6 +172,8 @@ fn is_within(path: &Path, dir: &Path) -> bool {
 enum RotateError {
     #[error("failed to access {}", path.display())]
     File { path: PathBuf, source: std::io::Error },
+    #[error("the file system of {} does not answer", path.display())]
+    Hangs { path: PathBuf },
     #[error("the runtime did not reopen the log")]
     Reopen(#[source] CallError),
 }
@@ -169,16 +183,17 @@ async fn check_logs(
     clock: &Clock,
     containment: &Containment,
     settings: &LogSettings,
+    stalls: &Stalls,
     logs: &[Log],
 ) {
-    let due = due(settings.container_log_max_size, logs).await;
+    let due = due(settings.container_log_max_size, stalls, logs).await;
     futures::stream::iter(&due)
         .for_each_concurrent(settings.container_log_max_workers, |log| async {
             let PodWork { uid, name, .. } = &log.pod;
             if containment.suspension(uid).is_some() {
                 return;
             }
-            let check = check_log(runtime, clock, settings, log);
+            let check = check_log(runtime, clock, settings, stalls, log);
             // A panic has been logged, and the log is checked again at the next interval.
             if let Ok(Err(error)) = containment.contained(&log.pod, check).await {
                 tracing::warn!(
@@ -195,17 +210,17 @@ async fn check_logs(
 }
 
 /// Returns the logs that are too large or have no readable size. All sizes are read in one blocking task, so that logs at rest cost one
-/// wake-up together.
-async fn due(max_size: i64, logs: &[Log]) -> Vec<Log> {
+/// wake-up together. A log whose file system hangs is left out.
+async fn due(max_size: i64, stalls: &Stalls, logs: &[Log]) -> Vec<Log> {
     let logs = logs.to_vec();
-    task::blocking(move || {
-        let is_small = |log: &Log| {
-            let size = Dir::open(&log.root).and_then(|root| rotate::size(&root, &log.path));
-            size.is_ok_and(|size| i64::try_from(size).is_ok_and(|size| size < max_size))
-        };
-        logs.into_iter().filter(|log| !is_small(log)).collect()
-    })
-    .await
+    let read = move |pass: &Pass| {
+        let size = |log: &Log| Dir::open(&log.root).and_then(|root| rotate::size(&root, &log.path));
+        let is_small = |size: u64| i64::try_from(size).is_ok_and(|size| size < max_size);
+        let is_due =
+            |log: &&Log| pass.touch(&log.path, || size(log)).is_some_and(|size| !size.is_ok_and(is_small));
+        logs.iter().filter(is_due).cloned().collect()
+    };
+    stalls.run(read).await.unwrap_or_default()
 }
 
 /// Rotates a log if it is too large. Reopens it if it is missing.
@@ -213,16 +228,16 @@ async fn check_log(
     runtime: &impl Reopen,
     clock: &Clock,
     settings: &LogSettings,
+    stalls: &Stalls,
     log: &Log,
 ) -> Result<(), RotateError> {
-    let file = |source| RotateError::File { path: log.path.clone(), source };
-    let size = match on_files(log, rotate::size).await {
+    let size = match on_files(stalls, log, rotate::size).await {
         Ok(size) => i64::try_from(size).unwrap_or(i64::MAX),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+        Err(RotateError::File { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
             // The log was removed, or an earlier rotation was interrupted between the rename and the new file.
             return runtime.reopen(&log.id).await.map_err(RotateError::Reopen);
         }
-        Err(e) => return Err(file(e)),
+        Err(e) => return Err(e),
     };
     if size < settings.container_log_max_size {
         return Ok(());
@@ -234,7 +249,7 @@ async fn check_log(
         rotate::make_room(dir, path, keep)?;
         dir.rename(path, &rotated)
     };
-    on_files(log, rotate).await.map_err(file)?;
+    on_files(stalls, log, rotate).await?;
     match runtime.reopen(&log.id).await {
         Ok(()) => Ok(()),
         Err(error) => {
@@ -244,7 +259,7 @@ async fn check_log(
                     Err(e) if e.kind() == std::io::ErrorKind::NotFound => dir.rename(&to, path),
                     Ok(_) | Err(_) => Ok(()),
                 };
-                on_files(log, put_back).await.map_err(file)?;
+                on_files(stalls, log, put_back).await?;
             }
             Err(RotateError::Reopen(error))
         }
@@ -253,11 +268,14 @@ async fn check_log(
 
 /// Runs file operations on a log, confined to the directory of all logs.
 async fn on_files<T: Send + 'static>(
+    stalls: &Stalls,
     log: &Log,
     work: impl FnOnce(&Dir, &Path) -> std::io::Result<T> + Send + 'static,
-) -> std::io::Result<T> {
+) -> Result<T, RotateError> {
     let (root, path) = (log.root.clone(), log.path.clone());
-    task::blocking(move || work(&Dir::open(&root)?, &path)).await
+    let done = stalls.rotate(&log.path, move || work(&Dir::open(&root)?, &path)).await;
+    let done = done.ok_or_else(|| RotateError::Hangs { path: log.path.clone() })?;
+    done.map_err(|source| RotateError::File { path: log.path.clone(), source })
 }
 
 #[cfg(test)]

@@ -14,22 +14,28 @@ pub(crate) struct Link {
     pub(crate) target: PathBuf,
 }
 
-/// Removes broken links into `pod_logs_dir`, except those with these names. Other links are not ours.
-pub(crate) fn remove_broken(dir: &Path, pod_logs_dir: &Path, names: &HashSet<&str>) -> io::Result<()> {
+/// Removes broken links into `pod_logs_dir`, except those with these names. Other links are not ours. `exists` returns whether a log
+/// exists, or `None` if that is not known.
+pub(crate) fn remove_broken(
+    dir: &Path,
+    pod_logs_dir: &Path,
+    names: &HashSet<&str>,
+    exists: impl Fn(&Path) -> Option<bool>,
+) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let Ok(target) = fs::read_link(entry.path()) else { continue };
         let wanted = entry.file_name().to_str().is_some_and(|name| names.contains(name));
-        if target.starts_with(pod_logs_dir) && !target.exists() && !wanted {
+        if target.starts_with(pod_logs_dir) && !wanted && exists(&target) == Some(false) {
             remove(&entry.path());
         }
     }
     Ok(())
 }
 
-/// Creates missing links.
-pub(crate) fn make(dir: &Path, links: &[Link]) {
+/// Creates missing links. `exists`: as in [`remove_broken`].
+pub(crate) fn make(dir: &Path, links: &[Link], exists: impl Fn(&Path) -> Option<bool>) {
     for link in links {
         let path = dir.join(&link.name);
         match fs::read_link(&path) {
@@ -38,7 +44,7 @@ pub(crate) fn make(dir: &Path, links: &[Link]) {
             Ok(_) => remove(&path),
             Err(_) => {}
         }
-        if link.target.exists()
+        if exists(&link.target) == Some(true)
             && let Err(error) = symlink(&link.target, &path)
         {
             tracing::debug!(link = %path.display(), %error, "failed to link log");

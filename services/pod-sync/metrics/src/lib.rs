@@ -23,7 +23,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use quintlet_telemetry::metrics::{
-    Buckets, counter, counter_family, float_gauge, gauge, histogram_family_of, histogram_of,
+    Buckets, counter, counter_family, float_gauge, gauge, gauge_family, histogram_family_of, histogram_of,
 };
 
 /// Buckets of the pod start duration, in seconds.
@@ -72,6 +72,12 @@ pub struct RejectionLabel {
     reason: String,
 }
 
+/// Label of the resource for which a pod was preempted.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct PreemptionLabel {
+    preemption_signal: String,
+}
+
 /// Label of the method by which a volume was measured.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct SourceLabel {
@@ -101,6 +107,8 @@ pub struct PodMetrics {
     sandboxes: Family<HandlerLabel, Histogram, Buckets>,
     sandbox_errors: Family<HandlerLabel, Counter>,
     rejections: Family<RejectionLabel, Counter>,
+    // A gauge, since OpenMetrics adds _total to the names of counters, unlike the kubelet.
+    preemptions: Family<PreemptionLabel, Gauge>,
     pub census: Census,
     pub start_latency: StartLatency,
     /// Start of the last graceful node shutdown, in seconds since 1970.
@@ -156,6 +164,10 @@ impl Default for PodMetrics {
                 "kubelet_admission_rejections",
                 "Cumulative number pod admission rejections by the Kubelet",
             ),
+            preemptions: gauge_family(
+                "kubelet_preemptions",
+                "Cumulative number of pod preemptions by preemption resource",
+            ),
             census: Census::default(),
             start_latency: StartLatency::default(),
             worker: histogram_family_of(
@@ -204,6 +216,11 @@ impl PodMetrics {
     /// Counts a pod that admission rejected.
     pub fn pod_rejected(&self, reason: &str) {
         self.rejections.get_or_create(&RejectionLabel { reason: rejection(reason).to_owned() }).inc();
+    }
+
+    /// Counts a pod that was preempted for the first resource that was insufficient.
+    pub fn pod_preempted(&self, resource: &str) {
+        self.preemptions.get_or_create(&PreemptionLabel { preemption_signal: resource.to_owned() }).inc();
     }
 
     /// Records a measurement of a volume, by its project or by walking it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
-use pod_sync_decisions::admission::{AdmitResult, Rejection};
+use pod_sync_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
 use pod_sync_decisions::merge::creation_time;
 use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
 use pod_sync_decisions::status::{KillCause, KillOverride};
@@ -153,7 +153,7 @@ impl PodManager {
             AdmitResult::Preempt(short) => {
                 let victims = preempt::pods_to_preempt(pod, &others, &short)
                     .map_err(|e| Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() })?;
-                Ok(victims.into_iter().filter_map(|v| self.preempt(v, pod)).collect())
+                Ok(victims.into_iter().filter_map(|v| self.preempt(v, pod, &short)).collect())
             }
         }
     }
@@ -170,8 +170,8 @@ impl PodManager {
             .collect()
     }
 
-    // Terminates a victim and then wakes the worker of the pod that needs its resources.
-    pub(super) fn preempt(&self, victim: &Pod, by: &Pod) -> Option<Victim> {
+    // Terminates a victim and then wakes the worker of the pod that needs its resources. `short` are the insufficient resources.
+    pub(super) fn preempt(&self, victim: &Pod, by: &Pod, short: &[InsufficientResource]) -> Option<Victim> {
         let victim_ref = pods::pod_ref(victim).ok()?;
         let by = pods::pod_ref(by).ok()?.uid;
         let message = preempt::PREEMPTED_MESSAGE;
@@ -190,9 +190,14 @@ impl PodManager {
         let uid = victim_ref.uid.clone();
         let (ctx, victim) = (Arc::clone(&self.ctx), victim.clone());
         let work = PodWork::of(&victim_ref);
+        let resource = short.first().map(|s| s.resource.clone()).unwrap_or_default();
         let kill_victim = async move {
             let facts = PodFacts::of(&victim, victim_ref.full_name());
-            if let Err(e) = ctx.control.pod_workers.kill(&victim_ref.uid, facts, kill).await {
+            let killed = ctx.control.pod_workers.kill(&victim_ref.uid, facts, kill).await;
+            if killed.is_ok() {
+                ctx.reporting.metrics.pod_preempted(&resource);
+            }
+            if let Err(e) = killed {
                 tracing::warn!(pod.uid = %victim_ref.uid, error = %e, "preempted pod not terminated in time, no longer waiting");
                 let text = "Container runtime did not kill the pod within specified grace period.";
                 ctx.reporting.events.pod(&victim, EventType::Warning, "ExceededGracePeriod", text, "");

@@ -105,7 +105,7 @@ impl PodManager {
                 Err(e) => Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() },
                 Ok(victims) => {
                     for victim in victims.into_iter().filter(|v| !self.is_terminating(v)) {
-                        self.preempt(victim, asked);
+                        self.preempt(victim, asked, &short);
                     }
                     let unknown = || Rejection { reason: UNEXPECTED.to_owned(), message: String::new() };
                     short.first().map_or_else(unknown, InsufficientResource::rejection)

@@ -35,6 +35,9 @@ const WHOLE_FIELDS: [&str; 8] = [
 /// Status fields that facts set key by key. Keys of other clients stay.
 const KEYED_FIELDS: [&str; 3] = ["capacity", "allocatable", "nodeInfo"];
 
+/// Prefix of the resources of huge pages, one for each page size. All of them belong to the facts.
+const HUGE_PAGES: &str = "hugepages-";
+
 /// Returns the desired Node, and the events of its changes.
 ///
 /// `now` is RFC 3339 in seconds. Conditions, labels and capacity of other clients stay as in `live`.
@@ -45,6 +48,7 @@ pub fn desired(live: &Value, facts: &[Facts], readiness: &Readiness, now: &str) 
     for source in facts {
         overlay(&mut node, &source.node);
     }
+    remove_huge_pages(&mut node, facts);
     let name = text(&live["metadata"], "name").to_owned();
     let old_boot = text(&live["status"]["nodeInfo"], "bootID");
     let new_boot = text(&node["status"]["nodeInfo"], "bootID");
@@ -92,6 +96,19 @@ fn overlay(node: &mut Value, facts: &Value) {
     for field in WHOLE_FIELDS {
         if let Some(value) = facts["status"].get(field) {
             node["status"][field] = value.clone();
+        }
+    }
+}
+
+/// Removes huge pages of sizes that the machine no longer has (`pkg/kubelet: reconcileHugePageResource`).
+fn remove_huge_pages(node: &mut Value, facts: &[Facts]) {
+    let capacities = || facts.iter().filter_map(|f| f.node["status"]["capacity"].as_object());
+    if capacities().next().is_none() {
+        return;
+    }
+    for field in ["capacity", "allocatable"] {
+        if let Some(map) = node["status"][field].as_object_mut() {
+            map.retain(|key, _| !key.starts_with(HUGE_PAGES) || capacities().any(|c| c.contains_key(key)));
         }
     }
 }

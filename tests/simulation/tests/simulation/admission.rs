@@ -2,8 +2,10 @@
 
 use k8s_cri::v1;
 use quintlet_proto::podsync::v1::PodView;
+use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::Method;
+use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 
 /// Allocatable CPU of the node, in millicores.
@@ -79,6 +81,12 @@ async fn a_critical_pod_starts_once_the_preempted_pods_have_terminated() {
         })
         .await;
     assert_eq!(seen.text("/status/message"), "Preempted in order to admit critical pod");
+    until("the preemption is counted", LONG, async || {
+        let metrics = quintlet_telemetry::metrics::text();
+        let counted = metrics.contains("kubelet_preemptions{preemption_signal=\"cpu\"} 1\n");
+        if counted { Ok(()) } else { Err(metrics) }
+    })
+    .await;
     let conditions = seen.0["status"]["conditions"].as_array().unwrap();
     let disruption = conditions.iter().find(|c| c["type"] == "DisruptionTarget").unwrap();
     assert_eq!(

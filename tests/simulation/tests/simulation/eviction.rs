@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Seen, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
@@ -76,6 +77,41 @@ async fn a_kill_of_pod_sync_in_the_middle_of_an_eviction_costs_no_second_pod() {
     })
     .await;
     assert_eq!(sim.pod("second").container("c-second"), before.container("c-second"));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_pod_is_evicted_if_deleting_unused_images_suffices() {
+    let mut sim = node().await;
+    sim.set_pod_sync_args(&[
+        "--eviction-hard=imagefs.available<8Mi",
+        "--eviction-pressure-transition-period=2s",
+        "--image-gc-high-threshold=99",
+        "--minimum-image-ttl-duration=0s",
+    ]);
+    sim.start_all();
+    let _uid = sim.create(pods::single("web"));
+    let before = sim.wait_ready("web").await;
+    sim.runtime.add_image("unused:1", 1 << 20);
+    // The file system is full until the runtime has removed the image.
+    let slow = sim.runtime.script(Rule::on(Method::RemoveImage).latency(Duration::from_secs(1)));
+    fill(&sim);
+    until("the image is being removed", LONG, async || {
+        if sim.runtime.in_flight(Method::RemoveImage) > 0 { Ok(()) } else { Err(sim.runtime.images()) }
+    })
+    .await;
+    std::fs::remove_file(filler(&sim)).unwrap();
+    sim.runtime.unscript(slow);
+    sim.wait_event(NODE, "EvictionThresholdMet", |e| {
+        e.reason == "EvictionThresholdMet" && e.message == "Attempting to reclaim ephemeral-storage"
+    })
+    .await;
+    for status in ["NodeHasDiskPressure", "NodeHasNoDiskPressure"] {
+        sim.wait_event(NODE, status, |e| e.reason == status).await;
+    }
+    assert!(!sim.runtime.images().contains(&"unused:1".to_owned()), "{:?}", sim.runtime.images());
+    let now = sim.pod("web");
+    assert_eq!((now.text("/status/reason"), now.container("c-web")), ("", before.container("c-web")));
     sim.finish().await;
 }
 

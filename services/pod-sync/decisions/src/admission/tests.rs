@@ -98,6 +98,26 @@ fn a_critical_pod_preempts_others_unless_it_is_rejected_for_another_reason() {
 }
 
 #[test]
+fn requests_of_the_pod_level_replace_those_of_containers() {
+    let (n, a) = (node(), allocatable());
+    let v = view(Some(&n), &a);
+    let pod = |own: &str, container: &str| {
+        let container = json!({"name": "c", "image": "i", "resources": {"requests": {"cpu": container}}});
+        pod_json(json!({"resources": {"requests": {"cpu": own}}, "containers": [container]}))
+    };
+    let one = pod("1500m", "100m");
+    assert_eq!(reason(&admit(&pod("500m", "10m"), &[&one], &v)), "");
+    assert_eq!(reason(&admit(&pod("501m", "10m"), &[&one], &v)), "OutOfcpu");
+    let mut critical = pod("700m", "10m");
+    critical.spec.as_mut().unwrap().priority = Some(2_000_000_000);
+    let AdmitResult::Preempt(short) = admit(&critical, &[&one], &v) else { panic!("room is made") };
+    assert_eq!((short[0].resource.as_str(), short[0].shortfall()), ("cpu", 200));
+    let small = pod("100m", "90m");
+    let victims = crate::preempt::pods_to_preempt(&critical, &[&small, &one], &short).unwrap();
+    assert_eq!(victims, [&one], "the request of the other container would suffice for less");
+}
+
+#[test]
 fn selector_and_affinity_must_match_the_nodes_labels() {
     let (n, a) = (node(), allocatable());
     let v = view(Some(&n), &a);

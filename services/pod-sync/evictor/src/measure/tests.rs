@@ -66,6 +66,9 @@ fn memory_and_process_ids_are_read_from_both_cgroup_versions() {
         assert_eq!(of(Signal::PidAvailable), Some((1700, 2000)));
         assert!(of(Signal::NodeFsAvailable).is_some_and(|(free, all)| free > 0 && free < all));
         assert_eq!(of(Signal::ImageFsAvailable), None, "the runtime has not answered");
+        let without_files: Vec<_> = memory_and_processes(&paths, now).into_keys().collect();
+        let want = [Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable, Signal::PidAvailable];
+        assert_eq!(without_files, want);
         assert!(seen.values().all(|observation| observation.at == now));
     }
 }
@@ -78,6 +81,33 @@ fn what_cannot_be_read_is_no_observation() {
     assert_eq!(node(&paths, &mounts, Duration::ZERO), Observations::new());
     write(dir.path(), &[("proc/meminfo", "MemTotal: many kB\n"), ("proc/loadavg", "0.00\n")]);
     assert_eq!(node(&paths, &mounts, Duration::ZERO), Observations::new());
+}
+
+#[test]
+fn usage_above_the_capacity_is_no_observation() {
+    for (version, usage, of_pods) in [
+        (V1, "cgroup/memory/memory.usage_in_bytes", "cgroup/memory/kubepods/memory.usage_in_bytes"),
+        (V2, "cgroup/memory.stat", "cgroup/kubepods/memory.current"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &PROC);
+        write(dir.path(), &version);
+        let all =
+            if usage.ends_with("stat") { "anon 1024001\nfile 0\ninactive_file 0\n" } else { "1124001\n" };
+        write(dir.path(), &[(usage, all), (of_pods, "850001\n"), ("proc/loadavg", "0 0 0 2/2001 1\n")]);
+        let seen = node(&paths(dir.path()), &RuntimeMounts::default(), Duration::ZERO);
+        for signal in [Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable, Signal::PidAvailable] {
+            assert_eq!(seen.get(&signal), None, "{signal}");
+        }
+        // Everything in use is plausible.
+        let all =
+            if usage.ends_with("stat") { "anon 1024000\nfile 0\ninactive_file 0\n" } else { "1124000\n" };
+        write(dir.path(), &[(usage, all), (of_pods, "850000\n"), ("proc/loadavg", "0 0 0 2/2000 1\n")]);
+        let seen = node(&paths(dir.path()), &RuntimeMounts::default(), Duration::ZERO);
+        for signal in [Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable, Signal::PidAvailable] {
+            assert_eq!(seen.get(&signal).map(|o| o.available.value()), Some(0), "{signal}");
+        }
+    }
 }
 
 #[test]
@@ -165,6 +195,7 @@ fn a_pod_is_measured_by_its_cgroup_logs_layers_and_volumes() {
         runtime: [(uid.clone(), vec![("c".to_owned(), id.clone())])].into(),
         writable_layers: [(id, layer)].into(),
         volumes: vec![storage],
+        has_files: true,
     };
     let all = pods(&paths, &sources);
     assert_eq!(all.len(), 1, "a pod without a cgroup has no statistics");
@@ -184,4 +215,15 @@ fn a_pod_is_measured_by_its_cgroup_logs_layers_and_volumes() {
         Resource::Inodes,
     );
     assert_eq!(counted, 20 + 1 + 3 + 6);
+
+    let runtime = sources.runtime;
+    let without =
+        PodSources { candidates: vec![candidate], runtime, has_files: false, ..PodSources::default() };
+    let usage = &pods(&paths, &without)[&uid];
+    assert_eq!((usage.working_set, usage.processes), (Some(8000), Some(7)));
+    assert_eq!(
+        (usage.containers[0].working_set, usage.containers[0].logs),
+        (Some(5000), FileUsage::default())
+    );
+    assert_eq!((usage.ephemeral_storage, usage.volumes.len()), (None, 0), "no limit of storage applies");
 }

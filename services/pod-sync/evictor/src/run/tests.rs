@@ -254,8 +254,9 @@ async fn images_go_before_pods_and_pods_one_by_one_until_the_disk_has_room() {
 async fn pressure_and_evictions_are_metrics_before_the_first_of_them() {
     let series = || quintlet_telemetry::metrics::text();
     runs(&Disk::new(0, &[("a", 1)]), 1).await;
-    for signal in Signal::ALL {
-        let name = format!("kubelet_evictions_total{{eviction_signal=\"{signal}\"}} ");
+    let limits = ["emptydirfs.limit", "ephemeralpodfs.limit", "ephemeralcontainerfs.limit"];
+    for signal in Signal::ALL.map(Signal::as_str).into_iter().chain(limits) {
+        let name = format!("kubelet_evictions{{eviction_signal=\"{signal}\"}} ");
         assert!(series().contains(&name), "no {name} in {}", series());
     }
     assert!(series().contains("quintlet_node_pressure{condition=\"PIDPressure\"} 0"), "{}", series());

@@ -173,6 +173,28 @@ fn a_reboot_is_reported_when_the_boot_id_changes() {
 }
 
 #[test]
+fn huge_pages_of_a_size_that_the_machine_no_longer_has_are_removed() {
+    let mut live = initial("n1", "amd64");
+    let old = json!({"hugepages-2Mi": "4Mi", "hugepages-3Mi": "9Mi", "example.com/gpu": "1"});
+    live["status"] = json!({"capacity": old, "allocatable": old});
+    let (unknown, _) = desired(&live, &[], &Readiness::Ready, NOW);
+    assert_eq!(unknown["status"]["capacity"], old, "nothing is known about the machine");
+    let mut machine = facts(1, &[]);
+    for field in ["capacity", "allocatable"] {
+        machine.node["status"][field]["hugepages-2Mi"] = json!("2Mi");
+        machine.node["status"][field]["hugepages-1Gi"] = json!("0");
+    }
+    let (node, _) = desired(&live, &[machine], &Readiness::Ready, NOW);
+    let patch = patch(&live, &node, false).unwrap();
+    for field in ["capacity", "allocatable"] {
+        let change = &patch["status"][field];
+        assert_eq!((&change["hugepages-2Mi"], &change["hugepages-1Gi"]), (&json!("2Mi"), &json!("0")));
+        assert_eq!(change.get("hugepages-3Mi"), Some(&Value::Null), "{field} {change}");
+        assert_eq!(change.get("example.com/gpu"), None, "another client's resource stays");
+    }
+}
+
+#[test]
 fn a_patch_has_only_owned_fields() {
     let mut live = initial("n1", "amd64");
     live["status"] = json!({"capacity": {"example.com/gpu": "1"}, "conditions": [{"type": "KernelDeadlock", "status": "False"}]});

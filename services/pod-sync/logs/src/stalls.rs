@@ -1,0 +1,246 @@
+//! File operations on logs whose file system may hang.
+//!
+//! [`Stalls::run`] runs operations on many logs on one blocking thread. If one of them does not return, the thread is left to it, and the
+//! others are run on another thread without that log. The log is skipped until its operation returns.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use quintlet_kit::task;
+
+/// Time without progress after which an operation counts as hanging. It delays the other logs once, for twice as long at most.
+const STALL: Duration = Duration::from_secs(1);
+/// Longest rotation of a log. Compressing a large file may take longer; the rotation continues at a later interval then.
+const ROTATION: Duration = Duration::from_secs(10);
+/// Hanging operations, each of which holds one of the 512 blocking threads of the process. No log is checked while there are so many.
+const MAX_STUCK: usize = 16;
+
+/// The logs whose operations hang. Clones share them.
+#[derive(Debug, Clone)]
+pub(crate) struct Stalls {
+    stuck: Arc<Mutex<BTreeSet<PathBuf>>>,
+    stall: Duration,
+    rotation: Duration,
+}
+
+impl Default for Stalls {
+    fn default() -> Self {
+        Self { stuck: Arc::default(), stall: STALL, rotation: ROTATION }
+    }
+}
+
+/// Blocking work in progress. The thread of the work and the task that waits for it share it.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    stuck: Arc<Mutex<BTreeSet<PathBuf>>>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// The path of the operation in progress.
+    at: Option<PathBuf>,
+    /// Operations that have begun.
+    steps: u64,
+    /// The operation in progress hung. The work does nothing more after it.
+    is_abandoned: bool,
+}
+
+/// Ends an operation, also one that panics.
+struct Operation<'a> {
+    pass: &'a Pass,
+}
+
+impl Drop for Operation<'_> {
+    fn drop(&mut self) {
+        let mut state = self.pass.state.lock();
+        if let Some(path) = state.at.take().filter(|_| state.is_abandoned) {
+            self.pass.stuck.lock().remove(&path);
+            tracing::info!(path = %path.display(), "file system of the log answers again");
+        }
+    }
+}
+
+impl Pass {
+    /// Runs an operation on the file at `path`. Returns `None` if an operation on it hangs, or if the work was abandoned meanwhile.
+    pub(crate) fn touch<T>(&self, path: &Path, operation: impl FnOnce() -> T) -> Option<T> {
+        {
+            let mut state = self.state.lock();
+            if state.is_abandoned || self.stuck.lock().contains(path) {
+                return None;
+            }
+            state.at = Some(path.to_owned());
+            state.steps = state.steps.saturating_add(1);
+        }
+        let ends = Operation { pass: self };
+        let done = operation();
+        drop(ends);
+        (!self.state.lock().is_abandoned).then_some(done)
+    }
+
+    /// Abandons the work if an operation is in progress and none has begun since `seen` operations had. Returns whether it did.
+    fn abandon(&self, seen: &mut u64) -> bool {
+        let mut state = self.state.lock();
+        let progressed = std::mem::replace(seen, state.steps) != state.steps;
+        let Some(path) = state.at.clone().filter(|_| !progressed) else { return false };
+        tracing::warn!(path = %path.display(), "file system of a log does not answer, log skipped until it does");
+        self.stuck.lock().insert(path);
+        state.is_abandoned = true;
+        true
+    }
+}
+
+impl Stalls {
+    #[cfg(test)]
+    pub(crate) fn after(stall: Duration) -> Self {
+        Self { stall, rotation: stall, ..Self::default() }
+    }
+
+    fn pass(&self) -> Option<Arc<Pass>> {
+        let has_room = self.stuck.lock().len() < MAX_STUCK;
+        has_room.then(|| Arc::new(Pass { stuck: Arc::clone(&self.stuck), state: Mutex::default() }))
+    }
+
+    /// Runs `work` on a blocking thread. If an operation of it hangs, it is run again without that path, so it must allow that. Returns
+    /// `None` while too many operations hang.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        work: impl Fn(&Pass) -> T + Send + Sync + 'static,
+    ) -> Option<T> {
+        let work = Arc::new(work);
+        loop {
+            let pass = self.pass()?;
+            let running = {
+                let (work, pass) = (Arc::clone(&work), Arc::clone(&pass));
+                task::blocking(move || work(&pass))
+            };
+            tokio::pin!(running);
+            let mut seen = 0;
+            loop {
+                // Dropping the timer loses nothing. The work is not dropped.
+                tokio::select! {
+                    done = &mut running => return Some(done),
+                    () = tokio::time::sleep(self.stall) => {}
+                }
+                if pass.abandon(&mut seen) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Runs `work` on the file at `path` on a blocking thread. Returns `None` if it takes too long; the work is completed nevertheless.
+    pub(crate) async fn rotate<T: Send + 'static>(
+        &self,
+        path: &Path,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let pass = self.pass()?;
+        let running = {
+            let (pass, path) = (Arc::clone(&pass), path.to_owned());
+            task::blocking(move || pass.touch(&path, work))
+        };
+        tokio::pin!(running);
+        loop {
+            // As above.
+            tokio::select! {
+                done = &mut running => return done,
+                () = tokio::time::sleep(self.rotation) => {}
+            }
+            // One operation counts as hanging without a second look.
+            if pass.abandon(&mut 1) {
+                return None;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    const STALL: Duration = Duration::from_millis(500);
+
+    fn paths() -> Vec<PathBuf> {
+        ["a", "hangs", "b"].map(PathBuf::from).to_vec()
+    }
+
+    /// Returns the paths that were reached. The operation on `hangs` waits for `release`.
+    async fn reached(stalls: &Stalls, release: &Arc<Mutex<mpsc::Receiver<()>>>) -> Option<Vec<PathBuf>> {
+        let release = Arc::clone(release);
+        let work = move |pass: &Pass| {
+            let operation = |path: &PathBuf| {
+                if path.ends_with("hangs") {
+                    let _ended = release.lock().recv();
+                }
+                path.clone()
+            };
+            paths().iter().filter_map(|path| pass.touch(path, || operation(path))).collect()
+        };
+        stalls.run(work).await
+    }
+
+    #[tokio::test]
+    async fn an_operation_that_hangs_delays_only_its_own_log_and_only_once() {
+        let stalls = Stalls::after(STALL);
+        let (release, hangs) = mpsc::channel();
+        let hangs = Arc::new(Mutex::new(hangs));
+        let others = vec![PathBuf::from("a"), PathBuf::from("b")];
+        assert_eq!(reached(&stalls, &hangs).await, Some(others.clone()));
+        let began = tokio::time::Instant::now();
+        assert_eq!(reached(&stalls, &hangs).await, Some(others));
+        assert!(began.elapsed() < STALL, "the log is known to hang");
+        let rotated = stalls.rotate(Path::new("hangs"), || panic!("beside the operation that hangs")).await;
+        assert_eq!(rotated, None::<()>);
+        // The file system answers again, now and for all later operations.
+        drop(release);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while reached(&stalls, &hangs).await != Some(paths()) {
+            assert!(tokio::time::Instant::now() < deadline, "the log is skipped");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_rotation_that_hangs_gives_its_place_to_the_next() {
+        let stalls = Stalls::after(STALL);
+        let (release, hangs) = mpsc::channel::<()>();
+        assert_eq!(stalls.rotate(Path::new("hangs"), move || hangs.recv().is_ok()).await, None);
+        assert_eq!(stalls.rotate(Path::new("a"), || 1).await, Some(1));
+        release.send(()).unwrap();
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while stalls.rotate(Path::new("hangs"), || 2).await.is_none() {
+            assert!(tokio::time::Instant::now() < deadline, "the log is skipped");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn no_more_threads_hang_than_the_limit() {
+        let stalls = Stalls::after(Duration::from_millis(10));
+        let (release, hangs) = mpsc::channel::<()>();
+        let hangs = Arc::new(Mutex::new(hangs));
+        let begun = Arc::new(Mutex::new(0));
+        let work = {
+            let begun = Arc::clone(&begun);
+            move |pass: &Pass| {
+                for n in 0..MAX_STUCK * 2 {
+                    let operation = || {
+                        *begun.lock() += 1;
+                        let _ended = hangs.lock().recv();
+                    };
+                    pass.touch(Path::new(&n.to_string()), operation);
+                }
+            }
+        };
+        assert_eq!(stalls.run(work).await, None);
+        assert_eq!(stalls.run(|_| ()).await, None, "nothing begins while they hang");
+        assert_eq!(*begun.lock(), MAX_STUCK);
+        drop(release);
+    }
+}
