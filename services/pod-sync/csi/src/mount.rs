@@ -17,13 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pod_sync_plugins::call::{CallError, Deadline};
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::{failpoint, mount_table, task};
 
 use crate::client::{Access, Capabilities, ExpandCall, LIMIT, MountCall, VolumeStats};
 use crate::drivers::{Driver, Drivers};
 use crate::error::{CsiError, Outcome};
 use crate::paths::{self, Root};
-use crate::references;
 use crate::removal;
 use crate::volume::{Secrets, Volume};
 use crate::volume_data::{LifecycleMode, VolumeData};
@@ -240,8 +239,13 @@ impl Mounter {
             return self.remove_unknown(global_mount).await;
         };
         let (path, pods) = (global_mount.to_owned(), self.root.pods());
-        let references = task::blocking(move || references::in_pods(&path, &pods)).await;
-        let mounts = references.map_err(CsiError::file("read the mounts of", global_mount))?;
+        let references = move || -> std::io::Result<_> {
+            let mounts = mount_table::read()?;
+            let is_mounted = mount_table::is_mount_point(&mounts, &path);
+            Ok(if is_mounted { mount_table::references(&mounts, &path, &pods) } else { Vec::new() })
+        };
+        let mounts =
+            task::blocking(references).await.map_err(CsiError::file("read the mounts of", global_mount))?;
         if !mounts.is_empty() {
             return Err(CsiError::InUse { path: global_mount.to_owned(), mounts });
         }

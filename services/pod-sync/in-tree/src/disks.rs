@@ -17,7 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::{failpoint, mount_table, task};
 use quintlet_model::ids::PodUid;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::mount::UnmountFlags;
@@ -29,7 +29,6 @@ use crate::fc;
 use crate::host::{Session, entries, name_of};
 use crate::iscsi::{self, Chap, DISCOVERY_KEYS, Disk, Other, SESSION_KEYS, arguments};
 use crate::mount::{Mounter, make_directory, step};
-use crate::references;
 use crate::removal;
 use crate::volume::{Plugin, Source, Volume};
 
@@ -542,8 +541,8 @@ fn sessions(host: &crate::host::Host, iqn: &str) -> Result<Vec<Session>, Error> 
     host.sessions(iqn).map_err(Error::file("read", &host.sys.join("class/iscsi_host")))
 }
 
-fn mounts() -> Result<Vec<references::Mount>, Error> {
-    references::mounts().map_err(Error::file("read", Path::new("/proc/self/mountinfo")))
+fn mounts() -> Result<Vec<mount_table::Mount>, Error> {
+    mount_table::read().map_err(Error::file("read", Path::new(mount_table::FILE)))
 }
 
 /// Returns the devices of a disk that have links, with their names.
@@ -599,7 +598,7 @@ fn unmount(
         let Some(mount) = mounts.iter().rev().find(|mount| mount.path == directory) else {
             return Ok(Some(device));
         };
-        let others = references::in_pods(&mounts, directory, pods);
+        let others = mount_table::references(&mounts, directory, pods);
         if !others.is_empty() {
             return Err(Error::InUse { path: directory.to_owned(), mounts: others });
         }

@@ -6,11 +6,11 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use quintlet_kit::mount_table::{self, Mount};
 use quintlet_model::ids::PodUid;
 
 use crate::disks::{is_own_file, read_disk_of};
 use crate::paths::Paths;
-use crate::references::{self, Mount};
 use crate::volume::Plugin;
 
 /// A volume of a pod.
@@ -65,7 +65,7 @@ pub fn read(root: &Path) -> io::Result<(Vec<FoundInPod>, Vec<FoundDevice>)> {
             bound.entry((*plugin, pod)).or_default().push((numbers, device));
         }
     }
-    let mounts = references::mounts()?;
+    let mounts = mount_table::read()?;
     for dir in entries(&paths.pods(), FileType::is_dir)? {
         let Ok(pod) = PodUid::parse(&name(&dir)) else { continue };
         for plugin in [Plugin::Local, Plugin::Nfs, Plugin::Iscsi, Plugin::Fc] {

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use pod_sync_volumes::host_path;
 use pod_sync_volumes::ownership::GroupChange;
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::{failpoint, mount_table, task};
 use quintlet_model::ids::PodUid;
 use rustix::mount::MountFlags;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +28,6 @@ use crate::commands::{self, Commands, SystemCommands, Until};
 use crate::error::Error;
 use crate::host::Host;
 use crate::paths::Paths;
-use crate::references;
 use crate::removal;
 use crate::targets::Targets;
 use crate::volume::{Plugin, Source, Volume};
@@ -273,13 +272,12 @@ impl Mounter {
             };
             // The mount table has no links.
             let real = fs::canonicalize(&source).map_err(Error::file("read", &source))?;
-            let mounts =
-                references::mounts().map_err(Error::file("read", Path::new("/proc/self/mountinfo")))?;
+            let mounts = mount_table::read().map_err(Error::file("read", Path::new(mount_table::FILE)))?;
             let own = at.display().to_string();
-            let mut others = references::in_pods(&mounts, &real, &pods);
+            let mut others = mount_table::references(&mounts, &real, &pods);
             others.retain(|other| *other != own);
             let owner = fs::metadata(&source).map_err(Error::file("read", &source))?.gid();
-            Ok((source, references::is_mount_point(&mounts, &at), others, owner))
+            Ok((source, mount_table::is_mount_point(&mounts, &at), others, owner))
         });
         let (source, is_mounted, others, owner) = found.await?;
         let at = target.clone();
@@ -437,10 +435,9 @@ impl Mounter {
     pub async fn unstage(&self, name: &str) -> Result<(), Error> {
         let (target, pods) = (self.paths.device_mount(name)?, self.paths.pods());
         let unmount = move || {
-            let mounts =
-                references::mounts().map_err(Error::file("read", Path::new("/proc/self/mountinfo")))?;
-            if references::is_mount_point(&mounts, &target) {
-                let mounts = references::in_pods(&mounts, &target, &pods);
+            let mounts = mount_table::read().map_err(Error::file("read", Path::new(mount_table::FILE)))?;
+            if mount_table::is_mount_point(&mounts, &target) {
+                let mounts = mount_table::references(&mounts, &target, &pods);
                 if !mounts.is_empty() {
                     return Err(Error::InUse { path: target, mounts });
                 }
@@ -453,8 +450,8 @@ impl Mounter {
 
 /// Returns whether something is mounted at a path. Blocks.
 pub(crate) fn is_mounted(path: &Path) -> Result<bool, Error> {
-    let mounts = references::mounts().map_err(Error::file("read", Path::new("/proc/self/mountinfo")))?;
-    Ok(references::is_mount_point(&mounts, path))
+    let mounts = mount_table::read().map_err(Error::file("read", Path::new(mount_table::FILE)))?;
+    Ok(mount_table::is_mount_point(&mounts, path))
 }
 
 pub(crate) fn make_directory(path: &Path) -> Result<(), Error> {

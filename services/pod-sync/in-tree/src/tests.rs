@@ -75,10 +75,9 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        let table = procfs::process::Process::myself().unwrap().mountinfo().unwrap();
-        for mount in table.0.into_iter().rev().filter(|mount| mount.mount_point.starts_with(self.base.path()))
-        {
-            let _gone = rustix::mount::unmount(&mount.mount_point, rustix::mount::UnmountFlags::DETACH);
+        let mounts = quintlet_kit::mount_table::read().unwrap();
+        for mount in mounts.into_iter().rev().filter(|mount| mount.path.starts_with(self.base.path())) {
+            let _gone = rustix::mount::unmount(&mount.path, rustix::mount::UnmountFlags::DETACH);
         }
     }
 }
