@@ -97,7 +97,12 @@ impl Mounter {
     }
 
     /// Mounts the device of a disk in its global directory (`MountDevice`).
-    pub(crate) async fn stage_disk(&self, volume: &Volume, device: &Path) -> Result<(), Error> {
+    pub(crate) async fn stage_disk(
+        &self,
+        volume: &Volume,
+        device: &Path,
+        label: Option<&str>,
+    ) -> Result<(), Error> {
         let target = self.paths.disk(volume.plugin(), false, &volume.device_name())?;
         let at = target.clone();
         if task::blocking(move || crate::mount::is_mounted(&at)).await? {
@@ -112,7 +117,7 @@ impl Mounter {
         };
         let fs_type = fs_type.filter(|fs_type| !fs_type.is_empty());
         let device = device.display().to_string();
-        step!("disk mounted", self.format_and_mount(volume, &device, &target, fs_type.as_deref()))
+        step!("disk mounted", self.format_and_mount(volume, &device, &target, fs_type.as_deref(), label))
     }
 
     /// Unmounts a disk that no pod has, and detaches it from the machine (`UnmountDevice`, `TearDownDevice`). `name` is the path of

@@ -167,13 +167,18 @@ impl Mounter {
     }
 
     /// Mounts the block device of a `local` volume, or the `device` of an attached disk, and makes a file system first if the device
-    /// is empty (`MountDevice`).
+    /// is empty (`MountDevice`). A disk is mounted with the SELinux `label`, if there is one; `local` volumes have none.
     ///
     /// # Errors
     /// The device cannot be read, formatted or mounted.
-    pub async fn stage(&self, volume: &Volume, device: Option<&Path>) -> Result<(), Error> {
+    pub async fn stage(
+        &self,
+        volume: &Volume,
+        device: Option<&Path>,
+        label: Option<&str>,
+    ) -> Result<(), Error> {
         if let Some(device) = device {
-            return self.stage_disk(volume, device).await;
+            return self.stage_disk(volume, device, label).await;
         }
         let Source::Local { path, fs_type } = &volume.source else { return Ok(()) };
         let (device, target) = (path.clone(), self.paths.device_mount(&volume.name)?);
@@ -187,7 +192,7 @@ impl Mounter {
         step!("directory of local device created", task::blocking(move || make_directory(&of)))?;
         let fs_type = fs_type.as_deref().unwrap_or(DEFAULT_FS_TYPE);
         let mounted =
-            step!("local device mounted", self.format_and_mount(volume, path, &target, Some(fs_type)));
+            step!("local device mounted", self.format_and_mount(volume, path, &target, Some(fs_type), None));
         mounted.map_err(|source| Error::Device {
             device: path.clone(),
             target,
@@ -204,6 +209,7 @@ impl Mounter {
         device: &str,
         target: &Path,
         fs_type: Option<&str>,
+        label: Option<&str>,
     ) -> Result<(), Error> {
         let commands = &*self.commands;
         let fs_type = match disk_format(commands, device).await? {
@@ -220,7 +226,10 @@ impl Mounter {
             }
         };
         let read_only = volume.read_only.then_some("ro");
-        let options = joined(&volume.mount_options, read_only.into_iter().chain(["defaults"]));
+        // The quotes allow a label with a comma.
+        let context = label.map(|label| format!("context=\"{label}\""));
+        let more = context.as_deref().into_iter().chain(read_only).chain(["defaults"]);
+        let options = joined(&volume.mount_options, more);
         let kind = fs_type.map(|fs_type| words(["-t", fs_type])).unwrap_or_default();
         let arguments = [kind, words(["-o", &options, device]), vec![target.into()]].concat();
         commands::mount(commands, arguments, Until::Limit(DEVICE_LIMIT)).await

@@ -86,8 +86,11 @@ async fn one(
     let csi = match &provided.source {
         Source::Csi(csi) => csi,
         Source::InTree(of) => {
+            let rules = DriverRules::of(None);
+            let label = mount_label(pod, &volume.name, &provided, &rules, files)?;
             let desired = in_tree::desired(uid, of, provided.sizes.as_ref(), attaches);
-            return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules: DriverRules::of(None) });
+            let desired = DesiredVolume { label, ..desired };
+            return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules });
         }
     };
     let driver = &csi.driver;

@@ -20,6 +20,7 @@ use crate::expansion::{Expanded, NotExpanded};
 use crate::found::OnDisk;
 use crate::in_tree;
 use crate::resolve::{Resolution, Resolved};
+use crate::selinux;
 use crate::work::{Form, Mounted, Step};
 
 /// An operation in flight.
@@ -135,8 +136,12 @@ impl State {
         if open.is_cancelled() {
             return;
         }
-        let mut desired = BTreeMap::new();
+        let (mut desired, mut errors) = (BTreeMap::new(), resolution.errors);
         for (name, resolved) in resolution.volumes {
+            if let Some(error) = self.label_conflict(pod, &resolved.desired) {
+                errors.push(error);
+                continue;
+            }
             let form = resolved.form(root);
             self.supersede(pod, &resolved, &form);
             self.forms.insert(resolved.desired.name.clone(), form);
@@ -147,13 +152,26 @@ impl State {
             desired.insert(name, resolved.desired.clone());
             self.volumes.insert((pod.clone(), resolved.desired.spec_name.clone()), Arc::new(resolved));
         }
-        self.desired.set(pod, desired, resolution.errors);
+        self.desired.set(pod, desired, errors);
         let republished: BTreeSet<VolumeName> = self
             .volumes_of(pod)
             .filter(|volume| volume.rules.republish)
             .map(|volume| volume.desired.name.clone())
             .collect();
         self.actual.request_remount(pod, |name| republished.contains(name));
+    }
+
+    /// Returns why a pod cannot have a volume that other pods should have with another SELinux label.
+    fn label_conflict(&self, pod: &PodUid, volume: &DesiredVolume) -> Option<String> {
+        if self.desired.has(pod, &volume.name) {
+            return None;
+        }
+        let others = self.desired.all().map(|(_, other)| other).filter(|other| other.name == volume.name);
+        selinux::conflict(
+            &volume.spec_name,
+            volume.label.as_deref(),
+            others.map(|other| other.label.as_deref()),
+        )
     }
 
     /// Forgets a directory without metadata that belongs to a volume which is going to be mounted, which writes the metadata. A disk

@@ -467,14 +467,14 @@ fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes
     for (name, desired) in state.desired.volumes_of(uid) {
         let Some(volume) = state.volume(uid, &desired.spec_name) else { continue };
         let read_only = volume.provided.source.is_read_only();
+        // A volume that is mounted with a label needs no other one.
         if let Source::InTree(volume) = &volume.provided.source {
             // The paths of a volume that is mounted are valid.
             let Ok(host_path) = tools.in_tree.paths().host_path(volume, uid) else { continue };
-            mounted
-                .insert(name.to_owned(), MountedVolume { host_path, read_only, relabel: volume.relabel() });
+            let relabel = volume.relabel() && desired.label.is_none();
+            mounted.insert(name.to_owned(), MountedVolume { host_path, read_only, relabel });
             continue;
         }
-        // A volume that is mounted with a label needs no other one.
         let relabel = !read_only && desired.label.is_none();
         let path = match volume.provided.is_block {
             true => root.pod_device(uid.as_str(), &desired.spec_name),
