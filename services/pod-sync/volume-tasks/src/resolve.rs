@@ -29,7 +29,8 @@ pub(crate) struct Resolved {
 #[derive(Debug, Default)]
 pub(crate) struct Resolution {
     pub(crate) volumes: BTreeMap<String, Resolved>,
-    pub(crate) errors: Vec<String>,
+    /// By the name in the pod.
+    pub(crate) errors: Vec<(String, String)>,
 }
 
 /// Resolves all volumes of a pod that operations mount. Without an API server, volumes that have objects are errors.
@@ -41,7 +42,7 @@ pub(crate) async fn resolve(tools: &Tools, pod: &Arc<Pod>, uid: &PodUid) -> Reso
     for (volume, resolved) in join_all(all).await {
         match resolved {
             Ok(resolved) => drop(resolution.volumes.insert(volume.name.clone(), resolved)),
-            Err(error) => resolution.errors.push(error),
+            Err(error) => resolution.errors.push((volume.name.clone(), error)),
         }
     }
     resolution
