@@ -143,7 +143,10 @@ impl Mounter {
             path: directory.clone(),
             source: Box::new(source),
         })?;
-        step!("directory of disk removed", task::blocking(move || remove_directory(&directory)))
+        let has_own_parent =
+            plugin == Plugin::Iscsi && Disk::of_directory(name).is_some_and(|d| d.names_own_iface());
+        let remove = move || remove_directory(&directory, has_own_parent);
+        step!("directory of disk removed", task::blocking(remove))
     }
 
     async fn detach_fc(&self, name: &str, was_mounted: Option<String>) -> Result<(), Error> {
@@ -662,8 +665,9 @@ fn others(roots: &[PathBuf], own: &Path, iqn: &str) -> Result<Vec<Other>, Error>
     Ok(others)
 }
 
-/// Removes a global directory and the configuration in it. The kernel refuses if something is mounted there.
-fn remove_directory(directory: &Path) -> Result<(), Error> {
+/// Removes a global directory and the configuration in it, and its parent if that is of this volume alone. The kernel refuses if
+/// something is mounted there.
+fn remove_directory(directory: &Path, has_own_parent: bool) -> Result<(), Error> {
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return Ok(()) };
     let failed = |error: rustix::io::Errno| Error::file("remove directory", directory)(error.into());
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -682,5 +686,6 @@ fn remove_directory(directory: &Path) -> Result<(), Error> {
             Err(error) => return Err(failed(error)),
         }
     }
-    removal::directory(directory)
+    removal::directory(directory)?;
+    if has_own_parent { removal::directory(parent) } else { Ok(()) }
 }
