@@ -40,7 +40,7 @@ case $mode-$operation in
   iface-new) [ ! -e "records/iface-$iface" ] || exit 15; : > "records/iface-$iface" ;;
   iface-update) [ -e "records/iface-$iface" ] || exit 21 ;;
   iface-delete) [ -e "records/iface-$iface" ] || exit 21; rm "records/iface-$iface" ;;
-  discoverydb-discover) for target in a b; do : > "records/node-$target-$iface"; done ;;
+  discoverydb-discover) t=a; [ $iface != default ] || t=b; : > records/node-$t-$iface ;;
   node-update) [ -e "$node" ] || exit 21 ;;
   node-login)
     [ -e "$node" ] || exit 21
@@ -356,6 +356,12 @@ impl Scene {
         self.sim.delete("whole", None);
         self.sim.wait_gone("whole").await;
         self.nothing_left(&uid).await;
+        // The last step has its effect before it is counted.
+        let last = "directory of disk removed";
+        until("the last step has passed", LONG, async || {
+            if self.sim.cuts().has_passed(last) { Ok(()) } else { Err("it has not") }
+        })
+        .await;
         has(self.sim.cuts().disarm(), self.shape.unmount);
     }
 
