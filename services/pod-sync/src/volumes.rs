@@ -10,8 +10,7 @@ use pod_sync_csi::PLUGIN;
 use pod_sync_csi::client::{Usage, VolumeStats};
 use pod_sync_csi::paths::Root;
 use pod_sync_storage::{Drivers, Health, ProvidedUsage, ProvidedVolume};
-use pod_sync_volume_manager::actual::MountState;
-use pod_sync_volume_tasks::{MountPoint, VolumeTasks, VolumeView};
+use pod_sync_volume_tasks::{MountPoint, VolumeState, VolumeTasks, VolumeView};
 use quintlet_kit::{error_chain, task};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
@@ -52,9 +51,11 @@ impl Service {
 fn wire_volume(pod: String, volume: VolumeView, now: Timestamp) -> wire::VolumeView {
     let nanoseconds = |time: Timestamp| i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX);
     let state = match volume.state {
-        None => wire::VolumeState::NotMounted,
-        Some(MountState::Uncertain) => wire::VolumeState::Uncertain,
-        Some(MountState::Mounted) => wire::VolumeState::Mounted,
+        VolumeState::Unresolved => wire::VolumeState::Unresolved,
+        VolumeState::NotAttached => wire::VolumeState::NotAttached,
+        VolumeState::NotMounted => wire::VolumeState::NotMounted,
+        VolumeState::Uncertain => wire::VolumeState::Uncertain,
+        VolumeState::Mounted => wire::VolumeState::Mounted,
     };
     let (call, call_since_unix_ns) = volume.step.map_or_else(Default::default, |(step, age)| {
         (step.name().to_owned(), now.checked_sub(age).map_or(0, nanoseconds))
@@ -72,6 +73,7 @@ fn wire_volume(pod: String, volume: VolumeView, now: Timestamp) -> wire::VolumeV
         call_since_unix_ns,
         error,
         error_unix_ns,
+        needed_since_unix_ns: volume.needed_since.map_or(0, nanoseconds),
     }
 }
 
@@ -88,7 +90,7 @@ pub(crate) struct MountedVolumes {
 impl Drivers for MountedVolumes {
     fn mounted(&self, uid: &PodUid) -> Vec<ProvidedVolume> {
         let views = self.tasks.views().into_iter();
-        let mounted = views.filter(|volume| volume.pod == *uid && volume.state == Some(MountState::Mounted));
+        let mounted = views.filter(|volume| volume.pod == *uid && volume.state == VolumeState::Mounted);
         // A pod that no longer needs a volume is terminating.
         let needed = mounted.filter(|volume| !volume.name.is_empty());
         let provided = needed.filter_map(|volume| {
@@ -170,13 +172,15 @@ mod tests {
             name: "data".to_owned(),
             spec_name: "pv-1".to_owned(),
             volume: "kubernetes.io/csi/d.csi^h".to_owned(),
-            state: None,
+            state: VolumeState::NotAttached,
+            needed_since: Some(now),
             step: Some((Step::Stage, Duration::from_secs(12))),
             error: Some(("boom".to_owned(), now)),
         };
         let view = wire_volume("shop/db-0".to_owned(), volume, now);
-        assert_eq!((view.state(), view.call.as_str()), (wire::VolumeState::NotMounted, "NodeStageVolume"));
+        assert_eq!((view.state(), view.call.as_str()), (wire::VolumeState::NotAttached, "NodeStageVolume"));
         let at = i64::try_from(now.as_nanosecond()).unwrap();
+        assert_eq!(view.needed_since_unix_ns, at);
         assert_eq!(view.call_since_unix_ns, at - 12_000_000_000);
         assert_eq!((view.error.as_str(), view.error_unix_ns), ("boom", at));
     }

@@ -1,4 +1,4 @@
-//! `quintctl volumes`: volumes of claims and CSI drivers, with the call of the driver in progress and the last error.
+//! `quintctl volumes`: volumes of claims and CSI drivers, with their state, the call of the driver in progress and the last error.
 
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
@@ -49,11 +49,7 @@ pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
             or_nothing(&volume.spec_name),
             state(volume).to_owned(),
             or_nothing(&volume.call),
-            if volume.call_since_unix_ns == 0 {
-                NOTHING.to_owned()
-            } else {
-                age(now - volume.call_since_unix_ns)
-            },
+            since(volume).map_or_else(|| NOTHING.to_owned(), |since| age(now - since)),
         ];
         if wide {
             row.extend([or_nothing(&volume.volume), or_nothing(&volume.pod_uid)]);
@@ -69,7 +65,10 @@ pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
 pub fn explanation(volume: &VolumeView, now: i64) -> Option<String> {
     let mut out = match (volume.call.as_str(), volume.state()) {
         ("", VolumeState::Mounted) if volume.error.is_empty() => return None,
-        ("", _) => state(volume).to_owned(),
+        ("", _) => match since(volume) {
+            Some(since) => format!("{} for {}", state(volume), age(now - since)),
+            None => state(volume).to_owned(),
+        },
         (call, _) => {
             format!("{}, {} for {}", state(volume), clean(call), age(now - volume.call_since_unix_ns))
         }
@@ -81,11 +80,24 @@ pub fn explanation(volume: &VolumeView, now: i64) -> Option<String> {
     Some(out)
 }
 
+/// Returns since when the call is in progress, or since when the pod waits for the volume.
+fn since(volume: &VolumeView) -> Option<i64> {
+    let wait = match volume.state() {
+        VolumeState::NotMounted | VolumeState::NotAttached | VolumeState::Unresolved => {
+            volume.needed_since_unix_ns
+        }
+        VolumeState::Uncertain | VolumeState::Mounted | VolumeState::Unspecified => 0,
+    };
+    [volume.call_since_unix_ns, wait].into_iter().find(|since| *since != 0)
+}
+
 fn state(volume: &VolumeView) -> &'static str {
     match volume.state() {
         VolumeState::Mounted => "mounted",
         VolumeState::Uncertain => "uncertain",
         VolumeState::NotMounted => "not mounted",
+        VolumeState::NotAttached => "not attached",
+        VolumeState::Unresolved => "unresolved",
         VolumeState::Unspecified => NOTHING,
     }
 }
@@ -108,6 +120,7 @@ pub(crate) struct VolumeData {
     spec_name: String,
     volume: String,
     state: &'static str,
+    needed_since: Option<String>,
     call: String,
     call_since: Option<String>,
     error: String,
@@ -126,8 +139,11 @@ impl From<&VolumeView> for VolumeData {
                 VolumeState::Mounted => "Mounted",
                 VolumeState::Uncertain => "Uncertain",
                 VolumeState::NotMounted => "NotMounted",
+                VolumeState::NotAttached => "NotAttached",
+                VolumeState::Unresolved => "Unresolved",
                 VolumeState::Unspecified => "Unknown",
             },
+            needed_since: time(volume.needed_since_unix_ns),
             call: volume.call.clone(),
             call_since: time(volume.call_since_unix_ns),
             error: volume.error.clone(),
@@ -161,6 +177,7 @@ mod tests {
             call_since_unix_ns: NOW - 12 * S,
             error: "MountVolume.MountDevice failed for volume \"pv-data\" :\n rpc error".to_owned(),
             error_unix_ns: NOW - 73 * S,
+            needed_since_unix_ns: NOW - 90 * S,
             ..volume("default/db-1", "data", VolumeState::NotMounted)
         }
     }
@@ -173,14 +190,30 @@ mod tests {
             call_since_unix_ns: NOW - 3 * S,
             ..volume("7", "", VolumeState::Uncertain)
         };
-        let volumes = [volume("default/db-0", "data", VolumeState::Mounted), staging(), left];
+        let mounted = volume("default/db-0", "data", VolumeState::Mounted);
+        let mounted = VolumeView { needed_since_unix_ns: NOW - 900 * S, ..mounted };
+        let unattached = VolumeView {
+            needed_since_unix_ns: NOW - 45 * S,
+            ..volume("default/db-2", "data", VolumeState::NotAttached)
+        };
+        let unresolved = VolumeView {
+            spec_name: String::new(),
+            volume: String::new(),
+            needed_since_unix_ns: NOW - 20 * S,
+            error: "error processing PVC default/data-db-3: PVC is not bound".to_owned(),
+            error_unix_ns: NOW - 5 * S,
+            ..volume("default/db-3", "data", VolumeState::Unresolved)
+        };
+        let volumes = [mounted, staging(), unattached, unresolved, left];
         assert_eq!(
             render(&volumes, NOW, false),
             "\
-POD    VOLUME  SOURCE   STATE        CALL                 AGE  LAST ERROR
-db-0   data    pv-data  mounted      –                    –
-db-1   data    pv-data  not mounted  NodeStageVolume      12s  73s ago: MountVolume.MountDevice failed for volume \"pv-data\" :  rpc error
-uid-7  –       pv-      uncertain    NodeUnpublishVolume  3s
+POD    VOLUME  SOURCE   STATE         CALL                 AGE  LAST ERROR
+db-0   data    pv-data  mounted       –                    –
+db-1   data    pv-data  not mounted   NodeStageVolume      12s  73s ago: MountVolume.MountDevice failed for volume \"pv-data\" :  rpc error
+db-2   data    pv-data  not attached  –                    45s
+db-3   data    –        unresolved    –                    20s  5s ago: error processing PVC default/data-db-3: PVC is not bound
+uid-7  –       pv-      uncertain     NodeUnpublishVolume  3s
 "
         );
         let wide = render(&volumes, NOW, true);
@@ -202,6 +235,11 @@ uid-7  –       pv-      uncertain    NodeUnpublishVolume  3s
                  \"pv-data\" :  rpc error"
             )
         );
+        let unattached = VolumeView {
+            needed_since_unix_ns: NOW - 45 * S,
+            ..volume("a/b", "data", VolumeState::NotAttached)
+        };
+        assert_eq!(explanation(&unattached, NOW).as_deref(), Some("not attached for 45s"));
         let republish = VolumeView { call: String::new(), call_since_unix_ns: 0, ..staging() };
         let republish = VolumeView { state: VolumeState::Mounted.into(), ..republish };
         assert!(explanation(&republish, NOW).unwrap().starts_with("mounted; last error 73s ago: "));
@@ -212,5 +250,6 @@ uid-7  –       pv-      uncertain    NodeUnpublishVolume  3s
         let value = serde_json::to_value(VolumeData::from(&staging())).unwrap();
         assert_eq!((&value["state"], &value["call"]), (&"NotMounted".into(), &"NodeStageVolume".into()));
         assert_eq!(value["callSince"], "2027-01-15T07:59:48.000Z");
+        assert_eq!(value["neededSince"], "2027-01-15T07:58:30.000Z");
     }
 }

@@ -23,7 +23,6 @@ pub mod version;
 pub mod volume;
 pub mod volume_data;
 
-mod references;
 mod removal;
 
 /// Name of the volume plugin.

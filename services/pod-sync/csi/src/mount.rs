@@ -17,13 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pod_sync_plugins::call::{CallError, Deadline};
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::{failpoint, mount_table, task};
 
 use crate::client::{Access, Capabilities, ExpandCall, LIMIT, MountCall, VolumeStats};
 use crate::drivers::{Driver, Drivers};
 use crate::error::{CsiError, Outcome};
 use crate::paths::{self, Root};
-use crate::references;
 use crate::removal;
 use crate::volume::{Secrets, Volume};
 use crate::volume_data::{LifecycleMode, VolumeData};
@@ -143,15 +142,16 @@ impl Mounter {
         }
         let dir = parent(&path);
         let made = path.clone();
-        step!("directory of staged volume created", task::blocking(move || make_directory(&made)))
-            .map_err(|e| e.at("attacher.MountDevice failed to create dir"))?;
+        let created =
+            step!("directory of staged volume created", task::blocking(move || make_directory(&made)))
+                .map_err(|e| e.at("attacher.MountDevice failed to create dir"));
         let data = VolumeData {
             driver_name: volume.driver.clone(),
             volume_handle: volume.handle.clone(),
             selinux_mount_context: args.selinux_label.clone().unwrap_or_default(),
             ..VolumeData::default()
         };
-        self.save(&dir, data).await?;
+        self.prepared(created, &dir, data, Some(&*path)).await?;
         let access = file_system(volume, args.selinux_label.as_deref(), args.fs_group, capabilities);
         let call = mount_call(volume, &args.publish_context, &args.secrets, access, capabilities);
         match step!("volume staged", driver.client.stage(by, call, &path)) {
@@ -186,8 +186,8 @@ impl Mounter {
         };
         let dir = parent(&path);
         let made = dir.clone();
-        step!("directory of volume created", task::blocking(move || make_directory(&made)))
-            .map_err(|e| e.at("mounter.SetUpAt failed to create dir"))?;
+        let created = step!("directory of volume created", task::blocking(move || make_directory(&made)))
+            .map_err(|e| e.at("mounter.SetUpAt failed to create dir"));
         let data = VolumeData {
             attachment_id: paths::attachment_name(&volume.handle, &volume.driver, &self.node),
             driver_name: volume.driver.clone(),
@@ -197,7 +197,7 @@ impl Mounter {
             volume_handle: volume.handle.clone(),
             volume_lifecycle_mode: format!("{:?}", volume.lifecycle),
         };
-        self.save(&dir, data).await?;
+        self.prepared(created, &dir, data, Some(&*path).filter(|_| !args.mounted_before)).await?;
         let access = file_system(volume, args.selinux_label.as_deref(), args.fs_group, capabilities);
         let call = mount_call(volume, &args.publish_context, &args.secrets, access, capabilities);
         let published = driver.client.publish(by, call, staged.as_deref(), &path, volume.read_only);
@@ -240,8 +240,13 @@ impl Mounter {
             return self.remove_unknown(global_mount).await;
         };
         let (path, pods) = (global_mount.to_owned(), self.root.pods());
-        let references = task::blocking(move || references::in_pods(&path, &pods)).await;
-        let mounts = references.map_err(CsiError::file("read the mounts of", global_mount))?;
+        let references = move || -> std::io::Result<_> {
+            let mounts = mount_table::read()?;
+            let is_mounted = mount_table::is_mount_point(&mounts, &path);
+            Ok(if is_mounted { mount_table::references(&mounts, &path, &pods) } else { Vec::new() })
+        };
+        let mounts =
+            task::blocking(references).await.map_err(CsiError::file("read the mounts of", global_mount))?;
         if !mounts.is_empty() {
             return Err(CsiError::InUse { path: global_mount.to_owned(), mounts });
         }
@@ -330,6 +335,27 @@ impl Mounter {
             capabilities,
         };
         Ok(step!("volume expanded", driver.client.expand(by, call))?)
+    }
+
+    /// Writes the metadata if the directory could be created. After an error, as on a full disk, the directory of the mount point
+    /// `new` is removed again, unless something is mounted there.
+    async fn prepared(
+        &self,
+        created: Result<(), CsiError>,
+        dir: &Path,
+        data: VolumeData,
+        new: Option<&Path>,
+    ) -> Result<(), CsiError> {
+        let prepared = match created {
+            Ok(()) => self.save(dir, data).await,
+            Err(error) => Err(error),
+        };
+        if let (Err(_), Some(path)) = (&prepared, new)
+            && let Err(left) = remove(path, "an error").await
+        {
+            tracing::warn!(path = %path.display(), error = left.text(), "failed to remove volume directory");
+        }
+        prepared
     }
 
     pub(crate) async fn save(&self, dir: &Path, data: VolumeData) -> Result<(), CsiError> {

@@ -26,10 +26,19 @@ pub(crate) fn unmount(path: &Path) -> Result<(), CsiError> {
     Ok(())
 }
 
-/// Removes the metadata file in a directory.
+/// Removes the metadata file in a directory, and those that processes were writing when they were killed.
 pub(crate) fn data(dir: &Path) -> Result<(), CsiError> {
-    let path = dir.join(VOLUME_DATA);
-    absent(fs::remove_file(&path)).map_err(CsiError::file("delete volume data file", &path))
+    let remove =
+        |path: &Path| absent(fs::remove_file(path)).map_err(CsiError::file("delete volume data file", path));
+    remove(&dir.join(VOLUME_DATA))?;
+    let prefix = format!(".{VOLUME_DATA}.");
+    // A directory that cannot be read is not removed either, which has the reason.
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&prefix) {
+            remove(&entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a file or a link.

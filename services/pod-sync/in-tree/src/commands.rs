@@ -7,6 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use quintlet_kit::failpoint;
 use rustix::process::{Pid, Signal};
 use tokio_util::sync::CancellationToken;
 
@@ -121,7 +122,10 @@ pub(crate) async fn run(
     arguments: &[OsString],
     until: Until<'_>,
 ) -> Result<Ended, Error> {
-    commands.run(program, arguments, until).await.map_err(|error| match error.kind() {
+    failpoint::reached!(File, Before, "volume command run");
+    let ended = commands.run(program, arguments, until).await;
+    failpoint::reached!(File, After, "volume command run");
+    ended.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Error::NoCommand(program),
         _ => Error::Command { command: program.to_owned(), cause: error.to_string(), output: String::new() },
     })

@@ -17,7 +17,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::{failpoint, mount_table, task};
 use quintlet_model::ids::PodUid;
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags};
 use rustix::mount::UnmountFlags;
@@ -29,7 +29,6 @@ use crate::fc;
 use crate::host::{Session, entries, name_of};
 use crate::iscsi::{self, Chap, DISCOVERY_KEYS, Disk, Other, SESSION_KEYS, arguments};
 use crate::mount::{Mounter, make_directory, step};
-use crate::references;
 use crate::removal;
 use crate::volume::{Plugin, Source, Volume};
 
@@ -98,7 +97,12 @@ impl Mounter {
     }
 
     /// Mounts the device of a disk in its global directory (`MountDevice`).
-    pub(crate) async fn stage_disk(&self, volume: &Volume, device: &Path) -> Result<(), Error> {
+    pub(crate) async fn stage_disk(
+        &self,
+        volume: &Volume,
+        device: &Path,
+        label: Option<&str>,
+    ) -> Result<(), Error> {
         let target = self.paths.disk(volume.plugin(), false, &volume.device_name())?;
         let at = target.clone();
         if task::blocking(move || crate::mount::is_mounted(&at)).await? {
@@ -113,7 +117,7 @@ impl Mounter {
         };
         let fs_type = fs_type.filter(|fs_type| !fs_type.is_empty());
         let device = device.display().to_string();
-        step!("disk mounted", self.format_and_mount(volume, &device, &target, fs_type.as_deref()))
+        step!("disk mounted", self.format_and_mount(volume, &device, &target, fs_type.as_deref(), label))
     }
 
     /// Unmounts a disk that no pod has, and detaches it from the machine (`UnmountDevice`, `TearDownDevice`). `name` is the path of
@@ -139,7 +143,10 @@ impl Mounter {
             path: directory.clone(),
             source: Box::new(source),
         })?;
-        step!("directory of disk removed", task::blocking(move || remove_directory(&directory)))
+        let has_own_parent =
+            plugin == Plugin::Iscsi && Disk::of_directory(name).is_some_and(|d| d.names_own_iface());
+        let remove = move || remove_directory(&directory, has_own_parent);
+        step!("directory of disk removed", task::blocking(remove))
     }
 
     async fn detach_fc(&self, name: &str, was_mounted: Option<String>) -> Result<(), Error> {
@@ -542,8 +549,8 @@ fn sessions(host: &crate::host::Host, iqn: &str) -> Result<Vec<Session>, Error> 
     host.sessions(iqn).map_err(Error::file("read", &host.sys.join("class/iscsi_host")))
 }
 
-fn mounts() -> Result<Vec<references::Mount>, Error> {
-    references::mounts().map_err(Error::file("read", Path::new("/proc/self/mountinfo")))
+fn mounts() -> Result<Vec<mount_table::Mount>, Error> {
+    mount_table::read().map_err(Error::file("read", Path::new(mount_table::FILE)))
 }
 
 /// Returns the devices of a disk that have links, with their names.
@@ -599,7 +606,7 @@ fn unmount(
         let Some(mount) = mounts.iter().rev().find(|mount| mount.path == directory) else {
             return Ok(Some(device));
         };
-        let others = references::in_pods(&mounts, directory, pods);
+        let others = mount_table::references(&mounts, directory, pods);
         if !others.is_empty() {
             return Err(Error::InUse { path: directory.to_owned(), mounts: others });
         }
@@ -658,8 +665,9 @@ fn others(roots: &[PathBuf], own: &Path, iqn: &str) -> Result<Vec<Other>, Error>
     Ok(others)
 }
 
-/// Removes a global directory and the configuration in it. The kernel refuses if something is mounted there.
-fn remove_directory(directory: &Path) -> Result<(), Error> {
+/// Removes a global directory and the configuration in it, and its parent if that is of this volume alone. The kernel refuses if
+/// something is mounted there.
+fn remove_directory(directory: &Path, has_own_parent: bool) -> Result<(), Error> {
     let (Some(parent), Some(name)) = (directory.parent(), directory.file_name()) else { return Ok(()) };
     let failed = |error: rustix::io::Errno| Error::file("remove directory", directory)(error.into());
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -678,5 +686,6 @@ fn remove_directory(directory: &Path) -> Result<(), Error> {
             Err(error) => return Err(failed(error)),
         }
     }
-    removal::directory(directory)
+    removal::directory(directory)?;
+    if has_own_parent { removal::directory(parent) } else { Ok(()) }
 }

@@ -6,11 +6,11 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use quintlet_kit::mount_table::{self, Mount};
 use quintlet_model::ids::PodUid;
 
 use crate::disks::{is_own_file, read_disk_of};
 use crate::paths::Paths;
-use crate::references::{self, Mount};
 use crate::volume::Plugin;
 
 /// A volume of a pod.
@@ -32,6 +32,8 @@ pub struct FoundDevice {
     pub plugin: Plugin,
     pub name: String,
     pub is_block: bool,
+    /// SELinux label that a disk is mounted with (`GetSELinuxMountContext`).
+    pub label: Option<String>,
 }
 
 /// Returns the volumes of all pods, and the devices, sorted. Blocks.
@@ -41,16 +43,20 @@ pub struct FoundDevice {
 pub fn read(root: &Path) -> io::Result<(Vec<FoundInPod>, Vec<FoundDevice>)> {
     let paths = Paths::new(root);
     let (mut volumes, mut devices) = (Vec::new(), Vec::new());
+    let mounts = mount_table::read()?;
     for dir in entries(&paths.device_mounts(), FileType::is_dir)? {
-        devices.push(FoundDevice { plugin: Plugin::Local, name: name(&dir), is_block: false });
+        devices.push(FoundDevice { plugin: Plugin::Local, name: name(&dir), is_block: false, label: None });
     }
     for dir in entries(&paths.block_volumes(Plugin::Local), FileType::is_dir)? {
-        devices.push(FoundDevice { plugin: Plugin::Local, name: name(&dir), is_block: true });
+        devices.push(FoundDevice { plugin: Plugin::Local, name: name(&dir), is_block: true, label: None });
     }
     for plugin in [Plugin::Iscsi, Plugin::Fc] {
         for is_block in [false, true] {
-            let names = disks(&paths.disks(plugin, is_block), plugin)?;
-            devices.extend(names.into_iter().map(|name| FoundDevice { plugin, name, is_block }));
+            let root = paths.disks(plugin, is_block);
+            for name in disks(&root, plugin)? {
+                let label = label_at(&mounts, &root.join(&name));
+                devices.push(FoundDevice { plugin, name, is_block, label });
+            }
         }
     }
     // The pods with a block device, and the device's numbers.
@@ -65,7 +71,6 @@ pub fn read(root: &Path) -> io::Result<(Vec<FoundInPod>, Vec<FoundDevice>)> {
             bound.entry((*plugin, pod)).or_default().push((numbers, device));
         }
     }
-    let mounts = references::mounts()?;
     for dir in entries(&paths.pods(), FileType::is_dir)? {
         let Ok(pod) = PodUid::parse(&name(&dir)) else { continue };
         for plugin in [Plugin::Local, Plugin::Nfs, Plugin::Iscsi, Plugin::Fc] {
@@ -143,6 +148,12 @@ fn device_at(mounts: &[Mount], path: &Path, disks: &Path) -> Option<String> {
     names.next().map(|name| name.display().to_string())
 }
 
+/// Returns the SELinux label that a file system is mounted with.
+fn label_at(mounts: &[Mount], path: &Path) -> Option<String> {
+    let mount = mounts.iter().rev().find(|mount| mount.path == path)?;
+    mount.option("context").map(str::to_owned)
+}
+
 fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
@@ -161,4 +172,29 @@ fn entries(dir: &Path, is_wanted: impl Fn(&FileType) -> bool) -> io::Result<Vec<
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_label_of_a_disk_is_that_of_its_newest_mount() {
+        let mount = |path: &str, options: &str| Mount {
+            device: "8:1".to_owned(),
+            root: PathBuf::from("/"),
+            path: PathBuf::from(path),
+            fs_type: "ext4".to_owned(),
+            options: options.to_owned(),
+            is_shared: false,
+        };
+        let mounts = [
+            mount("/g", "rw,context=a:b:c:s0"),
+            mount("/g", "rw,context=\"a:b:c:s0:c1,c2\""),
+            mount("/none", "rw,seclabel"),
+        ];
+        assert_eq!(label_at(&mounts, Path::new("/g")).as_deref(), Some("a:b:c:s0:c1,c2"));
+        assert_eq!(label_at(&mounts, Path::new("/none")), None);
+        assert_eq!(label_at(&mounts, Path::new("/absent")), None);
+    }
 }

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::references::Mount;
+use quintlet_kit::mount_table::Mount;
 
 /// Directories of devices, which tests replace, and limits of waits.
 #[derive(Debug, Clone)]

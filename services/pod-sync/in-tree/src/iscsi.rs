@@ -212,6 +212,13 @@ impl Disk {
         !self.initiator_name.is_empty() && self.iface == format!("{portal}:{}", self.vol_name)
     }
 
+    /// Returns whether the interface in a global directory was made for its volume.
+    #[must_use]
+    pub fn names_own_iface(&self) -> bool {
+        let portal = self.portals.first().map(String::as_str).unwrap_or_default();
+        self.iface.strip_prefix(portal).is_some_and(|volume| volume.starts_with(':'))
+    }
+
     /// Returns whether a link below `/dev/disk/by-path` is that of the disk at a portal.
     #[must_use]
     pub fn is_path(&self, name: &str, portal: &str, transport: &str) -> bool {

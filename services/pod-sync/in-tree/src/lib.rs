@@ -30,7 +30,6 @@ pub mod resize;
 pub mod translation;
 pub mod volume;
 
-mod references;
 mod removal;
 mod targets;
 

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use pod_sync_volumes::host_path;
 use pod_sync_volumes::ownership::GroupChange;
-use quintlet_kit::{failpoint, task};
+use quintlet_kit::{failpoint, mount_table, task};
 use quintlet_model::ids::PodUid;
 use rustix::mount::MountFlags;
 use tokio_util::sync::CancellationToken;
@@ -28,7 +28,6 @@ use crate::commands::{self, Commands, SystemCommands, Until};
 use crate::error::Error;
 use crate::host::Host;
 use crate::paths::Paths;
-use crate::references;
 use crate::removal;
 use crate::targets::Targets;
 use crate::volume::{Plugin, Source, Volume};
@@ -168,13 +167,18 @@ impl Mounter {
     }
 
     /// Mounts the block device of a `local` volume, or the `device` of an attached disk, and makes a file system first if the device
-    /// is empty (`MountDevice`).
+    /// is empty (`MountDevice`). A disk is mounted with the SELinux `label`, if there is one; `local` volumes have none.
     ///
     /// # Errors
     /// The device cannot be read, formatted or mounted.
-    pub async fn stage(&self, volume: &Volume, device: Option<&Path>) -> Result<(), Error> {
+    pub async fn stage(
+        &self,
+        volume: &Volume,
+        device: Option<&Path>,
+        label: Option<&str>,
+    ) -> Result<(), Error> {
         if let Some(device) = device {
-            return self.stage_disk(volume, device).await;
+            return self.stage_disk(volume, device, label).await;
         }
         let Source::Local { path, fs_type } = &volume.source else { return Ok(()) };
         let (device, target) = (path.clone(), self.paths.device_mount(&volume.name)?);
@@ -188,7 +192,7 @@ impl Mounter {
         step!("directory of local device created", task::blocking(move || make_directory(&of)))?;
         let fs_type = fs_type.as_deref().unwrap_or(DEFAULT_FS_TYPE);
         let mounted =
-            step!("local device mounted", self.format_and_mount(volume, path, &target, Some(fs_type)));
+            step!("local device mounted", self.format_and_mount(volume, path, &target, Some(fs_type), None));
         mounted.map_err(|source| Error::Device {
             device: path.clone(),
             target,
@@ -205,6 +209,7 @@ impl Mounter {
         device: &str,
         target: &Path,
         fs_type: Option<&str>,
+        label: Option<&str>,
     ) -> Result<(), Error> {
         let commands = &*self.commands;
         let fs_type = match disk_format(commands, device).await? {
@@ -221,7 +226,10 @@ impl Mounter {
             }
         };
         let read_only = volume.read_only.then_some("ro");
-        let options = joined(&volume.mount_options, read_only.into_iter().chain(["defaults"]));
+        // The quotes allow a label with a comma.
+        let context = label.map(|label| format!("context=\"{label}\""));
+        let more = context.as_deref().into_iter().chain(read_only).chain(["defaults"]);
+        let options = joined(&volume.mount_options, more);
         let kind = fs_type.map(|fs_type| words(["-t", fs_type])).unwrap_or_default();
         let arguments = [kind, words(["-o", &options, device]), vec![target.into()]].concat();
         commands::mount(commands, arguments, Until::Limit(DEVICE_LIMIT)).await
@@ -273,13 +281,12 @@ impl Mounter {
             };
             // The mount table has no links.
             let real = fs::canonicalize(&source).map_err(Error::file("read", &source))?;
-            let mounts =
-                references::mounts().map_err(Error::file("read", Path::new("/proc/self/mountinfo")))?;
+            let mounts = mount_table::read().map_err(Error::file("read", Path::new(mount_table::FILE)))?;
             let own = at.display().to_string();
-            let mut others = references::in_pods(&mounts, &real, &pods);
+            let mut others = mount_table::references(&mounts, &real, &pods);
             others.retain(|other| *other != own);
             let owner = fs::metadata(&source).map_err(Error::file("read", &source))?.gid();
-            Ok((source, references::is_mount_point(&mounts, &at), others, owner))
+            Ok((source, mount_table::is_mount_point(&mounts, &at), others, owner))
         });
         let (source, is_mounted, others, owner) = found.await?;
         let at = target.clone();
@@ -437,10 +444,9 @@ impl Mounter {
     pub async fn unstage(&self, name: &str) -> Result<(), Error> {
         let (target, pods) = (self.paths.device_mount(name)?, self.paths.pods());
         let unmount = move || {
-            let mounts =
-                references::mounts().map_err(Error::file("read", Path::new("/proc/self/mountinfo")))?;
-            if references::is_mount_point(&mounts, &target) {
-                let mounts = references::in_pods(&mounts, &target, &pods);
+            let mounts = mount_table::read().map_err(Error::file("read", Path::new(mount_table::FILE)))?;
+            if mount_table::is_mount_point(&mounts, &target) {
+                let mounts = mount_table::references(&mounts, &target, &pods);
                 if !mounts.is_empty() {
                     return Err(Error::InUse { path: target, mounts });
                 }
@@ -453,8 +459,8 @@ impl Mounter {
 
 /// Returns whether something is mounted at a path. Blocks.
 pub(crate) fn is_mounted(path: &Path) -> Result<bool, Error> {
-    let mounts = references::mounts().map_err(Error::file("read", Path::new("/proc/self/mountinfo")))?;
-    Ok(references::is_mount_point(&mounts, path))
+    let mounts = mount_table::read().map_err(Error::file("read", Path::new(mount_table::FILE)))?;
+    Ok(mount_table::is_mount_point(&mounts, path))
 }
 
 pub(crate) fn make_directory(path: &Path) -> Result<(), Error> {

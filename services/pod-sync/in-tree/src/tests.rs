@@ -75,10 +75,9 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        let table = procfs::process::Process::myself().unwrap().mountinfo().unwrap();
-        for mount in table.0.into_iter().rev().filter(|mount| mount.mount_point.starts_with(self.base.path()))
-        {
-            let _gone = rustix::mount::unmount(&mount.mount_point, rustix::mount::UnmountFlags::DETACH);
+        let mounts = quintlet_kit::mount_table::read().unwrap();
+        for mount in mounts.into_iter().rev().filter(|mount| mount.path.starts_with(self.base.path())) {
+            let _gone = rustix::mount::unmount(&mount.path, rustix::mount::UnmountFlags::DETACH);
         }
     }
 }
@@ -127,6 +126,20 @@ fn in_pod(pod: PodUid, is_block: bool) -> FoundInPod {
     FoundInPod { pod, plugin: Plugin::Local, device: Some(name.clone()), name, is_block }
 }
 
+/// Waits until a killed process has ended, which may take longer than the call on a busy machine.
+async fn killed(pid: &str) {
+    let has_ended = async {
+        loop {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            if stat.is_empty() || stat.contains(") Z ") {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), has_ended).await.expect("the process ends");
+}
+
 fn mode_of(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
@@ -138,7 +151,7 @@ async fn a_local_directory_is_bound_for_each_pod_and_keeps_its_files() {
     let mut paths = Vec::new();
     for pod in [uid(1), uid(2)] {
         mounter.check(&volume).await.unwrap();
-        mounter.stage(&volume, None).await.unwrap();
+        mounter.stage(&volume, None, None).await.unwrap();
         assert_eq!(mounter.publish(&volume, &pod, none(), &CancellationToken::new()).await.unwrap(), None);
         // A repetition changes nothing.
         mounter.publish(&volume, &pod, none(), &CancellationToken::new()).await.unwrap();
@@ -275,7 +288,7 @@ async fn an_empty_device_gets_a_file_system_once_and_is_unmounted_after_its_last
     let device = LoopDevice::new(node.base.path());
     let (mounter, volume) = (node.mounter(), local(Path::new(&device.0)));
     let unformatted = Volume { read_only: true, ..volume.clone() };
-    let error = mounter.stage(&unformatted, None).await.unwrap_err().to_string();
+    let error = mounter.stage(&unformatted, None, None).await.unwrap_err().to_string();
     let target = mounter.paths().device_mount("pv-1").unwrap();
     assert_eq!(
         error,
@@ -288,8 +301,8 @@ async fn an_empty_device_gets_a_file_system_once_and_is_unmounted_after_its_last
     );
     for content in ["first", "second"] {
         mounter.check(&volume).await.unwrap();
-        mounter.stage(&volume, None).await.unwrap();
-        mounter.stage(&volume, None).await.unwrap();
+        mounter.stage(&volume, None, None).await.unwrap();
+        mounter.stage(&volume, None, None).await.unwrap();
         mounter.publish(&volume, &uid(1), group(4711), &CancellationToken::new()).await.unwrap();
         let path = mounter.paths().host_path(&volume, &uid(1)).unwrap();
         assert_eq!(path.join("first").exists(), content == "second", "the file system is kept");
@@ -297,7 +310,7 @@ async fn an_empty_device_gets_a_file_system_once_and_is_unmounted_after_its_last
         let found = found::read(&node.root()).unwrap();
         assert_eq!(
             found.1,
-            [FoundDevice { plugin: Plugin::Local, name: "pv-1".to_owned(), is_block: false }]
+            [FoundDevice { plugin: Plugin::Local, name: "pv-1".to_owned(), is_block: false, label: None }]
         );
         let error = mounter.unstage("pv-1").await.unwrap_err().to_string();
         assert!(error.contains("is still mounted by other references"), "{error}");
@@ -324,7 +337,8 @@ async fn a_block_volume_is_bound_and_linked_for_each_pod() {
         assert_eq!(fs::metadata(bound).unwrap().rdev(), fs::metadata(&device.0).unwrap().rdev());
     }
     let in_pod = |pod| in_pod(pod, true);
-    let devices = vec![FoundDevice { plugin: Plugin::Local, name: "pv-1".to_owned(), is_block: true }];
+    let devices =
+        vec![FoundDevice { plugin: Plugin::Local, name: "pv-1".to_owned(), is_block: true, label: None }];
     assert_eq!(found::read(&node.root()).unwrap(), (vec![in_pod(uid(1)), in_pod(uid(2))], devices));
     mounter.unmap(Plugin::Local, &uid(1), "pv-1", Some("pv-1")).await.unwrap();
     assert!(mounter.unmap_device("pv-1").await.is_err(), "a pod has the device");
@@ -437,8 +451,7 @@ async fn a_mount_of_nfs_in_progress_is_killed_with_its_children_when_the_pod_is_
     // The parent is reaped. The child is, by another process, soon.
     let pids = fs::read_to_string(base.join("pids")).unwrap();
     for pid in pids.split_whitespace() {
-        let state = || fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        assert!(state().is_empty() || state().contains(") Z "), "{pid}: {}", state());
+        killed(pid).await;
     }
     mounter.unpublish(Plugin::Nfs, &pod, "pv-1").await.unwrap();
     assert!(!mounter.paths().host_path(&volume, &pod).unwrap().exists());
@@ -457,7 +470,7 @@ async fn a_device_with_a_file_system_is_repaired_and_never_formatted() {
         (&[(2, ""), (1, "too small")], Err("format of disk")),
     ] {
         let (commands, mounter) = with_results(&node, results);
-        let staged = mounter.stage(&local(Path::new(&device.0)), None).await;
+        let staged = mounter.stage(&local(Path::new(&device.0)), None, None).await;
         let ran = commands.ran.lock();
         match expected {
             Ok(second) => {

@@ -116,8 +116,9 @@ pub(crate) fn read_in_tree(root: &Path, disk: &mut OnDisk) -> io::Result<()> {
         disk.forms.insert(volume.clone(), form);
         disk.volumes.push(Found { pod, spec_name: name, volume: Some((volume, has_device)) });
     }
-    for FoundDevice { plugin, name, is_block } in devices {
+    for FoundDevice { plugin, name, is_block, label } in devices {
         let volume = in_tree::name_on_disk(plugin, &name);
+        disk.labels.extend(label.map(|label| (volume.clone(), label)));
         disk.forms.insert(volume.clone(), Form::InTree { plugin, is_block, device: name });
         disk.devices.push(volume);
     }

@@ -22,7 +22,9 @@ mod selinux;
 mod state;
 mod tasks;
 mod tools;
+mod views;
 mod work;
 
-pub use tasks::{Inputs, MountPoint, NotReady, StillMounted, VolumeTasks, VolumeView};
+pub use tasks::{Inputs, MountPoint, NotReady, StillMounted, VolumeTasks};
+pub use views::{VolumeState, VolumeView};
 pub use work::Step;

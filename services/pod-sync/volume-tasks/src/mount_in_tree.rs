@@ -59,7 +59,7 @@ pub(crate) async fn mount(
     }
     if stage {
         at(Step::MountDevice);
-        if let Err(error) = mounter.stage(of, attached.as_deref()).await {
+        if let Err(error) = mounter.stage(of, attached.as_deref(), volume.desired.label.as_deref()).await {
             return (not_staged(failed("MountDevice", error, Outcome::Transient)), None);
         }
         at(Step::SetUp);

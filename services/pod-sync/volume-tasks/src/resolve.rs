@@ -29,7 +29,8 @@ pub(crate) struct Resolved {
 #[derive(Debug, Default)]
 pub(crate) struct Resolution {
     pub(crate) volumes: BTreeMap<String, Resolved>,
-    pub(crate) errors: Vec<String>,
+    /// By the name in the pod.
+    pub(crate) errors: Vec<(String, String)>,
 }
 
 /// Resolves all volumes of a pod that operations mount. Without an API server, volumes that have objects are errors.
@@ -41,7 +42,7 @@ pub(crate) async fn resolve(tools: &Tools, pod: &Arc<Pod>, uid: &PodUid) -> Reso
     for (volume, resolved) in join_all(all).await {
         match resolved {
             Ok(resolved) => drop(resolution.volumes.insert(volume.name.clone(), resolved)),
-            Err(error) => resolution.errors.push(error),
+            Err(error) => resolution.errors.push((volume.name.clone(), error)),
         }
     }
     resolution
@@ -86,8 +87,11 @@ async fn one(
     let csi = match &provided.source {
         Source::Csi(csi) => csi,
         Source::InTree(of) => {
+            let rules = DriverRules::of(None);
+            let label = mount_label(pod, &volume.name, &provided, &rules, files)?;
             let desired = in_tree::desired(uid, of, provided.sizes.as_ref(), attaches);
-            return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules: DriverRules::of(None) });
+            let desired = DesiredVolume { label, ..desired };
+            return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules });
         }
     };
     let driver = &csi.driver;

@@ -6,7 +6,7 @@ use std::path::Path;
 use k8s_openapi::api::core::v1::{Container, Pod, SELinuxOptions};
 use quintlet_model::pod as pods;
 
-use crate::claims::{DriverRules, Provided};
+use crate::claims::{DriverRules, Provided, Source};
 
 /// Default label of containers' files, such as `system_u:object_r:container_file_t:s0`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +89,24 @@ pub(crate) fn mount_label(
     }
     let is_recursive =
         context.and_then(|context| context.se_linux_change_policy.as_deref()) == Some("Recursive");
-    Ok(labels.pop_first().flatten().filter(|_| rules.selinux_mount && !is_recursive))
+    // `SupportsSELinuxContextMount` of the plugin.
+    let is_supported = match &provided.source {
+        Source::Csi(_) => rules.selinux_mount,
+        Source::InTree(volume) => volume.plugin().is_disk(),
+    };
+    Ok(labels.pop_first().flatten().filter(|_| is_supported && !is_recursive))
+}
+
+/// Returns why a pod cannot have a volume with a label, `None` for a volume without one, that other pods should have with the
+/// labels `others` (`AddPodToVolume`).
+pub(crate) fn conflict<'a>(
+    spec_name: &str,
+    label: Option<&str>,
+    mut others: impl Iterator<Item = Option<&'a str>>,
+) -> Option<String> {
+    let (other, label) =
+        (others.find(|other| *other != label)?.unwrap_or_default(), label.unwrap_or_default());
+    Some(format!("conflicting SELinux labels of volume {spec_name}: {other:?} and {label:?}"))
 }
 
 #[cfg(test)]
@@ -166,6 +183,82 @@ mod tests {
             let got = mount_label(&pod, "v", &provided(mode), &rules, Some(&files));
             assert_eq!(got, expected, "{of_pod} {own} {policy} {mode:?} {supported}");
             assert_eq!(mount_label(&pod, "v", &provided(mode), &rules, None), Ok(None));
+        }
+    }
+
+    #[test]
+    fn a_disk_is_mounted_with_a_label_and_other_volumes_without_a_driver_are_not() {
+        let files = FileLabel::parse(CONTEXTS).unwrap();
+        let pod = |own: Value, policy: Value| {
+            let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+            pod_json(json!({
+                "securityContext": {"seLinuxOptions": {"level": "s0:c1,c2"}, "seLinuxChangePolicy": policy},
+                "containers": [
+                    {"name": "a", "volumeMounts": mounts},
+                    {"name": "b", "volumeMounts": mounts, "securityContext": {"seLinuxOptions": own}},
+                ],
+            }))
+        };
+        let of = |source: Value, mode: &str, volume_mode: &str| {
+            let mut volume = json!({"metadata": {"name": "pv"}, "spec": {
+                "accessModes": [mode], "capacity": {"storage": "1Gi"}, "volumeMode": volume_mode,
+            }});
+            volume["spec"].as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
+            crate::claims::of_object(&serde_json::from_value(volume).unwrap(), false).unwrap()
+        };
+        let iscsi =
+            json!({"iscsi": {"targetPortal": "10.0.0.1", "iqn": "iqn.2017-05.com.example:a", "lun": 0}});
+        let fc = json!({"fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 0}});
+        let nfs = json!({"nfs": {"server": "s", "path": "/a"}});
+        let local = json!({"local": {"path": "/a"}});
+        let host_path = json!({"hostPath": {"path": "/a"}});
+        let label = || Ok(Some("system_u:object_r:container_file_t:s0:c1,c2".to_owned()));
+        let other = || {
+            let text = "multiple SELinux labels found: system_u:object_r:container_file_t:s0:c1,c2,\
+                        system_u:object_r:container_file_t:s0:c3,c4";
+            Err(text.to_owned())
+        };
+        let (one, two) = (json!(null), json!({"level": "s0:c3,c4"}));
+        let pod_mode = "ReadWriteOncePod";
+        // Source, access mode, volume mode, label of the second container, policy; the label.
+        for (source, mode, volume_mode, own, policy, expected) in [
+            (&iscsi, pod_mode, "Filesystem", &one, json!(null), label()),
+            (&fc, pod_mode, "Filesystem", &one, json!("MountOption"), label()),
+            (&fc, pod_mode, "Filesystem", &one, json!("Recursive"), Ok(None)),
+            (&iscsi, "ReadWriteOnce", "Filesystem", &one, json!(null), Ok(None)),
+            (&iscsi, "ReadWriteOnce", "Filesystem", &two, json!(null), Ok(None)),
+            (&iscsi, pod_mode, "Filesystem", &two, json!(null), other()),
+            (&iscsi, pod_mode, "Block", &two, json!(null), Ok(None)),
+            (&nfs, pod_mode, "Filesystem", &one, json!(null), Ok(None)),
+            (&local, pod_mode, "Filesystem", &one, json!(null), Ok(None)),
+            (&host_path, pod_mode, "Filesystem", &one, json!(null), Ok(None)),
+            // As in the kubelet, the labels are compared before the plugin is asked.
+            (&nfs, pod_mode, "Filesystem", &two, json!(null), other()),
+        ] {
+            let provided = of(source.clone(), mode, volume_mode);
+            let pod = pod(own.clone(), policy.clone());
+            let rules = DriverRules::of(None);
+            let got = mount_label(&pod, "v", &provided, &rules, Some(&files));
+            assert_eq!(got, expected, "{source} {mode} {volume_mode} {own} {policy}");
+            assert_eq!(mount_label(&pod, "v", &provided, &rules, None), Ok(None));
+        }
+    }
+
+    #[test]
+    fn a_pod_with_another_label_than_the_pods_of_the_volume_is_refused() {
+        let conflict = |label, others: &[Option<&str>]| conflict("pv", label, others.iter().copied());
+        let text = |first: &str, second: &str| {
+            Some(format!("conflicting SELinux labels of volume pv: \"{first}\" and \"{second}\""))
+        };
+        for (label, others, expected) in [
+            (Some("a"), &[][..], None),
+            (Some("a"), &[Some("a")], None),
+            (None, &[None, None], None),
+            (Some("b"), &[Some("a")], text("a", "b")),
+            (None, &[Some("a")], text("a", "")),
+            (Some("a"), &[Some("a"), None], text("", "a")),
+        ] {
+            assert_eq!(conflict(label, others), expected, "{label:?} {others:?}");
         }
     }
 

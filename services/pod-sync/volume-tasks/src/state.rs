@@ -20,6 +20,7 @@ use crate::expansion::{Expanded, NotExpanded};
 use crate::found::OnDisk;
 use crate::in_tree;
 use crate::resolve::{Resolution, Resolved};
+use crate::selinux;
 use crate::work::{Form, Mounted, Step};
 
 /// An operation in flight.
@@ -95,6 +96,10 @@ pub(crate) struct State {
     volumes: BTreeMap<(PodUid, String), Arc<Resolved>>,
     /// Declared pods. The token is cancelled when the pod is released.
     open: BTreeMap<PodUid, CancellationToken>,
+    /// Errors of volumes that could not be resolved by the last declaration of their pods, by the names in these.
+    pub(crate) unresolved: BTreeMap<(PodUid, String), (String, Timestamp)>,
+    /// The first declaration of each volume, by the name in its pod.
+    pub(crate) needed: BTreeMap<(PodUid, String), Timestamp>,
     forms: BTreeMap<VolumeName, Form>,
     pub(crate) running: BTreeMap<Key, Running>,
     /// The last error per operation, until it succeeds.
@@ -131,12 +136,17 @@ impl State {
         resolution: Resolution,
         open: &CancellationToken,
         root: &Root,
+        wall: Timestamp,
     ) {
         if open.is_cancelled() {
             return;
         }
-        let mut desired = BTreeMap::new();
+        let (mut desired, mut errors) = (BTreeMap::new(), resolution.errors);
         for (name, resolved) in resolution.volumes {
+            if let Some(error) = self.label_conflict(pod, &resolved.desired) {
+                errors.push((name, error));
+                continue;
+            }
             let form = resolved.form(root);
             self.supersede(pod, &resolved, &form);
             self.forms.insert(resolved.desired.name.clone(), form);
@@ -144,16 +154,36 @@ impl State {
                 self.actual.initialize_size(&resolved.desired.name, sizes.claimed);
             }
             self.actual.resume_expansion(&resolved.desired.name);
+            self.needed.entry((pod.clone(), name.clone())).or_insert(wall);
             desired.insert(name, resolved.desired.clone());
             self.volumes.insert((pod.clone(), resolved.desired.spec_name.clone()), Arc::new(resolved));
         }
-        self.desired.set(pod, desired, resolution.errors);
+        self.unresolved.retain(|(of, _), _| of != pod);
+        for (name, error) in &errors {
+            let key = (pod.clone(), name.clone());
+            self.needed.entry(key.clone()).or_insert(wall);
+            self.unresolved.insert(key, (error.clone(), wall));
+        }
+        self.desired.set(pod, desired, errors.into_iter().map(|(_, error)| error));
         let republished: BTreeSet<VolumeName> = self
             .volumes_of(pod)
             .filter(|volume| volume.rules.republish)
             .map(|volume| volume.desired.name.clone())
             .collect();
         self.actual.request_remount(pod, |name| republished.contains(name));
+    }
+
+    /// Returns why a pod cannot have a volume that other pods should have with another SELinux label.
+    fn label_conflict(&self, pod: &PodUid, volume: &DesiredVolume) -> Option<String> {
+        if self.desired.has(pod, &volume.name) {
+            return None;
+        }
+        let others = self.desired.all().map(|(_, other)| other).filter(|other| other.name == volume.name);
+        selinux::conflict(
+            &volume.spec_name,
+            volume.label.as_deref(),
+            others.map(|other| other.label.as_deref()),
+        )
     }
 
     /// Forgets a directory without metadata that belongs to a volume which is going to be mounted, which writes the metadata. A disk
@@ -199,6 +229,8 @@ impl State {
     pub(crate) fn release(&mut self, pod: &PodUid) {
         self.desired.remove(pod);
         self.volumes.retain(|(of, _), _| of != pod);
+        self.unresolved.retain(|(of, _), _| of != pod);
+        self.needed.retain(|(of, _), _| of != pod);
         if let Some(open) = self.open.remove(pod) {
             open.cancel();
         }

@@ -3,9 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
 use pod_sync_clients::{EventType, Events, NodeCsiDriver, NodeCsiDrivers, NodeVolumes, NodeVolumesState};
@@ -18,7 +16,7 @@ use pod_sync_in_tree::host::Host;
 use pod_sync_in_tree::volume::Plugin;
 use pod_sync_plugins::{PluginHandler, PluginManager};
 use pod_sync_volume_manager::VolumeName;
-use pod_sync_volume_manager::actual::{MountState, Outcome};
+use pod_sync_volume_manager::actual::Outcome;
 use pod_sync_volume_manager::desired::Reach;
 use pod_sync_volume_manager::reconcile::{Operation, volumes_in_use};
 use pod_sync_volume_manager::wait::{LIMIT, NotMounted, TIMED_OUT, not_mounted, still_mounted};
@@ -43,6 +41,7 @@ use crate::resolve::{Resolved, resolve};
 use crate::selinux::FileLabel;
 use crate::state::{Done, Job, State};
 use crate::tools::Tools;
+use crate::views::{self, VolumeView};
 use crate::work::{self, Attempt, Step, Tell};
 
 /// Reason why this node attaches no volumes (`pkg/volume/csi: csiAttacher.Attach`).
@@ -101,25 +100,6 @@ pub struct NotReady {
 pub struct StillMounted {
     /// The kubelet's text.
     pub text: String,
-}
-
-/// A volume of a pod, for display.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeView {
-    /// UID of the pod.
-    pub pod: PodUid,
-    /// Name in the pod; empty if the pod no longer needs the volume.
-    pub name: String,
-    /// Name of the PersistentVolume, or of the inline volume.
-    pub spec_name: String,
-    /// Unique name.
-    pub volume: String,
-    /// Whether the pod has the volume: `None` for no.
-    pub state: Option<MountState>,
-    /// Step of the operation in flight, and since when.
-    pub step: Option<(Step, Duration)>,
-    /// Last error and its time, until an operation succeeds.
-    pub error: Option<(String, Timestamp)>,
 }
 
 /// Mount point of a volume with a file system.
@@ -245,7 +225,8 @@ impl VolumeTasks {
         self.0.change(|state| {
             // The errors of an earlier declaration.
             drop(state.desired.take_errors(uid));
-            state.declare(uid, resolution, &open, &self.0.tools.root);
+            let tools = &self.0.tools;
+            state.declare(uid, resolution, &open, &tools.root, tools.clock.wall());
         });
     }
 
@@ -425,38 +406,7 @@ impl VolumeTasks {
     /// Returns the volumes of all pods, for display, sorted by pod.
     #[must_use]
     pub fn views(&self) -> Vec<VolumeView> {
-        let now = Instant::now();
-        let state = self.0.state.lock();
-        let mut views: Vec<VolumeView> = Vec::new();
-        let view = |pod: &PodUid, name: &str, spec_name: &str, volume: &VolumeName| {
-            let is_it = |key: &pod_sync_volume_manager::operations::Key| {
-                key.volume == *volume && key.pod.as_ref().is_none_or(|of| of == pod)
-            };
-            let running = state.running.iter().find(|(key, _)| is_it(key)).map(|(_, running)| running);
-            VolumeView {
-                pod: pod.clone(),
-                name: name.to_owned(),
-                spec_name: spec_name.to_owned(),
-                volume: volume.to_string(),
-                state: state.actual.mount(volume, pod).map(|mount| mount.state),
-                step: running.and_then(|r| Some((r.step?, now.saturating_duration_since(r.since)))),
-                error: state.errors.iter().find(|(key, _)| is_it(key)).map(|(_, error)| error.clone()),
-            }
-        };
-        for (pod, volume) in state.desired.all() {
-            let mut of_pod = state.desired.volumes_of(pod);
-            let name = of_pod.find(|(_, other)| *other == volume).map_or("", |(name, _)| name);
-            views.push(view(pod, name, &volume.spec_name, &volume.name));
-        }
-        for (name, volume) in state.actual.volumes() {
-            for (pod, mount) in &volume.pods {
-                if !state.desired.has(pod, name) {
-                    views.push(view(pod, "", &mount.spec_name, name));
-                }
-            }
-        }
-        views.sort_by(|a, b| (&a.pod, &a.name, &a.volume).cmp(&(&b.pod, &b.name, &b.volume)));
-        views
+        views::of(&self.0.state.lock(), Instant::now())
     }
 }
 
@@ -467,14 +417,14 @@ fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes
     for (name, desired) in state.desired.volumes_of(uid) {
         let Some(volume) = state.volume(uid, &desired.spec_name) else { continue };
         let read_only = volume.provided.source.is_read_only();
+        // A volume that is mounted with a label needs no other one.
         if let Source::InTree(volume) = &volume.provided.source {
             // The paths of a volume that is mounted are valid.
             let Ok(host_path) = tools.in_tree.paths().host_path(volume, uid) else { continue };
-            mounted
-                .insert(name.to_owned(), MountedVolume { host_path, read_only, relabel: volume.relabel() });
+            let relabel = volume.relabel() && desired.label.is_none();
+            mounted.insert(name.to_owned(), MountedVolume { host_path, read_only, relabel });
             continue;
         }
-        // A volume that is mounted with a label needs no other one.
         let relabel = !read_only && desired.label.is_none();
         let path = match volume.provided.is_block {
             true => root.pod_device(uid.as_str(), &desired.spec_name),

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use procfs::process::MountOptFields;
+use quintlet_kit::mount_table;
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
 
 /// A line of `/proc/self/mountinfo`.
@@ -48,18 +48,13 @@ pub struct ProcMountTable;
 
 impl MountTable for ProcMountTable {
     fn entries(&self) -> io::Result<Vec<MountEntry>> {
-        let table =
-            procfs::process::Process::myself().and_then(|p| p.mountinfo()).map_err(io::Error::other)?;
-        Ok(table
-            .0
-            .into_iter()
-            .map(|m| MountEntry {
-                path: unescape(&m.mount_point),
-                fs_type: m.fs_type,
-                page_size: m.super_options.get("pagesize").cloned().flatten(),
-                shared: m.opt_fields.iter().any(|o| matches!(o, MountOptFields::Shared(_))),
-            })
-            .collect())
+        let entry = |mount: mount_table::Mount| MountEntry {
+            page_size: mount.option("pagesize").map(str::to_owned),
+            path: mount.path,
+            fs_type: mount.fs_type,
+            shared: mount.is_shared,
+        };
+        Ok(mount_table::read()?.into_iter().map(entry).collect())
     }
 
     // Linux 5.8 and later.
@@ -81,31 +76,6 @@ impl MountTable for ProcMountTable {
 
 /// File system type of a tmpfs, as `statfs(2)` reports it.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-
-// The kernel writes space, tab, newline and backslash as three octal digits.
-fn unescape(path: &Path) -> PathBuf {
-    use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-    let bytes = path.as_os_str().as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut rest = bytes;
-    while let Some((first, tail)) = rest.split_first() {
-        let code = (*first == b'\\')
-            .then(|| tail.get(..3).and_then(|d| std::str::from_utf8(d).ok()))
-            .flatten()
-            .and_then(|d| u8::from_str_radix(d, 8).ok());
-        match code {
-            Some(code) => {
-                out.push(code);
-                rest = &tail[3..];
-            }
-            None => {
-                out.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(out))
-}
 
 /// Returns the mount on a path; the newest if there are several.
 ///
@@ -158,11 +128,5 @@ mod tests {
         assert_eq!(ProcMountTable.file_system_at(&dir).unwrap().as_deref(), Some("tmpfs"));
         rustix::mount::unmount(&dir, rustix::mount::UnmountFlags::empty()).unwrap();
         assert_eq!(ProcMountTable.is_mount_point(&tmp.path().join("absent")), None);
-    }
-
-    #[test]
-    fn escaped_paths_read_as_they_are() {
-        assert_eq!(unescape(Path::new("/a\\040b\\134c\\x")), Path::new("/a b\\c\\x"));
-        assert!(ProcMountTable.entries().unwrap().iter().any(|e| e.path == Path::new("/proc")));
     }
 }

@@ -17,6 +17,7 @@ pub mod failpoint;
 pub mod grant;
 pub mod lists;
 pub mod mount_point;
+pub mod mount_table;
 pub mod notify;
 pub mod own_limits;
 pub mod peer_startup;

@@ -8,8 +8,9 @@ use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_kit::failpoint::{Kind, When};
-use quintlet_proto::podsync::v1::ExplainRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
+use quintlet_proto::podsync::v1::{ExplainRequest, ListVolumesRequest, VolumeState, VolumeView};
 use quintlet_simulation::cuts::Step;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
@@ -78,6 +79,19 @@ pub(super) fn is_mounted(path: &Path) -> bool {
     mounts_below(path).unwrap().iter().any(|mount| mount == path)
 }
 
+/// Waits until `quintctl volumes` lists one volume, which is as wanted.
+pub(super) async fn wait_volume(sim: &Sim, what: &str, wanted: impl Fn(&VolumeView) -> bool) -> VolumeView {
+    let client = VolumesClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+    until(what, LONG, async || {
+        let listed = client.clone().list(ListVolumesRequest {}).await.map_err(|error| error.to_string())?;
+        match &listed.into_inner().volumes[..] {
+            [one] if wanted(one) => Ok(one.clone()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+}
+
 /// Waits until neither a mount nor a directory is left of the driver's volumes and of a pod.
 pub(super) async fn nothing_left(sim: &Sim, uid: &str) {
     sim.wait_nothing_left(uid).await;
@@ -140,6 +154,13 @@ async fn a_pod_waits_for_a_claim_that_is_bound_late_and_for_a_driver_that_is_reg
     let text = "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], \
                 failed to process volumes=[data]: error processing PVC default/data: PVC is not bound";
     sim.wait_event("web", text, |e| e.reason == "FailedMount" && e.message == text).await;
+    let view = wait_volume(&sim, "the claim that is not bound is listed", |volume| {
+        volume.state() == VolumeState::Unresolved
+    });
+    let view = view.await;
+    assert_eq!((&*view.pod, &*view.name, &*view.spec_name), ("default/web", "data", ""));
+    assert_eq!(view.error, "error processing PVC default/data: PVC is not bound");
+    assert!(view.needed_since_unix_ns > 0 && view.error_unix_ns >= view.needed_since_unix_ns, "{view:?}");
     bind(&sim, "data");
     let text = "driver name test.csi.quintlet.dev not found in the list of registered CSI drivers";
     let event = sim.wait_event("web", text, |e| e.reason == "FailedMount" && e.message.ends_with(text)).await;
@@ -148,6 +169,8 @@ async fn a_pod_waits_for_a_claim_that_is_bound_late_and_for_a_driver_that_is_reg
     let _driver = start_driver(&sim);
     sim.wait_ready("web").await;
     assert!(is_mounted(&mount_of(&sim, &uid, "pv-data")));
+    let mounted = wait_volume(&sim, "the volume is mounted", |volume| volume.state() == VolumeState::Mounted);
+    assert_eq!(mounted.await.needed_since_unix_ns, view.needed_since_unix_ns);
     sim.delete("web", None);
     sim.wait_gone("web").await;
     nothing_left(&sim, &uid).await;
@@ -337,6 +360,12 @@ async fn an_attachable_volume_is_mounted_once_the_node_has_it_in_use_and_attache
         .await;
     assert_eq!(node["status"]["volumesAttached"], json!(null));
     assert_eq!(driver.calls_of("NodeStageVolume"), 0);
+    let view = wait_volume(&sim, "the volume that is not attached is listed", |volume| {
+        volume.state() == VolumeState::NotAttached
+    });
+    let view = view.await;
+    assert_eq!((&*view.pod, &*view.spec_name, &*view.volume), ("default/web", "pv-data", &*name));
+    assert!(view.needed_since_unix_ns > 0 && view.call.is_empty() && view.error.is_empty(), "{view:?}");
     let client = PodSyncClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
     until("the reason of the wait", LONG, async || {
         let reply = client.clone().explain(ExplainRequest { pod: "default/web".to_owned() }).await;
@@ -391,6 +420,65 @@ async fn an_attachable_volume_is_mounted_once_the_node_has_it_in_use_and_attache
             node["status"]["volumesInUse"].as_array().is_none_or(Vec::is_empty)
         })
         .await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_lost_or_deleted_in_use_stops_new_pods_and_not_the_one_that_has_it() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--sync-frequency=1s"]);
+    sim.start_all();
+    let driver = start_driver(&sim);
+    csi_driver(&sim, json!({"attachRequired": false}));
+    bound_claim(&sim, "data", |_| {});
+    let protect =
+        |claim: &mut Value| claim["metadata"]["finalizers"] = json!(["kubernetes.io/pvc-protection"]);
+    sim.api.edit("persistentvolumeclaims", "default", "data", protect).unwrap();
+    let uid = sim.create(with_claim("web", "data"));
+    sim.wait_ready("web").await;
+    let mount = mount_of(&sim, &uid, "pv-data");
+    let container = || sim.runtime.newest(&uid, "c-web").unwrap().id().to_owned();
+    let before = container();
+    let refused = async |name: &str, cause: &str| {
+        let next = sim.create(with_claim(name, "data"));
+        let text = format!(
+            "Unable to attach or mount volumes: unmounted volumes=[data], unattached volumes=[], failed to process \
+             volumes=[data]: error processing PVC default/data: {cause}"
+        );
+        sim.wait_event(name, &text, |e| e.reason == "FailedMount" && e.message == text).await;
+        assert!(sim.sandboxes(&next).is_empty());
+        sim.delete(name, None);
+        sim.wait_gone(name).await;
+        sim.wait_nothing_left(&next).await;
+    };
+    let phase = |phase: &'static str| move |claim: &mut Value| claim["status"]["phase"] = json!(phase);
+    for of in ["Lost", "Pending"] {
+        sim.api.edit("persistentvolumeclaims/status", "default", "data", phase(of)).unwrap();
+        refused(&of.to_lowercase(), "PVC is not bound").await;
+    }
+    sim.api.edit("persistentvolumeclaims/status", "default", "data", phase("Bound")).unwrap();
+    let elsewhere = |volume: &mut Value| volume["spec"]["claimRef"]["uid"] = json!("another");
+    let own = sim.api.get("persistentvolumes", "", "pv-data").unwrap()["spec"]["claimRef"]["uid"].clone();
+    sim.api.edit("persistentvolumes", "", "pv-data", elsewhere).unwrap();
+    let text = format!(
+        "found PV object pv-data but its pv.Spec.ClaimRef.UID another does not point to claim.UID {}",
+        own.as_str().unwrap()
+    );
+    refused("elsewhere", &text).await;
+    let back = |volume: &mut Value| volume["spec"]["claimRef"]["uid"] = own.clone();
+    sim.api.edit("persistentvolumes", "", "pv-data", back).unwrap();
+    // The protection keeps the claim of a pod that is deleted.
+    sim.api.delete("persistentvolumeclaims", "default", "data", None).unwrap();
+    let unprotect = |claim: &mut Value| claim["metadata"]["finalizers"] = json!(["example.com/other"]);
+    sim.api.edit("persistentvolumeclaims", "default", "data", unprotect).unwrap();
+    refused("deleted", "PVC is being deleted").await;
+    sim.restart(Service::PodSync).await;
+    assert_eq!(container(), before);
+    assert!(is_mounted(&mount));
+    assert_eq!(driver.calls_of("NodeUnpublishVolume vol-data"), 0);
+    sim.delete("web", None);
+    sim.wait_gone("web").await;
+    nothing_left(&sim, &uid).await;
     sim.finish().await;
 }
 

@@ -13,7 +13,7 @@ use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 
-const IQN: &str = "iqn.2017-05.com.example:a";
+pub(super) const IQN: &str = "iqn.2017-05.com.example:a";
 const PORTAL: &str = "10.0.0.1:3260";
 
 /// A login makes a session and the link to the device, a logout removes both.
@@ -36,7 +36,7 @@ esac
 "#;
 
 /// A loop device over a file of 16 MiB.
-struct LoopDevice {
+pub(super) struct LoopDevice {
     path: String,
 }
 
@@ -57,18 +57,30 @@ impl Drop for LoopDevice {
 
 /// A simulation whose machine has the device `sd0` and no iscsiadm.
 async fn started() -> (Sim, LoopDevice, PathBuf) {
-    let mut sim = Sim::prepare(Options::default()).await;
+    let (sim, mut devices, machine) = started_with(Options::default(), 1).await;
+    (sim, devices.remove(0), machine)
+}
+
+/// A simulation whose machine has the devices `sd0` … and no iscsiadm.
+pub(super) async fn started_with(options: Options, devices: usize) -> (Sim, Vec<LoopDevice>, PathBuf) {
+    let mut sim = Sim::prepare(options).await;
     let machine = sim.root_dir().with_file_name("machine");
-    for dir in ["dev/disk/by-path", "sys/block/sd0/device", "sys/class/scsi_host", "tools"] {
+    for dir in ["dev/disk/by-path", "sys/class/scsi_host", "tools"] {
         std::fs::create_dir_all(machine.join(dir)).unwrap();
     }
-    let device = LoopDevice::new(&machine.join("image"));
-    let numbers = std::fs::metadata(&device.path).unwrap().rdev();
-    let node = machine.join("dev/sd0");
-    mknod(&node, SFlag::S_IFBLK, Mode::from_bits_truncate(0o600), numbers).unwrap();
-    std::fs::write(machine.join("sys/block/sd0/device/delete"), "").unwrap();
-    let numbers = format!("{}:{}\n", nix::sys::stat::major(numbers), nix::sys::stat::minor(numbers));
-    std::fs::write(machine.join("sys/block/sd0/dev"), numbers).unwrap();
+    let device = |number: usize| {
+        let device = LoopDevice::new(&machine.join(format!("image{number}")));
+        let (name, numbers) = (format!("sd{number}"), std::fs::metadata(&device.path).unwrap().rdev());
+        let node = machine.join("dev").join(&name);
+        mknod(&node, SFlag::S_IFBLK, Mode::from_bits_truncate(0o600), numbers).unwrap();
+        let block = machine.join("sys/block").join(name);
+        std::fs::create_dir_all(block.join("device")).unwrap();
+        std::fs::write(block.join("device/delete"), "").unwrap();
+        let numbers = format!("{}:{}\n", nix::sys::stat::major(numbers), nix::sys::stat::minor(numbers));
+        std::fs::write(block.join("dev"), numbers).unwrap();
+        device
+    };
+    let devices = (0..devices).map(device).collect();
     sim.set_pod_sync_args(&[
         "--sync-frequency=1s",
         &format!("--device-dir={}", machine.join("dev").display()),
@@ -77,11 +89,11 @@ async fn started() -> (Sim, LoopDevice, PathBuf) {
     ]);
     sim.start_all();
     sim.api.wait_for("nodes", "", NODE, LONG, |node| !node.is_null()).await;
-    (sim, device, machine)
+    (sim, devices, machine)
 }
 
 /// Installs a tool, at once.
-fn install(machine: &Path, name: &str, script: &str) {
+pub(super) fn install(machine: &Path, name: &str, script: &str) {
     let new = machine.join("new");
     std::fs::write(&new, script).unwrap();
     std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -106,7 +118,7 @@ fn bound_claim(sim: &Sim, source: Value) {
     sim.api.edit("persistentvolumeclaims/status", "default", "data", status).unwrap();
 }
 
-fn pod_with(name: &str, source: Value) -> Value {
+pub(super) fn pod_with(name: &str, source: Value) -> Value {
     let mut pod = pods::single(name);
     let mut volume = json!({"name": "data"});
     volume.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
@@ -126,7 +138,7 @@ async fn attach(sim: &Sim, name: &str) {
     sim.api.edit("nodes/status", "", NODE, report).unwrap();
 }
 
-fn is_mounted(path: &Path) -> bool {
+pub(super) fn is_mounted(path: &Path) -> bool {
     mounts_below(path).unwrap().iter().any(|mount| mount == path)
 }
 
@@ -269,8 +281,11 @@ async fn a_pod_that_is_deleted_while_nfs_is_being_mounted_does_not_wait_for_the_
     sim.wait_gone("web").await;
     sim.wait_nothing_left(&uid).await;
     for process in processes.split_whitespace() {
-        let state = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-        assert!(state.is_empty() || state.contains(") Z "), "{state}");
+        until("the process has ended", LONG, async || {
+            let state = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+            if state.is_empty() || state.contains(") Z ") { Ok(()) } else { Err(state) }
+        })
+        .await;
     }
     assert!(mounts_below(&sim.root_dir().join("pods").join(&uid)).unwrap().is_empty());
     sim.finish().await;

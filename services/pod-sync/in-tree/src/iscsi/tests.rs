@@ -55,8 +55,9 @@ fn the_file_of_a_disk_is_the_kubelets_and_has_no_credentials() {
     );
     assert_eq!(serde_json::to_string(&disk).unwrap(), written);
     assert_eq!(serde_json::from_str::<Disk>(written).unwrap(), disk);
-    assert!(disk.has_own_iface());
-    assert!(!source(json!({})).disk("pv").has_own_iface());
+    assert!(disk.has_own_iface() && disk.names_own_iface());
+    let default = source(json!({})).disk("pv");
+    assert!(!default.has_own_iface() && !default.names_own_iface());
 }
 
 #[test]

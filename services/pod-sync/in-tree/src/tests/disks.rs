@@ -169,7 +169,7 @@ async fn attach(mounter: &Mounter, volume: &Volume) -> Result<Option<PathBuf>, S
 
 async fn mount(mounter: &Mounter, volume: &Volume, pod: &PodUid) -> PathBuf {
     let device = attach(mounter, volume).await.unwrap();
-    mounter.stage(volume, device.as_deref()).await.unwrap();
+    mounter.stage(volume, device.as_deref(), None).await.unwrap();
     mounter.publish(volume, pod, group(4711), &CancellationToken::new()).await.unwrap();
     mounter.paths().host_path(volume, pod).unwrap()
 }
@@ -227,8 +227,12 @@ async fn volumes_of_a_target_share_a_session_which_ends_with_the_last_volume() {
         device: Some(of.device_name()),
     };
     assert_eq!(volumes, [in_pod(1, &disk), in_pod(2, &block)]);
-    let device =
-        |of: &Volume| FoundDevice { plugin: Plugin::Iscsi, name: of.device_name(), is_block: of.is_block };
+    let device = |of: &Volume| FoundDevice {
+        plugin: Plugin::Iscsi,
+        name: of.device_name(),
+        is_block: of.is_block,
+        label: None,
+    };
     assert_eq!(devices, [device(&disk), device(&block)]);
     mount(&mounter, &disk, &uid(1)).await;
     assert_eq!(machine.calls(), Vec::<String>::new(), "a mounted disk is attached");
@@ -309,8 +313,7 @@ async fn a_hanging_login_is_killed_with_its_children_and_delays_no_other_target(
     let error = hanging.await.unwrap().unwrap_err();
     assert!(error.ends_with("iscsi: failed to attach disk: Error:  (signal: killed)"), "{error}");
     let sleeper = fs::read_to_string(machine.at("sleeper")).unwrap();
-    let stat = fs::read_to_string(format!("/proc/{}/stat", sleeper.trim())).unwrap_or_default();
-    assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+    killed(sleeper.trim()).await;
     attach(&mounter, &iscsi(0)).await.unwrap();
 }
 
@@ -492,7 +495,10 @@ async fn an_fc_disk_is_mounted_for_its_pods_and_removed_after_the_last_one() {
         volumes.iter().map(|found| found.device.as_deref()).collect::<Vec<_>>(),
         [Some("5a-lun-0"); 2]
     );
-    assert_eq!(devices, [FoundDevice { plugin: Plugin::Fc, name: "5a-lun-0".to_owned(), is_block: false }]);
+    assert_eq!(
+        devices,
+        [FoundDevice { plugin: Plugin::Fc, name: "5a-lun-0".to_owned(), is_block: false, label: None }]
+    );
     for pod in [uid(1), uid(2)] {
         assert!(detach(&mounter, &disk).await.unwrap_err().contains("is still mounted by other references"));
         mounter.unpublish(Plugin::Fc, &pod, "pv-1").await.unwrap();
@@ -525,6 +531,35 @@ async fn an_fc_multipath_device_that_is_busy_is_flushed_again_and_its_paths_are_
     detach(&machine.mounter(), &disk).await.unwrap();
     assert_eq!(machine.calls()[0], format!("multipath -f {map}"));
     assert!(machine.is_deleted("sd0") && !machine.global("fc/volumeDevices/5a-lun-0").exists());
+}
+
+#[tokio::test]
+async fn a_disk_is_mounted_with_its_label_and_the_volume_of_a_pod_has_no_such_option() {
+    let label = "system_u:object_r:container_file_t:s0:c1,c2";
+    // The options that mount(8) gets of the volume, with and without a label.
+    for (read_only, label, expected) in [
+        (false, None, "defaults,noatime"),
+        (false, Some(label), "context=\"system_u:object_r:container_file_t:s0:c1,c2\",defaults,noatime"),
+        (true, Some(label), "context=\"system_u:object_r:container_file_t:s0:c1,c2\",defaults,noatime,ro"),
+    ] {
+        let machine = Machine::new(1);
+        symlink("../../sd0", machine.at("dev/disk/by-path/fc-0x5a-lun-0")).unwrap();
+        machine.tool("mount", RECORDING);
+        machine.tool("blkid", "#!/bin/sh\necho TYPE=ext4\n");
+        machine.tool("fsck", "#!/bin/sh\n");
+        let (mounter, disk) = (machine.mounter(), fc(ports(&["5a"])));
+        let disk = Volume { mount_options: vec!["noatime".to_owned()], read_only, ..disk };
+        let device = attach(&mounter, &disk).await.unwrap();
+        mounter.stage(&disk, device.as_deref(), label).await.unwrap();
+        let (device, target) = (device.unwrap(), machine.global("fc/5a-lun-0"));
+        let staged = format!("mount -t ext4 -o {expected} {} {}", device.display(), target.display());
+        assert_eq!(machine.calls(), [staged]);
+        rustix::mount::mount_bind(machine.at("tools"), &target).unwrap();
+        mounter.publish(&disk, &uid(1), none(), &CancellationToken::new()).await.unwrap();
+        let path = mounter.paths().host_path(&disk, &uid(1)).unwrap();
+        let options = if read_only { "bind,remount,noatime,ro" } else { "bind,remount,noatime" };
+        assert_eq!(machine.calls(), [format!("mount -o {options} {}", path.display())]);
+    }
 }
 
 #[tokio::test]
