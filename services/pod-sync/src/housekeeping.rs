@@ -266,8 +266,11 @@ fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
         .into_iter()
         .flatten()
         .flatten()
-        .filter_map(|e| PodUid::parse(e.file_name().to_str()?).ok())
-        .filter(|uid| !known.contains(uid))
+        .filter_map(|e| {
+            let name = e.file_name();
+            let uid = name.to_str().filter(|uid| !known.contains(*uid))?;
+            PodUid::parse(uid).ok()
+        })
         .collect()
 }
 

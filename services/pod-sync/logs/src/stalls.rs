@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use quintlet_kit::task;
 
 /// Time without progress after which an operation counts as hanging. It delays the other logs once, for twice as long at most.
-const STALL: Duration = Duration::from_secs(1);
+const STALL: Duration = Duration::from_secs(5);
 /// Longest rotation of a log. Compressing a large file may take longer; the rotation continues at a later interval then.
 const ROTATION: Duration = Duration::from_secs(10);
 /// Hanging operations, each of which holds one of the 512 blocking threads of the process. No log is checked while there are so many.

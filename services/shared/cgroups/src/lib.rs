@@ -405,7 +405,13 @@ impl Cgroups {
         let entries = parents.flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
         entries
             .filter_map(|e| {
-                let uid = names::uid_of(driver, e.file_name().to_str()?).filter(|uid| !but.contains(uid))?;
+                let name = e.file_name();
+                let name = name.to_str()?;
+                // The names of most pods are those of known pods, which are not parsed.
+                if name.strip_prefix("pod").is_some_and(|uid| but.contains(uid)) {
+                    return None;
+                }
+                let uid = names::uid_of(driver, name).filter(|uid| !but.contains(uid))?;
                 owner_mark::is(&e.path(), &self.owner).then_some(uid)
             })
             .collect()

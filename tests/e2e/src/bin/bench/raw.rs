@@ -63,7 +63,7 @@ pub(crate) async fn burst(
     Ok((took, began.elapsed().as_secs_f64()))
 }
 
-/// What is made for a pod before the runtime gets it: its files, and the file system of its token. Dropping it removes them.
+/// Files of a pod and the file system of its token, which exist before the runtime gets the pod. Dropping it removes them.
 struct PodFiles(PathBuf);
 
 impl PodFiles {
