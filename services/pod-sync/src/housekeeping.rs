@@ -137,7 +137,7 @@ impl Default for HousekeepingPace {
 }
 
 impl HousekeepingPace {
-    /// Requests a pass: now, or [`PAUSE`] after the last one.
+    /// Requests a pass: now, or 100 ms after the last one.
     pub fn request(&mut self) {
         let now = Instant::now();
         let earliest = self.last.map_or(now, |last| deadline_after(last, PAUSE).max(now));

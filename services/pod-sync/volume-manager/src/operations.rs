@@ -27,10 +27,6 @@ pub struct Key {
 }
 
 impl Key {
-    fn overlaps(&self, other: &Self) -> bool {
-        self.volume == other.volume && (self.pod.is_none() || other.pod.is_none() || self.pod == other.pod)
-    }
-
     /// Returns the key as the kubelet prints it.
     fn text(&self) -> String {
         let pod = self.pod.as_ref().map_or("", PodUid::as_str);
@@ -68,6 +64,8 @@ pub struct Operations {
     failed: BTreeMap<Key, FailedOperation>,
     // The pod of the last mount of a shared volume.
     turns: BTreeMap<VolumeName, PodUid>,
+    // Declared names of volumes that were found on disk under another name.
+    declared: BTreeMap<VolumeName, VolumeName>,
 }
 
 /// Answer to whether an operation may start.
@@ -97,7 +95,20 @@ impl Operations {
     /// Returns whether an operation is in flight on the volume of `key`, and on its pod if it has one.
     #[must_use]
     pub fn is_pending(&self, key: &Key) -> bool {
-        self.pending.keys().any(|pending| pending.overlaps(key))
+        self.pending.keys().any(|pending| {
+            self.declared_name(&pending.volume) == self.declared_name(&key.volume)
+                && (pending.pod.is_none() || key.pod.is_none() || pending.pod == key.pod)
+        })
+    }
+
+    fn declared_name<'a>(&'a self, volume: &'a VolumeName) -> &'a VolumeName {
+        self.declared.get(volume).unwrap_or(volume)
+    }
+
+    /// Records that a volume that was found on disk has another name. Operations under both names exclude each other: a leftover may be
+    /// unmounted when its pod is declared.
+    pub fn renamed(&mut self, found: &VolumeName, declared: &VolumeName) {
+        self.declared.insert(found.clone(), declared.clone());
     }
 
     /// Records that an operation starts.
@@ -149,6 +160,10 @@ impl Operations {
     pub fn retain(&mut self, keep: impl Fn(&VolumeName) -> bool) {
         self.failed.retain(|key, _| keep(&key.volume));
         self.turns.retain(|volume, _| keep(volume));
+        let pending = &self.pending;
+        self.declared.retain(|found, declared| {
+            keep(declared) || pending.keys().any(|key| key.volume == *found || key.volume == *declared)
+        });
     }
 
     /// Returns the operations in flight.
@@ -164,6 +179,25 @@ mod tests {
     fn key(pod: Option<&str>) -> Key {
         let volume = VolumeName::shared("kubernetes.io/csi", "d^h");
         Key { volume, pod: pod.map(|uid| PodUid::parse(uid).unwrap()) }
+    }
+
+    #[test]
+    fn operations_under_the_found_and_the_declared_name_exclude_each_other() {
+        let of = |name: &str, pod: Option<&str>| Key {
+            volume: VolumeName::shared("p", name),
+            pod: pod.map(|uid| PodUid::parse(uid).unwrap()),
+        };
+        let mut operations = Operations::default();
+        operations.started(of("found", None), Kind::UnmountDevice);
+        assert!(!operations.is_pending(&of("declared", None)));
+        operations.renamed(&of("found", None).volume, &of("declared", None).volume);
+        operations.retain(|_| false);
+        assert!(operations.is_pending(&of("declared", None)));
+        assert!(operations.is_pending(&of("declared", Some("a"))));
+        operations.succeeded(&of("found", None));
+        assert!(!operations.is_pending(&of("declared", None)));
+        operations.started(of("declared", None), Kind::Mount);
+        assert!(operations.is_pending(&of("found", None)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -207,6 +207,7 @@ impl State {
                 ];
                 for name in of_directories.iter().filter(|name| **name != resolved.desired.name) {
                     self.actual.rename(name, &resolved.desired.name, pod);
+                    self.operations.renamed(name, &resolved.desired.name);
                 }
                 if self.node.attached.contains(&resolved.desired.name)
                     && self.actual.volume(&resolved.desired.name).is_some()

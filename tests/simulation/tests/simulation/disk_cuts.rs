@@ -222,7 +222,7 @@ impl Scene {
                 "iscsi" => {
                     let iqn = format!("iqn.2017-05.com.example:{}", ["a", "b"][number]);
                     let mut source =
-                        json!({"targetPortal": "10.0.0.1:3260", "iqn": iqn, "lun": 0, "fsType": "ext4"});
+                        json!({"targetPortal": "10.0.0.1", "iqn": iqn, "lun": 0, "fsType": "ext4"});
                     if name == "web" {
                         source["initiatorName"] = json!("iqn.2017-05.com.example:node");
                     }

@@ -270,8 +270,7 @@ async fn history(steps: Vec<Step>, layout: Layout) -> Vec<Entry> {
         stop.cancel();
     };
     tokio::join!(run(Arc::clone(&world), settings, published, stop.clone()), end);
-    let log = world.state.lock().log.clone();
-    log
+    world.state.lock().log.clone()
 }
 
 /// Numbers of cases in the histories. A property must not hold for want of an example.

@@ -132,7 +132,10 @@ impl Driver {
     async fn start(run: &Path, port: u16, probes: usize) -> anyhow::Result<Self> {
         let mut client = client(run).await?;
         let (requests, stream) = tokio::sync::mpsc::unbounded_channel();
-        let send = |request| requests.send(wire::DriveRequest { request: Some(request), trace: None });
+        let send = |request| {
+            let request = wire::DriveRequest { request: Some(request), trace: None };
+            requests.send(request).ok().context("the stream has ended")
+        };
         send(Request::Hello(quintlet_proto::hello()))?;
         for i in 0..probes {
             send(Request::Target(target(i, port)))?;
