@@ -10,7 +10,7 @@ for pid in $(ls "$dumps" | sed -n 's/^dump\.\([0-9]*\)\..*/\1/p' | sort -u); do
     newest=$(ls "$dumps" | grep "^dump\.$pid\." | sort -t . -k 3,3n | tail -n 1)
     jeprof --collapsed --inuse_space "$binary" "$dumps/$newest" > "$dumps/$pid.heap" 2> /dev/null
     # All services are one file. The stacks of main have the name of its crate.
-    service=$(grep -o -m 1 -E '(cri_proxy|node_api|pleg_service|pod_sync|probe_service|status_reporter)::main' "$dumps/$pid.heap" | head -n 1 | sed 's/::main//; s/_/-/')
+    service=$(grep -o -m 1 -E '(cri_proxy|node_api|pleg_service|pod_sync|probe_service|status_reporter)::(process::)?main' "$dumps/$pid.heap" | head -n 1 | sed 's/::.*//; s/_/-/')
     [ -n "$service" ] || { echo "heap-graphs: the service of process $pid is unknown" >&2; continue; }
     mv "$dumps/$pid.heap" "$out/$service-heap.folded"
     jeprof --collapsed --alloc_objects "$binary" "$dumps/$newest" > "$out/$service-allocations.folded" 2> /dev/null

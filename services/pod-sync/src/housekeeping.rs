@@ -155,7 +155,7 @@ impl HousekeepingPace {
         }
     }
 
-    /// A pass begins.
+    /// Records the start of a pass, which serves the requests before it.
     pub fn begin(&mut self) {
         self.last = Some(Instant::now());
         self.requested = None;

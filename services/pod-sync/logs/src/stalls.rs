@@ -145,7 +145,7 @@ impl Stalls {
         };
         tokio::pin!(running);
         loop {
-            // As above.
+            // Dropping the timer loses nothing. The work is completed even if this caller gives up.
             tokio::select! {
                 done = &mut running => return done,
                 () = tokio::time::sleep(self.rotation) => {}
