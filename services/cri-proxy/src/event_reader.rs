@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Status, Streaming};
 
 use crate::hints::{self, Hub, TOPICS};
+use crate::inflight::InFlight;
 use crate::metrics::Metrics;
 use crate::upstream::{RECONNECT_INTERVAL, Upstream};
 
@@ -55,6 +56,8 @@ pub struct EventReader {
     pub info: watch::Sender<RuntimeInfo>,
     /// The containerd namespace of pods.
     pub namespace: String,
+    /// Mutations in flight, whose callers observe the pod afterwards.
+    pub in_flight: InFlight,
     pub metrics: Metrics,
 }
 
@@ -259,9 +262,11 @@ impl EventReader {
     }
 
     fn forward_hint(&self, hint: Option<pb::Hint>) {
-        if let Some(hint) = hint {
-            self.hub.hint(hint);
+        let Some(mut hint) = hint else { return };
+        if hint.kind() == pb::HintKind::Exited && self.in_flight.is_stopping(&hint.id) {
+            hint.set_kind(pb::HintKind::Exiting);
         }
+        self.hub.hint(hint);
     }
 
     fn in_namespace<T>(&self, message: T) -> Request<T> {

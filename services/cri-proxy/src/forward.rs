@@ -182,6 +182,12 @@ impl Forwarder {
         self.fence.highest()
     }
 
+    /// Returns the mutations in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> InFlight {
+        self.in_flight.clone()
+    }
+
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.metrics

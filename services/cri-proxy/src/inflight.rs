@@ -33,7 +33,7 @@ struct Entry {
 
 type Entries = Arc<Mutex<HashMap<CallKey, Entry>>>;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct InFlight(Entries);
 
 /// The call that runs for all that joined it. If it is dropped without a reply, its key is free and the joined calls get an unknown outcome.
@@ -72,6 +72,12 @@ impl InFlight {
         let mut of_leader = entry.token.lock();
         *of_leader = of_leader.merged(token);
         Some(entry.answer.clone())
+    }
+
+    /// Returns whether pod-sync is stopping the container or the sandbox.
+    #[must_use]
+    pub fn is_stopping(&self, id: &str) -> bool {
+        self.0.lock().keys().any(|key| key.stops(id))
     }
 
     #[must_use]

@@ -14,6 +14,20 @@ pub enum CallKey {
     Exact { method: &'static str, bytes: Bytes },
 }
 
+impl CallKey {
+    /// Returns whether the call ends the processes of the container or sandbox.
+    #[must_use]
+    pub fn stops(&self, id: &str) -> bool {
+        match self {
+            Self::Named { method: "StopPodSandbox", parts } => parts.first().is_some_and(|of| of == id),
+            Self::Exact { method: "StopContainer", bytes } => {
+                ById::decode(&**bytes).is_ok_and(|request| request.id == id)
+            }
+            Self::Named { .. } | Self::Exact { .. } => false,
+        }
+    }
+}
+
 /// Information from a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestInfo {

@@ -131,6 +131,7 @@ impl Proxy {
             hub: self.hub.clone(),
             info,
             namespace: self.config.namespace.clone(),
+            in_flight: self.forwarder.in_flight(),
             metrics: self.metrics.clone(),
         };
         drop(task::spawn("runtime-events", tasks.track_future(reader.run(stop.clone()))));

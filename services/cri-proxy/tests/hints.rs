@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Act, Bench, eventually, failing};
-use containerd_client::events::TaskExit;
+use common::{Act, Bench, eventually, failing, good};
+use containerd_client::events::{TaskDelete, TaskExit};
 use containerd_client::types::Envelope;
 use cri_proxy::policy::Socket;
 use cri_proxy::reply;
@@ -16,7 +16,7 @@ use prost::Message as _;
 use quintlet_kit::clock::Clock;
 use quintlet_proto::runtime::v1 as pb;
 use quintlet_proto::runtime::v1::runtime_event::Event;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, Semaphore, mpsc};
 
 const SUBSCRIBE: &str = "/containerd.services.events.v1.Events/Subscribe";
 const CRI_EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
@@ -34,6 +34,18 @@ fn exit(container: &str, process: &str) -> Bytes {
         event: Some(prost_types::Any {
             type_url: "containerd.events.TaskExit".into(),
             value: exit.encode_to_vec(),
+        }),
+        ..Default::default()
+    })
+}
+
+fn deleted(container: &str) -> Bytes {
+    let deleted = TaskDelete { container_id: container.into(), ..Default::default() };
+    reply::frame(&Envelope {
+        topic: "/tasks/delete".into(),
+        event: Some(prost_types::Any {
+            type_url: "containerd.events.TaskDelete".into(),
+            value: deleted.encode_to_vec(),
         }),
         ..Default::default()
     })
@@ -94,6 +106,36 @@ async fn an_interrupted_event_stream_is_reported_and_resumed() {
     until_live(&mut events, true).await;
     second.send(exit("d", "d")).await.unwrap();
     assert!(matches!(next(&mut events).await, Event::Hint(h) if h.id == "d"));
+}
+
+#[tokio::test]
+async fn an_exit_during_its_stop_is_not_urgent() {
+    let bench = Arc::new(Bench::with("containerd", "1.6.20", 64, Clock::system()).await);
+    let (sender, act) = stream();
+    bench.script.on(SUBSCRIBE, [act]);
+    let mut events = watch(&bench).await;
+    until_live(&mut events, true).await;
+    for path in ["StopContainer", "StopPodSandbox"].map(|m| format!("/runtime.v1.RuntimeService/{m}")) {
+        let gate = Arc::new(Semaphore::new(0));
+        bench.script.on(&path, [Act::After(gate.clone(), Box::new(good(&v1::StopContainerResponse {})))]);
+        // Both requests begin with the ID.
+        let body = reply::frame(&v1::StopContainerRequest { container_id: "c".into(), timeout: 0 });
+        let (caller, method) = (bench.clone(), path.clone());
+        let epoch = ("quintlet-owner-epoch", "1");
+        let stop = tokio::spawn(async move { caller.call(Socket::Sync, &method, &[epoch], body).await });
+        eventually("the stop", async || (bench.script.seen(&path).len() == 1).then_some(())).await;
+        let mut kind_of = async |container: &str| {
+            sender.send(deleted(container)).await.unwrap();
+            let Event::Hint(hint) = next(&mut events).await else { panic!("a hint") };
+            assert_eq!(hint.id, container);
+            hint.kind()
+        };
+        assert_eq!(kind_of("c").await, pb::HintKind::Exiting, "{path}");
+        assert_eq!(kind_of("other").await, pb::HintKind::Exited, "{path}");
+        gate.add_permits(1);
+        assert_eq!(stop.await.unwrap().outcome(), "ok");
+        assert_eq!(kind_of("c").await, pb::HintKind::Exited, "{path} has ended");
+    }
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ pub(crate) struct Targets {
 
 /// Reads the sandboxes and containers of a pod, and leaves out IDs that the runtime does not have.
 ///
-/// Lists the pod by its label before it counts as gone.
+/// With a list, only what it has is read: each ID in `targets` is older than the list. The pod is listed before it counts as gone.
 pub(crate) async fn inspect(
     runtime: &dyn ContainerRuntime,
     uid: &PodUid,
@@ -35,8 +35,8 @@ pub(crate) async fn inspect(
                 runtime.sandboxes(Filter::Pod(uid.clone())),
                 runtime.containers(Filter::Pod(uid.clone()))
             )?;
-            targets.sandboxes.extend(sandboxes.into_iter().map(|s| s.id));
-            targets.containers.extend(containers.into_iter().map(|c| (c.id, c.sandbox_id)));
+            targets.sandboxes = sandboxes.into_iter().map(|s| s.id).collect();
+            targets.containers = containers.into_iter().map(|c| (c.id, c.sandbox_id)).collect();
         }
         let found = statuses(runtime, uid, &targets).await?;
         if listed || !found.sandboxes.is_empty() || !found.containers.is_empty() {

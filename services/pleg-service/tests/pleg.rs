@@ -177,6 +177,38 @@ async fn an_exit_is_inspected_once_when_the_runtime_has_cleaned_up_or_after_50_m
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_observe_request_after_removals_lists_the_pod_and_reads_no_status_of_what_is_gone() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
+    let (sandbox, id) = web(&bench.runtime);
+    let other = bench.runtime.add_container(&sandbox, &ContainerSeed::running("other"));
+    bench.watch(None).await.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let statuses = || {
+        let of = |method| bench.runtime.count(method);
+        (of(Method::PodSandboxStatus), of(Method::ContainerStatus))
+    };
+    let observe = async || {
+        let known = |id: &String| pb::KnownContainer { id: id.clone(), sandbox_id: sandbox.clone() };
+        let request = pb::ObserveRequest {
+            uid: "u1".to_owned(),
+            sandboxes: vec![sandbox.clone()],
+            containers: vec![known(&id), known(&other)],
+            full: true,
+            ..Default::default()
+        };
+        bench.client.clone().observe(request).await.unwrap().into_inner().pod
+    };
+    let before = statuses();
+    bench.runtime.remove(&other);
+    assert_eq!(observe().await.map(|pod| pod.containers.len()), Some(1));
+    assert_eq!(statuses(), (before.0 + 1, before.1 + 1), "of the sandbox and of the container that is left");
+    bench.runtime.remove(&id);
+    bench.runtime.remove(&sandbox);
+    assert_eq!(observe().await, None);
+    assert_eq!(statuses(), (before.0 + 1, before.1 + 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_id_that_the_cri_shows_late_is_found() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let mut watch = bench.watch(None).await;

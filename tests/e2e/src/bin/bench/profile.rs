@@ -70,6 +70,10 @@ impl Profiler {
         write_to(&stacks, "perf", &["script", "--no-inline", "--pid", &pid, "--input", &data]).await?;
         write_to(&folded, "inferno-collapse-perf", &[&stacks.to_string_lossy()]).await?;
         std::fs::remove_file(&stacks)?;
+        if std::fs::metadata(&folded)?.len() == 0 {
+            // The service did not run while it was sampled, and inferno refuses to draw nothing.
+            return Ok(());
+        }
         let title = format!("{service}, {phase}");
         write_to(&graph, "inferno-flamegraph", &["--title", &title, &folded.to_string_lossy()]).await
     }
