@@ -56,6 +56,7 @@ if [ "${1:-}" = test ]; then
     need docker-compose has docker-compose
     need dbus-daemon has dbus-daemon
     need libfaketime has_faketime
+    need strace has strace
 fi
 
 # For tests/vm.

@@ -7,10 +7,15 @@ use serde_json::Value;
 
 const PODS: &str = "3";
 
+/// System calls of all services in a pod's life, without those that depend on the scheduler, measured with this test. A change that
+/// lowers them lowers this number.
+const COMMITTED_SYSTEM_CALLS: f64 = 1.0;
+
 #[test]
 fn a_short_run_reports_every_figure() {
     let output = Command::new(env!("CARGO_BIN_EXE_bench"))
         .args(["--pods", PODS, "--rounds", "1", "--in-flight", "4", "--exits", "2", "--idle-seconds", "2"])
+        .arg("--system-calls")
         .stderr(Stdio::inherit())
         .output()
         .unwrap();
@@ -42,4 +47,9 @@ fn a_short_run_reports_every_figure() {
         let counted = life[format!("api {request}")].as_f64().unwrap_or_default();
         assert!((counted - count).abs() < f64::EPSILON, "{request}: {counted} a pod, not {count}");
     }
+    let system_calls = &report["system_calls_per_pod_life"];
+    assert!(
+        system_calls["all"].as_f64().is_some_and(|all| all > 0.0 && all <= COMMITTED_SYSTEM_CALLS * 1.2),
+        "more than 1.2 times {COMMITTED_SYSTEM_CALLS}: {system_calls:#}"
+    );
 }

@@ -124,10 +124,25 @@ enum Layout {
     V2(PathBuf),
 }
 
+impl Layout {
+    fn hierarchies(&self) -> Arc<[PathBuf]> {
+        match self {
+            Self::V2(root) => [root.clone()].into(),
+            Self::V1(controllers) => {
+                let mut seen = BTreeSet::new();
+                let real = |p: &Path| fs::canonicalize(p).unwrap_or_else(|_| p.to_owned());
+                controllers.values().filter(|p| seen.insert(real(p))).cloned().collect()
+            }
+        }
+    }
+}
+
 /// The cgroups of this node's pods.
 #[derive(Debug, Clone)]
 pub struct Cgroups {
     layout: Layout,
+    // Each hierarchy once, even if several controllers share it.
+    hierarchies: Arc<[PathBuf]>,
     root: String,
     settings: CgroupSettings,
     // Set once the runtime reports its driver; shared by all clones.
@@ -156,6 +171,7 @@ impl Cgroups {
         };
         let systemd = Systemd::new(None, matches!(layout, Layout::V2(_)));
         Self {
+            hierarchies: layout.hierarchies(),
             layout,
             root: root.to_owned(),
             settings,
@@ -380,7 +396,7 @@ impl Cgroups {
     /// A hierarchy cannot be read.
     pub fn pods(&self) -> Result<BTreeSet<PodUid>, CgroupError> {
         let mut out = BTreeSet::new();
-        for mount in self.mounts() {
+        for mount in self.hierarchies.iter() {
             for parent in self.pod_parents() {
                 let dir = mount.join(self.place(&parent));
                 let entries = match fs::read_dir(&dir) {
@@ -420,7 +436,7 @@ impl Cgroups {
     // The existing directories of a cgroup.
     fn dirs(&self, group: &[String]) -> Vec<PathBuf> {
         let place = self.place(group);
-        self.mounts().into_iter().map(|m| m.join(&place)).filter(|d| d.is_dir()).collect()
+        self.hierarchies.iter().map(|m| m.join(&place)).filter(|d| d.is_dir()).collect()
     }
 
     /// Sets the least CPU shares for a deleted pod whose volumes still exist (`pkg/kubelet/cm: ReduceCPULimits`).
@@ -450,7 +466,11 @@ impl Cgroups {
     fn remove(&self, uid: &PodUid) -> Result<(), CgroupError> {
         for parent in self.pod_parents() {
             let group = [parent, vec![format!("pod{uid}")]].concat();
-            let dirs = self.dirs(&group);
+            let mut dirs = self.dirs(&group);
+            if self.driver() == CgroupDriver::Cgroupfs {
+                // The kernel removes a cgroup without processes and descendants at once.
+                dirs.retain(|dir| failpoint::file!("cgroup removed", || fs::remove_dir(dir)).is_err());
+            }
             if dirs.is_empty() {
                 continue;
             }
@@ -485,18 +505,6 @@ impl Cgroups {
             self.below_root(&[KUBEPODS, BURSTABLE]),
             self.below_root(&[KUBEPODS, BESTEFFORT]),
         ]
-    }
-
-    // Each hierarchy once, even if several controllers share it.
-    fn mounts(&self) -> Vec<PathBuf> {
-        match &self.layout {
-            Layout::V2(root) => vec![root.clone()],
-            Layout::V1(controllers) => {
-                let mut seen = BTreeSet::new();
-                let real = |p: &Path| fs::canonicalize(p).unwrap_or_else(|_| p.to_owned());
-                controllers.values().filter(|p| seen.insert(real(p))).cloned().collect()
-            }
-        }
     }
 
     fn missing(&self, group: &[String]) -> Vec<String> {

@@ -155,7 +155,7 @@ impl Real {
         let root = format!("/quintlet-test-{name}-{}", std::process::id());
         let cgroups =
             Cgroups::new(mount, &root, CgroupSettings { pids_limit: 50, ..CgroupSettings::default() });
-        let writable = nix::unistd::geteuid().is_root() && !cgroups.mounts().is_empty();
+        let writable = nix::unistd::geteuid().is_root() && !cgroups.hierarchies.is_empty();
         writable.then_some(Self { cgroups, root })
     }
 
@@ -178,7 +178,7 @@ impl Real {
 
 impl Drop for Real {
     fn drop(&mut self) {
-        for mount in self.cgroups.mounts() {
+        for mount in self.cgroups.hierarchies.iter() {
             let _ = remove_dirs(&mount.join(self.root.trim_start_matches('/')));
         }
     }

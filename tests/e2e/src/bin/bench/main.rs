@@ -61,6 +61,9 @@ struct Args {
     /// and strace.
     #[arg(long)]
     profile: Option<PathBuf>,
+    /// Counts the system calls of each service during the life of more pods. Needs strace.
+    #[arg(long)]
+    system_calls: bool,
 }
 
 #[tokio::main]
@@ -86,6 +89,9 @@ async fn main() -> anyhow::Result<()> {
     }
     if let Some(dir) = &args.profile {
         bench.profile(&Profiler::new(dir, &node)?).await?;
+    }
+    if args.system_calls {
+        report.insert("system_calls_per_pod_life".to_owned(), bench.system_calls().await?);
     }
     let mut agents = Map::new();
     agents.insert("quintlet".to_owned(), bench.full_node(&Agent::of(&node)?, &runtime, true).await?);
@@ -184,6 +190,27 @@ impl Bench<'_> {
         profiler.count_syscalls("rest", rest).await?;
         work::remove(api, pods).await;
         Ok(())
+    }
+
+    /// Returns the system calls of each service per pod life, without those that depend on how threads are scheduled.
+    async fn system_calls(&self) -> anyhow::Result<Value> {
+        let (api, pods) = (self.node.api(), self.args.pods);
+        let dir = tempfile::tempdir()?;
+        let profiler = Profiler::new(dir.path(), self.node)?;
+        profiler
+            .count_syscalls("life", async || {
+                work::burst(api, pods).await;
+                work::remove(api, pods).await;
+            })
+            .await?;
+        let mut of_services = Map::new();
+        let mut all = 0;
+        for (service, calls) in profiler.counted("life")? {
+            all += calls;
+            of_services.insert(service.to_owned(), json!(calls as f64 / pods as f64));
+        }
+        of_services.insert("all".to_owned(), json!(all as f64 / pods as f64));
+        Ok(Value::Object(of_services))
     }
 
     /// Returns the processes of the agents and their runtimes.

@@ -18,6 +18,28 @@ const FREQUENCY: &str = "497";
 /// Bytes of the stack that perf copies with each sample: release builds have no frame pointers.
 const CALL_GRAPH: &str = "dwarf,16384";
 
+/// System calls whose number depends on how threads are scheduled: they wait, wake, or belong to threads and their memory.
+const OF_SCHEDULING: [&str; 18] = [
+    "clock_nanosleep",
+    "clone3",
+    "epoll_pwait",
+    "epoll_wait",
+    "exit",
+    "futex",
+    "madvise",
+    "mmap",
+    "mprotect",
+    "munmap",
+    "prctl",
+    "restart_syscall",
+    "rseq",
+    "rt_sigprocmask",
+    "sched_getaffinity",
+    "sched_yield",
+    "set_robust_list",
+    "sigaltstack",
+];
+
 /// Attaches profilers to the running services.
 pub(crate) struct Profiler {
     dir: PathBuf,
@@ -84,7 +106,7 @@ impl Profiler {
         for (service, pid) in &self.pids {
             let strace = Command::new("strace")
                 .args(["-c", "-f", "-p", &pid.to_string(), "-o"])
-                .arg(self.dir.join(format!("{service}-{phase}.syscalls")))
+                .arg(self.syscalls_file(service, phase))
                 .stdin(Stdio::null())
                 .stderr(Stdio::null())
                 .kill_on_drop(true)
@@ -98,6 +120,28 @@ impl Profiler {
         }
         Ok(())
     }
+
+    fn syscalls_file(&self, service: &str, phase: &str) -> PathBuf {
+        self.dir.join(format!("{service}-{phase}.syscalls"))
+    }
+
+    /// Returns the counted system calls of each service, without [`OF_SCHEDULING`].
+    pub(crate) fn counted(&self, phase: &str) -> anyhow::Result<Vec<(&'static str, u64)>> {
+        let of = |service| -> anyhow::Result<u64> {
+            let table = std::fs::read_to_string(self.syscalls_file(service, phase))?;
+            Ok(calls(&table).filter(|(name, _)| !OF_SCHEDULING.contains(name)).map(|(_, calls)| calls).sum())
+        };
+        self.pids.iter().map(|(service, _)| Ok((*service, of(*service)?))).collect()
+    }
+}
+
+/// Returns names and counts in a table of `strace -c`. Its columns are: % time, seconds, usecs/call, calls, errors (if any), name.
+fn calls(table: &str) -> impl Iterator<Item = (&str, u64)> {
+    table.lines().filter_map(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let name = columns.last().filter(|name| **name != "total")?;
+        Some((*name, columns.get(3)?.parse().ok()?))
+    })
 }
 
 /// Runs a command with its output in a file.
