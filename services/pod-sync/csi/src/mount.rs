@@ -333,6 +333,7 @@ impl Mounter {
             mode: volume.access_mode(),
             secrets: &args.secrets,
             capabilities,
+            migrated: volume.migrated,
         };
         Ok(step!("volume expanded", driver.client.expand(by, call))?)
     }
@@ -416,6 +417,7 @@ pub(crate) fn mount_call<'a>(
         mode: volume.access_mode(),
         secrets,
         capabilities,
+        migrated: volume.migrated,
     }
 }
 
