@@ -83,6 +83,32 @@ async fn a_driver_that_hangs_in_any_call_is_named_and_delays_no_other_pod() {
     sim.finish().await;
 }
 
+/// The kubelet takes the driver at its word, and leaves the mount.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_that_its_driver_mounts_and_refuses_is_unmounted_with_its_pod() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim);
+    csi_driver(&sim, json!({"attachRequired": false}));
+    for (call, undo) in
+        [("NodePublishVolume", "NodeUnpublishVolume"), ("NodeStageVolume", "NodeUnstageVolume")]
+    {
+        let name = if call == "NodeStageVolume" { "stage" } else { "publish" };
+        bound_claim(&sim, name, |_| {});
+        fault::set(driver.state(), &[(call, Fault::CodeAfter(INTERNAL))]).unwrap();
+        let uid = sim.create(with_claim(name, name));
+        let failed = "rpc error: code = Internal desc = injected by the test";
+        let is_it = |text: &str| text.ends_with(failed);
+        sim.wait_event(name, failed, |e| e.reason == "FailedMount" && is_it(&e.message) && e.count >= 2)
+            .await;
+        assert_eq!(driver.calls_of(&format!("{undo} vol-{name}")), 0);
+        sim.delete(name, Some(0));
+        sim.wait_gone(name).await;
+        nothing_left(&sim, &uid).await;
+        assert!(driver.calls_of(&format!("{undo} vol-{name}")) > 0, "{:?}", fault::calls(driver.state()));
+    }
+    sim.finish().await;
+}
+
 fn run(program: &str, arguments: &[&str], path: &Path) {
     let status = Command::new(program).args(arguments).arg(path).status().unwrap();
     assert!(status.success(), "{program} {arguments:?} {path:?}");
