@@ -430,6 +430,11 @@ fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes
     for (name, desired) in state.desired.volumes_of(uid) {
         let Some(volume) = state.volume(uid, &desired.spec_name) else { continue };
         let read_only = volume.provided.source.is_read_only();
+        // Another PersistentVolume of the pod with the same handle may be the one that is mounted.
+        let Some(spec_name) = state.actual.mount(&desired.name, uid).map(|mount| &mount.spec_name) else {
+            continue;
+        };
+        let Some(volume) = state.volume(uid, spec_name) else { continue };
         // A volume that is mounted with a label needs no other one.
         if let Source::InTree(volume) = &volume.provided.source {
             // The paths of a volume that is mounted are valid.
@@ -440,8 +445,8 @@ fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes
         }
         let relabel = !read_only && desired.label.is_none();
         let path = match volume.provided.is_block {
-            true => root.pod_device(uid.as_str(), &desired.spec_name),
-            false => root.mount(uid.as_str(), &desired.spec_name),
+            true => root.pod_device(uid.as_str(), spec_name),
+            false => root.mount(uid.as_str(), spec_name),
         };
         let Ok(host_path) = path else { continue };
         mounted.insert(name.to_owned(), MountedVolume { host_path, read_only, relabel });

@@ -8,7 +8,7 @@ use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListVolumesRequest, VolumeState};
 use quintlet_simulation::sim::LONG;
-use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_simulation::{Options, Service, Sim};
 use quintlet_testkit::wait::until;
 use serde_json::json;
 
@@ -17,13 +17,19 @@ use super::claims::{
 };
 use super::edges::go_down;
 
-/// Creates a pod, waits until it is ready, and removes it.
-async fn one_pod(sim: &Sim, pod: serde_json::Value) {
-    let name = pod["metadata"]["name"].as_str().unwrap().to_owned();
-    let uid = sim.create(pod);
-    sim.wait_ready(&name).await;
-    sim.delete(&name, Some(0));
-    sim.wait_gone(&name).await;
+/// Runs another pod whose volume needs an operation and no driver, from its start to its end.
+async fn one_more_pod(sim: &Sim, name: &str) {
+    let dir = sim.root_dir().with_file_name(name);
+    std::fs::create_dir_all(&dir).unwrap();
+    bound_claim(sim, name, |volume| {
+        let spec = volume["spec"].as_object_mut().unwrap();
+        spec.remove("csi");
+        spec.insert("hostPath".to_owned(), json!({"path": dir, "type": "Directory"}));
+    });
+    let uid = sim.create(with_claim(name, name));
+    sim.wait_ready(name).await;
+    sim.delete(name, None);
+    sim.wait_gone(name).await;
     sim.wait_nothing_left(&uid).await;
 }
 
@@ -49,7 +55,7 @@ async fn a_driver_that_hangs_in_any_call_is_named_and_delays_no_other_pod() {
         let before = driver.calls_of(call);
         let unmounts = call.starts_with("NodeUn");
         if unmounts {
-            sim.delete(name, Some(0));
+            sim.delete(name, None);
         } else {
             bound_claim(&sim, name, |_| {});
             sim.create(with_claim(name, name));
@@ -69,7 +75,7 @@ async fn a_driver_that_hangs_in_any_call_is_named_and_delays_no_other_pod() {
             })
             .await;
         }
-        one_pod(&sim, pods::single(&format!("beside-{name}"))).await;
+        one_more_pod(&sim, &format!("beside-{name}")).await;
         if call == "NodeUnstageVolume" {
             // The other calls of the driver work.
             bound_claim(&sim, "other", |_| {});
@@ -101,11 +107,42 @@ async fn a_volume_that_its_driver_mounts_and_refuses_is_unmounted_with_its_pod()
         sim.wait_event(name, failed, |e| e.reason == "FailedMount" && is_it(&e.message) && e.count >= 2)
             .await;
         assert_eq!(driver.calls_of(&format!("{undo} vol-{name}")), 0);
-        sim.delete(name, Some(0));
+        sim.delete(name, None);
         sim.wait_gone(name).await;
         nothing_left(&sim, &uid).await;
         assert!(driver.calls_of(&format!("{undo} vol-{name}")) > 0, "{:?}", fault::calls(driver.state()));
     }
+    sim.finish().await;
+}
+
+/// Without a mount of its own, the second path would be a directory of the node that the runtime creates.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_volumes_of_a_pod_with_one_handle_are_one_mount() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim);
+    csi_driver(&sim, json!({"attachRequired": false}));
+    let mut pod = with_claim("web", "first");
+    for name in ["first", "second"] {
+        bound_claim(&sim, name, |volume| volume["spec"]["csi"]["volumeHandle"] = json!("vol-one"));
+    }
+    let second = json!({"name": "second", "persistentVolumeClaim": {"claimName": "second"}});
+    pod["spec"]["volumes"].as_array_mut().unwrap().push(second);
+    let mounts = pod["spec"]["containers"][0]["volumeMounts"].as_array_mut().unwrap();
+    mounts.push(json!({"name": "second", "mountPath": "/second"}));
+    let uid = sim.create(pod);
+    sim.wait_ready("web").await;
+    let container = sim.runtime.newest(&uid, "c-web").unwrap();
+    let mut mounts = container.config.mounts.clone();
+    mounts.retain(|mount| ["/data", "/second"].contains(&&*mount.container_path));
+    assert_eq!(mounts.len(), 2, "{mounts:?}");
+    for mount in &mounts {
+        assert_eq!(Path::new(&mount.host_path), mount_of(&sim, &uid, "pv-first"), "{mounts:?}");
+    }
+    sim.restart(Service::PodSync).await;
+    sim.delete("web", None);
+    sim.wait_gone("web").await;
+    nothing_left(&sim, &uid).await;
+    assert_eq!(driver.calls_of("NodePublishVolume vol-one"), driver.calls_of("NodePublishVolume"));
     sim.finish().await;
 }
 
@@ -133,7 +170,7 @@ async fn a_full_disk_and_a_foreign_file_stop_one_pod_until_they_are_gone() {
     sim.wait_event("web", "the full disk", |e| e.reason == "FailedMount" && is_full(&e.message)).await;
     assert_eq!(driver.calls_of("NodeStageVolume"), 0);
     assert_eq!(std::fs::read_dir(&csi).unwrap().count(), 0);
-    one_pod(&sim, pods::single("beside")).await;
+    one_more_pod(&sim, "beside-full").await;
     run("mount", &["-o", "remount,nr_inodes=99"], &csi);
     sim.wait_ready("web").await;
     sim.delete("web", None);
@@ -155,12 +192,12 @@ async fn a_full_disk_and_a_foreign_file_stop_one_pod_until_they_are_gone() {
     let foreign = mount.join("foreign");
     std::fs::write(&foreign, "mine").unwrap();
     fault::set(driver.state(), &[("NodeUnpublishVolume", Fault::Lie)]).unwrap();
-    sim.delete("web", Some(0));
+    sim.delete("web", None);
     let view = wait_volume(&sim, "the volume cannot be removed", |view| view.error.contains("not empty"));
     let view = view.await;
     assert!(view.error.contains("Unmounter.TearDownAt failed to clean mount dir"), "{view:?}");
     assert_eq!(view.state(), VolumeState::Uncertain);
-    one_pod(&sim, pods::single("beside")).await;
+    one_more_pod(&sim, "beside-foreign").await;
     assert_eq!(std::fs::read_to_string(&foreign).unwrap(), "mine");
     std::fs::remove_file(&foreign).unwrap();
     sim.wait_gone("web").await;
