@@ -46,8 +46,8 @@ pub async fn run(
         let counted = contained_request(None, task::blocking(move || count(&root, &pods))).await;
         if let Ok((mut wanted, mut there)) = counted {
             let (more_wanted, more_there) = mounted();
-            wanted.extend(more_wanted);
-            there.extend(more_there);
+            add(&mut wanted, more_wanted);
+            add(&mut there, more_there);
             for (state, counts, now) in [
                 ("desired_state_of_world", &mut desired, wanted),
                 ("actual_state_of_world", &mut actual, there),
@@ -91,6 +91,14 @@ fn count(root: &Path, pods: &[(PodUid, Arc<Pod>)]) -> (Counts, Counts) {
     (desired, actual)
 }
 
+/// Adds counts. A plugin may have volumes of both kinds, such as those of `hostPath`.
+fn add(counts: &mut Counts, more: Counts) {
+    for (plugin, more) in more {
+        let count = counts.entry(plugin).or_default();
+        *count = count.saturating_add(more);
+    }
+}
+
 fn set(gauges: &Family<VolumesLabel, Gauge>, state: &'static str, counts: &Counts) {
     for (plugin_name, count) in counts {
         gauges.get_or_create(&VolumesLabel { plugin_name: plugin_name.clone(), state }).set(*count);
@@ -124,6 +132,9 @@ mod tests {
         let place = paths::pod_dir(root.path(), &uid).join("volumes/kubernetes.io~configmap/config");
         std::fs::create_dir_all(place).unwrap();
         let (desired, actual) = count(root.path(), &[(uid, Arc::new(pod))]);
+        let mut sum = desired.clone();
+        add(&mut sum, [("kubernetes.io/host-path".to_owned(), 2), ("p".to_owned(), 1)].into());
+        assert_eq!((sum["kubernetes.io/host-path"], sum["p"]), (3, 1));
         let of = |counts: &Counts| counts.iter().map(|(k, v)| (k.clone(), *v)).collect::<Vec<_>>();
         let named = |all: &[(&str, i64)]| {
             all.iter().map(|(k, v)| (format!("kubernetes.io/{k}"), *v)).collect::<Vec<_>>()

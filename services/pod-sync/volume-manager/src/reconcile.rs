@@ -311,11 +311,13 @@ mod tests {
         let start = |actual: &Actual| plan(&desired, actual, &ready()).start;
         assert_eq!(start(&actual), []);
         actual.request_remount(&pod, |_| true);
-        let [Operation::Mount { volume, .. }] = &start(&actual)[..] else { panic!("{:?}", start(&actual)) };
-        assert_eq!(*volume, second);
+        let mounted = |actual: &Actual| match &start(actual)[..] {
+            [Operation::Mount { volume, .. }] => volume.clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(mounted(&actual), second);
         actual.unmounted(&second.name, &pod);
-        let [Operation::Mount { volume, .. }] = &start(&actual)[..] else { panic!("{:?}", start(&actual)) };
-        assert_eq!(*volume, first);
+        assert_eq!(mounted(&actual), first);
     }
 
     #[tokio::test(start_paused = true)]

@@ -206,15 +206,15 @@ async fn a_full_disk_and_a_foreign_file_stop_one_pod_until_they_are_gone() {
 }
 
 /// Returns the value of a series of this process with all of these labels; zero if there is none.
-fn metric(name: &str, labels: &[&str]) -> f64 {
+fn metric(name: &str, labels: &[&str]) -> u64 {
     let text = quintlet_telemetry::metrics::text();
     let is_it = |line: &&str| {
         line.split(['{', ' ']).next() == Some(name) && labels.iter().all(|label| line.contains(label))
     };
-    text.lines().find(is_it).map_or(0.0, |line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
+    text.lines().find(is_it).map_or(0, |line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
 }
 
-async fn wait_metric(name: &str, labels: &[&str], least: f64) {
+async fn wait_metric(name: &str, labels: &[&str], least: u64) {
     until(name, LONG, async || {
         let value = metric(name, labels);
         if value >= least { Ok(()) } else { Err(format!("{value} {labels:?}")) }
@@ -235,19 +235,20 @@ async fn operations_calls_volumes_and_leftovers_of_drivers_are_counted() {
     sim.wait_ready("web").await;
     let plugin = format!("\"kubernetes.io/csi:{DRIVER}\"");
     let operation = async |name: &str, status: &str| {
-        let labels = [&*format!("operation_name=\"{name}\""), &*format!("status=\"{status}\""), &*plugin];
-        wait_metric("storage_operation_duration_seconds_count", &labels, 1.0).await;
+        let (name, status) = (format!("operation_name=\"{name}\""), format!("status=\"{status}\""));
+        let labels = [&*name, &*status, &*plugin];
+        wait_metric("storage_operation_duration_seconds_count", &labels, 1).await;
     };
     operation("volume_mount", "fail-unknown").await;
     operation("volume_mount", "success").await;
     for code in ["Internal", "OK"] {
         let code = format!("grpc_status_code=\"{code}\"");
         let labels = [&*code, "method_name=\"/csi.v1.Node/NodeStageVolume\"", "migrated=\"false\"", DRIVER];
-        wait_metric("csi_operations_seconds_count", &labels, 1.0).await;
+        wait_metric("csi_operations_seconds_count", &labels, 1).await;
     }
     for state in ["desired", "actual"] {
         let state = format!("state=\"{state}_state_of_world\"");
-        wait_metric("volume_manager_total_volumes", &[&*state, &*plugin], 1.0).await;
+        wait_metric("volume_manager_total_volumes", &[&*state, &*plugin], 1).await;
     }
 
     sim.kill(Service::PodSync).await;
@@ -258,11 +259,11 @@ async fn operations_calls_volumes_and_leftovers_of_drivers_are_counted() {
         ("reconstruct_volume_operations_total", "reconstruct_volume_operations_errors_total");
     let before = (metric(found, &[]), metric(unreadable, &[]));
     sim.up(Service::PodSync);
-    wait_metric(found, &[], before.0 + 2.0).await;
-    wait_metric(unreadable, &[], before.1 + 1.0).await;
-    wait_metric("force_cleaned_failed_volume_operations_total", &[], 1.0).await;
-    assert_eq!((metric(found, &[]), metric(unreadable, &[])), (before.0 + 2.0, before.1 + 1.0));
-    assert_eq!(metric("force_cleaned_failed_volume_operation_errors_total", &[]), 0.0);
+    wait_metric(found, &[], before.0 + 2).await;
+    wait_metric(unreadable, &[], before.1 + 1).await;
+    wait_metric("force_cleaned_failed_volume_operations_total", &[], 1).await;
+    assert_eq!((metric(found, &[]), metric(unreadable, &[])), (before.0 + 2, before.1 + 1));
+    assert_eq!(metric("force_cleaned_failed_volume_operation_errors_total", &[]), 0);
     until("the leftover is removed", LONG, async || if torn.exists() { Err(()) } else { Ok(()) }).await;
     sim.delete("web", None);
     sim.wait_gone("web").await;
