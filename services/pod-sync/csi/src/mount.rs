@@ -399,7 +399,10 @@ pub(crate) fn after(error: CsiError, removed: Result<(), CsiError>) -> CsiError 
     match removed {
         Ok(()) => error,
         Err(left) => {
-            tracing::warn!(error = left.text(), "failed to remove volume directory");
+            tracing::info!(
+                error = left.text(),
+                "failed to remove volume directory, the volume counts as mounted"
+            );
             CsiError::Left(Box::new(error))
         }
     }

@@ -67,7 +67,7 @@ pub async fn run(
 }
 
 /// Numbers of volumes by plugin.
-pub type Counts = BTreeMap<String, i64>;
+type Counts = BTreeMap<String, i64>;
 
 fn count(root: &Path, pods: &[(PodUid, Arc<Pod>)]) -> (Counts, Counts) {
     let (mut desired, mut actual) = (Counts::new(), Counts::new());

@@ -40,7 +40,7 @@ async fn a_driver_that_hangs_in_any_call_is_named_and_delays_no_other_pod() {
     csi_driver(&sim, json!({"attachRequired": false}));
     for name in ["unpublish", "unstage"] {
         bound_claim(&sim, name, |_| {});
-        sim.create(with_claim(name, name));
+        let _uid = sim.create(with_claim(name, name));
         sim.wait_ready(name).await;
     }
     for (call, name, shown) in [
@@ -58,7 +58,7 @@ async fn a_driver_that_hangs_in_any_call_is_named_and_delays_no_other_pod() {
             sim.delete(name, None);
         } else {
             bound_claim(&sim, name, |_| {});
-            sim.create(with_claim(name, name));
+            let _uid = sim.create(with_claim(name, name));
         }
         until("the driver hangs", LONG, async || {
             if driver.calls_of(call) > before { Ok(()) } else { Err(fault::calls(driver.state())) }
@@ -79,7 +79,7 @@ async fn a_driver_that_hangs_in_any_call_is_named_and_delays_no_other_pod() {
         if call == "NodeUnstageVolume" {
             // The other calls of the driver work.
             bound_claim(&sim, "other", |_| {});
-            sim.create(with_claim("other", "other"));
+            let _uid = sim.create(with_claim("other", "other"));
             sim.wait_ready("other").await;
         }
         if !unmounts {
@@ -178,7 +178,7 @@ async fn a_full_disk_and_a_foreign_file_stop_one_pod_until_they_are_gone() {
     sim.wait_nothing_left(&uid).await;
     until("only the disk is mounted", LONG, async || {
         let mounts = mounts_below(&csi).unwrap();
-        if mounts == [csi.clone()] { Ok(()) } else { Err(mounts) }
+        if mounts.iter().all(|mount| *mount == csi) { Ok(()) } else { Err(mounts) }
     })
     .await;
     run("umount", &[], &csi);
