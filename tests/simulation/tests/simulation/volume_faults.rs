@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use quintlet_csi_driver::fault::{self, Fault};
-use quintlet_csi_driver::volumes::mounts_below;
+use quintlet_csi_driver::volumes::{mounts_below, unmount};
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListVolumesRequest, VolumeState};
 use quintlet_simulation::sim::LONG;
@@ -13,7 +13,8 @@ use quintlet_testkit::wait::until;
 use serde_json::json;
 
 use super::claims::{
-    DRIVER, INTERNAL, bound_claim, csi_driver, mount_of, nothing_left, start_driver, wait_volume, with_claim,
+    DRIVER, INTERNAL, bound_claim, csi_driver, is_mounted, mount_of, nothing_left, start_driver, wait_volume,
+    with_claim,
 };
 use super::edges::go_down;
 
@@ -146,9 +147,9 @@ async fn two_volumes_of_a_pod_with_one_handle_are_one_mount() {
     sim.finish().await;
 }
 
-fn run(program: &str, arguments: &[&str], path: &Path) {
-    let status = Command::new(program).args(arguments).arg(path).status().unwrap();
-    assert!(status.success(), "{program} {arguments:?} {path:?}");
+fn mount_with(arguments: &[&str], path: &Path) {
+    let status = Command::new("mount").args(arguments).arg(path).status().unwrap();
+    assert!(status.success(), "{arguments:?} {path:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -157,10 +158,19 @@ async fn a_full_disk_and_a_foreign_file_stop_one_pod_until_they_are_gone() {
     let driver = start_driver(&sim);
     csi_driver(&sim, json!({"attachRequired": false}));
     bound_claim(&sim, "data", |_| {});
+    // pod-sync binds the root directory to itself, with all mounts below it.
+    until(
+        "the root directory is shared",
+        LONG,
+        async || {
+            if is_mounted(&sim.root_dir()) { Ok(()) } else { Err(()) }
+        },
+    )
+    .await;
     // A file system without a free inode has the directories of staged volumes.
     let csi = sim.root_dir().join("plugins/kubernetes.io/csi");
     std::fs::create_dir_all(&csi).unwrap();
-    run("mount", &["-t", "tmpfs", "-o", "nr_inodes=1", "tmpfs"], &csi);
+    mount_with(&["-t", "tmpfs", "-o", "nr_inodes=1", "tmpfs"], &csi);
     let uid = sim.create(with_claim("web", "data"));
     let is_full = |text: &str| {
         text.starts_with(
@@ -171,7 +181,7 @@ async fn a_full_disk_and_a_foreign_file_stop_one_pod_until_they_are_gone() {
     assert_eq!(driver.calls_of("NodeStageVolume"), 0);
     assert_eq!(std::fs::read_dir(&csi).unwrap().count(), 0);
     one_more_pod(&sim, "beside-full").await;
-    run("mount", &["-o", "remount,nr_inodes=99"], &csi);
+    mount_with(&["-o", "remount,nr_inodes=99"], &csi);
     sim.wait_ready("web").await;
     sim.delete("web", None);
     sim.wait_gone("web").await;
@@ -181,14 +191,14 @@ async fn a_full_disk_and_a_foreign_file_stop_one_pod_until_they_are_gone() {
         if mounts.iter().all(|mount| *mount == csi) { Ok(()) } else { Err(mounts) }
     })
     .await;
-    run("umount", &[], &csi);
+    unmount(&csi).unwrap();
     nothing_left(&sim, &uid).await;
 
     // The mount point of a volume has a file that the agent did not create.
     let uid = sim.create(with_claim("web", "data"));
     sim.wait_ready("web").await;
     let mount = mount_of(&sim, &uid, "pv-data");
-    run("umount", &[], &mount);
+    unmount(&mount).unwrap();
     let foreign = mount.join("foreign");
     std::fs::write(&foreign, "mine").unwrap();
     fault::set(driver.state(), &[("NodeUnpublishVolume", Fault::Lie)]).unwrap();
