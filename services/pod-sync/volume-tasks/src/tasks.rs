@@ -149,7 +149,7 @@ impl VolumeTasks {
             Ok::<_, std::io::Error>(disk)
         });
         let disk = disk.await?;
-        let metrics = Metrics::default();
+        let metrics = Box::new(Metrics::default());
         metrics.reconstructed(disk.volumes.len(), disk.unreadable.len());
         let mut state = State::default();
         state.node.controller_attaches = inputs.controller_attaches;

@@ -30,7 +30,8 @@ pub(crate) struct Tools {
     pub(crate) clock: Clock,
     /// Label of containers' files; `None` on a machine without SELinux.
     pub(crate) file_label: Option<FileLabel>,
-    pub(crate) metrics: Metrics,
+    /// Boxed: futures that hold the tools stay small.
+    pub(crate) metrics: Box<Metrics>,
     /// Events of pods and claims.
     pub(crate) events: Events,
     /// The Node object, as it changes.
