@@ -246,10 +246,21 @@ uid-7  –       pv-      uncertain     NodeUnpublishVolume  3s
     }
 
     #[test]
-    fn data_has_formatted_times() {
+    fn data_has_formatted_times_and_the_name_of_each_state() {
         let value = serde_json::to_value(VolumeData::from(&staging())).unwrap();
         assert_eq!((&value["state"], &value["call"]), (&"NotMounted".into(), &"NodeStageVolume".into()));
         assert_eq!(value["callSince"], "2027-01-15T07:59:48.000Z");
         assert_eq!(value["neededSince"], "2027-01-15T07:58:30.000Z");
+        for (state, name, text) in [
+            (VolumeState::Mounted, "Mounted", "mounted"),
+            (VolumeState::Uncertain, "Uncertain", "uncertain"),
+            (VolumeState::NotMounted, "NotMounted", "not mounted"),
+            (VolumeState::NotAttached, "NotAttached", "not attached"),
+            (VolumeState::Unresolved, "Unresolved", "unresolved"),
+        ] {
+            let volume = volume("default/a", "v", state);
+            let value = serde_json::to_value(VolumeData::from(&volume)).unwrap();
+            assert_eq!((value["state"].as_str(), super::state(&volume)), (Some(name), text));
+        }
     }
 }

@@ -13,12 +13,12 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pod_sync_plugins::call::{CallError, Deadline};
+use pod_sync_plugins::call::Deadline;
 use quintlet_kit::{failpoint, task, tree};
 
 use crate::client::Access;
 use crate::error::{CsiError, Outcome};
-use crate::mount::{Mounter, Publish, Stage, make_directory, mount_call, step};
+use crate::mount::{Mounter, Publish, Stage, after, make_directory, mount_call, step};
 use crate::paths::{self, BlockPaths};
 use crate::removal;
 use crate::volume_data::VolumeData;
@@ -43,7 +43,8 @@ impl Mounter {
         })?;
         let data_dir = paths.data();
         let made = data_dir.clone();
-        step!("directory of block volume created", task::blocking(move || make_directory(&made)))?;
+        let created =
+            step!("directory of block volume created", task::blocking(move || make_directory(&made)));
         let data = VolumeData {
             attachment_id: paths::attachment_name(&volume.handle, &volume.driver, &self.node),
             driver_name: volume.driver.clone(),
@@ -52,16 +53,26 @@ impl Mounter {
             volume_handle: volume.handle.clone(),
             ..VolumeData::default()
         };
-        self.save(&data_dir, data).await?;
+        let saved = match created {
+            Ok(()) => self.save(&data_dir, data).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = saved {
+            return Err(block_failed(error, paths).await);
+        }
         if !capabilities.stage_unstage {
             return Ok(None);
         }
         let made = paths.staging.clone();
-        step!("staging directory of block volume created", task::blocking(move || make_directory(&made)))?;
+        let created =
+            step!("staging directory of block volume created", task::blocking(move || make_directory(&made)));
+        if let Err(error) = created {
+            return Err(block_failed(error, paths).await);
+        }
         let call = mount_call(volume, &args.publish_context, &args.secrets, Access::Block, capabilities);
         match step!("block volume staged", driver.client.stage(by, call, &paths.staging)) {
             Ok(()) => Ok(Some(paths.staging)),
-            Err(error) => Err(block_failed(error, paths).await),
+            Err(error) => Err(block_failed(CsiError::Call(error), paths).await),
         }
     }
 
@@ -162,14 +173,11 @@ impl Mounter {
 }
 
 /// Removes the directories of a block volume after an error that is final, and returns the error.
-async fn block_failed(error: CallError, paths: BlockPaths) -> CsiError {
-    let error = CsiError::Call(error);
-    if error.outcome() == Outcome::Finished
-        && let Err(left) = remove_all(paths).await
-    {
-        tracing::warn!(error = left.text(), "failed to remove block volume directory");
+async fn block_failed(error: CsiError, paths: BlockPaths) -> CsiError {
+    match error.outcome() {
+        Outcome::Finished => after(error, remove_all(paths).await),
+        Outcome::Uncertain | Outcome::Transient => error,
     }
-    error
 }
 
 async fn remove_all(paths: BlockPaths) -> Result<(), CsiError> {

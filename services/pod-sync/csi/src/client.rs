@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pod_sync_plugins::call::{CallError, Deadline, call, channel};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
 use quintlet_plugin_api::csi::identity_client::IdentityClient;
 use quintlet_plugin_api::csi::node_client::NodeClient;
 use quintlet_plugin_api::csi::node_service_capability::{Type as CapabilityType, rpc::Type};
@@ -15,13 +18,27 @@ use quintlet_plugin_api::csi::{
     NodeGetInfoRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, ProbeRequest, VolumeCapability,
 };
-use tonic::Code;
+use quintlet_telemetry::metrics::{Buckets, histogram_family_of};
+use tokio::time::Instant;
 use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
 
 use crate::volume::{AccessMode, Secrets};
 
 /// Time limit of an operation with all its calls.
 pub const LIMIT: Duration = Duration::from_secs(120);
+
+/// Buckets of the durations of calls, in seconds: those of the kubelet.
+const BUCKETS: &[f64] = &[0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+
+/// Labels of a call.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabel {
+    driver_name: String,
+    method_name: &'static str,
+    grpc_status_code: &'static str,
+    migrated: &'static str,
+}
 
 /// The node's description by a driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -78,6 +95,8 @@ pub struct MountCall<'a> {
     pub mode: AccessMode,
     pub secrets: &'a Secrets,
     pub capabilities: Capabilities,
+    /// The volume is of an in-tree type that the driver replaced.
+    pub migrated: bool,
 }
 
 /// Arguments of NodeExpandVolume.
@@ -94,6 +113,8 @@ pub struct ExpandCall<'a> {
     pub mode: AccessMode,
     pub secrets: &'a Secrets,
     pub capabilities: Capabilities,
+    /// The volume is of an in-tree type that the driver replaced.
+    pub migrated: bool,
 }
 
 /// Usage of a volume in one unit.
@@ -141,14 +162,45 @@ impl ExpansionFailure {
 /// Cancellation safety: a call whose future is dropped is cancelled, and the driver may or may not execute it.
 #[derive(Debug, Clone)]
 pub struct DriverClient {
+    driver: String,
     channel: Channel,
+    /// Durations of calls (`RecordCSIOperationLatencyMetrics`).
+    calls: Family<CallLabel, Histogram, Buckets>,
 }
 
 impl DriverClient {
-    /// Returns a client of the driver at `endpoint`.
+    /// Returns a client of the driver with this name at `endpoint`.
     #[must_use]
-    pub fn new(endpoint: PathBuf) -> Self {
-        Self { channel: channel(endpoint) }
+    pub fn new(driver: String, endpoint: PathBuf) -> Self {
+        let calls = histogram_family_of(
+            "csi_operations_seconds",
+            "Container Storage Interface operation duration with gRPC error code status total",
+            BUCKETS,
+        );
+        Self { driver, channel: channel(endpoint), calls }
+    }
+
+    /// Executes a call, and records its duration.
+    async fn call<Q, A, F>(
+        &self,
+        (method_name, migrated): (&'static str, bool),
+        by: Deadline,
+        request: Q,
+        rpc: impl FnOnce(Request<Q>) -> F,
+    ) -> Result<A, CallError>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        let began = Instant::now();
+        let answer = call(by, request, rpc).await;
+        let label = CallLabel {
+            driver_name: self.driver.clone(),
+            method_name,
+            grpc_status_code: answer.as_ref().err().map_or("OK", CallError::code_name),
+            migrated: if migrated { "true" } else { "false" },
+        };
+        self.calls.get_or_create(&label).observe(began.elapsed().as_secs_f64());
+        answer
     }
 
     fn node(&self) -> NodeClient<Channel> {
@@ -165,7 +217,9 @@ impl DriverClient {
     /// Fails if the call fails.
     pub async fn plugin_info(&self, by: Deadline) -> Result<(String, String), CallError> {
         let mut client = self.identity();
-        let info = call(by, GetPluginInfoRequest {}, |request| client.get_plugin_info(request)).await?;
+        let of = ("/csi.v1.Identity/GetPluginInfo", false);
+        let info =
+            self.call(of, by, GetPluginInfoRequest {}, |request| client.get_plugin_info(request)).await?;
         Ok((info.name, info.vendor_version))
     }
 
@@ -175,7 +229,8 @@ impl DriverClient {
     /// Fails if the call fails.
     pub async fn probe(&self, by: Deadline) -> Result<bool, CallError> {
         let mut client = self.identity();
-        let answer = call(by, ProbeRequest {}, |request| client.probe(request)).await?;
+        let of = ("/csi.v1.Identity/Probe", false);
+        let answer = self.call(of, by, ProbeRequest {}, |request| client.probe(request)).await?;
         Ok(answer.ready.is_none_or(|ready| ready.value))
     }
 
@@ -185,7 +240,8 @@ impl DriverClient {
     /// Fails if the call fails.
     pub async fn node_info(&self, by: Deadline) -> Result<NodeInfo, CallError> {
         let mut client = self.node();
-        let info = call(by, NodeGetInfoRequest {}, |request| client.node_get_info(request)).await?;
+        let of = ("/csi.v1.Node/NodeGetInfo", false);
+        let info = self.call(of, by, NodeGetInfoRequest {}, |request| client.node_get_info(request)).await?;
         let topology = info.accessible_topology.map(|topology| topology.segments).unwrap_or_default();
         Ok(NodeInfo {
             node_id: info.node_id,
@@ -201,8 +257,9 @@ impl DriverClient {
     /// Fails if the call fails.
     pub async fn capabilities(&self, by: Deadline) -> Result<Capabilities, CallError> {
         let mut client = self.node();
-        let answer =
-            call(by, NodeGetCapabilitiesRequest {}, |request| client.node_get_capabilities(request)).await?;
+        let of = ("/csi.v1.Node/NodeGetCapabilities", false);
+        let request = NodeGetCapabilitiesRequest {};
+        let answer = self.call(of, by, request, |request| client.node_get_capabilities(request)).await?;
         let mut found = Capabilities::default();
         for capability in answer.capabilities {
             let Some(CapabilityType::Rpc(rpc)) = capability.r#type else { continue };
@@ -225,6 +282,7 @@ impl DriverClient {
     /// # Errors
     /// Fails if the call fails; see [`CallError::is_final`].
     pub async fn stage(&self, by: Deadline, args: MountCall<'_>, staging: &Path) -> Result<(), CallError> {
+        let of = ("/csi.v1.Node/NodeStageVolume", args.migrated);
         let request = NodeStageVolumeRequest {
             volume_id: args.handle.to_owned(),
             publish_context: args.publish_context.clone().into_iter().collect(),
@@ -234,7 +292,7 @@ impl DriverClient {
             volume_context: args.attributes.into_iter().collect(),
         };
         let mut client = self.node();
-        call(by, request, |request| client.node_stage_volume(request)).await.map(drop)
+        self.call(of, by, request, |request| client.node_stage_volume(request)).await.map(drop)
     }
 
     /// Publishes a volume at `target`, which the driver creates.
@@ -249,6 +307,7 @@ impl DriverClient {
         target: &Path,
         read_only: bool,
     ) -> Result<(), CallError> {
+        let of = ("/csi.v1.Node/NodePublishVolume", args.migrated);
         let request = NodePublishVolumeRequest {
             volume_id: args.handle.to_owned(),
             publish_context: args.publish_context.clone().into_iter().collect(),
@@ -260,7 +319,7 @@ impl DriverClient {
             volume_context: args.attributes.into_iter().collect(),
         };
         let mut client = self.node();
-        call(by, request, |request| client.node_publish_volume(request)).await.map(drop)
+        self.call(of, by, request, |request| client.node_publish_volume(request)).await.map(drop)
     }
 
     /// Unpublishes a volume. The driver removes `target`.
@@ -270,7 +329,8 @@ impl DriverClient {
     pub async fn unpublish(&self, by: Deadline, handle: &str, target: &Path) -> Result<(), CallError> {
         let request = NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(target) };
         let mut client = self.node();
-        call(by, request, |request| client.node_unpublish_volume(request)).await.map(drop)
+        let of = ("/csi.v1.Node/NodeUnpublishVolume", false);
+        self.call(of, by, request, |request| client.node_unpublish_volume(request)).await.map(drop)
     }
 
     /// Unstages a volume.
@@ -281,7 +341,8 @@ impl DriverClient {
         let request =
             NodeUnstageVolumeRequest { volume_id: handle.to_owned(), staging_target_path: text(staging) };
         let mut client = self.node();
-        call(by, request, |request| client.node_unstage_volume(request)).await.map(drop)
+        let of = ("/csi.v1.Node/NodeUnstageVolume", false);
+        self.call(of, by, request, |request| client.node_unstage_volume(request)).await.map(drop)
     }
 
     /// Returns the usage and health of a volume.
@@ -300,7 +361,8 @@ impl DriverClient {
             staging_target_path: String::new(),
         };
         let mut client = self.node();
-        let answer = call(by, request, |request| client.node_get_volume_stats(request)).await?;
+        let of = ("/csi.v1.Node/NodeGetVolumeStats", false);
+        let answer = self.call(of, by, request, |request| client.node_get_volume_stats(request)).await?;
         let mut stats = VolumeStats::default();
         for usage in answer.usage {
             let values = Usage { available: usage.available, total: usage.total, used: usage.used };
@@ -319,6 +381,7 @@ impl DriverClient {
     /// # Errors
     /// Fails if the call fails; see [`CallError::is_final`] and [`ExpansionFailure::of`].
     pub async fn expand(&self, by: Deadline, args: ExpandCall<'_>) -> Result<i64, CallError> {
+        let of = ("/csi.v1.Node/NodeExpandVolume", args.migrated);
         let request = NodeExpandVolumeRequest {
             volume_id: args.handle.to_owned(),
             volume_path: text(args.path),
@@ -328,7 +391,8 @@ impl DriverClient {
             secrets: args.secrets.0.clone().into_iter().collect(),
         };
         let mut client = self.node();
-        Ok(call(by, request, |request| client.node_expand_volume(request)).await?.capacity_bytes)
+        let answer = self.call(of, by, request, |request| client.node_expand_volume(request)).await?;
+        Ok(answer.capacity_bytes)
     }
 }
 

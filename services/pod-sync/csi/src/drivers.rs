@@ -186,7 +186,7 @@ impl PluginHandler for Drivers {
 
     async fn register(&self, plugin: &Plugin) -> Result<(), HandlerError> {
         self.usable_version("RegisterPlugin", plugin)?;
-        let client = DriverClient::new(plugin.endpoint.clone());
+        let client = DriverClient::new(plugin.name.clone(), plugin.endpoint.clone());
         let node = client
             .node_info(Deadline::after(LIMIT))
             .await
@@ -252,7 +252,7 @@ mod tests {
         let driver = Driver {
             name: "d".to_owned(),
             version: Version::parse(version).unwrap(),
-            client: DriverClient::new(endpoint.clone()),
+            client: DriverClient::new("d".to_owned(), endpoint.clone()),
             endpoint,
             node,
             socket: PathBuf::from(socket),

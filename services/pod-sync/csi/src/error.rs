@@ -61,6 +61,9 @@ pub enum CsiError {
     /// There are mounts of a volume whose `vol_data.json` is missing or unreadable, so its driver is unknown.
     #[error("{} is mounted, but its driver is unknown", .0.display())]
     UnknownDriver(PathBuf),
+    /// An operation failed, and what it made could not be removed: a driver may have mounted the volume although its error is final.
+    #[error(transparent)]
+    Left(Box<Self>),
     /// A step of an operation failed.
     #[error("kubernetes.io/csi: {step}")]
     Step {
@@ -82,7 +85,9 @@ impl CsiError {
                 Outcome::Transient
             }
             Self::Call(error) if error.is_final() => Outcome::Finished,
-            Self::Call(_) | Self::StillMounted { .. } | Self::UnknownDriver(_) => Outcome::Uncertain,
+            Self::Call(_) | Self::StillMounted { .. } | Self::UnknownDriver(_) | Self::Left(_) => {
+                Outcome::Uncertain
+            }
             Self::Unsupported { .. } | Self::NoNodeId | Self::Volume(_) | Self::File { .. } => {
                 Outcome::Finished
             }

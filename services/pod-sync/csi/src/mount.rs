@@ -333,6 +333,7 @@ impl Mounter {
             mode: volume.access_mode(),
             secrets: &args.secrets,
             capabilities,
+            migrated: volume.migrated,
         };
         Ok(step!("volume expanded", driver.client.expand(by, call))?)
     }
@@ -350,12 +351,10 @@ impl Mounter {
             Ok(()) => self.save(dir, data).await,
             Err(error) => Err(error),
         };
-        if let (Err(_), Some(path)) = (&prepared, new)
-            && let Err(left) = remove(path, "an error").await
-        {
-            tracing::warn!(path = %path.display(), error = left.text(), "failed to remove volume directory");
+        match (prepared, new) {
+            (Err(error), Some(path)) => Err(after(error, remove(path, "an error").await)),
+            (prepared, _) => prepared,
         }
-        prepared
     }
 
     pub(crate) async fn save(&self, dir: &Path, data: VolumeData) -> Result<(), CsiError> {
@@ -387,13 +386,25 @@ impl Mounter {
     /// Removes the directory of a volume after an error that is final, if `remove_directory` is set, and returns the error.
     async fn failed(&self, error: CallError, path: &Path, remove_directory: bool) -> CsiError {
         let error = CsiError::Call(error);
-        if remove_directory
-            && error.outcome() == Outcome::Finished
-            && let Err(left) = remove(path, "an error of the driver").await
-        {
-            tracing::warn!(path = %path.display(), error = left.text(), "failed to remove volume directory");
+        if !remove_directory || error.outcome() != Outcome::Finished {
+            return error;
         }
-        error
+        after(error, remove(path, "an error of the driver").await)
+    }
+}
+
+/// Returns the error of an operation after the removal of what it made. If something is left, nothing is certain about the volume, so that
+/// it is unmounted with its pod.
+pub(crate) fn after(error: CsiError, removed: Result<(), CsiError>) -> CsiError {
+    match removed {
+        Ok(()) => error,
+        Err(left) => {
+            tracing::info!(
+                error = left.text(),
+                "failed to remove volume directory, the volume counts as mounted"
+            );
+            CsiError::Left(Box::new(error))
+        }
     }
 }
 
@@ -416,6 +427,7 @@ pub(crate) fn mount_call<'a>(
         mode: volume.access_mode(),
         secrets,
         capabilities,
+        migrated: volume.migrated,
     }
 }
 

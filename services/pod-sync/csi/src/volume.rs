@@ -78,6 +78,8 @@ pub struct Volume {
     pub mount_options: Vec<String>,
     /// Attributes of the volume.
     pub attributes: BTreeMap<String, String>,
+    /// The volume is of an in-tree type that the driver replaced.
+    pub migrated: bool,
 }
 
 impl Volume {
@@ -170,6 +172,7 @@ mod tests {
             read_only: false,
             mount_options: vec!["noatime".into()],
             attributes: BTreeMap::new(),
+            migrated: false,
         }
     }
 

@@ -172,6 +172,33 @@ async fn a_local_directory_is_bound_for_each_pod_and_keeps_its_files() {
 }
 
 #[tokio::test]
+async fn a_local_directory_that_is_swapped_while_it_is_mounted_is_neither_followed_nor_deleted() {
+    let node = Node::new();
+    let (mounter, volume) = (node.mounter(), local(&node.disk()));
+    let precious = node.base.path().join("precious");
+    fs::create_dir(&precious).unwrap();
+    for dir in [&precious, &node.disk()] {
+        fs::write(dir.join("f"), dir.file_name().unwrap().to_str().unwrap()).unwrap();
+    }
+    mounter.publish(&volume, &uid(1), group(4711), &CancellationToken::new()).await.unwrap();
+    let path = mounter.paths().host_path(&volume, &uid(1)).unwrap();
+    let moved = node.base.path().join("moved");
+    fs::rename(node.disk(), &moved).unwrap();
+    std::os::unix::fs::symlink(&precious, node.disk()).unwrap();
+    // An agent that starts again sets the volume up again, here with another group.
+    mounter.publish(&volume, &uid(1), group(4712), &CancellationToken::new()).await.unwrap();
+    assert_eq!(fs::read_to_string(path.join("f")).unwrap(), "disk");
+    assert_eq!(fs::metadata(moved.join("f")).unwrap().gid(), 4712);
+    for of in [precious.clone(), precious.join("f")] {
+        assert!(![4711, 4712].contains(&fs::metadata(of).unwrap().gid()));
+    }
+    mounter.unpublish(Plugin::Local, &uid(1), "pv-1").await.unwrap();
+    assert!(!path.exists());
+    assert_eq!(fs::read_to_string(moved.join("f")).unwrap(), "disk");
+    assert_eq!(fs::read_to_string(precious.join("f")).unwrap(), "precious");
+}
+
+#[tokio::test]
 async fn a_read_only_local_volume_cannot_be_written_even_if_an_earlier_process_only_bound_it() {
     let node = Node::new();
     let mounter = node.mounter();

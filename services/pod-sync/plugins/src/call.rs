@@ -59,6 +59,12 @@ impl CallError {
         Self { code: Code::DeadlineExceeded, message: "context deadline exceeded".to_owned() }
     }
 
+    /// Returns the name of the code as gRPC in Go prints it.
+    #[must_use]
+    pub fn code_name(&self) -> &'static str {
+        go_name(self.code)
+    }
+
     /// Returns whether the plugin has certainly stopped working on the call. After another error the operation may be in
     /// progress, or complete (`pkg/volume/csi: isFinalError`).
     #[must_use]

@@ -79,7 +79,13 @@ impl Agent {
             control: Arc::clone(&ctx.control),
             faults: Arc::clone(&ctx.faults),
         });
-        let count = pod_sync_storage::count_volumes(Arc::clone(&pods), root_dir.clone(), stop.clone());
+        let tasks = ctx.environment.volume_tasks.clone();
+        let of_tasks = move || {
+            let counts = tasks.counts();
+            (counts.desired, counts.actual)
+        };
+        let count =
+            pod_sync_storage::count_volumes(Arc::clone(&pods), root_dir.clone(), of_tasks, stop.clone());
         self.tasks.spawn("volume-counts", count);
         let storage = StorageSettings {
             root_dir: root_dir.clone(),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_cri_config::paths;
 use pod_sync_volumes::metrics::plugin;
-use pod_sync_volumes::referenced;
+use pod_sync_volumes::{needs_operations, referenced};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -30,15 +30,24 @@ struct VolumesLabel {
     state: &'static str,
 }
 
-/// Sets the gauges of desired and existing volumes periodically, until `stop`.
-pub async fn run(pods: Arc<impl Pods>, root_dir: PathBuf, stop: CancellationToken) {
+/// Sets the gauges of desired and existing volumes periodically, until `stop`. `mounted` returns the desired and the existing volumes
+/// that operations mount.
+pub async fn run(
+    pods: Arc<impl Pods>,
+    root_dir: PathBuf,
+    mounted: impl Fn() -> (Counts, Counts) + Send,
+    stop: CancellationToken,
+) {
     let gauges: Family<VolumesLabel, Gauge> =
         gauge_family("volume_manager_total_volumes", "Number of volumes in Volume Manager");
     let (mut desired, mut actual) = (BTreeMap::new(), BTreeMap::new());
     loop {
         let (root, pods) = (root_dir.clone(), pods.running());
         let counted = contained_request(None, task::blocking(move || count(&root, &pods))).await;
-        if let Ok((wanted, there)) = counted {
+        if let Ok((mut wanted, mut there)) = counted {
+            let (more_wanted, more_there) = mounted();
+            add(&mut wanted, more_wanted);
+            add(&mut there, more_there);
             for (state, counts, now) in [
                 ("desired_state_of_world", &mut desired, wanted),
                 ("actual_state_of_world", &mut actual, there),
@@ -57,13 +66,14 @@ pub async fn run(pods: Arc<impl Pods>, root_dir: PathBuf, stop: CancellationToke
     }
 }
 
+/// Numbers of volumes by plugin.
 type Counts = BTreeMap<String, i64>;
 
 fn count(root: &Path, pods: &[(PodUid, Arc<Pod>)]) -> (Counts, Counts) {
     let (mut desired, mut actual) = (Counts::new(), Counts::new());
     for (uid, pod) in pods {
         let dir = paths::pod_dir(root, uid);
-        for volume in referenced(pod) {
+        for volume in referenced(pod).into_iter().filter(|volume| !needs_operations(volume)) {
             let plugin = plugin(volume);
             let wanted = desired.entry(plugin.to_owned()).or_default();
             *wanted = wanted.saturating_add(1);
@@ -79,6 +89,14 @@ fn count(root: &Path, pods: &[(PodUid, Arc<Pod>)]) -> (Counts, Counts) {
         }
     }
     (desired, actual)
+}
+
+/// Adds counts. A plugin may have volumes of both kinds, such as those of `hostPath`.
+fn add(counts: &mut Counts, more: Counts) {
+    for (plugin, more) in more {
+        let count = counts.entry(plugin).or_default();
+        *count = count.saturating_add(more);
+    }
 }
 
 fn set(gauges: &Family<VolumesLabel, Gauge>, state: &'static str, counts: &Counts) {
@@ -100,11 +118,12 @@ mod tests {
             "spec": {
                 "containers": [{"name": "c", "volumeMounts": [
                     {"name": "config", "mountPath": "/a"}, {"name": "late", "mountPath": "/b"},
-                    {"name": "host", "mountPath": "/c"},
+                    {"name": "host", "mountPath": "/c"}, {"name": "claim", "mountPath": "/d"},
                 ]}],
                 "volumes": [
                     {"name": "config", "configMap": {"name": "m"}}, {"name": "late", "configMap": {"name": "n"}},
                     {"name": "host", "hostPath": {"path": "/"}}, {"name": "unused", "emptyDir": {}},
+                    {"name": "claim", "persistentVolumeClaim": {"claimName": "c"}},
                 ],
             },
         }))
@@ -113,6 +132,9 @@ mod tests {
         let place = paths::pod_dir(root.path(), &uid).join("volumes/kubernetes.io~configmap/config");
         std::fs::create_dir_all(place).unwrap();
         let (desired, actual) = count(root.path(), &[(uid, Arc::new(pod))]);
+        let mut sum = desired.clone();
+        add(&mut sum, [("kubernetes.io/host-path".to_owned(), 2), ("p".to_owned(), 1)].into());
+        assert_eq!((sum["kubernetes.io/host-path"], sum["p"]), (3, 1));
         let of = |counts: &Counts| counts.iter().map(|(k, v)| (k.clone(), *v)).collect::<Vec<_>>();
         let named = |all: &[(&str, i64)]| {
             all.iter().map(|(k, v)| (format!("kubernetes.io/{k}"), *v)).collect::<Vec<_>>()

@@ -119,7 +119,11 @@ pub fn reconcile(
     for had_turn in [false, true] {
         for (pod, volume) in desired.all().filter(|(pod, of)| operations.had_turn(&of.name, pod) == had_turn)
         {
-            add(&mut pass, actual, node, pod, volume);
+            let other = actual.mount(&volume.name, pod).filter(|mount| mount.spec_name != volume.spec_name);
+            // Two PersistentVolumes of a pod with one handle are one volume, which is mounted once for the pod.
+            if other.is_none_or(|mount| !desired.has_spec_name(pod, &mount.spec_name)) {
+                add(&mut pass, actual, node, pod, volume);
+            }
         }
     }
     if ready_to_unmount {
@@ -289,6 +293,31 @@ mod tests {
 
     fn plan(desired: &Desired, actual: &Actual, node: &Node) -> Plan {
         reconcile(desired, actual, &Operations::default(), node, Instant::now())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_volumes_of_a_pod_with_one_handle_are_mounted_once() {
+        let pod = uid(1);
+        let of = |name: &str| DesiredVolume { spec_name: name.to_owned(), ..volume(Reach::DeviceMountable) };
+        let (first, second) = (of("pv-1"), of("pv-2"));
+        let mut desired = Desired::default();
+        let both = [("a".to_owned(), first.clone()), ("b".to_owned(), second.clone())];
+        desired.set(&pod, BTreeMap::from(both), []);
+        // The second volume was resolved and mounted before the first one.
+        let mut actual = Actual::default();
+        actual.attached(&second);
+        actual.device_mounted(&second.name);
+        actual.mounted(&second, &pod);
+        let start = |actual: &Actual| plan(&desired, actual, &ready()).start;
+        assert_eq!(start(&actual), []);
+        actual.request_remount(&pod, |_| true);
+        let mounted = |actual: &Actual| match &start(actual)[..] {
+            [Operation::Mount { volume, .. }] => volume.clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(mounted(&actual), second);
+        actual.unmounted(&second.name, &pod);
+        assert_eq!(mounted(&actual), first);
     }
 
     #[tokio::test(start_paused = true)]

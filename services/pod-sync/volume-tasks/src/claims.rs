@@ -28,6 +28,9 @@ const GROUP: &str = "pv.beta.kubernetes.io/gid";
 /// Annotation of a PersistentVolume with mount options, older than the field.
 const MOUNT_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 
+/// Access mode of a volume without a PersistentVolume, in metrics.
+const INLINE: &str = "inline";
+
 /// A Secret with credentials for a driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretName {
@@ -98,6 +101,8 @@ pub struct Provided {
     pub source: Source,
     /// One pod at a time may have the volume (ReadWriteOncePod).
     pub is_for_one_pod: bool,
+    /// The access mode that allows most, as metrics name it.
+    pub access_mode: &'static str,
     /// The pod gets a block device.
     pub is_block: bool,
     /// Credentials for staging.
@@ -341,6 +346,7 @@ pub fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Provided,
     let modes: Vec<AccessMode> =
         spec.access_modes.iter().flatten().filter_map(|mode| AccessMode::parse(mode)).collect();
     let is_for_one_pod = modes.contains(&AccessMode::ReadWriteOncePod);
+    let access_mode = mode_label(&modes);
     let annotation = |key: &str| object.metadata.annotations.as_ref().and_then(|all| all.get(key));
     let mut mount_options: Vec<String> = spec.mount_options.clone().unwrap_or_default();
     if let Some(options) = annotation(MOUNT_OPTIONS) {
@@ -351,7 +357,7 @@ pub fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Provided,
     let is_block = spec.volume_mode.as_deref() == Some("Block");
     if let Some(source) = pod_sync_in_tree::volume::Source::of_persistent_volume(&spec) {
         let volume = pod_sync_in_tree::volume::Volume { name, source, is_block, read_only, mount_options };
-        return Ok(Provided { is_for_one_pod, group, nodes, ..in_tree(volume) });
+        return Ok(Provided { is_for_one_pod, access_mode, group, nodes, ..in_tree(volume) });
     }
     let Some(source) = spec.csi.clone() else {
         let kind = serde_json::to_value(&spec).ok().and_then(|spec| kind_of(&spec)).unwrap_or_default();
@@ -375,8 +381,10 @@ pub fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Provided,
             read_only,
             mount_options,
             attributes: source.volume_attributes.unwrap_or_default(),
+            migrated: false,
         }),
         is_for_one_pod,
+        access_mode,
         is_block,
         stage_secret: secret(source.node_stage_secret_ref),
         publish_secret: secret(source.node_publish_secret_ref),
@@ -387,6 +395,17 @@ pub fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Provided,
     })
 }
 
+/// Returns the access mode that allows most, as metrics name it (`getVolumeAccessMode`).
+fn mode_label(modes: &[AccessMode]) -> &'static str {
+    let names = [
+        (AccessMode::ReadWriteMany, "RWX"),
+        (AccessMode::ReadOnlyMany, "ROX"),
+        (AccessMode::ReadWriteOnce, "RWO"),
+        (AccessMode::ReadWriteOncePod, "RWOP"),
+    ];
+    names.iter().find(|(mode, _)| modes.contains(mode)).map_or("", |(_, name)| name)
+}
+
 /// Returns a volume that the node agent mounts.
 #[must_use]
 pub fn in_tree(volume: pod_sync_in_tree::volume::Volume) -> Provided {
@@ -394,6 +413,7 @@ pub fn in_tree(volume: pod_sync_in_tree::volume::Volume) -> Provided {
         is_block: volume.is_block,
         source: Source::InTree(volume),
         is_for_one_pod: false,
+        access_mode: INLINE,
         stage_secret: None,
         publish_secret: None,
         expand_secret: None,
@@ -435,8 +455,10 @@ pub fn of_inline(pod: &Pod, uid: &PodUid, pod_volume: &str, source: &CSIVolumeSo
             read_only: source.read_only.unwrap_or(false),
             mount_options: Vec::new(),
             attributes: source.volume_attributes.clone().unwrap_or_default(),
+            migrated: false,
         }),
         is_for_one_pod: false,
+        access_mode: INLINE,
         is_block: false,
         stage_secret: None,
         publish_secret: secret.map(|secret| SecretName { namespace, name: secret.name.clone() }),

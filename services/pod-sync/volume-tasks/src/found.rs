@@ -1,6 +1,6 @@
 //! The volumes that the directories describe, after a restart.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
@@ -16,6 +16,7 @@ use quintlet_model::ids::PodUid;
 
 use crate::claims::shared_name;
 use crate::in_tree;
+use crate::metrics::PluginLabel;
 use crate::work::Form;
 
 /// The content of the directories.
@@ -29,6 +30,10 @@ pub(crate) struct OnDisk {
     pub(crate) labels: BTreeMap<VolumeName, String>,
     /// How each volume is mounted.
     pub(crate) forms: BTreeMap<VolumeName, Form>,
+    /// The plugin of each volume.
+    pub(crate) plugins: BTreeMap<VolumeName, PluginLabel>,
+    /// Volumes of pods without readable metadata.
+    pub(crate) unreadable: BTreeSet<VolumeName>,
 }
 
 /// Reads the directories. Blocks.
@@ -40,7 +45,10 @@ pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
     for found in published(root)? {
         let Ok(pod) = PodUid::parse(&found.pod) else { continue };
         let spec_name = found.name.replace('~', "/");
-        let volume = match known(found.found.data) {
+        let data = known(found.found.data);
+        let is_unreadable = data.is_none();
+        let plugin = data.as_ref().map(|data| PluginLabel::of_driver(&data.driver_name));
+        let volume = match data {
             Some(data) if !data.is_ephemeral() => {
                 let name = shared_name(&data.driver_name, &data.volume_handle);
                 let global_mount = root.global_mount(&data.driver_name, &data.volume_handle).ok();
@@ -54,12 +62,17 @@ pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
                 (name, false)
             }
         };
+        disk.plugins.extend(plugin.map(|plugin| (volume.0.clone(), plugin)));
+        if is_unreadable {
+            disk.unreadable.insert(volume.0.clone());
+        }
         disk.volumes.push(Found { pod, spec_name, volume: Some(volume) });
     }
     for found in staged(root)? {
         let name = match known(found.data) {
             Some(data) => {
                 let name = shared_name(&data.driver_name, &data.volume_handle);
+                disk.plugins.insert(name.clone(), PluginLabel::of_driver(&data.driver_name));
                 if !data.selinux_mount_context.is_empty() {
                     disk.labels.insert(name.clone(), data.selinux_mount_context);
                 }
@@ -75,7 +88,11 @@ pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
     let links = block_volumes(root)?;
     for found in staged_blocks(root)? {
         let name = match known(found.data) {
-            Some(data) => shared_name(&data.driver_name, &data.volume_handle),
+            Some(data) => {
+                let name = shared_name(&data.driver_name, &data.volume_handle);
+                disk.plugins.insert(name.clone(), PluginLabel::of_driver(&data.driver_name));
+                name
+            }
             None => VolumeName::shared(PLUGIN, &format!("volumeDevices/{}", found.name)),
         };
         disk.forms.insert(name.clone(), Form::Block { spec_name: found.name.clone() });
@@ -112,6 +129,7 @@ pub(crate) fn read_in_tree(root: &Path, disk: &mut OnDisk) -> io::Result<()> {
             None => (VolumeName::of_pod(plugin.name(), &pod, &name), None),
         };
         let has_device = device.is_some();
+        disk.plugins.insert(volume.clone(), PluginLabel::of_plugin(plugin.name()));
         let form = Form::InTree { plugin, is_block, device: device.unwrap_or_default() };
         disk.forms.insert(volume.clone(), form);
         disk.volumes.push(Found { pod, spec_name: name, volume: Some((volume, has_device)) });
@@ -119,6 +137,7 @@ pub(crate) fn read_in_tree(root: &Path, disk: &mut OnDisk) -> io::Result<()> {
     for FoundDevice { plugin, name, is_block, label } in devices {
         let volume = in_tree::name_on_disk(plugin, &name);
         disk.labels.extend(label.map(|label| (volume.clone(), label)));
+        disk.plugins.insert(volume.clone(), PluginLabel::of_plugin(plugin.name()));
         disk.forms.insert(volume.clone(), Form::InTree { plugin, is_block, device: name });
         disk.devices.push(volume);
     }

@@ -15,6 +15,7 @@ mod expansion;
 mod found;
 mod in_tree;
 mod limits;
+mod metrics;
 mod mount_in_tree;
 pub mod objects;
 mod resolve;
@@ -26,5 +27,5 @@ mod views;
 mod work;
 
 pub use tasks::{Inputs, MountPoint, NotReady, StillMounted, VolumeTasks};
-pub use views::{VolumeState, VolumeView};
+pub use views::{VolumeCounts, VolumeState, VolumeView};
 pub use work::Step;

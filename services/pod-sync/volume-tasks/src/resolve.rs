@@ -10,7 +10,7 @@ use quintlet_model::ids::PodUid;
 
 use crate::claims::{self, DriverRules, Provided, Source, Uses};
 use crate::in_tree;
-use crate::selinux::mount_label;
+use crate::selinux::{self, Finding, Labels};
 use crate::tools::Tools;
 
 /// A volume of a pod with everything that operations need.
@@ -23,6 +23,8 @@ pub(crate) struct Resolved {
     pub(crate) provided: Provided,
     /// The settings of the driver; those of a driver without an object if the volume has none.
     pub(crate) rules: DriverRules,
+    /// The SELinux labels of the volume.
+    pub(crate) labels: Labels,
 }
 
 /// The volumes of a pod, by their names in the pod, and the errors of the others.
@@ -54,11 +56,12 @@ async fn one(
     volume: &PodVolume,
     uses: &Uses,
 ) -> Result<Resolved, String> {
-    let (files, attaches) = (tools.file_label.as_ref(), tools.controller_attaches);
+    let attaches = tools.controller_attaches;
     if let Some(of_pod) = pod_sync_in_tree::volume::Volume::of_pod(volume) {
         let desired = in_tree::desired(uid, &of_pod, None, attaches);
         let provided = claims::in_tree(of_pod);
-        return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules: DriverRules::of(None) });
+        let (rules, labels) = (DriverRules::of(None), Labels::default());
+        return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules, labels });
     }
     let Some(objects) = tools.objects.as_deref() else {
         return Err(format!("volume {} needs an API server, and there is none", volume.name));
@@ -73,13 +76,15 @@ async fn one(
             let object = objects.volume(&name).await;
             let object =
                 object.map_err(|e| failed(format!("failed to fetch PV {name} from API server: {e}")))?;
+            let had_driver = object.spec.as_ref().is_some_and(|spec| spec.csi.is_some());
             let object = pod_sync_in_tree::translation::to_csi(object)?;
-            claims::of_persistent_volume(&volume.name, uses, of.read_only, &claim, &object)?
+            let provided = claims::of_persistent_volume(&volume.name, uses, of.read_only, &claim, &object)?;
+            if had_driver { provided } else { migrated(provided) }
         }
         (None, Some(source)) => claims::of_inline(pod, uid, &volume.name, source),
         (None, None) => match pod_sync_in_tree::translation::of_pod(volume, namespace)? {
             // A volume of a pod has no claim that could make it read-only.
-            Some(object) => claims::of_object(&object, false)?,
+            Some(object) => migrated(claims::of_object(&object, false)?),
             // `needs_operations` selects volumes of the kinds above.
             None => return Err(format!("volume {} has no source", volume.name)),
         },
@@ -88,10 +93,10 @@ async fn one(
         Source::Csi(csi) => csi,
         Source::InTree(of) => {
             let rules = DriverRules::of(None);
-            let label = mount_label(pod, &volume.name, &provided, &rules, files)?;
+            let labels = labels(tools, pod, &volume.name, &provided, &rules)?;
             let desired = in_tree::desired(uid, of, provided.sizes.as_ref(), attaches);
-            let desired = DesiredVolume { label, ..desired };
-            return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules });
+            let desired = DesiredVolume { label: labels.mount.clone(), ..desired };
+            return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules, labels });
         }
     };
     let driver = &csi.driver;
@@ -99,7 +104,31 @@ async fn one(
     let rules =
         rules.map_err(|e| format!("failed to get CSIDriver {driver} of volume {}: {e}", volume.name))?;
     let rules = DriverRules::of(rules.as_ref());
-    let label = mount_label(pod, &volume.name, &provided, &rules, files)?;
+    let labels = labels(tools, pod, &volume.name, &provided, &rules)?;
+    let label = labels.mount.clone();
     let desired = DesiredVolume { label, ..claims::desired(uid, &provided, csi, &rules) };
-    Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules })
+    Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules, labels })
+}
+
+/// Marks a volume whose in-tree type became a driver. Volumes that have no driver stay as they are.
+fn migrated(mut provided: Provided) -> Provided {
+    if let Source::Csi(csi) = &mut provided.source {
+        csi.migrated = true;
+    }
+    provided
+}
+
+/// Returns the labels of a volume, and counts several ones in one pod.
+fn labels(
+    tools: &Tools,
+    pod: &Pod,
+    name: &str,
+    provided: &Provided,
+    rules: &DriverRules,
+) -> Result<Labels, String> {
+    let labels = selinux::labels(pod, name, provided, rules, tools.file_label.as_ref());
+    if labels.as_ref().map_or(true, |labels| labels.are_several) {
+        tools.metrics.found(Finding::PodMismatch, provided);
+    }
+    labels
 }

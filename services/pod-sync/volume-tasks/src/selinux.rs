@@ -49,23 +49,44 @@ impl FileLabel {
     }
 }
 
-/// Returns the label with which a volume of a pod is mounted. `files` is `None` on a machine without SELinux.
+/// The labels of a volume of a pod.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Labels {
+    /// The volume is mounted with this label.
+    pub(crate) mount: Option<String>,
+    /// The label with which the volume would be mounted if volumes of all access modes were (`originalSELinuxLabel`).
+    pub(crate) original: Option<String>,
+    /// The plugin can mount the volume with a label.
+    pub(crate) is_supported: bool,
+    /// The containers that use the volume have several labels, which is no error since the volume is not for one pod.
+    pub(crate) are_several: bool,
+}
+
+/// A mismatch of labels, or its absence, which metrics count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Finding {
+    /// The containers of a pod have several labels of a volume.
+    PodMismatch,
+    /// A pod needs another label than the pods that have the volume.
+    VolumeMismatch,
+    /// The first pod of a volume needs one label that the plugin can mount the volume with.
+    Admitted,
+}
+
+/// Returns the labels of a volume of a pod. `files` is `None` on a machine without SELinux.
 ///
 /// Only a volume for one pod is mounted with a label, if its driver supports that and the pod does not choose `Recursive`.
 ///
 /// # Errors
 /// Fails if the containers that use such a volume have several labels.
-pub(crate) fn mount_label(
+pub(crate) fn labels(
     pod: &Pod,
     pod_volume: &str,
     provided: &Provided,
     rules: &DriverRules,
     files: Option<&FileLabel>,
-) -> Result<Option<String>, String> {
-    let Some(files) = files else { return Ok(None) };
-    if !provided.is_for_one_pod || provided.is_block {
-        return Ok(None);
-    }
+) -> Result<Labels, String> {
+    let Some(files) = files.filter(|_| !provided.is_block) else { return Ok(Labels::default()) };
     let context = pods::spec(pod).security_context.as_ref();
     let mut labels: BTreeSet<Option<String>> = BTreeSet::new();
     let mut add = |container: &Container| {
@@ -83,6 +104,9 @@ pub(crate) fn mount_label(
     for container in spec.ephemeral_containers.iter().flatten() {
         add(&pod_sync_cri_config::container::container_of_ephemeral(container));
     }
+    if labels.len() > 1 && !provided.is_for_one_pod {
+        return Ok(Labels { are_several: true, ..Labels::default() });
+    }
     if labels.len() > 1 {
         let list: Vec<String> = labels.into_iter().map(Option::unwrap_or_default).collect();
         return Err(format!("multiple SELinux labels found: {}", list.join(",")));
@@ -94,7 +118,22 @@ pub(crate) fn mount_label(
         Source::Csi(_) => rules.selinux_mount,
         Source::InTree(volume) => volume.plugin().is_disk(),
     };
-    Ok(labels.pop_first().flatten().filter(|_| is_supported && !is_recursive))
+    let original = labels.pop_first().flatten().filter(|_| is_supported && !is_recursive);
+    let mount = original.clone().filter(|_| provided.is_for_one_pod);
+    Ok(Labels { mount, original, is_supported, are_several: false })
+}
+
+/// Returns what is counted about a volume when a pod that did not have it is declared; `others` are the original labels of the
+/// volume for the pods that have it.
+pub(crate) fn finding<'a>(
+    labels: &Labels,
+    mut others: impl Iterator<Item = Option<&'a str>>,
+) -> Option<Finding> {
+    let original = labels.original.as_deref();
+    match others.next() {
+        None => original.map(|_| Finding::Admitted),
+        Some(first) => (labels.is_supported && first != original).then_some(Finding::VolumeMismatch),
+    }
 }
 
 /// Returns why a pod cannot have a volume with a label, `None` for a volume without one, that other pods should have with the
@@ -121,6 +160,15 @@ mod tests {
 
     const CONTEXTS: &str = "process = \"system_u:system_r:container_t:s0\"\n\
         content = \"system_u:object_r:virt_var_lib_t:s0\"\nfile = \"system_u:object_r:container_file_t:s0\"\n";
+
+    fn mount_label(
+        pod: &Pod,
+        provided: &Provided,
+        rules: &DriverRules,
+        files: Option<&FileLabel>,
+    ) -> Result<Option<String>, String> {
+        labels(pod, "v", provided, rules, files).map(|labels| labels.mount)
+    }
 
     #[test]
     fn a_volume_for_one_pod_is_mounted_with_the_label_of_the_pods_files() {
@@ -180,9 +228,9 @@ mod tests {
         ] {
             let pod = pod(of_pod.clone(), own.clone(), policy.clone());
             let rules = DriverRules::of(Some(&driver(supported)));
-            let got = mount_label(&pod, "v", &provided(mode), &rules, Some(&files));
+            let got = mount_label(&pod, &provided(mode), &rules, Some(&files));
             assert_eq!(got, expected, "{of_pod} {own} {policy} {mode:?} {supported}");
-            assert_eq!(mount_label(&pod, "v", &provided(mode), &rules, None), Ok(None));
+            assert_eq!(mount_label(&pod, &provided(mode), &rules, None), Ok(None));
         }
     }
 
@@ -238,9 +286,80 @@ mod tests {
             let provided = of(source.clone(), mode, volume_mode);
             let pod = pod(own.clone(), policy.clone());
             let rules = DriverRules::of(None);
-            let got = mount_label(&pod, "v", &provided, &rules, Some(&files));
+            let got = mount_label(&pod, &provided, &rules, Some(&files));
             assert_eq!(got, expected, "{source} {mode} {volume_mode} {own} {policy}");
-            assert_eq!(mount_label(&pod, "v", &provided, &rules, None), Ok(None));
+            assert_eq!(mount_label(&pod, &provided, &rules, None), Ok(None));
+        }
+    }
+
+    #[test]
+    fn labels_of_volumes_of_all_access_modes_are_compared_and_those_for_one_pod_are_refused() {
+        let files = FileLabel::parse(CONTEXTS).unwrap();
+        let driver = |mount: bool| -> CSIDriver {
+            serde_json::from_value(json!({"metadata": {"name": "d"}, "spec": {"seLinuxMount": mount}}))
+                .unwrap()
+        };
+        let pod = |levels: [&str; 2], policy: Value| {
+            let container = |(name, level): (&str, &str)| {
+                json!({"name": name, "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+                    "securityContext": {"seLinuxOptions": {"level": level}}})
+            };
+            pod_json(json!({
+                "securityContext": {"seLinuxChangePolicy": policy},
+                "containers": [container(("a", levels[0])), container(("b", levels[1]))],
+            }))
+        };
+        let source = serde_json::from_value(json!({"driver": "d"})).unwrap();
+        let volume = crate::claims::of_inline(&Pod::default(), &PodUid::parse("u1").unwrap(), "v", &source);
+        let of = |level: &str| Some(format!("system_u:object_r:container_file_t:{level}"));
+        let none = Labels::default();
+        let several = Labels { are_several: true, ..none.clone() };
+        let wanted = |mount| Labels { mount, original: of("s0:c1"), is_supported: true, are_several: false };
+        // Levels of the containers, policy, support of the driver, whether the volume is for one pod; the labels.
+        for (levels, policy, supported, one_pod, expected) in [
+            (["s0:c1", "s0:c1"], json!(null), true, false, Some(wanted(None))),
+            (["s0:c1", "s0:c1"], json!(null), true, true, Some(wanted(of("s0:c1")))),
+            (
+                ["s0:c1", "s0:c1"],
+                json!("Recursive"),
+                true,
+                false,
+                Some(Labels { original: None, ..wanted(None) }),
+            ),
+            (["s0:c1", "s0:c1"], json!(null), false, false, Some(none.clone())),
+            (["s0:c1", "s0:c2"], json!(null), true, false, Some(several.clone())),
+            (["s0:c1", "s0:c2"], json!(null), false, false, Some(several)),
+            (["s0:c1", "s0:c2"], json!(null), true, true, None),
+        ] {
+            let provided = Provided { is_for_one_pod: one_pod, ..volume.clone() };
+            let rules = DriverRules::of(Some(&driver(supported)));
+            let pod = pod(levels, policy.clone());
+            let got = labels(&pod, "v", &provided, &rules, Some(&files)).ok();
+            assert_eq!(got, expected, "{levels:?} {policy} {supported} {one_pod}");
+            assert_eq!(labels(&pod, "v", &provided, &rules, None), Ok(none.clone()));
+        }
+    }
+
+    #[test]
+    fn the_first_pod_of_a_volume_is_admitted_and_another_label_later_is_a_mismatch() {
+        let labels = |original: Option<&str>, is_supported| Labels {
+            original: original.map(str::to_owned),
+            is_supported,
+            ..Labels::default()
+        };
+        // Label of the pod, support of the plugin, labels of the pods that have the volume.
+        for (original, supported, others, expected) in [
+            (Some("a"), true, &[][..], Some(Finding::Admitted)),
+            (None, true, &[], None),
+            (None, false, &[], None),
+            (Some("a"), true, &[Some("a")], None),
+            (Some("a"), true, &[Some("b")], Some(Finding::VolumeMismatch)),
+            (Some("a"), true, &[None], Some(Finding::VolumeMismatch)),
+            (None, true, &[Some("b")], Some(Finding::VolumeMismatch)),
+            (None, false, &[Some("b")], None),
+        ] {
+            let got = finding(&labels(original, supported), others.iter().copied());
+            assert_eq!(got, expected, "{original:?} {supported} {others:?}");
         }
     }
 

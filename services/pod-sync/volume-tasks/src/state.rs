@@ -16,11 +16,13 @@ use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::claims::Provided;
 use crate::expansion::{Expanded, NotExpanded};
 use crate::found::OnDisk;
 use crate::in_tree;
+use crate::metrics::PluginLabel;
 use crate::resolve::{Resolution, Resolved};
-use crate::selinux;
+use crate::selinux::{self, Finding};
 use crate::work::{Form, Mounted, Step};
 
 /// An operation in flight.
@@ -86,6 +88,44 @@ pub(crate) enum Done {
     Expanded(Result<Expanded, NotExpanded>),
 }
 
+impl Job {
+    /// Returns the name of the operation in metrics.
+    pub(crate) fn operation_name(&self) -> &'static str {
+        match self {
+            Self::Mount { volume, .. } if volume.provided.is_block => "map_volume",
+            Self::Mount { .. } => "volume_mount",
+            Self::Unmount { form, .. } if is_block(form) => "unmap_volume",
+            Self::Unmount { .. } => "volume_unmount",
+            Self::UnmountDevice { form } if is_block(form) => "unmap_device",
+            Self::UnmountDevice { .. } => "unmount_device",
+            Self::Attach { .. } => "volume_attach",
+            Self::Detach => "volume_detach",
+            Self::Expand { .. } => "volume_fs_resize",
+        }
+    }
+}
+
+fn is_block(form: &Form) -> bool {
+    match form {
+        Form::FileSystem { .. } => false,
+        Form::Block { .. } => true,
+        Form::InTree { is_block, .. } => *is_block,
+    }
+}
+
+impl Done {
+    /// Returns whether the operation succeeded.
+    pub(crate) fn is_ok(&self) -> bool {
+        match self {
+            Self::Mount(mounted) => mounted.result.is_ok(),
+            Self::Unmount(result) | Self::UnmountDevice(result) => result.is_ok(),
+            Self::NotAttached(_) => false,
+            Self::Detached => true,
+            Self::Expanded(result) => result.is_ok(),
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) desired: Desired,
@@ -101,6 +141,10 @@ pub(crate) struct State {
     /// The first declaration of each volume, by the name in its pod.
     pub(crate) needed: BTreeMap<(PodUid, String), Timestamp>,
     forms: BTreeMap<VolumeName, Form>,
+    /// The plugin of each volume, for metrics.
+    plugins: BTreeMap<VolumeName, PluginLabel>,
+    /// Volumes of pods that were found on disk without readable metadata, until they are declared or unmounted.
+    unreadable: BTreeSet<VolumeName>,
     pub(crate) running: BTreeMap<Key, Running>,
     /// The last error per operation, until it succeeds.
     pub(crate) errors: BTreeMap<Key, (String, Timestamp)>,
@@ -113,6 +157,8 @@ impl State {
             self.desired.expect(pod);
         }
         self.forms.extend(disk.forms);
+        self.plugins.extend(disk.plugins);
+        self.unreadable = disk.unreadable;
         // Each directory is a volume: one without metadata is unmounted like an inline one.
         let _no_orphans = reconstruct(&mut self.actual, disk.volumes, &disk.devices);
         for (name, label) in disk.labels {
@@ -129,7 +175,8 @@ impl State {
         self.open.contains_key(pod)
     }
 
-    /// Sets the volumes of a pod, unless it was released since `open`.
+    /// Sets the volumes of a pod, unless it was released since `open`. Returns what was found about the labels of volumes that the
+    /// pod did not have.
     pub(crate) fn declare(
         &mut self,
         pod: &PodUid,
@@ -137,12 +184,15 @@ impl State {
         open: &CancellationToken,
         root: &Root,
         wall: Timestamp,
-    ) {
+    ) -> Vec<(Finding, Provided)> {
+        let mut findings = Vec::new();
         if open.is_cancelled() {
-            return;
+            return findings;
         }
         let (mut desired, mut errors) = (BTreeMap::new(), resolution.errors);
         for (name, resolved) in resolution.volumes {
+            let found = self.finding(pod, &resolved);
+            findings.extend(found.map(|finding| (finding, resolved.provided.clone())));
             if let Some(error) = self.label_conflict(pod, &resolved.desired) {
                 errors.push((name, error));
                 continue;
@@ -150,6 +200,7 @@ impl State {
             let form = resolved.form(root);
             self.supersede(pod, &resolved, &form);
             self.forms.insert(resolved.desired.name.clone(), form);
+            self.set_plugin(&resolved.desired.name, PluginLabel::of(&resolved.provided));
             if let Some(sizes) = &resolved.provided.sizes {
                 self.actual.initialize_size(&resolved.desired.name, sizes.claimed);
             }
@@ -171,6 +222,30 @@ impl State {
             .map(|volume| volume.desired.name.clone())
             .collect();
         self.actual.request_remount(pod, |name| republished.contains(name));
+        findings
+    }
+
+    /// Returns what is counted about the labels of a volume that a pod did not have.
+    fn finding(&self, pod: &PodUid, volume: &Resolved) -> Option<Finding> {
+        let name = &volume.desired.name;
+        if self.desired.has(pod, name) {
+            return None;
+        }
+        let others = self.volumes.values().filter(|other| other.desired.name == *name);
+        selinux::finding(&volume.labels, others.map(|other| other.labels.original.as_deref()))
+    }
+
+    pub(crate) fn plugin(&self, volume: &VolumeName) -> Option<&PluginLabel> {
+        self.plugins.get(volume)
+    }
+
+    pub(crate) fn set_plugin(&mut self, volume: &VolumeName, plugin: PluginLabel) {
+        self.plugins.insert(volume.clone(), plugin);
+    }
+
+    /// Returns whether an operation removes a directory whose metadata could not be read.
+    pub(crate) fn is_forced(&self, operation: &Operation) -> bool {
+        matches!(operation, Operation::Unmount { volume, .. } if self.unreadable.contains(volume))
     }
 
     /// Returns why a pod cannot have a volume that other pods should have with another SELinux label.
@@ -220,6 +295,7 @@ impl State {
             Form::InTree { .. } => return,
         }
         for name in unknown.into_iter().filter(|name| *name != resolved.desired.name) {
+            self.unreadable.remove(&name);
             self.actual.unmounted(&name, pod);
             self.actual.device_unmounted(&name);
             self.actual.detached(&name);
@@ -354,6 +430,8 @@ impl State {
         self.actual.detached(name);
         if self.actual.volume(name).is_none() && !self.desired.has_volume(name) {
             self.forms.remove(name);
+            self.plugins.remove(name);
+            self.unreadable.remove(name);
             self.errors.retain(|key, _| key.volume != *name);
             self.operations.retain(|other| other != name);
         }

@@ -35,13 +35,14 @@ use crate::claims::{self, Source};
 use crate::expansion::{self, Expanded, NotExpanded};
 use crate::found;
 use crate::limits::LimitUpdates;
+use crate::metrics::Metrics;
 use crate::mount_in_tree::{self, ALREADY_MOUNTED};
 use crate::objects::VolumeObjects;
 use crate::resolve::{Resolved, resolve};
 use crate::selinux::FileLabel;
 use crate::state::{Done, Job, State};
 use crate::tools::Tools;
-use crate::views::{self, VolumeView};
+use crate::views::{self, VolumeCounts, VolumeView};
 use crate::work::{self, Attempt, Step, Tell};
 
 /// Reason why this node attaches no volumes (`pkg/volume/csi: csiAttacher.Attach`).
@@ -148,6 +149,8 @@ impl VolumeTasks {
             Ok::<_, std::io::Error>(disk)
         });
         let disk = disk.await?;
+        let metrics = Box::new(Metrics::default());
+        metrics.reconstructed(disk.volumes.len(), disk.unreadable.len());
         let mut state = State::default();
         state.node.controller_attaches = inputs.controller_attaches;
         state.found(disk);
@@ -175,6 +178,7 @@ impl VolumeTasks {
             tokens: inputs.tokens,
             token_cache: TokenCache::default(),
             clock: inputs.clock,
+            metrics,
             events: inputs.events.clone(),
             nodes: inputs.nodes.clone(),
             file_label: match inputs.selinux {
@@ -222,12 +226,15 @@ impl VolumeTasks {
                 self.0.limits.set_period(driver, volume.rules.limit_period);
             }
         }
-        self.0.change(|state| {
+        let tools = &self.0.tools;
+        let findings = self.0.change(|state| {
             // The errors of an earlier declaration.
             drop(state.desired.take_errors(uid));
-            let tools = &self.0.tools;
-            state.declare(uid, resolution, &open, &tools.root, tools.clock.wall());
+            state.declare(uid, resolution, &open, &tools.root, tools.clock.wall())
         });
+        for (finding, provided) in findings {
+            tools.metrics.found(finding, &provided);
+        }
     }
 
     /// Declares a pod at rest again, in a task of its own since the API server may be slow: if `due` says that its sync is due, if
@@ -403,6 +410,12 @@ impl VolumeTasks {
         claims::extra_groups(pod, groups)
     }
 
+    /// Returns the numbers of volumes of pods.
+    #[must_use]
+    pub fn counts(&self) -> VolumeCounts {
+        VolumeCounts::of(&self.0.state.lock())
+    }
+
     /// Returns the volumes of all pods, for display, sorted by pod.
     #[must_use]
     pub fn views(&self) -> Vec<VolumeView> {
@@ -417,6 +430,11 @@ fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes
     for (name, desired) in state.desired.volumes_of(uid) {
         let Some(volume) = state.volume(uid, &desired.spec_name) else { continue };
         let read_only = volume.provided.source.is_read_only();
+        // Another PersistentVolume of the pod with the same handle may be the one that is mounted.
+        let Some(spec_name) = state.actual.mount(&desired.name, uid).map(|mount| &mount.spec_name) else {
+            continue;
+        };
+        let Some(volume) = state.volume(uid, spec_name) else { continue };
         // A volume that is mounted with a label needs no other one.
         if let Source::InTree(volume) = &volume.provided.source {
             // The paths of a volume that is mounted are valid.
@@ -427,8 +445,8 @@ fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes
         }
         let relabel = !read_only && desired.label.is_none();
         let path = match volume.provided.is_block {
-            true => root.pod_device(uid.as_str(), &desired.spec_name),
-            false => root.mount(uid.as_str(), &desired.spec_name),
+            true => root.pod_device(uid.as_str(), spec_name),
+            false => root.mount(uid.as_str(), spec_name),
         };
         let Ok(host_path) = path else { continue };
         mounted.insert(name.to_owned(), MountedVolume { host_path, read_only, relabel });
@@ -524,6 +542,11 @@ impl Shared {
             Job::Unmount { pod, .. } => Some(Work::new(pod.to_string(), String::new())),
             Job::UnmountDevice { .. } | Job::Attach { .. } | Job::Detach => None,
         };
+        let (plugin, is_forced) = {
+            let state = self.state.lock();
+            (state.plugin(&operation.key().volume).cloned(), state.is_forced(&operation))
+        };
+        let (name_in_metrics, began) = (job.operation_name(), Instant::now());
         let (of, key) = (Arc::clone(&self), operation.key());
         let done = task::spawn_contained("volume operation call", work, async move {
             let at = |step: Step| {
@@ -539,6 +562,12 @@ impl Shared {
         });
         let done = done.await;
         let (now, wall) = (Instant::now(), self.tools.clock.wall());
+        let is_ok = matches!(&done, Ok(Ok(done)) if done.is_ok());
+        let took = now.saturating_duration_since(began);
+        self.tools.metrics.completed(plugin.as_ref(), name_in_metrics, is_ok, took);
+        if is_forced {
+            self.tools.metrics.force_cleaned(is_ok);
+        }
         self.change(|state| match done {
             Ok(Ok(done)) => state.done(&operation, done, now, wall),
             Ok(Err(panic)) => state.panicked(&operation, &panic.message, now, wall),

@@ -12,6 +12,7 @@ use quintlet_kit::clock::Clock;
 use tokio::sync::watch;
 
 use crate::claims::SecretName;
+use crate::metrics::Metrics;
 use crate::objects::VolumeObjects;
 use crate::selinux::FileLabel;
 
@@ -29,6 +30,8 @@ pub(crate) struct Tools {
     pub(crate) clock: Clock,
     /// Label of containers' files; `None` on a machine without SELinux.
     pub(crate) file_label: Option<FileLabel>,
+    /// Boxed: futures that hold the tools stay small.
+    pub(crate) metrics: Box<Metrics>,
     /// Events of pods and claims.
     pub(crate) events: Events,
     /// The Node object, as it changes.

@@ -1,5 +1,6 @@
 //! The volumes of all pods, for display.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -10,6 +11,7 @@ use pod_sync_volume_manager::operations::Key;
 use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
+use crate::metrics::{NO_PLUGIN, PluginLabel};
 use crate::state::State;
 use crate::work::Step;
 
@@ -120,10 +122,37 @@ fn view(
     }
 }
 
+/// Numbers of volumes of pods, by plugin.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VolumeCounts {
+    /// Volumes that pods should have.
+    pub desired: BTreeMap<String, i64>,
+    /// Volumes that are mounted for pods.
+    pub actual: BTreeMap<String, i64>,
+}
+
+impl VolumeCounts {
+    pub(crate) fn of(state: &State) -> Self {
+        let mut counts = Self::default();
+        let add = |to: &mut BTreeMap<String, i64>, plugin: Option<&PluginLabel>| {
+            let plugin = plugin.map_or(NO_PLUGIN, PluginLabel::name);
+            let count = to.entry(plugin.to_owned()).or_default();
+            *count = count.saturating_add(1);
+        };
+        for (_, volume) in state.desired.all() {
+            add(&mut counts.desired, state.plugin(&volume.name));
+        }
+        for (name, volume) in state.actual.volumes() {
+            for _ in volume.pods.values().filter(|mount| mount.state == MountState::Mounted) {
+                add(&mut counts.actual, state.plugin(name));
+            }
+        }
+        counts
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use pod_sync_volume_manager::actual::Outcome;
 
     use super::*;
@@ -196,5 +225,31 @@ mod tests {
         );
         state.release(&pod);
         assert!(of(&state, now).iter().all(|view| view.name.is_empty()), "a released pod needs nothing");
+    }
+
+    #[test]
+    fn volumes_of_pods_are_counted_by_plugin_and_only_mounted_ones_are_actual() {
+        let mut state = State::default();
+        let volume = |name: &str| DesiredVolume {
+            name: VolumeName::shared("kubernetes.io/csi", name),
+            spec_name: name.to_owned(),
+            reach: Reach::DeviceMountable,
+            size: None,
+            label: None,
+        };
+        let (known, unknown) = (volume("d^known"), volume("d^unknown"));
+        state.set_plugin(&known.name, PluginLabel::of_driver("d"));
+        let pods: Vec<PodUid> = ["u1", "u2"].iter().map(|uid| PodUid::parse(uid).unwrap()).collect();
+        for pod in &pods {
+            state.desired.set(pod, BTreeMap::from([("v".to_owned(), known.clone())]), []);
+        }
+        state.desired.set(&pods[0], BTreeMap::from([("w".to_owned(), unknown.clone())]), []);
+        state.actual.mounted(&known, &pods[0]);
+        state.actual.mount_failed(&known, &pods[1], Outcome::Uncertain);
+        let counts = VolumeCounts::of(&state);
+        let of = |counts: &BTreeMap<String, i64>| counts.clone().into_iter().collect::<Vec<_>>();
+        let csi = || "kubernetes.io/csi:d".to_owned();
+        assert_eq!(of(&counts.desired), [("N/A".to_owned(), 1), (csi(), 2)]);
+        assert_eq!(of(&counts.actual), [(csi(), 1)]);
     }
 }

@@ -41,8 +41,19 @@ impl Default for VolumeMetrics {
 impl VolumeMetrics {
     /// Records the duration of a completed operation.
     pub fn observe(&self, operation_name: &'static str, plugin: &str, ok: bool, took: Duration) {
+        self.observe_of((plugin, false), operation_name, ok, took);
+    }
+
+    /// Records the duration of a completed operation on a volume of this plugin, which may replace an in-tree type.
+    pub fn observe_of(
+        &self,
+        (plugin, migrated): (&str, bool),
+        operation_name: &'static str,
+        ok: bool,
+        took: Duration,
+    ) {
         let label = StorageLabel {
-            migrated: "false",
+            migrated: if migrated { "true" } else { "false" },
             operation_name,
             status: if ok { "success" } else { "fail-unknown" },
             volume_plugin: plugin.to_owned(),

@@ -217,6 +217,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_volume_that_became_a_link_is_changed_without_following_it() {
+        let tmp = tempfile::tempdir().unwrap();
+        let [outside, root] = ["outside", "root"].map(|name| tmp.path().join(name));
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("f"), "").unwrap();
+        std::os::unix::fs::symlink(&outside, &root).unwrap();
+        set_volume_ownership(&root, 4321, false).unwrap();
+        assert_eq!(fs::symlink_metadata(&root).unwrap().gid(), 4321);
+        for path in [outside.join("f"), outside] {
+            let of = fs::metadata(&path).unwrap();
+            assert_ne!(of.gid(), 4321, "{}", path.display());
+            assert_eq!(of.mode() & 0o2000, 0, "{}", path.display());
+        }
+        assert!(root_differs(&root, 4321, false).unwrap(), "the mode is that of the link");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_change_that_takes_long_is_reported_after_half_a_minute_and_then_each_minute() {
         let slow = "Setting volume ownership for u1/volumes/v is taking longer than expected, consider using OnRootMismatch - \

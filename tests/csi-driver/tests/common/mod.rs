@@ -161,6 +161,7 @@ pub(crate) fn volume() -> Volume {
         read_only: false,
         mount_options: Vec::new(),
         attributes: BTreeMap::new(),
+        migrated: false,
     }
 }
 

@@ -278,7 +278,7 @@ async fn a_missing_cluster_dns_is_reported_for_the_pod_and_for_the_node() {
 }
 
 // The machine reboots: the runtime keeps its records and no process, and /run is empty.
-async fn go_down(sim: &Sim) {
+pub(super) async fn go_down(sim: &Sim) {
     for service in Service::ALL {
         sim.kill(service).await;
     }

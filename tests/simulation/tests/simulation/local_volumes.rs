@@ -8,8 +8,9 @@ use pod_sync_csi::paths::attachment_name;
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_kit::failpoint::{Kind, When};
-use quintlet_proto::podsync::v1::ListStorageRequest;
 use quintlet_proto::podsync::v1::storage_client::StorageClient;
+use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
+use quintlet_proto::podsync::v1::{ListStorageRequest, ListVolumesRequest, VolumeState};
 use quintlet_simulation::cuts::Step;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
@@ -334,5 +335,66 @@ async fn a_disk_of_a_pod_that_no_driver_accepts_has_the_kubelets_event() {
                 driver name ebs.csi.aws.com not found in the list of registered CSI drivers";
     sim.wait_event("next", text, |e| e.reason == "FailedMount" && e.message == text).await;
     end(&sim, "next", &uid).await;
+    sim.finish().await;
+}
+
+/// Another pod that can write the directory above a volume could swap the volume's directory for a link.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sources_that_are_swapped_while_they_are_mounted_are_neither_followed_nor_deleted() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--sync-frequency=1s"]);
+    sim.start_all();
+    sim.api.wait_for("nodes", "", NODE, LONG, |node| !node.is_null()).await;
+    let precious = disk(&sim, "precious");
+    std::fs::write(precious.join("f"), "precious").unwrap();
+    let before = |path: &Path| {
+        let of = std::fs::metadata(path).unwrap();
+        (of.ino(), of.gid(), of.mode())
+    };
+    let kept = [before(&precious), before(&precious.join("f"))];
+    let sources = ["local", "host-path", "inline"].map(|name| (name, disk(&sim, name)));
+    let mut uids = Vec::new();
+    for (name, source) in &sources {
+        std::fs::write(source.join("f"), "own").unwrap();
+        let mut pod = match *name {
+            "local" => {
+                bound_claim(&sim, name, local(source));
+                with_claim(name, name)
+            }
+            "host-path" => {
+                bound_claim(&sim, name, json!({"hostPath": {"path": source, "type": "Directory"}}));
+                with_claim(name, name)
+            }
+            _ => pod_with(name, json!({"hostPath": {"path": source, "type": "Directory"}})),
+        };
+        pod["spec"]["securityContext"] = json!({"fsGroup": 4711});
+        uids.push(sim.create(pod));
+        sim.wait_ready(name).await;
+    }
+    for (name, source) in &sources {
+        std::fs::rename(source, source.with_file_name(format!("{name}-own"))).unwrap();
+        std::os::unix::fs::symlink(&precious, source).unwrap();
+    }
+    // Both the next syncs and another process set the volumes up again.
+    sim.restart(Service::PodSync).await;
+    let mount = mount_of(&sim, &uids[0], "pv-local");
+    let client = VolumesClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+    until("the volumes of claims are set up again", LONG, async || {
+        let listed = client.clone().list(ListVolumesRequest {}).await.map_err(|e| e.to_string())?;
+        let volumes = listed.into_inner().volumes;
+        let is_done = volumes.len() == 2 && volumes.iter().all(|v| v.state() == VolumeState::Mounted);
+        if is_done { Ok(()) } else { Err(format!("{volumes:?}")) }
+    })
+    .await;
+    assert_eq!(std::fs::read_to_string(mount.join("f")).unwrap(), "own");
+    for ((name, source), uid) in sources.iter().zip(&uids) {
+        sim.assert_started_once(name, uid);
+        end(&sim, name, uid).await;
+        assert!(source.is_symlink(), "{name}");
+        let own = source.with_file_name(format!("{name}-own")).join("f");
+        assert_eq!(std::fs::read_to_string(own).unwrap(), "own", "{name}");
+    }
+    assert_eq!([before(&precious), before(&precious.join("f"))], kept);
+    assert_eq!(std::fs::read_to_string(precious.join("f")).unwrap(), "precious");
     sim.finish().await;
 }

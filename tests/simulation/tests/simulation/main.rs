@@ -43,4 +43,5 @@ mod silence;
 mod sources;
 mod undecodable;
 mod unknown;
+mod volume_faults;
 mod volume_features;
