@@ -122,7 +122,7 @@ async fn no_pod_is_evicted_if_deleting_unused_images_suffices() {
     for status in ["NodeHasDiskPressure", "NodeHasNoDiskPressure"] {
         sim.wait_event(NODE, status, |e| e.reason == status).await;
     }
-    assert!(!has_image(&sim.runtime, "unused:1"), "{:?}", sim.runtime.images());
+    sim.wait_runtime("the image is gone", |r| !has_image(r, "unused:1")).await;
     let now = sim.pod("web");
     assert_eq!((now.text("/status/reason"), now.container("c-web")), ("", before.container("c-web")));
     sim.finish().await;
@@ -287,14 +287,15 @@ async fn writable_layers_apart_from_images_count_on_the_disk_of_the_node() {
     done["spec"]["restartPolicy"] = json!("Never");
     let done = sim.create(done);
     sim.wait_pod("done", "succeeded", |pod| pod.phase() == "Succeeded").await;
-    // It is evicted first if writable layers do not count.
-    let mut other = pods::single("other");
-    other["spec"]["priority"] = json!(-1);
-    let _uid = sim.create(other);
+    let other = sim.create(pods::single("other"));
     let layer = sim.create(pods::single("layer"));
     let before = sim.wait_ready("other").await;
     sim.wait_ready("layer").await;
     sim.runtime.set_layer("c-layer", 10 << 20);
+    // The pod with these logs is evicted first if writable layers do not count.
+    let logs = sim.pod_logs_dir().join(format!("default_other_{other}/c-other"));
+    std::fs::create_dir_all(&logs).unwrap();
+    std::fs::write(logs.join("0.log"), vec![b'\n'; 1 << 20]).unwrap();
 
     // The disk of images is full: dead containers have nothing there.
     sim.runtime.add_image("unused:1", 1 << 20);
