@@ -254,7 +254,8 @@ async fn a_container_above_its_memory_limit_is_killed_and_a_child_that_is_killed
         pod
     };
     api.create_pod(once("main", &format!("exec {hog}")));
-    api.create_pod(once("child", &format!("{hog}; echo $? >/dev/termination-log; exit 5")));
+    // The runtime receives the kernel's event of the kill apart from the end of the container.
+    api.create_pod(once("child", &format!("{hog}; echo $? >/dev/termination-log; sleep 2; exit 5")));
     let main = terminated(&node, "main").await;
     assert_eq!((&main["reason"], &main["exitCode"]), (&json!("OOMKilled"), &json!(137)));
     let child = terminated(&node, "child").await;
