@@ -197,5 +197,5 @@ is_ready() {
 }
 
 stays() {
-    is_ready && [ "$(process_of vm-quintlet-vm)" = "$(cat $state/process)" ]
+    is_ready && [ -s $state/process ] && [ "$(process_of vm-quintlet-vm)" = "$(cat $state/process)" ]
 }

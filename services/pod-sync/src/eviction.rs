@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use pod_sync_clients::EventType;
+use pod_sync_clients::{EventType, RuntimeMountPoints};
 use pod_sync_decisions::gc::{self, PodDisposition};
 use pod_sync_decisions::status::{KillCause, KillOverride};
 use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
@@ -50,9 +50,38 @@ pub(crate) struct EvictionNode {
     evicted: Mutex<BTreeSet<PodUid>>,
     /// Mount points of the runtime. They change only with its configuration.
     mounts: Mutex<Option<RuntimeMounts>>,
-    measurement: Measurement,
-    /// Measurements of memory and processes while a file system hangs.
+    measurements: Measurements,
+}
+
+/// Measurements of the node, and of memory and processes alone while a file system hangs.
+struct Measurements {
+    with_files: Measurement,
     without_files: Measurement,
+}
+
+/// Whether the files of a measurement were measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Files {
+    Measured,
+    Hang,
+}
+
+impl Measurements {
+    fn new(timeout: Duration) -> Self {
+        Self { with_files: Measurement::new(timeout), without_files: Measurement::new(timeout) }
+    }
+
+    /// Returns the result of `whole`, or that of `rest` if `whole` takes too long or an earlier one has not ended.
+    async fn run<T: Send + 'static>(
+        &self,
+        whole: impl FnOnce() -> T + Send + 'static,
+        rest: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<(T, Files)> {
+        if let Some(done) = self.with_files.run(whole).await {
+            return Some((done, Files::Measured));
+        }
+        Some((self.without_files.run(rest).await?, Files::Hang))
+    }
 }
 
 /// Runs measurements on blocking threads, one at a time.
@@ -111,8 +140,7 @@ impl EvictionNode {
             evicted: Mutex::new(inputs.evicted.clone()),
             inputs,
             mounts: Mutex::default(),
-            measurement: Measurement::new(MEASURE_TIMEOUT),
-            without_files: Measurement::new(MEASURE_TIMEOUT),
+            measurements: Measurements::new(MEASURE_TIMEOUT),
         }
     }
 
@@ -120,10 +148,10 @@ impl EvictionNode {
         if let Some(known) = self.mounts.lock().clone() {
             return Some(known);
         }
-        let listed = self.inputs.runtime.calls.mount_points().await;
+        let listed = self.inputs.runtime.calls.mount_points();
+        let listed = tokio::time::timeout(STATISTICS_TIMEOUT, listed).await.ok()?;
         let listed = listed.inspect_err(|e| tracing::debug!(error = %e, "runtime did not answer")).ok()?;
-        let first = |all: Vec<String>| all.into_iter().next().map(PathBuf::from);
-        let mounts = RuntimeMounts { images: first(listed.images), containers: first(listed.containers) };
+        let mounts = runtime_mounts(listed)?;
         *self.mounts.lock() = Some(mounts.clone());
         Some(mounts)
     }
@@ -144,20 +172,19 @@ impl EvictionNode {
         candidates: &[Candidate],
         writable_layers: HashMap<ContainerId, FileUsage>,
         volumes: Vec<wire::PodStorage>,
-    ) -> Option<PodUsages> {
+        layers_capacity: Option<i64>,
+    ) -> Option<(PodUsages, Files)> {
         let runtime = self.running_containers()?;
         let candidates = candidates.to_vec();
-        let sources = PodSources { candidates, runtime, writable_layers, volumes, has_files: true };
-        let paths = self.inputs.paths.clone();
-        self.measurement.run(move || measure::pods(&paths, &sources)).await
-    }
-
-    /// Measures memory and processes of pods.
-    async fn usages_without_files(&self, candidates: &[Candidate]) -> Option<PodUsages> {
-        let runtime = self.running_containers()?;
-        let sources = PodSources { candidates: candidates.to_vec(), runtime, ..PodSources::default() };
-        let paths = self.inputs.paths.clone();
-        self.without_files.run(move || measure::pods(&paths, &sources)).await
+        let rest =
+            PodSources { candidates: candidates.clone(), runtime: runtime.clone(), ..PodSources::default() };
+        let whole =
+            PodSources { candidates, runtime, writable_layers, volumes, layers_capacity, has_files: true };
+        let usages = |sources: PodSources| {
+            let paths = self.inputs.paths.clone();
+            move || measure::pods(&paths, &sources)
+        };
+        self.measurements.run(usages(whole), usages(rest)).await
     }
 
     fn running_containers(&self) -> Option<HashMap<PodUid, Vec<(String, ContainerId)>>> {
@@ -169,12 +196,15 @@ impl EvictionNode {
         self.inputs.control.pod_workers.has_terminated(&self.inputs.reporting.views, uid)
     }
 
-    /// Returns the pods that may be evicted: those with a worker that have not terminated.
+    /// Returns the pods that may be evicted: those with a worker that have not terminated, and are not being evicted.
     fn candidates(&self) -> Vec<Candidate> {
+        let evicted = self.unfinished();
         let is_active = |view: &Arc<PodView>| {
             let status = view.status.as_deref().or(view.pod.status.as_ref());
             let is_terminal = pods::is_terminal_phase(status.and_then(|s| s.phase.as_deref()));
-            !view.worker.is_empty() && !is_terminal && !self.is_over(&view.pod_ref.uid)
+            let uid = &view.pod_ref.uid;
+            // The status of a pod whose worker is busy does not show the eviction yet.
+            !view.worker.is_empty() && !is_terminal && !evicted.contains(uid) && !self.is_over(uid)
         };
         let active = self.inputs.reporting.views.all().into_iter().filter(is_active);
         active.map(|v| Candidate { uid: v.pod_ref.uid.clone(), pod: Arc::clone(&v.pod) }).collect()
@@ -218,7 +248,7 @@ impl EvictionNode {
 impl Node for EvictionNode {
     async fn layout(&self) -> Option<Layout> {
         let (paths, mounts) = (self.inputs.paths.clone(), self.mounts().await?);
-        self.measurement.run(move || measure::layout(&paths, &mounts)).await?
+        self.measurements.with_files.run(move || measure::layout(&paths, &mounts)).await?
     }
 
     async fn snapshot(&self, mut observations: Observations, scope: Scope) -> Option<Snapshot> {
@@ -237,17 +267,15 @@ impl Node for EvictionNode {
         let layers = if needs_layers { self.writable_layers().await } else { Some(HashMap::new()) };
         let layers = layers.unwrap_or_else(|| {
             // Without them the wrong pod could be evicted.
-            observations.retain(|signal, _| !is_of_disk(*signal));
+            observations.retain(|signal, _| !signal.is_of_disk());
             HashMap::new()
         });
-        let usages = match self.usages(&measured, layers, self.inputs.measured.all()).await {
-            Some(usages) => usages,
+        let capacity = layers_capacity(&observations);
+        let (usages, files) = self.usages(&measured, layers, self.inputs.measured.all(), capacity).await?;
+        if files == Files::Hang {
             // A file system that hangs delays no eviction for memory and process IDs.
-            None => {
-                observations.retain(|signal, _| !is_of_disk(*signal));
-                self.usages_without_files(&measured).await?
-            }
-        };
+            observations.retain(|signal, _| !signal.is_of_disk());
+        }
         Some(Snapshot { observations, usages, candidates })
     }
 
@@ -258,24 +286,27 @@ impl Node for EvictionNode {
         let pods: Vec<_> = snapshot.candidates.iter().map(|c| (c.uid.clone(), Arc::clone(&c.pod))).collect();
         let mut volumes = self.inputs.measured.all();
         let measurement = self
-            .measurement
+            .measurements
+            .with_files
             .run(move || pod_sync_storage::measure_now(&root_dir, &quotas, &pods, now, VOLUMES_TIMEOUT))
             .await?;
         for fresh in measurement {
             replace_measured(&mut volumes, fresh);
         }
-        self.usages(&snapshot.candidates, layers, volumes).await
+        let capacity = layers_capacity(&snapshot.observations);
+        let (usages, files) = self.usages(&snapshot.candidates, layers, volumes, capacity).await?;
+        (files == Files::Measured).then_some(usages)
     }
 
     async fn observations(&self) -> Option<Observations> {
-        let (paths, mounts, now) =
-            (self.inputs.paths.clone(), self.mounts().await?, self.inputs.clock.boot());
-        let whole = self.measurement.run(move || measure::node(&paths, &mounts, now)).await;
-        if whole.is_some() {
-            return whole;
-        }
+        let (paths, clock) = (self.inputs.paths.clone(), self.inputs.clock.clone());
+        let rest = move || measure::memory_and_processes(&paths, clock.boot());
+        // The mount points are those that the layout was found with. A runtime that hangs delays no measurement.
+        let mounts = self.mounts.lock().clone();
+        let Some(mounts) = mounts else { return self.measurements.without_files.run(rest).await };
         let (paths, now) = (self.inputs.paths.clone(), self.inputs.clock.boot());
-        self.without_files.run(move || measure::memory_and_processes(&paths, now)).await
+        let whole = move || measure::node(&paths, &mounts, now);
+        Some(self.measurements.run(whole, rest).await?.0)
     }
 
     async fn reclaim(&self, what: Reclaim) {
@@ -344,11 +375,15 @@ impl Node for EvictionNode {
     }
 }
 
-fn is_of_disk(signal: Signal) -> bool {
-    match signal.resource() {
-        Resource::EphemeralStorage | Resource::Inodes => true,
-        Resource::Memory | Resource::Pids => false,
-    }
+fn layers_capacity(observations: &Observations) -> Option<i64> {
+    observations.get(&Signal::ContainerFsAvailable).map(|observed| observed.capacity.value())
+}
+
+/// Returns the first mount points that a runtime reports, as the kubelet takes them, or `None` if it reports none for images.
+fn runtime_mounts(listed: RuntimeMountPoints) -> Option<RuntimeMounts> {
+    let first = |all: Vec<String>| all.into_iter().find(|path| !path.is_empty()).map(PathBuf::from);
+    let images = Some(first(listed.images)?);
+    Some(RuntimeMounts { images, containers: first(listed.containers) })
 }
 
 /// Replaces the measurements of a pod by later ones. A volume that was not measured again keeps its measurement.
@@ -414,6 +449,53 @@ mod tests {
         while measurement.run(|| 2).await.is_none() {
             assert!(tokio::time::Instant::now() < deadline, "the measurement has ended");
             tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn memory_and_processes_are_measured_while_a_file_system_hangs() {
+        let measurements = Measurements::new(Duration::from_millis(500));
+        let now = async || measurements.run(|| "all", || "memory and processes").await;
+        assert_eq!(now().await, Some(("all", Files::Measured)));
+        let (release, hangs) = mpsc::channel::<()>();
+        let whole = move || {
+            let _released = hangs.recv();
+            "too late"
+        };
+        let rest = Some(("memory and processes", Files::Hang));
+        assert_eq!(measurements.run(whole, || "memory and processes").await, rest);
+        assert_eq!(now().await, rest, "the first one still hangs");
+        let (release_rest, rest_hangs) = mpsc::channel::<()>();
+        let hanging_rest = move || {
+            let _released = rest_hangs.recv();
+            "too late"
+        };
+        assert_eq!(measurements.run(|| "beside the one that hangs", hanging_rest).await, None);
+        release_rest.send(()).unwrap();
+        release.send(()).unwrap();
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        while now().await != Some(("all", Files::Measured)) {
+            assert!(tokio::time::Instant::now() < deadline, "the file system answers again");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[test]
+    fn a_runtime_without_a_file_system_of_images_is_asked_again() {
+        let paths = |all: &[&str]| all.iter().map(|path| (*path).to_owned()).collect();
+        for (images, containers, want) in [
+            (vec![], vec![], None),
+            (vec![""], vec![], None),
+            (vec![], vec!["/layers"], None),
+            (vec!["/images"], vec![], Some(("/images", None))),
+            (vec!["/images", "/other"], vec!["/layers"], Some(("/images", Some("/layers")))),
+        ] {
+            let listed = RuntimeMountPoints { images: paths(&images), containers: paths(&containers) };
+            let want = want.map(|(images, containers)| RuntimeMounts {
+                images: Some(images.into()),
+                containers: containers.map(PathBuf::from),
+            });
+            assert_eq!(runtime_mounts(listed), want, "{images:?} {containers:?}");
         }
     }
 }

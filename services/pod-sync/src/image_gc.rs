@@ -11,13 +11,17 @@ use pod_sync_decisions::image_gc::{
 };
 use pod_sync_decisions::image_name;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::task::blocking;
 use quintlet_model::pod as pods;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use pod_sync_worker::context::{ImagePulls, NodeConfig, Reporting, RuntimeAccess, WorkerContext};
 
 /// Interval of tries before the first answer of the runtime, and the shortest interval of passes.
 const FIRST: Duration = Duration::from_secs(5);
+/// Longest measurement of a file system.
+const MEASURE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The groups that image garbage collection uses.
 #[derive(Clone)]
@@ -33,6 +37,8 @@ pub struct ImageGcContext {
     pub policy: ImageGcPolicy,
     /// Use of the node's images over time.
     usage: Arc<Mutex<ImageUsage>>,
+    /// Held by the measurement of a file system, also by one that hangs.
+    measuring: Arc<Semaphore>,
 }
 
 impl ImageGcContext {
@@ -45,6 +51,7 @@ impl ImageGcContext {
             images: Arc::clone(&ctx.images),
             policy,
             usage: Arc::default(),
+            measuring: Arc::new(Semaphore::new(1)),
         }
     }
 }
@@ -164,7 +171,7 @@ async fn pass(ctx: &ImageGcContext) -> Result<(), Failure> {
     listed.retain(|i| !gone.contains(&i.id));
     let mut there: BTreeSet<String> = listed.iter().map(|i| i.id.clone()).collect();
     for mountpoint in ctx.runtime.calls.mount_points().await?.images {
-        let disk = capacity(ctx, &mountpoint)?;
+        let disk = capacity(ctx, &mountpoint).await?;
         let Some(wanted) = bytes_to_free(disk, policy) else { continue };
         tracing::info!(
             mountpoint,
@@ -183,8 +190,18 @@ async fn pass(ctx: &ImageGcContext) -> Result<(), Failure> {
     if refused.is_empty() { Ok(()) } else { Err(Failure::Failed(refused.join("; "))) }
 }
 
-fn capacity(ctx: &ImageGcContext, mountpoint: &str) -> Result<FsCapacity, Failure> {
-    let disk = nix::sys::statvfs::statvfs(mountpoint)
+/// Measures a file system, which may hang: on a blocking thread, and not again while one hangs.
+async fn capacity(ctx: &ImageGcContext, mountpoint: &str) -> Result<FsCapacity, Failure> {
+    let hangs = || Failure::Failed(format!("{mountpoint}: the file system does not answer"));
+    let permit = Arc::clone(&ctx.measuring).try_acquire_owned().map_err(|_| hangs())?;
+    let path = mountpoint.to_owned();
+    let measured = blocking(move || {
+        let measured = nix::sys::statvfs::statvfs(path.as_str());
+        drop(permit);
+        measured
+    });
+    let measured = tokio::time::timeout(MEASURE_TIMEOUT, measured).await.map_err(|_| hangs())?;
+    let disk = measured
         .map(|s| FsCapacity {
             capacity: s.blocks().saturating_mul(s.fragment_size()),
             available: s.blocks_available().saturating_mul(s.fragment_size()),

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    Container, ContainerState, ListContainersRequest, ListImagesRequest, ListPodSandboxRequest, PodSandbox,
-    PodSandboxState, VersionRequest,
+    Container, ContainerState, FilesystemUsage, ImageFsInfoRequest, ListContainersRequest, ListImagesRequest,
+    ListPodSandboxRequest, PodSandbox, PodSandboxState, VersionRequest,
 };
 use tonic::Status;
 use tonic::transport::Channel;
@@ -44,6 +44,17 @@ pub async fn images(channel: Channel) -> Result<Vec<String>, Status> {
     let mut client = ImageServiceClient::new(channel);
     let images = client.list_images(ListImagesRequest::default()).await?.into_inner().images;
     Ok(images.into_iter().flat_map(|image| image.repo_tags).collect())
+}
+
+/// Returns the mount points of images and of writable layers that the runtime reports.
+///
+/// # Errors
+/// The error of the endpoint.
+pub async fn file_systems(channel: Channel) -> Result<[Vec<String>; 2], Status> {
+    let reply = ImageServiceClient::new(channel).image_fs_info(ImageFsInfoRequest {}).await?.into_inner();
+    let paths =
+        |all: Vec<FilesystemUsage>| all.into_iter().filter_map(|f| Some(f.fs_id?.mountpoint)).collect();
+    Ok([paths(reply.image_filesystems), paths(reply.container_filesystems)])
 }
 
 /// Returns major and minor version of the runtime.

@@ -175,6 +175,11 @@ async fn a_full_file_system_of_images_costs_the_pod_that_filled_its_writable_lay
     let listed = node.listed().await;
     assert!(listed.attempts(done.uid(), "main").is_empty(), "the containers of terminated pods go first");
     assert_eq!(listed.attempts(restarted.uid(), "main").len(), 2);
+    let [of_images, of_layers] = quintlet_e2e::runtime::file_systems(node.cri()).await.unwrap();
+    assert!(
+        !of_images.is_empty() && of_layers.is_empty(),
+        "containerd reports none for layers: {of_layers:?}"
+    );
     let images = quintlet_e2e::runtime::images(node.cri()).await.unwrap();
     assert!(!images.contains(&unused), "the unused image went first: {images:?}");
     node_condition(&node, "DiskPressure", "True").await;
@@ -249,7 +254,8 @@ async fn a_container_above_its_memory_limit_is_killed_and_a_child_that_is_killed
         pod
     };
     api.create_pod(once("main", &format!("exec {hog}")));
-    api.create_pod(once("child", &format!("{hog}; echo $? >/dev/termination-log; exit 5")));
+    // The runtime receives the kernel's event of the kill apart from the end of the container.
+    api.create_pod(once("child", &format!("{hog}; echo $? >/dev/termination-log; sleep 2; exit 5")));
     let main = terminated(&node, "main").await;
     assert_eq!((&main["reason"], &main["exitCode"]), (&json!("OOMKilled"), &json!(137)));
     let child = terminated(&node, "child").await;
@@ -260,6 +266,8 @@ async fn a_container_above_its_memory_limit_is_killed_and_a_child_that_is_killed
     let mut container = once("x", &format!("exec {hog}"))["spec"]["containers"][0].clone();
     container["name"] = json!("first");
     init["spec"]["initContainers"] = json!([container]);
+    // Otherwise the pod has a limit, which ends the init container as well.
+    init["spec"]["containers"][0]["resources"] = json!({});
     api.create_pod(init);
     let state = |p: &Value| p["status"]["initContainerStatuses"][0]["state"]["terminated"].clone();
     let init = api.wait_for("pods", "default", "init", LONG, |p| !state(p).is_null()).await;

@@ -23,8 +23,10 @@ unmounted() {
 }
 
 no_pod() {
-    objects pods | jq -r --arg name "$1" '.items[] | select(.metadata.name == $name).metadata.name' | grep . && return 1
-    return 0
+    objects pods > /tmp/objects || return 1
+    jq -r --arg name "$1" '[.items[] | select(.metadata.name == $name).metadata.name] | join(" ")' /tmp/objects > /tmp/names || return 1
+    cat /tmp/names
+    ! grep -q . /tmp/names
 }
 
 delete_pod() {

@@ -3,7 +3,7 @@
 has_oom_event() {
     objects events | jq -r '.items[] | select(.reason == "SystemOOM").message' | tail -n 1 > /tmp/oom
     cat /tmp/oom
-    [ -s /tmp/oom ]
+    grep -q '^System OOM encountered, victim process: tail, pid: [0-9]' /tmp/oom
 }
 
 run() {

@@ -108,9 +108,17 @@ pub struct EvictionManager {
 impl EvictionManager {
     /// Returns a manager that has seen nothing.
     #[must_use]
-    pub fn new(mut settings: EvictionSettings) -> Self {
-        settings.thresholds = with_container_fs(&settings.thresholds, settings.layout);
-        Self { settings, pressure: Pressure::default(), conditions: BTreeSet::new() }
+    pub fn new(settings: EvictionSettings) -> Self {
+        let layout = settings.layout;
+        let mut manager = Self { settings, pressure: Pressure::default(), conditions: BTreeSet::new() };
+        manager.set_layout(layout);
+        manager
+    }
+
+    /// Sets the sharing of the file systems, once it is known.
+    pub fn set_layout(&mut self, layout: Layout) {
+        self.settings.layout = layout;
+        self.settings.thresholds = with_container_fs(&self.settings.thresholds, layout);
     }
 
     /// Returns whether observations cross a threshold, so that a pod may have to be chosen now or after a grace period.

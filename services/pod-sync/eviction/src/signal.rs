@@ -91,6 +91,15 @@ impl Signal {
         }
     }
 
+    /// Returns whether the signal is measured on a file system.
+    #[must_use]
+    pub fn is_of_disk(self) -> bool {
+        match self.resource() {
+            Resource::EphemeralStorage | Resource::Inodes => true,
+            Resource::Memory | Resource::Pids => false,
+        }
+    }
+
     /// Returns the condition of the node when a threshold of the signal is crossed.
     #[must_use]
     pub fn condition(self) -> PressureCondition {

@@ -178,6 +178,9 @@ pub fn parse(config: &ThresholdConfig<'_>) -> Result<Vec<Threshold>, ThresholdEr
     };
     let mut thresholds = statements(&hard)?;
     let mut soft = statements(config.soft)?;
+    for (name, _) in config.soft_grace {
+        Signal::parse(name).ok_or_else(|| ThresholdError::Signal(name.clone()))?;
+    }
     for threshold in &mut soft {
         let name = threshold.signal.as_str();
         let grace = config.soft_grace.iter().find(|(signal, _)| signal == name);
@@ -448,6 +451,9 @@ mod tests {
             };
             assert_eq!(parse(&config).unwrap_err().to_string(), want);
         }
+        let unknown = [("memory.free".to_owned(), Duration::from_secs(30))];
+        let config = ThresholdConfig { soft_grace: &unknown, ..ThresholdConfig::default() };
+        assert_eq!(parse(&config).unwrap_err().to_string(), "unsupported eviction signal memory.free");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A figure that cannot be read is missing. A signal without a figure crosses no threshold.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -115,9 +115,9 @@ fn memory(paths: &Paths) -> Option<(i64, i64)> {
 /// Returns available memory and memory limit of all pods together. Without a limit the signal does not exist. A working set above the
 /// limit is implausible: the kernel does not allow it.
 fn allocatable_memory(paths: &Paths) -> Option<(i64, i64)> {
-    let usage = CgroupStats::of_pods(&paths.cgroups, &paths.cgroup_root)?.usage()?;
-    let limit = usage.limit?;
-    Some((units(limit.checked_sub(usage.working_set)?), units(limit)))
+    let pods = CgroupStats::of_pods(&paths.cgroups, &paths.cgroup_root)?;
+    let limit = pods.memory_limit()?;
+    Some((units(limit.checked_sub(pods.working_set()?)?), units(limit)))
 }
 
 /// Returns free process IDs and their number (`pkg/kubelet/util/pidlimit: Stats`).
@@ -140,8 +140,16 @@ pub struct PodSources {
     pub writable_layers: HashMap<ContainerId, FileUsage>,
     /// The last measurement of volumes.
     pub volumes: Vec<wire::PodStorage>,
+    /// Capacity of the file system of writable layers in bytes, if it is known.
+    pub layers_capacity: Option<i64>,
     /// Whether files are counted. Without them a pod has memory and processes only.
     pub has_files: bool,
+}
+
+/// Returns a usage, or `None` if it is above the capacity or does not fit: a negative one is a very large unsigned number.
+fn plausible(bytes: impl TryInto<i64>, capacity: Option<i64>) -> Option<i64> {
+    let bytes = bytes.try_into().ok()?;
+    capacity.is_none_or(|most| bytes <= most).then_some(bytes)
 }
 
 /// Returns name and ID of each running container of a pod.
@@ -152,56 +160,94 @@ pub fn running_containers(runtime: &PodRuntime) -> Vec<(String, ContainerId)> {
     running.map(|c| (c.name.clone(), c.id.clone())).collect()
 }
 
-/// Measures pods. A pod whose cgroup does not exist has no entry.
+/// Measures pods. A pod without a cgroup has the memory and processes of its containers: none if none is running.
 #[must_use]
 pub fn pods(paths: &Paths, sources: &PodSources) -> PodUsages {
     let volumes: HashMap<&str, &wire::PodStorage> =
         sources.volumes.iter().map(|storage| (storage.uid.as_str(), storage)).collect();
-    let usage = |candidate: &Candidate| {
+    let cgroup = |candidate: &Candidate| {
         let class = qos::qos_class(&candidate.pod);
-        let uid = candidate.uid.to_string();
-        let cgroup = CgroupStats::of_pod(&paths.cgroups, &paths.cgroup_root, class, &uid)?;
-        let storage = volumes.get(uid.as_str()).copied();
-        Some((candidate.uid.clone(), pod_usage(paths, candidate, &cgroup, sources, storage)))
+        CgroupStats::of_pod(&paths.cgroups, &paths.cgroup_root, class, candidate.uid.as_str())
     };
-    sources.candidates.iter().filter_map(usage).collect()
+    let cgroups: Vec<_> = sources.candidates.iter().map(|candidate| (candidate, cgroup(candidate))).collect();
+    let without = cgroups.iter().filter(|(_, cgroup)| cgroup.is_none()).map(|(candidate, _)| &candidate.uid);
+    let ids: BTreeSet<&str> =
+        without.filter_map(|uid| sources.runtime.get(uid)).flatten().map(|(_, id)| id.as_str()).collect();
+    let outside = CgroupStats::of_processes(&paths.cgroups, &paths.proc, &ids);
+    let usage = |(candidate, cgroup): (&Candidate, Option<CgroupStats>)| {
+        let cgroups = PodCgroups { pod: cgroup, outside: &outside };
+        let storage = volumes.get(candidate.uid.as_str()).copied();
+        (candidate.uid.clone(), pod_usage(paths, candidate, &cgroups, sources, storage))
+    };
+    cgroups.into_iter().map(usage).collect()
+}
+
+/// Cgroups of a pod and its containers.
+struct PodCgroups<'a> {
+    /// `None` before the pod's first start, and with `cgroupsPerQOS: false`.
+    pod: Option<CgroupStats>,
+    /// Containers that are below no cgroup of a pod, by ID.
+    outside: &'a BTreeMap<String, CgroupStats>,
+}
+
+impl PodCgroups<'_> {
+    fn container(&self, id: &str) -> Option<CgroupStats> {
+        self.pod.as_ref().map_or_else(|| self.outside.get(id).cloned(), |pod| pod.container(id))
+    }
+
+    /// Returns a figure of the pod, or the sum of those of its containers. Returns `None` if one of them is unknown.
+    fn sum(
+        &self,
+        containers: &[(String, ContainerId)],
+        figure: impl Fn(&CgroupStats) -> Option<u64>,
+    ) -> Option<i64> {
+        let all = match &self.pod {
+            Some(pod) => figure(pod)?,
+            None => containers
+                .iter()
+                .map(|(_, id)| figure(&self.container(id.as_str())?))
+                .try_fold(0_u64, |sum, more| Some(sum.saturating_add(more?)))?,
+        };
+        Some(units(all))
+    }
 }
 
 fn pod_usage(
     paths: &Paths,
     candidate: &Candidate,
-    cgroup: &CgroupStats,
+    cgroups: &PodCgroups<'_>,
     sources: &PodSources,
     storage: Option<&wire::PodStorage>,
 ) -> PodUsage {
+    let running = sources.runtime.get(&candidate.uid).map(Vec::as_slice).unwrap_or_default();
     let log_dir = pod::pod_ref(&candidate.pod).ok().map(|of| paths::pod_log_dir(&paths.pod_logs_dir, &of));
     let container = |(name, id): &(String, ContainerId)| ContainerUsage {
         name: name.clone(),
-        working_set: cgroup
-            .container(id.as_str())
-            .and_then(|c| c.usage())
-            .map(|usage| units(usage.working_set)),
-        writable_layer: sources.writable_layers.get(id).copied().unwrap_or_default(),
+        working_set: cgroups.container(id.as_str()).and_then(|c| c.working_set()).map(units),
+        writable_layer: sources.writable_layers.get(id).map_or_else(FileUsage::default, |layer| FileUsage {
+            bytes: layer.bytes.and_then(|bytes| plausible(bytes, sources.layers_capacity)),
+            ..*layer
+        }),
         logs: log_dir
             .as_ref()
             .filter(|_| sources.has_files)
             .map(|dir| files_in(&dir.join(name)))
             .unwrap_or_default(),
     };
-    let containers: Vec<_> =
-        sources.runtime.get(&candidate.uid).into_iter().flatten().map(container).collect();
+    let containers: Vec<_> = running.iter().map(container).collect();
+    let bytes = |volume: &wire::VolumeStorage| plausible(volume.usage?.used_bytes, None);
     let volume = |volume: &wire::VolumeStorage| {
-        let usage = volume.usage?;
-        let files =
-            FileUsage { bytes: Some(units(usage.used_bytes)), inodes: Some(units(usage.inodes_used)) };
-        Some((volume.name.clone(), files))
+        let inodes = plausible(volume.usage?.inodes_used, None);
+        Some((volume.name.clone(), FileUsage { bytes: bytes(volume), inodes }))
     };
     let volumes: BTreeMap<_, _> = storage.into_iter().flat_map(|s| &s.volumes).filter_map(volume).collect();
     let own_files = own_files(storage);
-    let ephemeral = ephemeral_storage(&containers, own_files, storage);
+    let of_volumes =
+        storage.into_iter().flat_map(|s| &s.volumes).filter(|v| v.is_ephemeral).filter_map(bytes);
+    let ephemeral = ephemeral_storage(&containers, own_files, of_volumes);
     PodUsage {
-        working_set: cgroup.usage().map(|usage| units(usage.working_set)),
-        processes: cgroup.tasks().map(units),
+        working_set: cgroups.sum(running, CgroupStats::working_set),
+        processes: cgroups.sum(running, CgroupStats::tasks),
         ephemeral_storage: sources.has_files.then_some(ephemeral),
         own_files,
         containers,
@@ -222,12 +268,10 @@ fn own_files(storage: Option<&wire::PodStorage>) -> FileUsage {
 fn ephemeral_storage(
     containers: &[ContainerUsage],
     own_files: FileUsage,
-    storage: Option<&wire::PodStorage>,
+    of_volumes: impl Iterator<Item = i64>,
 ) -> i64 {
     let of_containers = containers.iter().flat_map(|c| [c.writable_layer.bytes, c.logs.bytes]).flatten();
-    let volumes = storage.into_iter().flat_map(|s| &s.volumes).filter(|volume| volume.is_ephemeral);
-    let used = volumes.filter_map(|volume| volume.usage).map(|usage| units(usage.used_bytes));
-    of_containers.chain(used).chain(own_files.bytes).fold(0_i64, i64::saturating_add)
+    of_containers.chain(of_volumes).chain(own_files.bytes).fold(0_i64, i64::saturating_add)
 }
 
 // The runtime writes the logs of a container into one directory, without subdirectories.

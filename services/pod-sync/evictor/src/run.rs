@@ -37,7 +37,7 @@ pub enum Scope {
 /// The node as evictions see it.
 #[async_trait]
 pub trait Node: Send + Sync {
-    /// Returns which file systems are shared, or `None` if the runtime has not answered yet.
+    /// Returns which file systems are shared, or `None` if the runtime has not answered yet, or a file system cannot be read.
     async fn layout(&self) -> Option<Layout>;
 
     /// Measures the node alone. Returns `None` if that fails or takes too long.
@@ -94,7 +94,11 @@ pub struct Published {
     pub full_round: Arc<Notify>,
 }
 
-/// Carries out evictions until `stop`. `settings` has the layout of the node filled in once the runtime has answered.
+/// The layout while it is unknown: writable layers count for no limit of a container then.
+const UNKNOWN_LAYOUT: Layout = Layout::SeparateImages;
+
+/// Carries out evictions until `stop`. The layout in `settings` is replaced by that of the node once the runtime has answered. Until then,
+/// no pod is evicted for disk space.
 pub async fn run(node: impl Node, settings: EvictionSettings, published: Published, stop: CancellationToken) {
     // An eviction that has begun continues without this loop, and the next process waits for its end.
     tokio::select! {
@@ -107,16 +111,13 @@ async fn follow(node: &impl Node, mut settings: EvictionSettings, published: &Pu
     let metrics = EvictionMetrics::default();
     // What an earlier process evicted must be gone before anything is measured, or another pod would be evicted for the same need.
     wait_for_cleanup(node, &node.unfinished()).await;
-    settings.layout = loop {
-        match node.layout().await {
-            Some(layout) => break layout,
-            None => sleep(PERIOD).await,
-        }
-    };
+    settings.layout = UNKNOWN_LAYOUT;
     let mut manager = EvictionManager::new(settings);
+    let mut disks = Disks::NotAsked;
     let mut scope = Scope::Limited;
     loop {
-        let evicted = round(node, &mut manager, scope, published, &metrics).await;
+        disks = disks.ask(node, &mut manager).await;
+        let evicted = round(node, &mut manager, disks, scope, published, &metrics).await;
         scope = Scope::Limited;
         if evicted.is_empty() {
             scope = wait_for_next_round(node, &manager, published, &metrics).await;
@@ -152,14 +153,50 @@ async fn wait_for_next_round(
     }
 }
 
+/// Whether the layout of the node is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Disks {
+    NotAsked,
+    Unknown,
+    Known,
+}
+
+impl Disks {
+    /// Asks for the layout until it is known.
+    async fn ask(self, node: &impl Node, manager: &mut EvictionManager) -> Self {
+        if self == Self::Known {
+            return self;
+        }
+        match node.layout().await {
+            Some(layout) => {
+                manager.set_layout(layout);
+                tracing::info!(?layout, "file systems of the runtime are known");
+                Self::Known
+            }
+            None => {
+                if self == Self::NotAsked {
+                    tracing::warn!(
+                        "file systems of the runtime are unknown, no pod is evicted for disk space"
+                    );
+                }
+                Self::Unknown
+            }
+        }
+    }
+}
+
 async fn round(
     node: &impl Node,
     manager: &mut EvictionManager,
+    disks: Disks,
     scope: Scope,
     published: &Published,
     metrics: &EvictionMetrics,
 ) -> BTreeSet<PodUid> {
-    let Some(observations) = node.observations().await else { return BTreeSet::new() };
+    let Some(mut observations) = node.observations().await else { return BTreeSet::new() };
+    if disks != Disks::Known {
+        observations.retain(|signal, _| !signal.is_of_disk());
+    }
     let scope = if manager.is_crossed(&observations) { Scope::All } else { scope };
     let Some(snapshot) = node.snapshot(observations, scope).await else { return BTreeSet::new() };
     let decision = manager.decide(&snapshot, node.now());
@@ -181,8 +218,7 @@ async fn round(
                 node.reclaim(*step).await;
             }
             let after = if reclaiming.steps.is_empty() { None } else { node.observations().await };
-            let is_disk = matches!(reclaiming.resource(), Resource::EphemeralStorage | Resource::Inodes);
-            if is_disk && !manager.may_be_relieved(&reclaiming, after.as_ref()) {
+            if reclaiming.signal.is_of_disk() && !manager.may_be_relieved(&reclaiming, after.as_ref()) {
                 // Without the usage of now, the wrong pod could be evicted.
                 let Some(usages) = node.disk_usage(&round.snapshot).await else { return BTreeSet::new() };
                 let snapshot = Snapshot { usages, ..round.snapshot.clone() };

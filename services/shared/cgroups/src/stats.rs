@@ -4,7 +4,7 @@
 
 mod detail;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -80,7 +80,31 @@ impl CgroupStats {
         } else {
             number(&mount.join("memory/memory.usage_in_bytes"))?
         };
-        Some(usage.saturating_sub(stat.get(inactive).copied().unwrap_or(0)))
+        Some(usage.saturating_sub(*stat.get(inactive)?))
+    }
+
+    /// Returns the cgroups of containers by their IDs, as the processes in `proc` have them. Finds containers that are below no cgroup of a
+    /// pod, as with `cgroupsPerQOS: false`.
+    #[must_use]
+    pub fn of_processes(mount: &Path, proc: &Path, ids: &BTreeSet<&str>) -> BTreeMap<String, Self> {
+        let mut found = BTreeMap::new();
+        if ids.is_empty() {
+            return found;
+        }
+        let is_v2 = is_v2(mount);
+        let is_process = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
+        for process in fs::read_dir(proc).into_iter().flatten().flatten() {
+            if !process.file_name().to_str().is_some_and(is_process) {
+                continue;
+            }
+            let Some(path) = memory_cgroup(&text(&process.path().join("cgroup")), is_v2) else { continue };
+            let Some((id, path)) = of_container(&path, ids) else { continue };
+            let group = Self { mount: mount.to_owned(), path, is_v2 };
+            if !found.contains_key(id) && group.exists() {
+                found.insert(id.to_owned(), group);
+            }
+        }
+        found
     }
 
     fn find(mount: &Path, parts: &[String]) -> Option<Self> {
@@ -142,6 +166,26 @@ impl CgroupStats {
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         if self.is_v2 { usage_v2(&self.dir("")) } else { usage_v1(&self.dir("memory"), &self.dir("cpuacct")) }
+    }
+
+    /// Returns the bytes of memory without inactive file caches. Returns `None` if the usage or the size of these caches is unknown: caches
+    /// that are counted as used make a usage too high.
+    #[must_use]
+    pub fn working_set(&self) -> Option<u64> {
+        let dir = self.memory_dir();
+        let (usage, inactive) = if self.is_v2 {
+            ("memory.current", "inactive_file")
+        } else {
+            ("memory.usage_in_bytes", "total_inactive_file")
+        };
+        let caches = *counters(&dir.join("memory.stat")).get(inactive)?;
+        Some(number(&dir.join(usage))?.saturating_sub(caches))
+    }
+
+    /// Returns the memory limit in bytes, or `None` without a limit.
+    #[must_use]
+    pub fn memory_limit(&self) -> Option<u64> {
+        limit(&self.memory_dir().join(if self.is_v2 { "memory.max" } else { "memory.limit_in_bytes" }))
     }
 
     /// Returns the number of processes and threads in the cgroup and below it.
@@ -208,6 +252,26 @@ fn usage_v1(memory: &Path, cpuacct: &Path) -> Option<Usage> {
         limit: limit(&memory.join("memory.limit_in_bytes")),
         swap: None,
         swap_limit: None,
+    })
+}
+
+/// Returns the path of a process in the hierarchy of memory, from the text of `/proc/PID/cgroup`.
+fn memory_cgroup(text: &str, is_v2: bool) -> Option<PathBuf> {
+    text.lines().find_map(|line| {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        let is_memory =
+            if is_v2 { controllers.is_empty() } else { controllers.split(',').any(|name| name == "memory") };
+        is_memory.then(|| PathBuf::from(path.trim_start_matches('/')))
+    })
+}
+
+/// Returns the container's ID and the cgroup that is named by it, by the names that containerd and CRI-O use.
+fn of_container<'a>(path: &Path, ids: &BTreeSet<&'a str>) -> Option<(&'a str, PathBuf)> {
+    path.ancestors().find_map(|group| {
+        let name = group.file_name()?.to_str()?;
+        let name = name.strip_suffix(".scope").unwrap_or(name);
+        let id = ids.get(name.rsplit('-').next()?)?;
+        Some((*id, group.to_owned()))
     })
 }
 
@@ -324,6 +388,72 @@ mod tests {
             assert_eq!(pod.container("abc").unwrap().path, Path::new(group));
             assert_eq!(pod.container("other"), None);
             assert_eq!(CgroupStats::of_pod(dir.path(), "/", class, "u-9"), None);
+        }
+    }
+
+    #[test]
+    fn a_working_set_needs_the_usage_and_its_caches_and_nothing_else() {
+        let v2 = [("kubepods/memory.current", "100"), ("kubepods/memory.stat", "anon 1\ninactive_file 30\n")];
+        let v1 = [
+            ("memory/kubepods/memory.usage_in_bytes", "100"),
+            ("memory/kubepods/memory.stat", "inactive_file 1\ntotal_inactive_file 30\n"),
+        ];
+        for files in [v2, v1] {
+            let dir = tempfile::tempdir().unwrap();
+            if files == v2 {
+                write(dir.path(), &[("cgroup.controllers", "cpu memory")]);
+            }
+            write(dir.path(), &files);
+            let group = CgroupStats::of_pods(dir.path(), "").unwrap();
+            assert_eq!((group.working_set(), group.memory_limit()), (Some(70), None), "CPU time is missing");
+            for (file, text) in files {
+                std::fs::remove_file(dir.path().join(file)).unwrap();
+                assert_eq!(group.working_set(), None, "without {file}");
+                write(dir.path(), &[(file, "anon 1\n")]);
+                assert_eq!(group.working_set(), None, "{file} without its number");
+                write(dir.path(), &[(file, text)]);
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &[("memory/memory.usage_in_bytes", "100"), ("memory/memory.stat", "cache 90\n")]);
+        assert_eq!(CgroupStats::root_working_set(dir.path()), None, "the size of the caches is unknown");
+        write(dir.path(), &[("cgroup.controllers", "memory"), ("memory.stat", "anon 10\nfile 90\n")]);
+        assert_eq!(CgroupStats::root_working_set(dir.path()), None, "the size of the caches is unknown");
+    }
+
+    #[test]
+    fn containers_without_a_cgroup_of_their_pod_are_found_by_their_processes() {
+        let ids = ["a1", "b2", "c3", "d4"].into();
+        let v1 =
+            |path: &str| format!("12:pids:/other\n4:cpu,memory:{path}\n1:name=systemd:/other\n0::/other\n");
+        let v2 = |path: &str| format!("0::{path}\n");
+        for is_v2 in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let (mount, proc) = (dir.path().join("cgroup"), dir.path().join("proc"));
+            std::fs::create_dir_all(&mount).unwrap();
+            if is_v2 {
+                write(&mount, &[("cgroup.controllers", "cpu memory")]);
+            }
+            let below = if is_v2 { mount.clone() } else { mount.join("memory") };
+            for (pid, path) in [
+                ("10", "/a1"),
+                ("11", "/a1/own/below"),
+                ("20", "/system.slice/cri-containerd-b2.scope"),
+                ("30", "/k8s.io/gone/c3"),
+                ("40", "/user.slice"),
+            ] {
+                if pid != "30" {
+                    std::fs::create_dir_all(below.join(path.trim_start_matches('/'))).unwrap();
+                }
+                let cgroup = if is_v2 { v2(path) } else { v1(path) };
+                write(&proc, &[(format!("{pid}/cgroup").as_str(), cgroup.as_str())]);
+            }
+            write(&proc, &[("meminfo", "MemTotal: 1 kB\n")]);
+            let found = CgroupStats::of_processes(&mount, &proc, &ids);
+            let found: Vec<_> =
+                found.iter().map(|(id, group)| (id.as_str(), group.path.to_str().unwrap())).collect();
+            assert_eq!(found, [("a1", "a1"), ("b2", "system.slice/cri-containerd-b2.scope")], "v2: {is_v2}");
+            assert!(CgroupStats::of_processes(&mount, &proc, &BTreeSet::new()).is_empty());
         }
     }
 

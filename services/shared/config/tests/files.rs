@@ -253,7 +253,7 @@ fn rules_between_fields_are_those_of_the_kubelet() {
 #[test]
 fn thresholds_and_reservations_that_the_kubelet_accepts_are_accepted() {
     for fields in [
-        "evictionMinimumReclaim: {memory.available: \"0\", nodefs.available: 500%}",
+        "evictionMinimumReclaim: {memory.available: \"0\", nodefs.available: 90%, imagefs.available: 2Ti}",
         "evictionHard: {memory.available: 1Gi}\nevictionSoft: {memory.available: 10%}\n\
          evictionSoftGracePeriod: {memory.available: 1m}",
         "evictionHard: {memory.available: 0%}\nevictionSoft: {memory.available: 1%}\n\
@@ -265,6 +265,26 @@ fn thresholds_and_reservations_that_the_kubelet_accepts_are_accepted() {
     ] {
         let rendered = rendered(&format!("{HEAD}{fields}\n"));
         assert_eq!(rendered, "", "{fields}");
+    }
+}
+
+#[test]
+fn a_minimum_reclaim_above_the_capacity_causes_a_warning() {
+    for (fields, want) in [
+        (
+            "evictionMinimumReclaim: {nodefs.available: 90.5%, imagefs.available: 85%}",
+            "warning: line 3  evictionMinimumReclaim.nodefs.available: 90.5% and evictionHard.nodefs.available 10% are more than the capacity",
+        ),
+        (
+            "evictionHard: {memory.available: 1Gi}\nevictionSoft: {pid.available: 30%}\n\
+             evictionSoftGracePeriod: {pid.available: 1m}\nevictionMinimumReclaim: {pid.available: 71%}",
+            "warning: line 6  evictionMinimumReclaim.pid.available: 71% and evictionSoft.pid.available 30% are more than the capacity",
+        ),
+    ] {
+        assert_eq!(
+            rendered(&format!("{HEAD}{fields}\n")),
+            format!("quintlet: 1 warning in /etc/quintlet/config.yaml\n  {want}\n")
+        );
     }
 }
 

@@ -195,10 +195,12 @@ fn a_pod_is_measured_by_its_cgroup_logs_layers_and_volumes() {
         runtime: [(uid.clone(), vec![("c".to_owned(), id.clone())])].into(),
         writable_layers: [(id, layer)].into(),
         volumes: vec![storage],
+        layers_capacity: None,
         has_files: true,
     };
     let all = pods(&paths, &sources);
-    assert_eq!(all.len(), 1, "a pod without a cgroup has no statistics");
+    let unstarted = &all[&PodUid::parse("gone").unwrap()];
+    assert_eq!((unstarted.working_set, unstarted.processes), (Some(0), Some(0)), "no container is running");
     let usage = &all[&uid];
     assert_eq!((usage.working_set, usage.processes), (Some(8000), Some(7)));
     let container = &usage.containers[0];
@@ -226,4 +228,109 @@ fn a_pod_is_measured_by_its_cgroup_logs_layers_and_volumes() {
         (Some(5000), FileUsage::default())
     );
     assert_eq!((usage.ephemeral_storage, usage.volumes.len()), (None, 0), "no limit of storage applies");
+}
+
+#[test]
+fn a_pod_without_a_cgroup_of_its_own_is_measured_by_its_containers() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = paths(dir.path());
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": { "name": "p", "namespace": "n", "uid": "u" },
+        "spec": { "containers": [{ "name": "a" }, { "name": "b" }] },
+    }))
+    .unwrap();
+    let uid = PodUid::parse("u").unwrap();
+    let ids = ["a1", "b2"].map(|id| ContainerId::parse(id).unwrap());
+    write(
+        dir.path(),
+        &[
+            ("cgroup/cgroup.controllers", "cpu memory pids\n"),
+            ("cgroup/a1/memory.current", "5000\n"),
+            ("cgroup/a1/memory.stat", "inactive_file 1000\n"),
+            ("cgroup/a1/pids.current", "3\n"),
+            ("cgroup/b2/memory.current", "600\n"),
+            ("cgroup/b2/memory.stat", "inactive_file 0\n"),
+            ("cgroup/b2/pids.current", "4\n"),
+            ("proc/10/cgroup", "0::/a1\n"),
+            ("proc/20/cgroup", "0::/b2\n"),
+        ],
+    );
+    let running = ["a", "b"].into_iter().zip(ids.clone()).map(|(name, id)| (name.to_owned(), id)).collect();
+    let size = Some(wire::DiskUsage { used_bytes: 700, inodes_used: 1, ..Default::default() });
+    let volume =
+        wire::VolumeStorage { name: "v".to_owned(), is_ephemeral: true, usage: size, ..Default::default() };
+    let sources = PodSources {
+        candidates: vec![Candidate { uid: uid.clone(), pod: Arc::new(pod) }],
+        runtime: [(uid.clone(), running)].into(),
+        volumes: vec![wire::PodStorage { uid: "u".to_owned(), volumes: vec![volume], ..Default::default() }],
+        has_files: true,
+        ..PodSources::default()
+    };
+    let usage = pods(&paths, &sources).remove(&uid).unwrap();
+    assert_eq!((usage.working_set, usage.processes), (Some(4600), Some(7)));
+    let memory: Vec<_> = usage.containers.iter().map(|c| c.working_set).collect();
+    assert_eq!(memory, [Some(4000), Some(600)]);
+    assert_eq!((usage.volumes["v"].bytes, usage.ephemeral_storage), (Some(700), Some(700)), "limits apply");
+
+    fs::remove_file(dir.path().join("cgroup/b2/memory.current")).unwrap();
+    let usage = pods(&paths, &sources).remove(&uid).unwrap();
+    assert_eq!((usage.working_set, usage.processes), (None, Some(7)), "a part of the pod is unknown");
+}
+
+#[test]
+fn caches_of_unknown_size_are_no_observation() {
+    for (version, stats) in [
+        (V1, ["cgroup/memory/memory.stat", "cgroup/memory/kubepods/memory.stat"]),
+        (V2, ["cgroup/memory.stat", "cgroup/kubepods/memory.stat"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        write(dir.path(), &PROC);
+        write(dir.path(), &version);
+        for file in stats {
+            fs::remove_file(dir.path().join(file)).unwrap();
+        }
+        let seen = memory_and_processes(&paths(dir.path()), Duration::ZERO);
+        assert_eq!(seen.into_keys().collect::<Vec<_>>(), [Signal::PidAvailable]);
+    }
+}
+
+#[test]
+fn a_usage_above_the_capacity_of_its_file_system_is_unknown() {
+    let dir = tempfile::tempdir().unwrap();
+    let paths = paths(dir.path());
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": { "name": "p", "namespace": "n", "uid": "u" },
+        "spec": { "containers": [{ "name": "c" }] },
+    }))
+    .unwrap();
+    let (uid, id) = (PodUid::parse("u").unwrap(), ContainerId::parse("abc").unwrap());
+    // Bytes of the layer and of a volume, and what of them counts.
+    for (capacity, layer, volume, want) in [
+        (Some(500), 500, 1000, (Some(500), Some(1000), 1500)),
+        (Some(500), 501, 1000, (None, Some(1000), 1000)),
+        (Some(500), 0, u64::MAX, (Some(0), None, 0)),
+        (None, 501, 1000, (Some(501), Some(1000), 1501)),
+    ] {
+        let volume = wire::VolumeStorage {
+            name: "v".to_owned(),
+            is_ephemeral: true,
+            usage: Some(wire::DiskUsage { used_bytes: volume, ..Default::default() }),
+            ..Default::default()
+        };
+        let sources = PodSources {
+            candidates: vec![Candidate { uid: uid.clone(), pod: Arc::new(pod.clone()) }],
+            runtime: [(uid.clone(), vec![("c".to_owned(), id.clone())])].into(),
+            writable_layers: [(id.clone(), FileUsage { bytes: Some(layer), inodes: Some(1) })].into(),
+            volumes: vec![wire::PodStorage {
+                uid: "u".to_owned(),
+                volumes: vec![volume],
+                ..Default::default()
+            }],
+            layers_capacity: capacity,
+            has_files: true,
+        };
+        let usage = pods(&paths, &sources).remove(&uid).unwrap();
+        let layer = usage.containers[0].writable_layer.bytes;
+        assert_eq!((layer, usage.volumes["v"].bytes, usage.ephemeral_storage.unwrap()), want);
+    }
 }

@@ -32,6 +32,10 @@ struct State {
     is_disk_hanging: bool,
     has_statistics: bool,
     has_layout: bool,
+    /// Free memory of the node, of 1,000 units.
+    memory: Option<i64>,
+    /// Free process IDs, of 1,000.
+    processes: Option<i64>,
     /// After how many seconds the kernel reports that memory is short, and that many units are taken by then.
     alarm: Option<(u64, i64)>,
     log: Vec<(u64, String)>,
@@ -53,6 +57,8 @@ impl Disk {
             is_disk_hanging: false,
             has_statistics,
             has_layout,
+            memory: None,
+            processes: None,
             alarm: None,
             log,
             scopes: Vec::new(),
@@ -108,8 +114,20 @@ impl Node for Arc<Disk> {
     }
 
     async fn observations(&self) -> Option<Observations> {
-        let free = Observation::new(Signal::NodeFsAvailable, self.free(), CAPACITY, self.now())?;
-        Some([(Signal::NodeFsAvailable, free)].into())
+        let (memory, processes) = {
+            let state = self.state.lock();
+            (state.memory, state.processes)
+        };
+        let free = [
+            (Signal::NodeFsAvailable, Some(self.free())),
+            (Signal::MemoryAvailable, memory),
+            (Signal::PidAvailable, processes),
+        ];
+        let observed = free.into_iter().filter_map(|(signal, free)| {
+            Some((signal, Observation::new(signal, free?, CAPACITY, self.now())?))
+        });
+        let observed: Observations = observed.collect();
+        (!observed.is_empty()).then_some(observed)
     }
 
     async fn disk_usage(&self, snapshot: &Snapshot) -> Option<PodUsages> {
@@ -172,14 +190,16 @@ impl Node for Arc<Disk> {
 }
 
 fn settings() -> EvictionSettings {
-    let threshold = Threshold {
-        signal: Signal::NodeFsAvailable,
+    let threshold = |signal| Threshold {
+        signal,
         value: Amount::Quantity(Quantity::from_units(100, Format::Binary)),
         grace: Duration::ZERO,
         minimum_reclaim: None,
     };
     EvictionSettings {
-        thresholds: vec![threshold],
+        thresholds: [Signal::NodeFsAvailable, Signal::MemoryAvailable, Signal::PidAvailable]
+            .map(threshold)
+            .to_vec(),
         layout: Layout::Single,
         transition: Duration::from_secs(60),
         max_grace: 0,
@@ -268,6 +288,22 @@ async fn pressure_and_evictions_are_metrics_before_the_first_of_them() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_age_of_the_statistics_of_an_eviction_is_a_metric() {
+    let count = || {
+        let text = quintlet_telemetry::metrics::text();
+        let name = "kubelet_eviction_stats_age_seconds_count{eviction_signal=\"pid.available\"} ";
+        text.lines().find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let disk = Disk::new(0, &[("a", 1)]);
+    disk.state.lock().processes = Some(99);
+    // No other test evicts for process IDs.
+    let before = count();
+    runs(&disk, 3).await;
+    assert_eq!(disk.log().last().unwrap(), "0 evict a for pid.available");
+    assert_eq!(count(), before + 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_condition_ends_after_the_transition_period() {
     let disk = Disk::new(0, &[("a", 450), ("b", 499)]);
     let mut conditions = runs(&disk, 100).await;
@@ -330,6 +366,28 @@ async fn without_statistics_or_layout_nothing_is_evicted() {
     disk.state.lock().has_layout = true;
     runs(&disk, 15).await;
     assert!(!disk.log().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_runtime_without_known_file_systems_delays_no_eviction_for_memory() {
+    let disk = Disk::new(0, &[("a", 450), ("b", 490)]);
+    {
+        let mut state = disk.state.lock();
+        (state.has_layout, state.memory) = (false, Some(99));
+    }
+    let conditions = runs(&disk, 3).await;
+    assert_eq!(disk.log(), ["0 event memory", "0 evict a for memory.available"], "not for the full disk");
+    assert_eq!(*conditions.borrow(), [PressureCondition::Memory].into());
+
+    // The disk counts as soon as the runtime has answered.
+    let disk = Disk::new(0, &[("a", 450), ("b", 490)]);
+    disk.state.lock().has_layout = false;
+    let answers = async {
+        sleep(Duration::from_secs(15)).await;
+        disk.state.lock().has_layout = true;
+    };
+    tokio::join!(runs(&disk, 22), answers);
+    assert_eq!(disk.log().last().unwrap(), "20 evict b for nodefs.available");
 }
 
 #[tokio::test(start_paused = true)]

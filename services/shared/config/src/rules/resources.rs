@@ -96,9 +96,32 @@ fn eviction(view: &View<'_>, out: &mut Vec<Diagnostic>) {
             out.push(Diagnostic::error(entry.value.origin.clone(), path, message));
         }
     }
+    minimum_reclaim(view, out);
     for entry in graces.iter().filter(|g| !soft.iter().any(|e| e.key == g.key)) {
         let path = format!("evictionSoftGracePeriod.{}", entry.key);
         out.push(Diagnostic::warning(entry.origin.clone(), path, "has no evictionSoft threshold"));
+    }
+}
+
+/// Warns of a threshold that is more than the capacity with its minimum reclaim: once it is crossed, all pods are evicted. The kubelet
+/// accepts it.
+fn minimum_reclaim(view: &View<'_>, out: &mut Vec<Diagnostic>) {
+    let percent = |text: &str| text.strip_suffix('%').and_then(|percent| percent.parse::<f64>().ok());
+    let soft = |signal: &str| view.node("evictionSoft")?.get(signal)?.text().map(str::to_owned);
+    for entry in view.node("evictionMinimumReclaim").map(Node::entries).unwrap_or_default() {
+        let value = entry.value.text().unwrap_or_default();
+        let thresholds = [(HARD, hard_threshold(view, &entry.key)), ("evictionSoft", soft(&entry.key))];
+        for (field, threshold) in thresholds {
+            let Some(threshold) = threshold else { continue };
+            let sum = percent(value).zip(percent(&threshold)).map(|(more, threshold)| more + threshold);
+            // Thousandths, since decimal fractions are not exact.
+            if sum.is_some_and(|sum| (sum * 1000.0).round() > 100_000.0) {
+                let path = format!("evictionMinimumReclaim.{}", entry.key);
+                let message =
+                    format!("{value} and {field}.{} {threshold} are more than the capacity", entry.key);
+                out.push(Diagnostic::warning(entry.value.origin.clone(), path, message));
+            }
+        }
     }
 }
 

@@ -110,17 +110,21 @@ impl ImageService for Images {
                 |shared, _| {
                     let mut world = shared.world.lock();
                     let used = world.images.values().map(|i| i.size).sum();
+                    let layers = world.layers.values().sum();
                     let timestamp = world.now();
+                    let file_system = |mountpoint: &str, used| v1::FilesystemUsage {
+                        timestamp,
+                        fs_id: Some(v1::FilesystemIdentifier { mountpoint: mountpoint.to_owned() }),
+                        used_bytes: Some(v1::UInt64Value { value: used }),
+                        inodes_used: Some(v1::UInt64Value { value: 1 }),
+                    };
+                    let containers = Some(&world.container_mountpoint).filter(|path| !path.is_empty());
                     Ok(v1::ImageFsInfoResponse {
-                        image_filesystems: vec![v1::FilesystemUsage {
-                            timestamp,
-                            fs_id: Some(v1::FilesystemIdentifier {
-                                mountpoint: shared.options.image_mountpoint.clone(),
-                            }),
-                            used_bytes: Some(v1::UInt64Value { value: used }),
-                            inodes_used: Some(v1::UInt64Value { value: 1 }),
-                        }],
-                        container_filesystems: Vec::new(),
+                        image_filesystems: vec![file_system(&shared.options.image_mountpoint, used)],
+                        container_filesystems: containers
+                            .map(|mountpoint| file_system(mountpoint, layers))
+                            .into_iter()
+                            .collect(),
                     })
                 },
             )

@@ -103,7 +103,17 @@ pub(super) fn containers(shared: &Shared, q: v1::ListContainersRequest) -> Vec<v
 
 pub(super) fn container_stats(shared: &Shared) -> Vec<v1::ContainerStats> {
     let all = shared.world.lock();
-    all.containers.values().filter(|c| c.running()).map(|c| attributes(c)).collect()
+    let stats = |c: &Arc<ContainerRecord>| {
+        let bytes = all.layers.get(c.name()).copied();
+        let value = |value| Some(v1::UInt64Value { value });
+        let layer = |bytes| v1::FilesystemUsage {
+            used_bytes: value(bytes),
+            inodes_used: value(1),
+            ..Default::default()
+        };
+        v1::ContainerStats { writable_layer: bytes.map(layer), ..attributes(c) }
+    };
+    all.containers.values().filter(|c| c.running()).map(stats).collect()
 }
 
 pub(super) fn all_sandbox_stats(shared: &Shared) -> Vec<v1::PodSandboxStats> {

@@ -261,6 +261,16 @@ impl FakeRuntime {
         self.shared.world.lock().add_image(name, size)
     }
 
+    /// Sets the mount point of writable layers in ImageFsInfo, which containerd leaves out.
+    pub fn separate_layers(&self, mountpoint: &Path) {
+        self.shared.world.lock().container_mountpoint = mountpoint.display().to_string();
+    }
+
+    /// Sets the size of the writable layers of all containers with this name.
+    pub fn set_layer(&self, container: &str, bytes: u64) {
+        self.shared.world.lock().layers.insert(container.to_owned(), bytes);
+    }
+
     // State of the runtime.
 
     /// Returns all sandboxes, oldest first.

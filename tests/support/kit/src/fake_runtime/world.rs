@@ -176,6 +176,10 @@ pub(crate) struct World {
     behaviours: HashMap<String, Behaviour>,
     /// Memory usage in bytes, by container name.
     pub(crate) memory: HashMap<String, u64>,
+    /// Bytes of writable layers, by container name.
+    pub(crate) layers: HashMap<String, u64>,
+    /// Mount point of writable layers in ImageFsInfo; empty for a runtime that reports none.
+    pub(crate) container_mountpoint: String,
     pub(crate) conditions: Vec<v1::RuntimeCondition>,
     /// Repositories that require credentials: prefix of the name, user, password.
     pub(crate) protected: Vec<(String, String, String)>,
@@ -197,6 +201,8 @@ impl World {
             by_sandbox: HashMap::new(),
             behaviours: HashMap::new(),
             memory: HashMap::new(),
+            layers: HashMap::new(),
+            container_mountpoint: String::new(),
             conditions: vec![ready("RuntimeReady"), ready("NetworkReady")],
             protected: Vec::new(),
             wall_base,
