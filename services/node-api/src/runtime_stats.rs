@@ -77,9 +77,10 @@ async fn one_by_one(node: &Services, why: Status) -> Result<Vec<SandboxStats>, S
         async move { runtime.pod_sandbox_stats(v1::PodSandboxStatsRequest { pod_sandbox_id }).await }
     };
     let answers: Vec<_> = stream::iter(ready).map(ask).buffer_unordered(AT_ONCE).collect().await;
-    // A sandbox that terminated meanwhile has no statistics. If none has any, the runtime does not support them.
+    // A sandbox that terminated meanwhile has no statistics. If none has any, the runtime does not support them, or pods have no
+    // cgroups (`cgroupsPerQOS: false`): containerd takes the statistics of a pod from its cgroup.
     if !answers.is_empty() && answers.iter().all(Result::is_err) {
-        return Err(why);
+        return by_containers(node).await.map_err(|_| why);
     }
     Ok(answers.into_iter().filter_map(|answer| kept(answer.ok()?.into_inner().stats?)).collect())
 }
@@ -87,10 +88,11 @@ async fn one_by_one(node: &Services, why: Status) -> Result<Vec<SandboxStats>, S
 #[cfg(test)]
 mod tests {
     use quintlet_kit::paths::{CriSocket, Paths};
-    use quintlet_testkit::fake_runtime::{FakeRuntime, Method, Options};
+    use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options};
 
     use super::*;
 
+    const NO_CGROUP: &str = "failed to get cgroup metrics for sandbox abc because cgroupPath is empty";
     const GONE: &str = "failed to load sandbox cgroup /kubepods/pod1: cgroups: cgroup deleted";
 
     fn with_two_pods(dir: &std::path::Path) -> (FakeRuntime, Services) {
@@ -116,11 +118,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn pods_of_which_the_runtime_has_no_statistics_have_those_of_their_containers() {
+        let dir = tempfile::tempdir().unwrap();
+        let (runtime, node) = with_two_pods(dir.path());
+        let sandbox = runtime.add_sandbox("u3", "busy", "default", 0);
+        runtime.add_container(&sandbox, &ContainerSeed::running("main"));
+        runtime.fail(Method::ListPodSandboxStats, Code::Unknown, NO_CGROUP, 1);
+        runtime.fail(Method::PodSandboxStats, Code::Unknown, NO_CGROUP, 2);
+        let found = all(&node).await.unwrap();
+        let [(metadata, stats)] = found.as_slice() else { panic!("{found:?}") };
+        assert_eq!((metadata.name.as_str(), metadata.uid.as_str()), ("busy", "u3"));
+        assert_eq!((stats.containers.len(), stats.cpu), (1, None));
+    }
+
+    #[tokio::test]
     async fn a_runtime_without_pod_statistics_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
         let (runtime, node) = with_two_pods(dir.path());
         runtime.fail(Method::ListPodSandboxStats, Code::Unknown, GONE, 1);
         runtime.fail(Method::PodSandboxStats, Code::Unknown, "other", 1);
+        for method in [Method::ListContainerStats, Method::StreamContainerStats] {
+            runtime.fail(method, Code::Unknown, "other", 1);
+        }
         assert_eq!(all(&node).await.unwrap_err().message(), GONE);
         runtime.fail(Method::ListPodSandboxStats, Code::Unavailable, "away", 1);
         runtime.forget_calls();

@@ -62,19 +62,19 @@ fn of_machine(out: &mut Text, machine: &Machine, now: i64) {
 }
 
 fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
-    let Some(group) = group else { return Counted { own: None, containers: Vec::new(), network: None } };
     let containers = newest(&pod.stats.containers).into_values().filter_map(|c| {
         let id = c.attributes.as_ref()?.id.clone();
-        let group = group.container(&id)?;
-        Some((id, group.id(), group.detail()))
+        let group = pod.container_cgroup(group.as_ref(), &id)?;
+        Some((id, group))
     });
-    let containers = containers.collect();
+    let containers: Vec<_> = containers.collect();
     let own_network = pod.object["spec"]["hostNetwork"] != true;
-    let network = own_network.then(|| group.any_process()).flatten();
+    let mut groups = group.iter().chain(containers.iter().map(|(_, group)| group));
+    let network = own_network.then(|| groups.find_map(CgroupStats::any_process)).flatten();
     Counted {
-        containers,
         network: network.and_then(|pid| std::fs::read_to_string(proc.join(format!("{pid}/net/dev"))).ok()),
-        own: Some((group.id(), group.detail())),
+        own: group.map(|group| (group.id(), group.detail())),
+        containers: containers.into_iter().map(|(id, group)| (id, group.id(), group.detail())).collect(),
     }
 }
 

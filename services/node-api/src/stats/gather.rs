@@ -1,9 +1,10 @@
 //! Collects statistics of pods from the runtime, and from cgroups what the runtime omits (`pkg/kubelet/stats`).
 //!
 //! A pod that is missing in the runtime's list of pod statistics comes from its list of container statistics if there is no list of
-//! pods, and from its cgroup if it runs nevertheless.
+//! pods, and from its cgroup if it runs nevertheless. A pod without a cgroup has the sums of its containers.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -34,6 +35,15 @@ pub(super) struct Pod {
     pub(super) pressure: Pressure,
     /// Statistics of its containers' cgroups, by ID.
     pub(super) pressures: BTreeMap<String, Pressure>,
+    /// Cgroups of its containers by ID, if the pod has none (`cgroupsPerQOS: false`).
+    pub(super) outside: BTreeMap<String, CgroupStats>,
+}
+
+impl Pod {
+    /// Returns the cgroup of a container. `own` is that of the pod.
+    pub(super) fn container_cgroup(&self, own: Option<&CgroupStats>, id: &str) -> Option<CgroupStats> {
+        own.map_or_else(|| self.outside.get(id).cloned(), |own| own.container(id))
+    }
 }
 
 /// Pressure stall statistics as in the summary; null if the kernel has none, as with cgroups v1.
@@ -96,6 +106,7 @@ impl Stats {
         // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
         let completed = tokio::task::spawn_blocking(move || {
             add_left_out(&mut pods, objects, &paths);
+            find_outside(&mut pods, &paths, Path::new("/proc"));
             complete(&mut pods, &paths, &rates, now, pressure);
             pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
             pods
@@ -144,6 +155,26 @@ fn add_left_out(pods: &mut Vec<Pod>, objects: BTreeMap<String, Value>, paths: &S
     }
 }
 
+/// Finds the cgroups of containers that are below no cgroup of a pod.
+fn find_outside(pods: &mut [Pod], paths: &StatsPaths, proc: &Path) {
+    let is_without = |pod: &&mut Pod| {
+        pod.object["status"]["phase"] == "Running" && group_of(paths, &pod.object, &pod.uid).is_none()
+    };
+    let mut without: Vec<_> = pods.iter_mut().filter(is_without).collect();
+    let ids: Vec<Vec<String>> = without.iter().map(|pod| container_ids(pod)).collect();
+    let all = ids.iter().flatten().map(String::as_str).collect();
+    let found = CgroupStats::of_containers(&paths.cgroups, proc, &all);
+    for (pod, ids) in without.iter_mut().zip(&ids) {
+        let of_pod = ids.iter().filter_map(|id| Some((id.clone(), found.get(id)?.clone())));
+        pod.outside = of_pod.collect();
+    }
+}
+
+fn container_ids(pod: &Pod) -> Vec<String> {
+    let id = |stats: &v1::ContainerStats| Some(stats.attributes.as_ref()?.id.clone());
+    pod.stats.containers.iter().filter_map(id).collect()
+}
+
 /// Adds statistics from cgroups that the runtime omits.
 fn complete(pods: &mut [Pod], paths: &StatsPaths, rates: &Rates, now: Timestamp, pressure: bool) {
     let mut there = HashSet::new();
@@ -164,15 +195,20 @@ fn complete(pods: &mut [Pod], paths: &StatsPaths, rates: &Rates, now: Timestamp,
             rates.complete(&pod.uid, cpu);
             there.insert(pod.uid.clone());
         }
+        let ids = container_ids(pod);
+        let groups: BTreeMap<_, _> = ids
+            .iter()
+            .filter_map(|id| Some((id.clone(), pod.container_cgroup(group.as_ref(), id)?)))
+            .collect();
         for container in &mut pod.stats.containers {
             let Some(id) = container.attributes.as_ref().map(|a| a.id.clone()) else { continue };
-            if let Some(group) = group.as_ref().and_then(|group| group.container(&id)) {
+            if let Some(group) = groups.get(&id) {
                 let (cpu, memory) = (&mut container.cpu, &mut container.memory);
-                if let Some(usage) = cri_stats(&group, cpu.is_some() && memory.is_some()) {
+                if let Some(usage) = cri_stats(group, cpu.is_some() && memory.is_some()) {
                     fill(&usage, now, cpu, memory, &mut container.swap);
                 }
                 if pressure {
-                    pod.pressures.insert(id.clone(), Pressure::of(&group));
+                    pod.pressures.insert(id.clone(), Pressure::of(group));
                 }
             }
             if let Some(cpu) = &mut container.cpu {
@@ -180,8 +216,44 @@ fn complete(pods: &mut [Pod], paths: &StatsPaths, rates: &Rates, now: Timestamp,
                 there.insert(id);
             }
         }
+        if group.is_none() {
+            add_up(&mut pod.stats);
+        }
     }
     rates.keep(&there);
+}
+
+/// Sets the CPU and memory of a pod without a cgroup: the sums of its containers, with the oldest timestamp
+/// (`pkg/kubelet/stats: addPodCPUMemoryStats`). A figure that one of them lacks counts as zero.
+fn add_up(stats: &mut v1::LinuxPodSandboxStats) {
+    let containers: Vec<&v1::ContainerStats> = newest(&stats.containers).into_values().collect();
+    let sum = |figures: &mut dyn Iterator<Item = Option<v1::UInt64Value>>| {
+        let known = figures.flatten().map(|figure| figure.value);
+        known.reduce(u64::saturating_add).map(|value| v1::UInt64Value { value })
+    };
+    let cpus: Vec<_> = containers.iter().filter_map(|container| container.cpu).collect();
+    let memories: Vec<_> = containers.iter().filter_map(|container| container.memory).collect();
+    let of_cpus = |figure: fn(&v1::CpuUsage) -> Option<v1::UInt64Value>| sum(&mut cpus.iter().map(figure));
+    let of_memories =
+        |figure: fn(&v1::MemoryUsage) -> Option<v1::UInt64Value>| sum(&mut memories.iter().map(figure));
+    if let (None, Some(timestamp)) = (&stats.cpu, cpus.iter().map(|cpu| cpu.timestamp).min()) {
+        stats.cpu = Some(v1::CpuUsage {
+            timestamp,
+            usage_core_nano_seconds: of_cpus(|cpu| cpu.usage_core_nano_seconds),
+            usage_nano_cores: of_cpus(|cpu| cpu.usage_nano_cores),
+        });
+    }
+    if let (None, Some(timestamp)) = (&stats.memory, memories.iter().map(|memory| memory.timestamp).min()) {
+        stats.memory = Some(v1::MemoryUsage {
+            timestamp,
+            working_set_bytes: of_memories(|memory| memory.working_set_bytes),
+            available_bytes: of_memories(|memory| memory.available_bytes),
+            usage_bytes: of_memories(|memory| memory.usage_bytes),
+            rss_bytes: of_memories(|memory| memory.rss_bytes),
+            page_faults: of_memories(|memory| memory.page_faults),
+            major_page_faults: of_memories(|memory| memory.major_page_faults),
+        });
+    }
 }
 
 /// Adds the statistics of a cgroup where there are none.
@@ -252,8 +324,6 @@ pub(super) fn newest(all: &[v1::ContainerStats]) -> BTreeMap<&str, &v1::Containe
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use serde_json::json;
 
     use super::super::SystemCgroups;
@@ -344,6 +414,63 @@ mod tests {
         assert!(pods.is_empty(), "the container has terminated");
         complete(&mut pods, &paths, &rates, at(9), true);
         assert!(rates.0.lock().is_empty(), "what is gone is forgotten");
+    }
+
+    #[test]
+    fn a_pod_without_a_cgroup_has_the_sums_of_its_containers() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = paths(dir.path());
+        let number = |value| Some(v1::UInt64Value { value });
+        let container = |id: &str, attempt| v1::ContainerStats {
+            attributes: Some(v1::ContainerAttributes {
+                id: id.into(),
+                metadata: Some(v1::ContainerMetadata { name: id[..1].into(), attempt }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        // The runtime has figures of one container. Those of the other one are in its cgroup, of which a process is a member.
+        make_group(dir.path(), "k8s.io/b0", 3_000_000);
+        let proc = dir.path().join("proc");
+        std::fs::create_dir_all(proc.join("7")).unwrap();
+        std::fs::write(proc.join("7/cgroup"), "0::/k8s.io/b0\n").unwrap();
+        let mut a = container("a0", 1);
+        a.cpu = Some(v1::CpuUsage {
+            timestamp: 5,
+            usage_core_nano_seconds: number(2_000_000_000),
+            usage_nano_cores: number(10),
+        });
+        a.memory =
+            Some(v1::MemoryUsage { timestamp: 5, working_set_bytes: number(1000), ..Default::default() });
+        // An earlier instance does not count.
+        let old = v1::ContainerStats { cpu: a.cpu, memory: a.memory, ..container("a1", 0) };
+        let pods_of = |object: Value| {
+            let stats = v1::LinuxPodSandboxStats {
+                containers: vec![a.clone(), old.clone(), container("b0", 0)],
+                ..Default::default()
+            };
+            let mut pods = vec![Pod { uid: "u1".into(), object, stats, ..Pod::default() }];
+            find_outside(&mut pods, &paths, &proc);
+            complete(&mut pods, &paths, &Rates::default(), Timestamp::from_second(9).unwrap(), true);
+            pods.remove(0)
+        };
+        let value = |n: Option<v1::UInt64Value>| n.map(|n| n.value);
+        let pod = pods_of(object("Running"));
+        let (cpu, memory) = (pod.stats.cpu.unwrap(), pod.stats.memory.unwrap());
+        assert_eq!(value(cpu.usage_core_nano_seconds), Some(5_000_000_000));
+        assert_eq!((value(cpu.usage_nano_cores), cpu.timestamp), (Some(10), 5));
+        assert_eq!((value(memory.working_set_bytes), value(memory.available_bytes)), (Some(1400), Some(600)));
+        assert_eq!(value(pod.stats.containers[2].memory.unwrap().working_set_bytes), Some(400));
+        assert_eq!(pod.pressures["b0"].memory["some"]["avg10"], 2.0);
+        assert_eq!(
+            value(pod_swap(&pod).unwrap_or_default().swap_usage_bytes),
+            None,
+            "the runtime lacks that of a"
+        );
+        // Processes are searched for the containers of running pods only.
+        let foreign = pods_of(Value::Null);
+        assert_eq!(foreign.stats.containers[2].memory, None);
+        assert_eq!(value(foreign.stats.memory.unwrap().working_set_bytes), Some(1000));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Statistics: `/stats/summary`, `/metrics/resource`, `/metrics/cadvisor`.
 //!
 //! Statistics of pods and containers come from the CRI, and from cgroups where it has none (`gather`). Those of the node come from
-//! `/proc`. Volumes belong to root, so pod-sync measures them.
+//! `/proc`, and its memory from the root cgroup, as for evictions. Volumes belong to root, so pod-sync measures them.
 
 mod cadvisor;
 mod cri_stats;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use quintlet_cgroups::stats::{CgroupStats, RootMemory};
 use quintlet_kit::clock::Clock;
 
 use gather::Rates;
@@ -86,6 +87,8 @@ struct Machine {
     cpu_nanos: u64,
     nano_cores: Option<u64>,
     memory: BTreeMap<String, u64>,
+    /// Memory of the root cgroup, as evictions see it; none if it cannot be read.
+    root: Option<RootMemory>,
     page_faults: u64,
     major_page_faults: u64,
 }
@@ -95,9 +98,17 @@ impl Machine {
         self.memory.get(name).copied().unwrap_or(0)
     }
 
+    fn used(&self) -> u64 {
+        self.root.map_or_else(|| self.of("MemTotal").saturating_sub(self.of("MemFree")), |root| root.usage)
+    }
+
     fn working_set(&self) -> u64 {
-        let used = self.of("MemTotal").saturating_sub(self.of("MemFree"));
-        used.saturating_sub(self.of("Inactive(file)"))
+        self.root
+            .map_or_else(|| self.used().saturating_sub(self.of("Inactive(file)")), |root| root.working_set)
+    }
+
+    fn rss(&self) -> u64 {
+        self.root.and_then(|root| root.rss).unwrap_or_else(|| self.of("AnonPages"))
     }
 }
 
@@ -128,6 +139,7 @@ impl Stats {
             cpu_nanos,
             nano_cores,
             memory: numbers(&read("/proc/meminfo"), 1024),
+            root: CgroupStats::root_memory(&self.paths.cgroups),
             page_faults: vmstat.get("pgfault").copied().unwrap_or(0),
             major_page_faults: vmstat.get("pgmajfault").copied().unwrap_or(0),
         }
@@ -156,6 +168,28 @@ fn numbers(text: &str, unit: u64) -> BTreeMap<String, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_of_the_node_is_that_of_the_root_cgroup_as_for_evictions() {
+        let machine = |root| {
+            let memory =
+                numbers("MemTotal: 1000 kB\nMemFree: 200 kB\nInactive(file): 100 kB\nAnonPages: 50 kB\n", 1);
+            let time = Timestamp::UNIX_EPOCH;
+            let m = Machine {
+                time,
+                cpu_nanos: 0,
+                nano_cores: None,
+                memory,
+                root,
+                page_faults: 0,
+                major_page_faults: 0,
+            };
+            (m.used(), m.working_set(), m.rss())
+        };
+        // Memory of the kernel is in use, too, and belongs to no process.
+        assert_eq!(machine(Some(RootMemory { usage: 500, working_set: 400, rss: Some(40) })), (500, 400, 40));
+        assert_eq!(machine(None), (800, 700, 50), "the root cgroup cannot be read");
+    }
 
     #[test]
     fn statistics_of_the_machine_come_from_proc() {

@@ -53,9 +53,9 @@ impl Stats {
             "memory": {
                 "time": time,
                 "availableBytes": m.of("MemTotal").saturating_sub(working_set),
-                "usageBytes": m.of("MemTotal").saturating_sub(m.of("MemFree")),
+                "usageBytes": m.used(),
                 "workingSetBytes": working_set,
-                "rssBytes": m.of("AnonPages"),
+                "rssBytes": m.rss(),
                 "pageFaults": m.page_faults,
                 "majorPageFaults": m.major_page_faults,
             },

@@ -108,7 +108,7 @@ fn memory(paths: &Paths) -> Option<(i64, i64)> {
         let kibibytes = line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?;
         kibibytes.trim().parse::<i64>().ok()?.checked_mul(1024)
     })?;
-    let working_set = CgroupStats::root_working_set(&paths.cgroups)?;
+    let working_set = CgroupStats::root_memory(&paths.cgroups)?.working_set;
     Some((total.checked_sub(i64::try_from(working_set).ok()?)?, total))
 }
 
@@ -173,7 +173,7 @@ pub fn pods(paths: &Paths, sources: &PodSources) -> PodUsages {
     let without = cgroups.iter().filter(|(_, cgroup)| cgroup.is_none()).map(|(candidate, _)| &candidate.uid);
     let ids: BTreeSet<&str> =
         without.filter_map(|uid| sources.runtime.get(uid)).flatten().map(|(_, id)| id.as_str()).collect();
-    let outside = CgroupStats::of_processes(&paths.cgroups, &paths.proc, &ids);
+    let outside = CgroupStats::of_containers(&paths.cgroups, &paths.proc, &ids);
     let usage = |(candidate, cgroup): (&Candidate, Option<CgroupStats>)| {
         let cgroups = PodCgroups { pod: cgroup, outside: &outside };
         let storage = volumes.get(candidate.uid.as_str()).copied();

@@ -36,6 +36,17 @@ pub struct Usage {
     pub swap_limit: Option<u64>,
 }
 
+/// Memory of all processes of the machine, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RootMemory {
+    /// Memory in use, caches included.
+    pub usage: u64,
+    /// Memory without inactive file caches.
+    pub working_set: u64,
+    /// Anonymous memory.
+    pub rss: Option<u64>,
+}
+
 /// An existing cgroup whose statistics are read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CgroupStats {
@@ -65,30 +76,33 @@ impl CgroupStats {
         Some(Self { mount: mount.to_owned(), path, is_v2: is_v2(mount) }).filter(Self::exists)
     }
 
-    /// Returns the working set of all processes of the machine, in bytes.
+    /// Returns the memory of all processes of the machine.
     #[must_use]
-    pub fn root_working_set(mount: &Path) -> Option<u64> {
-        let (file, inactive) = if is_v2(mount) {
-            (mount.join("memory.stat"), "inactive_file")
+    pub fn root_memory(mount: &Path) -> Option<RootMemory> {
+        let is_v2 = is_v2(mount);
+        let (dir, inactive, anonymous) = if is_v2 {
+            (mount.to_owned(), "inactive_file", "anon")
         } else {
-            (mount.join("memory/memory.stat"), "total_inactive_file")
+            (mount.join("memory"), "total_inactive_file", "total_rss")
         };
-        let stat = counters(&file);
+        let stat = counters(&dir.join("memory.stat"));
         // The root cgroup of v2 does not count its usage.
-        let usage = if is_v2(mount) {
+        let usage = if is_v2 {
             stat.get("anon")?.saturating_add(*stat.get("file")?)
         } else {
-            number(&mount.join("memory/memory.usage_in_bytes"))?
+            number(&dir.join("memory.usage_in_bytes"))?
         };
-        Some(usage.saturating_sub(*stat.get(inactive)?))
+        let working_set = usage.saturating_sub(*stat.get(inactive)?);
+        Some(RootMemory { usage, working_set, rss: stat.get(anonymous).copied() })
     }
 
-    /// Returns the cgroups of containers by their IDs, as the processes in `proc` have them. Finds containers that are below no cgroup of a
-    /// pod, as with `cgroupsPerQOS: false`.
+    /// Returns the cgroups of containers by their IDs, for containers that are below no cgroup of a pod, as with `cgroupsPerQOS: false`.
+    /// containerd creates them below the root. Others are found by the processes in `proc` that this process sees.
     #[must_use]
-    pub fn of_processes(mount: &Path, proc: &Path, ids: &BTreeSet<&str>) -> BTreeMap<String, Self> {
-        let mut found = BTreeMap::new();
-        if ids.is_empty() {
+    pub fn of_containers(mount: &Path, proc: &Path, ids: &BTreeSet<&str>) -> BTreeMap<String, Self> {
+        let below_root = |id: &&str| Some(((*id).to_owned(), Self::named(mount, id)?));
+        let mut found: BTreeMap<_, _> = ids.iter().filter_map(below_root).collect();
+        if found.len() == ids.len() {
             return found;
         }
         let is_v2 = is_v2(mount);
@@ -416,14 +430,35 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), &[("memory/memory.usage_in_bytes", "100"), ("memory/memory.stat", "cache 90\n")]);
-        assert_eq!(CgroupStats::root_working_set(dir.path()), None, "the size of the caches is unknown");
+        assert_eq!(CgroupStats::root_memory(dir.path()), None, "the size of the caches is unknown");
         write(dir.path(), &[("cgroup.controllers", "memory"), ("memory.stat", "anon 10\nfile 90\n")]);
-        assert_eq!(CgroupStats::root_working_set(dir.path()), None, "the size of the caches is unknown");
+        assert_eq!(CgroupStats::root_memory(dir.path()), None, "the size of the caches is unknown");
     }
 
     #[test]
-    fn containers_without_a_cgroup_of_their_pod_are_found_by_their_processes() {
-        let ids = ["a1", "b2", "c3", "d4"].into();
+    fn the_memory_of_the_machine_is_that_of_the_root_cgroup() {
+        let dir = tempfile::tempdir().unwrap();
+        write(
+            dir.path(),
+            &[
+                ("memory/memory.usage_in_bytes", "100"),
+                ("memory/memory.stat", "rss 1\ninactive_file 2\ntotal_rss 60\ntotal_inactive_file 30\n"),
+            ],
+        );
+        let memory = |usage, working_set, rss| Some(RootMemory { usage, working_set, rss: Some(rss) });
+        assert_eq!(CgroupStats::root_memory(dir.path()), memory(100, 70, 60));
+        let stat = "anon 50\nfile 40\nkernel 500\ninactive_file 20\n";
+        write(dir.path(), &[("cgroup.controllers", "memory"), ("memory.stat", stat)]);
+        assert_eq!(
+            CgroupStats::root_memory(dir.path()),
+            memory(90, 70, 50),
+            "without the memory of the kernel"
+        );
+    }
+
+    #[test]
+    fn containers_without_a_cgroup_of_their_pod_are_found_below_the_root_or_by_their_processes() {
+        let ids = ["a1", "b2", "c3", "d4", "e5"].into();
         let v1 =
             |path: &str| format!("12:pids:/other\n4:cpu,memory:{path}\n1:name=systemd:/other\n0::/other\n");
         let v2 = |path: &str| format!("0::{path}\n");
@@ -449,11 +484,14 @@ mod tests {
                 write(&proc, &[(format!("{pid}/cgroup").as_str(), cgroup.as_str())]);
             }
             write(&proc, &[("meminfo", "MemTotal: 1 kB\n")]);
-            let found = CgroupStats::of_processes(&mount, &proc, &ids);
+            // Its processes are hidden.
+            std::fs::create_dir_all(below.join("e5")).unwrap();
+            let found = CgroupStats::of_containers(&mount, &proc, &ids);
             let found: Vec<_> =
                 found.iter().map(|(id, group)| (id.as_str(), group.path.to_str().unwrap())).collect();
-            assert_eq!(found, [("a1", "a1"), ("b2", "system.slice/cri-containerd-b2.scope")], "v2: {is_v2}");
-            assert!(CgroupStats::of_processes(&mount, &proc, &BTreeSet::new()).is_empty());
+            let want = [("a1", "a1"), ("b2", "system.slice/cri-containerd-b2.scope"), ("e5", "e5")];
+            assert_eq!(found, want, "v2: {is_v2}");
+            assert!(CgroupStats::of_containers(&mount, &proc, &BTreeSet::new()).is_empty());
         }
     }
 
