@@ -72,6 +72,7 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     settings.qos_reserved_percent = given.qos_reserved_percent();
     settings.max_pods = pod_sync_node::max_pods(pod_sync_node::cpus(), given.max_pods, given.pods_per_core);
     settings.enforce_reserved = given.enforces_pods();
+    settings.isolates_storage = args.eviction.local_storage_capacity_isolation;
     settings.reserved = given.reservations()?.total();
     let capacity = pod_sync_node::capacity(settings);
     settings.eviction_reserve = args.eviction.reservations(&capacity)?;
@@ -471,6 +472,18 @@ mod tests {
         let error =
             super::settings(&args("evictionHard: {memory.available: 1Ei}\n", &[])).unwrap_err().to_string();
         assert!(error.starts_with("invalid Node Allocatable configuration. Resource \"memory\""), "{error}");
+    }
+
+    #[test]
+    fn without_isolation_of_local_storage_it_is_no_resource_of_the_node() {
+        let off = "localStorageCapacityIsolation: false\nsystemReserved: {ephemeral-storage: 1Gi}\n";
+        for (file, want) in [("", true), (off, false)] {
+            let settings = of(file, &[]);
+            let has = |list: &std::collections::BTreeMap<String, _>| list.contains_key("ephemeral-storage");
+            let lists = [pod_sync_node::capacity(&settings), pod_sync_node::allocatable(&settings)];
+            assert_eq!(lists.each_ref().map(has), [want; 2], "{file}");
+            assert_eq!(settings.allocatable.contains_key("ephemeral-storage"), want, "{file}");
+        }
     }
 
     #[test]

@@ -73,6 +73,8 @@ pub struct NodeSettings {
     pub max_pods: u32,
     /// Sum of `systemReserved` and `kubeReserved`.
     pub reserved: ResourceList,
+    /// `localStorageCapacityIsolation`: ephemeral storage is a resource of the node.
+    pub isolates_storage: bool,
     /// Resources that hard eviction thresholds keep free.
     pub eviction_reserve: ResourceList,
     /// The limits of the cgroup of all pods exclude reserved resources (`enforceNodeAllocatable` contains `pods`).
@@ -140,6 +142,7 @@ impl Default for NodeSettings {
             seccomp_default: false,
             max_pods: MAX_PODS,
             reserved: ResourceList::new(),
+            isolates_storage: true,
             eviction_reserve: ResourceList::new(),
             enforce_reserved: true,
             allocatable: ResourceList::new(),

@@ -14,15 +14,18 @@ use crate::machine;
 /// Returns the capacity of the node: CPUs, memory, huge pages, disk of the root directory, pods.
 #[must_use]
 pub fn capacity(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
-    let disk = nix::sys::statvfs::statvfs(&settings.root_dir)
-        .map_or(0, |s| s.blocks().saturating_mul(s.fragment_size()));
+    let disk = || {
+        nix::sys::statvfs::statvfs(&settings.root_dir)
+            .map_or(0, |s| s.blocks().saturating_mul(s.fragment_size()))
+    };
+    let storage = settings.isolates_storage.then(|| ("ephemeral-storage", format!("{}Ki", disk() / 1024)));
     [
         ("cpu", cpus().to_string()),
         ("memory", format!("{}Ki", settings.memory_bytes / 1024)),
-        ("ephemeral-storage", format!("{}Ki", disk / 1024)),
         ("pods", settings.max_pods.to_string()),
     ]
     .into_iter()
+    .chain(storage)
     .map(|(k, v)| (k.to_owned(), Quantity(v)))
     .chain(huge_pages(settings).into_iter().map(|(k, v)| (k, Amount::from_units(v, Format::Binary).to_api())))
     .collect()

@@ -18,7 +18,8 @@ use super::Facts;
 use crate::events::Occurrence;
 use crate::status::{condition, list, text};
 
-const RESOURCES: [&str; 4] = ["cpu", "memory", "pods", "ephemeral-storage"];
+const STORAGE: &str = "ephemeral-storage";
+const RESOURCES: [&str; 4] = ["cpu", "memory", "pods", STORAGE];
 
 /// Status fields that facts replace as a whole.
 const WHOLE_FIELDS: [&str; 8] = [
@@ -77,7 +78,8 @@ pub fn desired(live: &Value, facts: &[Facts], readiness: &Readiness, now: &str) 
     };
     let capacity = &node["status"]["capacity"];
     let missing: Vec<&str> = RESOURCES.into_iter().filter(|r| capacity.get(*r).is_none()).collect();
-    if !missing.is_empty() {
+    // pod-sync leaves out local storage alone, with `localStorageCapacityIsolation: false`.
+    if !missing.is_empty() && missing != [STORAGE] {
         problems.push(format!("missing node capacity for resources: {}", missing.join(", ")));
     }
     if let Some(reason) = set_ready(&mut node, &problems, now) {

@@ -152,6 +152,10 @@ fn ready_names_missing_capacity_and_is_kept_while_readiness_is_unknown() {
         text(cond(&node, "Ready"), "message"),
         "missing node capacity for resources: memory, pods, ephemeral-storage"
     );
+    let mut without_storage = facts(1, &[]);
+    without_storage.node = json!({"status": {"capacity": {"cpu": "1", "memory": "1Gi", "pods": "110"}}});
+    let (node, _) = desired(&initial("n1", "amd64"), &[without_storage], &Readiness::Ready, NOW);
+    assert_eq!(text(cond(&node, "Ready"), "status"), "True", "local storage is not isolated");
 
     let mut live = initial("n1", "amd64");
     live["status"]["conditions"] = json!([{"type": "Ready", "status": "True", "lastHeartbeatTime": "x"}]);
