@@ -35,6 +35,7 @@ mod settings;
 mod shutdown;
 mod startup;
 mod storage;
+mod threshold_checks;
 mod volumes;
 
 pub use crate::process::main;

@@ -12,11 +12,17 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
+use crate::threshold_checks;
 
-/// Runs pod-sync as its own process. Exits with 64 on a usage error.
+/// Runs pod-sync as its own process. Exits with 64 on a usage error, and if thresholds of evictions contradict each other on this machine.
 #[must_use]
 pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::PodSync);
+    let problems = threshold_checks::problems(&loaded.args, &loaded.config);
+    let loaded = match loaded.with_problems(problems) {
+        Ok(loaded) => loaded,
+        Err(end) => end.exit(),
+    };
     let common = &loaded.args.common;
     let liveness = Liveness::of([common.paths().podsync()]).and_loop(SYNC_LOOP);
     let service = Service { name: "pod-sync", common, liveness };

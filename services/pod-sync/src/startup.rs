@@ -56,7 +56,8 @@ use crate::image_gc::ImageGcContext;
 use crate::pod_manager;
 use crate::settings::settings;
 
-const CGROUP_FS: &str = "/sys/fs/cgroup";
+/// Mount point of the cgroup hierarchies.
+pub(crate) const CGROUP_FS: &str = "/sys/fs/cgroup";
 
 /// Read timeout of the connection to the API server. It is longer than any watch without events.
 const SILENCE: Duration = Duration::from_secs(300);

@@ -60,6 +60,33 @@ fn an_invalid_file_ends_every_service_with_code_64_and_all_errors() {
 }
 
 #[test]
+fn thresholds_that_contradict_each_other_on_this_machine_end_pod_sync_with_code_64_and_their_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let kibibytes: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+    let hard = kibibytes / 50;
+    let file = format!(
+        "{KUBELET}failSwapOn: false\nevictionHard: {{memory.available: {hard}Ki}}\nevictionSoft:\n  memory.available: 1%\n\
+         evictionSoftGracePeriod: {{memory.available: 1m}}\n{OWN}rootDir: root\nrunDir: run\n"
+    );
+    let file = write(dir.path(), "config.yaml", &file);
+    let file = file.to_str().unwrap();
+    let ended = run("pod-sync", &["--config", file]);
+    let stderr = text(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(64), "{stderr}");
+    let start = format!("quintlet: 1 problem in {file}\n  line 6  evictionSoft.memory.available: 1% of ");
+    assert!(stderr.starts_with(&start), "{stderr}");
+    assert!(
+        stderr.contains(" is not above evictionHard.memory.available ")
+            && stderr.ends_with(", and has no effect\n"),
+        "{stderr}"
+    );
+    assert_eq!(text(&ended.stdout), "");
+    assert!(!dir.path().join("root").exists() && !dir.path().join("run").exists(), "nothing was started");
+}
+
+#[test]
 fn every_service_prints_its_configuration_with_origins() {
     let dir = tempfile::tempdir().unwrap();
     let file =

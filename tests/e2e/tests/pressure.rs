@@ -402,13 +402,17 @@ fn machine_memory() -> i64 {
     line.trim().trim_end_matches(" kB").parse::<i64>().unwrap() * 1024
 }
 
+fn machine_processes() -> i64 {
+    let number = |file: &str| std::fs::read_to_string(file).unwrap().trim().parse::<i64>().unwrap();
+    number("/proc/sys/kernel/pid_max").min(number("/proc/sys/kernel/threads-max"))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lack_of_process_ids_costs_the_pod_with_the_most_processes() {
     // More than other programs on this machine start meanwhile.
     const MARGIN: i64 = 700;
     let free = {
-        let number = |file: &str| std::fs::read_to_string(file).unwrap().trim().parse::<i64>().unwrap();
-        let most = number("/proc/sys/kernel/pid_max").min(number("/proc/sys/kernel/threads-max"));
+        let most = machine_processes();
         let load = std::fs::read_to_string("/proc/loadavg").unwrap();
         most - load.split(['/', ' ']).nth(4).unwrap().parse::<i64>().unwrap()
     };
@@ -425,6 +429,163 @@ async fn a_lack_of_process_ids_costs_the_pod_with_the_most_processes() {
     assert_eq!(now(&node, "neighbour").container("main"), neighbour.container("main"));
     let metrics = "kubelet_evictions{eviction_signal=\"pid.available\"}";
     assert_eq!(node.counter("pod-sync", metrics).await, 1);
+    node.down().await;
+}
+
+/// The cgroup of a container that is below no cgroup of a pod, in a hierarchy of cgroup v1, or in the only one of v2.
+fn own_cgroup(controller: &str, pod: &Seen) -> PathBuf {
+    let id = pod.text("/status/containerStatuses/0/containerID").rsplit('/').next().unwrap();
+    let root = PathBuf::from("/sys/fs/cgroup");
+    if is_v2() { root.join(id) } else { root.join(controller).join(id) }
+}
+
+/// Restarts pod-sync with these fields of a KubeletConfiguration.
+async fn configure(node: &Node, drop_ins: &std::path::Path, fields: &str) {
+    let text = format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{fields}\n");
+    std::fs::write(drop_ins.join("10.conf"), text).unwrap();
+    let starts = node.kill9("pod-sync");
+    node.wait_back("pod-sync", starts, LONG).await;
+}
+
+/// Returns the UIDs of the pods that pod-sync evicted, in their order.
+fn evictions(node: &Node) -> Vec<String> {
+    let log = node.log("pod-sync");
+    let uid = |line: &str| {
+        Some(line.split_once("pod.uid=")?.1.split_whitespace().next()?.trim_matches('"').to_owned())
+    };
+    log.lines().filter(|line| line.contains("evicting pod")).filter_map(uid).collect()
+}
+
+async fn statistics(node: &Node, name: &str) -> Value {
+    let address = node.api().url().replace("http://", "");
+    let (host, port) = address.rsplit_once(':').unwrap();
+    let path = format!("/api/v1/nodes/{NODE}/proxy/stats/summary");
+    until("statistics of the pod and its container", LONG, async || {
+        let page = quintlet_e2e::node::page(host, port.parse().unwrap(), &path).await;
+        let page = page.map_err(|error| error.to_string())?;
+        let summary: Value = serde_json::from_str(&page).map_err(|_| page.clone())?;
+        let pods = summary["pods"].as_array().cloned().unwrap_or_default();
+        let pod = pods.into_iter().find(|pod| pod["podRef"]["name"] == name).ok_or(page)?;
+        let is_complete = |of: &Value| {
+            of["cpu"]["usageCoreNanoSeconds"].as_u64() > Some(0)
+                && of["memory"]["workingSetBytes"].as_u64() > Some(0)
+        };
+        if is_complete(&pod) && is_complete(&pod["containers"][0]) { Ok(pod) } else { Err(pod.to_string()) }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_cgroups_of_pods_limits_evictions_and_statistics_are_those_of_containers() {
+    let drop_ins = tempfile::tempdir().unwrap();
+    let dir = format!("--config-dir={}", drop_ins.path().display());
+    let args = [
+        &*dir,
+        "--cgroups-per-qos=false",
+        "--enforce-node-allocatable=none",
+        "--fail-swap-on=false",
+        "--fail-cgroup-v1=false",
+        "--set-kernel-tunables=false",
+    ];
+    let node = Node::start(Options { node_api: true, ..options("pressure-containers", &args) }).await;
+    let api = node.api();
+
+    let mut oom = with_limits(
+        pods::bound(pods::script("oom", "exec tail -c 67108864 /dev/zero")),
+        &json!({"memory": "32Mi"}),
+    );
+    oom["spec"]["restartPolicy"] = json!("Never");
+    api.create_pod(oom);
+    let busy = with_limits(
+        pods::bound(pods::script("busy", "while :; do :; done")),
+        &json!({"cpu": "200m", "memory": "64Mi"}),
+    );
+    api.create_pod(busy);
+    let ended = terminated(&node, "oom").await;
+    assert_eq!((&ended["reason"], &ended["exitCode"]), (&json!("OOMKilled"), &json!(137)));
+    let busy = ready(&node, "busy").await;
+    let stat = own_cgroup("cpu", &busy).join("cpu.stat");
+    until("the container is throttled", LONG, async || match field(&stat, "nr_throttled") {
+        0 => Err("never"),
+        _ => Ok(()),
+    })
+    .await;
+    assert!(!cgroup(&node, "memory", &busy).exists() && !cgroup(&node, "cpu", &busy).exists());
+    let pods_of = |controller: &str| {
+        let root = cgroup(&node, controller, &busy);
+        root.ancestors().find(|dir| dir.ends_with("kubepods")).unwrap().to_owned()
+    };
+    assert!(!pods_of("memory").exists() && !pods_of("cpu").exists());
+
+    let of_busy = statistics(&node, "busy").await;
+    let figures = |of: &Value| {
+        let number = |value: &Value| value.as_u64().unwrap();
+        (number(&of["cpu"]["usageCoreNanoSeconds"]), number(&of["memory"]["workingSetBytes"]))
+    };
+    assert_eq!(figures(&of_busy), figures(&of_busy["containers"][0]), "the sum of its containers");
+    api.delete("pods", "default", "busy", None).unwrap();
+
+    // Whatever other programs use, less is available than the machine has. The first pod to go is that with the most, the second one
+    // is the only other one that is not critical.
+    let mut neighbour = pods::bound(pods::sleeper("neighbour"));
+    neighbour["spec"]["priority"] = json!(2_000_000_000);
+    api.create_pod(neighbour);
+    let neighbour = ready(&node, "neighbour").await;
+    node.wait_gone(busy.uid()).await;
+    let memory = json!({"medium": "Memory"});
+    let fill = |name: &str, mib: u32| {
+        with_volume(after(name, &format!("dd if=/dev/zero of=/v/file bs=1M count={mib}")), &memory)
+    };
+    let forks = |name: &str, count: u32| {
+        after(name, &format!("i=0; while [ $i -lt {count} ]; do sleep 100000 & i=$((i+1)); done"))
+    };
+    let usage = if is_v2() { "memory.current" } else { "memory.usage_in_bytes" };
+    for (signal, capacity, resource, condition, [first, second], (controller, file, least)) in [
+        (
+            "memory.available",
+            machine_memory(),
+            "memory",
+            "MemoryPressure",
+            [fill("hog", 150), fill("little", 20)],
+            ("memory", usage, 150 << 20),
+        ),
+        (
+            "pid.available",
+            machine_processes(),
+            "pids",
+            "PIDPressure",
+            [forks("bomb", 200), forks("few", 2)],
+            ("pids", "pids.current", 200),
+        ),
+    ] {
+        let names = [&first, &second].map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned());
+        api.create_pod(second);
+        api.create_pod(first);
+        let mut uids = Vec::new();
+        for name in &names {
+            uids.push(ready(&node, name).await.uid().to_owned());
+        }
+        let used = own_cgroup(controller, &now(&node, &names[0])).join(file);
+        until("the first pod uses most", LONG, async || match number(&used) {
+            used if used >= least => Ok(()),
+            used => Err(used),
+        })
+        .await;
+        let before = evictions(&node).len();
+        let thresholds =
+            format!("evictionSoft: {{{signal}: {capacity}}}\nevictionSoftGracePeriod: {{{signal}: 0s}}");
+        configure(&node, drop_ins.path(), &thresholds).await;
+        for name in &names {
+            let message = evicted(&node, name).await;
+            assert!(message.starts_with(&format!("The node was low on resource: {resource}. ")), "{message}");
+            assert_eq!(message.contains("Container main was using "), resource == "memory", "{message}");
+        }
+        assert_eq!(evictions(&node)[before..], uids, "{signal}");
+        node_condition(&node, condition, "True").await;
+        configure(&node, drop_ins.path(), "").await;
+        node_condition(&node, condition, "False").await;
+    }
+    assert_eq!(now(&node, "neighbour").container("main"), neighbour.container("main"));
     node.down().await;
 }
 

@@ -1,6 +1,7 @@
 //! Decides when the node is under pressure, what is reclaimed, and which pods are evicted (`pkg/kubelet/eviction`).
 //!
 //! - [`thresholds`]: the configured thresholds, checked and completed.
+//! - [`contradictions`]: thresholds that contradict each other, or the capacity of what they limit.
 //! - [`pressure::Pressure`]: which thresholds are crossed, for how long, and the conditions of the node that follow. Which pods
 //!   the node takes under these conditions is decided in `pod_sync_decisions::admission`.
 //! - [`layout`]: which file systems are shared, what can be reclaimed on each, and which files of pods are on it.
@@ -15,6 +16,7 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
+pub mod contradictions;
 pub mod layout;
 pub mod limits;
 pub mod manager;

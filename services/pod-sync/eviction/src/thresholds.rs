@@ -1,6 +1,7 @@
 //! Thresholds of the configuration (`pkg/kubelet/eviction: ParseThresholdConfig`).
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -54,6 +55,28 @@ impl Amount {
         }
     }
 
+    /// Formats an amount; a share with the capacity that it is a share of, if that is known.
+    #[must_use]
+    pub fn text(self, capacity: Option<Quantity>) -> String {
+        match (self, capacity) {
+            (Self::Share(_), Some(capacity)) => format!("{self} of {capacity}"),
+            (Self::Quantity(_), _) | (Self::Share(_), None) => self.to_string(),
+        }
+    }
+
+    /// Returns whether the amount is above another one. Without a capacity, an amount and a share cannot be compared.
+    #[must_use]
+    pub fn is_above(self, other: Self, capacity: Option<Quantity>) -> Option<bool> {
+        match (self, other) {
+            (Self::Quantity(one), Self::Quantity(other)) => Some(one > other),
+            (Self::Share(one), Self::Share(other)) => Some(one > other),
+            (Self::Quantity(_), Self::Share(_)) | (Self::Share(_), Self::Quantity(_)) => {
+                let capacity = capacity?;
+                Some(self.of(capacity) > other.of(capacity))
+            }
+        }
+    }
+
     fn parse(signal: Signal, text: &str) -> Result<Self, ThresholdError> {
         let Some(percent) = text.strip_suffix('%') else {
             let invalid = |source| ThresholdError::Quantity { signal, source };
@@ -62,6 +85,16 @@ impl Amount {
         match percent.parse::<f32>() {
             Ok(percent) if percent.is_finite() => Ok(Self::Share(percent / 100.0)),
             Ok(_) | Err(_) => Err(ThresholdError::Percentage { signal, text: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Quantity(quantity) => quantity.fmt(f),
+            // A share is not exact in 32 bits.
+            Self::Share(share) => write!(f, "{}%", (f64::from(*share) * 100_000.0).round() / 1000.0),
         }
     }
 }
@@ -271,24 +304,11 @@ fn minimum_reclaim(name: &str, text: &str) -> Result<Amount, ThresholdError> {
 
 fn check_above_hard(soft: &Threshold, hard: &[Threshold]) -> Result<(), ThresholdError> {
     let Some(hard) = hard.iter().find(|t| t.signal == soft.signal) else { return Ok(()) };
-    let is_above = match (soft.value, hard.value) {
-        (Amount::Quantity(soft), Amount::Quantity(hard)) => soft > hard,
-        (Amount::Share(soft), Amount::Share(hard)) => soft > hard,
-        // Without the capacity these cannot be compared.
-        (Amount::Quantity(_), Amount::Share(_)) | (Amount::Share(_), Amount::Quantity(_)) => true,
-    };
-    if is_above || soft.is_hard() {
+    if soft.is_hard() || soft.value.is_above(hard.value, None) != Some(false) {
         return Ok(());
     }
-    Err(ThresholdError::SoftBelowHard { signal: soft.signal, soft: text(soft.value), hard: text(hard.value) })
-}
-
-fn text(amount: Amount) -> String {
-    match amount {
-        Amount::Quantity(quantity) => quantity.to_string(),
-        // A share is not exact in 32 bits.
-        Amount::Share(share) => format!("{}%", (f64::from(share) * 100_000.0).round() / 1000.0),
-    }
+    let [soft_text, hard_text] = [soft, hard].map(|threshold| threshold.value.to_string());
+    Err(ThresholdError::SoftBelowHard { signal: soft.signal, soft: soft_text, hard: hard_text })
 }
 
 #[cfg(test)]
@@ -301,8 +321,8 @@ mod tests {
 
     fn shown(thresholds: &[Threshold]) -> Vec<String> {
         let show = |t: &Threshold| {
-            let reclaim = t.minimum_reclaim.map_or_else(String::new, |r| format!(" +{}", text(r)));
-            format!("{} {} {:?}{reclaim}", t.signal, text(t.value), t.grace)
+            let reclaim = t.minimum_reclaim.map_or_else(String::new, |r| format!(" +{r}"));
+            format!("{} {} {:?}{reclaim}", t.signal, t.value, t.grace)
         };
         thresholds.iter().map(show).collect()
     }

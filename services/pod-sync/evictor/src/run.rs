@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use pod_sync_eviction::contradictions::{WithoutEffect, without_effect};
 use pod_sync_eviction::layout::{Layout, Reclaim};
 use pod_sync_eviction::manager::{Decision, Eviction, EvictionManager, EvictionSettings, Snapshot};
 use pod_sync_eviction::thresholds::Threshold;
 use pod_sync_eviction::usage::{Observations, PodUsages};
-use pod_sync_eviction::{PressureCondition, Resource};
+use pod_sync_eviction::{PressureCondition, Resource, Signal};
 use quintlet_model::ids::PodUid;
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep};
@@ -114,10 +115,14 @@ async fn follow(node: &impl Node, mut settings: EvictionSettings, published: &Pu
     settings.layout = UNKNOWN_LAYOUT;
     let mut manager = EvictionManager::new(settings);
     let mut disks = Disks::NotAsked;
+    let mut is_compared = false;
     let mut scope = Scope::Limited;
     loop {
         disks = disks.ask(node, &mut manager).await;
         let evicted = round(node, &mut manager, disks, scope, published, &metrics).await;
+        if !is_compared {
+            is_compared = warn_of_contradictions(&manager);
+        }
         scope = Scope::Limited;
         if evicted.is_empty() {
             scope = wait_for_next_round(node, &manager, published, &metrics).await;
@@ -183,6 +188,35 @@ impl Disks {
             }
         }
     }
+}
+
+/// Logs the soft thresholds of the runtime's file systems without an effect. Returns false if these file systems were not measured yet.
+fn warn_of_contradictions(manager: &EvictionManager) -> bool {
+    let Some(contradictions) = contradictions(manager) else { return false };
+    for WithoutEffect { soft, hard, capacity } in contradictions {
+        let [soft_text, hard_text] = [soft, hard].map(|threshold| threshold.value.text(capacity));
+        tracing::warn!(signal = %soft.signal, soft = soft_text, hard = hard_text, "soft eviction threshold is not above the hard one, and has no effect");
+    }
+    true
+}
+
+/// Returns the soft thresholds without an effect on the file systems that only the runtime reports, or `None` if these were not
+/// measured in the last round. At the start of the process their capacity is not known.
+fn contradictions(manager: &EvictionManager) -> Option<Vec<WithoutEffect>> {
+    let (settings, observations) = (manager.settings(), manager.pressure().observations());
+    observations.get(&Signal::ImageFsAvailable)?;
+    let is_compared = |signal: Signal| match signal {
+        Signal::ImageFsAvailable | Signal::ImageFsInodesFree => true,
+        // Otherwise these are copies of thresholds that are compared with the same capacity.
+        Signal::ContainerFsAvailable | Signal::ContainerFsInodesFree => settings.layout == Layout::Split,
+        Signal::MemoryAvailable
+        | Signal::AllocatableMemoryAvailable
+        | Signal::NodeFsAvailable
+        | Signal::NodeFsInodesFree
+        | Signal::PidAvailable => false,
+    };
+    let compared: Vec<_> = settings.thresholds.iter().filter(|t| is_compared(t.signal)).copied().collect();
+    Some(without_effect(&compared, |signal| Some(observations.get(&signal)?.capacity)))
 }
 
 async fn round(

@@ -12,7 +12,7 @@ use quintlet_kit::args::EXIT_USAGE;
 
 use crate::arguments::{Bound, bound, defaults, flags, values};
 use crate::config::Config;
-use crate::diagnostics::{Diagnostic, render};
+use crate::diagnostics::{Diagnostic, Severity, render};
 use crate::load::Sources;
 use crate::node::{Data, Node};
 use crate::print::print;
@@ -45,9 +45,26 @@ pub struct Loaded<T> {
     pub config: Config,
     service: Service,
     unsupported: Vec<(&'static str, &'static str)>,
+    strict: bool,
 }
 
 impl<T> Loaded<T> {
+    /// Adds problems that show only on this machine. With `--strict`, warnings are errors.
+    ///
+    /// # Errors
+    /// Returns all problems if one is an error: the service must not start.
+    pub fn with_problems(mut self, mut problems: Vec<Diagnostic>) -> Result<Self, Exit> {
+        if self.strict {
+            problems.iter_mut().for_each(|problem| problem.severity = Severity::Error);
+        }
+        if problems.iter().any(Diagnostic::is_error) {
+            let warnings = self.config.warnings.into_iter();
+            return Err(Exit::Invalid(warnings.chain(problems).collect()));
+        }
+        self.config.warnings.append(&mut problems);
+        Ok(self)
+    }
+
     /// Logs warnings about the configuration and publishes it on debug.v1. Call it once per process, after logging is set up.
     pub fn publish(&self) {
         let is_ours = |row: &Row| row.services().contains(&self.service);
@@ -149,7 +166,7 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
         let _ = std::io::stderr().write_all(render(&config.warnings).as_bytes());
         return Err(Exit::Printed(print(&config)));
     }
-    Ok(Loaded { args, config, service, unsupported: unsupported.not_yet(&given) })
+    Ok(Loaded { args, config, service, unsupported: unsupported.not_yet(&given), strict: own.strict })
 }
 
 /// An argument does not have the form `key=value`.

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use clap::{CommandFactory as _, Parser};
 use quintlet_config::cli::{Exit, read};
-use quintlet_config::diagnostics::render;
+use quintlet_config::diagnostics::{Diagnostic, Severity, render};
+use quintlet_config::node::Origin;
 use quintlet_config::{ConfigArgs, Service};
 use quintlet_testkit::command_line::differences;
 
@@ -97,6 +98,29 @@ fn help_and_print_config_exit_with_0_and_errors_with_64() {
     }
     let Err(Exit::Printed(text)) = with(FILE, &["--print-config", "--max-pods", "7"]) else { panic!("runs") };
     assert!(text.contains("maxPods: 7   # flag --max-pods\n"), "{text}");
+}
+
+#[test]
+fn a_problem_of_the_machine_prevents_the_start_if_it_is_an_error_or_with_strict() {
+    let problems = |severity| {
+        let origin = Origin::File(Path::new("/c.yaml").into(), 3);
+        vec![Diagnostic { severity, origin, path: "maxPods".to_owned(), message: "too many here".to_owned() }]
+    };
+    let loaded = |flags: &[&str]| {
+        let line = ["pod-sync"].iter().chain(flags).map(Into::into).collect();
+        read::<Args>(Service::PodSync, line).expect("defaults")
+    };
+    let warned = loaded(&[]).with_problems(problems(Severity::Warning)).expect("a warning");
+    assert_eq!(warned.config.warnings, problems(Severity::Warning));
+    for (flags, severity) in [(&[][..], Severity::Error), (&["--strict"], Severity::Warning)] {
+        let refused = loaded(flags).with_problems(problems(severity)).expect_err("refused");
+        assert_eq!(refused.code(), 64);
+        let Exit::Invalid(diagnostics) = refused else { panic!("{refused:?}") };
+        assert_eq!(
+            render(&diagnostics),
+            "quintlet: 1 problem in /c.yaml\n  line 3  maxPods: too many here\n"
+        );
+    }
 }
 
 #[test]

@@ -289,6 +289,102 @@ fn a_minimum_reclaim_above_the_capacity_causes_a_warning() {
 }
 
 #[test]
+fn a_part_of_a_threshold_without_an_effect_causes_a_warning() {
+    for (fields, want) in [
+        (
+            "evictionSoftGracePeriod: {pid.available: 1m}",
+            "warning: line 3  evictionSoftGracePeriod.pid.available: has no evictionSoft threshold",
+        ),
+        (
+            "evictionMinimumReclaim: {pid.available: 1%}",
+            "warning: line 3  evictionMinimumReclaim.pid.available: has no threshold",
+        ),
+        (
+            "evictionHard: {nodefs.available: 0%}\nevictionMinimumReclaim: {nodefs.available: 1Gi}",
+            "warning: line 4  evictionMinimumReclaim.nodefs.available: has no threshold",
+        ),
+        (
+            "evictionHard: {memory.available: 1Gi, containerfs.available: 15%}",
+            "warning: line 3  evictionHard.containerfs.available: ignored, the threshold of nodefs or imagefs applies",
+        ),
+        (
+            "evictionSoft: {containerfs.inodesFree: 15%}\nevictionSoftGracePeriod: {containerfs.inodesFree: 1m}",
+            "warning: line 3  evictionSoft.containerfs.inodesFree: ignored, the threshold of nodefs or imagefs applies",
+        ),
+    ] {
+        assert_eq!(
+            rendered(&format!("{HEAD}{fields}\n")),
+            format!("quintlet: 1 warning in /etc/quintlet/config.yaml\n  {want}\n")
+        );
+    }
+}
+
+#[test]
+fn thresholds_that_the_kubelet_refuses_are_refused() {
+    const GRACE: &str = "evictionSoftGracePeriod: {memory.available: 1m}";
+    for (fields, want) in [
+        ("evictionHard: {memory.free: 1Gi}", "evictionHard.memory.free: unsupported eviction signal"),
+        (
+            &format!("{GRACE}\nevictionSoft: {{memory.free: 1Gi}}"),
+            "evictionSoft.memory.free: unsupported eviction signal",
+        ),
+        (
+            "evictionSoftGracePeriod: {memory.free: 1m}",
+            "evictionSoftGracePeriod.memory.free: unsupported eviction signal",
+        ),
+        (
+            "evictionMinimumReclaim: {memory.free: 1Gi}",
+            "evictionMinimumReclaim.memory.free: unsupported eviction signal",
+        ),
+        ("evictionHard: {memory.available: \"0\"}", "evictionHard.memory.available: \"0\" must be positive"),
+        (
+            "evictionHard: {memory.available: -1Gi}",
+            "evictionHard.memory.available: \"-1Gi\" must be positive",
+        ),
+        (
+            "evictionHard: {memory.available: 101%}",
+            "evictionHard.memory.available: \"101%\" is not between 0% and 100%",
+        ),
+        (
+            "evictionHard: {memory.available: -5%}",
+            "evictionHard.memory.available: \"-5%\" is neither a quantity nor a percentage",
+        ),
+        (
+            "evictionHard: {memory.available: lots}",
+            "evictionHard.memory.available: \"lots\" is neither a quantity nor a percentage",
+        ),
+        (
+            &format!("{GRACE}\nevictionSoft: {{memory.available: 0Mi}}"),
+            "evictionSoft.memory.available: \"0Mi\" must be positive",
+        ),
+        (
+            "evictionSoftGracePeriod: {memory.available: -1s}",
+            "evictionSoftGracePeriod.memory.available: -1s is below 0s",
+        ),
+        (
+            "evictionSoftGracePeriod: {memory.available: \"90\"}",
+            "evictionSoftGracePeriod.memory.available: \"90\": a duration needs a unit",
+        ),
+        (
+            "evictionMinimumReclaim: {memory.available: -1Gi}",
+            "evictionMinimumReclaim.memory.available: \"-1Gi\" is negative",
+        ),
+        (
+            "evictionMinimumReclaim: {memory.available: -1%}",
+            "evictionMinimumReclaim.memory.available: \"-1%\" must be positive",
+        ),
+        (
+            "evictionMaxPodGracePeriod: 3000000000",
+            "evictionMaxPodGracePeriod: 3000000000 is above 2147483647",
+        ),
+    ] {
+        let rendered = rendered(&format!("{HEAD}{fields}\n"));
+        let is_error = |line: &str| line.starts_with("  line ") && line.contains(&format!("  {want}"));
+        assert!(rendered.lines().any(is_error), "{fields}: {rendered}");
+    }
+}
+
+#[test]
 fn each_document_has_a_known_kind_that_occurs_once() {
     for (file, want) in [
         ("", "line 1  is empty"),

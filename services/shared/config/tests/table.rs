@@ -86,6 +86,11 @@ fn shown_by() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
         .collect()
 }
 
+/// Returns whether a test shows the effect of a value, and not only that the value arrives where it is used.
+fn shows_effect(test: &str) -> bool {
+    !["_arrive", "_arrives", "_become_arguments"].iter().any(|end| test.ends_with(end))
+}
+
 /// Fails if a test that fixtures/effects.txt names is renamed or removed.
 #[test]
 fn each_honoured_field_has_tests_that_show_its_effect() {
@@ -106,9 +111,7 @@ fn each_honoured_field_has_tests_that_show_its_effect() {
     for (document, rows) in [("kubelet", Document::Kubelet.rows()), ("quintlet", Document::Quintlet.rows())] {
         for row in rows.iter().filter(|row| matches!(row.verdict, Verdict::Honoured { .. })) {
             let tests = shown_by.remove(&(document, row.field)).unwrap_or_default();
-            // A test that a value arrives where it is used does not show the effect of the value.
-            let shows_effect = |test: &&str| !test.ends_with("_arrive") && !test.ends_with("_arrives");
-            assert!(tests.iter().any(shows_effect), "{}: no test shows its effect", row.field);
+            assert!(tests.iter().any(|test| shows_effect(test)), "{}: no test shows its effect", row.field);
             for test in tests {
                 let defined = source.contains(&format!("fn {test}("));
                 assert!(defined, "{}: no test {test}", row.field);

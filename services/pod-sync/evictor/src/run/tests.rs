@@ -437,3 +437,47 @@ async fn all_pods_are_measured_only_when_a_threshold_is_crossed_or_a_round_is_re
     assert_eq!(asked.state.lock().scopes, [(0, limited), (3, Scope::All)]);
     assert_eq!((round.scope, round.snapshot.usages.len()), (Scope::All, 2));
 }
+
+#[test]
+fn soft_thresholds_of_the_runtimes_file_systems_are_compared_once_these_are_measured() {
+    let threshold = |signal, value, grace| Threshold { signal, value, grace, minimum_reclaim: None };
+    let amount = |units| Amount::Quantity(Quantity::from_units(units, Format::Binary));
+    let soft = Duration::from_secs(60);
+    // A tenth of the disk of images is 1,000 units, of that of writable layers 5,000.
+    let thresholds = vec![
+        threshold(Signal::NodeFsAvailable, Amount::Share(0.1), Duration::ZERO),
+        threshold(Signal::NodeFsAvailable, amount(2_000), soft),
+        threshold(Signal::ImageFsAvailable, Amount::Share(0.1), Duration::ZERO),
+        threshold(Signal::ImageFsAvailable, amount(900), soft),
+    ];
+    let capacities = [
+        (Signal::NodeFsAvailable, 10_000),
+        (Signal::ImageFsAvailable, 10_000),
+        (Signal::ContainerFsAvailable, 50_000),
+    ];
+    for (layout, is_measured, want) in [
+        (Layout::Single, true, Some(vec![Signal::ImageFsAvailable])),
+        // Thresholds of writable layers are those of images, or those of the node.
+        (Layout::SeparateImages, true, Some(vec![Signal::ImageFsAvailable])),
+        (Layout::Split, true, Some(vec![Signal::ImageFsAvailable, Signal::ContainerFsAvailable])),
+        (Layout::Split, false, None),
+    ] {
+        let settings = EvictionSettings {
+            thresholds: thresholds.clone(),
+            layout,
+            transition: Duration::ZERO,
+            max_grace: 0,
+            enforces_limits: false,
+        };
+        let mut manager = EvictionManager::new(settings);
+        let measured =
+            capacities.iter().filter(|(signal, _)| is_measured || *signal == Signal::NodeFsAvailable);
+        let observe = |(signal, all): &(Signal, i64)| {
+            Some((*signal, Observation::new(*signal, *all, *all, Duration::ZERO)?))
+        };
+        let observations = measured.filter_map(observe).collect();
+        manager.decide(&Snapshot { observations, ..Snapshot::default() }, Duration::ZERO);
+        let found = contradictions(&manager).map(|all| all.iter().map(|pair| pair.soft.signal).collect());
+        assert_eq!(found, want, "{layout:?}");
+    }
+}

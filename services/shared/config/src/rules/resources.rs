@@ -97,20 +97,31 @@ fn eviction(view: &View<'_>, out: &mut Vec<Diagnostic>) {
         }
     }
     minimum_reclaim(view, out);
+    for field in [HARD, "evictionSoft"] {
+        let set = view.node(field).map(Node::entries).unwrap_or_default();
+        for entry in set.iter().filter(|entry| entry.key.starts_with("containerfs.")) {
+            let message = "ignored, the threshold of nodefs or imagefs applies";
+            out.push(Diagnostic::warning(entry.origin.clone(), format!("{field}.{}", entry.key), message));
+        }
+    }
     for entry in graces.iter().filter(|g| !soft.iter().any(|e| e.key == g.key)) {
         let path = format!("evictionSoftGracePeriod.{}", entry.key);
         out.push(Diagnostic::warning(entry.origin.clone(), path, "has no evictionSoft threshold"));
     }
 }
 
-/// Warns of a threshold that is more than the capacity with its minimum reclaim: once it is crossed, all pods are evicted. The kubelet
-/// accepts it.
+/// Warns of a minimum reclaim without a threshold, and of a threshold that is more than the capacity with its minimum reclaim: once it
+/// is crossed, all pods are evicted. The kubelet accepts both. pod-sync compares amounts with the capacity.
 fn minimum_reclaim(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     let percent = |text: &str| text.strip_suffix('%').and_then(|percent| percent.parse::<f64>().ok());
     let soft = |signal: &str| view.node("evictionSoft")?.get(signal)?.text().map(str::to_owned);
     for entry in view.node("evictionMinimumReclaim").map(Node::entries).unwrap_or_default() {
         let value = entry.value.text().unwrap_or_default();
         let thresholds = [(HARD, hard_threshold(view, &entry.key)), ("evictionSoft", soft(&entry.key))];
+        if thresholds.iter().all(|(_, threshold)| threshold.is_none()) {
+            let path = format!("evictionMinimumReclaim.{}", entry.key);
+            out.push(Diagnostic::warning(entry.origin.clone(), path, "has no threshold"));
+        }
         for (field, threshold) in thresholds {
             let Some(threshold) = threshold else { continue };
             let sum = percent(value).zip(percent(&threshold)).map(|(more, threshold)| more + threshold);

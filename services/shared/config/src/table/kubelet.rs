@@ -318,7 +318,7 @@ pub const KUBELET: &[Row] = &[
     ),
     Row::new("evictionSoft", THRESHOLDS, "").kubelet_flag("eviction-soft").honoured(
         &[PodSync],
-        "thresholds of evictions after a grace period; one at or below the hard one is refused"
+        "thresholds of evictions after a grace period; one at or below the hard one is refused, also on this machine an amount against a percentage"
     ),
     Row::new("evictionSoftGracePeriod", Kind::Map(SIGNALS, &DURATION), "")
         .kubelet_flag("eviction-soft-grace-period")
@@ -502,7 +502,7 @@ pub const KUBELET: &[Row] = &[
     ),
     Row::new("localStorageCapacityIsolation", Kind::Bool, "true")
         .kubelet_flag("local-storage-capacity-isolation")
-        .honoured(&[PodSync], "false: pods above their limits of local storage are not evicted"),
+        .honoured(&[PodSync], "false: pods above their limits of local storage are not evicted, and ephemeral-storage is no resource of the Node"),
     Row::new("containerRuntimeEndpoint", Kind::Checked(checks::unix_endpoint), "unix:///run/containerd/containerd.sock")
         .kubelet_flag("container-runtime-endpoint")
         .own_flag("runtime-endpoint")

@@ -10,7 +10,7 @@ pub(crate) fn page() -> String {
         "# Migration from the kubelet: flags and fields\n\n\
          This page is generated from the table in `services/shared/config/src/table`. All services read the same file\n\
          (`--config FILE`, drop-ins with `--config-dir DIR`). `SERVICE --print-config` prints each value with its origin.\n\n\
-         - **honoured**: the field has its effect; a test shows it.\n\
+         - **honoured**: the field has its effect; [a test shows it](#tests-of-honoured-fields).\n\
          - **not yet**: the value is checked; a value that requires missing behaviour causes a warning at start.\n\
          - **ignored**: a value other than the default causes a warning.\n\
          - **refused**: a value other than the default is an error; no service starts.\n\n\
@@ -20,7 +20,25 @@ pub(crate) fn page() -> String {
     fields(&mut out);
     own(&mut out);
     flags(&mut out);
+    tests(&mut out);
     out
+}
+
+/// Lists the tests of fixtures/effects.txt. Tests that a value arrives where it is used are left out.
+fn tests(out: &mut String) {
+    out.push_str(
+        "\n## Tests of honoured fields\n\nEach of these tests fails without the effect of the field.\n\n| field | tests |\n|---|---|\n",
+    );
+    let mut rows: Vec<_> = crate::shown_by().into_iter().collect();
+    rows.sort_by_key(|((document, field), _)| (*document, field.to_lowercase()));
+    for ((_, field), names) in rows {
+        let names: Vec<String> = names
+            .into_iter()
+            .filter(|name| crate::shows_effect(name))
+            .map(|name| format!("`{name}`"))
+            .collect();
+        let _ = writeln!(out, "| `{field}` | {} |", names.join(", "));
+    }
 }
 
 fn fields(out: &mut String) {
