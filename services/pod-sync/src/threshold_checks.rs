@@ -180,10 +180,10 @@ mod tests {
     #[test]
     fn an_amount_and_a_percentage_that_contradict_each_other_are_refused_with_file_and_line() {
         let soft = |signal: &str, value: &str| {
-            format!("evictionSoftGracePeriod: {{{signal}: 1m}}\nevictionSoft: {{{signal}: {value}}}")
+            format!("evictionSoftGracePeriod: {{{signal}: 1m}}\nevictionSoft: {{{signal}: \"{value}\"}}")
         };
         let both = |signal: &str, hard: &str, value: &str| {
-            format!("{}\nevictionHard: {{{signal}: {hard}}}", soft(signal, value))
+            format!("{}\nevictionHard: {{{signal}: \"{hard}\"}}", soft(signal, value))
         };
         for (file, want) in [
             (
@@ -255,7 +255,7 @@ mod tests {
         ] {
             assert_eq!(found(file, &[]), [want], "{file}");
         }
-        for file in ["", "evictionMinimumReclaim: {nodefs.available: 90Gi, imagefs.available: 2Ti}"] {
+        for file in ["", "evictionMinimumReclaim: {nodefs.available: 89Gi, imagefs.available: 2Ti}"] {
             assert_eq!(found(file, &[]), [""; 0], "{file}");
         }
     }

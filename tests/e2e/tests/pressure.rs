@@ -435,8 +435,11 @@ async fn a_lack_of_process_ids_costs_the_pod_with_the_most_processes() {
 /// The cgroup of a container that is below no cgroup of a pod, in a hierarchy of cgroup v1, or in the only one of v2.
 fn own_cgroup(controller: &str, pod: &Seen) -> PathBuf {
     let id = pod.text("/status/containerStatuses/0/containerID").rsplit('/').next().unwrap();
-    let root = PathBuf::from("/sys/fs/cgroup");
-    if is_v2() { root.join(id) } else { root.join(controller).join(id) }
+    let mut root = PathBuf::from("/sys/fs/cgroup");
+    if !is_v2() {
+        root.push(controller);
+    }
+    root.join("k8s.io").join(id)
 }
 
 /// Restarts pod-sync with these fields of a KubeletConfiguration.
@@ -573,7 +576,7 @@ async fn without_cgroups_of_pods_limits_evictions_and_statistics_are_those_of_co
         .await;
         let before = evictions(&node).len();
         let thresholds =
-            format!("evictionSoft: {{{signal}: {capacity}}}\nevictionSoftGracePeriod: {{{signal}: 0s}}");
+            format!("evictionSoft: {{{signal}: \"{capacity}\"}}\nevictionSoftGracePeriod: {{{signal}: 0s}}");
         configure(&node, drop_ins.path(), &thresholds).await;
         for name in &names {
             let message = evicted(&node, name).await;

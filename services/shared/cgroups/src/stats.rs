@@ -15,6 +15,9 @@ use crate::{UNLIMITED, is_v2};
 
 pub use detail::{Detail, DeviceIo, Memory, Stalls, Throttling};
 
+/// Namespace of the CRI in containerd.
+const CONTAINERD_NAMESPACE: &str = "k8s.io";
+
 /// CPU and memory usage of a cgroup.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -97,11 +100,14 @@ impl CgroupStats {
     }
 
     /// Returns the cgroups of containers by their IDs, for containers that are below no cgroup of a pod, as with `cgroupsPerQOS: false`.
-    /// containerd creates them below the root. Others are found by the processes in `proc` that this process sees.
+    /// containerd creates them below a cgroup with the name of its namespace. Others are found by the processes in `proc` that this
+    /// process sees.
     #[must_use]
     pub fn of_containers(mount: &Path, proc: &Path, ids: &BTreeSet<&str>) -> BTreeMap<String, Self> {
-        let below_root = |id: &&str| Some(((*id).to_owned(), Self::named(mount, id)?));
-        let mut found: BTreeMap<_, _> = ids.iter().filter_map(below_root).collect();
+        let of_containerd = |id: &&str| {
+            Some(((*id).to_owned(), Self::named(mount, &format!("{CONTAINERD_NAMESPACE}/{id}"))?))
+        };
+        let mut found: BTreeMap<_, _> = ids.iter().filter_map(of_containerd).collect();
         if found.len() == ids.len() {
             return found;
         }
@@ -457,7 +463,8 @@ mod tests {
     }
 
     #[test]
-    fn containers_without_a_cgroup_of_their_pod_are_found_below_the_root_or_by_their_processes() {
+    fn containers_without_a_cgroup_of_their_pod_are_found_where_containerd_creates_them_or_by_their_processes()
+     {
         let ids = ["a1", "b2", "c3", "d4", "e5"].into();
         let v1 =
             |path: &str| format!("12:pids:/other\n4:cpu,memory:{path}\n1:name=systemd:/other\n0::/other\n");
@@ -485,11 +492,11 @@ mod tests {
             }
             write(&proc, &[("meminfo", "MemTotal: 1 kB\n")]);
             // Its processes are hidden.
-            std::fs::create_dir_all(below.join("e5")).unwrap();
+            std::fs::create_dir_all(below.join("k8s.io/e5")).unwrap();
             let found = CgroupStats::of_containers(&mount, &proc, &ids);
             let found: Vec<_> =
                 found.iter().map(|(id, group)| (id.as_str(), group.path.to_str().unwrap())).collect();
-            let want = [("a1", "a1"), ("b2", "system.slice/cri-containerd-b2.scope"), ("e5", "e5")];
+            let want = [("a1", "a1"), ("b2", "system.slice/cri-containerd-b2.scope"), ("e5", "k8s.io/e5")];
             assert_eq!(found, want, "v2: {is_v2}");
             assert!(CgroupStats::of_containers(&mount, &proc, &BTreeSet::new()).is_empty());
         }

@@ -19,6 +19,8 @@ struct Disk {
     cleanup: Duration,
     /// When a round with all pods is requested.
     request: Option<Duration>,
+    /// How long the measurement of pods takes.
+    measuring: Duration,
 }
 
 struct State {
@@ -63,7 +65,8 @@ impl Disk {
             log,
             scopes: Vec::new(),
         });
-        Arc::new(Self { began: Instant::now(), state, cleanup: Duration::from_secs(3), request: None })
+        let (cleanup, measuring) = (Duration::from_secs(3), Duration::ZERO);
+        Arc::new(Self { began: Instant::now(), state, cleanup, request: None, measuring })
     }
 
     fn note(&self, text: impl Into<String>) {
@@ -91,6 +94,9 @@ impl Node for Arc<Disk> {
     }
 
     async fn snapshot(&self, observations: Observations, scope: Scope) -> Option<Snapshot> {
+        if !self.measuring.is_zero() {
+            sleep(self.measuring).await;
+        }
         let mut state = self.state.lock();
         if !state.has_statistics {
             return None;
@@ -289,18 +295,22 @@ async fn pressure_and_evictions_are_metrics_before_the_first_of_them() {
 
 #[tokio::test(start_paused = true)]
 async fn the_age_of_the_statistics_of_an_eviction_is_a_metric() {
-    let count = || {
+    let ages = || {
         let text = quintlet_telemetry::metrics::text();
-        let name = "kubelet_eviction_stats_age_seconds_count{eviction_signal=\"pid.available\"} ";
-        text.lines().find_map(|line| line.strip_prefix(name)?.parse::<u64>().ok()).unwrap_or(0)
+        ["count", "sum"].map(|of| {
+            let name =
+                format!("kubelet_eviction_stats_age_seconds_{of}{{eviction_signal=\"pid.available\"}} ");
+            text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<f64>().ok()).unwrap_or(0.0)
+        })
     };
-    let disk = Disk::new(0, &[("a", 1)]);
+    let disk = Arc::into_inner(Disk::new(0, &[("a", 1)])).unwrap();
+    let disk = Arc::new(Disk { measuring: Duration::from_secs(2), ..disk });
     disk.state.lock().processes = Some(99);
     // No other test evicts for process IDs.
-    let before = count();
+    let [count, sum] = ages();
     runs(&disk, 3).await;
-    assert_eq!(disk.log().last().unwrap(), "0 evict a for pid.available");
-    assert_eq!(count(), before + 1);
+    assert_eq!(disk.log().last().unwrap(), "2 evict a for pid.available");
+    assert_eq!(ages(), [count + 1.0, sum + 2.0]);
 }
 
 #[tokio::test(start_paused = true)]
