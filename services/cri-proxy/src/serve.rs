@@ -10,6 +10,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use quintlet_kit::clock::Clock;
+use quintlet_kit::gathered::Gathered;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::{contain, server, task};
 use quintlet_proto::runtime::v1 as pb;
@@ -281,7 +282,7 @@ impl SocketServer {
             .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(MAX_HEADERS)
             .auto_date_header(false)
-            .serve_connection(TokioIo::new(stream), service);
+            .serve_connection(TokioIo::new(Gathered::new(stream)), service);
         let mut connection = Box::pin(connection);
         // Neither arm loses anything: the connection is only borrowed.
         let ended = tokio::select! {

@@ -9,6 +9,7 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http2::SendRequest;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use quintlet_kit::gathered::Gathered;
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -178,7 +179,7 @@ impl Upstream {
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(quintlet_kit::socket::MAX_TRAILERS)
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(Gathered::new(stream)))
             .await
             .map_err(|e| e.to_string())?;
         drop(quintlet_kit::task::spawn_contained("runtime-connection", None, async move {

@@ -3,6 +3,7 @@
 //! - [`node`] — starts all processes, kills and stops services, removes everything and checks for leftovers;
 //! - [`restarts`] — restarts of services with other settings, and reboots of the node;
 //! - [`cluster`] — an administrator's client of an API server;
+//! - [`cost`] — CPU, memory, wake-ups and requests of an agent's processes;
 //! - [`service`] — a supervised process, restarted 200 ms after it exits, as by `quintctl up`;
 //! - [`seen`] — a pod as shown by pod-sync or the API server;
 //! - [`recorder`] — records all states around a fault, and checks what must not change;
@@ -13,7 +14,8 @@
 //! - [`pods`] — manifests;
 //! - [`sockets`] — open connections of processes;
 //! - [`terminal`] — a program in a terminal with simulated input;
-//! - [`wait`] — predicates with a deadline.
+//! - [`wait`] — predicates with a deadline;
+//! - [`work`] — bursts of pods and their deletion.
 //!
 //! Tests need root, containerd, runc, CNI plugins, busybox and the built binaries (`make build` or `make test`). Without them they
 //! fail; they are never skipped. A failed test leaves the services' logs in `<target>/e2e/<test>` and prints their last lines.
@@ -22,6 +24,7 @@
 
 pub mod bins;
 pub mod cluster;
+pub mod cost;
 pub mod monitoring;
 pub mod node;
 pub mod otlp;
@@ -35,6 +38,7 @@ pub mod service;
 pub mod sockets;
 pub mod terminal;
 pub mod wait;
+pub mod work;
 
 pub use node::{Node, Options};
 pub use seen::Seen;

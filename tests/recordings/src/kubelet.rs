@@ -61,8 +61,7 @@ impl Kubelet {
             Value::String(root) => root.clone(),
             _ => format!("/qrec-{}", std::process::id()),
         };
-        let made = groups(&cgroup_root).into_iter().try_for_each(std::fs::create_dir_all);
-        made.with_context(|| format!("cgroup {cgroup_root}"))?;
+        make_cgroup(&cgroup_root)?;
         std::fs::create_dir_all(base.join("manifests"))?;
         std::fs::write(base.join("resolv.conf"), RESOLV_CONF)?;
         let at = |name: &str| base.join(name).display().to_string();
@@ -158,9 +157,23 @@ impl Drop for Kubelet {
         for at in mounts.lines().filter_map(|l| l.split(' ').nth(1)).filter(|at| at.starts_with(&base)) {
             let _already_gone = nix::mount::umount2(at, MntFlags::MNT_DETACH);
         }
-        for dir in groups(&self.cgroup_root) {
-            remove_group(&dir);
-        }
+        remove_cgroup(&self.cgroup_root);
+    }
+}
+
+/// Creates a cgroup, in each hierarchy.
+///
+/// # Errors
+/// Fails if the directory cannot be created.
+pub fn make_cgroup(root: &str) -> anyhow::Result<()> {
+    let made = groups(root).into_iter().try_for_each(std::fs::create_dir_all);
+    made.with_context(|| format!("cgroup {root}"))
+}
+
+/// Removes a cgroup and its descendants. One with processes stays.
+pub fn remove_cgroup(root: &str) {
+    for dir in groups(root) {
+        remove_group(&dir);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Pod records: one file per pod, written before the action that it describes (docs/design/state.md).
 //!
-//! A record is a line with version, boot ID and checksum, followed by JSON. A record that is damaged, of a later version or of
-//! another boot is dropped with a warning.
+//! A record has three lines: version, boot ID and checksum; the pod as JSON; the rest as JSON. The pod is a line of its own since it
+//! rarely changes, so that its JSON is kept ([`PodJson`]). A record that is damaged, of another version or of another boot is dropped
+//! with a warning.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,7 +22,9 @@ use quintlet_model::probe::{ProbeMemory, ProbeType};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format. Records of any other version are dropped.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
+/// Digits of the checksum.
+const CHECKSUM_LENGTH: usize = 16;
 
 /// A termination in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +89,7 @@ impl Termination {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PodRecord {
     /// The last version of the pod that was accepted.
+    #[serde(skip)]
     pub pod: Option<Arc<Pod>>,
     /// The last status that was computed.
     pub status: Option<Arc<PodStatus>>,
@@ -154,13 +158,26 @@ impl StateDir {
         self.dir.join(uid.as_str())
     }
 
-    /// Replaces the record of a pod.
-    pub fn save(&self, uid: &PodUid, record: &PodRecord) -> Result<(), StateError> {
+    /// Replaces the record of a pod. `json` is kept for the next record of the same pod.
+    pub fn save(&self, uid: &PodUid, record: &PodRecord, json: &mut PodJson) -> Result<(), StateError> {
         let path = self.path(uid);
         let error = |source| StateError { path: path.clone(), source };
-        let body = serde_json::to_vec(record).map_err(|e| error(e.into()))?;
-        let mut bytes = format!("quintlet {SCHEMA} {} {:016x}\n", self.boot, checksum(&body)).into_bytes();
-        bytes.extend_from_slice(&body);
+        let header = format!("quintlet {SCHEMA} {} ", self.boot);
+        let pod = json.of(record.pod.as_ref()).map_err(|e| error(e.into()))?;
+        // The rest is seldom larger than the pod.
+        let mut bytes = Vec::with_capacity(header.len().saturating_add(pod.len().saturating_mul(2)));
+        bytes.extend_from_slice(header.as_bytes());
+        let sum = bytes.len();
+        bytes.extend_from_slice(&[b'0'; CHECKSUM_LENGTH]);
+        bytes.push(b'\n');
+        let body = bytes.len();
+        bytes.extend_from_slice(pod);
+        bytes.push(b'\n');
+        serde_json::to_writer(&mut bytes, record).map_err(|e| error(e.into()))?;
+        let digits = format!("{:016x}", checksum(bytes.get(body..).unwrap_or_default()));
+        if let Some(place) = bytes.get_mut(sum..sum.saturating_add(CHECKSUM_LENGTH)) {
+            place.copy_from_slice(digits.as_bytes());
+        }
         quintlet_kit::atomic_file::write(&path, &bytes, 0o600).map_err(error)
     }
 
@@ -216,7 +233,28 @@ impl StateDir {
         if sum != format!("{:016x}", checksum(body)) {
             return Err("checksum does not match".to_owned());
         }
-        serde_json::from_slice(body).map_err(|e| e.to_string())
+        // JSON has no line breaks outside of its texts, and none unescaped in them.
+        let mut documents = body.splitn(2, |&b| b == b'\n');
+        let mut document = || documents.next().ok_or("is incomplete");
+        let (pod, rest) = (document()?, document()?);
+        let record: PodRecord = serde_json::from_slice(rest).map_err(|e| e.to_string())?;
+        Ok(PodRecord { pod: serde_json::from_slice(pod).map_err(|e| e.to_string())?, ..record })
+    }
+}
+
+/// JSON of the pod of a record, computed once for each version of the pod.
+#[derive(Debug, Default)]
+pub struct PodJson(Option<(Arc<Pod>, Vec<u8>)>);
+
+impl PodJson {
+    fn of(&mut self, pod: Option<&Arc<Pod>>) -> serde_json::Result<&[u8]> {
+        let Some(pod) = pod else { return Ok(b"null") };
+        let kept = self.0.take().filter(|(of, _)| Arc::ptr_eq(of, pod));
+        let json = match kept {
+            Some((_, json)) => json,
+            None => serde_json::to_vec(pod)?,
+        };
+        Ok(&self.0.insert((Arc::clone(pod), json)).1)
     }
 }
 
@@ -250,17 +288,42 @@ mod tests {
             .into(),
             ..PodRecord::default()
         };
-        state.save(&uid(), &record).unwrap();
+        state.save(&uid(), &record, &mut PodJson::default()).unwrap();
         assert_eq!(state.load(), [(uid(), record)]);
         state.remove(&uid());
         assert_eq!(state.load(), []);
     }
 
     #[test]
+    fn the_json_of_a_pod_is_kept_until_the_pod_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path(), "b1".into()).unwrap();
+        let mut json = PodJson::default();
+        let named = |name: &str| {
+            let mut pod = Pod::default();
+            pod.metadata.name = Some(name.to_owned());
+            Some(Arc::new(pod))
+        };
+        let mut record = PodRecord { pod: named("line\nbreak"), ..PodRecord::default() };
+        for pod in [record.pod.clone(), record.pod.clone(), named("other"), None, named("again")] {
+            record.pod = pod;
+            record.started = !record.started;
+            state.save(&uid(), &record, &mut json).unwrap();
+            assert_eq!(state.read(&uid()), Some(record.clone()));
+        }
+        let before = json.of(record.pod.as_ref()).unwrap().as_ptr();
+        assert_eq!(
+            json.of(record.pod.as_ref()).unwrap().as_ptr(),
+            before,
+            "the same pod is not converted again"
+        );
+    }
+
+    #[test]
     fn a_damaged_record_or_one_of_another_boot_is_dropped_and_others_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path(), "b1".into()).unwrap();
-        state.save(&uid(), &PodRecord::default()).unwrap();
+        state.save(&uid(), &PodRecord::default(), &mut PodJson::default()).unwrap();
         let good = std::fs::read(dir.path().join("u1")).unwrap();
         for i in [0, 5, good.len() / 2, good.len() - 1] {
             std::fs::write(dir.path().join(format!("torn{i}")), &good[..i]).unwrap();
@@ -270,7 +333,7 @@ mod tests {
         }
         StateDir::open(dir.path(), "b2".into())
             .unwrap()
-            .save(&PodUid::parse("old").unwrap(), &PodRecord::default())
+            .save(&PodUid::parse("old").unwrap(), &PodRecord::default(), &mut PodJson::default())
             .unwrap();
         let left: Vec<_> = state.load().into_iter().map(|(uid, _)| uid).collect();
         assert_eq!(left, [uid()]);

@@ -108,28 +108,43 @@ pub(super) fn put(path: &Path, value: &str) -> io::Result<()> {
     fs::OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())
 }
 
-pub(super) fn mkdir(dir: &Path) -> Result<bool, CgroupError> {
+pub(super) fn mkdir(dir: &Path) -> Result<(), CgroupError> {
+    match fs::create_dir(dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(io_error("cannot create", dir)(e)),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Creates a directory, unless it exists. Returns false if it has no parent.
+pub(super) fn mkdir_below(dir: &Path) -> Result<bool, CgroupError> {
     match fs::create_dir(dir) {
         Ok(()) => Ok(true),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(e) => Err(io_error("cannot create", dir)(e)),
     }
+}
+
+/// Copies CPUs and memory nodes from the parent to an empty cpuset. A new one is empty, and no process can join it.
+pub(super) fn fill_cpuset(dir: &Path) -> Result<(), CgroupError> {
+    for file in [CPUS, "cpuset.mems"] {
+        let own = dir.join(file);
+        if fs::read_to_string(&own).is_ok_and(|v| v.trim().is_empty()) {
+            let parent = dir.parent().unwrap_or(dir);
+            let above = fs::read_to_string(parent.join(file)).map_err(io_error("cannot read", parent))?;
+            put(&own, above.trim()).map_err(io_error("cannot write", &own))?;
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn make_v1(mount: &Path, group: &Path, cpuset: bool) -> Result<(), CgroupError> {
     let mut dir = mount.to_owned();
     for part in group {
-        let parent = dir.clone();
         dir.push(part);
         mkdir(&dir)?;
-        // A new cpuset is empty, and no process can join an empty one.
-        for file in [CPUS, "cpuset.mems"].iter().filter(|_| cpuset) {
-            let own = dir.join(file);
-            if fs::read_to_string(&own).is_ok_and(|v| v.trim().is_empty()) {
-                let above =
-                    fs::read_to_string(parent.join(file)).map_err(io_error("cannot read", &parent))?;
-                put(&own, above.trim()).map_err(io_error("cannot write", &own))?;
-            }
+        if cpuset {
+            fill_cpuset(&dir)?;
         }
     }
     Ok(())

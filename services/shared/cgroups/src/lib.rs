@@ -34,7 +34,10 @@ use quintlet_model::cpu_list::CpuList;
 use quintlet_model::ids::PodUid;
 use quintlet_model::qos::{self, CgroupSettings, CgroupState, PodCgroup, QosClass, QosTiers};
 
-use self::files::{CPUS, current_v1, current_v2, make_v1, make_v2, page_size_is, put, v1_files, v2_files};
+use self::files::{
+    CPUS, current_v1, current_v2, fill_cpuset, make_v1, make_v2, mkdir_below, page_size_is, put, v1_files,
+    v2_files,
+};
 use self::names::{BESTEFFORT, BURSTABLE, KUBEPODS};
 use self::removal::{kill_all, remove_dirs};
 use self::systemd::Systemd;
@@ -48,6 +51,8 @@ const MIN_SHARES: u64 = 2;
 const UNLIMITED: i64 = 1 << 62;
 // v1: a pod's cgroup must exist in these controllers if they are mounted.
 const V1_REQUIRED: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd", "hugetlb"];
+// v1: the v2 hierarchy of a hybrid system. It has no controllers, and the runtime ignores it as well.
+const UNIFIED: &str = "unified";
 // v2: controllers that are enabled for descendants if the root has them.
 const V2_CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
 
@@ -351,8 +356,7 @@ impl Cgroups {
             return Ok(());
         }
         let group = self.group(pod, uid);
-        self.make_tier(qos::qos_class(pod))?;
-        failpoint::file!("cgroup made", || self.make_own(&group))?;
+        failpoint::file!("cgroup made", || self.make_pod(&group, qos::qos_class(pod)))?;
         failpoint::file!("cgroup limited", || self.write(&group, &self.pod_values(pod), Some(0)))
     }
 
@@ -466,11 +470,10 @@ impl Cgroups {
     fn remove(&self, uid: &PodUid) -> Result<(), CgroupError> {
         for parent in self.pod_parents() {
             let group = [parent, vec![format!("pod{uid}")]].concat();
-            let mut dirs = self.dirs(&group);
-            if self.driver() == CgroupDriver::Cgroupfs {
-                // The kernel removes a cgroup without processes and descendants at once.
-                dirs.retain(|dir| failpoint::file!("cgroup removed", || fs::remove_dir(dir)).is_err());
-            }
+            let dirs = match self.driver() {
+                CgroupDriver::Cgroupfs => self.remove_empty(&group),
+                CgroupDriver::Systemd => self.dirs(&group),
+            };
             if dirs.is_empty() {
                 continue;
             }
@@ -485,6 +488,21 @@ impl Cgroups {
             }
         }
         Ok(())
+    }
+
+    // Removes the directories of a cgroup that have no processes and no descendants, which the kernel does at once. Returns the others.
+    fn remove_empty(&self, group: &[String]) -> Vec<PathBuf> {
+        let place = self.place(group);
+        let dirs = self.hierarchies.iter().map(|mount| mount.join(&place));
+        let is_left = |dir: &PathBuf| match fs::remove_dir(dir) {
+            Ok(()) => {
+                // Only for a directory that existed: a pod has one in one of three places.
+                failpoint::file!("cgroup removed", || ());
+                false
+            }
+            Err(e) => e.kind() != io::ErrorKind::NotFound,
+        };
+        dirs.filter(is_left).collect()
     }
 
     fn group(&self, pod: &Pod, uid: &PodUid) -> Vec<String> {
@@ -527,11 +545,36 @@ impl Cgroups {
         }
     }
 
-    // With the owner's mark.
-    fn make_own(&self, group: &[String]) -> Result<(), CgroupError> {
-        self.make(group)?;
-        self.dirs(group).iter().for_each(|dir| owner_mark::set(dir, &self.owner));
+    // Creates a pod's cgroup with the owner's mark. The cgroups above it exist, unless this is the first pod of its QoS class or
+    // someone has removed them, so they are not looked at before that is known.
+    fn make_pod(&self, group: &[String], class: QosClass) -> Result<(), CgroupError> {
+        if self.driver() == CgroupDriver::Systemd || !self.make_below_tier(group)? {
+            self.make_tier(class)?;
+            self.make(group)?;
+        }
+        let place = self.place(group);
+        self.hierarchies.iter().for_each(|mount| owner_mark::set(&mount.join(&place), &self.owner));
         Ok(())
+    }
+
+    // Creates a cgroup in each hierarchy, unless it exists. Returns false if the cgroup above it is missing, or lacks a controller.
+    fn make_below_tier(&self, group: &[String]) -> Result<bool, CgroupError> {
+        let place = self.place(group);
+        match &self.layout {
+            Layout::V1(controllers) => {
+                for (name, mount) in controllers.iter().filter(|(name, _)| *name != UNIFIED) {
+                    let dir = mount.join(&place);
+                    if !mkdir_below(&dir)? {
+                        return Ok(false);
+                    }
+                    if name.contains("cpuset") {
+                        fill_cpuset(&dir)?;
+                    }
+                }
+                Ok(true)
+            }
+            Layout::V2(root) => Ok(mkdir_below(&root.join(&place))? && self.missing(group).is_empty()),
+        }
     }
 
     fn make_tier(&self, class: QosClass) -> Result<(), CgroupError> {
@@ -554,8 +597,7 @@ impl Cgroups {
         match &self.layout {
             Layout::V1(controllers) => {
                 for (name, mount) in controllers {
-                    // On a hybrid system the v2 hierarchy has no controllers; the runtime ignores it as well.
-                    if name != "unified" {
+                    if name != UNIFIED {
                         make_v1(mount, place, name.contains("cpuset"))?;
                     }
                 }

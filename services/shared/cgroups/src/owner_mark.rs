@@ -3,14 +3,16 @@
 use std::path::Path;
 
 use rustix::fs::XattrFlags;
+use rustix::io::Errno;
 
 const NAME: &str = "trusted.quintlet.owner";
 // Bytes. A longer attribute is not an owner's mark.
 const LONGEST: usize = 512;
 
-/// Marks a cgroup. A kernel without such attributes leaves it unmarked, and it never counts as an orphan.
+/// Marks a cgroup, if it exists. A kernel without such attributes leaves it unmarked, and it never counts as an orphan.
 pub(super) fn set(dir: &Path, owner: &str) {
-    if let Err(e) = rustix::fs::setxattr(dir, NAME, owner.as_bytes(), XattrFlags::empty()) {
+    let marked = rustix::fs::setxattr(dir, NAME, owner.as_bytes(), XattrFlags::empty());
+    if let Err(e) = marked.or_else(|e| if e == Errno::NOENT { Ok(()) } else { Err(e) }) {
         tracing::debug!(dir = %dir.display(), error = %e, "failed to mark cgroup with its owner");
     }
 }

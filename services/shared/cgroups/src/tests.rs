@@ -294,7 +294,9 @@ fn owned_cgroups_are_recognised_by_their_mark() {
             (real.cgroups.clone().with_owner("me /root"), real.cgroups.clone().with_owner("you /root"));
         let free = pod(json!({}));
         // If the controllers are v1, the v2 hierarchy has no files to write.
-        let make = |cgroups: &Cgroups, id: &str| cgroups.make_own(&cgroups.group(&free, &uid(id))).unwrap();
+        let make = |cgroups: &Cgroups, id: &str| {
+            cgroups.make_pod(&cgroups.group(&free, &uid(id)), QosClass::Guaranteed).unwrap();
+        };
         make(&mine, "u-mine");
         make(&others, "u-theirs");
         make(&real.cgroups, "u-nobodys");

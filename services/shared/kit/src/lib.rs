@@ -14,6 +14,7 @@ pub mod build;
 pub mod clock;
 pub mod contain;
 pub mod failpoint;
+pub mod gathered;
 pub mod grant;
 pub mod lists;
 pub mod mount_point;

@@ -17,6 +17,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use crate::gathered::Gathered;
+
 /// Interval of HTTP/2 keepalive pings on an idle connection. A unix socket reports at once that its peer has ended, so pings only find
 /// a server that is suspended or hangs. Servers send none: a client that is suspended costs its connection, and nothing waits for it.
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -117,7 +119,7 @@ pub struct Peer {
 /// An accepted connection.
 #[derive(Debug)]
 pub struct UnixConn {
-    stream: UnixStream,
+    stream: Gathered<UnixStream>,
     peer: Peer,
 }
 
@@ -151,6 +153,18 @@ impl AsyncWrite for UnixConn {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_flush(cx)
     }
@@ -174,6 +188,7 @@ pub fn incoming(
             match listener.accept().await {
                 Ok((stream, _)) => match stream.peer_cred() {
                     Ok(cred) if policy.allows(cred.uid()) => {
+                        let stream = Gathered::new(stream);
                         let conn = UnixConn { stream, peer: Peer { uid: cred.uid(), pid: cred.pid() } };
                         return Some((Ok(conn), (listener, policy, refused)));
                     }
@@ -214,11 +229,12 @@ pub fn channel(path: PathBuf) -> Channel {
 
 fn tower_connector(
     path: PathBuf,
-) -> impl tower::Service<Uri, Response = TokioIo<UnixStream>, Error = io::Error, Future: Send> + Send + 'static
-{
+) -> impl tower::Service<Uri, Response = TokioIo<Gathered<UnixStream>>, Error = io::Error, Future: Send>
++ Send
++ 'static {
     tower::service_fn(move |_: Uri| {
         let path = path.clone();
-        async move { connect(&path).await.map(TokioIo::new) }
+        async move { Ok(TokioIo::new(Gathered::new(connect(&path).await?))) }
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use pod_sync_state::{PodRecord, StateDir};
+use pod_sync_state::{PodJson, PodRecord, StateDir};
 use quintlet_model::ids::PodRef;
 
 /// The record of the pod, which a restarted pod-sync continues from.
@@ -10,12 +10,13 @@ pub(super) struct RecordFile {
     current: PodRecord,
     // The record on disk.
     saved: PodRecord,
+    json: PodJson,
 }
 
 impl RecordFile {
     /// Takes over the record that is on disk.
     pub(super) fn new(record: PodRecord) -> Self {
-        Self { saved: record.clone(), current: record }
+        Self { saved: record.clone(), current: record, json: PodJson::default() }
     }
 
     /// Writes the record if it has changed. A failure is logged, and the next save tries again.
@@ -23,7 +24,7 @@ impl RecordFile {
         if self.current == self.saved {
             return;
         }
-        match records.save(&pod.uid, &self.current) {
+        match records.save(&pod.uid, &self.current, &mut self.json) {
             Ok(()) => self.saved = self.current.clone(),
             Err(e) => {
                 let (name, error) =

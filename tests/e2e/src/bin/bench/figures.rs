@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::cost::{Agent, Cost};
-use crate::work;
+use quintlet_e2e::cost::{Agent, Cost};
+use quintlet_e2e::work;
 
 /// Values of a figure by what was measured: an agent, or the runtime alone.
 type Values = BTreeMap<String, Vec<f64>>;

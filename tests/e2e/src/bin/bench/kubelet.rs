@@ -14,8 +14,8 @@ use quintlet_testapi::TestApi;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::cost::Agent;
 use crate::raw::Runtime;
+use quintlet_e2e::cost::Agent;
 
 /// A node of one kubelet. It is stopped by a signal while something else is measured.
 pub(crate) struct KubeletNode {

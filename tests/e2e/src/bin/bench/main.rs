@@ -4,13 +4,12 @@
 //! slower for all. Each figure is the median of its rounds. Needs release builds and an idle machine.
 
 mod confine;
-mod cost;
+mod exits;
 mod figures;
 mod kubelet;
 mod profile;
 mod raw;
 mod volumes;
-mod work;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -18,10 +17,10 @@ use std::time::Duration;
 
 use clap::Parser;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_e2e::{Node, Options};
+use quintlet_e2e::cost::{Agent, Cost, idle};
+use quintlet_e2e::{Node, Options, work};
 use serde_json::{Map, Value, json};
 
-use self::cost::{Agent, Cost, idle};
 use self::figures::{Figures, quantile};
 use self::kubelet::KubeletNode;
 use self::profile::Profiler;
@@ -167,7 +166,7 @@ impl Bench<'_> {
             raw.push(raw::burst(self.node, runtime, 1, 1, i).await?.0 * 1000.0);
         }
         work::remove(agent.api, pods).await;
-        let exits = work::exits(agent.api, runtime, self.args.exits).await?;
+        let exits = exits::exits(agent.api, runtime, self.args.exits).await?;
         Ok(json!({
             "idle": idle,
             "one_more_create_to_ready_ms": quantile(&more, 0.5),

@@ -11,7 +11,7 @@ use quintlet_e2e::Node;
 use quintlet_e2e::bins::SERVICES;
 use tokio::process::{Child, Command};
 
-use crate::cost::pid;
+use quintlet_e2e::cost::pid;
 
 /// Samples per second and thread. It is no divisor of the services' intervals.
 const FREQUENCY: &str = "497";

@@ -11,9 +11,9 @@ use quintlet_e2e::{Node, Seen, pods};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::cost::{Agent, Cost};
 use crate::figures::medians;
-use crate::work::LIMIT;
+use quintlet_e2e::cost::{Agent, Cost};
+use quintlet_e2e::work::LIMIT;
 
 /// The driver of the CSI volumes.
 const DRIVER: &str = "test.csi.quintlet.dev";

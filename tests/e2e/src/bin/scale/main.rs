@@ -1,11 +1,13 @@
-//! Measures a full node on the fake runtime: the cost of a relist of 18,000 containers in cri-proxy and pleg-service, the
-//! delay that watchers see, and the lag of 1,000 probes. Prints JSON.
+//! Measures a full node on the fake runtime: the cost of a pod's life with 100 and 500 pods and of pods that exit again and again, the
+//! cost of a relist of 18,000 containers in cri-proxy and pleg-service, the delay that watchers see, and the lag of 1,000 probes.
+//! Prints JSON.
 //!
 //! There are three kinds of process: the fake runtime ([`runtime`], this binary again), the two built services, and this one
 //! with the watchers ([`watch`]). CPU time and memory are those of the services only. Relists follow each other without a pause,
 //! which is more than a real node does. Needs release builds and an idle machine.
 
 mod measure;
+mod node;
 mod probes;
 mod runtime;
 mod watch;
@@ -63,19 +65,64 @@ struct Args {
     /// Seconds for which probes are measured, on an idle and on a busy machine.
     #[arg(long, default_value_t = 20)]
     probe_seconds: u64,
+    /// Numbers of pods on a whole node.
+    #[arg(long, value_delimiter = ',', default_value = "100,500")]
+    node_pods: Vec<usize>,
+    /// Rounds with each of these numbers.
+    #[arg(long, default_value_t = 1)]
+    node_rounds: usize,
+    /// Pods of that node whose container exits again and again.
+    #[arg(long, default_value_t = 200)]
+    flapping: usize,
+    /// Restarts of each of these pods.
+    #[arg(long, default_value_t = 4)]
+    restarts: i64,
+    /// Seconds for which the idle node is measured.
+    #[arg(long, default_value_t = 20)]
+    idle_seconds: u64,
+    /// A kubelet that does the work of the whole node as well.
+    #[arg(long)]
+    kubelet: Option<PathBuf>,
+    /// Only the whole node.
+    #[arg(long)]
+    only_node: bool,
     /// Run as the runtime at this socket, controlled by standard input.
     #[arg(long, hide = true)]
     serve: Option<PathBuf>,
+    /// Run as the runtime of a whole node at this socket, until standard input ends.
+    #[arg(long, hide = true)]
+    serve_node: Option<PathBuf>,
+}
+
+impl Args {
+    fn node(&self) -> node::NodeArgs {
+        node::NodeArgs {
+            sizes: self.node_pods.clone(),
+            rounds: self.node_rounds,
+            flapping: self.flapping,
+            restarts: self.restarts,
+            idle: Duration::from_secs(self.idle_seconds),
+            kubelet: self.kubelet.clone(),
+        }
+    }
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     // A real runtime makes lists in parallel to its other work as well.
-    let workers = if args.serve.is_some() { 4 } else { 2 };
+    let workers = if args.serve.is_some() || args.serve_node.is_some() { 4 } else { 2 };
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(workers).enable_all().build()?;
     threads.block_on(async {
         if let Some(socket) = &args.serve {
             return runtime::serve(socket, &FakeArgs::of(&args)?).await;
+        }
+        if let Some(socket) = &args.serve_node {
+            return node::serve(socket).await;
+        }
+        let node = node::measured(&args.node()).await?;
+        if args.only_node {
+            writeln!(std::io::stdout(), "{node:#}")?;
+            return Ok(());
         }
         let mut reports = serde_json::Map::new();
         for kind in &args.runtimes {
@@ -86,7 +133,7 @@ fn main() -> anyhow::Result<()> {
         let probes = probes::measured(args.probes, args.probe_watchers, span).await?;
         let report = json!({
             "pods": args.pods, "containers": args.pods * args.containers, "watchers": args.watchers,
-            "relists": args.relists, "exits": args.exits, "runtimes": reports, "probes": probes,
+            "relists": args.relists, "exits": args.exits, "runtimes": reports, "probes": probes, "node": node,
             "load": std::fs::read_to_string("/proc/loadavg")?.trim(),
             "cpus": std::thread::available_parallelism()?.get(),
             "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim(),

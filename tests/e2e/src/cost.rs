@@ -5,32 +5,48 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use quintlet_e2e::Node;
-use quintlet_e2e::bins::SERVICES;
 use quintlet_testapi::TestApi;
 use serde_json::{Value, json};
+
+use crate::Node;
+use crate::bins::SERVICES;
 
 /// Milliseconds of a tick: USER_HZ is 100 on every architecture this runs on.
 const TICK_MS: u64 = 10;
 
 /// The processes of a node agent, and its API server.
-pub(crate) struct Agent<'a> {
-    pub(crate) processes: Vec<(&'static str, i32)>,
-    pub(crate) api: &'a TestApi,
+pub struct Agent<'a> {
+    pub processes: Vec<(&'static str, i32)>,
+    pub api: &'a TestApi,
+}
+
+impl std::fmt::Debug for Agent<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("processes", &self.processes).finish_non_exhaustive()
+    }
 }
 
 impl<'a> Agent<'a> {
-    pub(crate) fn of(node: &'a Node) -> anyhow::Result<Self> {
+    /// Returns the services of a node.
+    ///
+    /// # Errors
+    /// Fails if a service does not run.
+    pub fn of(node: &'a Node) -> anyhow::Result<Self> {
         let processes = SERVICES.iter().map(|service| Ok((*service, pid(node, service)?)));
         Ok(Self { processes: processes.collect::<anyhow::Result<_>>()?, api: node.api() })
     }
 }
 
 /// Counters of all processes since their start, and the requests that the API server received.
-pub(crate) struct Cost(BTreeMap<String, u64>);
+#[derive(Debug)]
+pub struct Cost(BTreeMap<String, u64>);
 
 impl Cost {
-    pub(crate) fn of(agent: &Agent<'_>) -> anyhow::Result<Self> {
+    /// Reads the counters of an agent and of the machine.
+    ///
+    /// # Errors
+    /// Fails if a process has ended.
+    pub fn of(agent: &Agent<'_>) -> anyhow::Result<Self> {
         let mut counters = BTreeMap::new();
         for (name, pid) in &agent.processes {
             let io = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
@@ -53,7 +69,10 @@ impl Cost {
 
     /// CPU of the whole machine, which includes the runtime and its short-lived programs, and that of this process, which is the API
     /// server and the client.
-    pub(crate) fn of_machine() -> anyhow::Result<Self> {
+    ///
+    /// # Errors
+    /// Fails if `/proc` cannot be read.
+    pub fn of_machine() -> anyhow::Result<Self> {
         let stat = std::fs::read_to_string("/proc/stat")?;
         let ticks: Vec<u64> =
             stat.lines().next().unwrap_or_default().split_whitespace().skip(1).flat_map(str::parse).collect();
@@ -67,19 +86,24 @@ impl Cost {
     }
 
     /// Returns the difference to an earlier reading.
-    pub(crate) fn since(&self, before: &Self) -> Self {
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
         let earlier = |key: &String| before.0.get(key).copied().unwrap_or_default();
         Self(self.0.iter().map(|(key, now)| (key.clone(), now.saturating_sub(earlier(key)))).collect())
     }
 
     /// Divides each counter by the number of pods.
-    pub(crate) fn per_pod(&self, pods: usize) -> BTreeMap<String, f64> {
+    #[must_use]
+    pub fn per_pod(&self, pods: usize) -> BTreeMap<String, f64> {
         self.0.iter().map(|(key, count)| (key.clone(), *count as f64 / pods as f64)).collect()
     }
 }
 
 /// Returns CPU (per cent of a core), wake-ups per second and PSS (KiB) of each idle process.
-pub(crate) async fn idle(agent: &Agent<'_>, span: Duration) -> anyhow::Result<Value> {
+///
+/// # Errors
+/// Fails if a process has ended.
+pub async fn idle(agent: &Agent<'_>, span: Duration) -> anyhow::Result<Value> {
     let counters = || -> anyhow::Result<Vec<(u64, BTreeMap<OsString, u64>)>> {
         agent.processes.iter().map(|(_, pid)| Ok((cpu_ms(*pid)?, wake_ups(*pid)?))).collect()
     };
@@ -107,7 +131,11 @@ pub(crate) async fn idle(agent: &Agent<'_>, span: Duration) -> anyhow::Result<Va
     Ok(json!(processes))
 }
 
-pub(crate) fn pid(node: &Node, service: &str) -> anyhow::Result<i32> {
+/// Returns the process ID of a service.
+///
+/// # Errors
+/// Fails if the service does not run.
+pub fn pid(node: &Node, service: &str) -> anyhow::Result<i32> {
     node.service(service).process().pid.with_context(|| format!("{service} runs"))
 }
 
