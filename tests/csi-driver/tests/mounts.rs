@@ -737,6 +737,32 @@ async fn a_block_volume_is_staged_published_and_removed_with_the_kubelets_files(
 }
 
 #[tokio::test]
+async fn a_block_volume_that_a_kubelet_mapped_is_unmapped_with_the_kubelets_loop_device() {
+    let machine = Machine::new();
+    let agent = machine.agent();
+    let _driver = machine.driver(&[]);
+    agent.registered().await;
+    let mut args = (stage(), publish());
+    for volume in [&mut args.0.volume, &mut args.1.volume] {
+        volume.attributes.insert(volumes::MEDIUM.to_owned(), "loop".to_owned());
+    }
+    agent.mounter.stage_block(&args.0).await.unwrap();
+    agent.mounter.publish_block(&args.1).await.unwrap();
+    let mapped = machine.root.join("plugins/kubernetes.io/csi/volumeDevices/pv-1/dev").join(POD);
+    let device = volumes::loop_device(&mapped).unwrap();
+    let number = device.file_name().unwrap().to_owned();
+    let backing = std::path::Path::new("/sys/block").join(number).join("loop/backing_file");
+    assert_eq!(fs::read_to_string(&backing).unwrap().trim_end(), mapped.to_str().unwrap());
+    let busy = rustix::mount::unmount(&mapped, rustix::mount::UnmountFlags::NOFOLLOW);
+    assert_eq!(busy, Err(rustix::io::Errno::BUSY), "the loop device holds the mount");
+    // The next agent takes the volume over.
+    unmap_all(&agent).await;
+    let attached = fs::read_to_string(&backing).unwrap_or_default();
+    assert_ne!(attached.trim_end(), mapped.to_str().unwrap());
+    assert_eq!((machine.mounts(), left_of_block(&machine)), (vec![], vec![]));
+}
+
+#[tokio::test]
 async fn an_agent_that_ends_at_any_step_of_a_block_volume_is_replaced_by_one_that_finishes_the_work() {
     let operations = async |_: &Machine, agent: &Agent| {
         map_all(agent).await;

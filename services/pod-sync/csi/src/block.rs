@@ -4,10 +4,11 @@
 //! |---|---|
 //! | stage | create the data directory; write `vol_data.json`; create the staging directory; call the driver |
 //! | publish | create the publish directory; call the driver; bind the device to `dev/<pod UID>`; link it in the pod's directory |
-//! | unpublish | remove the link; unmount `dev/<pod UID>`; call the driver; remove what it left |
+//! | unpublish | remove the link; unmount `dev/<pod UID>`, with a loop device on it; call the driver; remove what it left |
 //! | unstage | remove the publish directory and `dev`; call the driver; remove the staging directory, `vol_data.json` and its directory |
 //!
-//! The kubelet also holds a loop device on `dev/<pod UID>`, which this crate neither creates nor removes.
+//! The kubelet also attaches a loop device to `dev/<pod UID>`, which holds the device open. This crate attaches none, and detaches that of
+//! a kubelet whose volumes it takes over.
 
 use std::fs;
 use std::io;
@@ -118,7 +119,7 @@ impl Mounter {
         let data = task::blocking(move || VolumeData::load(&data_dir)).await;
         let data = data.map_err(|e| e.while_unmounting("unmapper failed to load volume data file"))?;
         step!("link to device removed", task::blocking(move || removal::file(&link)))?;
-        step!("device of block volume unmounted", task::blocking(move || removal::unmount(&mapped)))?;
+        step!("device of block volume unmounted", task::blocking(move || removal::unmount_device(&mapped)))?;
         if let Some(data) = data {
             let driver = self
                 .drivers

@@ -17,13 +17,9 @@ pub(crate) fn mount_point(path: &Path) -> Result<bool, CsiError> {
     mount_point::remove(path).map_err(CsiError::file("remove mount point", path))
 }
 
-/// Unmounts what is mounted at a path, and removes the mount point. Succeeds if the path does not exist.
-pub(crate) fn unmount(path: &Path) -> Result<(), CsiError> {
-    while !mount_point(path)? {
-        let unmounted = rustix::mount::unmount(path, rustix::mount::UnmountFlags::NOFOLLOW);
-        unmounted.map_err(|error| CsiError::file("unmount", path)(error.into()))?;
-    }
-    Ok(())
+/// Unmounts the device that is bound on a file, with a loop device that the kubelet attached to the file, and removes the file.
+pub(crate) fn unmount_device(path: &Path) -> Result<(), CsiError> {
+    mount_point::unmount_device(path).map_err(CsiError::file("unmount", path))
 }
 
 /// Removes the metadata file in a directory, and those that processes were writing when they were killed.

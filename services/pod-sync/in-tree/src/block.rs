@@ -1,6 +1,7 @@
 //! Block devices of `local` volumes and of disks, which containers get as devices.
 //!
-//! The device is bound on a file per pod, and linked in the pod's directory. The kubelet also attaches a loop device to the file.
+//! The device is bound on a file per pod, and linked in the pod's directory. The kubelet also attaches a loop device to the file. This
+//! crate attaches none, and detaches that of a kubelet whose volumes it takes over.
 
 use std::fs;
 use std::os::unix::fs::FileTypeExt as _;
@@ -68,7 +69,7 @@ impl Mounter {
         step!("link to block device removed", task::blocking(move || removal::mount_point(&link)))?;
         let Some(device) = device else { return Ok(()) };
         let bound = self.paths.block_volume(plugin, device)?.join(pod.as_str());
-        step!("block device unmounted", task::blocking(move || removal::unmount(&bound)))
+        step!("block device unmounted", task::blocking(move || removal::unmount_device(&bound)))
     }
 
     /// Removes the directory of a `local` block volume (`RemoveMapPath`).

@@ -21,6 +21,11 @@ pub(crate) fn unmount(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Unmounts the device that is bound on a file, with a loop device that the kubelet attached to the file, and removes the file.
+pub(crate) fn unmount_device(path: &Path) -> Result<(), Error> {
+    mount_point::unmount_device(path).map_err(Error::file("unmount", path))
+}
+
 /// Removes an empty directory.
 pub(crate) fn directory(path: &Path) -> Result<(), Error> {
     match std::fs::remove_dir(path) {

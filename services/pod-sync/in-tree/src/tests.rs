@@ -377,6 +377,27 @@ async fn a_block_volume_is_bound_and_linked_for_each_pod() {
     assert!(Path::new(&device.0).exists());
 }
 
+#[tokio::test]
+async fn a_block_volume_that_a_kubelet_mapped_is_unmapped_with_the_kubelets_loop_device() {
+    let node = Node::new();
+    let device = LoopDevice::new(node.base.path());
+    let mounter = node.mounter();
+    let volume = Volume { is_block: true, ..local(Path::new(&device.0)) };
+    mounter.map(&volume, None, &uid(1)).await.unwrap();
+    let bound = mounter.paths().block_volume(Plugin::Local, "pv-1").unwrap().join(uid(1).as_str());
+    let made = std::process::Command::new("losetup").args(["--find", "--show"]).arg(&bound).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let of_kubelet = String::from_utf8(made.stdout).unwrap().trim().replace("/dev/", "/sys/block/");
+    let backing = Path::new(&of_kubelet).join("loop/backing_file");
+    let is_attached =
+        || fs::read_to_string(&backing).unwrap_or_default().trim_end() == bound.to_str().unwrap();
+    assert!(is_attached());
+    mounter.unmap(Plugin::Local, &uid(1), "pv-1", Some("pv-1")).await.unwrap();
+    assert!(!is_attached() && !bound.exists());
+    mounter.unmap_device("pv-1").await.unwrap();
+    assert!(Path::new(&device.0).exists(), "the device of the volume stays");
+}
+
 fn nfs(server: &str) -> Volume {
     volume(Source::Nfs { server: server.to_owned(), path: "/exports/a".to_owned() })
 }

@@ -17,6 +17,7 @@ pub mod failpoint;
 pub mod gathered;
 pub mod grant;
 pub mod lists;
+pub mod loop_device;
 pub mod mount_point;
 pub mod mount_table;
 pub mod notify;

@@ -4,6 +4,9 @@ use std::io;
 use std::path::Path;
 
 use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use crate::loop_device;
 
 /// Removes a mount point: an empty directory, or a file or link. Returns `false` if something is mounted on it, which the kernel
 /// checks at the removal. Succeeds if the path does not exist. Blocks.
@@ -20,6 +23,23 @@ pub fn remove(path: &Path) -> io::Result<bool> {
         Err(Errno::BUSY) => Ok(false),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Unmounts the device that is bound on a file, and removes the file. Succeeds if the path does not exist. A loop device that keeps the
+/// mount busy is detached: the kubelet attaches one to the file of each block volume. Blocks.
+///
+/// # Errors
+/// Fails if the mount is busy for another reason, and as [`loop_device::detach_all`].
+pub fn unmount_device(path: &Path) -> io::Result<()> {
+    let mut detached = false;
+    while !remove(path)? {
+        match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
+            // A loop device that is in use is detached when it is closed.
+            Err(Errno::BUSY) if !detached && loop_device::detach_all(path)? => detached = true,
+            unmounted => unmounted?,
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
