@@ -2,6 +2,7 @@
 //!
 //! - [`node`] — starts all processes, kills and stops services, removes everything and checks for leftovers;
 //! - [`restarts`] — restarts of services with other settings, and reboots of the node;
+//! - [`claims`] — claims of volumes of the tests' own CSI driver;
 //! - [`cluster`] — an administrator's client of an API server;
 //! - [`cost`] — CPU, memory, wake-ups and requests of an agent's processes;
 //! - [`service`] — a supervised process, restarted 200 ms after it exits, as by `quintctl up`;
@@ -23,6 +24,7 @@
 #![allow(missing_docs, reason = "only the tests of this crate use it")]
 
 pub mod bins;
+pub mod claims;
 pub mod cluster;
 pub mod cost;
 pub mod monitoring;

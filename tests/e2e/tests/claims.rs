@@ -8,47 +8,17 @@
 )]
 
 use quintlet_csi_driver::fault::{self, Fault};
-use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
+use quintlet_e2e::claims::{bound_claim, start_driver, with_claim};
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};
-use serde_json::{Value, json};
-
-const DRIVER: &str = "test.csi.quintlet.dev";
-
-fn bound_claim(node: &Node, name: &str) {
-    let claim = json!({"metadata": {"name": name}, "spec": {
-        "accessModes": ["ReadWriteOnce"], "volumeName": format!("pv-{name}"),
-        "resources": {"requests": {"storage": "1Gi"}},
-    }});
-    let claim = node.api().create("persistentvolumeclaims", "default", claim).unwrap();
-    let volume = json!({"metadata": {"name": format!("pv-{name}")}, "spec": {
-        "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
-        "claimRef": {"namespace": "default", "name": name, "uid": claim["metadata"]["uid"]},
-        "csi": {"driver": DRIVER, "volumeHandle": format!("vol-{name}"), "fsType": "ext4"},
-    }});
-    node.api().create("persistentvolumes", "", volume).unwrap();
-    let phase =
-        |claim: &mut Value| claim["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
-    node.api().edit("persistentvolumeclaims/status", "default", name, phase).unwrap();
-}
-
-fn with_claim(name: &str, claim: &str, script: &str) -> Value {
-    let mut pod = pods::script(name, script);
-    pod["spec"]["securityContext"] = json!({"fsGroup": 4711});
-    pod["spec"]["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": claim}}]);
-    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
-    pods::bound(pod)
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_reads_and_writes_its_claims_file_and_a_driver_that_hangs_delays_no_neighbour() {
     let node = Node::start(Options::with_api("claims")).await;
-    let driver = DriverThread::start(&node.root_dir(), &node.scratch().join("driver"), &[]);
-    let object = json!({"metadata": {"name": DRIVER}, "spec": {"attachRequired": false}});
-    node.api().create("csidrivers", "", object).unwrap();
-    bound_claim(&node, "data");
-    bound_claim(&node, "slow");
+    let driver = start_driver(&node);
+    bound_claim(&node, "data", |_| {});
+    bound_claim(&node, "slow", |_| {});
     let work = "trap 'exit 0' TERM; cat /data/in > /data/out; stat -c %g /data/out > /data/group; sleep 100000 & wait";
     let backing = driver.backing("vol-data");
     std::fs::create_dir_all(&backing).unwrap();

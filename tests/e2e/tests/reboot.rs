@@ -1,6 +1,9 @@
 //! The node reboots: only the files of its pods remain.
 #![allow(clippy::disallowed_methods, clippy::large_futures, clippy::unwrap_used, missing_docs)]
 
+use quintlet_csi_driver::fault;
+use quintlet_csi_driver::volumes::mounts_below;
+use quintlet_e2e::claims::{bound_claim, restart_driver, start_driver, with_claim};
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
@@ -126,4 +129,91 @@ async fn after_a_reboot_static_pods_start_first_and_pods_keep_their_identity() {
     api.delete("pods", "default", "web", None).unwrap();
     node.wait_gone(&uid).await;
     node.down().await;
+}
+
+/// A reboot removes mounts, and keeps the directories of volumes with their metadata and the file behind the device.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_a_claim_is_staged_and_published_again_with_its_data_and_a_deleted_pod_leaves_nothing()
+{
+    let mut node = Node::start(Options::with_api("reboot-claims")).await;
+    let api = node.api().clone();
+    let driver = start_driver(&node);
+    let script = "echo x >> /data/starts; trap 'exit 0' TERM; sleep 100000 & wait";
+    let mut uids = Vec::new();
+    for name in ["kept", "deleted"] {
+        bound_claim(&node, name, |volume| {
+            volume["spec"]["csi"]["volumeAttributes"] = json!({"medium": "loop"});
+        });
+        let made = api.create_pod(with_claim(name, name, script));
+        uids.push(made["metadata"]["uid"].as_str().unwrap().to_owned());
+        node.wait_ready(name).await;
+    }
+    let volume = |uid: &str, name: &str| {
+        node.root_dir().join(format!("pods/{uid}/volumes/kubernetes.io~csi/pv-{name}/mount"))
+    };
+    let (kept, deleted) = (volume(&uids[0], "kept"), volume(&uids[1], "deleted"));
+    let global_mounts =
+        node.root_dir().join(format!("plugins/kubernetes.io/csi/{}", quintlet_e2e::claims::DRIVER));
+    let has_started = async |times: usize| {
+        until("the start is on the device", LONG, async || {
+            let starts = std::fs::read_to_string(kept.join("starts")).unwrap_or_default();
+            if starts == "x\n".repeat(times) { Ok(()) } else { Err(starts) }
+        })
+        .await;
+    };
+    has_started(1).await;
+    let calls = |driver: &quintlet_csi_driver::thread::DriverThread, volume: &str| {
+        ["Stage", "Publish", "Unpublish", "Unstage"]
+            .map(|call| driver.calls_of(&format!("Node{call}Volume vol-{volume}")))
+    };
+    assert_eq!(calls(&driver, "kept"), [1, 1, 0, 0], "{:?}", fault::calls(driver.state()));
+
+    node.power_off().await;
+    drop(driver);
+    assert_eq!(mounts_below(&node.root_dir()).unwrap(), Vec::<std::path::PathBuf>::new());
+    for mount in [&kept, &deleted] {
+        assert!(mount.is_dir() && !mount.join("starts").exists());
+        assert!(mount.with_file_name("vol_data.json").exists());
+    }
+    api.delete("pods", "default", "deleted", Some(0)).unwrap();
+    node.boot().await;
+    // The driver starts after the node agent.
+    let driver = restart_driver(&node);
+    let again = |pod: &Value| {
+        let pod = Seen::from_api(pod.clone());
+        pod.is_ready() && restarts(&pod) == 1
+    };
+    let pod = Seen::from_api(api.wait_for("pods", "default", "kept", LONG, again).await);
+    assert_eq!(pod.uid(), uids[0]);
+    has_started(2).await;
+    assert_eq!(calls(&driver, "kept"), [2, 2, 0, 0], "{:?}", fault::calls(driver.state()));
+
+    // Neither mounts nor directories are left of a pod and its volume, and the device has its data.
+    let is_gone = async |uid: &str, mounts: usize| {
+        node.wait_gone(uid).await;
+        until("nothing of the volume is left", LONG, async || {
+            let left = mounts_below(&node.root_dir().join("pods").join(uid)).unwrap();
+            let staged: Vec<_> = std::fs::read_dir(&global_mounts).into_iter().flatten().flatten().collect();
+            let is_left = node.root_dir().join("pods").join(uid).exists() || !left.is_empty();
+            if !is_left && staged.len() == mounts { Ok(()) } else { Err((left, staged)) }
+        })
+        .await;
+    };
+    is_gone(&uids[1], 1).await;
+    let [stages, publishes, unpublishes, unstages] = calls(&driver, "deleted");
+    assert_eq!((stages, publishes), (1, 1), "it is not mounted again");
+    assert!(unpublishes > 0 && unstages > 0, "{:?}", fault::calls(driver.state()));
+    node.cluster().delete("pods", "default", "kept").await;
+    is_gone(&uids[0], 0).await;
+    let device = node.scratch().join("device");
+    std::fs::create_dir(&device).unwrap();
+    let run = |program: &str, arguments: &[&std::path::Path]| {
+        assert!(std::process::Command::new(program).args(arguments).status().unwrap().success(), "{program}");
+    };
+    run("mount", &["-o".as_ref(), "loop,ro".as_ref(), &driver.backing("vol-kept"), &device]);
+    let starts = std::fs::read_to_string(device.join("starts"));
+    run("umount", &[&device]);
+    assert_eq!(starts.unwrap(), "x\nx\n");
+    node.down().await;
+    drop(driver);
 }

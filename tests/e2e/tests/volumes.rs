@@ -8,32 +8,13 @@
 )]
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use quintlet_csi_driver::thread::DriverThread;
+use quintlet_e2e::claims::{bound_claim, start_driver};
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};
 use serde_json::{Value, json};
 
-const DRIVER: &str = "test.csi.quintlet.dev";
 /// Number of updates of the ConfigMap.
 const UPDATES: u32 = 1000;
-
-fn bound_claim(node: &Node, name: &str, change: impl Fn(&mut Value)) {
-    let claim = json!({"metadata": {"name": name}, "spec": {
-        "accessModes": ["ReadWriteOnce"], "volumeName": format!("pv-{name}"),
-        "resources": {"requests": {"storage": "1Gi"}},
-    }});
-    let claim = node.api().create("persistentvolumeclaims", "default", claim).unwrap();
-    let mut volume = json!({"metadata": {"name": format!("pv-{name}")}, "spec": {
-        "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
-        "claimRef": {"namespace": "default", "name": name, "uid": claim["metadata"]["uid"]},
-        "csi": {"driver": DRIVER, "volumeHandle": format!("vol-{name}"), "fsType": "ext4"},
-    }});
-    change(&mut volume);
-    node.api().create("persistentvolumes", "", volume).unwrap();
-    let status =
-        |claim: &mut Value| claim["status"] = json!({"phase": "Bound", "capacity": {"storage": "1Gi"}});
-    node.api().edit("persistentvolumeclaims/status", "default", name, status).unwrap();
-}
 
 /// Waits until a file has a content that `wanted` accepts, and returns it.
 async fn read_when(what: &str, path: &std::path::Path, wanted: impl Fn(&str) -> bool) -> String {
@@ -63,9 +44,7 @@ impl Drop for Tmpfs {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_sees_modes_groups_subpaths_propagation_read_only_volumes_and_block_devices() {
     let node = Node::start(Options::with_api("volumes")).await;
-    let driver = DriverThread::start(&node.root_dir(), &node.scratch().join("driver"), &[]);
-    let object = json!({"metadata": {"name": DRIVER}, "spec": {"attachRequired": false}});
-    node.api().create("csidrivers", "", object).unwrap();
+    let driver = start_driver(&node);
     node.api()
         .create("configmaps", "default", json!({"metadata": {"name": "c"}, "data": {"k": "v"}}))
         .unwrap();
