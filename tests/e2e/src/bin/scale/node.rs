@@ -37,7 +37,7 @@ const FLAP: Duration = Duration::from_secs(1);
 /// Largest number of pods of a node.
 const MAX_PODS: usize = 1_000;
 
-/// What is measured.
+/// Sizes, durations and programs of the measurement.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeArgs {
     /// Numbers of pods.
@@ -121,7 +121,7 @@ async fn flapping(agent: &Agent<'_>, args: &NodeArgs) -> anyhow::Result<Value> {
     let seconds = began.elapsed().as_secs_f64();
     let cost = Cost::of(agent)?.since(&before).per_pod(args.flapping);
     for i in 0..args.flapping {
-        // Created above, and deleted by nobody else.
+        // Created above, so the pod exists.
         let _gone = agent.api.delete("pods", "default", &name(i), None);
     }
     for i in 0..args.flapping {
