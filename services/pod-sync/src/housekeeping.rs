@@ -295,8 +295,6 @@ async fn clear_dir(ctx: &WorkerContext, uid: &PodUid) {
 }
 
 async fn take_down(ctx: &WorkerContext, uid: &PodUid) -> Result<(), String> {
-    // Mounts of subpaths go before those of volumes.
-    ctx.environment.volumes.tear_down(uid).await.map_err(|e| e.to_string())?;
     ctx.environment.volume_tasks.unmount(uid).await.map_err(|e| e.to_string())?;
     let (volumes, cgroups, gone) =
         (ctx.environment.volumes.clone(), ctx.environment.cgroups.clone(), uid.clone());

@@ -49,7 +49,7 @@ pub struct ServeContext {
     pub faults: Arc<FaultIsolation>,
     /// Measured disk usage.
     pub measured: Arc<Measured>,
-    /// Volumes of claims and CSI drivers.
+    /// Volumes of pods.
     pub volume_tasks: VolumeTasks,
     /// The rounds of evictions; `None` if no pod is ever evicted.
     pub(crate) rounds: Option<EvictionRounds>,

@@ -127,8 +127,20 @@ impl Agent {
         });
         machine::warn(&warnings, &reporting.events, &node.settings.node_name);
         let tokens = api.tokens();
+        let certificates = PodCertificateInputs {
+            node: node.settings.node_name.clone(),
+            nodes: api.cluster.nodes(),
+            events: reporting.events.clone(),
+            wakeups: Arc::clone(&wakeups),
+            clock: clock.clone(),
+        };
+        let credentials = api.credentials(&args, certificates, &stop);
+        let volumes = Volumes::new(args.root_dir.clone())
+            .with_credentials(credentials)
+            .with_quotas(args.resources.project_quotas(&args.root_dir));
         let volume_tasks = Inputs {
             root_dir: args.root_dir.clone(),
+            volumes: volumes.clone(),
             node: node.settings.node_name.clone(),
             objects: api.volume_objects(),
             tokens: tokens.clone(),
@@ -143,19 +155,9 @@ impl Agent {
         };
         let volume_tasks = VolumeTasks::start(volume_tasks, stop.clone());
         let volume_tasks = volume_tasks.await.context("failed to read the volumes of pods")?;
-        let certificates = PodCertificateInputs {
-            node: node.settings.node_name.clone(),
-            nodes: api.cluster.nodes(),
-            events: reporting.events.clone(),
-            wakeups: Arc::clone(&wakeups),
-            clock: clock.clone(),
-        };
-        let credentials = api.credentials(&args, certificates, &stop);
         let environment = Arc::new(PodEnvironment {
             cgroups: cgroups(&args, &node.settings),
-            volumes: Volumes::new(args.root_dir.clone())
-                .with_credentials(credentials)
-                .with_quotas(args.resources.project_quotas(&args.root_dir)),
+            volumes,
             volume_tasks,
             objects: Arc::new(objects),
             tokens,

@@ -1,4 +1,4 @@
-//! Volumes of claims and CSI drivers: the service Volumes of podsync.v1, and the volumes whose usage drivers report.
+//! The service Volumes of podsync.v1, and the volumes of claims and CSI drivers whose usage is reported.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,8 @@ use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::{EventType, Events};
 use pod_sync_csi::PLUGIN;
 use pod_sync_csi::client::{Usage, VolumeStats};
-use pod_sync_csi::paths::Root;
 use pod_sync_storage::{Drivers, Health, ProvidedUsage, ProvidedVolume};
-use pod_sync_volume_tasks::{MountPoint, VolumeState, VolumeTasks, VolumeView};
+use pod_sync_volume_tasks::{MountedFileSystem, VolumeState, VolumeTasks, VolumeView};
 use quintlet_kit::{error_chain, task};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
@@ -39,8 +38,7 @@ impl Service {
         let names: HashMap<&PodUid, String> =
             pods.iter().map(|view| (&view.pod_ref.uid, name(view))).collect();
         let now = self.ctx.clock.wall();
-        let volumes = self.ctx.volume_tasks.views().into_iter();
-        let volumes = volumes.filter(|volume| of.is_none_or(|uid| volume.pod == *uid));
+        let volumes = self.ctx.volume_tasks.views(of).into_iter();
         let pod = |volume: &VolumeView| names.get(&volume.pod).cloned().unwrap_or_default();
         let mut volumes: Vec<_> = volumes.map(|volume| wire_volume(pod(&volume), volume, now)).collect();
         volumes.sort_by(|a, b| (&a.pod, &a.pod_uid, &a.name).cmp(&(&b.pod, &b.pod_uid, &b.name)));
@@ -77,10 +75,9 @@ fn wire_volume(pod: String, volume: VolumeView, now: Timestamp) -> wire::VolumeV
     }
 }
 
-/// The mounted volumes of CSI drivers, and those without a driver.
+/// The mounted volumes that tasks mount: those of CSI drivers, and those without a driver.
 pub(crate) struct MountedVolumes {
     pub(crate) tasks: VolumeTasks,
-    pub(crate) root: Root,
     /// The feature gate `CSIVolumeHealth`.
     pub(crate) has_health: bool,
     pub(crate) events: Events,
@@ -89,17 +86,10 @@ pub(crate) struct MountedVolumes {
 #[async_trait]
 impl Drivers for MountedVolumes {
     fn mounted(&self, uid: &PodUid) -> Vec<ProvidedVolume> {
-        let views = self.tasks.views().into_iter();
-        let mounted = views.filter(|volume| volume.pod == *uid && volume.state == VolumeState::Mounted);
-        // A pod that no longer needs a volume is terminating.
-        let needed = mounted.filter(|volume| !volume.name.is_empty());
-        let provided = needed.filter_map(|volume| {
-            let (path, has_driver) = match self.tasks.mount_point(uid, &volume.spec_name)? {
-                MountPoint::OfDriver => (self.root.mount(uid.as_str(), &volume.spec_name).ok()?, true),
-                MountPoint::At(path) => (path, false),
-            };
-            let driver = driver(&volume.volume).to_owned();
-            Some(ProvidedVolume { driver, has_driver, name: volume.name, path })
+        let mounted = self.tasks.file_systems(uid).into_iter();
+        let provided = mounted.map(|MountedFileSystem { name, volume, path, has_driver }| {
+            let driver = driver(volume.as_str()).to_owned();
+            ProvidedVolume { driver, has_driver, name, path }
         });
         provided.collect()
     }

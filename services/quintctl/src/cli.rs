@@ -56,7 +56,7 @@ pub enum Command {
     Events(events::EventsArgs),
     /// Show the pressure on memory, disks and process IDs, and the pod that is evicted next
     Pressure,
-    /// List volumes of claims and CSI drivers, with the call in progress and the last error
+    /// List volumes of pods, with their state, the call in progress and the last error
     Volumes(volumes::VolumesArgs),
     /// Show the resource usage of services and pods, and the delays of PLEG and probes
     Top(top::TopArgs),

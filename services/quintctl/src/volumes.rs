@@ -1,4 +1,4 @@
-//! `quintctl volumes`: volumes of claims and CSI drivers, with their state, the call of the driver in progress and the last error.
+//! `quintctl volumes`: volumes of pods, with their state, the call in progress and the last error.
 
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
@@ -11,7 +11,7 @@ use crate::out::{Format, print};
 use crate::pods::time;
 use crate::text::{NOTHING, age, clean, now_ns, or_nothing, table};
 
-/// List volumes of claims and CSI drivers.
+/// List volumes of pods.
 #[derive(Debug, Clone, clap::Args)]
 pub struct VolumesArgs {
     /// Only volumes of pods of this namespace
@@ -34,7 +34,7 @@ pub async fn run(args: VolumesArgs, paths: &Paths, format: Format) -> Result<(),
 #[must_use]
 pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
     if volumes.is_empty() {
-        return "no volumes of claims or CSI drivers\n".to_owned();
+        return "no volumes\n".to_owned();
     }
     let mut header = vec!["POD", "VOLUME", "SOURCE", "STATE", "CALL", "AGE"];
     if wide {
@@ -46,7 +46,7 @@ pub fn render(volumes: &[VolumeView], now: i64, wide: bool) -> String {
         let mut row = vec![
             clean(pod.strip_prefix("default/").unwrap_or(pod)),
             or_nothing(&volume.name),
-            or_nothing(&volume.spec_name),
+            or_nothing(source(volume)),
             state(volume).to_owned(),
             or_nothing(&volume.call),
             since(volume).map_or_else(|| NOTHING.to_owned(), |since| age(now - since)),
@@ -89,6 +89,15 @@ fn since(volume: &VolumeView) -> Option<i64> {
         VolumeState::Uncertain | VolumeState::Mounted | VolumeState::Unspecified => 0,
     };
     [volume.call_since_unix_ns, wait].into_iter().find(|since| *since != 0)
+}
+
+/// Returns the name of the PersistentVolume, or the type of a volume that the pod describes itself.
+fn source(volume: &VolumeView) -> &str {
+    if volume.spec_name.is_empty() || volume.spec_name != volume.name {
+        return &volume.spec_name;
+    }
+    let plugin = volume.volume.rsplit_once('/').map_or(volume.spec_name.as_str(), |(plugin, _)| plugin);
+    plugin.strip_prefix("kubernetes.io/").unwrap_or(plugin)
 }
 
 fn state(volume: &VolumeView) -> &'static str {
@@ -204,21 +213,30 @@ mod tests {
             error_unix_ns: NOW - 5 * S,
             ..volume("default/db-3", "data", VolumeState::Unresolved)
         };
-        let volumes = [mounted, staging(), unattached, unresolved, left];
+        let config = VolumeView {
+            spec_name: "config".to_owned(),
+            volume: "kubernetes.io/configmap/u4-config".to_owned(),
+            needed_since_unix_ns: NOW - 4 * S,
+            error: "MountVolume.SetUp failed for volume \"config\" : configmap \"c\" not found".to_owned(),
+            error_unix_ns: NOW - S,
+            ..volume("default/db-4", "config", VolumeState::NotMounted)
+        };
+        let volumes = [mounted, staging(), unattached, unresolved, config, left];
         assert_eq!(
             render(&volumes, NOW, false),
             "\
-POD    VOLUME  SOURCE   STATE         CALL                 AGE  LAST ERROR
-db-0   data    pv-data  mounted       –                    –
-db-1   data    pv-data  not mounted   NodeStageVolume      12s  73s ago: MountVolume.MountDevice failed for volume \"pv-data\" :  rpc error
-db-2   data    pv-data  not attached  –                    45s
-db-3   data    –        unresolved    –                    20s  5s ago: error processing PVC default/data-db-3: PVC is not bound
-uid-7  –       pv-      uncertain     NodeUnpublishVolume  3s
+POD    VOLUME  SOURCE     STATE         CALL                 AGE  LAST ERROR
+db-0   data    pv-data    mounted       –                    –
+db-1   data    pv-data    not mounted   NodeStageVolume      12s  73s ago: MountVolume.MountDevice failed for volume \"pv-data\" :  rpc error
+db-2   data    pv-data    not attached  –                    45s
+db-3   data    –          unresolved    –                    20s  5s ago: error processing PVC default/data-db-3: PVC is not bound
+db-4   config  configmap  not mounted   –                    4s   1s ago: MountVolume.SetUp failed for volume \"config\" : configmap \"c\" not found
+uid-7  –       pv-        uncertain     NodeUnpublishVolume  3s
 "
         );
         let wide = render(&volumes, NOW, true);
         assert!(wide.contains("kubernetes.io/csi/d.csi^data  uid-default/db-0"), "{wide}");
-        assert_eq!(render(&[], NOW, false), "no volumes of claims or CSI drivers\n");
+        assert_eq!(render(&[], NOW, false), "no volumes\n");
     }
 
     #[test]

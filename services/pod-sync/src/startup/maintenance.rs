@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pod_sync_clients::EventType;
-use pod_sync_csi::paths::Root;
 use pod_sync_decisions::status::KillCause;
 use pod_sync_evictor::Published;
 use pod_sync_evictor::kernel_log::{self, SYSTEM_OOM, Victim};
@@ -84,8 +83,7 @@ impl Agent {
             let counts = tasks.counts();
             (counts.desired, counts.actual)
         };
-        let count =
-            pod_sync_storage::count_volumes(Arc::clone(&pods), root_dir.clone(), of_tasks, stop.clone());
+        let count = pod_sync_storage::count_volumes(of_tasks, stop.clone());
         self.tasks.spawn("volume-counts", count);
         let storage = StorageSettings {
             root_dir: root_dir.clone(),
@@ -96,7 +94,6 @@ impl Agent {
         };
         let mounted = Arc::new(MountedVolumes {
             tasks: ctx.environment.volume_tasks.clone(),
-            root: Root::new(root_dir),
             has_health: self.args.resources.reports_volume_health(),
             events: ctx.reporting.events.clone(),
         });

@@ -86,7 +86,10 @@ pub struct ActualVolume {
 /// The volumes on the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Actual {
+    /// Volumes that tasks mount.
     volumes: BTreeMap<VolumeName, ActualVolume>,
+    /// Volumes that the workers of pods set up.
+    direct: BTreeMap<PodUid, BTreeMap<VolumeName, MountedPod>>,
 }
 
 impl Actual {
@@ -95,7 +98,7 @@ impl Actual {
         self.volumes.get(name)
     }
 
-    /// Returns all volumes, sorted by name.
+    /// Returns all volumes that tasks mount, sorted by name.
     pub fn volumes(&self) -> impl Iterator<Item = (&VolumeName, &ActualVolume)> {
         self.volumes.iter()
     }
@@ -103,21 +106,71 @@ impl Actual {
     /// Returns a pod's mount of a volume.
     #[must_use]
     pub fn mount(&self, name: &VolumeName, pod: &PodUid) -> Option<&MountedPod> {
-        self.volumes.get(name).and_then(|volume| volume.pods.get(pod))
+        let direct = self.direct.get(pod).and_then(|volumes| volumes.get(name));
+        direct.or_else(|| self.volumes.get(name).and_then(|volume| volume.pods.get(pod)))
     }
 
-    /// Returns the volumes that a pod certainly has, sorted by name.
+    /// Returns the volumes that a pod certainly has: those that tasks mount, then those that its worker sets up, both sorted by name.
     pub fn mounted_by<'a>(&'a self, pod: &'a PodUid) -> impl Iterator<Item = &'a VolumeName> {
-        let of = |volume: &ActualVolume| {
-            volume.pods.get(pod).map(|mount| mount.state) == Some(MountState::Mounted)
-        };
-        self.volumes.iter().filter(move |(_, volume)| of(volume)).map(|(name, _)| name)
+        let by_tasks = self.volumes.iter().filter_map(|(name, volume)| Some((name, volume.pods.get(pod)?)));
+        let all = by_tasks.chain(self.direct_of(pod));
+        all.filter(|(_, mount)| mount.state == MountState::Mounted).map(|(name, _)| name)
     }
 
     /// Returns whether a pod has volumes, certainly or possibly.
     #[must_use]
     pub fn may_have_mounts(&self, pod: &PodUid) -> bool {
-        self.volumes.values().any(|volume| volume.pods.contains_key(pod))
+        self.direct.contains_key(pod) || self.volumes.values().any(|volume| volume.pods.contains_key(pod))
+    }
+
+    /// Returns the volumes that a pod's worker has set up, certainly or possibly, sorted by name.
+    pub fn direct_of(&self, pod: &PodUid) -> impl Iterator<Item = (&VolumeName, &MountedPod)> {
+        self.direct.get(pod).into_iter().flatten()
+    }
+
+    /// Returns all volumes that workers have set up, certainly or possibly, with their pods, sorted by pod.
+    pub fn all_direct(&self) -> impl Iterator<Item = (&PodUid, &VolumeName, &MountedPod)> {
+        let of = |(pod, volumes)| {
+            let volumes: &BTreeMap<VolumeName, MountedPod> = volumes;
+            volumes.iter().map(move |(name, mount)| (pod, name, mount))
+        };
+        self.direct.iter().flat_map(of)
+    }
+
+    /// Adds a volume that a worker has set up before a restart.
+    pub fn found_direct(&mut self, name: VolumeName, pod: &PodUid, spec_name: String) {
+        let state = MountState::Uncertain;
+        let mount = MountedPod { spec_name, state, remount: false, reconstructed: true };
+        self.direct.entry(pod.clone()).or_default().insert(name, mount);
+    }
+
+    /// Records that a worker has set up a volume, or, if `is_stale`, that its content is there and could not be refreshed.
+    pub fn direct_mounted(&mut self, volume: &DesiredVolume, pod: &PodUid, is_stale: bool) {
+        let spec_name = volume.spec_name.clone();
+        let mount =
+            MountedPod { spec_name, state: MountState::Mounted, remount: is_stale, reconstructed: false };
+        self.direct.entry(pod.clone()).or_default().insert(volume.name.clone(), mount);
+    }
+
+    /// Records that a worker could not set up a volume. One that was there before, or of which a part `is_left`, is uncertain now.
+    pub fn direct_mount_failed(&mut self, volume: &DesiredVolume, pod: &PodUid, is_left: bool) {
+        let present = self.direct.get_mut(pod).and_then(|volumes| volumes.get_mut(&volume.name));
+        match present {
+            Some(mount) => mount.state = MountState::Uncertain,
+            None if is_left => {
+                let (spec_name, state) = (volume.spec_name.clone(), MountState::Uncertain);
+                let mount = MountedPod { spec_name, state, remount: false, reconstructed: false };
+                self.direct.entry(pod.clone()).or_default().insert(volume.name.clone(), mount);
+            }
+            None => {}
+        }
+    }
+
+    /// Requests that the set-up of a pod's volumes for which `refreshes` holds is repeated by its worker (`MarkRemountRequired`).
+    pub fn request_direct_remount(&mut self, pod: &PodUid, refreshes: impl Fn(&VolumeName) -> bool) {
+        for (name, mount) in self.direct.get_mut(pod).into_iter().flatten() {
+            mount.remount |= refreshes(name);
+        }
     }
 
     /// Returns whether another pod has a volume, certainly or possibly, which a volume with the access mode ReadWriteOncePod
@@ -131,7 +184,7 @@ impl Actual {
     pub fn attached(&mut self, volume: &DesiredVolume) {
         let attachment = match volume.reach {
             Reach::Attachable => Attachment::Attached,
-            Reach::DeviceMountable | Reach::PerPod => Attachment::NotAttachable,
+            Reach::DeviceMountable | Reach::PerPod | Reach::Direct => Attachment::NotAttachable,
         };
         self.entry(&volume.name).attachment = attachment;
     }
@@ -271,11 +324,19 @@ impl Actual {
         if let Some(volume) = self.volumes.get_mut(name) {
             volume.pods.remove(pod);
         }
+        if let Some(volumes) = self.direct.get_mut(pod) {
+            volumes.remove(name);
+            if volumes.is_empty() {
+                self.direct.remove(pod);
+            }
+        }
     }
 
     /// Records that an unmount failed. It may be in progress.
     pub fn unmount_failed(&mut self, name: &VolumeName, pod: &PodUid) {
-        if let Some(mount) = self.volumes.get_mut(name).and_then(|volume| volume.pods.get_mut(pod)) {
+        let direct = self.direct.get_mut(pod).and_then(|volumes| volumes.get_mut(name));
+        let by_tasks = self.volumes.get_mut(name).and_then(|volume| volume.pods.get_mut(pod));
+        if let Some(mount) = direct.or(by_tasks) {
             mount.state = MountState::Uncertain;
         }
     }
@@ -401,6 +462,34 @@ mod tests {
                 after,
                 "device {before:?} {reconstructed} {outcome:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_failed_set_up_by_a_worker_leaves_what_was_there_or_may_be_there_uncertain() {
+        use MountState::{Mounted, Uncertain};
+        let pod = pod();
+        let name = VolumeName::of_pod("kubernetes.io/configmap", &pod, "c");
+        let v = DesiredVolume { name, reach: Reach::Direct, ..volume() };
+        for (before, is_left, after) in [
+            (None, false, None),
+            (None, true, Some(Uncertain)),
+            (Some(Uncertain), false, Some(Uncertain)),
+            (Some(Mounted), false, Some(Uncertain)),
+            (Some(Mounted), true, Some(Uncertain)),
+        ] {
+            let mut actual = Actual::default();
+            match before {
+                Some(Uncertain) => actual.found_direct(v.name.clone(), &pod, "c".to_owned()),
+                Some(Mounted) => actual.direct_mounted(&v, &pod, false),
+                None => {}
+            }
+            actual.direct_mount_failed(&v, &pod, is_left);
+            let state = actual.mount(&v.name, &pod).map(|mount| mount.state);
+            assert_eq!(state, after, "{before:?} {is_left}");
+            assert_eq!(actual.may_have_mounts(&pod), after.is_some());
+            actual.unmounted(&v.name, &pod);
+            assert_eq!(actual, Actual::default());
         }
     }
 

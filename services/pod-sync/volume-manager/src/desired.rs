@@ -18,6 +18,8 @@ pub enum Reach {
     DeviceMountable,
     /// The volume is mounted for each pod.
     PerPod,
+    /// The pod's worker sets the volume up in its pass.
+    Direct,
 }
 
 impl Reach {
@@ -26,7 +28,7 @@ impl Reach {
     pub fn is_shared(self) -> bool {
         match self {
             Self::Attachable | Self::DeviceMountable => true,
-            Self::PerPod => false,
+            Self::PerPod | Self::Direct => false,
         }
     }
 }
@@ -48,8 +50,11 @@ pub struct DesiredVolume {
 /// A pod with volumes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct DesiredPod {
-    /// By the name in the pod.
+    /// Volumes that tasks mount, by the name in the pod.
     volumes: BTreeMap<String, DesiredVolume>,
+    /// Volumes that the pod's worker sets up, by the name in the pod. They are apart since a node has many of them, and a comparison
+    /// is for one pod.
+    direct: BTreeMap<String, DesiredVolume>,
     errors: BTreeSet<String>,
     /// Volumes of the pod are not known.
     is_incomplete: bool,
@@ -62,7 +67,7 @@ pub struct Desired {
 }
 
 impl Desired {
-    /// Sets the volumes of a pod by their names in the pod, and the errors of those that could not be resolved.
+    /// Sets the volumes of a pod that tasks mount by their names in the pod, and the errors of those that could not be resolved.
     ///
     /// A volume that was resolved before and fails now stays desired: the pod may use it.
     pub fn set(
@@ -94,6 +99,29 @@ impl Desired {
         self.pods.get(pod).is_some_and(|pod| pod.is_incomplete)
     }
 
+    /// Adds a volume that the pod's worker sets up.
+    pub fn add_direct(&mut self, pod: &PodUid, name: String, volume: DesiredVolume) {
+        self.pods.entry(pod.clone()).or_default().direct.insert(name, volume);
+    }
+
+    /// Returns the volume with this name in the pod, if the pod's worker sets it up.
+    #[must_use]
+    pub fn direct(&self, pod: &PodUid, name: &str) -> Option<&DesiredVolume> {
+        self.pods.get(pod)?.direct.get(name)
+    }
+
+    /// Returns the volumes that a pod's worker sets up with their names in the pod, sorted by these.
+    pub fn direct_of(&self, pod: &PodUid) -> impl Iterator<Item = (&str, &DesiredVolume)> {
+        let volumes = self.pods.get(pod).map(|pod| &pod.direct);
+        volumes.into_iter().flatten().map(|(name, volume)| (name.as_str(), volume))
+    }
+
+    /// Removes and returns the volumes that a pod's worker sets up. The containers of the pod have terminated.
+    pub fn remove_direct(&mut self, pod: &PodUid) -> impl Iterator<Item = DesiredVolume> + use<> {
+        let volumes = self.pods.get_mut(pod).map(|pod| std::mem::take(&mut pod.direct));
+        volumes.unwrap_or_default().into_values()
+    }
+
     /// Removes a pod whose containers have terminated.
     pub fn remove(&mut self, pod: &PodUid) {
         self.pods.remove(pod);
@@ -119,20 +147,30 @@ impl Desired {
         self.volumes_of(pod).any(|(_, desired)| desired.spec_name == spec_name)
     }
 
-    /// Returns whether any pod has a volume.
+    /// Returns whether any pod has a volume that tasks mount.
     #[must_use]
     pub fn has_volume(&self, volume: &VolumeName) -> bool {
-        self.all().any(|(_, desired)| desired.name == *volume)
+        self.all_by_tasks().any(|(_, desired)| desired.name == *volume)
     }
 
-    /// Returns the volumes of a pod with their names in the pod, sorted by these.
+    /// Returns the volumes of a pod with their names in the pod: those that tasks mount, then those that its worker sets up.
     pub fn volumes_of(&self, pod: &PodUid) -> impl Iterator<Item = (&str, &DesiredVolume)> {
+        self.by_tasks_of(pod).chain(self.direct_of(pod))
+    }
+
+    /// Returns the volumes of a pod that tasks mount with their names in the pod, sorted by these.
+    pub fn by_tasks_of(&self, pod: &PodUid) -> impl Iterator<Item = (&str, &DesiredVolume)> {
         let volumes = self.pods.get(pod).map(|pod| &pod.volumes);
         volumes.into_iter().flatten().map(|(name, volume)| (name.as_str(), volume))
     }
 
-    /// Returns all volumes with their pods, sorted by pod. A volume that has two names in a pod appears twice.
-    pub fn all(&self) -> impl Iterator<Item = (&PodUid, &DesiredVolume)> {
+    /// Returns the pods that have volumes or are expected, sorted.
+    pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
+        self.pods.keys()
+    }
+
+    /// Returns all volumes that tasks mount with their pods, sorted by pod. A volume that has two names in a pod appears twice.
+    pub fn all_by_tasks(&self) -> impl Iterator<Item = (&PodUid, &DesiredVolume)> {
         self.pods.iter().flat_map(|(uid, pod)| pod.volumes.values().map(move |volume| (uid, volume)))
     }
 }

@@ -5,6 +5,7 @@
 //!   [`reconstruct`] fills it from disk after a restart.
 //! - [`operations::Operations`]: what is in flight, and the back-off of what failed.
 //! - [`reconcile::reconcile`]: compares the two states, and returns the operations to start. It removes before it adds.
+//!   [`reconcile::reconcile_direct`] does the same for the volumes of one pod that the pod's worker sets up.
 //! - [`wait`]: whether the volumes of a pod are mounted or unmounted, and the kubelet's texts of why not.
 //!
 //! This crate has no I/O, no tasks and no clock.
@@ -42,6 +43,12 @@ impl VolumeName {
     #[must_use]
     pub fn of_pod(plugin: &str, pod: &quintlet_model::ids::PodUid, name: &str) -> Self {
         Self(format!("{plugin}/{pod}-{name}").into())
+    }
+
+    /// Returns the plugin in a name of [`VolumeName::of_pod`].
+    #[must_use]
+    pub fn plugin_of_pod(&self) -> &str {
+        self.0.rsplit_once('/').map_or(&self.0, |(plugin, _)| plugin)
     }
 
     /// Returns the name as a string.

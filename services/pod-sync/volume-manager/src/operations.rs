@@ -95,9 +95,14 @@ impl Operations {
     /// Returns whether an operation is in flight on the volume of `key`, and on its pod if it has one.
     #[must_use]
     pub fn is_pending(&self, key: &Key) -> bool {
+        let overlaps = |pending: &Key| pending.pod.is_none() || key.pod.is_none() || pending.pod == key.pod;
+        if self.declared.is_empty() {
+            let first = Key { volume: key.volume.clone(), pod: None };
+            let of_volume = self.pending.range(first..).map(|(pending, _)| pending);
+            return of_volume.take_while(|pending| pending.volume == key.volume).any(overlaps);
+        }
         self.pending.keys().any(|pending| {
-            self.declared_name(&pending.volume) == self.declared_name(&key.volume)
-                && (pending.pod.is_none() || key.pod.is_none() || pending.pod == key.pod)
+            self.declared_name(&pending.volume) == self.declared_name(&key.volume) && overlaps(pending)
         })
     }
 
@@ -128,6 +133,16 @@ impl Operations {
         self.turns.get(volume).is_some_and(|last| pod <= last)
     }
 
+    /// Ends the back-off of a failed operation.
+    pub fn end_backoff(&mut self, key: &Key) {
+        self.failed.remove(key);
+    }
+
+    /// Records that an operation ended without an attempt. A back-off stays.
+    pub fn abandoned(&mut self, key: &Key) {
+        self.pending.remove(key);
+    }
+
     /// Records that an operation succeeded, which ends the back-off of its key.
     pub fn succeeded(&mut self, key: &Key) {
         self.pending.remove(key);
@@ -140,10 +155,22 @@ impl Operations {
     /// The wait is 500 ms, then twice the previous one, up to 2m2s. It is reset for another kind of
     /// operation.
     pub fn failed(&mut self, key: &Key, error: &str, now: Instant, wall: jiff::Timestamp) -> String {
+        self.failed_within(LONGEST_WAIT, key, error, now, wall)
+    }
+
+    /// Like [`Operations::failed`], with another longest wait.
+    pub fn failed_within(
+        &mut self,
+        longest_wait: Duration,
+        key: &Key,
+        error: &str,
+        now: Instant,
+        wall: jiff::Timestamp,
+    ) -> String {
         let Some(kind) = self.pending.remove(key) else { return error.to_owned() };
         let previous = self.failed.remove(key).filter(|failed| failed.kind == kind);
         let mut backoff =
-            previous.map_or_else(|| Backoff::new(FIRST_WAIT, 2.0, LONGEST_WAIT), |failed| failed.backoff);
+            previous.map_or_else(|| Backoff::new(FIRST_WAIT, 2.0, longest_wait), |failed| failed.backoff);
         let wait = backoff.next_wait();
         let until = clock::deadline_after(now, wait);
         self.failed.insert(key.clone(), FailedOperation { kind, backoff, until });

@@ -11,7 +11,7 @@ use crate::VolumeName;
 use crate::actual::{Actual, Outcome};
 use crate::desired::{Desired, DesiredVolume, Reach};
 use crate::operations::{LONGEST_WAIT, Operations};
-use crate::reconcile::{Node, Operation, reconcile};
+use crate::reconcile::{Node, Operation, reconcile, reconcile_direct};
 use crate::reconstruct::{Found, reconstruct};
 
 /// How an operation ends.
@@ -52,7 +52,7 @@ fn action() -> impl Strategy<Value = Action> {
         1 => Just(End::FailureWithEffect),
     ];
     prop_oneof![
-        3 => (0_u8..3, 0_u8..3).prop_map(|(pod, volume)| Action::Want(pod, volume)),
+        3 => (0_u8..3, 0_u8..4).prop_map(|(pod, volume)| Action::Want(pod, volume)),
         2 => (0_u8..3).prop_map(Action::Remove),
         6 => Just(Action::Pass),
         8 => (any::<prop::sample::Index>(), end, any::<bool>()).prop_map(|(n, end, device)| Action::End(n, end, device)),
@@ -71,7 +71,8 @@ fn volume(n: u8, pod: &PodUid) -> DesiredVolume {
     let (name, reach) = match n {
         0 => (VolumeName::shared("csi", "attachable"), Reach::Attachable),
         1 => (VolumeName::shared("csi", "device"), Reach::DeviceMountable),
-        _ => (VolumeName::of_pod("configmap", pod, "c"), Reach::PerPod),
+        2 => (VolumeName::of_pod("nfs", pod, "n"), Reach::PerPod),
+        _ => (VolumeName::of_pod("configmap", pod, "c"), Reach::Direct),
     };
     DesiredVolume { name, spec_name: format!("v{n}"), reach, size: None, label: None }
 }
@@ -120,7 +121,7 @@ impl World {
                 volumes.insert(volume.spec_name.clone(), volume);
                 // Before all sources have delivered, the pod may be unknown.
                 if self.node.pods_known {
-                    self.desired.set(&pod, self.wanted[&pod].clone(), []);
+                    self.declare(&pod);
                 }
             }
             Action::Remove(n) => {
@@ -134,17 +135,31 @@ impl World {
                     self.end(&operation, *end, *device);
                 }
             }
-            Action::Refresh(n) => self.actual.request_remount(&pod(*n), |_| true),
+            Action::Refresh(n) => {
+                self.actual.request_remount(&pod(*n), |_| true);
+                self.actual.request_direct_remount(&pod(*n), |_| true);
+            }
             Action::Restart(effect) => self.restart(*effect),
             Action::PodsKnown => self.pods_known(),
             Action::AttachmentsKnown => self.attachments_known(),
         }
     }
 
+    fn declare(&mut self, pod: &PodUid) {
+        let volumes = self.wanted.get(pod).cloned().unwrap_or_default();
+        let is_direct = |volume: &DesiredVolume| volume.reach == Reach::Direct;
+        let (direct, by_tasks) = volumes.into_iter().partition(|(_, volume)| is_direct(volume));
+        let direct: BTreeMap<String, DesiredVolume> = direct;
+        self.desired.set(pod, by_tasks, []);
+        for (name, volume) in direct {
+            self.desired.add_direct(pod, name, volume);
+        }
+    }
+
     fn pods_known(&mut self) {
         self.node.pods_known = true;
-        for (pod, volumes) in &self.wanted {
-            self.desired.set(pod, volumes.clone(), []);
+        for pod in self.wanted.keys().cloned().collect::<Vec<_>>() {
+            self.declare(&pod);
         }
     }
 
@@ -161,7 +176,12 @@ impl World {
         }
         (self.desired, self.actual, self.operations) = Default::default();
         self.node.pods_known = false;
-        let found = self.mounts.iter().map(|((name, pod), volume)| Found {
+        let (direct, by_tasks): (Vec<_>, Vec<_>) =
+            self.mounts.iter().partition(|(_, volume)| volume.reach == Reach::Direct);
+        for ((name, pod), volume) in direct {
+            self.actual.found_direct(name.clone(), pod, volume.spec_name.clone());
+        }
+        let found = by_tasks.into_iter().map(|((name, pod), volume)| Found {
             pod: pod.clone(),
             spec_name: volume.spec_name.clone(),
             volume: Some((name.clone(), volume.reach.is_shared())),
@@ -181,8 +201,19 @@ impl World {
             assert!(!self.is_used(name), "{name} is dropped while it is mounted");
             self.actual.detached(name);
         }
+        self.start(plan.start, ready);
+        // The worker of each pod compares after it has declared or released the pod.
+        let known = if self.node.pods_known { 0..3 } else { 0..0 };
+        for pod in known.map(pod) {
+            let plan = reconcile_direct(&self.desired, &self.actual, &self.operations, &pod, self.now);
+            assert!(plan.attached.is_empty() && plan.detached.is_empty());
+            self.start(plan.start, true);
+        }
+    }
+
+    fn start(&mut self, operations: Vec<Operation>, ready: bool) {
         let mut added = false;
-        for operation in plan.start {
+        for operation in operations {
             match &operation {
                 Operation::Unmount { volume, pod } => {
                     assert!(ready, "{volume} is unmounted before pods and attachments are known");
@@ -248,6 +279,12 @@ impl World {
         assert!(self.operations.failed(&key, "boom", self.now, wall).contains("No retries permitted until"));
         let with_effect = matches!(end, End::FailureWithEffect);
         match operation {
+            Operation::Mount { volume, pod, .. } if volume.reach == Reach::Direct => {
+                if with_effect {
+                    self.effect(operation, true);
+                }
+                self.actual.direct_mount_failed(volume, pod, outcome == Outcome::Uncertain);
+            }
             Operation::Mount { volume, device: true, .. } if in_device_stage => {
                 if with_effect {
                     self.effect(operation, false);
@@ -296,6 +333,9 @@ impl World {
 
     fn succeed(&mut self, operation: &Operation) {
         match operation {
+            Operation::Mount { volume, pod, .. } if volume.reach == Reach::Direct => {
+                self.actual.direct_mounted(volume, pod, false);
+            }
             Operation::Mount { volume, pod, device, .. } => {
                 if *device {
                     self.actual.device_mounted(&volume.name);
@@ -348,10 +388,8 @@ impl World {
         let shared =
             self.mounts.values().filter(|volume| volume.reach.is_shared()).map(|volume| volume.name.clone());
         assert_eq!(self.devices, shared.collect::<BTreeSet<_>>(), "devices and pods differ");
-        assert_eq!(
-            self.actual.volumes().count(),
-            self.mounts.keys().map(|(v, _)| v).collect::<BTreeSet<_>>().len()
-        );
+        let in_state = self.actual.volumes().count() + self.actual.all_direct().count();
+        assert_eq!(in_state, self.mounts.keys().map(|(v, _)| v).collect::<BTreeSet<_>>().len());
     }
 }
 

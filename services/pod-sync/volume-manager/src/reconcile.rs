@@ -6,7 +6,7 @@ use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
 use crate::VolumeName;
-use crate::actual::{Actual, ActualVolume, Attachment, Expansion, MountState};
+use crate::actual::{Actual, ActualVolume, Attachment, Expansion, MountState, MountedPod};
 use crate::desired::{Desired, DesiredVolume, Reach};
 use crate::operations::{Key, Kind, Operations, Start};
 
@@ -102,7 +102,7 @@ pub struct Plan {
     pub next: Option<Instant>,
 }
 
-/// Compares the states. The caller applies `attached` and `detached`, records each operation in [`Operations`], and starts it.
+/// Compares the states of the volumes that tasks mount. The caller applies `attached` and `detached`, records each operation in [`Operations`], and starts it.
 #[must_use]
 pub fn reconcile(
     desired: &Desired,
@@ -117,7 +117,8 @@ pub fn reconcile(
         unmount_volumes(&mut pass, desired, actual);
     }
     for had_turn in [false, true] {
-        for (pod, volume) in desired.all().filter(|(pod, of)| operations.had_turn(&of.name, pod) == had_turn)
+        for (pod, volume) in
+            desired.all_by_tasks().filter(|(pod, of)| operations.had_turn(&of.name, pod) == had_turn)
         {
             let other = actual.mount(&volume.name, pod).filter(|mount| mount.spec_name != volume.spec_name);
             // Two PersistentVolumes of a pod with one handle are one volume, which is mounted once for the pod.
@@ -132,10 +133,40 @@ pub fn reconcile(
     pass.plan
 }
 
+/// Compares the states of the volumes that the worker of `pod` sets up, which has declared or released the pod. The caller records each
+/// operation in [`Operations`], and executes it.
+///
+/// The volumes of other pods are not looked at, so that the costs of a pod do not grow with the node.
+#[must_use]
+pub fn reconcile_direct(
+    desired: &Desired,
+    actual: &Actual,
+    operations: &Operations,
+    pod: &PodUid,
+    now: Instant,
+) -> Plan {
+    let mut plan = Plan::default();
+    for (name, mount) in actual.direct_of(pod) {
+        if desired.direct(pod, &mount.spec_name).is_none_or(|volume| volume.name != *name) {
+            plan.offer(operations, Operation::Unmount { volume: name.clone(), pod: pod.clone() }, now);
+        }
+    }
+    for (_, volume) in desired.direct_of(pod) {
+        let is_missing = |mount: &MountedPod| mount.state == MountState::Uncertain || mount.remount;
+        let operation = match actual.mount(&volume.name, pod) {
+            None => mount_operation(volume, pod, false),
+            Some(mount) if is_missing(mount) => mount_operation(volume, pod, true),
+            Some(_) => continue,
+        };
+        plan.offer(operations, operation, now);
+    }
+    plan
+}
+
 /// Returns the volumes for `status.volumesInUse`: all attachable ones that are desired or attached, sorted.
 #[must_use]
 pub fn volumes_in_use(desired: &Desired, actual: &Actual) -> Vec<VolumeName> {
-    let wanted = desired.all().filter(|(_, volume)| volume.reach == Reach::Attachable);
+    let wanted = desired.all_by_tasks().filter(|(_, volume)| volume.reach == Reach::Attachable);
     let wanted = wanted.map(|(_, volume)| volume.name.clone());
     // A volume that was found on disk counts until its attachment is known.
     let has = |volume: &ActualVolume| match volume.attachment {
@@ -157,14 +188,22 @@ struct Pass {
 impl Pass {
     fn start(&mut self, operation: Operation) {
         let (key, kind) = (operation.key(), operation.kind());
-        match self.operations.may_start(&key, kind, self.now) {
-            Start::Now => {
-                self.operations.started(key, kind);
-                self.plan.start.push(operation);
-            }
-            Start::At(at) => self.plan.next = Some(self.plan.next.map_or(at, |next| next.min(at))),
+        if self.plan.offer(&self.operations, operation, self.now) {
+            self.operations.started(key, kind);
+        }
+    }
+}
+
+impl Plan {
+    /// Adds an operation if it may start now, and returns whether it may.
+    fn offer(&mut self, operations: &Operations, operation: Operation, now: Instant) -> bool {
+        let start = operations.may_start(&operation.key(), operation.kind(), now);
+        match start {
+            Start::Now => self.start.push(operation),
+            Start::At(at) => self.next = Some(self.next.map_or(at, |next| next.min(at))),
             Start::Pending => {}
         }
+        start == Start::Now
     }
 }
 
@@ -193,7 +232,7 @@ fn add(pass: &mut Pass, actual: &Actual, node: &Node, pod: &PodUid, desired: &De
             Reach::Attachable if !node.reported_in_use.contains(name) || !node.attached.contains(name) => {
                 return;
             }
-            Reach::Attachable | Reach::DeviceMountable | Reach::PerPod => {
+            Reach::Attachable | Reach::DeviceMountable | Reach::PerPod | Reach::Direct => {
                 pass.plan.attached.push(desired.clone())
             }
         }
@@ -235,9 +274,8 @@ fn has_other_label(volume: &ActualVolume, desired: &DesiredVolume) -> bool {
 /// Whether a volume in the actual state needs no attachment.
 fn is_attached(volume: &ActualVolume, reach: Reach) -> bool {
     match (volume.attachment, reach) {
-        (Attachment::Attached, _) | (Attachment::NotAttachable, Reach::DeviceMountable | Reach::PerPod) => {
-            true
-        }
+        (Attachment::Attached, _)
+        | (Attachment::NotAttachable, Reach::DeviceMountable | Reach::PerPod | Reach::Direct) => true,
         (Attachment::NotAttachable, Reach::Attachable) | (Attachment::Unknown, _) => false,
     }
 }
@@ -246,7 +284,7 @@ fn is_attached(volume: &ActualVolume, reach: Reach) -> bool {
 fn unmount_devices(pass: &mut Pass, desired: &Desired, actual: &Actual, node: &Node) {
     for (name, volume) in actual.volumes() {
         let whole = Key { volume: name.clone(), pod: None };
-        let mut wanted = desired.all().filter(|(_, desired)| desired.name == *name);
+        let mut wanted = desired.all_by_tasks().filter(|(_, desired)| desired.name == *name);
         let is_wanted =
             wanted.any(|(_, desired)| volume.device.is_none() || !has_other_label(volume, desired));
         if !volume.pods.is_empty() || is_wanted || pass.operations.is_pending(&whole) {
@@ -397,6 +435,57 @@ mod tests {
         assert_eq!(plan(&desired, &actual, &ready()).start, [device]);
         actual.device_unmounted(&v.name);
         assert_eq!(plan(&desired, &actual, &ready()).detached, [v.name]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn volumes_of_a_worker_are_removed_before_others_are_added_and_fail_one_by_one() {
+        let pod = uid(1);
+        let of = |name: &str| DesiredVolume {
+            name: VolumeName::of_pod("kubernetes.io/configmap", &pod, name),
+            spec_name: name.to_owned(),
+            ..volume(Reach::Direct)
+        };
+        let (mut desired, mut actual, mut operations) =
+            (Desired::default(), Actual::default(), Operations::default());
+        let left = VolumeName::of_pod("kubernetes.io/secret", &pod, "a");
+        actual.found_direct(left.clone(), &pod, "a".to_owned());
+        actual.found_direct(of("b").name, &pod, "b".to_owned());
+        for name in ["a", "b"] {
+            desired.add_direct(&pod, name.to_owned(), of(name));
+        }
+        let now = Instant::now();
+        let plan = |desired: &Desired, actual: &Actual, operations: &Operations, now| {
+            reconcile_direct(desired, actual, operations, &pod, now)
+        };
+        let mount = |name, mounted_before| mount_operation(&of(name), &pod, mounted_before);
+        let unmount = |volume: &VolumeName| Operation::Unmount { volume: volume.clone(), pod: pod.clone() };
+        let first = plan(&desired, &actual, &operations, now);
+        assert_eq!(first.start, [unmount(&left), mount("a", false), mount("b", true)]);
+        for operation in first.start {
+            operations.started(operation.key(), operation.kind());
+        }
+        assert_eq!(plan(&desired, &actual, &operations, now), Plan::default(), "one operation per volume");
+        // The volumes of other pods and those that tasks mount have other comparisons.
+        assert_eq!(reconcile(&desired, &actual, &operations, &ready(), now), Plan::default());
+        assert_eq!(reconcile_direct(&desired, &actual, &operations, &uid(2), now), Plan::default());
+        operations.succeeded(&unmount(&left).key());
+        actual.unmounted(&left, &pod);
+        operations.succeeded(&mount("b", true).key());
+        actual.direct_mounted(&of("b"), &pod, false);
+        let text = operations.failed(&mount("a", false).key(), "boom", now, jiff::Timestamp::UNIX_EPOCH);
+        assert!(text.contains("durationBeforeRetry 500ms"), "{text}");
+        actual.direct_mount_failed(&of("a"), &pod, false);
+        let waits = plan(&desired, &actual, &operations, now);
+        assert_eq!((waits.start, waits.next), (vec![], Some(now + crate::operations::FIRST_WAIT)));
+        let due = now + crate::operations::FIRST_WAIT;
+        assert_eq!(plan(&desired, &actual, &operations, due).start, [mount("a", false)]);
+        // A stale volume is mounted, and its refresh is due again. A removal does not wait for the back-off of a mount.
+        actual.direct_mounted(&of("a"), &pod, true);
+        assert_eq!(actual.mounted_by(&pod).count(), 2);
+        assert_eq!(plan(&desired, &actual, &operations, due).start, [mount("a", true)]);
+        assert_eq!(desired.remove_direct(&pod).count(), 2);
+        let plan_of_end = plan(&desired, &actual, &operations, now);
+        assert_eq!(plan_of_end.start, [unmount(&of("a").name), unmount(&of("b").name)]);
     }
 
     #[tokio::test(start_paused = true)]

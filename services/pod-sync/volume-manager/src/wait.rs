@@ -134,8 +134,26 @@ mod tests {
         );
         actual.mounted(&data, &pod);
         assert_eq!(not_mounted(&desired, &actual, &pod, &expected[1..]), None);
+        // Volumes that the pod's worker sets up are named with the others.
+        let of_worker = VolumeName::of_pod("kubernetes.io/configmap", &pod, "config");
+        let of_worker = DesiredVolume { name: of_worker, reach: Reach::Direct, ..data.clone() };
+        desired.add_direct(&pod, "config".to_owned(), of_worker.clone());
+        let expected = ["x".to_owned(), "data".to_owned(), "config".to_owned()];
+        let missing = not_mounted(&desired, &actual, &pod, &expected).unwrap();
+        assert_eq!(
+            missing.text(TIMED_OUT),
+            "unmounted volumes=[config x], unattached volumes=[], failed to process volumes=[x]: \
+             context deadline exceeded"
+        );
+        actual.direct_mounted(&of_worker, &pod, false);
+        assert_eq!(not_mounted(&desired, &actual, &pod, &expected[1..]), None);
         actual.unmounted(&logs.name, &pod);
         actual.unmount_failed(&data.name, &pod);
+        assert_eq!(
+            still_mounted(&actual, &pod, TIMED_OUT).unwrap(),
+            "mounted volumes=[kubernetes.io/configmap/u1-config]: context deadline exceeded"
+        );
+        actual.unmount_failed(&of_worker.name, &pod);
         assert_eq!(still_mounted(&actual, &pod, TIMED_OUT), None);
     }
 }

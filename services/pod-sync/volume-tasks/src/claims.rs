@@ -16,7 +16,7 @@ use pod_sync_csi::volume::{AccessMode, FsGroupPolicy, PodInfo, Volume};
 use pod_sync_csi::volume_data::LifecycleMode;
 use pod_sync_volume_manager::VolumeName;
 use pod_sync_volume_manager::desired::{DesiredVolume, Reach};
-use pod_sync_volumes::needs_operations;
+use pod_sync_volumes::is_direct;
 use quintlet_model::ids::PodUid;
 use quintlet_model::quantity::Quantity;
 use quintlet_model::{node_selector, pod as pods};
@@ -220,7 +220,7 @@ impl Uses {
 /// Returns the volumes of a pod that this crate provides and that a container uses.
 #[must_use]
 pub fn provided(pod: &Pod) -> Vec<&PodVolume> {
-    pod_sync_volumes::referenced(pod).into_iter().filter(|volume| needs_operations(volume)).collect()
+    pod_sync_volumes::referenced(pod).into_iter().filter(|volume| !is_direct(volume)).collect()
 }
 
 /// The claim of a pod's volume: its name, whether the pod uses it read-only, and whether it must belong to the pod.

@@ -12,6 +12,7 @@ use pod_sync_csi::volume_data::VolumeData;
 use pod_sync_in_tree::found::{FoundDevice, FoundInPod};
 use pod_sync_volume_manager::VolumeName;
 use pod_sync_volume_manager::reconstruct::Found;
+use pod_sync_volumes::found::FoundVolume;
 use quintlet_model::ids::PodUid;
 
 use crate::claims::shared_name;
@@ -24,6 +25,8 @@ use crate::work::Form;
 pub(crate) struct OnDisk {
     /// The volumes of pods.
     pub(crate) volumes: Vec<Found>,
+    /// Volumes that workers of pods set up.
+    pub(crate) direct: Vec<FoundVolume>,
     /// Volumes that are staged.
     pub(crate) devices: Vec<VolumeName>,
     /// SELinux labels of staged volumes that are mounted with one.

@@ -1,16 +1,19 @@
-//! Mounts the volumes of claims, CSI drivers, nfs, iscsi and fc (`pkg/kubelet/volumemanager`).
+//! Mounts the volumes of pods (`pkg/kubelet/volumemanager`).
 //!
-//! [`VolumeTasks`] has the desired and the actual state of `pod-sync-volume-manager`, and one task that compares them. An
-//! operation runs in a task of its own, at most one per volume, so a driver that hangs delays no other volume. Pod workers
-//! declare their pods and wait ([`VolumeTasks::declare`], [`VolumeTasks::wait`], [`VolumeTasks::unmount`]). After a restart the
-//! actual state comes from the directories, and nothing of a pod is unmounted before its worker has declared or released the pod.
+//! [`VolumeTasks`] has the desired and the actual state of `pod-sync-volume-manager`. Pod workers declare their pods and wait
+//! ([`VolumeTasks::declare`], [`VolumeTasks::wait`], [`VolumeTasks::unmount`]). After a restart the actual state comes from the
+//! directories, and nothing of a pod is unmounted before its worker has declared or released the pod.
 //!
-//! Other volumes need no operation that could hang; `pod-sync-volumes` sets them up.
+//! - Volumes of claims, CSI drivers, nfs, iscsi and fc can hang. One task compares the states, and an operation runs in a task of its own,
+//!   at most one per volume, so a driver that hangs delays no other volume.
+//! - Direct volumes (configMap, emptyDir and others) need a few system calls. The pod's worker compares the states of its own pod and
+//!   executes the operations in its pass ([`VolumeTasks::set_up`]), by `pod-sync-volumes`.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 pub mod claims;
+mod direct;
 mod expansion;
 mod found;
 mod in_tree;
@@ -26,6 +29,8 @@ mod tools;
 mod views;
 mod work;
 
-pub use tasks::{Inputs, MountPoint, NotReady, StillMounted, VolumeTasks};
+pub use direct::Again;
+pub use state::StillMounted;
+pub use tasks::{Inputs, MountedFileSystem, NotReady, VolumeTasks};
 pub use views::{VolumeCounts, VolumeState, VolumeView};
 pub use work::Step;

@@ -85,7 +85,7 @@ async fn one(
         (None, None) => match pod_sync_in_tree::translation::of_pod(volume, namespace)? {
             // A volume of a pod has no claim that could make it read-only.
             Some(object) => migrated(claims::of_object(&object, false)?),
-            // `needs_operations` selects volumes of the kinds above.
+            // `is_direct` excludes volumes of other kinds.
             None => return Err(format!("volume {} has no source", volume.name)),
         },
     };

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use pod_sync_csi::PLUGIN;
@@ -12,6 +13,8 @@ use pod_sync_volume_manager::desired::{Desired, DesiredVolume, Reach};
 use pod_sync_volume_manager::operations::{Key, Operations};
 use pod_sync_volume_manager::reconcile::{Node, Operation, Plan, reconcile};
 use pod_sync_volume_manager::reconstruct::reconstruct;
+use pod_sync_volume_manager::wait::{TIMED_OUT, still_mounted};
+use pod_sync_volumes::found::FoundVolume;
 use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -76,6 +79,16 @@ pub(crate) enum Job {
     },
 }
 
+/// Volumes of a pod are mounted after the wait for their unmount.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct StillMounted {
+    /// The kubelet's text.
+    pub text: String,
+    /// Time until the failed operation is due; `None` if the time is the caller's choice.
+    pub retry_after: Option<Duration>,
+}
+
 /// The result of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
@@ -131,6 +144,8 @@ pub(crate) struct State {
     pub(crate) desired: Desired,
     pub(crate) actual: Actual,
     pub(crate) operations: Operations,
+    /// Operations on direct volumes. Theirs and those of tasks never concern the same volume.
+    pub(crate) direct_operations: Operations,
     pub(crate) node: Node,
     /// Volumes of declared pods, by the names of their PersistentVolumes and inline volumes.
     volumes: BTreeMap<(PodUid, String), Arc<Resolved>>,
@@ -138,8 +153,8 @@ pub(crate) struct State {
     open: BTreeMap<PodUid, CancellationToken>,
     /// Errors of volumes that could not be resolved by the last declaration of their pods, by the names in these.
     pub(crate) unresolved: BTreeMap<(PodUid, String), (String, Timestamp)>,
-    /// The first declaration of each volume, by the name in its pod.
-    pub(crate) needed: BTreeMap<(PodUid, String), Timestamp>,
+    /// The first declaration of each volume, by pod and by the name in the pod.
+    needed: BTreeMap<PodUid, BTreeMap<String, Timestamp>>,
     forms: BTreeMap<VolumeName, Form>,
     /// The plugin of each volume, for metrics.
     plugins: BTreeMap<VolumeName, PluginLabel>,
@@ -159,6 +174,10 @@ impl State {
         self.forms.extend(disk.forms);
         self.plugins.extend(disk.plugins);
         self.unreadable = disk.unreadable;
+        // The worker of the pod, or housekeeping, decides about these.
+        for FoundVolume { pod, plugin, name } in disk.direct {
+            self.actual.found_direct(VolumeName::of_pod(&plugin, &pod, &name), &pod, name);
+        }
         // Each directory is a volume: one without metadata is unmounted like an inline one.
         let _no_orphans = reconstruct(&mut self.actual, disk.volumes, &disk.devices);
         for (name, label) in disk.labels {
@@ -205,15 +224,14 @@ impl State {
                 self.actual.initialize_size(&resolved.desired.name, sizes.claimed);
             }
             self.actual.resume_expansion(&resolved.desired.name);
-            self.needed.entry((pod.clone(), name.clone())).or_insert(wall);
+            self.need(pod, &name, wall);
             desired.insert(name, resolved.desired.clone());
             self.volumes.insert((pod.clone(), resolved.desired.spec_name.clone()), Arc::new(resolved));
         }
         self.unresolved.retain(|(of, _), _| of != pod);
         for (name, error) in &errors {
-            let key = (pod.clone(), name.clone());
-            self.needed.entry(key.clone()).or_insert(wall);
-            self.unresolved.insert(key, (error.clone(), wall));
+            self.need(pod, name, wall);
+            self.unresolved.insert((pod.clone(), name.clone()), (error.clone(), wall));
         }
         self.desired.set(pod, desired, errors.into_iter().map(|(_, error)| error));
         let republished: BTreeSet<VolumeName> = self
@@ -253,7 +271,8 @@ impl State {
         if self.desired.has(pod, &volume.name) {
             return None;
         }
-        let others = self.desired.all().map(|(_, other)| other).filter(|other| other.name == volume.name);
+        let others =
+            self.desired.all_by_tasks().map(|(_, other)| other).filter(|other| other.name == volume.name);
         selinux::conflict(
             &volume.spec_name,
             volume.label.as_deref(),
@@ -307,10 +326,32 @@ impl State {
         self.desired.remove(pod);
         self.volumes.retain(|(of, _), _| of != pod);
         self.unresolved.retain(|(of, _), _| of != pod);
-        self.needed.retain(|(of, _), _| of != pod);
+        self.needed.remove(pod);
         if let Some(open) = self.open.remove(pod) {
             open.cancel();
         }
+    }
+
+    /// Records the first declaration of a volume.
+    pub(crate) fn need(&mut self, pod: &PodUid, name: &str, wall: Timestamp) {
+        let of_pod = self.needed.entry(pod.clone()).or_default();
+        if !of_pod.contains_key(name) {
+            of_pod.insert(name.to_owned(), wall);
+        }
+    }
+
+    /// Returns when a volume was first declared by its pod.
+    pub(crate) fn needed_since(&self, pod: &PodUid, name: &str) -> Option<Timestamp> {
+        self.needed.get(pod)?.get(name).copied()
+    }
+
+    /// Returns the error of a pod that waits for its unmounts, with the last error of one of them.
+    pub(crate) fn still_mounted(&self, pod: &PodUid) -> StillMounted {
+        let last = self.errors.iter().find(|(key, _)| key.pod.as_ref() == Some(pod));
+        let cause = last.map_or(TIMED_OUT, |(_, (error, _))| error.as_str());
+        let text = still_mounted(&self.actual, pod, cause);
+        let text = text.unwrap_or_else(|| format!("volumes may still be mounted: {cause}"));
+        StillMounted { text, retry_after: None }
     }
 
     /// Returns whether an operation for a pod is in flight, or the pod may have mounts.

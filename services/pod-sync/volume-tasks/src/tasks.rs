@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use parking_lot::Mutex;
@@ -16,12 +17,13 @@ use pod_sync_in_tree::host::Host;
 use pod_sync_in_tree::volume::Plugin;
 use pod_sync_plugins::{PluginHandler, PluginManager};
 use pod_sync_volume_manager::VolumeName;
-use pod_sync_volume_manager::actual::Outcome;
-use pod_sync_volume_manager::desired::Reach;
+use pod_sync_volume_manager::actual::{MountState, Outcome};
+use pod_sync_volume_manager::desired::{DesiredVolume, Reach};
+use pod_sync_volume_manager::operations::FIRST_WAIT;
 use pod_sync_volume_manager::reconcile::{Operation, volumes_in_use};
-use pod_sync_volume_manager::wait::{LIMIT, NotMounted, TIMED_OUT, not_mounted, still_mounted};
+use pod_sync_volume_manager::wait::{LIMIT, NotMounted, TIMED_OUT, not_mounted};
 use pod_sync_volumes::token::{TokenCache, TokenSource};
-use pod_sync_volumes::{needs_operations, ownership};
+use pod_sync_volumes::{Volumes, is_direct, ownership, referenced};
 use quintlet_kit::clock::{self, Clock};
 use quintlet_kit::contain::Work;
 use quintlet_kit::task;
@@ -40,7 +42,7 @@ use crate::mount_in_tree::{self, ALREADY_MOUNTED};
 use crate::objects::VolumeObjects;
 use crate::resolve::{Resolved, resolve};
 use crate::selinux::FileLabel;
-use crate::state::{Done, Job, State};
+use crate::state::{Done, Job, State, StillMounted};
 use crate::tools::Tools;
 use crate::views::{self, VolumeCounts, VolumeView};
 use crate::work::{self, Attempt, Step, Tell};
@@ -52,6 +54,8 @@ const NO_ATTACHER: &str = "attaching volumes from the kubelet is not supported";
 pub struct Inputs {
     /// Root directory of the node agent.
     pub root_dir: std::path::PathBuf,
+    /// Sets up and removes direct volumes.
+    pub volumes: Volumes,
     /// Name of the node.
     pub node: String,
     /// Objects of the API server, if there is one.
@@ -93,31 +97,40 @@ pub struct NotReady {
     pub unmounted: Vec<String>,
     /// The node has no room for another volume of a driver, so the pod is to be rejected.
     pub limit_exceeded: bool,
+    /// The last error of a direct volume.
+    pub error: Option<String>,
+    /// Time until the set-up of a direct volume is due; `None` if the time is the caller's choice.
+    pub retry_after: Option<Duration>,
 }
 
-/// Volumes of a pod are mounted after the wait for their unmount.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text}")]
-pub struct StillMounted {
-    /// The kubelet's text.
-    pub text: String,
+impl NotReady {
+    fn of(missing: NotMounted, cause: &str) -> Self {
+        let text = missing.text(cause);
+        let unmounted = missing.unmounted;
+        Self { text, unmounted, limit_exceeded: false, error: None, retry_after: None }
+    }
 }
 
-/// Mount point of a volume with a file system.
+/// A mounted volume with a file system.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum MountPoint {
+pub struct MountedFileSystem {
+    /// Name in the pod.
+    pub name: String,
+    /// Unique name.
+    pub volume: VolumeName,
+    /// Mount point.
+    pub path: std::path::PathBuf,
     /// A CSI driver mounted the volume.
-    OfDriver,
-    /// The node agent mounted the volume there.
-    At(std::path::PathBuf),
+    pub has_driver: bool,
 }
 
-struct Shared {
-    state: Mutex<State>,
+pub(crate) struct Shared {
+    pub(crate) state: Mutex<State>,
     /// Counts changes of the state. Waiters and the task follow it.
     changed: watch::Sender<u64>,
     node_volumes: Arc<NodeVolumes>,
-    tools: Tools,
+    pub(crate) tools: Tools,
+    pub(crate) volumes: Volumes,
     drivers: Arc<Drivers>,
     limits: Arc<LimitUpdates>,
     events: Events,
@@ -125,7 +138,7 @@ struct Shared {
 
 /// The handle of the volume tasks. Clones share them.
 #[derive(Clone)]
-pub struct VolumeTasks(Arc<Shared>);
+pub struct VolumeTasks(pub(crate) Arc<Shared>);
 
 impl std::fmt::Debug for VolumeTasks {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -146,11 +159,12 @@ impl VolumeTasks {
         let disk = task::blocking(move || {
             let mut disk = found::read(&of)?;
             found::read_in_tree(&root_dir, &mut disk)?;
+            disk.direct = pod_sync_volumes::found::read(&root_dir)?;
             Ok::<_, std::io::Error>(disk)
         });
         let disk = disk.await?;
         let metrics = Box::new(Metrics::default());
-        metrics.reconstructed(disk.volumes.len(), disk.unreadable.len());
+        metrics.reconstructed(disk.volumes.len().saturating_add(disk.direct.len()), disk.unreadable.len());
         let mut state = State::default();
         state.node.controller_attaches = inputs.controller_attaches;
         state.found(disk);
@@ -195,6 +209,7 @@ impl VolumeTasks {
             changed: watch::Sender::new(0),
             node_volumes: Arc::clone(&node_volumes),
             tools,
+            volumes: inputs.volumes,
             drivers,
             limits,
             events: inputs.events,
@@ -203,8 +218,8 @@ impl VolumeTasks {
         Ok(tasks)
     }
 
-    /// Reads the objects of a pod's volumes, and makes the volumes desired, unless `cancel` is cancelled before. Does not wait for
-    /// their mounts. A pod without such volumes costs nothing.
+    /// Reads the objects of a pod's volumes that tasks mount, and makes the volumes desired, unless `cancel` is cancelled before. Does
+    /// not wait for their mounts. A pod without such volumes costs nothing.
     ///
     /// Cancellation safety: a declaration that is dropped changes nothing.
     pub async fn declare(&self, pod: &Arc<Pod>, uid: &PodUid, cancel: &CancellationToken) {
@@ -240,7 +255,7 @@ impl VolumeTasks {
     /// Declares a pod at rest again, in a task of its own since the API server may be slow: if `due` says that its sync is due, if
     /// it was not declared since the start, or if its volumes are not known.
     pub fn refresh(&self, pod: &Arc<Pod>, uid: &PodUid, due: bool) {
-        let has_volumes = pods::spec(pod).volumes.iter().flatten().any(needs_operations);
+        let has_volumes = pods::spec(pod).volumes.iter().flatten().any(|volume| !is_direct(volume));
         let state = self.0.state.lock();
         let is_needed = state.desired.is_incomplete(uid) || has_volumes && (due || !state.is_open(uid));
         drop(state);
@@ -251,12 +266,13 @@ impl VolumeTasks {
         }
     }
 
-    /// Waits until the volumes of a declared pod are mounted, at most 2m3s and until `cancel` is cancelled
-    /// (`WaitForAttachAndMount`). Returns them by their names in the pod. `show` receives the names of those that are not mounted,
-    /// and the call in flight or the last error.
+    /// Waits until the volumes of a declared pod whose direct volumes were set up are mounted, at most 2m3s and until `cancel` is
+    /// cancelled (`WaitForAttachAndMount`). Returns them by their names in the pod. `show` receives the names of those that are not
+    /// mounted, and the call in flight or the last error.
     ///
     /// # Errors
-    /// Fails if a volume could not be resolved, which is an event of the pod, too, or after the limit.
+    /// Fails at once if a volume could not be resolved, which is an event of the pod, too, or if a direct volume is not set up. Else
+    /// fails after the limit.
     pub async fn wait(
         &self,
         pod: &Pod,
@@ -264,18 +280,24 @@ impl VolumeTasks {
         cancel: &CancellationToken,
         mut show: impl FnMut(Vec<String>, Option<String>),
     ) -> Result<MountedVolumes, NotReady> {
-        let expected: Vec<String> = claims::provided(pod).iter().map(|volume| volume.name.clone()).collect();
+        let expected: Vec<String> = referenced(pod).iter().map(|volume| volume.name.clone()).collect();
         let limit = clock::deadline_after(Instant::now(), LIMIT);
         let mut changed = self.0.changed.subscribe();
         loop {
             changed.borrow_and_update();
-            let (missing, errors, progress) = {
+            let (missing, errors, progress, direct) = {
                 let mut state = self.0.state.lock();
                 let Some(missing) = not_mounted(&state.desired, &state.actual, uid, &expected) else {
-                    return Ok(mounted_volumes(&state, &self.0.tools, uid));
+                    let mut mounted = mounted_volumes(&state, &self.0.tools, uid);
+                    drop(state);
+                    mounted.extend(self.0.volumes.mounted(pod, uid));
+                    return Ok(mounted);
                 };
                 let errors = state.desired.take_errors(uid);
-                (missing, errors, state.progress(uid))
+                // Without a failed one, an operation of a worker before is in progress.
+                let wait = || state.direct_wait(uid, Instant::now()).unwrap_or(FIRST_WAIT);
+                let direct = state.missing_direct(uid).map(|error| (error, wait()));
+                (missing, errors, state.progress(uid), direct)
             };
             if !errors.is_empty() && !cancel.is_cancelled() {
                 let not_ready = self.not_ready(uid, missing, &errors.join("; ")).await;
@@ -285,6 +307,10 @@ impl VolumeTasks {
                 }
                 return Err(not_ready);
             }
+            if let Some((error, wait)) = direct {
+                let not_ready = NotReady::of(missing, TIMED_OUT);
+                return Err(NotReady { error, retry_after: Some(wait), ..not_ready });
+            }
             show(missing.unmounted.clone(), progress);
             // The sender lives as long as the handle, and the mounts go on without the wait.
             let has_ended = tokio::select! {
@@ -292,11 +318,7 @@ impl VolumeTasks {
                 () = cancel.cancelled() => true,
             };
             if cancel.is_cancelled() {
-                return Err(NotReady {
-                    text: missing.text(TIMED_OUT),
-                    unmounted: missing.unmounted,
-                    limit_exceeded: false,
-                });
+                return Err(NotReady::of(missing, TIMED_OUT));
             }
             if has_ended {
                 return Err(self.not_ready(uid, missing, TIMED_OUT).await);
@@ -314,26 +336,31 @@ impl VolumeTasks {
             };
             state.volumes_of(uid).filter(is_unattached).cloned().collect()
         };
-        let text = missing.text(cause);
+        let not_ready = NotReady::of(missing, cause);
         for volume in unattached {
             if work::is_over_limit(&self.0.tools, &volume).await {
                 let driver = volume.provided.source.driver().unwrap_or_default();
                 if let Err(error) = self.0.drivers.refresh(driver).await {
                     tracing::info!(driver, error = error.text(), "failed to update the limit of a driver");
                 }
-                let text = format!("Node has reached its volume attachment limit, rejecting pod. {text}");
-                return NotReady { text, unmounted: missing.unmounted, limit_exceeded: true };
+                let text = format!(
+                    "Node has reached its volume attachment limit, rejecting pod. {}",
+                    not_ready.text
+                );
+                return NotReady { text, limit_exceeded: true, ..not_ready };
             }
         }
-        NotReady { text, unmounted: missing.unmounted, limit_exceeded: false }
+        not_ready
     }
 
-    /// Makes the volumes of a pod undesired, and waits until they are unmounted and no operation for the pod is in flight, at most
-    /// 2m3s (`WaitForUnmount`). The containers of the pod have stopped, and the mounts of its subpaths are gone.
+    /// Removes the subpaths and the direct volumes of a pod whose containers have stopped. Then makes its other volumes undesired, and
+    /// waits until they are unmounted and no operation for the pod is in flight, at most 2m3s (`WaitForUnmount`).
     ///
     /// # Errors
-    /// Fails after the limit, with the last error of an unmount. The unmounts go on, and the call can be repeated.
+    /// Fails at once if a subpath or a direct volume cannot be removed. Else fails after the limit, with the last error of an unmount.
+    /// The unmounts go on, and the call can be repeated.
     pub async fn unmount(&self, uid: &PodUid) -> Result<(), StillMounted> {
+        self.remove_direct(uid).await?;
         self.release(uid);
         let limit = clock::deadline_after(Instant::now(), LIMIT);
         let mut changed = self.0.changed.subscribe();
@@ -344,12 +371,7 @@ impl VolumeTasks {
                 return Ok(());
             }
             if tokio::time::timeout_at(limit, changed.changed()).await.is_err() {
-                let state = self.0.state.lock();
-                let last = state.errors.iter().find(|(key, _)| key.pod.as_ref() == Some(uid));
-                let cause = last.map_or(TIMED_OUT, |(_, (error, _))| error.as_str());
-                let text = still_mounted(&state.actual, uid, cause);
-                let text = text.unwrap_or_else(|| format!("volumes may still be mounted: {cause}"));
-                return Err(StillMounted { text });
+                return Err(self.0.state.lock().still_mounted(uid));
             }
         }
     }
@@ -384,23 +406,28 @@ impl VolumeTasks {
         self.0.tools.mounter.clone()
     }
 
-    /// Returns the mount point of a pod's volume, or `None` for a volume without a file system of its own: a block volume, a path of
-    /// the node, or a volume that the pod does not have.
+    /// Returns the mounted volumes of a pod that tasks mount, without those that have no file system of their own: block volumes and
+    /// paths of the node.
     #[must_use]
-    pub fn mount_point(&self, uid: &PodUid, spec_name: &str) -> Option<MountPoint> {
+    pub fn file_systems(&self, uid: &PodUid) -> Vec<MountedFileSystem> {
         let state = self.0.state.lock();
-        let provided = &state.volume(uid, spec_name)?.provided;
-        if provided.is_block {
-            return None;
-        }
-        match &provided.source {
-            Source::Csi(_) => Some(MountPoint::OfDriver),
-            // The kubelet has no statistics of fc volumes.
-            Source::InTree(volume) if matches!(volume.plugin(), Plugin::HostPath | Plugin::Fc) => None,
-            Source::InTree(volume) => {
-                self.0.tools.in_tree.paths().host_path(volume, uid).ok().map(MountPoint::At)
+        let of = |(name, desired): (&str, &DesiredVolume)| {
+            let mount = state.actual.mount(&desired.name, uid)?;
+            let provided = &state.volume(uid, &desired.spec_name)?.provided;
+            if mount.state != MountState::Mounted || provided.is_block {
+                return None;
             }
-        }
+            let (path, has_driver) = match &provided.source {
+                Source::Csi(_) => (self.0.tools.root.mount(uid.as_str(), &desired.spec_name).ok()?, true),
+                // The kubelet has no statistics of fc volumes.
+                Source::InTree(volume) if matches!(volume.plugin(), Plugin::HostPath | Plugin::Fc) => {
+                    return None;
+                }
+                Source::InTree(volume) => (self.0.tools.in_tree.paths().host_path(volume, uid).ok()?, false),
+            };
+            Some(MountedFileSystem { name: name.to_owned(), volume: desired.name.clone(), path, has_driver })
+        };
+        state.desired.by_tasks_of(uid).filter_map(of).collect()
     }
 
     /// Returns the supplemental groups that the PersistentVolumes of a pod add.
@@ -416,10 +443,10 @@ impl VolumeTasks {
         VolumeCounts::of(&self.0.state.lock())
     }
 
-    /// Returns the volumes of all pods, for display, sorted by pod.
+    /// Returns the volumes of all pods or of one, for display, sorted by pod.
     #[must_use]
-    pub fn views(&self) -> Vec<VolumeView> {
-        views::of(&self.0.state.lock(), Instant::now())
+    pub fn views(&self, of: Option<&PodUid>) -> Vec<VolumeView> {
+        views::of(&self.0.state.lock(), of, Instant::now())
     }
 }
 

@@ -49,18 +49,18 @@ pub struct VolumeView {
     pub error: Option<(String, Timestamp)>,
 }
 
-/// Returns the volumes of all pods, sorted by pod.
-pub(crate) fn of(state: &State, now: Instant) -> Vec<VolumeView> {
+/// Returns the volumes of all pods or of one, sorted by pod.
+pub(crate) fn of(state: &State, of: Option<&PodUid>, now: Instant) -> Vec<VolumeView> {
+    let is_shown = |pod: &PodUid| of.is_none_or(|of| of == pod);
     let mut views: Vec<VolumeView> = Vec::new();
-    for (pod, volume) in state.desired.all() {
-        let mut of_pod = state.desired.volumes_of(pod);
-        let name = of_pod.find(|(_, other)| *other == volume).map_or("", |(name, _)| name);
+    let all = state.desired.pods().filter(|pod| is_shown(pod));
+    for (pod, (name, volume)) in all.flat_map(|pod| state.desired.volumes_of(pod).map(move |of| (pod, of))) {
         let view = view(state, now, pod, name, &volume.spec_name, &volume.name);
         let is_unattached = view.state == VolumeState::NotMounted && is_unattached(state, volume);
         let of_view = if is_unattached { VolumeState::NotAttached } else { view.state };
         views.push(VolumeView { state: of_view, ..view });
     }
-    for ((pod, name), error) in &state.unresolved {
+    for ((pod, name), error) in state.unresolved.iter().filter(|((pod, _), _)| is_shown(pod)) {
         // A volume that was resolved before stays desired.
         if state.desired.volumes_of(pod).all(|(desired, _)| desired != name) {
             views.push(VolumeView {
@@ -69,17 +69,18 @@ pub(crate) fn of(state: &State, now: Instant) -> Vec<VolumeView> {
                 spec_name: String::new(),
                 volume: String::new(),
                 state: VolumeState::Unresolved,
-                needed_since: state.needed.get(&(pod.clone(), name.clone())).copied(),
+                needed_since: state.needed_since(pod, name),
                 step: None,
                 error: Some(error.clone()),
             });
         }
     }
-    for (name, volume) in state.actual.volumes() {
-        for (pod, mount) in &volume.pods {
-            if !state.desired.has(pod, name) {
-                views.push(view(state, now, pod, "", &mount.spec_name, name));
-            }
+    let by_tasks = state.actual.volumes();
+    let by_tasks =
+        by_tasks.flat_map(|(name, volume)| volume.pods.iter().map(move |(pod, mount)| (pod, name, mount)));
+    for (pod, name, mount) in by_tasks.chain(state.actual.all_direct()) {
+        if is_shown(pod) && !state.desired.has(pod, name) {
+            views.push(view(state, now, pod, "", &mount.spec_name, name));
         }
     }
     views.sort_by(|a, b| (&a.pod, &a.name, &a.volume).cmp(&(&b.pod, &b.name, &b.volume)));
@@ -90,7 +91,7 @@ pub(crate) fn of(state: &State, now: Instant) -> Vec<VolumeView> {
 fn is_unattached(state: &State, volume: &DesiredVolume) -> bool {
     match volume.reach {
         Reach::Attachable => state.actual.volume(&volume.name).is_none(),
-        Reach::DeviceMountable | Reach::PerPod => false,
+        Reach::DeviceMountable | Reach::PerPod | Reach::Direct => false,
     }
 }
 
@@ -102,10 +103,11 @@ fn view(
     spec_name: &str,
     volume: &VolumeName,
 ) -> VolumeView {
-    let is_it = |key: &Key| key.volume == *volume && key.pod.as_ref().is_none_or(|of| of == pod);
-    let running = state.running.iter().find(|(key, _)| is_it(key)).map(|(_, running)| running);
+    let whole = Key { volume: volume.clone(), pod: None };
+    let of_pod = Key { volume: volume.clone(), pod: Some(pod.clone()) };
+    let running = state.running.get(&whole).or_else(|| state.running.get(&of_pod));
     let in_pod = (pod.clone(), name.to_owned());
-    let error = state.errors.iter().find(|(key, _)| is_it(key)).map(|(_, error)| error);
+    let error = state.errors.get(&whole).or_else(|| state.errors.get(&of_pod));
     VolumeView {
         pod: pod.clone(),
         name: name.to_owned(),
@@ -116,7 +118,7 @@ fn view(
             Some(MountState::Uncertain) => VolumeState::Uncertain,
             Some(MountState::Mounted) => VolumeState::Mounted,
         },
-        needed_since: state.needed.get(&in_pod).copied(),
+        needed_since: state.needed_since(pod, name),
         step: running.and_then(|r| Some((r.step?, now.saturating_duration_since(r.since)))),
         error: error.or_else(|| state.unresolved.get(&in_pod)).cloned(),
     }
@@ -139,8 +141,23 @@ impl VolumeCounts {
             let count = to.entry(plugin.to_owned()).or_default();
             *count = count.saturating_add(1);
         };
-        for (_, volume) in state.desired.all() {
+        for (_, volume) in state.desired.all_by_tasks() {
             add(&mut counts.desired, state.plugin(&volume.name));
+        }
+        let add_direct = |to: &mut BTreeMap<String, i64>, volume: &VolumeName| {
+            let plugin = volume.plugin_of_pod();
+            match to.get_mut(plugin) {
+                Some(count) => *count = count.saturating_add(1),
+                None => drop(to.insert(plugin.to_owned(), 1)),
+            }
+        };
+        for (_, volume) in state.desired.pods().flat_map(|pod| state.desired.direct_of(pod)) {
+            add_direct(&mut counts.desired, &volume.name);
+        }
+        for (_, volume, mount) in state.actual.all_direct() {
+            if mount.state == MountState::Mounted {
+                add_direct(&mut counts.actual, volume);
+            }
         }
         for (name, volume) in state.actual.volumes() {
             for _ in volume.pods.values().filter(|mount| mount.state == MountState::Mounted) {
@@ -184,7 +201,7 @@ mod tests {
             .insert((pod.clone(), "0-pending".to_owned()), ("PVC is not bound".to_owned(), wall(7)));
         state.unresolved.insert((pod.clone(), "d-mounted".to_owned()), ("no answer".to_owned(), wall(8)));
         for (second, name) in [(1, "0-pending"), (2, "a-unattached")] {
-            state.needed.insert((pod.clone(), name.to_owned()), wall(second));
+            state.need(&pod, name, wall(second));
         }
         for volume in [&volumes[1].1, &volumes[2].1, &volumes[3].1] {
             state.actual.attached(volume);
@@ -198,7 +215,7 @@ mod tests {
         let left = desired("left", Reach::DeviceMountable);
         state.actual.attached(&left);
         state.actual.mount_failed(&left, &pod, Outcome::Uncertain);
-        let views = of(&state, now);
+        let views = of(&state, None, now);
         let brief = views.iter().map(|view| {
             let error = view.error.as_ref().map(|(error, at)| (error.as_str(), at.as_second()));
             let since = view.needed_since.map(Timestamp::as_second);
@@ -224,7 +241,10 @@ mod tests {
             ]
         );
         state.release(&pod);
-        assert!(of(&state, now).iter().all(|view| view.name.is_empty()), "a released pod needs nothing");
+        assert!(
+            of(&state, None, now).iter().all(|view| view.name.is_empty()),
+            "a released pod needs nothing"
+        );
     }
 
     #[test]

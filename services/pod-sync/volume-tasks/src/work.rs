@@ -255,7 +255,7 @@ pub(crate) async fn mount(
                 Err(error) => return volume.failure("WaitForAttach", &error, Outcome::Transient).into(),
             }
         }
-        Reach::DeviceMountable | Reach::PerPod => BTreeMap::new(),
+        Reach::DeviceMountable | Reach::PerPod | Reach::Direct => BTreeMap::new(),
     };
     let mut device = None;
     if attempt.stage {

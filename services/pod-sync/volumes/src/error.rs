@@ -33,26 +33,6 @@ pub struct VolumeFailure {
     pub problem: String,
 }
 
-/// Some volumes of a pod are not ready.
-#[derive(Debug, thiserror::Error)]
-pub enum VolumeError {
-    /// The pod's directories cannot be created. Message of the Warning event `Failed`.
-    #[error("error making pod data directories: {0}")]
-    PodDirs(io::Error),
-    /// Some volumes failed, each with its own event. Message of the failed sync.
-    #[error(
-        "unmounted volumes=[{}], unattached volumes=[], failed to process volumes=[]: context deadline exceeded",
-        names(.0)
-    )]
-    Volumes(Vec<VolumeFailure>),
-}
-
-fn names(failures: &[VolumeFailure]) -> String {
-    let mut names: Vec<&str> = failures.iter().map(|f| f.volume.as_str()).collect();
-    names.sort_unstable();
-    names.join(" ")
-}
-
 /// A volume or directory could not be torn down; the call can be repeated.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} {path}: {source}")]

@@ -1,14 +1,15 @@
 //! Sets up, refreshes and tears down volumes of pods (`pkg/volume`, `pkg/kubelet/volumemanager`).
 //!
-//! [`Volumes`] has no state but caches of tokens and projects. Which volumes are mounted and ready is read from disk and the mount table,
-//! so a restart of the node agent changes nothing. Calls for one pod come from that pod's worker, one at a time. API objects
-//! are fetched first. Files are then written in a blocking task, which a caller that is dropped does not interrupt.
+//! [`Volumes`] executes. `pod-sync-volume-tasks` has the state and decides which volumes of a pod are due. The only state here is caches:
+//! tokens, projects, and the sizes of volumes. Whether a volume is ready is read from disk and the mount table, so a set-up can be
+//! repeated, also by the next process. Calls for one pod come from that pod's worker, one at a time. API objects are fetched first.
+//! Files are then written in a blocking task, which a caller that is dropped does not interrupt.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -20,6 +21,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Pod, ProjectedVolumeSource, Secret, Volume, VolumeMount, VolumeProjection,
 };
+use parking_lot::Mutex;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
@@ -30,6 +32,7 @@ mod atomic;
 pub mod certificates;
 mod empty_dir;
 pub mod error;
+pub mod found;
 pub mod host_path;
 pub mod layout;
 pub mod metrics;
@@ -48,7 +51,7 @@ pub use teardown::OrphanError;
 use atomic::Payload;
 use certificates::{CredentialBundles, TrustAnchors};
 use empty_dir::{EmptyDir, Medium};
-use error::{TearDownError, VolumeError, VolumeFailure, VolumeStep};
+use error::{TearDownError, VolumeFailure, VolumeStep};
 use metrics::VolumeMetrics;
 use mount_table::{MountTable, ProcMountTable};
 use payload::KeySelection;
@@ -59,13 +62,30 @@ use quintlet_model::quantity::Quantity;
 use quotas::ProjectQuotas;
 use token::{TokenCache, TokenKey, TokenSource};
 
-/// The volumes of a pod.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PodVolumes {
-    /// Every volume that a container refers to.
-    pub volumes: MountedVolumes,
-    /// Volumes that could not be refreshed and keep their old content. Each is a Warning event `FailedMount`.
-    pub stale: Vec<VolumeFailure>,
+/// Progress of the set-up of a volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SetUp {
+    /// The objects of the volume are being read.
+    Begun,
+    /// The volume is ready and has the content of its objects.
+    Ready,
+    /// The volume is ready, and keeps its old content.
+    Stale(VolumeFailure),
+    /// The volume is not ready.
+    Failed {
+        failure: VolumeFailure,
+        /// Directories, files or a mount may be left.
+        is_partial: bool,
+    },
+}
+
+impl SetUp {
+    fn failure(&self) -> Option<&VolumeFailure> {
+        match self {
+            Self::Begun | Self::Ready => None,
+            Self::Stale(failure) | Self::Failed { failure, .. } => Some(failure),
+        }
+    }
 }
 
 /// External inputs of volumes.
@@ -99,6 +119,8 @@ pub struct Volumes {
     /// `None` without an API server, and while the feature gate `PodCertificateRequest` is off.
     credentials: Option<Arc<dyn CredentialBundles>>,
     quotas: ProjectQuotas,
+    /// Bytes of the files of each volume: the limit is for all volumes of a pod, also if some are set up alone.
+    sizes: Arc<Mutex<HashMap<PodUid, BTreeMap<String, usize>>>>,
 }
 
 /// A volume after its objects were fetched.
@@ -127,18 +149,22 @@ impl Plan {
         self
     }
 
-    /// Subtracts the size of the volume's files from the pod's remaining bytes. Fails if these do not
-    /// suffice.
-    fn within(mut self, left: &mut usize) -> Self {
+    /// Subtracts the size of the volume's files from the pod's remaining bytes, and returns it. Fails if these do not suffice.
+    fn within(mut self, left: &mut usize) -> (Self, Option<usize>) {
+        let mut size = None;
         if let Self::Files { payload, .. } = &mut self
             && let Ok(files) = payload
         {
-            match left.checked_sub(payload::size(files)) {
-                Some(rest) => *left = rest,
+            let bytes = payload::size(files);
+            match left.checked_sub(bytes) {
+                Some(rest) => {
+                    *left = rest;
+                    size = Some(bytes);
+                }
                 None => *payload = Err(payload::too_large(MAX_FILE_BYTES)),
             }
         }
-        self
+        (self, size)
     }
 }
 
@@ -180,7 +206,8 @@ impl Volumes {
     #[must_use]
     pub fn with_table(root: PathBuf, table: Arc<dyn MountTable>) -> Self {
         let (credentials, quotas) = (None, ProjectQuotas::default());
-        Self { root, metrics: VolumeMetrics::default(), table, tokens: Arc::default(), credentials, quotas }
+        let (metrics, tokens, sizes) = (VolumeMetrics::default(), Arc::default(), Arc::default());
+        Self { root, metrics, table, tokens, credentials, quotas, sizes }
     }
 
     /// Adds the keys and certificates of sources `podCertificate`.
@@ -195,7 +222,8 @@ impl Volumes {
         self.credentials.as_ref().map_or(0, |credentials| credentials.changes(uid))
     }
 
-    fn forget_credentials(&self, uid: &PodUid) {
+    fn forget(&self, uid: &PodUid) {
+        self.sizes.lock().remove(uid);
         self.tokens.remove_pod(uid.as_str());
         if let Some(credentials) = &self.credentials {
             credentials.forget(uid);
@@ -214,97 +242,125 @@ impl Volumes {
         Self { quotas, ..self }
     }
 
-    /// Creates the pod's directories and every volume that a container refers to and that needs no operations. Repeating it refreshes files and changes nothing
-    /// else. A ready volume that cannot be refreshed stays as it is and is listed in [`PodVolumes::stale`].
+    /// Creates the pod's directories, and sets up these of its volumes. Repeating it refreshes files and changes nothing else.
+    /// `progress` receives the name and progress of each volume, the results on a thread for blocking work. Returns what failed.
+    ///
+    /// Cancellation safety: volumes whose files are being written are completed.
     ///
     /// # Errors
-    /// A volume is not ready. The other volumes are set up.
+    /// The directories cannot be created, and no volume was set up.
     pub async fn set_up(
         &self,
         pod: &Pod,
         uid: &PodUid,
+        volumes: &[&Volume],
         ctx: &VolumeContext,
-    ) -> Result<PodVolumes, VolumeError> {
-        let mut plans = Vec::new();
-        let mut failures = Vec::new();
-        let mut left = MAX_FILE_BYTES;
-        let mut nested = nested_mount_points(pod);
-        for volume in referenced(pod).into_iter().filter(|volume| !needs_operations(volume)) {
+        mut progress: impl FnMut(&str, SetUp) + Send + 'static,
+    ) -> io::Result<Vec<VolumeFailure>> {
+        let mut plans = Vec::with_capacity(volumes.len());
+        let mut left = self.bytes_beside(uid, volumes);
+        let mut nested = if volumes.is_empty() { BTreeMap::new() } else { nested_mount_points(pod) };
+        for volume in volumes {
+            progress(&volume.name, SetUp::Begun);
             let mount = Mount::begin(&self.metrics, volume);
-            let plan = self.plan(pod, uid, volume, ctx).await;
-            match plan.map(|plan| plan.within(&mut left).with_nested(nested.remove(&volume.name))) {
-                Ok(plan) => plans.push((volume.name.clone(), plan, mount.planned())),
-                Err(failure) => {
-                    mount.planned().done(false);
-                    failures.push(failure);
+            let plan = self.plan(pod, uid, volume, ctx).await.map(|plan| {
+                let (plan, size) = plan.within(&mut left);
+                if let Some(size) = size {
+                    self.sizes.lock().entry(uid.clone()).or_default().insert(volume.name.clone(), size);
                 }
-            }
+                plan.with_nested(nested.remove(&volume.name))
+            });
+            plans.push((volume.name.clone(), plan, mount.planned()));
         }
         let (table, now) = (self.table.clone(), ctx.now);
         let fs_group = fs_group(pod);
         let pod_dir = paths::pod_dir(&self.root, uid);
-        let apply = move || -> Result<(PodVolumes, Vec<VolumeFailure>), VolumeError> {
-            make_pod_dirs(&pod_dir).map_err(VolumeError::PodDirs)?;
-            let mut done = PodVolumes::default();
+        let apply = move || {
+            let made = make_pod_dirs(&pod_dir);
+            let mut failures = Vec::new();
             for (name, plan, mount) in plans {
                 let began = Instant::now();
-                let applied = apply(&name, plan, fs_group, now, &*table);
-                mount.and(began.elapsed()).done(matches!(applied, Ok((_, None))));
-                match applied {
-                    Ok((volume, stale)) => {
-                        done.volumes.insert(name, volume);
-                        done.stale.extend(stale);
+                let applied = match (&made, plan) {
+                    (Err(error), _) => {
+                        let problem = format!("error making pod data directories: {error}");
+                        let failure =
+                            VolumeFailure { volume: name.clone(), step: VolumeStep::SetUp, problem };
+                        SetUp::Failed { failure, is_partial: false }
                     }
-                    Err(failure) => failures.push(failure),
-                }
+                    (Ok(()), Ok(plan)) => apply(&name, plan, fs_group, now, &*table),
+                    (Ok(()), Err(failure)) => SetUp::Failed { failure, is_partial: false },
+                };
+                mount.and(began.elapsed()).done(applied == SetUp::Ready);
+                failures.extend(applied.failure().cloned());
+                progress(&name, applied);
             }
-            Ok((done, failures))
+            made.map(|()| failures)
         };
-        let (done, failures) = quintlet_kit::task::blocking(apply).await?;
-        if failures.is_empty() { Ok(done) } else { Err(VolumeError::Volumes(failures)) }
+        quintlet_kit::task::blocking(apply).await
     }
 
-    /// Refreshes files from API objects. A failure leaves the old content and does not affect the pod. Each is a Warning event
-    /// `FailedMount`.
-    pub async fn refresh(&self, pod: &Pod, uid: &PodUid, ctx: &VolumeContext) -> Vec<VolumeFailure> {
-        match self.set_up(pod, uid, ctx).await {
-            Ok(done) => done.stale,
-            Err(VolumeError::Volumes(failures)) => failures,
-            Err(e @ VolumeError::PodDirs(_)) => {
-                tracing::warn!(pod.uid = %uid, error = %e, "volume refresh failed, retrying");
-                Vec::new()
-            }
-        }
+    /// Returns how many bytes the files of these volumes may take beside those of the pod's other volumes.
+    fn bytes_beside(&self, uid: &PodUid, volumes: &[&Volume]) -> usize {
+        let sizes = self.sizes.lock();
+        let others = sizes.get(uid).into_iter().flatten();
+        let others = others.filter(|(name, _)| volumes.iter().all(|volume| volume.name != **name));
+        others.fold(MAX_FILE_BYTES, |left, (_, size)| left.saturating_sub(*size))
     }
 
-    /// Returns whether a volume of the pod has content from an API object that may change.
+    /// Returns where the containers of a pod find its direct volumes.
     #[must_use]
-    pub fn needs_refresh(pod: &Pod) -> bool {
-        referenced(pod).into_iter().any(|v| {
-            v.config_map.is_some() || v.secret.is_some() || v.projected.is_some() || v.downward_api.is_some()
-        })
+    pub fn mounted(&self, pod: &Pod, uid: &PodUid) -> MountedVolumes {
+        let place = |volume: &Volume| {
+            if let Some(source) = &volume.host_path {
+                return MountedVolume { host_path: (&source.path).into(), read_only: false, relabel: false };
+            }
+            let plugin = metrics::plugin(volume);
+            if volume.image.is_some() {
+                return MountedVolume { host_path: PathBuf::new(), read_only: true, relabel: false };
+            }
+            let dir = plugin.rsplit_once('/').map_or(plugin, |(_, name)| name);
+            let (host_path, _marker) = self.places(uid, dir, &volume.name, true);
+            MountedVolume { host_path, read_only: volume.empty_dir.is_none(), relabel: true }
+        };
+        let all = referenced(pod).into_iter().filter(|volume| is_direct(volume));
+        all.map(|volume| (volume.name.clone(), place(volume))).collect()
     }
 
-    /// Unmounts and removes the pod's volumes, subpaths first, and drops its tokens and keys.
+    /// Returns whether a volume has content from an API object that may change.
+    #[must_use]
+    pub fn needs_refresh(plugin: &str) -> bool {
+        matches!(
+            plugin,
+            "kubernetes.io/configmap"
+                | "kubernetes.io/secret"
+                | "kubernetes.io/projected"
+                | "kubernetes.io/downward-api"
+        )
+    }
+
+    /// Unmounts and removes the subpaths of a pod, and drops its tokens and keys. The containers have stopped. Blocks.
     ///
     /// # Errors
     /// A mount is busy. It may be called again.
-    pub async fn tear_down(&self, uid: &PodUid) -> Result<(), TearDownError> {
-        self.forget_credentials(uid);
-        let (table, dir) = (self.table.clone(), paths::pod_dir(&self.root, uid));
-        let (metrics, quotas) = (self.metrics.clone(), self.quotas.clone());
-        let tear_down = move || {
-            let plugins = teardown::volumes_by_plugin(&dir);
-            let began = Instant::now();
-            let done = teardown::tear_down_pod(&dir, &*table);
-            quotas.release(&dir);
-            // All volumes of a pod are torn down together.
-            for plugin in plugins {
-                metrics.observe("volume_unmount", &plugin, done.is_ok(), began.elapsed());
-            }
-            done
-        };
-        quintlet_kit::task::blocking(tear_down).await
+    pub fn tear_down_subpaths(&self, uid: &PodUid) -> Result<(), TearDownError> {
+        self.forget(uid);
+        teardown::tear_down_subpaths(&paths::pod_dir(&self.root, uid), &*self.table)
+    }
+
+    /// Unmounts and removes a volume of a pod, whose subpaths are gone. Blocks.
+    ///
+    /// # Errors
+    /// A mount is busy. It may be called again.
+    pub fn tear_down(&self, uid: &PodUid, plugin: &str, volume: &str) -> Result<(), TearDownError> {
+        let (began, dir) = (Instant::now(), paths::pod_dir(&self.root, uid));
+        let done = teardown::tear_down_volume(&dir, plugin, volume, &*self.table);
+        self.metrics.observe("volume_unmount", plugin, done.is_ok(), began.elapsed());
+        done
+    }
+
+    /// Releases the projects of a pod whose volumes are removed. Blocks.
+    pub fn release_projects(&self, uid: &PodUid) {
+        self.quotas.release(&paths::pod_dir(&self.root, uid));
     }
 
     /// Removes the directory of a deleted pod after tearing down its volumes. Blocks.
@@ -313,7 +369,7 @@ impl Volumes {
     /// The directory stays, for the returned reason.
     pub fn remove_orphaned_pod_dir(&self, uid: &PodUid) -> Result<(), OrphanError> {
         let dir = paths::pod_dir(&self.root, uid);
-        self.forget_credentials(uid);
+        self.forget(uid);
         let done = teardown::tear_down_pod(&dir, &*self.table);
         self.quotas.release(&dir);
         done.map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
@@ -326,7 +382,7 @@ impl Volumes {
     /// A volume stays, for the returned reason.
     pub fn tear_down_orphaned_volumes(&self, uid: &PodUid) -> Result<(), OrphanError> {
         let dir = paths::pod_dir(&self.root, uid);
-        self.forget_credentials(uid);
+        self.forget(uid);
         let done = teardown::tear_down_pod(&dir, &*self.table);
         self.quotas.release(&dir);
         done.map_err(|source| OrphanError::Rest { uid: uid.to_string(), source })?;
@@ -518,38 +574,36 @@ fn found<T>(object: Result<T, ObjectError>, optional: bool) -> Result<Option<T>,
     }
 }
 
-fn apply(
-    name: &str,
-    plan: Plan,
-    fs_group: Option<u32>,
-    now: Timestamp,
-    table: &dyn MountTable,
-) -> Result<(MountedVolume, Option<VolumeFailure>), VolumeFailure> {
+fn apply(name: &str, plan: Plan, fs_group: Option<u32>, now: Timestamp, table: &dyn MountTable) -> SetUp {
     let fail = |problem: String| VolumeFailure { volume: name.to_owned(), step: VolumeStep::SetUp, problem };
+    let failed = |problem: String, is_partial| SetUp::Failed { failure: fail(problem), is_partial };
     match plan {
-        Plan::HostPath { path, kind } => {
-            host_path::check_type(&path, &kind).map_err(fail)?;
-            Ok((MountedVolume { host_path: path.into(), read_only: false, relabel: false }, None))
-        }
-        Plan::EmptyDir(dir, quotas) => {
-            // A container may have filled a volume that was set up before. Moving its files to a project would walk them.
-            if dir.set_up(table).map_err(|e| fail(e.to_string()))? {
-                quotas.assign(&dir.path);
+        // A directory that this makes on the host is never removed.
+        Plan::HostPath { path, kind } => match host_path::check_type(&path, &kind) {
+            Ok(()) => SetUp::Ready,
+            Err(problem) => failed(problem, false),
+        },
+        Plan::EmptyDir(dir, quotas) => match dir.set_up(table) {
+            Ok(is_new) => {
+                // A container may have filled a volume that was set up before. Moving its files to a project would walk them.
+                if is_new {
+                    quotas.assign(&dir.path);
+                }
+                SetUp::Ready
             }
-            Ok((MountedVolume { host_path: dir.path, read_only: false, relabel: true }, None))
-        }
-        Plan::Image => {
-            Ok((MountedVolume { host_path: PathBuf::new(), read_only: true, relabel: false }, None))
-        }
+            Err(error) => failed(error.to_string(), true),
+        },
+        Plan::Image => SetUp::Ready,
         Plan::Files { dir, payload, nested } => {
-            let has_content =
-                dir.is_ready(table).map_err(|e| fail(e.to_string()))? && dir.path.join("..data").exists();
-            let written = payload.and_then(|p| write_files(&dir, &p, &nested, fs_group, now, table));
-            let volume = MountedVolume { host_path: dir.path.clone(), read_only: true, relabel: true };
-            match written {
-                Ok(()) => Ok((volume, None)),
-                Err(problem) if has_content => Ok((volume, Some(fail(problem)))),
-                Err(problem) => Err(fail(problem)),
+            let has_content = match dir.is_ready(table) {
+                Ok(is_ready) => is_ready && dir.path.join("..data").exists(),
+                Err(error) => return failed(error.to_string(), true),
+            };
+            let was_read = payload.is_ok();
+            match payload.and_then(|p| write_files(&dir, &p, &nested, fs_group, now, table)) {
+                Ok(()) => SetUp::Ready,
+                Err(problem) if has_content => SetUp::Stale(fail(problem)),
+                Err(problem) => failed(problem, was_read),
             }
         }
     }
@@ -596,17 +650,17 @@ fn mounts_of(pod: &Pod) -> Vec<&[VolumeMount]> {
     own.chain(ephemeral).flatten().collect()
 }
 
-/// Returns whether a volume is mounted by operations that can fail and hang: that of a claim, a generic ephemeral or inline CSI
-/// one, nfs, iscsi, fc, or a type that became a CSI driver. This crate does not set it up.
+/// Returns whether a pod's worker sets a volume up in its pass, by this crate. The others can hang, and tasks mount them: that of a
+/// claim, a generic ephemeral or inline CSI one, nfs, iscsi, fc, or a type that became a CSI driver.
 #[must_use]
-pub fn needs_operations(volume: &Volume) -> bool {
-    volume.nfs.is_some()
-        || volume.iscsi.is_some()
-        || volume.fc.is_some()
-        || volume.persistent_volume_claim.is_some()
-        || volume.ephemeral.is_some()
-        || volume.csi.is_some()
-        || became_csi(volume)
+pub fn is_direct(volume: &Volume) -> bool {
+    volume.nfs.is_none()
+        && volume.iscsi.is_none()
+        && volume.fc.is_none()
+        && volume.persistent_volume_claim.is_none()
+        && volume.ephemeral.is_none()
+        && volume.csi.is_none()
+        && !became_csi(volume)
 }
 
 /// Returns whether the in-tree plugin of a volume became a CSI driver (`pkg/volume/csimigration: IsMigratable`).

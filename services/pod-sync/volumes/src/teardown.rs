@@ -59,12 +59,64 @@ fn volumes_of(plugin: &str) -> PathBuf {
     Path::new("volumes").join(plugin)
 }
 
-/// Returns the plugin of each volume in a pod's directory.
-#[must_use]
-pub(crate) fn volumes_by_plugin(pod_dir: &Path) -> Vec<String> {
-    let entries = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().count();
-    let of = |plugin: &str| vec![plugin.replace('~', "/"); entries(pod_dir.join(volumes_of(plugin)))];
-    SUPPORTED_PLUGINS.into_iter().flat_map(of).collect()
+/// Unmounts and removes the subpaths of a pod. May be repeated.
+///
+/// # Errors
+/// A mount is busy or a file cannot be removed.
+pub(crate) fn tear_down_subpaths(pod_dir: &Path, table: &dyn MountTable) -> Result<(), TearDownError> {
+    let dir = pod_dir.join(SUBPATHS);
+    let known = || {
+        unmount_leaves(&dir, SUBPATH_DEPTH, table)?;
+        remove_skeleton(&dir, SUBPATH_DEPTH).map_err(|_| NeedsTable)
+    };
+    if known().is_ok() {
+        return Ok(());
+    }
+    unmount(&Mounts::read(pod_dir, table)?, Path::new(SUBPATHS))?;
+    remove_skeleton(&dir, SUBPATH_DEPTH)
+}
+
+/// Unmounts and removes a volume of a pod. A volume of a plugin without directories has nothing to remove. May be repeated.
+///
+/// # Errors
+/// The mount is busy or a file cannot be removed. Nothing is deleted below a mount.
+pub(crate) fn tear_down_volume(
+    pod_dir: &Path,
+    plugin: &str,
+    name: &str,
+    table: &dyn MountTable,
+) -> Result<(), TearDownError> {
+    let plugin = plugin.replace('/', "~");
+    if !SUPPORTED_PLUGINS.contains(&plugin.as_str()) {
+        return Ok(());
+    }
+    let marker = match plugin == SUPPORTED_PLUGINS[0] {
+        true => name.to_owned(),
+        false => format!("wrapped_{name}"),
+    };
+    let volumes = volumes_of(&plugin);
+    let (volume, marker) = (volumes.join(name), Path::new("plugins").join(SUPPORTED_PLUGINS[0]).join(marker));
+    // The marker is removed first: a partly deleted volume must not look ready.
+    let remove = |mounts: &Mounts<'_>| {
+        remove_tree(mounts, &marker)?;
+        remove_tree(mounts, &volume)
+    };
+    let known = || {
+        // Nothing may be mounted above the volume.
+        if table.is_mount_point(&pod_dir.join(&volumes)) != Some(false) {
+            return Err(NeedsTable);
+        }
+        unmount_stack(&pod_dir.join(&volume), table)?;
+        remove(&Mounts::none(pod_dir)).map_err(|_| NeedsTable)
+    };
+    if known().is_ok() {
+        return Ok(());
+    }
+    let mut mounts = Mounts::read(pod_dir, table)?;
+    if unmount(&mounts, &volume)? {
+        mounts = Mounts::read(pod_dir, table)?;
+    }
+    remove(&mounts)
 }
 
 /// Unmounts and removes the volumes of a pod, subpaths first. May be repeated.

@@ -75,6 +75,46 @@ fn now() -> Timestamp {
     "2026-01-02T03:04:05Z".parse().unwrap()
 }
 
+/// The volumes of a pod that are ready, and those of them with their old content.
+#[derive(Debug, PartialEq, Eq, Default)]
+struct PodVolumes {
+    volumes: MountedVolumes,
+    stale: Vec<VolumeFailure>,
+}
+
+/// Sets up all direct volumes of a pod. The error has those that are not ready.
+async fn set_up(
+    volumes: &Volumes,
+    pod: &Pod,
+    uid: &PodUid,
+    ctx: &VolumeContext,
+) -> Result<PodVolumes, Vec<VolumeFailure>> {
+    let direct: Vec<&Volume> = referenced(pod).into_iter().filter(|volume| is_direct(volume)).collect();
+    let results: Arc<Mutex<Vec<SetUp>>> = Arc::default();
+    let of = Arc::clone(&results);
+    let progress = move |_: &str, progress| of.lock().push(progress);
+    let failures = volumes.set_up(pod, uid, &direct, ctx, progress).await.unwrap();
+    let (mut stale, mut failed, mut begun) = (Vec::new(), Vec::new(), 0);
+    for result in results.lock().drain(..) {
+        match result {
+            SetUp::Begun => begun += 1,
+            SetUp::Ready => {}
+            SetUp::Stale(failure) => stale.push(failure),
+            SetUp::Failed { failure, .. } => failed.push(failure),
+        }
+    }
+    assert_eq!((begun, failures.len()), (direct.len(), stale.len() + failed.len()));
+    if failed.is_empty() { Ok(PodVolumes { volumes: volumes.mounted(pod, uid), stale }) } else { Err(failed) }
+}
+
+fn tear_down(volumes: &Volumes, root: &Path, uid: &PodUid) {
+    volumes.tear_down_subpaths(uid).unwrap();
+    for volume in found::read(root).unwrap().into_iter().filter(|volume| volume.pod == *uid) {
+        volumes.tear_down(uid, &volume.plugin, &volume.name).unwrap();
+    }
+    volumes.release_projects(uid);
+}
+
 struct Node {
     dir: tempfile::TempDir,
     objects: Arc<Objects>,
@@ -99,8 +139,13 @@ impl Node {
         Self { dir, objects, ctx, volumes, uid: PodUid::parse("u1").unwrap() }
     }
 
-    async fn set_up(&self, pod: &Pod) -> Result<PodVolumes, VolumeError> {
-        self.volumes.set_up(pod, &self.uid, &self.ctx).await
+    async fn set_up(&self, pod: &Pod) -> Result<PodVolumes, Vec<VolumeFailure>> {
+        set_up(&self.volumes, pod, &self.uid, &self.ctx).await
+    }
+
+    /// Tears down what the directories show.
+    fn tear_down(&self) {
+        tear_down(&self.volumes, self.dir.path(), &self.uid);
     }
 
     fn mounts(&self) -> usize {
@@ -169,7 +214,7 @@ async fn every_kind_is_set_up_once_and_taken_down_without_a_trace() {
     fs::write(at("disk").join("mine"), "").unwrap();
     let version = fs::read_link(at("proj").join("..data")).unwrap();
     let restarted = Volumes::new(node.dir.path().to_owned());
-    assert_eq!(restarted.set_up(&pod, &node.uid, &node.ctx).await.unwrap(), done);
+    assert_eq!(set_up(&restarted, &pod, &node.uid, &node.ctx).await.unwrap(), done);
     assert_eq!(node.mounts(), 4);
     assert_eq!(fs::read_link(at("proj").join("..data")).unwrap(), version);
     assert!(at("disk").join("mine").exists());
@@ -185,9 +230,14 @@ async fn every_kind_is_set_up_once_and_taken_down_without_a_trace() {
             .count()
     };
     assert!(left() > 0);
-    node.volumes.tear_down(&node.uid).await.unwrap();
-    node.volumes.tear_down(&node.uid).await.unwrap();
+    let found = found::read(node.dir.path()).unwrap();
+    assert_eq!(found.len(), 6, "all but the host path: {found:?}");
+    node.tear_down();
+    for volume in found {
+        node.volumes.tear_down(&node.uid, &volume.plugin, &volume.name).unwrap();
+    }
     assert_eq!((left(), node.mounts()), (0, 0));
+    assert!(!marker.exists());
     assert!(host.is_dir(), "a host path is not ours to delete");
     node.volumes.remove_orphaned_pod_dir(&node.uid).unwrap();
     assert!(!dirs.exists());
@@ -199,21 +249,22 @@ async fn content_follows_its_object_and_remains_after_the_deletion() {
     let pod = pod_with(json!([{"name": "cm", "configMap": {"name": "cm", "defaultMode": 0o644}}]), json!({}));
     let path = node.set_up(&pod).await.unwrap().volumes["cm"].host_path.clone();
     *node.objects.map.lock() = Some(json!({"data": {"b": "2"}}));
-    assert!(node.volumes.refresh(&pod, &node.uid, &node.ctx).await.is_empty());
+    assert_eq!(node.set_up(&pod).await.unwrap().stale, []);
     assert!(!path.join("a").exists());
     assert_eq!(fs::read_to_string(path.join("b")).unwrap(), "2");
 
     *node.objects.map.lock() = None;
-    let failures = node.volumes.refresh(&pod, &node.uid, &node.ctx).await;
+    let failures = node.set_up(&pod).await.unwrap().stale;
     assert_eq!(
         failures[0].to_string(),
         "MountVolume.SetUp failed for volume \"cm\" : configmap \"cm\" not found"
     );
     assert_eq!(fs::read_to_string(path.join("b")).unwrap(), "2");
     *node.objects.down.lock() = true;
-    let again = Volumes::new(node.dir.path().to_owned()).set_up(&pod, &node.uid, &node.ctx).await.unwrap();
+    let restarted = Volumes::new(node.dir.path().to_owned());
+    let again = set_up(&restarted, &pod, &node.uid, &node.ctx).await.unwrap();
     assert_eq!(again.stale.len(), 1, "a known pod is maintained while the objects cannot be had");
-    assert!(Volumes::needs_refresh(&pod));
+    assert!(Volumes::needs_refresh("kubernetes.io/configmap"));
 }
 
 #[tokio::test]
@@ -222,10 +273,7 @@ async fn a_volume_failure_has_the_kubelets_message() {
     let fail = async |volume: Value| {
         let mut volume = volume;
         volume["name"] = json!("v");
-        match node.set_up(&pod_with(json!([volume]), json!({}))).await {
-            Err(VolumeError::Volumes(f)) => f[0].to_string(),
-            other => panic!("{other:?}"),
-        }
+        node.set_up(&pod_with(json!([volume]), json!({}))).await.unwrap_err()[0].to_string()
     };
     for (volume, want) in [
         (
@@ -278,10 +326,10 @@ async fn a_volume_failure_has_the_kubelets_message() {
         assert_eq!(fail(volume.clone()).await, want, "{volume}");
     }
     let two = json!([{"name": "z", "configMap": {"name": "gone", "defaultMode": 420}}, {"name": "b", "flocker": {"datasetName": "d"}}, {"name": "ok", "emptyDir": {}}]);
-    assert_eq!(
-        node.set_up(&pod_with(two, json!({}))).await.unwrap_err().to_string(),
-        "unmounted volumes=[b z], unattached volumes=[], failed to process volumes=[]: context deadline exceeded"
-    );
+    let failed = node.set_up(&pod_with(two, json!({}))).await.unwrap_err();
+    let failed: Vec<&str> = failed.iter().map(|failure| failure.volume.as_str()).collect();
+    assert_eq!(failed, ["z", "b"]);
+    assert!(node.dir.path().join("pods/u1/volumes/kubernetes.io~empty-dir/ok").is_dir());
 }
 
 #[tokio::test]
@@ -331,13 +379,9 @@ async fn without_an_api_server_a_token_cannot_be_had() {
         json!([{"name": "v", "projected": {"defaultMode": 420, "sources": [{"serviceAccountToken": {"path": "t"}}]}}]),
         json!({}),
     );
-    match node.volumes.set_up(&pod, &node.uid, &ctx).await {
-        Err(VolumeError::Volumes(f)) => assert_eq!(
-            f[0].problem,
-            "failed to fetch token: cannot use TokenManager when kubelet is in standalone mode"
-        ),
-        other => panic!("{other:?}"),
-    }
+    let failed = set_up(&node.volumes, &pod, &node.uid, &ctx).await.unwrap_err();
+    let problem = "failed to fetch token: cannot use TokenManager when kubelet is in standalone mode";
+    assert_eq!(failed[0].problem, problem);
 }
 
 #[tokio::test]
@@ -367,15 +411,11 @@ async fn certificates_of_trust_bundles_are_files_of_the_pods_user_or_group() {
             let owner = if context["runAsUser"].is_null() { 0 } else { 4242 };
             assert_eq!(metadata.uid(), owner, "{context} {file}");
         }
-        node.volumes.tear_down(&node.uid).await.unwrap();
+        node.tear_down();
     }
     let ctx = VolumeContext { trust_anchors: None, ..node.ctx.clone() };
-    match node.volumes.set_up(&pod_with(volume, json!({})), &node.uid, &ctx).await {
-        Err(VolumeError::Volumes(f)) => {
-            assert_eq!(f[0].problem, "ClusterTrustBundle projection is not supported in static kubelet mode")
-        }
-        other => panic!("{other:?}"),
-    }
+    let failed = set_up(&node.volumes, &pod_with(volume, json!({})), &node.uid, &ctx).await.unwrap_err();
+    assert_eq!(failed[0].problem, "ClusterTrustBundle projection is not supported in static kubelet mode");
 }
 
 #[derive(Default)]
@@ -432,7 +472,7 @@ async fn keys_and_certificates_are_files_of_the_pods_user_or_group_and_dropped_w
         [(json!({}), 0o644), (json!({"runAsUser": 4242}), 0o600), (json!({"fsGroup": 4242}), 0o640)]
     {
         let pod = pod_with(volume.clone(), context.clone());
-        let done = volumes.set_up(&pod, &node.uid, &node.ctx).await.unwrap();
+        let done = set_up(&volumes, &pod, &node.uid, &node.ctx).await.unwrap();
         let path = done.volumes["v"].host_path.clone();
         for (file, content) in [
             ("bundle", "key 0\ncertificate 0\n"),
@@ -446,20 +486,17 @@ async fn keys_and_certificates_are_files_of_the_pods_user_or_group_and_dropped_w
             let owner = if context["runAsUser"].is_null() { 0 } else { 4242 };
             assert_eq!(metadata.uid(), owner, "{context} {file}");
         }
-        volumes.tear_down(&node.uid).await.unwrap();
+        tear_down(&volumes, node.dir.path(), &node.uid);
     }
     assert_eq!(bundles.reads.lock()[..2], [("v".to_owned(), 0), ("v".to_owned(), 2)]);
     assert_eq!(*bundles.forgotten.lock(), [node.uid.clone(), node.uid.clone(), node.uid.clone()]);
     let slow = json!([{"name": "v", "projected": {"defaultMode": 420, "sources": [
         {"podCertificate": {"signerName": "slow", "keyType": "ED25519", "keyPath": "k"}},
     ]}}]);
-    let text = |error: VolumeError| match error {
-        VolumeError::Volumes(failures) => failures[0].to_string(),
-        other => panic!("{other:?}"),
-    };
+    let text = |failures: Vec<VolumeFailure>| failures[0].to_string();
     let prefix = "MountVolume.SetUp failed for volume \"v\" : ";
     let pod = pod_with(slow, json!({}));
-    let failed = volumes.set_up(&pod, &node.uid, &node.ctx).await.unwrap_err();
+    let failed = set_up(&volumes, &pod, &node.uid, &node.ctx).await.unwrap_err();
     assert_eq!(text(failed), format!("{prefix}credential bundle is not issued yet"));
     let without = node.set_up(&pod).await.unwrap_err();
     assert_eq!(text(without), format!("{prefix}unimplemented"));
@@ -511,12 +548,68 @@ async fn a_key_that_fills_a_thousand_files_is_refused_before_it_fills_the_memory
         }))
     };
     for (count, failures) in [(1000, 2), (100, 1)] {
-        let error = node.volumes.set_up(&volumes(&items[..count]), &node.uid, &node.ctx).await.unwrap_err();
-        let VolumeError::Volumes(failed) = &error else { panic!("{error}") };
-        assert_eq!(failed.len(), failures, "{error}");
-        let text = failed[0].problem.as_str();
-        assert_eq!(text, "the files of the pod's volumes take more than 134217728 bytes");
+        let pod = volumes(&items[..count]);
+        let failed = node.set_up(&pod).await.unwrap_err();
+        assert_eq!(failed.len(), failures, "{failed:?}");
+        let text = "the files of the pod's volumes take more than 134217728 bytes";
+        assert_eq!(failed[0].problem, text);
+        // The volumes of a pod are counted together, also when one is set up alone.
+        let alone = pod::spec(&pod).volumes.as_ref().unwrap().last().unwrap();
+        let failed = node.volumes.set_up(&pod, &node.uid, &[alone], &node.ctx, |_, _| {}).await.unwrap();
+        assert_eq!((failed[0].volume.as_str(), failed[0].problem.as_str()), ("w", text));
     }
+}
+
+#[tokio::test]
+async fn a_set_up_that_fails_says_whether_it_left_a_part() {
+    let node = Node::new();
+    let part = async |volume: Value| {
+        let mut volume = volume;
+        volume["name"] = json!("v");
+        let pod = pod_with(json!([volume]), json!({}));
+        let of: Arc<Mutex<Option<SetUp>>> = Arc::default();
+        let last = Arc::clone(&of);
+        let progress = move |_: &str, progress| *last.lock() = Some(progress);
+        let volume = pod::spec(&pod).volumes.as_ref().unwrap();
+        let all: Vec<&Volume> = volume.iter().collect();
+        node.volumes.set_up(&pod, &node.uid, &all, &node.ctx, progress).await.unwrap();
+        let last = of.lock().take();
+        match last {
+            Some(SetUp::Failed { is_partial, .. }) => is_partial,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(!part(json!({"configMap": {"name": "gone", "defaultMode": 420}})).await);
+    assert!(!part(json!({"emptyDir": {"medium": "Tape"}})).await);
+    assert!(!part(json!({"hostPath": {"path": "/nowhere", "type": "Directory"}})).await);
+    // A file in place of the volume's directory.
+    for plugin in ["configmap", "empty-dir"] {
+        let dir = node.dir.path().join(format!("pods/u1/volumes/kubernetes.io~{plugin}"));
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("v"), "").unwrap();
+    }
+    assert!(part(json!({"configMap": {"name": "cm", "defaultMode": 420}})).await);
+    assert!(part(json!({"emptyDir": {}})).await);
+}
+
+#[tokio::test]
+async fn without_the_directories_of_the_pod_each_volume_fails() {
+    let node = Node::new();
+    fs::write(node.dir.path().join("pods"), "").unwrap();
+    let pod = pod_with(json!([{"name": "e", "emptyDir": {}}, {"name": "f", "emptyDir": {}}]), json!({}));
+    let direct: Vec<&Volume> = pod::spec(&pod).volumes.iter().flatten().collect();
+    let failed: Arc<Mutex<Vec<String>>> = Arc::default();
+    let of = Arc::clone(&failed);
+    let progress = move |name: &str, progress| match progress {
+        SetUp::Begun => {}
+        SetUp::Failed { failure, is_partial: false } => of.lock().push(format!("{name}: {failure}")),
+        other => panic!("{other:?}"),
+    };
+    let error = node.volumes.set_up(&pod, &node.uid, &direct, &node.ctx, progress).await.unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(20), "{error}");
+    assert_eq!(failed.lock().len(), 2);
+    let text = "MountVolume.SetUp failed for volume \"e\" : error making pod data directories: ";
+    assert!(failed.lock()[0].starts_with(&format!("e: {text}")), "{failed:?}");
 }
 
 /// A file system on which every command succeeds.
@@ -561,9 +654,9 @@ async fn new_disk_volumes_of_a_pod_with_a_user_namespace_have_projects_until_the
     }
     node.set_up(&pod).await.unwrap();
     assert_eq!(listed(), [""; 0], "the volume may be full of files");
-    node.volumes.tear_down(&node.uid).await.unwrap();
+    node.tear_down();
     node.set_up(&pod).await.unwrap();
     assert_eq!(listed(), ["disk"]);
-    node.volumes.tear_down(&node.uid).await.unwrap();
+    node.tear_down();
     assert_eq!(listed(), [""; 0]);
 }

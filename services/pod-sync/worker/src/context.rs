@@ -114,9 +114,9 @@ pub struct Checkpoints {
 pub struct PodEnvironment {
     /// Cgroups of pods.
     pub cgroups: Cgroups,
-    /// Volumes of pods that need no driver.
+    /// What is on disk of direct volumes, whose state `volume_tasks` has.
     pub volumes: Volumes,
-    /// Volumes of claims and CSI drivers.
+    /// Volumes of pods.
     pub volume_tasks: VolumeTasks,
     /// ConfigMaps, Secrets, Services and RuntimeClasses.
     pub objects: Arc<dyn ObjectSource>,

@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
+use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
+use quintlet_proto::podsync::v1::{ExplainRequest, ListVolumesRequest, VolumeState};
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
@@ -267,6 +270,96 @@ async fn a_config_map_that_appears_ends_the_back_off_of_the_pods_that_wait_for_i
     config_map(&sim, "late", "1");
     sim.wait_ready("late").await;
     assert!(began.elapsed() < 4 * SECOND, "{:?}", began.elapsed());
+    sim.finish().await;
+}
+
+/// Returns state and last error of each volume that `quintctl volumes` lists, by the name in its pod.
+async fn listed(sim: &Sim) -> Result<Vec<(String, VolumeState, String)>, String> {
+    let mut client = VolumesClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+    let reply = client.list(ListVolumesRequest {}).await.map_err(|error| error.to_string())?;
+    let volumes = reply.into_inner().volumes.into_iter();
+    Ok(volumes.map(|volume| (volume.name.clone(), volume.state(), volume.error)).collect())
+}
+
+async fn wait_listed(sim: &Sim, wanted: &[(&str, VolumeState, &str)]) {
+    until("the volumes are listed", LONG, async || {
+        let listed = listed(sim).await?;
+        let all = listed.iter().map(|(name, state, error)| (name.as_str(), *state, error.as_str()));
+        if all.eq(wanted.iter().copied()) { Ok(()) } else { Err(format!("{listed:?}")) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_config_map_that_is_missing_fails_alone_and_each_volume_of_the_pod_is_listed() {
+    use VolumeState::{Mounted, NotMounted};
+    let sim = start(&[NO_SYNC]).await;
+    config_map(&sim, "there", "1");
+    let made = sim.root_dir().with_file_name("made");
+    let mut pod = with_config_map("waits", "missing");
+    pod["spec"]["volumes"].as_array_mut().unwrap().extend([
+        json!({"name": "other", "configMap": {"name": "there"}}),
+        json!({"name": "made", "hostPath": {"path": made, "type": "DirectoryOrCreate"}}),
+        json!({"name": "scratch", "emptyDir": {"medium": "Memory"}}),
+        json!({"name": "unused", "emptyDir": {}}),
+    ]);
+    let at = |name: &str| json!({"name": name, "mountPath": format!("/{name}")});
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([at("v"), at("other"), at("made"), at("scratch")]);
+    let uid = sim.create(pod);
+    sim.wait_event("waits", "a failure", |e| e.reason == "FailedMount").await;
+    until("the directory is made", LONG, async || if made.exists() { Ok(()) } else { Err(()) }).await;
+    std::fs::remove_dir(&made).unwrap();
+    let text = "MountVolume.SetUp failed for volume \"v\" : configmap \"missing\" not found";
+    sim.wait_event("waits", "four failures", |e| e.message == text && e.count >= 4).await;
+    assert!(!made.exists(), "a volume that is set up does not take part in the retries of another one");
+    let waits =
+        [("made", Mounted, ""), ("other", Mounted, ""), ("scratch", Mounted, ""), ("v", NotMounted, text)];
+    wait_listed(&sim, &waits).await;
+    let mut client = PodSyncClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+    let explained = client.explain(ExplainRequest { pod: "default/waits".to_owned() }).await.unwrap();
+    let explained = explained.into_inner();
+    let error = "unmounted volumes=[v], unattached volumes=[], failed to process volumes=[]: context deadline exceeded";
+    assert!(explained.last_errors.iter().any(|last| last.contains(error)), "{:?}", explained.last_errors);
+    let waiting = format!("{:?}", explained.pod.unwrap().waiting);
+    assert!(waiting.contains("configmap \\\"missing\\\" not found"), "{waiting}");
+    assert_eq!(explained.volumes.len(), 4);
+
+    config_map(&sim, "missing", "1");
+    sim.wait_ready("waits").await;
+    let all = [("made", Mounted, ""), ("other", Mounted, ""), ("scratch", Mounted, ""), ("v", Mounted, "")];
+    wait_listed(&sim, &all).await;
+    // The next process finds the directories, and its worker confirms the volumes.
+    sim.kill(Service::PodSync).await;
+    sim.up(Service::PodSync);
+    wait_listed(&sim, &all).await;
+    sim.assert_started_once("waits", &uid);
+    sim.delete("waits", Some(0));
+    sim.wait_gone("waits").await;
+    sim.wait_nothing_left(&uid).await;
+    wait_listed(&sim, &[]).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_pending_and_a_config_map_that_is_missing_are_both_events_of_the_pod() {
+    let sim = start(&[NO_SYNC]).await;
+    let claim = json!({"metadata": {"name": "pending"}, "spec": {
+        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+    sim.api.create("persistentvolumeclaims", "default", claim).unwrap();
+    let mut pod = with_config_map("waits", "missing");
+    let volume = json!({"name": "data", "persistentVolumeClaim": {"claimName": "pending"}});
+    pod["spec"]["volumes"].as_array_mut().unwrap().push(volume);
+    let mount = json!({"name": "data", "mountPath": "/data"});
+    pod["spec"]["containers"][0]["volumeMounts"].as_array_mut().unwrap().push(mount);
+    let uid = sim.create(pod);
+    let text = "MountVolume.SetUp failed for volume \"v\" : configmap \"missing\" not found";
+    sim.wait_event("waits", text, |e| e.reason == "FailedMount" && e.message == text).await;
+    let text = "Unable to attach or mount volumes: unmounted volumes=[data v], unattached volumes=[], \
+                failed to process volumes=[data]: ";
+    sim.wait_event("waits", text, |e| e.reason == "FailedMount" && e.message.starts_with(text)).await;
+    sim.delete("waits", Some(0));
+    sim.wait_gone("waits").await;
+    sim.wait_nothing_left(&uid).await;
     sim.finish().await;
 }
 

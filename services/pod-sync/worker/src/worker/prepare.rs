@@ -1,6 +1,7 @@
 //! Prepares a pod before its containers start: cgroup, directories, volumes, runtime handler and pull secrets.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +15,11 @@ use pod_sync_cri_config::objects::ObjectError;
 use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause, KillOverride, rejection_message};
 use pod_sync_decisions::worker::{Input, KillPodOptions, PodFacts, SyncPodType};
 use pod_sync_decisions::{sync, waiting};
-use pod_sync_volume_tasks::NotReady;
+use pod_sync_volume_tasks::{Again, NotReady};
+use pod_sync_volumes::VolumeContext;
 use pod_sync_volumes::certificates::TrustAnchors;
-use pod_sync_volumes::error::{VolumeError, VolumeFailure};
+use pod_sync_volumes::error::VolumeFailure;
 use pod_sync_volumes::token::TokenSource;
-use pod_sync_volumes::{VolumeContext, Volumes};
 use quintlet_kit::task::blocking;
 
 use super::cancellable::Cancellable;
@@ -29,8 +30,10 @@ use crate::image;
 #[derive(Default)]
 pub(super) struct PodSetup {
     pub(super) volumes: Option<MountedVolumes>,
-    // The last set-up or refresh of the volumes.
+    // The last set-up or refresh of the volumes with content.
     refreshed: Option<VolumeRefresh>,
+    // Time (CLOCK_BOOTTIME) at which a failed refresh is due.
+    refresh_retry: Option<Duration>,
     pub(super) pull_secrets: Vec<Arc<Secret>>,
     pub(super) runtime_handler: String,
     pub(super) user_namespace: Option<cri::UserNamespace>,
@@ -57,12 +60,16 @@ impl VolumeRefresh {
         Self { at, labels, annotations, object_changes }
     }
 
-    // The volumes may be outdated: the interval has passed, or labels, annotations or objects have changed.
-    fn is_due(&self, pod: &Pod, object_changes: u64, now: Duration, interval: Duration) -> bool {
-        now.saturating_sub(self.at) >= interval
-            || self.object_changes != object_changes
+    // The volumes may be outdated: labels, annotations or objects have changed, or the interval has passed.
+    fn due(&self, pod: &Pod, object_changes: u64, now: Duration, interval: Duration) -> Again {
+        let has_changed = self.object_changes != object_changes
             || self.labels != pod.metadata.labels
-            || self.annotations != pod.metadata.annotations
+            || self.annotations != pod.metadata.annotations;
+        match now.saturating_sub(self.at) >= interval {
+            _ if has_changed => Again::Changed,
+            true => Again::Content,
+            false => Again::None,
+        }
     }
 }
 
@@ -94,36 +101,49 @@ impl Worker {
             self.meanwhile(waiting::Waiting::Volumes { unmounted, error: None });
         }
         let (tasks, cancel) = (self.ctx.environment.volume_tasks.clone(), self.work_loop.cancel.clone());
-        // The drivers work while the other volumes are set up.
+        // The drivers work while the direct volumes are set up.
         tasks.declare(pod, &uid, &cancel).await;
         let changes = self.ctx.environment.volume_changes(&uid);
         self.retries.failed_with = Some(changes);
-        match self.ctx.environment.volumes.set_up(pod, &uid, &self.volume_context()).await {
-            Ok(mut done) => {
-                let show = |unmounted, error| self.meanwhile(waiting::Waiting::Volumes { unmounted, error });
-                match tasks.wait(pod, &uid, &cancel, show).await {
-                    Ok(mounted) => done.volumes.extend(mounted),
-                    Err(_) if cancel.is_cancelled() => return Err(Halt::Cancelled),
-                    Err(NotReady { text, limit_exceeded: true, .. }) => {
-                        return Err(self.over_attachment_limit(pod, text));
-                    }
-                    Err(NotReady { unmounted, text, limit_exceeded: false }) => {
-                        let waiting = waiting::Waiting::Volumes { unmounted, error: Some(text.clone()) };
-                        let wait = super::jitter(self.retries.mounts.next_wait());
-                        return Err(Halt::failed(waiting, text).after(wait));
-                    }
-                }
-                self.setup.volumes = Some(done.volumes);
-                self.retries.mounts.reset();
-                self.retries.failed_with = None;
-                self.setup.refreshed = Some(VolumeRefresh::of(pod, changes, self.ctx.clock.boot()));
-                self.failed_mounts(pod, &done.stale);
-            }
-            Err(_) if self.work_loop.cancel.is_cancelled() => return Err(Halt::Cancelled),
-            Err(e) => return Err(self.volumes_failed(pod, &e)),
+        let again = self.retries.volumes.max(self.volumes_due(pod, changes));
+        // A retry sets up what failed only.
+        self.retries.volumes = Again::None;
+        if again > Again::None {
+            self.setup.refreshed = Some(VolumeRefresh::of(pod, changes, self.ctx.clock.boot()));
         }
+        let failures = tasks.set_up(pod, &uid, &self.volume_context(), again, &cancel).await;
+        if cancel.is_cancelled() {
+            self.retries.volumes = Again::All;
+            return Err(Halt::Cancelled);
+        }
+        match failures {
+            Ok(failures) => self.failed_mounts(pod, &failures),
+            Err(e) => return Err(self.no_directories(pod, &e)),
+        }
+        let show = |unmounted, error| self.meanwhile(waiting::Waiting::Volumes { unmounted, error });
+        match tasks.wait(pod, &uid, &cancel, show).await {
+            Ok(mounted) => self.setup.volumes = Some(mounted),
+            Err(_) if cancel.is_cancelled() => return Err(Halt::Cancelled),
+            Err(NotReady { text, limit_exceeded: true, .. }) => {
+                return Err(self.over_attachment_limit(pod, text));
+            }
+            Err(NotReady { unmounted, text, error, retry_after, limit_exceeded: false }) => {
+                let error = Some(error.unwrap_or_else(|| text.clone()));
+                let waiting = waiting::Waiting::Volumes { unmounted, error };
+                let wait = retry_after.unwrap_or_else(|| self.retries.mounts.next_wait());
+                return Err(Halt::failed(waiting, text).after(super::jitter(wait)));
+            }
+        }
+        self.retries.volumes_mounted();
         self.fetch_pull_secrets(pod).await;
         if self.work_loop.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
+    }
+
+    // Returns which direct volumes may be outdated.
+    fn volumes_due(&self, pod: &Pod, changes: u64) -> Again {
+        let (now, interval) = (self.ctx.clock.boot(), self.ctx.node.sync_frequency);
+        let last = self.setup.refreshed.as_ref();
+        last.map_or(Again::Changed, |last| last.due(pod, changes, now, interval))
     }
 
     /// Terminates a pod whose volumes cannot be attached to this node (`pkg/kubelet: rejectPod`).
@@ -244,41 +264,38 @@ impl Worker {
         }
     }
 
-    fn volumes_failed(&mut self, pod: &Pod, e: &VolumeError) -> Halt {
-        let waiting = match e {
-            VolumeError::PodDirs(_) => {
-                self.ctx.reporting.events.pod(pod, EventType::Warning, "Failed", &e.to_string(), "");
-                waiting::Waiting::DataDirs { message: e.to_string() }
-            }
-            VolumeError::Volumes(failures) => {
-                self.failed_mounts(pod, failures);
-                let unmounted = failures.iter().map(|f| f.volume.clone()).collect();
-                let error = failures.first().map(|f| f.problem.clone());
-                waiting::Waiting::Volumes { unmounted, error }
-            }
-        };
-        Halt::failed(waiting, e).after(super::jitter(self.retries.mounts.next_wait()))
+    fn no_directories(&mut self, pod: &Pod, e: &io::Error) -> Halt {
+        let message = format!("error making pod data directories: {e}");
+        self.ctx.reporting.events.pod(pod, EventType::Warning, "Failed", &message, "");
+        let waiting = waiting::Waiting::DataDirs { message: message.clone() };
+        Halt::failed(waiting, message).after(super::jitter(self.retries.mounts.next_wait()))
     }
 
     /// Declares volumes of drivers again, and refreshes files of ConfigMaps, Secrets, tokens and the downward API. A failure
-    /// leaves the old content.
-    pub(super) async fn refresh_volumes(&mut self, pass: &Pass) {
+    /// leaves the old content. Returns the time until a failed refresh is due.
+    pub(super) async fn refresh_volumes(&mut self, pass: &Pass) -> Option<Duration> {
         let pod = &pass.pod;
-        let (now, interval) = (self.ctx.clock.boot(), self.ctx.node.sync_frequency);
         let changes = self.ctx.environment.volume_changes(&self.pod_ref.uid);
-        let last = self.setup.refreshed.as_ref();
-        let due = last.is_none_or(|last| last.is_due(pod, changes, now, interval));
-        self.ctx.environment.volume_tasks.refresh(pod, &self.pod_ref.uid, due);
-        if !due {
-            return;
+        let again = self.volumes_due(pod, changes);
+        let tasks = self.ctx.environment.volume_tasks.clone();
+        tasks.refresh(pod, &self.pod_ref.uid, again > Again::None);
+        let now = self.ctx.clock.boot();
+        let is_retry = self.setup.refresh_retry.is_some_and(|at| at <= now);
+        if again > Again::None || is_retry {
+            if again > Again::None {
+                self.setup.refreshed = Some(VolumeRefresh::of(pod, changes, now));
+            }
+            let (uid, cancel) = (&self.pod_ref.uid, &self.work_loop.cancel);
+            let failed = tasks.refresh_direct(pod, uid, again, || self.volume_context(), cancel).await;
+            if cancel.is_cancelled() {
+                // Reads were given up.
+                self.setup.refreshed = None;
+            }
+            self.failed_mounts(pod, &failed);
+            let wait = tasks.direct_wait(&self.pod_ref.uid).map(super::jitter);
+            self.setup.refresh_retry = wait.map(|wait| self.ctx.clock.boot().saturating_add(wait));
         }
-        self.setup.refreshed = Some(VolumeRefresh::of(pod, changes, self.ctx.clock.boot()));
-        if !Volumes::needs_refresh(pod) {
-            return;
-        }
-        let stale =
-            self.ctx.environment.volumes.refresh(pod, &self.pod_ref.uid, &self.volume_context()).await;
-        self.failed_mounts(pod, &stale);
+        self.setup.refresh_retry.map(|at| at.saturating_sub(self.ctx.clock.boot()))
     }
 
     pub(super) async fn mounts(

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pod_sync_decisions::unknown_calls::UnknownCalls;
+use pod_sync_volume_tasks::Again;
 use quintlet_kit::backoff::Backoff;
 
 use super::pending_starts::StartHold;
@@ -21,8 +22,10 @@ pub(super) struct RetryTimes {
     pub(super) pod: Duration,
     // A resize that the runtime refused.
     pub(super) resize: Duration,
-    // Back-off between tries to set up volumes.
+    // Back-off between waits for volumes that tasks mount.
     pub(super) mounts: Backoff,
+    // The direct volumes that the next set-up repeats. All before the first one and after one that succeeded.
+    pub(super) volumes: Again,
     // The changes of the pod's objects before the last set-up of volumes, if it failed.
     pub(super) failed_with: Option<u64>,
     // Calls whose outcome stays unknown, which count as failures after some tries.
@@ -36,6 +39,7 @@ impl Default for RetryTimes {
             pod: Duration::ZERO,
             resize: Duration::ZERO,
             mounts: Backoff::new(MOUNT_WAIT, 2.0, MOUNT_WAIT_MAX),
+            volumes: Again::All,
             failed_with: None,
             unknown_calls: UnknownCalls::default(),
         }
@@ -48,7 +52,13 @@ impl RetryTimes {
         self.containers.clear();
         self.pod = Duration::ZERO;
         self.resize = Duration::ZERO;
+        self.volumes_mounted();
+    }
+
+    /// Records that the volumes of the pod are mounted.
+    pub(super) fn volumes_mounted(&mut self) {
         self.mounts.reset();
+        self.volumes = Again::All;
         self.failed_with = None;
     }
 
@@ -57,7 +67,7 @@ impl RetryTimes {
         if self.failed_with.is_some_and(|before| before != changes) {
             self.pod = Duration::ZERO;
             self.mounts.reset();
-            self.failed_with = None;
+            self.failed_with = Some(changes);
         }
     }
 }

@@ -163,14 +163,14 @@ impl Worker {
         if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, now) {
             self.wait_shown(&wait);
         }
-        self.refresh_volumes(pass).await;
+        let refresh = self.refresh_volumes(pass).await;
         self.collect_dead().await?;
         let boot = self.ctx.clock.boot();
         self.record.crash_loop.remove_expired(boot);
         self.record.pulls.remove_expired(boot, BackoffDelays::default());
         let held = due.start_backoffs.values().map(|h| h.remaining).min();
         let deadline = status::until_active_deadline(&pass.pod, &pass.status, self.steady_now());
-        Ok(Next::Idle([held, due.retry, deadline].into_iter().flatten().min()))
+        Ok(Next::Idle([held, due.retry, deadline, refresh].into_iter().flatten().min()))
     }
 
     /// Reports PodReadyToStartContainers before an image pull, which may take minutes.

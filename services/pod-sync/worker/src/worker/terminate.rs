@@ -86,11 +86,13 @@ impl Worker {
         let pass = self.look(true).await?;
         self.report(self.overridden(&pass.pod, pass.status.clone()), false);
         self.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
-        if let Err(e) = self.ctx.environment.volumes.tear_down(&self.pod_ref.uid).await {
-            return Err(Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e));
-        }
         if let Err(e) = self.ctx.environment.volume_tasks.unmount(&self.pod_ref.uid).await {
-            return Err(Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e));
+            let wait = e.retry_after.map(super::jitter);
+            let halt = Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e);
+            return Err(match wait {
+                Some(wait) => halt.after(wait),
+                None => halt,
+            });
         }
         self.ctx.environment.objects.unregister(&self.pod_ref.uid);
         if let Err(e) = self.ctx.environment.cgroups.remove_by_uid(&self.pod_ref.uid).await {
