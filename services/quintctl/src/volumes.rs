@@ -235,7 +235,7 @@ uid-7  –       pv-        uncertain     NodeUnpublishVolume  3s
 "
         );
         let wide = render(&volumes, NOW, true);
-        assert!(wide.contains("kubernetes.io/csi/d.csi^data  uid-default/db-0"), "{wide}");
+        assert!(wide.contains("kubernetes.io/csi/d.csi^data       uid-default/db-0"), "{wide}");
         assert_eq!(render(&[], NOW, false), "no volumes\n");
     }
 

@@ -34,11 +34,11 @@ const LONGEST_WAIT_OF_A_POD: Duration = Duration::from_secs(16);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Again {
     None,
-    /// Those with content of API objects (`MarkRemountRequired`).
+    /// Volumes with content of API objects (`MarkRemountRequired`).
     Content,
-    /// The same, since the content has changed: their back-off ends.
+    /// Volumes with content of API objects, which has changed: their back-off ends.
     Changed,
-    /// All, since containers are about to start. Their back-off ends.
+    /// All volumes, since containers are about to start: their back-off ends.
     All,
 }
 

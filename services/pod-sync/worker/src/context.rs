@@ -114,7 +114,7 @@ pub struct Checkpoints {
 pub struct PodEnvironment {
     /// Cgroups of pods.
     pub cgroups: Cgroups,
-    /// What is on disk of direct volumes, whose state `volume_tasks` has.
+    /// Directories, tokens and projects of direct volumes, whose state `volume_tasks` has.
     pub volumes: Volumes,
     /// Volumes of pods.
     pub volume_tasks: VolumeTasks,

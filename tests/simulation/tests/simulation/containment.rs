@@ -10,11 +10,12 @@ use nix::unistd::Pid;
 use quintlet_kit::contain::EXIT_PANIC;
 use quintlet_kit::socket;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
-use quintlet_proto::podsync::v1::{ExplainReply, ExplainRequest, RetryRequest};
+use quintlet_proto::podsync::v1::{ExplainReply, ExplainRequest, RetryRequest, VolumeState};
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};
 use quintlet_testkit::wait::until;
+use serde_json::json;
 use tokio::process::{Child, Command};
 
 const REASON: &str = "InternalError";
@@ -81,6 +82,44 @@ async fn a_panic_in_the_work_of_one_pod_ends_only_that_work_and_retry_resumes_it
         }
         sim.finish().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_while_volumes_are_set_up_or_removed_leaves_them_uncertain_and_a_retry_completes_the_work() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::single("bad");
+    pod["spec"]["volumes"] = json!([
+        {"name": "first", "emptyDir": {}}, {"name": "second", "emptyDir": {"medium": "Memory"}},
+    ]);
+    let at = |name: &str| json!({"name": name, "mountPath": format!("/{name}")});
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([at("first"), at("second")]);
+    let uncertain = async |volumes: &[&str]| {
+        let shown = explain(&sim, "bad").await.volumes;
+        let interrupted: Vec<&str> = shown
+            .iter()
+            .filter(|volume| volume.error.ends_with("the operation was interrupted"))
+            .filter(|volume| volume.state() == VolumeState::Uncertain)
+            .map(|volume| volume.spec_name.as_str())
+            .collect();
+        assert_eq!(interrupted, volumes, "{shown:?}");
+    };
+    sim.cuts().panic_at(Some(("volume mounted", "bad")));
+    let bad = sim.create(pod);
+    wait_contained(&sim, "bad", "injected into \"volume mounted\"").await;
+    uncertain(&["second"]).await;
+    sim.cuts().panic_at(None);
+    assert!(retry(&sim, "bad").await);
+    sim.wait_ready("bad").await;
+    uncertain(&[]).await;
+    sim.cuts().panic_at(Some(("volume unmounted", "bad")));
+    sim.delete("bad", Some(0));
+    wait_contained(&sim, "bad", "injected into \"volume unmounted\"").await;
+    uncertain(&["second"]).await;
+    sim.cuts().panic_at(None);
+    assert!(retry(&sim, "bad").await);
+    sim.wait_gone("bad").await;
+    sim.wait_nothing_left(&bad).await;
+    sim.finish().await;
 }
 
 // cri-proxy exits with `note`, and is started again once pod-sync has read the note.

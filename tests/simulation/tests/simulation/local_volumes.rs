@@ -379,10 +379,10 @@ async fn sources_that_are_swapped_while_they_are_mounted_are_neither_followed_no
     sim.restart(Service::PodSync).await;
     let mount = mount_of(&sim, &uids[0], "pv-local");
     let client = VolumesClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
-    until("the volumes of claims are set up again", LONG, async || {
+    until("the volumes are set up again", LONG, async || {
         let listed = client.clone().list(ListVolumesRequest {}).await.map_err(|e| e.to_string())?;
         let volumes = listed.into_inner().volumes;
-        let is_done = volumes.len() == 2 && volumes.iter().all(|v| v.state() == VolumeState::Mounted);
+        let is_done = volumes.len() == 3 && volumes.iter().all(|v| v.state() == VolumeState::Mounted);
         if is_done { Ok(()) } else { Err(format!("{volumes:?}")) }
     })
     .await;

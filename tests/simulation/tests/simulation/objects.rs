@@ -328,11 +328,13 @@ async fn a_config_map_that_is_missing_fails_alone_and_each_volume_of_the_pod_is_
     sim.wait_ready("waits").await;
     let all = [("made", Mounted, ""), ("other", Mounted, ""), ("scratch", Mounted, ""), ("v", Mounted, "")];
     wait_listed(&sim, &all).await;
+    let container = || sim.runtime.newest(&uid, "c-waits").unwrap().id().to_owned();
+    let first = container();
     // The next process finds the directories, and its worker confirms the volumes.
     sim.kill(Service::PodSync).await;
     sim.up(Service::PodSync);
     wait_listed(&sim, &all).await;
-    sim.assert_started_once("waits", &uid);
+    assert_eq!(container(), first);
     sim.delete("waits", Some(0));
     sim.wait_gone("waits").await;
     sim.wait_nothing_left(&uid).await;

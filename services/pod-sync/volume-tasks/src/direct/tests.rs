@@ -83,7 +83,7 @@ async fn a_volume_that_fails_is_set_up_again_alone_until_its_content_may_have_ch
     assert_eq!(world.pass(Again::None, 400 * MS), [""; 0]);
     assert_eq!(world.state.direct_wait(&uid(), world.now), Some(100 * MS));
     assert_eq!(world.pass(Again::None, 100 * MS), ["late"]);
-    // The content is due for a refresh, and the back-off of the failed volume goes on.
+    // A refresh does not end the back-off of the failed volume.
     assert_eq!(world.pass(Again::Content, MS), ["config"]);
     assert_eq!(world.state.direct_wait(&uid(), world.now), Some(999 * MS));
     assert_eq!(world.pass(Again::Changed, MS), ["config", "late"]);
