@@ -65,10 +65,12 @@ impl VolumeRefresh {
         let has_changed = self.object_changes != object_changes
             || self.labels != pod.metadata.labels
             || self.annotations != pod.metadata.annotations;
-        match now.saturating_sub(self.at) >= interval {
-            _ if has_changed => Again::Changed,
-            true => Again::Content,
-            false => Again::None,
+        if has_changed {
+            Again::Changed
+        } else if now.saturating_sub(self.at) >= interval {
+            Again::Content
+        } else {
+            Again::None
         }
     }
 }
@@ -116,10 +118,11 @@ impl Worker {
             self.retries.volumes = Again::All;
             return Err(Halt::Cancelled);
         }
-        match failures {
-            Ok(failures) => self.failed_mounts(pod, &failures),
+        let failures = match failures {
+            Ok(failures) => failures,
             Err(e) => return Err(self.no_directories(pod, &e)),
-        }
+        };
+        self.failed_mounts(pod, &failures);
         let show = |unmounted, error| self.meanwhile(waiting::Waiting::Volumes { unmounted, error });
         match tasks.wait(pod, &uid, &cancel, show).await {
             Ok(mounted) => self.setup.volumes = Some(mounted),
@@ -135,6 +138,10 @@ impl Worker {
             }
         }
         self.retries.volumes_mounted();
+        if !failures.is_empty() {
+            // Volumes that keep their old content.
+            self.schedule_refresh();
+        }
         self.fetch_pull_secrets(pod).await;
         if self.work_loop.cancel.is_cancelled() { Err(Halt::Cancelled) } else { Ok(()) }
     }
@@ -292,10 +299,14 @@ impl Worker {
                 self.setup.refreshed = None;
             }
             self.failed_mounts(pod, &failed);
-            let wait = tasks.direct_wait(&self.pod_ref.uid).map(super::jitter);
-            self.setup.refresh_retry = wait.map(|wait| self.ctx.clock.boot().saturating_add(wait));
+            self.schedule_refresh();
         }
         self.setup.refresh_retry.map(|at| at.saturating_sub(self.ctx.clock.boot()))
+    }
+
+    fn schedule_refresh(&mut self) {
+        let wait = self.ctx.environment.volume_tasks.direct_wait(&self.pod_ref.uid).map(super::jitter);
+        self.setup.refresh_retry = wait.map(|wait| self.ctx.clock.boot().saturating_add(wait));
     }
 
     pub(super) async fn mounts(
