@@ -11,7 +11,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use quintlet_e2e::claims::{bound_claim, start_driver};
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// Number of updates of the ConfigMap.
 const UPDATES: u32 = 1000;
