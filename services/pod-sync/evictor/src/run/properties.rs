@@ -358,6 +358,7 @@ fn check(log: &[Entry], layout: Layout, seen: &Seen) -> Result<(), TestCaseError
 
 #[test]
 fn one_observation_costs_one_pod_at_most_and_none_that_is_critical_or_unmeasured_or_not_needed() {
+    let _alone = super::tests::METRICS.lock();
     let seen = Seen::default();
     let layouts = proptest::sample::select(vec![Layout::Single, Layout::SeparateImages, Layout::Split]);
     let histories = (proptest::collection::vec(step(), 1..12), layouts);

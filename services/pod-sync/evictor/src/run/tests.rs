@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, ReentrantMutex};
 use pod_sync_eviction::Signal;
 use pod_sync_eviction::thresholds::{Amount, Threshold};
 use pod_sync_eviction::usage::{Candidate, FileUsage, Observation, PodUsage};
@@ -213,6 +213,9 @@ fn settings() -> EvictionSettings {
     }
 }
 
+/// Held while a loop runs, since all loops of the process share its metrics. A test that compares metrics holds it all the time.
+pub(super) static METRICS: ReentrantMutex<()> = ReentrantMutex::new(());
+
 async fn runs(disk: &Arc<Disk>, seconds: u64) -> watch::Receiver<BTreeSet<PressureCondition>> {
     runs_and_reports(disk, seconds).await.0
 }
@@ -221,6 +224,7 @@ async fn runs_and_reports(
     disk: &Arc<Disk>,
     seconds: u64,
 ) -> (watch::Receiver<BTreeSet<PressureCondition>>, watch::Receiver<Option<Arc<LastRound>>>) {
+    let _alone = METRICS.lock();
     let (conditions_sender, conditions) = watch::channel(BTreeSet::new());
     let (round_sender, last) = watch::channel(None);
     let full_round = Arc::new(Notify::new());
@@ -278,6 +282,7 @@ async fn images_go_before_pods_and_pods_one_by_one_until_the_disk_has_room() {
 
 #[tokio::test(start_paused = true)]
 async fn pressure_and_evictions_are_metrics_before_the_first_of_them() {
+    let _alone = METRICS.lock();
     let series = || quintlet_telemetry::metrics::text();
     runs(&Disk::new(0, &[("a", 1)]), 1).await;
     let limits = ["emptydirfs.limit", "ephemeralpodfs.limit", "ephemeralcontainerfs.limit"];
@@ -295,6 +300,7 @@ async fn pressure_and_evictions_are_metrics_before_the_first_of_them() {
 
 #[tokio::test(start_paused = true)]
 async fn the_age_of_the_statistics_of_an_eviction_is_a_metric() {
+    let _alone = METRICS.lock();
     let ages = || {
         let text = quintlet_telemetry::metrics::text();
         ["count", "sum"].map(|of| {
@@ -306,7 +312,6 @@ async fn the_age_of_the_statistics_of_an_eviction_is_a_metric() {
     let disk = Arc::into_inner(Disk::new(0, &[("a", 1)])).unwrap();
     let disk = Arc::new(Disk { measuring: Duration::from_secs(2), ..disk });
     disk.state.lock().processes = Some(99);
-    // No other test evicts for process IDs.
     let [count, sum] = ages();
     runs(&disk, 3).await;
     assert_eq!(disk.log().last().unwrap(), "2 evict a for pid.available");
