@@ -44,7 +44,7 @@ fn of_capacities(args: &Args, config: &Config, capacities: &BTreeMap<Signal, Qua
         let Threshold { signal, value, minimum_reclaim, .. } = above.threshold;
         let is_copy =
             signal == Signal::AllocatableMemoryAvailable && value_of(config, HARD, signal).is_none();
-        !matches!((value, minimum_reclaim), (Amount::Share(_), Some(Amount::Share(_))))
+        !is_copy && !matches!((value, minimum_reclaim), (Amount::Share(_), Some(Amount::Share(_))))
     });
     let errors = contradictions.iter().map(|pair| contradiction(config, pair));
     errors.chain(above.map(|above| beyond(config, &above))).collect()
