@@ -9,6 +9,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nix::mount::MntFlags;
 use quintlet_e2e::bins::{self, SERVICES};
 use quintlet_e2e::cost::{Agent, Cost, idle};
 use quintlet_e2e::node::NODE;
@@ -178,7 +179,7 @@ struct Quintlet {
     cgroup_root: String,
     _runtime: Runtime,
     // Removed after its users.
-    _base: TempDir,
+    base: TempDir,
 }
 
 impl Quintlet {
@@ -198,7 +199,7 @@ impl Quintlet {
         };
         let services = SERVICES.into_iter().map(start).collect();
         socket::wait_ready(&paths.podsync(), LIMIT).await?;
-        Ok(Self { services, api, cgroup_root, _runtime: runtime, _base: base })
+        Ok(Self { services, api, cgroup_root, _runtime: runtime, base })
     }
 
     fn agent(&self) -> anyhow::Result<Agent<'_>> {
@@ -213,6 +214,10 @@ impl Quintlet {
             service.terminate().await;
         }
         kubelet::remove_cgroup(&self.cgroup_root);
+        // pod-sync made its root directory a shared mount.
+        let root = self.base.path().join("root");
+        while nix::mount::umount2(&root, MntFlags::MNT_DETACH).is_ok() {}
+        self.base.close()?;
         Ok(())
     }
 }
