@@ -73,7 +73,8 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let clock = Clock::system();
     let owner = Owner::take(&args.root_dir, &clock)?;
     let stuck_after = STUCK.max(args.sync_frequency.saturating_mul(2));
-    let (agent, inputs) = Agent::open(args, clock, owner.epoch(), stop.clone()).await?;
+    // Boxed, so that the process does not keep the memory of its start.
+    let (agent, inputs) = Box::pin(Agent::open(args, clock, owner.epoch(), stop.clone())).await?;
     agent.start_clients(inputs);
     let shutting_down = agent.start_shutdown()?;
     agent.start_maintenance();

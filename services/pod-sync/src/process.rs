@@ -41,5 +41,5 @@ async fn serve(mut args: Args, stop: CancellationToken) -> anyhow::Result<()> {
             let _ = drain_tx.send(true);
         }
     });
-    Box::pin(crate::run(args, drain, stop)).await
+    crate::run(args, drain, stop).await
 }

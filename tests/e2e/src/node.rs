@@ -1,7 +1,7 @@
 //! The node: five services, a private containerd, and optionally an API server.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -165,9 +165,13 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // The root directory was made a shared mount, a second mount on the same place.
-        while nix::mount::umount2(&self.0, nix::mount::MntFlags::MNT_DETACH).is_ok() {}
+        unmount_all(&self.0);
     }
+}
+
+/// Removes all mounts on a directory: pod-sync makes its root directory a shared mount, which is a second one if it was a mount before.
+pub fn unmount_all(dir: &Path) {
+    while nix::mount::umount2(dir, nix::mount::MntFlags::MNT_DETACH).is_ok() {}
 }
 
 impl std::fmt::Debug for Node {
@@ -219,7 +223,9 @@ impl Node {
         let services = SERVICES
             .into_iter()
             .map(|name| {
-                let mut args = arguments(name, &options, base.path(), &containerd, kubeconfig.as_deref());
+                let runtime =
+                    Runtime { endpoint: containerd.endpoint(), cgroup_root: containerd.cgroup_root() };
+                let mut args = arguments(name, &options, base.path(), &runtime, kubeconfig.as_deref());
                 if name == "pod-sync" {
                     args.extend([OsString::from("--node-api-port"), node_api_port.to_string().into()]);
                 }
@@ -712,15 +718,25 @@ impl Node {
     }
 }
 
-fn arguments(
+/// A container runtime as the services' arguments name it.
+#[derive(Debug)]
+pub struct Runtime<E, C> {
+    pub endpoint: E,
+    /// Parent cgroup of all pods.
+    pub cgroup_root: C,
+}
+
+/// Returns the arguments of a service whose files are below `base`.
+#[must_use]
+pub fn arguments<E: AsRef<OsStr>, C: AsRef<OsStr>>(
     name: &str,
     options: &Options,
     base: &Path,
-    containerd: &Containerd,
+    runtime: &Runtime<E, C>,
     kubeconfig: Option<&Path>,
 ) -> Vec<OsString> {
     let mut line: Vec<OsString> = Vec::new();
-    let mut flag = |name: &str, value: &dyn AsRef<std::ffi::OsStr>| {
+    let mut flag = |name: &str, value: &dyn AsRef<OsStr>| {
         line.extend([OsString::from(name), value.as_ref().to_owned()]);
     };
     flag("--run-dir", &base.join("run"));
@@ -731,7 +747,7 @@ fn arguments(
     }
     match name {
         "cri-proxy" => {
-            flag("--runtime-endpoint", &containerd.endpoint());
+            flag("--runtime-endpoint", &runtime.endpoint);
             flag("--allow-uid", &format!("node-api={NODE_API_UID}"));
             flag("--pod-logs-dir", &base.join("pod-logs"));
         }
@@ -742,7 +758,7 @@ fn arguments(
             flag("--node-name", &options.node_name());
             flag("--root-dir", &base.join("root"));
             flag("--manifests", &base.join("manifests"));
-            flag("--cgroup-root", &containerd.cgroup_root());
+            flag("--cgroup-root", &runtime.cgroup_root);
             flag("--pod-logs-dir", &base.join("pod-logs"));
             flag("--container-logs-dir", &base.join("container-logs"));
             flag("--sync-frequency", &options.sync_frequency);

@@ -183,7 +183,7 @@ async fn run(service: Service, places: Places, stop: CancellationToken) {
         }),
         Service::PodSync => Box::pin(async {
             let (_never, drain) = watch::channel(false);
-            Box::pin(pod_sync::run(pod_sync_args(&places), drain, stop)).await.expect("pod-sync runs");
+            pod_sync::run(pod_sync_args(&places), drain, stop).await.expect("pod-sync runs");
         }),
     };
     work.await;

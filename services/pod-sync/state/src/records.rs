@@ -233,7 +233,7 @@ impl StateDir {
         if sum != format!("{:016x}", checksum(body)) {
             return Err("checksum does not match".to_owned());
         }
-        // JSON has no line breaks outside of its texts, and none unescaped in them.
+        // serde_json writes no line breaks, and escapes those in texts.
         let mut documents = body.splitn(2, |&b| b == b'\n');
         let mut document = || documents.next().ok_or("is incomplete");
         let (pod, rest) = (document()?, document()?);

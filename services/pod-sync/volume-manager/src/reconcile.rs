@@ -102,7 +102,8 @@ pub struct Plan {
     pub next: Option<Instant>,
 }
 
-/// Compares the states of the volumes that tasks mount. The caller applies `attached` and `detached`, records each operation in [`Operations`], and starts it.
+/// Compares the states of the volumes that tasks mount. The caller applies `attached` and `detached`, records each operation in
+/// [`Operations`], and starts it.
 #[must_use]
 pub fn reconcile(
     desired: &Desired,

@@ -371,7 +371,7 @@ impl VolumeTasks {
     }
 }
 
-/// Removes volumes. Blocks.
+/// Executes the removals one after the other, and records each result before the next one begins. Blocks.
 fn remove(mut in_flight: InFlight, uid: &PodUid, removals: Vec<Operation>) {
     let mut names = Vec::with_capacity(removals.len());
     for operation in removals {

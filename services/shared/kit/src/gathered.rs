@@ -9,7 +9,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tonic::transport::server::Connected;
 
 /// A connection that writes when the tasks that could run before have run.
 #[derive(Debug)]
@@ -23,11 +22,6 @@ impl<S> Gathered<S> {
     /// Wraps a connection.
     pub fn new(stream: S) -> Self {
         Self { stream, has_waited: false }
-    }
-
-    /// Returns the connection.
-    pub fn get_ref(&self) -> &S {
-        &self.stream
     }
 
     fn poll_turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -78,14 +72,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Gathered<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
-
-impl<S: Connected> Connected for Gathered<S> {
-    type ConnectInfo = S::ConnectInfo;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
-        self.stream.connect_info()
     }
 }
 

@@ -3,16 +3,14 @@
 //! The runtime costs the services nothing here, and starts pods as fast as they are requested, so that the figures are those of
 //! the agent alone. With a kubelet, that does the same work on a runtime and an API server of its own.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use nix::mount::MntFlags;
 use quintlet_e2e::bins::{self, SERVICES};
 use quintlet_e2e::cost::{Agent, Cost, idle};
-use quintlet_e2e::node::NODE;
+use quintlet_e2e::node::{self, NODE, arguments, unmount_all};
 use quintlet_e2e::service::{Plan, Service};
 use quintlet_e2e::{pods, work};
 use quintlet_kit::clock::Clock;
@@ -187,13 +185,18 @@ impl Quintlet {
         let base = tempfile::Builder::new().prefix("qscale-").tempdir_in("/dev/shm")?;
         let runtime = Runtime::start(base.path()).await?;
         let api = TestApi::start().await;
-        api.kubeconfig(&base.path().join("kubeconfig"))?;
+        let kubeconfig = base.path().join("kubeconfig");
+        api.kubeconfig(&kubeconfig)?;
         let cgroup_root = format!("/qscale-{}", std::process::id());
         kubelet::make_cgroup(&cgroup_root)?;
         let paths = Paths::new(&base.path().join("run"));
         std::fs::create_dir_all(base.path().join("manifests"))?;
+        let extra = vec![("pod-sync", format!("--max-pods={MAX_PODS}"))];
+        let options = quintlet_e2e::Options { extra, ..quintlet_e2e::Options::with_api("scale") };
+        let endpoint = format!("unix://{}", runtime.socket.display());
+        let of_services = node::Runtime { endpoint, cgroup_root: &cgroup_root };
         let start = |name: &'static str| {
-            let args = arguments(name, base.path(), &runtime.socket, &cgroup_root);
+            let args = arguments(name, &options, base.path(), &of_services, Some(&kubeconfig));
             let (binary, log) = (bins::dir().join(name), base.path().join(format!("{name}.log")));
             (name, Service::start(Plan { name, binary, args, env: Vec::new(), log, uid: None, boot: None }))
         };
@@ -214,39 +217,10 @@ impl Quintlet {
             service.terminate().await;
         }
         kubelet::remove_cgroup(&self.cgroup_root);
-        // pod-sync made its root directory a shared mount.
-        let root = self.base.path().join("root");
-        while nix::mount::umount2(&root, MntFlags::MNT_DETACH).is_ok() {}
+        unmount_all(&self.base.path().join("root"));
         self.base.close()?;
         Ok(())
     }
-}
-
-fn arguments(name: &str, base: &Path, runtime: &Path, cgroup_root: &str) -> Vec<OsString> {
-    let at = |name: &str| base.join(name).display().to_string();
-    let of_service = match name {
-        "cri-proxy" => vec![
-            ("--runtime-endpoint", format!("unix://{}", runtime.display())),
-            ("--pod-logs-dir", at("pod-logs")),
-        ],
-        "probe-service" => vec![("--id", "probe-0".to_owned())],
-        "status-reporter" => vec![("--node-name", NODE.to_owned()), ("--kubeconfig", at("kubeconfig"))],
-        "pod-sync" => vec![
-            ("--node-name", NODE.to_owned()),
-            ("--kubeconfig", at("kubeconfig")),
-            ("--root-dir", at("root")),
-            ("--manifests", at("manifests")),
-            ("--cgroup-root", cgroup_root.to_owned()),
-            ("--pod-logs-dir", at("pod-logs")),
-            ("--container-logs-dir", at("container-logs")),
-            ("--image-gc-high-threshold", "100".to_owned()),
-            ("--eviction-hard", "memory.available=0%".to_owned()),
-            ("--max-pods", MAX_PODS.to_string()),
-        ],
-        _ => Vec::new(),
-    };
-    let all = [("--run-dir", at("run"))].into_iter().chain(of_service);
-    all.flat_map(|(flag, value)| [OsString::from(flag), value.into()]).collect()
 }
 
 /// A kubelet on a runtime in memory.
