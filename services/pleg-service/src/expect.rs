@@ -4,25 +4,28 @@ use std::time::Duration;
 
 use crate::traits::HintKind;
 
-/// Delay of the inspection after a hint that is most often about a call of pod-sync, which calls `Observe` afterwards, so that a burst
-/// of calls is not inspected twice. It is also the longest wait for the hint of an exit that follows the one of its beginning.
-const FIRST_LOOK_LATER: Duration = Duration::from_millis(50);
-/// Delay of the first list for an ID that is in no entry. containerd reports a sandbox when its creation begins, and the CRI shows it
-/// when the creation is complete, 100 to 500 ms later.
-const UNKNOWN_FIRST: Duration = Duration::from_millis(250);
+/// The kubelet's relist period. Pauses between looks for changes that are most often made by calls of pod-sync, which calls `Observe`
+/// after them: on a busy machine a call takes a second, and earlier looks would find nothing. It is also the longest wait for the hint
+/// of an exit that follows the one of its beginning.
+const SLOW: Duration = Duration::from_secs(1);
+/// Delay of the first list for an ID that is in no entry. containerd reports sandboxes and containers when their creation begins, and
+/// pod-sync calls `Observe` when it is complete. What remains is created by other clients.
+const UNKNOWN_FIRST: Duration = Duration::from_secs(5);
+/// How long an ID that is in no entry is looked for after that.
+pub(crate) const UNKNOWN_LIMIT: Duration = Duration::from_secs(2);
 /// First pause.
 const FIRST: Duration = Duration::from_millis(2);
 /// Longest pause while pauses double.
 const DOUBLING_MAX: Duration = Duration::from_millis(200);
-/// Pause after that.
-const SLOW: Duration = Duration::from_secs(1);
 
-/// Returns the pause after `last`: 2 ms doubling to 200 ms, then one second.
-pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
-    match last {
-        None => FIRST,
-        Some(last) if last >= DOUBLING_MAX => SLOW,
-        Some(last) => last.saturating_mul(2).min(DOUBLING_MAX),
+/// Returns the pause before a change of this kind is looked for again: for an exit 2 ms doubling to 200 ms, then one second.
+pub(crate) fn next_pause(kind: HintKind, last: Option<Duration>) -> Duration {
+    match (kind, last) {
+        (HintKind::Exited | HintKind::Oom, None) => FIRST,
+        (HintKind::Exited | HintKind::Oom, Some(last)) if last < DOUBLING_MAX => {
+            last.saturating_mul(2).min(DOUBLING_MAX)
+        }
+        _ => SLOW,
     }
 }
 
@@ -30,9 +33,7 @@ pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
 /// then. A hint without a delay is always inspected.
 pub(crate) fn first_look(kind: HintKind) -> Option<Duration> {
     match kind {
-        HintKind::Created | HintKind::Started | HintKind::Exiting | HintKind::Deleted => {
-            Some(FIRST_LOOK_LATER)
-        }
+        HintKind::Created | HintKind::Started | HintKind::Exiting | HintKind::Deleted => Some(SLOW),
         HintKind::Exited => Some(Duration::ZERO),
         HintKind::Oom => None,
     }
@@ -44,7 +45,9 @@ pub(crate) fn first_look(kind: HintKind) -> Option<Duration> {
 pub(crate) fn unknown_pause(kind: HintKind) -> Option<Duration> {
     match kind {
         HintKind::Created | HintKind::Started => Some(UNKNOWN_FIRST),
-        HintKind::Exiting | HintKind::Exited | HintKind::Deleted | HintKind::Oom => None,
+        // The end of the exit follows.
+        HintKind::Exiting => Some(SLOW),
+        HintKind::Exited | HintKind::Deleted | HintKind::Oom => None,
     }
 }
 
@@ -67,14 +70,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_from_2_to_200_ms_and_are_a_second_from_then_on() {
-        let mut last = None;
-        let pauses: Vec<u128> = (0..10)
-            .map(|_| {
-                last = Some(next_pause(last));
+    fn exits_are_looked_for_soon_and_other_changes_at_the_period_of_a_relist() {
+        let pauses = |kind| -> Vec<u128> {
+            let mut last = None;
+            let mut pause = || {
+                last = Some(next_pause(kind, last));
                 last.map_or(0, |p| p.as_millis())
-            })
-            .collect();
-        assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 128, 200, 1000, 1000]);
+            };
+            (0..10).map(|_| pause()).collect()
+        };
+        assert_eq!(pauses(HintKind::Exited), [2, 4, 8, 16, 32, 64, 128, 200, 1000, 1000]);
+        for kind in [HintKind::Created, HintKind::Started, HintKind::Exiting, HintKind::Deleted] {
+            assert_eq!(pauses(kind), [1000; 10], "{kind:?}");
+        }
     }
 }

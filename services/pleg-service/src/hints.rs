@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::core::{Core, HintState};
-use crate::expect::{first_look, next_pause, unknown_pause, wait_limit};
+use crate::expect::{UNKNOWN_LIMIT, first_look, next_pause, unknown_pause};
 use crate::mailbox::InspectionRequest;
 use crate::metrics::KindLabel;
 use crate::traits::{Filter, HintEvent, HintKind, HintStream, ListedContainer, ListedSandbox, ReadError};
@@ -128,6 +128,8 @@ fn inspection(id: String, kind: HintKind, trace: Option<Trace>) -> InspectionReq
 /// Hints about an unknown ID, and when the runtime is queried for the ID again.
 struct PendingLookup {
     hints: Vec<(HintKind, Option<Trace>)>,
+    /// Kind of the most urgent hint.
+    kind: HintKind,
     pause: Option<Duration>,
     due: Instant,
     until: Instant,
@@ -175,7 +177,7 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<UnknownId>) {
                     core.request_inspection(&uid, InspectionRequest { listed: Some(listed), ..request });
                 }
             } else if let Some(p) = pending.get_mut(&id) {
-                let pause = next_pause(p.pause);
+                let pause = next_pause(p.kind, p.pause);
                 p.pause = Some(pause);
                 p.due = deadline_after(Instant::now(), pause);
                 if p.due > p.until {
@@ -188,13 +190,13 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<UnknownId>) {
 }
 
 fn add(pending: &mut HashMap<String, PendingLookup>, unknown: UnknownId, now: Instant) {
-    let longest = wait_limit(HintKind::Created).unwrap_or_default();
-    let pause = unknown_pause(unknown.kind);
+    let (kind, pause) = (unknown.kind, unknown_pause(unknown.kind));
     let due = deadline_after(now, pause.unwrap_or_default());
-    let new = || PendingLookup { hints: Vec::new(), pause, due, until: deadline_after(now, longest) };
+    let until = deadline_after(due, UNKNOWN_LIMIT);
+    let new = || PendingLookup { hints: Vec::new(), kind, pause, due, until };
     let lookup = pending.entry(unknown.id).or_insert_with(new);
     if due < lookup.due {
-        (lookup.due, lookup.pause) = (due, pause);
+        (lookup.due, lookup.pause, lookup.kind) = (due, pause, kind);
     }
     lookup.hints.push((unknown.kind, unknown.trace));
 }

@@ -134,7 +134,8 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         let work = std::mem::take(&mut *mailbox.work.lock());
         let now = Instant::now();
         for expected in &work.expects {
-            expect(&mut expectations, expected.clone(), now);
+            let delay = first_look(expected.1).unwrap_or_default();
+            expect(&mut expectations, expected.clone(), deadline_after(now, delay));
         }
         let span = tracing::info_span!("inspect", pod.uid = %uid);
         propagate::set_parent(&span, &work.trace);
@@ -291,7 +292,7 @@ fn update_expectations(expectations: &mut Expectations, entry: &Entry) {
             return false;
         }
         if e.due <= now {
-            let pause = next_pause(e.pause);
+            let pause = next_pause(*kind, e.pause);
             e.pause = Some(pause);
             e.due = deadline_after(now, pause);
         }
