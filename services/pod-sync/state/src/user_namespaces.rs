@@ -6,15 +6,20 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use parking_lot::Mutex;
 use pod_sync_cri_config::paths;
+use quintlet_kit::command::{Commands, Ended};
 use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};
 
 /// Ranges are a multiple of this many IDs, so that a pod has 16-bit user IDs.
 pub const ID_UNIT: u32 = 65_536;
+
+/// Longest run of getsubids(1), which may ask a name service over the network.
+const GETSUBIDS_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -118,9 +123,11 @@ impl IdPool {
     /// [`Self::after_the_host`].
     pub fn of_host(pods: u32, ids: u32) -> Result<Self, IdPoolError> {
         let kubelet = nix::unistd::User::from_name("kubelet").ok().flatten();
+        let commands = Commands::new();
         let ask = |arguments: &[&str]| {
-            let output = Command::new("getsubids").args(arguments).output().ok()?;
-            output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+            let mut getsubids = Command::new("getsubids");
+            getsubids.args(arguments);
+            commands.run(getsubids, GETSUBIDS_LIMIT).and_then(Ended::success).ok()
         };
         match (kubelet, ask(&["kubelet"]), ask(&["-g", "kubelet"])) {
             (Some(_), Some(users), Some(groups)) => Self::of_subids(&users, &groups, pods, ids),

@@ -12,6 +12,7 @@ pub mod beneath;
 pub mod boot;
 pub mod build;
 pub mod clock;
+pub mod command;
 pub mod contain;
 pub mod failpoint;
 pub mod gathered;

@@ -4,6 +4,14 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
+
+use crate::command::{Commands, Ended};
+
+/// Longest run of losetup(8).
+const LIMIT: Duration = Duration::from_secs(5);
+
+static LOSETUP: Commands = Commands::new();
 
 /// Directory of the block devices of the machine.
 const BLOCK_DEVICES: &str = "/sys/block";
@@ -12,17 +20,14 @@ const BLOCK_DEVICES: &str = "/sys/block";
 /// (`pkg/volume/util/volumepathhandler: DetachFileDevice`).
 ///
 /// # Errors
-/// Fails if sysfs cannot be read, if losetup(8) is not installed, or if it fails.
+/// Fails if sysfs cannot be read, if losetup(8) is not installed, or if it fails or does not end within 5 s.
 pub fn detach_all(file: &Path) -> io::Result<bool> {
     let devices = of_file(Path::new(BLOCK_DEVICES), file)?;
     for device in &devices {
-        let ended = Command::new("losetup").arg("--detach").arg(device).output();
-        let ended = ended.map_err(|e| io::Error::new(e.kind(), format!("failed to run losetup: {e}")))?;
-        if !ended.status.success() {
-            let output = String::from_utf8_lossy(&ended.stderr);
-            let text = format!("losetup --detach {}: {}", device.display(), output.trim());
-            return Err(io::Error::other(text));
-        }
+        let mut losetup = Command::new("losetup");
+        losetup.arg("--detach").arg(device);
+        let ended = LOSETUP.run(losetup, LIMIT).and_then(Ended::success);
+        ended.map_err(|e| io::Error::new(e.kind(), format!("losetup --detach {}: {e}", device.display())))?;
     }
     Ok(!devices.is_empty())
 }

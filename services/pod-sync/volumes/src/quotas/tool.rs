@@ -1,23 +1,18 @@
 //! Runs `xfs_quota` and `lsattr`, as the kubelet does: both work for ext4, too (`pkg/volume/util/fsquota/common`).
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use quintlet_kit::command::Commands;
 use rustix::fs::{MemfdFlags, memfd_create};
-use tokio::time::Instant;
 
 use super::{Mount, QuotaTool, QuotaUsage};
 
 /// Longest run of a command.
-const TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval between checks whether a command has ended.
-const POLL: Duration = Duration::from_millis(2);
-/// Longest output that is read.
-const MAX_OUTPUT: u64 = 64 << 10;
+const LIMIT: Duration = Duration::from_secs(5);
 const XFS_QUOTA: [&str; 3] = ["/sbin/xfs_quota", "/usr/sbin/xfs_quota", "/bin/xfs_quota"];
 const LSATTR: &str = "/usr/bin/lsattr";
 
@@ -25,14 +20,13 @@ const LSATTR: &str = "/usr/bin/lsattr";
 #[derive(Debug)]
 pub(super) struct Tools {
     xfs_quota: Option<PathBuf>,
-    /// A command that was killed and has not ended. While there is one, no other is run.
-    hung: Mutex<Option<Child>>,
+    commands: Commands,
 }
 
 impl Tools {
     pub(super) fn find() -> Self {
         let there = XFS_QUOTA.into_iter().map(PathBuf::from).find(|path| path.is_file());
-        Self { xfs_quota: there, hung: Mutex::new(None) }
+        Self { xfs_quota: there, commands: Commands::new() }
     }
 
     /// Runs a subcommand on one mount only: another one may hang.
@@ -50,38 +44,8 @@ impl Tools {
     }
 
     /// Returns the output of a command that succeeds within the time limit.
-    fn run(&self, mut command: Command) -> io::Result<String> {
-        let mut hung = self.hung.lock();
-        if let Some(child) = &mut *hung {
-            if child.try_wait()?.is_none() {
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "an earlier command has not ended"));
-            }
-            *hung = None;
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn()?;
-        let began = Instant::now();
-        // The output is shorter than what a pipe holds, so it is read after the end.
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if began.elapsed() >= TIMEOUT {
-                child.kill()?;
-                *hung = Some(child);
-                return Err(io::Error::new(io::ErrorKind::TimedOut, "the command did not end in time"));
-            }
-            std::thread::sleep(POLL);
-        };
-        let mut output = String::new();
-        if let Some(stdout) = child.stdout.take() {
-            stdout.take(MAX_OUTPUT).read_to_string(&mut output)?;
-        }
-        if status.success() {
-            Ok(output)
-        } else {
-            Err(io::Error::other(format!("the command failed: {status}")))
-        }
+    fn run(&self, command: Command) -> io::Result<String> {
+        self.commands.run(command, LIMIT)?.success()
     }
 }
 
@@ -152,26 +116,9 @@ mod tests {
     }
 
     #[test]
-    fn a_command_ends_in_time_and_one_that_hangs_holds_up_no_other_for_long() {
-        let tools = Tools { xfs_quota: None, hung: Mutex::new(None) };
-        let shell = |script: &str| {
-            let mut command = Command::new("/bin/sh");
-            command.args(["-c", script]);
-            command
-        };
-        assert_eq!(tools.run(shell("echo out; echo err >&2")).unwrap(), "out\n");
-        assert!(tools.run(shell("exit 3")).unwrap_err().to_string().contains("exit status: 3"));
-        let began = Instant::now();
-        let error = tools.run(shell("exec sleep 60")).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(began.elapsed() < TIMEOUT * 2);
-        // Waits until the kernel has ended the killed one.
-        let next = (0..500).find_map(|_| {
-            std::thread::sleep(POLL);
-            tools.run(shell("echo again")).ok()
-        });
-        assert_eq!(next.as_deref(), Some("again\n"));
+    fn without_xfs_quota_nothing_is_known() {
+        let tools = Tools { xfs_quota: None, commands: Commands::new() };
         let mount = Mount { path: "/".into(), fs_type: "xfs".into(), line: String::new() };
-        assert!(tools.has_accounting(&mount).is_err(), "without the tool nothing is known");
+        assert!(tools.has_accounting(&mount).is_err());
     }
 }
