@@ -14,6 +14,7 @@
 
 pub mod claims;
 mod direct;
+mod executor;
 mod expansion;
 mod found;
 mod in_tree;
