@@ -23,8 +23,10 @@ const GRACE: Duration = Duration::from_secs(5);
 pub struct Plan<'a> {
     pub binary: &'a Path,
     pub kubeconfig: &'a Path,
-    /// Directory of all its files.
+    /// Directory of its files but for those in the root directory.
     pub base: &'a Path,
+    /// Its root directory, with the files of pods.
+    pub root_dir: PathBuf,
     /// Name of its node.
     pub node: &'a str,
     /// Socket of its runtime.
@@ -37,11 +39,12 @@ impl<'a> Plan<'a> {
     /// A kubelet on the fake runtime, as the node of recordings.
     #[must_use]
     pub fn recorded(binary: &'a Path, kubeconfig: &'a Path, base: &'a Path, runtime: &'a Path) -> Self {
-        Self { binary, kubeconfig, base, node: NODE, runtime, config: Value::Null }
+        let root_dir = base.join("root");
+        Self { binary, kubeconfig, base, root_dir, node: NODE, runtime, config: Value::Null }
     }
 }
 
-/// A running kubelet. Dropping it stops the kubelet and removes its mounts and cgroups.
+/// A running kubelet. Dropping it stops the kubelet and removes its mounts in [`Plan::base`] and its cgroups.
 #[derive(Debug)]
 pub struct Kubelet {
     child: Child,
@@ -94,7 +97,9 @@ impl Kubelet {
         std::fs::write(base.join("kubelet.yaml"), config.to_string())?;
         let log = File::create(base.join("kubelet.log"))?;
         let child = Command::new(plan.binary)
-            .args(["--config", &at("kubelet.yaml"), "--root-dir", &at("root"), "--cert-dir", &at("cert")])
+            .args(["--config", &at("kubelet.yaml"), "--cert-dir", &at("cert")])
+            .arg("--root-dir")
+            .arg(&plan.root_dir)
             .args(["--hostname-override", plan.node])
             .arg("--kubeconfig")
             .arg(plan.kubeconfig)

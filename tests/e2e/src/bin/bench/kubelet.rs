@@ -51,6 +51,7 @@ impl KubeletNode {
             binary,
             kubeconfig: &kubeconfig,
             base: base.path(),
+            root_dir: base.path().join("root"),
             node: NODE,
             runtime: containerd.socket(),
             config,
@@ -62,7 +63,7 @@ impl KubeletNode {
     }
 
     pub(crate) fn agent(&self) -> Agent<'_> {
-        Agent { processes: vec![("kubelet", self.kubelet.pid())], api: &self.api }
+        Agent { processes: vec![("kubelet", self.kubelet.pid())], api: &self.api, node: None }
     }
 
     /// Lets the kubelet run, or not, while something else is measured.

@@ -82,13 +82,13 @@ async fn figures(args: &NodeArgs, agent: &Agent<'_>) -> anyhow::Result<Value> {
 
 /// Measures the lives of `pods` pods, and the node at rest with all of them.
 async fn lives(agent: &Agent<'_>, pods: usize, span: Duration) -> anyhow::Result<Value> {
-    let start = Cost::of(agent)?;
+    let start = Cost::of(agent).await?;
     let created = work::burst(agent.api, pods).await;
-    let cost_of_start = Cost::of(agent)?.since(&start);
+    let cost_of_start = Cost::of(agent).await?.since(&start);
     let rest = if span.is_zero() { Value::Null } else { idle(agent, span).await? };
-    let end = Cost::of(agent)?;
+    let end = Cost::of(agent).await?;
     let deleted = work::remove(agent.api, pods).await;
-    let cost_of_end = Cost::of(agent)?.since(&end);
+    let cost_of_end = Cost::of(agent).await?.since(&end);
     Ok(json!({
         "pods": pods,
         "create_to_ready_seconds": created,
@@ -105,7 +105,7 @@ async fn flapping(agent: &Agent<'_>, args: &NodeArgs) -> anyhow::Result<Value> {
         return Ok(Value::Null);
     }
     let name = |i: usize| format!("flapping-{i}");
-    let before = Cost::of(agent)?;
+    let before = Cost::of(agent).await?;
     let began = Instant::now();
     for i in 0..args.flapping {
         let mut pod = pods::bound(pods::sleeper(&name(i)));
@@ -118,7 +118,7 @@ async fn flapping(agent: &Agent<'_>, args: &NodeArgs) -> anyhow::Result<Value> {
         agent.api.wait_for("pods", "default", &name(i), LIMIT, has_restarted).await;
     }
     let seconds = began.elapsed().as_secs_f64();
-    let cost = Cost::of(agent)?.since(&before).per_pod(args.flapping);
+    let cost = Cost::of(agent).await?.since(&before).per_pod(args.flapping);
     for i in 0..args.flapping {
         // Created above, so the pod exists.
         let _gone = agent.api.delete("pods", "default", &name(i), None);
@@ -208,7 +208,7 @@ impl Quintlet {
     fn agent(&self) -> anyhow::Result<Agent<'_>> {
         let pid = |service: &Service| service.process().pid.context("the service runs");
         let processes = self.services.iter().map(|(name, service)| Ok((*name, pid(service)?)));
-        Ok(Agent { processes: processes.collect::<anyhow::Result<_>>()?, api: &self.api })
+        Ok(Agent { processes: processes.collect::<anyhow::Result<_>>()?, api: &self.api, node: None })
     }
 
     async fn down(self) -> anyhow::Result<()> {
@@ -250,6 +250,7 @@ impl OfKubelet {
             binary,
             kubeconfig: &kubeconfig,
             base: base.path(),
+            root_dir: base.path().join("root"),
             node: NODE,
             runtime: &runtime.socket,
             config,
@@ -260,6 +261,6 @@ impl OfKubelet {
     }
 
     fn agent(&self) -> Agent<'_> {
-        Agent { processes: vec![("kubelet", self.kubelet.pid())], api: &self.api }
+        Agent { processes: vec![("kubelet", self.kubelet.pid())], api: &self.api, node: None }
     }
 }
