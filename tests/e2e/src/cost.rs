@@ -18,6 +18,8 @@ const TICK_MS: u64 = 10;
 pub struct Agent<'a> {
     pub processes: Vec<(&'static str, i32)>,
     pub api: &'a TestApi,
+    /// The node of the services, whose calls of the runtime are counted.
+    pub node: Option<&'a Node>,
 }
 
 impl std::fmt::Debug for Agent<'_> {
@@ -33,7 +35,7 @@ impl<'a> Agent<'a> {
     /// Fails if a service does not run.
     pub fn of(node: &'a Node) -> anyhow::Result<Self> {
         let processes = SERVICES.iter().map(|service| Ok((*service, pid(node, service)?)));
-        Ok(Self { processes: processes.collect::<anyhow::Result<_>>()?, api: node.api() })
+        Ok(Self { processes: processes.collect::<anyhow::Result<_>>()?, api: node.api(), node: Some(node) })
     }
 }
 
@@ -46,7 +48,7 @@ impl Cost {
     ///
     /// # Errors
     /// Fails if a process has ended.
-    pub fn of(agent: &Agent<'_>) -> anyhow::Result<Self> {
+    pub async fn of(agent: &Agent<'_>) -> anyhow::Result<Self> {
         let mut counters = BTreeMap::new();
         for (name, pid) in &agent.processes {
             let io = std::fs::read_to_string(format!("/proc/{pid}/io"))?;
@@ -54,6 +56,7 @@ impl Cost {
                 ("cpu_ms", cpu_ms(*pid)?),
                 ("write_calls", field(&io, "syscw:")),
                 ("written_bytes", field(&io, "write_bytes:")),
+                ("wake_ups", wake_ups(*pid)?.values().sum()),
             ];
             for (figure, count) in figures {
                 counters.insert(format!("{figure} {name}"), count);
@@ -62,6 +65,11 @@ impl Cost {
         }
         for (request, count) in agent.api.counts().iter() {
             counters.insert(format!("api {request}"), count);
+        }
+        if let Some(node) = agent.node {
+            for (method, count) in runtime_calls(&node.metrics("cri-proxy").await) {
+                counters.insert(format!("cri {method}"), count);
+            }
         }
         counters.extend(Self::of_machine()?.0);
         Ok(Self(counters))
@@ -129,6 +137,15 @@ pub async fn idle(agent: &Agent<'_>, span: Duration) -> anyhow::Result<Value> {
     let all = json!({"cpu_percent": all_cpu, "wake_ups_per_second": all_wake_ups, "pss_kib": all_pss});
     processes.insert("all".to_owned(), all);
     Ok(json!(processes))
+}
+
+/// Returns the numbers of calls of the runtime, by the kubelet's name of each method.
+fn runtime_calls(metrics: &str) -> impl Iterator<Item = (&str, u64)> {
+    metrics.lines().filter_map(|line| {
+        let line = line.strip_prefix("kubelet_runtime_operations_total{operation_type=\"")?;
+        let (method, count) = line.split_once("\"} ")?;
+        Some((method, count.trim().parse().ok()?))
+    })
 }
 
 /// Returns the process ID of a service.

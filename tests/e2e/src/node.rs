@@ -313,15 +313,20 @@ impl Node {
     /// # Panics
     /// The service does not respond in time.
     pub async fn counter(&self, service: &str, name: &str) -> u64 {
-        let mut client = DebugClient::new(self.health_channel(service));
-        let text = until(&format!("metrics of {service}"), LONG, async || {
-            client.metrics(MetricsRequest::default()).await
-        })
-        .await
-        .into_inner()
-        .text;
+        let text = self.metrics(service).await;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         value.map_or(0, |v| v.trim().parse().expect("a counter is a whole number"))
+    }
+
+    /// Returns the metrics of a service.
+    ///
+    /// # Panics
+    /// The service does not respond in time.
+    pub async fn metrics(&self, service: &str) -> String {
+        let mut client = DebugClient::new(self.health_channel(service));
+        let what = format!("metrics of {service}");
+        let reply = until(&what, LONG, async || client.metrics(MetricsRequest::default()).await);
+        reply.await.into_inner().text
     }
 
     /// Returns the log of a service.

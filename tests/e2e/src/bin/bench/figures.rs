@@ -27,11 +27,11 @@ impl Figures {
 
     /// Measures a round of an agent.
     pub(crate) async fn add_life(&mut self, who: &str, agent: &Agent<'_>, pods: usize) -> anyhow::Result<()> {
-        let before = Cost::of(agent)?;
+        let before = Cost::of(agent).await?;
         let created = work::burst(agent.api, pods).await;
         let deleted = work::remove(agent.api, pods).await;
         self.add(who, created, deleted);
-        self.add_cost(who, &Cost::of(agent)?.since(&before), pods);
+        self.add_cost(who, &Cost::of(agent).await?.since(&before), pods);
         Ok(())
     }
 

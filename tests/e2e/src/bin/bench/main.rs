@@ -167,11 +167,17 @@ impl Bench<'_> {
         }
         work::remove(agent.api, pods).await;
         let exits = exits::exits(agent.api, runtime, self.args.exits).await?;
+        let raw_exits = match with_raw {
+            true => raw::exits(self.node, runtime, self.args.exits).await?,
+            false => Vec::new(),
+        };
+        let quantiles = |all: &[f64]| json!({"p50": quantile(all, 0.5), "p99": quantile(all, 0.99)});
         Ok(json!({
             "idle": idle,
             "one_more_create_to_ready_ms": quantile(&more, 0.5),
             "one_more_raw_ms": with_raw.then(|| quantile(&raw, 0.5)),
-            "exit_to_status_ms": {"p50": quantile(&exits, 0.5), "p99": quantile(&exits, 0.99)},
+            "exit_to_status_ms": quantiles(&exits),
+            "exit_to_raw_status_ms": with_raw.then(|| quantiles(&raw_exits)),
         }))
     }
 

@@ -1,19 +1,22 @@
 //! The same sandboxes and containers, created and removed by direct calls to the runtime.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use anyhow::Context as _;
 use futures::StreamExt as _;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::security_profile::ProfileType;
 use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, CreateContainerRequest, ImageSpec, LinuxContainerConfig,
-    LinuxContainerResources, LinuxContainerSecurityContext, LinuxPodSandboxConfig,
-    LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption, PodSandboxConfig, PodSandboxMetadata,
-    RemovePodSandboxRequest, RunPodSandboxRequest, SecurityProfile, StartContainerRequest,
-    StopContainerRequest, StopPodSandboxRequest,
+    ContainerConfig, ContainerMetadata, ContainerState, ContainerStatusRequest, CreateContainerRequest,
+    ImageSpec, LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext,
+    LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption,
+    PodSandboxConfig, PodSandboxMetadata, RemovePodSandboxRequest, RunPodSandboxRequest, SecurityProfile,
+    StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use quintlet_e2e::{Node, pods};
+use quintlet_kit::clock::Clock;
 use quintlet_localnode::images;
 use tokio::time::Instant;
 use tonic::transport::Channel;
@@ -47,7 +50,7 @@ pub(crate) async fn burst(
 ) -> anyhow::Result<(f64, f64)> {
     let began = Instant::now();
     let made: Vec<anyhow::Result<Made>> = futures::stream::iter(0..n)
-        .map(|i| create(node, runtime.clone(), format!("raw-{in_flight}-{round}-{i}")))
+        .map(|i| create(node, runtime.clone(), format!("raw-{in_flight}-{round}-{i}"), sleeper()))
         .buffer_unordered(in_flight)
         .collect()
         .await;
@@ -97,14 +100,52 @@ struct Made {
     _files: PodFiles,
 }
 
-async fn create(node: &Node, mut runtime: Runtime, name: String) -> anyhow::Result<Made> {
+/// Returns the milliseconds from the exit of each of `n` containers until the runtime reports it. Each is asked for every millisecond.
+pub(crate) async fn exits(node: &Node, runtime: &Runtime, n: usize) -> anyhow::Result<Vec<f64>> {
+    let clock = Clock::system();
+    let mut took = Vec::new();
+    for i in 0..n {
+        let command = ["sleep", "1"].map(str::to_owned).to_vec();
+        let made = create(node, runtime.clone(), format!("raw-exit-{i}"), command).await?;
+        let request = ContainerStatusRequest {
+            container_id: made.container.clone(),
+            ..ContainerStatusRequest::default()
+        };
+        loop {
+            let reply = runtime.clone().container_status(request.clone()).await?;
+            let seen = clock.wall().as_nanosecond();
+            let status = reply.into_inner().status.context("the runtime has the container")?;
+            if status.state() == ContainerState::ContainerExited {
+                took.push((seen - i128::from(status.finished_at)) as f64 / 1e6);
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        remove(runtime.clone(), made).await?;
+    }
+    Ok(took)
+}
+
+/// Returns the command of the pods of a burst.
+fn sleeper() -> Vec<String> {
+    let command = pods::sleeper("raw")["spec"]["containers"][0]["command"].clone();
+    let words = command.as_array().into_iter().flatten();
+    words.filter_map(|word| word.as_str().map(str::to_owned)).collect()
+}
+
+async fn create(
+    node: &Node,
+    mut runtime: Runtime,
+    name: String,
+    command: Vec<String>,
+) -> anyhow::Result<Made> {
     let files = PodFiles::make(node, &name)?;
     let config = sandbox_config(node, &name);
     let run = RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: String::new() };
     let sandbox = runtime.run_pod_sandbox(run).await?.into_inner().pod_sandbox_id;
     let create = CreateContainerRequest {
         pod_sandbox_id: sandbox.clone(),
-        config: Some(container_config(&name, &files)),
+        config: Some(container_config(&files, command)),
         sandbox_config: Some(config),
     };
     let container = runtime.create_container(create).await?.into_inner().container_id;
@@ -136,9 +177,7 @@ fn sandbox_config(node: &Node, name: &str) -> PodSandboxConfig {
 }
 
 /// Returns the container of such a pod with what costs the runtime time: mounts, masked paths, namespaces and resources.
-fn container_config(name: &str, files: &PodFiles) -> ContainerConfig {
-    let command = pods::sleeper(name)["spec"]["containers"][0]["command"].clone();
-    let words = command.as_array().into_iter().flatten();
+fn container_config(files: &PodFiles, command: Vec<String>) -> ContainerConfig {
     let mount = |container_path: &str, host_path: PathBuf, readonly: bool| Mount {
         container_path: container_path.to_owned(),
         host_path: host_path.display().to_string(),
@@ -148,7 +187,7 @@ fn container_config(name: &str, files: &PodFiles) -> ContainerConfig {
     ContainerConfig {
         metadata: Some(ContainerMetadata { name: "main".to_owned(), attempt: 0 }),
         image: Some(ImageSpec { image: images::BUSYBOX.to_owned(), ..ImageSpec::default() }),
-        command: words.filter_map(|word| word.as_str().map(str::to_owned)).collect(),
+        command,
         log_path: "main.log".to_owned(),
         mounts: vec![
             mount("/etc/hosts", files.0.join("hosts"), false),

@@ -44,7 +44,7 @@ pub(crate) async fn compare(node: &Node, count: usize, rounds: usize) -> anyhow:
     for _ in 0..rounds {
         for (name, with_volumes) in [("without", false), ("with", true)] {
             let all: Vec<Value> = (0..count).map(|i| pod(&format!("volumes-{i}"), with_volumes)).collect();
-            let cost = Cost::of(&Agent::of(node)?)?;
+            let cost = Cost::of(&Agent::of(node)?).await?;
             let (made, mounted, gone) = life(node, &all).await;
             let expected = if with_volumes { count.saturating_mul(MOUNTS) } else { 0 };
             let mounted = mounted?.below_root.len().saturating_sub(before.below_root.len());
@@ -52,7 +52,7 @@ pub(crate) async fn compare(node: &Node, count: usize, rounds: usize) -> anyhow:
             let figures = figures.entry(name).or_default();
             figures.entry("create_to_ready_seconds".to_owned()).or_default().push(made);
             figures.entry("delete_to_gone_seconds".to_owned()).or_default().push(gone);
-            for (figure, per_pod) in Cost::of(&Agent::of(node)?)?.since(&cost).per_pod(count) {
+            for (figure, per_pod) in Cost::of(&Agent::of(node)?).await?.since(&cost).per_pod(count) {
                 figures.entry(format!("per pod: {figure}")).or_default().push(per_pod);
             }
             before.wait_again(node).await?;
