@@ -76,6 +76,20 @@ impl Work {
         // The first cause names the trace; the others share its inspection.
         self.trace = self.trace.take().or(n.trace);
     }
+
+    /// Returns the cause of an inspection for this work, for metrics.
+    pub(crate) fn cause(&self) -> &'static str {
+        if !self.waiters.is_empty() {
+            "observe"
+        } else if self.urgent {
+            "event"
+        } else if self.requested {
+            "relist"
+        } else {
+            // A change that an earlier inspection did not show, or a failed inspection.
+            "retry"
+        }
+    }
 }
 
 /// The requests for one pod that wait for its owner.

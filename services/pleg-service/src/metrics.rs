@@ -18,8 +18,9 @@ pub(crate) struct KindLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct ResultLabel {
+pub(crate) struct InspectionLabel {
     pub(crate) result: &'static str,
+    pub(crate) cause: &'static str,
 }
 
 /// The default buckets of the Prometheus library, which the kubelet uses for these metrics.
@@ -41,7 +42,7 @@ pub(crate) struct Metrics {
     pub(crate) running_pods: Gauge,
     pub(crate) running_containers: Family<StateLabel, Gauge>,
     pub(crate) unlabelled: Gauge,
-    pub(crate) inspections: Family<ResultLabel, Counter>,
+    pub(crate) inspections: Family<InspectionLabel, Counter>,
     pub(crate) hints: Family<KindLabel, Counter>,
     pub(crate) hints_lost: Counter,
     pub(crate) hints_unknown: Counter,
@@ -82,7 +83,7 @@ impl Metrics {
                 "quintlet_pleg_unlabelled_entries",
                 "Sandboxes and containers that are ignored because they have no pod UID",
             ),
-            inspections: counter_family("quintlet_pleg_inspections", "Inspections by result"),
+            inspections: counter_family("quintlet_pleg_inspections", "Inspections by result and cause"),
             hints: counter_family("quintlet_pleg_hints", "Hints received"),
             hints_lost: counter(
                 "quintlet_pleg_hints_lost",

@@ -23,7 +23,7 @@ use crate::entry::{Entry, Inspection, Verdict, effect_shows};
 use crate::expect::{first_look, next_pause, wait_limit};
 use crate::inspect::{Targets, inspect};
 use crate::mailbox::{Answer, InspectionRequest, Mailbox, Work};
-use crate::metrics::ResultLabel;
+use crate::metrics::InspectionLabel;
 use crate::traits::{HintKind, ReadError};
 
 /// Pause before a failed inspection is retried, as long as the kubelet's relist period.
@@ -187,7 +187,7 @@ async fn inspect_once(
     drop(in_flight);
     core.metrics.inspect_duration.observe(began.elapsed().as_secs_f64());
     let result = if found.is_ok() { "ok" } else { "error" };
-    core.metrics.inspections.get_or_create(&ResultLabel { result }).inc();
+    core.metrics.inspections.get_or_create(&InspectionLabel { result, cause: work.cause() }).inc();
     let failure = found.as_ref().err().cloned();
     if let Some(error) = &failure {
         log_new_failure(entry, uid, work, error);

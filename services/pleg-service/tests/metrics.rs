@@ -34,7 +34,13 @@ async fn the_kubelets_metrics_are_all_there_and_count() {
     bench.hints.cut();
     // An interruption and the return of hints cause two more lists.
     tokio::time::sleep(Duration::from_secs(3)).await;
+    bench.observe("u1", false).await.unwrap();
     let text = quintlet_telemetry::metrics::text();
+    // The runtime never shows the exit of the hint.
+    for cause in ["relist", "event", "retry", "observe"] {
+        let series = format!("quintlet_pleg_inspections_total{{result=\"ok\",cause=\"{cause}\"}}");
+        assert!(value(&text, &series) > Some(0.0), "{series}: {text}");
+    }
     for name in [
         "kubelet_pleg_relist_duration_seconds",
         "kubelet_pleg_relist_interval_seconds",

@@ -67,8 +67,17 @@ impl Cost {
             counters.insert(format!("api {request}"), count);
         }
         if let Some(node) = agent.node {
-            for (method, count) in runtime_calls(&node.metrics("cri-proxy").await) {
+            for (method, count) in by_label(
+                &node.metrics("cri-proxy").await,
+                "kubelet_runtime_operations_total",
+                "operation_type",
+            ) {
                 counters.insert(format!("cri {method}"), count);
+            }
+            for (cause, count) in
+                by_label(&node.metrics("pleg-service").await, "quintlet_pleg_inspections_total", "cause")
+            {
+                *counters.entry(format!("inspections {cause}")).or_default() += count;
             }
         }
         counters.extend(Self::of_machine()?.0);
@@ -139,13 +148,14 @@ pub async fn idle(agent: &Agent<'_>, span: Duration) -> anyhow::Result<Value> {
     Ok(json!(processes))
 }
 
-/// Returns the numbers of calls of the runtime, by the kubelet's name of each method.
-fn runtime_calls(metrics: &str) -> impl Iterator<Item = (&str, u64)> {
-    metrics.lines().filter_map(|line| {
-        let line = line.strip_prefix("kubelet_runtime_operations_total{operation_type=\"")?;
-        let (method, count) = line.split_once("\"} ")?;
-        Some((method, count.trim().parse().ok()?))
-    })
+/// Returns the values of a counter with the value of one of its labels.
+fn by_label<'a>(metrics: &'a str, counter: &str, label: &str) -> Vec<(&'a str, u64)> {
+    let of = |line: &'a str| {
+        let (labels, count) = line.strip_prefix(counter)?.strip_prefix('{')?.split_once("} ")?;
+        let value = labels.split(',').find_map(|one| one.strip_prefix(label)?.strip_prefix("=\""))?;
+        Some((value.trim_end_matches('"'), count.trim().parse().ok()?))
+    };
+    metrics.lines().filter_map(of).collect()
 }
 
 /// Returns the process ID of a service.

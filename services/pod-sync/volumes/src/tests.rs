@@ -1,15 +1,17 @@
+use std::collections::BTreeSet;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use async_trait::async_trait;
-use k8s_openapi::api::core::v1::{PodCertificateProjection, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, PodCertificateProjection, Secret, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::certificates::CredentialBundle;
-use crate::token::Token;
-use pod_sync_cri_config::objects::ObjectKind;
+use crate::token::{Token, TokenKey};
+use pod_sync_cri_config::objects::{ObjectError, ObjectKind};
+use quintlet_model::pod;
 use quintlet_testkit::pods::pod_of;
 
 #[derive(Default)]

@@ -10,6 +10,9 @@ use std::path::Path;
 
 use crate::failpoint;
 
+/// Mode of a new temporary file.
+const CREATED: u32 = 0o600;
+
 /// The owner of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
@@ -52,12 +55,14 @@ fn replace(path: &Path, bytes: &[u8], mode: u32, owner: Option<Owner>, sync: boo
     };
     // Readers that list the directory ignore names with a leading dot.
     let prefix = format!(".{}.", name.to_string_lossy());
-    // The file is created with mode 0600. On an error it is dropped, which removes it.
+    // On an error it is dropped, which removes it.
     let mut file = tempfile::Builder::new().prefix(&prefix).tempfile_in(dir)?;
     if let Some(Owner { uid, gid }) = owner {
         std::os::unix::fs::fchown(file.as_file(), Some(uid), Some(gid))?;
     }
-    file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    if mode != CREATED {
+        file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+    }
     file.write_all(bytes)?;
     if sync {
         file.as_file().sync_all()?;

@@ -2,9 +2,10 @@
 
 use std::io::{self, Read as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// Interval between checks whether a command has ended.
 const POLL: Duration = Duration::from_millis(2);

@@ -106,7 +106,7 @@ pub(crate) async fn exits(node: &Node, runtime: &Runtime, n: usize) -> anyhow::R
     let mut took = Vec::new();
     for i in 0..n {
         let command = ["sleep", "1"].map(str::to_owned).to_vec();
-        let made = create(node, runtime.clone(), format!("raw-exit-{i}"), command).await?;
+        let made = Box::pin(create(node, runtime.clone(), format!("raw-exit-{i}"), command)).await?;
         let request = ContainerStatusRequest {
             container_id: made.container.clone(),
             ..ContainerStatusRequest::default()
