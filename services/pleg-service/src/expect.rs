@@ -4,19 +4,18 @@ use std::time::Duration;
 
 use crate::traits::HintKind;
 
-/// The kubelet's relist period. Pauses between looks for changes that are most often made by calls of pod-sync, which calls `Observe`
-/// after them: on a busy machine a call takes a second, and earlier looks would find nothing. It is also the longest wait for the hint
-/// of an exit that follows the one of its beginning.
-const SLOW: Duration = Duration::from_secs(1);
-/// Delay of the first list for an ID that is in no entry. containerd reports sandboxes and containers when their creation begins, and
-/// pod-sync calls `Observe` when it is complete. What remains is created by other clients.
-const UNKNOWN_FIRST: Duration = Duration::from_secs(5);
+/// Delay of the first look for a change that is most often made by a call of pod-sync, which calls `Observe` after it. A call takes
+/// seconds on a busy machine, and earlier looks would find nothing. Of what remains, by other clients, only exits are urgent. It is also
+/// the longest wait for the hint of an exit that follows the one of its beginning.
+const FIRST_LOOK_LATER: Duration = Duration::from_secs(5);
 /// How long an ID that is in no entry is looked for after that.
 pub(crate) const UNKNOWN_LIMIT: Duration = Duration::from_secs(2);
 /// First pause.
 const FIRST: Duration = Duration::from_millis(2);
 /// Longest pause while pauses double.
 const DOUBLING_MAX: Duration = Duration::from_millis(200);
+/// Pause after that, and between looks for other changes: the kubelet's relist period.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// Returns the pause before a change of this kind is looked for again: for an exit 2 ms doubling to 200 ms, then one second.
 pub(crate) fn next_pause(kind: HintKind, last: Option<Duration>) -> Duration {
@@ -33,7 +32,9 @@ pub(crate) fn next_pause(kind: HintKind, last: Option<Duration>) -> Duration {
 /// then. A hint without a delay is always inspected.
 pub(crate) fn first_look(kind: HintKind) -> Option<Duration> {
     match kind {
-        HintKind::Created | HintKind::Started | HintKind::Exiting | HintKind::Deleted => Some(SLOW),
+        HintKind::Created | HintKind::Started | HintKind::Exiting | HintKind::Deleted => {
+            Some(FIRST_LOOK_LATER)
+        }
         HintKind::Exited => Some(Duration::ZERO),
         HintKind::Oom => None,
     }
@@ -44,7 +45,7 @@ pub(crate) fn first_look(kind: HintKind) -> Option<Duration> {
 /// An exit has no pause, since its pod may be missing in the store.
 pub(crate) fn unknown_pause(kind: HintKind) -> Option<Duration> {
     match kind {
-        HintKind::Created | HintKind::Started => Some(UNKNOWN_FIRST),
+        HintKind::Created | HintKind::Started => Some(FIRST_LOOK_LATER),
         // The end of the exit follows.
         HintKind::Exiting => Some(SLOW),
         HintKind::Exited | HintKind::Deleted | HintKind::Oom => None,

@@ -16,9 +16,9 @@ fn value(text: &str, series: &str) -> Option<f64> {
 
 #[tokio::test(start_paused = true)]
 async fn the_kubelets_metrics_are_all_there_and_count() {
-    let mut ids = Vec::new();
+    let (mut ids, mut sandbox) = (Vec::new(), String::new());
     let bench = Bench::new(options(Duration::ZERO), true, |r| {
-        let sandbox = r.add_sandbox("u1", "web", "default", 0);
+        sandbox = r.add_sandbox("u1", "web", "default", 0);
         ids.push(r.add_container(&sandbox, &ContainerSeed::running("main")));
         ids.push(r.add_container(&sandbox, &ContainerSeed::created("later")));
         let done = r.add_sandbox("u2", "done", "default", 0);
@@ -31,6 +31,8 @@ async fn the_kubelets_metrics_are_all_there_and_count() {
     let at = i64::try_from(Clock::system().wall().as_nanosecond()).unwrap() - 30_000_000;
     let (kind, id) = (HintKind::Exited, ids[0].clone());
     bench.hints.event(HintEvent::Hint { kind, id, pod: None, trace: None, at_unix_ns: at });
+    // No hint reports this one.
+    bench.runtime.add_container(&sandbox, &ContainerSeed::created("later still"));
     bench.hints.cut();
     // An interruption and the return of hints cause two more lists.
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -70,7 +72,7 @@ async fn the_kubelets_metrics_are_all_there_and_count() {
         assert!(value(&text, name) > Some(0.0), "{name}: {text}");
     }
     assert_eq!(value(&text, "kubelet_running_pods"), Some(1.0), "{text}");
-    for (state, count) in [("created", 1.0), ("running", 1.0), ("exited", 1.0), ("unknown", 0.0)] {
+    for (state, count) in [("created", 2.0), ("running", 1.0), ("exited", 1.0), ("unknown", 0.0)] {
         let series = format!("kubelet_running_containers{{container_state=\"{state}\"}}");
         assert_eq!(value(&text, &series), Some(count), "{text}");
     }

@@ -166,7 +166,7 @@ async fn an_observe_request_with_ids_needs_no_list_and_its_hints_no_inspection()
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_exit_is_inspected_once_when_the_runtime_has_cleaned_up_or_after_a_second() {
+async fn an_exit_is_inspected_once_when_the_runtime_has_cleaned_up_or_after_five_seconds() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let (sandbox, id) = web(&bench.runtime);
     let other = bench.runtime.add_container(&sandbox, &ContainerSeed::running("other"));
@@ -176,7 +176,7 @@ async fn an_exit_is_inspected_once_when_the_runtime_has_cleaned_up_or_after_a_se
     let inspections = || bench.runtime.count(Method::PodSandboxStatus);
     let before = inspections();
     bench.hints.hint(HintKind::Exiting, &id);
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    tokio::time::sleep(Duration::from_millis(4900)).await;
     assert_eq!(inspections(), before, "the CRI does not show the exit yet");
     bench.runtime.exit(&id, 3);
     bench.hints.hint(HintKind::Exited, &id);
@@ -193,7 +193,7 @@ async fn an_exit_is_inspected_once_when_the_runtime_has_cleaned_up_or_after_a_se
     bench.runtime.exit(&other, 3);
     bench.hints.hint(HintKind::Exiting, &other);
     watch.until("exit", |w| w.state("u1", &other) == Some(pb::ContainerState::Exited)).await;
-    assert_eq!(began.elapsed().as_millis() / 10, 100);
+    assert_eq!(began.elapsed().as_millis() / 10, 500);
     assert_eq!(inspections(), before + 2);
     bench.runtime.remove(&other);
     bench.hints.hint(HintKind::Deleted, &other);
@@ -201,9 +201,9 @@ async fn an_exit_is_inspected_once_when_the_runtime_has_cleaned_up_or_after_a_se
     assert_eq!(inspections(), before + 3);
 }
 
-/// A start that takes 0.9 s, as on a busy machine: the hint precedes the change by as much.
+/// A start that takes 4.9 s, as on a busy machine: the hint precedes the change by as much.
 #[tokio::test(start_paused = true)]
-async fn a_start_is_inspected_once_when_pod_sync_observes_it_or_after_a_second() {
+async fn a_start_is_inspected_once_when_pod_sync_observes_it_or_after_five_seconds() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let sandbox = bench.runtime.add_sandbox("u1", "web", "default", 0);
     let [id, of_others] =
@@ -214,7 +214,7 @@ async fn a_start_is_inspected_once_when_pod_sync_observes_it_or_after_a_second()
     let inspections = || bench.runtime.count(Method::PodSandboxStatus);
     let before = inspections();
     bench.hints.hint(HintKind::Started, &id);
-    tokio::time::sleep(Duration::from_millis(900)).await;
+    tokio::time::sleep(Duration::from_millis(4900)).await;
     assert_eq!(inspections(), before, "the start is still under way");
     bench.runtime.start_container(&id);
     bench.observe("u1", false).await.unwrap();
@@ -225,7 +225,7 @@ async fn a_start_is_inspected_once_when_pod_sync_observes_it_or_after_a_second()
     bench.hints.hint(HintKind::Started, &of_others);
     bench.runtime.start_container(&of_others);
     watch.until("start", |w| w.state("u1", &of_others) == Some(pb::ContainerState::Running)).await;
-    assert_eq!(began.elapsed().as_millis() / 10, 100);
+    assert_eq!(began.elapsed().as_millis() / 10, 500);
 }
 
 #[tokio::test(start_paused = true)]
