@@ -81,13 +81,11 @@ impl Work {
     pub(crate) fn cause(&self) -> &'static str {
         if !self.waiters.is_empty() {
             "observe"
-        } else if self.urgent {
-            "event"
-        } else if self.requested {
+        } else if self.requested && !self.urgent {
             "relist"
         } else {
-            // A change that an earlier inspection did not show, or a failed inspection.
-            "retry"
+            // Of the runtime, or looked for again.
+            "event"
         }
     }
 }

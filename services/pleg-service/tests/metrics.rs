@@ -38,8 +38,7 @@ async fn the_kubelets_metrics_are_all_there_and_count() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     bench.observe("u1", false).await.unwrap();
     let text = quintlet_telemetry::metrics::text();
-    // The runtime never shows the exit of the hint.
-    for cause in ["relist", "event", "retry", "observe"] {
+    for cause in ["observe", "relist", "event"] {
         let series = format!("quintlet_pleg_inspections_total{{result=\"ok\",cause=\"{cause}\"}}");
         assert!(value(&text, &series) > Some(0.0), "{series}: {text}");
     }
