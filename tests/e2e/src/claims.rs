@@ -14,9 +14,22 @@ pub const DRIVER: &str = "test.csi.quintlet.dev";
 /// Panics if the driver cannot serve.
 #[must_use]
 pub fn start_driver(node: &Node) -> DriverThread {
-    let object = json!({"metadata": {"name": DRIVER}, "spec": {"attachRequired": false}});
-    node.api().create("csidrivers", "", object).expect("the driver has no object yet");
+    create_driver(node);
     restart_driver(node)
+}
+
+/// Creates the object of the driver.
+///
+/// # Panics
+/// Panics if it exists.
+pub fn create_driver(node: &Node) {
+    // With the defaults of a real API server, without which a kubelet panics.
+    let object = json!({"metadata": {"name": DRIVER}, "spec": {
+        "attachRequired": false, "fsGroupPolicy": "ReadWriteOnceWithFSType", "podInfoOnMount": false,
+        "requiresRepublish": false, "seLinuxMount": false, "storageCapacity": false,
+        "volumeLifecycleModes": ["Persistent"],
+    }});
+    node.api().create("csidrivers", "", object).expect("the driver has no object yet");
 }
 
 /// Starts the driver of a node with the volumes that it had.
@@ -40,7 +53,7 @@ pub fn bound_claim(node: &Node, name: &str, change: impl Fn(&mut Value)) {
     let claim = node.api().create("persistentvolumeclaims", "default", claim);
     let claim = claim.expect("there is no such claim");
     let mut volume = json!({"metadata": {"name": format!("pv-{name}")}, "spec": {
-        "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"], "capacity": {"storage": "1Gi"}, "volumeMode": "Filesystem",
         "claimRef": {"namespace": "default", "name": name, "uid": claim["metadata"]["uid"]},
         "csi": {"driver": DRIVER, "volumeHandle": format!("vol-{name}"), "fsType": "ext4"},
     }});

@@ -7,15 +7,16 @@ use std::path::{Path, PathBuf};
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_e2e::bins::SERVICES;
-use quintlet_e2e::claims::{bound_claim, start_driver};
+use quintlet_e2e::claims::{DRIVER, bound_claim, create_driver};
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, runtime, until};
 use quintlet_recordings::kubelet::{Kubelet, Plan};
+use quintlet_recordings::registrar;
 use serde_json::{Value, json};
 
-/// Environment variable with the path of the kubelet.
-const KUBELET: &str = "QUINTLET_KUBELET";
+/// Environment variables with the paths of the kubelet and of csi-node-driver-registrar.
+const PROGRAMS: [&str; 2] = ["QUINTLET_KUBELET", "QUINTLET_REGISTRAR"];
 
 /// Returns a pod with a volume of each way of mounting: claims of file systems and of devices, subpaths, files of objects, tmpfs.
 fn pod(name: &str) -> Value {
@@ -121,11 +122,15 @@ fn start_kubelet(node: &Node, binary: &Path) -> Kubelet {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs a kubelet in QUINTLET_KUBELET"]
+#[ignore = "needs a kubelet in QUINTLET_KUBELET and csi-node-driver-registrar in QUINTLET_REGISTRAR"]
 async fn pods_and_their_volumes_survive_a_change_to_a_kubelet_and_back() {
-    let binary = PathBuf::from(std::env::var(KUBELET).unwrap_or_else(|_| panic!("{KUBELET} is not set")));
+    let program =
+        |name: &str| PathBuf::from(std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set")));
+    let [binary, registrar] = PROGRAMS.map(program);
     let mut node = Node::start(Options::with_api("agents")).await;
-    let driver = start_driver(&node);
+    create_driver(&node);
+    let (driver, registrar) =
+        registrar::start(&registrar, &node.root_dir(), &node.scratch().join("driver"), DRIVER).unwrap();
     let settings = json!({"metadata": {"name": "settings"}, "data": {"key": "value"}});
     node.api().create("configmaps", "default", settings).unwrap();
     let (ours, ours_too) = (create(&node, "ours").await, create(&node, "ours-too").await);
@@ -165,6 +170,7 @@ async fn pods_and_their_volumes_survive_a_change_to_a_kubelet_and_back() {
     }
     delete(&node, &driver, "ours-too", &ours_too).await;
     delete(&node, &driver, "theirs-too", &theirs_too).await;
+    drop(registrar);
     node.down().await;
     drop(driver);
 }

@@ -13,6 +13,7 @@ pub mod facts;
 pub mod fixture;
 pub mod history;
 pub mod kubelet;
+pub mod registrar;
 pub mod runtime;
 pub mod schema;
 pub mod settled;

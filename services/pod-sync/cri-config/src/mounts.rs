@@ -24,6 +24,9 @@ const ETC_HOSTS: &str = "/etc/hosts";
 /// A volume that is set up on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountedVolume {
+    /// Name of the volume's directory: that of its PersistentVolume, or that in the pod. Subpaths are bound below it, where a kubelet
+    /// looks for those to unmount (`CleanSubPaths`).
+    pub spec_name: String,
     /// Path on the node; empty for an image volume, which the runtime mounts.
     pub host_path: PathBuf,
     /// Volumes of this kind are read-only in containers.
@@ -162,7 +165,7 @@ fn volume_mount(
     let host_path = if sub.is_empty() {
         volume.host_path.clone()
     } else {
-        let at = subpath::target(pod_dir, &mount.name, container, index);
+        let at = subpath::target(pod_dir, &volume.spec_name, container, index);
         prepare_sub_path(&sub, mount, container, &volume.host_path, &at)?;
         at
     };
@@ -305,7 +308,12 @@ mod tests {
             fs::create_dir(&volume).unwrap();
             fs::write(volume.join("f"), "x").unwrap();
             std::os::unix::fs::symlink("/etc", volume.join("out")).unwrap();
-            let plain = MountedVolume { host_path: volume.clone(), read_only: false, relabel: true };
+            let plain = MountedVolume {
+                spec_name: "pv".to_owned(),
+                host_path: volume.clone(),
+                read_only: false,
+                relabel: true,
+            };
             let fixed = MountedVolume { read_only: true, ..plain.clone() };
             let node = NodeSettings {
                 root_dir: dir.path().to_owned(),
@@ -345,11 +353,9 @@ mod tests {
 
     impl Drop for Root {
         fn drop(&mut self) {
-            for v in ["v", "ro"] {
-                for i in 0..4 {
-                    let _ =
-                        subpath::unmount_all(&subpath::target(&self.dir.path().join("pods/u1"), v, "c", i));
-                }
+            for i in 0..4 {
+                let at = subpath::target(&self.dir.path().join("pods/u1"), "pv", "c", i);
+                let _ = subpath::unmount_all(&at);
             }
         }
     }
@@ -359,7 +365,10 @@ mod tests {
         let root = Root::new();
         let link = root.dir.path().join("device");
         std::os::unix::fs::symlink("/dev/null", &link).unwrap();
-        let volume = |host_path: PathBuf, read_only| MountedVolume { host_path, read_only, relabel: false };
+        let volume = |host_path: PathBuf, read_only| {
+            let spec_name = "pv".to_owned();
+            MountedVolume { spec_name, host_path, read_only, relabel: false }
+        };
         let volumes = MountedVolumes::from([
             ("rw".to_owned(), volume(link.clone(), false)),
             ("ro".to_owned(), volume(link.clone(), true)),
@@ -497,12 +506,12 @@ mod tests {
     }
 
     #[test]
-    fn a_sub_path_is_bound_below_the_pods_directory() {
+    fn a_sub_path_is_bound_below_the_pods_directory_by_the_name_of_the_volumes_directory() {
         let root = Root::new();
         let spec = json!({"containers": [{"name": "c", "volumeMounts": [
             {"name": "v", "mountPath": "/f", "subPath": "f"}, {"name": "v", "mountPath": "/d", "subPathExpr": "$(SUB)/x"}]}]});
         let got = root.run(spec, &[], HandlerFeatures::default()).unwrap();
-        let base = root.dir.path().join("pods/u1/volume-subpaths/v/c");
+        let base = root.dir.path().join("pods/u1/volume-subpaths/pv/c");
         assert_eq!(Path::new(&got[0].host_path), base.join("0"));
         assert_eq!(fs::read_to_string(base.join("0")).unwrap(), "x");
         assert!(root.dir.path().join("v/made/x").is_dir());

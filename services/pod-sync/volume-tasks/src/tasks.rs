@@ -469,7 +469,8 @@ fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes
             // The paths of a volume that is mounted are valid.
             let Ok(host_path) = tools.in_tree.paths().host_path(volume, uid) else { continue };
             let relabel = volume.relabel() && desired.label.is_none();
-            mounted.insert(name.to_owned(), MountedVolume { host_path, read_only, relabel });
+            let spec_name = spec_name.clone();
+            mounted.insert(name.to_owned(), MountedVolume { spec_name, host_path, read_only, relabel });
             continue;
         }
         let relabel = !read_only && desired.label.is_none();
@@ -477,8 +478,8 @@ fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes
             true => root.pod_device(uid.as_str(), spec_name),
             false => root.mount(uid.as_str(), spec_name),
         };
-        let Ok(host_path) = path else { continue };
-        mounted.insert(name.to_owned(), MountedVolume { host_path, read_only, relabel });
+        let (Ok(host_path), spec_name) = (path, spec_name.clone()) else { continue };
+        mounted.insert(name.to_owned(), MountedVolume { spec_name, host_path, read_only, relabel });
     }
     mounted
 }

@@ -261,16 +261,22 @@ impl Volumes {
     #[must_use]
     pub fn mounted(&self, pod: &Pod, uid: &PodUid) -> MountedVolumes {
         let place = |volume: &Volume| {
+            let at = |host_path, read_only, relabel| MountedVolume {
+                spec_name: volume.name.clone(),
+                host_path,
+                read_only,
+                relabel,
+            };
             if let Some(source) = &volume.host_path {
-                return MountedVolume { host_path: (&source.path).into(), read_only: false, relabel: false };
+                return at((&source.path).into(), false, false);
             }
             let plugin = metrics::plugin(volume);
             if volume.image.is_some() {
-                return MountedVolume { host_path: PathBuf::new(), read_only: true, relabel: false };
+                return at(PathBuf::new(), true, false);
             }
             let dir = plugin.rsplit_once('/').map_or(plugin, |(_, name)| name);
             let (host_path, _marker) = self.places(uid, dir, &volume.name, true);
-            MountedVolume { host_path, read_only: volume.empty_dir.is_none(), relabel: true }
+            at(host_path, volume.empty_dir.is_none(), true)
         };
         let all = referenced(pod).into_iter().filter(|volume| is_direct(volume));
         all.map(|volume| (volume.name.clone(), place(volume))).collect()

@@ -30,8 +30,7 @@ struct Args {
     /// Credentials of the node `sim-node`.
     #[arg(long, value_name = "FILE")]
     node_kubeconfig: PathBuf,
-    /// The program csi-node-driver-registrar, which registers drivers. The tests' driver cannot register with a kubelet itself:
-    /// its HTTP/2 library refuses the authority that the kubelet's sends for a path.
+    /// The program csi-node-driver-registrar, which registers drivers.
     #[arg(long, value_name = "FILE")]
     registrar: PathBuf,
     /// Only these scenarios.

@@ -1,7 +1,7 @@
 //! Carries out scenarios.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
@@ -19,6 +19,7 @@ use super::observe::{NodeVolumes, Observer, Seen};
 use super::scenario::{Binding, DriverState, Entry, Scenario, Step, Until, driver};
 use crate::cluster::{ATTACHMENTS, Cluster, path_of, path_to};
 use crate::facts::Names;
+use crate::registrar::{self, Registrar};
 use crate::runtime::NODE;
 use crate::waiting::until;
 
@@ -100,17 +101,7 @@ struct Part<'a> {
 /// A running driver and its registrar, if any. Dropping it ends both as a crash does.
 struct Driver {
     _thread: DriverThread,
-    registrar: Option<Child>,
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        if let Some(registrar) = &mut self.registrar {
-            // Killing a process that has exited fails.
-            let _ = registrar.kill();
-            let _ = registrar.wait();
-        }
-    }
+    _registrar: Option<Registrar>,
 }
 
 impl Part<'_> {
@@ -149,20 +140,11 @@ impl Part<'_> {
         let running = match &self.node.registrar {
             None => {
                 let more = ["--name", &name, "--registration", &format!("{}.sock", self.name)];
-                Driver { _thread: DriverThread::start(root, &self.state, &more), registrar: None }
+                Driver { _thread: DriverThread::start(root, &self.state, &more), _registrar: None }
             }
             Some(registrar) => {
-                let socket = root.join("plugins").join(&name).join("csi.sock").display().to_string();
-                let more = ["--name", &name, "--endpoint", &socket];
-                // The registration of the driver itself is where no agent looks for it.
-                let thread = DriverThread::start(&self.state.join("unused"), &self.state, &more);
-                let child = Command::new(registrar)
-                    .args(["--csi-address", &socket, "--kubelet-registration-path", &socket])
-                    .arg("--plugin-registration-path")
-                    .arg(root.join("plugins_registry"))
-                    .stderr(std::fs::File::create(self.state.join("registrar.log"))?)
-                    .spawn()?;
-                Driver { _thread: thread, registrar: Some(child) }
+                let (thread, registrar) = registrar::start(registrar, root, &self.state, &name)?;
+                Driver { _thread: thread, _registrar: Some(registrar) }
             }
         };
         *self.driver.lock() = Some(running);
