@@ -59,7 +59,7 @@ async fn create(node: &Node, name: &str) -> String {
     made["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 
-/// What a change of agents must not change.
+/// State of pods that a change of agents must not change.
 #[derive(Debug, PartialEq, Eq)]
 struct Running {
     containers: BTreeSet<String>,

@@ -25,7 +25,7 @@ pub struct Plan<'a> {
     pub kubeconfig: &'a Path,
     /// Directory of its files but for those in the root directory.
     pub base: &'a Path,
-    /// Its root directory, with the files of pods.
+    /// Root directory, with the files of pods.
     pub root_dir: PathBuf,
     /// Name of its node.
     pub node: &'a str,

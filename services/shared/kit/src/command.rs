@@ -25,9 +25,9 @@ pub struct Commands {
 pub struct Ended {
     /// How it ended.
     pub status: ExitStatus,
-    /// Its output, at most 64 KiB; bytes that are no UTF-8 are replaced.
+    /// Output, at most 64 KiB. Bytes that are no UTF-8 are replaced.
     pub output: String,
-    /// Its error output, likewise.
+    /// Error output, at most 64 KiB.
     pub errors: String,
 }
 
