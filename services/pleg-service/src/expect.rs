@@ -14,17 +14,15 @@ pub(crate) const UNKNOWN_LIMIT: Duration = Duration::from_secs(2);
 const FIRST: Duration = Duration::from_millis(2);
 /// Longest pause while pauses double.
 const DOUBLING_MAX: Duration = Duration::from_millis(200);
-/// Pause after that, and between looks for other changes: the kubelet's relist period.
+/// Pause after that, and after a longer first one: the kubelet's relist period.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// Returns the pause before a change of this kind is looked for again: for an exit 2 ms doubling to 200 ms, then one second.
-pub(crate) fn next_pause(kind: HintKind, last: Option<Duration>) -> Duration {
-    match (kind, last) {
-        (HintKind::Exited | HintKind::Oom, None) => FIRST,
-        (HintKind::Exited | HintKind::Oom, Some(last)) if last < DOUBLING_MAX => {
-            last.saturating_mul(2).min(DOUBLING_MAX)
-        }
-        _ => SLOW,
+/// Returns the pause after `last`: 2 ms doubling to 200 ms, then one second.
+pub(crate) fn next_pause(last: Option<Duration>) -> Duration {
+    match last {
+        None => FIRST,
+        Some(last) if last >= DOUBLING_MAX => SLOW,
+        Some(last) => last.saturating_mul(2).min(DOUBLING_MAX),
     }
 }
 
@@ -52,7 +50,7 @@ pub(crate) fn unknown_pause(kind: HintKind) -> Option<Duration> {
     }
 }
 
-/// Returns how long an expected change is looked for, or none for no limit.
+/// Returns how long an expected change is looked for after the first look, or none for no limit.
 ///
 /// An exit is certain, since the process has ended. A creation or a start may fail after its event, and a deleted ID may belong to an
 /// object that the CRI does not have.
@@ -72,17 +70,19 @@ mod tests {
 
     #[test]
     fn exits_are_looked_for_soon_and_other_changes_at_the_period_of_a_relist() {
-        let pauses = |kind| -> Vec<u128> {
-            let mut last = None;
+        let pauses = |mut last: Option<Duration>| -> Vec<u128> {
             let mut pause = || {
-                last = Some(next_pause(kind, last));
+                last = Some(next_pause(last));
                 last.map_or(0, |p| p.as_millis())
             };
             (0..10).map(|_| pause()).collect()
         };
-        assert_eq!(pauses(HintKind::Exited), [2, 4, 8, 16, 32, 64, 128, 200, 1000, 1000]);
+        assert_eq!(pauses(None), [2, 4, 8, 16, 32, 64, 128, 200, 1000, 1000]);
         for kind in [HintKind::Created, HintKind::Started, HintKind::Exiting, HintKind::Deleted] {
-            assert_eq!(pauses(kind), [1000; 10], "{kind:?}");
+            assert_eq!(pauses(first_look(kind)), [1000; 10], "{kind:?}");
+        }
+        for kind in [HintKind::Created, HintKind::Started, HintKind::Exiting] {
+            assert_eq!(pauses(unknown_pause(kind)), [1000; 10], "{kind:?}");
         }
     }
 }

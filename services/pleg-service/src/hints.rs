@@ -128,8 +128,6 @@ fn inspection(id: String, kind: HintKind, trace: Option<Trace>) -> InspectionReq
 /// Hints about an unknown ID, and when the runtime is queried for the ID again.
 struct PendingLookup {
     hints: Vec<(HintKind, Option<Trace>)>,
-    /// Kind of the most urgent hint.
-    kind: HintKind,
     pause: Option<Duration>,
     due: Instant,
     until: Instant,
@@ -177,7 +175,7 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<UnknownId>) {
                     core.request_inspection(&uid, InspectionRequest { listed: Some(listed), ..request });
                 }
             } else if let Some(p) = pending.get_mut(&id) {
-                let pause = next_pause(p.kind, p.pause);
+                let pause = next_pause(p.pause);
                 p.pause = Some(pause);
                 p.due = deadline_after(Instant::now(), pause);
                 if p.due > p.until {
@@ -190,13 +188,13 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<UnknownId>) {
 }
 
 fn add(pending: &mut HashMap<String, PendingLookup>, unknown: UnknownId, now: Instant) {
-    let (kind, pause) = (unknown.kind, unknown_pause(unknown.kind));
+    let pause = unknown_pause(unknown.kind);
     let due = deadline_after(now, pause.unwrap_or_default());
     let until = deadline_after(due, UNKNOWN_LIMIT);
-    let new = || PendingLookup { hints: Vec::new(), kind, pause, due, until };
+    let new = || PendingLookup { hints: Vec::new(), pause, due, until };
     let lookup = pending.entry(unknown.id).or_insert_with(new);
     if due < lookup.due {
-        (lookup.due, lookup.pause, lookup.kind) = (due, pause, kind);
+        (lookup.due, lookup.pause) = (due, pause);
     }
     lookup.hints.push((unknown.kind, unknown.trace));
 }

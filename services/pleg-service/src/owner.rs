@@ -100,8 +100,7 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
                 let now = Instant::now();
                 let unseen = |(id, kind): &(String, HintKind)| !effect_shows(*kind, id, entry.record());
                 for expected in work.expects.drain(..).filter(unseen) {
-                    let delay = first_look(expected.1).unwrap_or_default();
-                    expect(&mut expectations, expected, deadline_after(now, delay));
+                    expect(&mut expectations, expected, now);
                 }
             }
             (work.requested, work.urgent)
@@ -134,8 +133,7 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         let work = std::mem::take(&mut *mailbox.work.lock());
         let now = Instant::now();
         for expected in &work.expects {
-            let delay = first_look(expected.1).unwrap_or_default();
-            expect(&mut expectations, expected.clone(), deadline_after(now, delay));
+            expect(&mut expectations, expected.clone(), now);
         }
         let span = tracing::info_span!("inspect", pod.uid = %uid);
         propagate::set_parent(&span, &work.trace);
@@ -279,9 +277,12 @@ fn publish(
     }
 }
 
-fn expect(expectations: &mut Expectations, expected: (String, HintKind), due: Instant) {
-    let until = wait_limit(expected.1).map(|p| deadline_after(Instant::now(), p));
-    expectations.insert(expected, Expectation { pause: None, due, until });
+fn expect(expectations: &mut Expectations, expected: (String, HintKind), now: Instant) {
+    let delay = first_look(expected.1).unwrap_or_default();
+    let due = deadline_after(now, delay);
+    let until = wait_limit(expected.1).map(|limit| deadline_after(due, limit));
+    let pause = Some(delay).filter(|delay| !delay.is_zero());
+    expectations.insert(expected, Expectation { pause, due, until });
 }
 
 /// Drops expectations that are met or expired, and schedules the next look for the others.
@@ -292,7 +293,7 @@ fn update_expectations(expectations: &mut Expectations, entry: &Entry) {
             return false;
         }
         if e.due <= now {
-            let pause = next_pause(*kind, e.pause);
+            let pause = next_pause(e.pause);
             e.pause = Some(pause);
             e.due = deadline_after(now, pause);
         }

@@ -229,6 +229,25 @@ async fn a_start_is_inspected_once_when_pod_sync_observes_it_or_after_five_secon
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_inspection_before_the_first_look_for_a_container_does_not_replace_it() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
+    let (sandbox, _) = web(&bench.runtime);
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    // As the CRI's events: the pod is known, the container is not.
+    let id = "later".to_owned();
+    let (kind, pod) = (HintKind::Created, quintlet_model::ids::PodUid::parse("u1").ok());
+    bench.hints.event(HintEvent::Hint { kind, id, pod, trace: None, at_unix_ns: 0 });
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    bench.observe("u1", false).await.unwrap();
+    let id = bench.runtime.add_container(&sandbox, &ContainerSeed::created("later"));
+    let began = Instant::now();
+    watch.until("container", |w| w.state("u1", &id).is_some()).await;
+    assert_eq!(began.elapsed().as_millis() / 10, 200);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_observe_request_after_removals_lists_the_pod_and_reads_no_status_of_what_is_gone() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let (sandbox, id) = web(&bench.runtime);

@@ -23,7 +23,7 @@ pub struct Commands {
 /// A command that has ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// How it ended.
+    /// Exit code, or the signal that ended it.
     pub status: ExitStatus,
     /// Output, at most 64 KiB. Bytes that are no UTF-8 are replaced.
     pub output: String,

@@ -156,8 +156,8 @@ async fn the_life_of_a_pod_changes_these_files() {
 
 /// Time after which a pod of the simulation is Ready, or gone, unless the machine is busy.
 const STEP: Duration = Duration::from_millis(1500);
-/// Time after which nothing follows changes of pods: directories and cgroups of unknown pods are listed 5 s after them, whatever their
-/// number.
+/// Time after which nothing follows changes of pods. Directories and cgroups of unknown pods are listed 5 s after them, once for all
+/// changes. This list is not counted, although it grows with the pods of the node.
 const SETTLE: Duration = Duration::from_secs(6);
 /// Pods that start together. Unknown pods are listed once after several changes.
 const TOGETHER: usize = 5;
