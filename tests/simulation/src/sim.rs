@@ -199,12 +199,14 @@ impl Sim {
         self.places.pod_sync_args = args.iter().map(|a| (*a).to_owned()).collect();
     }
 
-    /// Makes the periodic repairs of lost messages rarer than a test lasts: relists while hints arrive, and resyncs of pods.
+    /// Makes periodic repairs rarer than a test lasts: relists while hints arrive, resyncs of pods, and checks of containers' logs.
     /// Call it before the services start.
     pub fn without_periodic_repairs(&mut self) {
         let never = Duration::from_secs(3600);
         self.places.pleg_periods.relist_live = never;
-        self.places.pod_sync_args.push(format!("--sync-frequency={}s", never.as_secs()));
+        for flag in ["sync-frequency", "container-log-monitor-interval"] {
+            self.places.pod_sync_args.push(format!("--{flag}={}s", never.as_secs()));
+        }
     }
 
     /// Returns the command line of pod-sync, including its name, to run it as a process.
