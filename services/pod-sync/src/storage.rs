@@ -5,9 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::Pleg;
-use pod_sync_containment::{Containment, PodWork};
-use pod_sync_storage::{Measurement, Pods};
-use quintlet_kit::task::blocking;
+use pod_sync_containment::Containment;
+use pod_sync_storage::Pods;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::SharedPodRuntime;
 use quintlet_proto::podsync::v1 as wire;
@@ -24,7 +23,6 @@ pub(crate) struct MeasuredPods {
     pub(crate) faults: Arc<FaultIsolation>,
 }
 
-#[async_trait]
 impl Pods for MeasuredPods {
     fn running(&self) -> Vec<(PodUid, Arc<Pod>)> {
         let views = &self.reporting.views;
@@ -33,12 +31,8 @@ impl Pods for MeasuredPods {
         running.map(|view| (view.pod_ref.uid.clone(), Arc::clone(&view.pod))).collect()
     }
 
-    async fn measure(&self, uid: &PodUid, pod: &Pod, measurement: Measurement) -> Option<wire::PodStorage> {
-        let work = PodWork::of(&quintlet_model::pod::pod_ref(pod).ok()?);
-        if self.faults.containment.suspension(uid).is_some() {
-            return None;
-        }
-        self.faults.contained(&work, blocking(measurement)).await
+    fn measure<T>(&self, uid: &PodUid, measurement: impl FnOnce() -> T) -> Option<T> {
+        self.faults.unless_suspended(uid, measurement)
     }
 }
 

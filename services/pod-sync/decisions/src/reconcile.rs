@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PodStatus;
-use quintlet_model::pod_status::{SHARED, equal, is_terminal, list, text};
+use quintlet_model::pod_status::{OWNED, SHARED, equal, is_terminal, list, text};
 use serde_json::Value;
 
 /// Longest pause between corrections of one pod, and pause between attempts if the object has not changed since
@@ -82,6 +82,9 @@ pub fn is_older(base: &str, written: &str) -> bool {
 /// these do not count as differences.
 #[must_use]
 pub fn needs_reconcile(base: Option<&PodStatus>, desired: &PodStatus, could_run: bool) -> bool {
+    if base.is_some_and(|base| are_evidently_equal(base, desired)) {
+        return false;
+    }
     let json = |s: &PodStatus| serde_json::to_value(s).unwrap_or_default();
     let mut base = base.map_or_else(|| Value::Object(serde_json::Map::new()), json);
     let mut desired = json(desired);
@@ -95,6 +98,64 @@ pub fn needs_reconcile(base: Option<&PodStatus>, desired: &PodStatus, could_run:
         status["conditions"] = Value::Array(others.collect());
     }
     !equal(&base, &desired)
+}
+
+/// Returns whether two statuses have the same values, apart from the times of conditions and the conditions of other components. This
+/// is so after most writes, and costs far less than [`equal`], which also knows different texts of a value.
+fn are_evidently_equal(a: &PodStatus, b: &PodStatus) -> bool {
+    fn conditions(status: &PodStatus) -> Vec<(&str, &str, Option<&str>, Option<&str>)> {
+        let own = status.conditions.iter().flatten().filter(|c| OWNED.contains(&c.type_.as_str()));
+        let mut own: Vec<_> = own
+            .map(|c| (c.type_.as_str(), c.status.as_str(), c.reason.as_deref(), c.message.as_deref()))
+            .collect();
+        own.sort_unstable();
+        own
+    }
+    // Without `..`, so that a field of a later version is not forgotten.
+    let PodStatus {
+        allocated_resources,
+        conditions: _,
+        container_statuses,
+        ephemeral_container_statuses,
+        extended_resource_claim_status,
+        host_ip,
+        host_ips,
+        init_container_statuses,
+        message,
+        node_allocatable_resource_claim_statuses,
+        nominated_node_name,
+        observed_generation,
+        phase,
+        pod_ip,
+        pod_ips,
+        qos_class,
+        reason,
+        resize,
+        resource_claim_statuses,
+        resources,
+        start_time,
+    } = a;
+    *phase == b.phase
+        && *reason == b.reason
+        && *message == b.message
+        && *observed_generation == b.observed_generation
+        && *container_statuses == b.container_statuses
+        && *init_container_statuses == b.init_container_statuses
+        && *ephemeral_container_statuses == b.ephemeral_container_statuses
+        && *pod_ip == b.pod_ip
+        && *pod_ips == b.pod_ips
+        && *host_ip == b.host_ip
+        && *host_ips == b.host_ips
+        && *start_time == b.start_time
+        && *qos_class == b.qos_class
+        && *resize == b.resize
+        && *resources == b.resources
+        && *allocated_resources == b.allocated_resources
+        && *nominated_node_name == b.nominated_node_name
+        && *extended_resource_claim_status == b.extended_resource_claim_status
+        && *node_allocatable_resource_claim_statuses == b.node_allocatable_resource_claim_statuses
+        && *resource_claim_statuses == b.resource_claim_statuses
+        && conditions(a) == conditions(b)
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 //!
 //! [`run`] is a future that the caller spawns. At every interval it checks the logs of all running containers, at most `workers` at a
 //! time, and then updates the links. Between a rename and the runtime's new file a log has no file, so links are updated only
-//! when no rotation is in progress. The module `rotate` decides which files to delete and to compress. The module `stalls` keeps a log
-//! whose file system hangs from delaying the others. There are no channels.
+//! when no rotation is in progress. The module `rotate` decides which files to delete and to compress. A log whose file system hangs
+//! delays the others only once ([`Stalls`]). There are no channels.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -12,7 +12,6 @@
 
 mod links;
 mod rotate;
-mod stalls;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +21,7 @@ use futures::StreamExt as _;
 use pod_sync_clients::{CallError, Runtime};
 use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::stalls::{Pass, Stalls};
 use quintlet_model::ids::ContainerId;
 use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
 use tokio_util::sync::CancellationToken;
@@ -29,7 +29,15 @@ use tokio_util::sync::CancellationToken;
 use links::Link;
 use pod_sync_containment::{Containment, PodWork};
 use pod_sync_cri_config::paths;
-use stalls::{Pass, Stalls};
+
+/// Time without progress after which an operation on a log counts as hanging.
+const STALL: Duration = Duration::from_secs(5);
+/// Longest rotation of a log. Compressing a large file may take longer; the rotation continues at a later interval then.
+const ROTATION: Duration = Duration::from_secs(10);
+
+fn stalls() -> Stalls {
+    Stalls::new("container log", STALL)
+}
 
 /// Settings of a KubeletConfiguration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,7 +93,7 @@ pub async fn run<P: Pods>(
     settings: LogSettings,
     stop: CancellationToken,
 ) {
-    let stalls = Stalls::default();
+    let stalls = stalls();
     loop {
         // Dropping the sleep loses nothing. A rotation is never dropped, since that could leave a log without a file.
         tokio::select! {
@@ -273,7 +281,7 @@ async fn on_files<T: Send + 'static>(
     work: impl FnOnce(&Dir, &Path) -> std::io::Result<T> + Send + 'static,
 ) -> Result<T, RotateError> {
     let (root, path) = (log.root.clone(), log.path.clone());
-    let done = stalls.rotate(&log.path, move || work(&Dir::open(&root)?, &path)).await;
+    let done = stalls.run_one(&log.path, ROTATION, move || work(&Dir::open(&root)?, &path)).await;
     let done = done.ok_or_else(|| RotateError::Hangs { path: log.path.clone() })?;
     done.map_err(|source| RotateError::File { path: log.path.clone(), source })
 }

@@ -138,7 +138,7 @@ async fn looked(text: Option<&str>, refuse: Option<Outcome>) -> (tempfile::TempD
     let clock = Clock::fixed("2026-11-21T02:31:07Z".parse().unwrap(), Duration::from_secs(1));
     let id = ContainerId::parse("c1").unwrap();
     let log = Log { pod: pod("u1"), id, root: dir.path().to_owned(), path };
-    let done = check_log(&runtime, &clock, &SETTINGS, &Stalls::default(), &log).await;
+    let done = check_log(&runtime, &clock, &SETTINGS, &stalls(), &log).await;
     let calls = *runtime.calls.lock();
     (dir, calls, done.is_ok())
 }
@@ -213,7 +213,7 @@ async fn no_more_logs_are_rotated_concurrently_than_there_are_workers() {
     for (workers, seconds) in [(1, 6), (3, 2)] {
         let (runtime, began) = (Slow::default(), tokio::time::Instant::now());
         let settings = LogSettings { container_log_max_workers: workers, ..SETTINGS };
-        check_logs(&runtime, &clock, &containment, &settings, &Stalls::default(), &logs).await;
+        check_logs(&runtime, &clock, &containment, &settings, &stalls(), &logs).await;
         assert_eq!((*runtime.most.lock(), began.elapsed().as_secs()), (workers, seconds));
     }
 }
@@ -244,7 +244,7 @@ async fn a_panic_in_one_rotation_affects_no_other_log_and_suspended_pods_are_ski
     let logs: Vec<Log> = (0..3).map(log).collect();
     let asked = async || {
         let runtime = Panics(Mutex::default());
-        check_logs(&runtime, &clock, &containment, &SETTINGS, &Stalls::default(), &logs).await;
+        check_logs(&runtime, &clock, &containment, &SETTINGS, &stalls(), &logs).await;
         let mut asked = runtime.0.into_inner();
         asked.sort();
         asked

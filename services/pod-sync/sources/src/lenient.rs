@@ -8,9 +8,10 @@ use std::borrow::Cow;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// An object, or the error that prevents its decoding.
 ///
@@ -40,9 +41,16 @@ impl<K> Lenient<K> {
     }
 }
 
-impl<'de, K: DeserializeOwned> Deserialize<'de> for Lenient<K> {
+impl<'de, K: DeserializeOwned + Resource> Deserialize<'de> for Lenient<K> {
+    /// Decodes the text of the object. The deserializer must be that of a text or of a value, and not of buffered content, as in an
+    /// untagged enum.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let mut object = Value::deserialize(deserializer)?;
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        if let Ok(mut decoded) = serde_json::from_str::<K>(text.get()) {
+            decoded.meta_mut().managed_fields = None;
+            return Ok(Self(Ok(decoded)));
+        }
+        let mut object: Value = serde_json::from_str(text.get()).map_err(D::Error::custom)?;
         remove(&mut object["metadata"], "managedFields");
         if let Ok(decoded) = K::deserialize(&object) {
             return Ok(Self(Ok(decoded)));
@@ -122,6 +130,23 @@ mod tests {
         });
         change(&mut pod);
         serde_json::from_value::<Lenient<Pod>>(pod).expect("an object never fails its list").into_result()
+    }
+
+    #[test]
+    fn events_and_lists_are_decoded_from_their_text() {
+        let event = |object: &str| format!(r#"{{"type":"ADDED","object":{object}}}"#);
+        let named = |event: &str| {
+            let event: kube::core::WatchEvent<Lenient<Pod>> = serde_json::from_str(event).unwrap();
+            let kube::core::WatchEvent::Added(pod) = event else { panic!("{event:?}") };
+            pod.into_result().map(|pod| pod.metadata.name)
+        };
+        assert_eq!(named(&event(r#"{"metadata":{"name":"a"}}"#)), Ok(Some("a".to_owned())));
+        assert!(named(&event(r#"{"metadata":1}"#)).is_err());
+        let list = r#"{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"a"}},{"metadata":1}],"metadata":{}}"#;
+        let list: kube::core::ObjectList<Lenient<Pod>> = serde_json::from_str(list).unwrap();
+        let names: Vec<_> =
+            list.items.into_iter().map(|pod| pod.into_result().ok().and_then(|pod| pod.metadata.name)).collect();
+        assert_eq!(names, [Some("a".to_owned()), None]);
     }
 
     #[test]

@@ -96,6 +96,18 @@ struct Gauges {
 const PENDING: [(&str, PendingReason); 2] =
     [("deferred", PendingReason::Deferred), ("infeasible", PendingReason::Infeasible)];
 
+/// What the gauges count of a pod: the reason of its pending resize, and whether one is in progress.
+type Counted = (Option<PendingReason>, bool);
+
+/// A pod without a resize.
+const NOT_COUNTED: Counted = (None, false);
+
+fn counted(conditions: &ResizeConditions) -> Counted {
+    let pending = conditions.pending_reason();
+    let reason = PENDING.iter().map(|(_, reason)| *reason).find(|reason| pending == Some(reason.as_str()));
+    (reason, conditions.is_in_progress())
+}
+
 impl Gauges {
     fn registered() -> Self {
         Self {
@@ -209,9 +221,15 @@ impl Allocations {
             tracing::info!(pod.uid = %uid, "restored allocation of pod from its status");
             state.allocated.change(uid, |entry| *entry = had);
         }
-        if let Some(status) = status {
-            state.conditions.entry(uid.clone()).or_insert_with(|| ResizeConditions::of_status(status));
-            self.gauges.set(state.conditions.values());
+        if let Some(status) = status
+            && !state.conditions.contains_key(uid)
+        {
+            let conditions = ResizeConditions::of_status(status);
+            let is_counted = counted(&conditions) != NOT_COUNTED;
+            state.conditions.insert(uid.clone(), conditions);
+            if is_counted {
+                self.gauges.set(state.conditions.values());
+            }
         }
     }
 
@@ -236,8 +254,12 @@ impl Allocations {
     /// Reads or changes the resize conditions of a pod.
     pub fn conditions<T>(&self, uid: &PodUid, f: impl FnOnce(&mut ResizeConditions) -> T) -> T {
         let mut state = self.state.lock();
-        let result = f(state.conditions.entry(uid.clone()).or_default());
-        self.gauges.set(state.conditions.values());
+        let conditions = state.conditions.entry(uid.clone()).or_default();
+        let before = counted(conditions);
+        let result = f(conditions);
+        if counted(conditions) != before {
+            self.gauges.set(state.conditions.values());
+        }
         result
     }
 
@@ -265,8 +287,10 @@ impl Allocations {
         let mut state = self.state.lock();
         state.allocated.remove(uid);
         state.actuated.remove(uid);
-        state.conditions.remove(uid);
-        self.gauges.set(state.conditions.values());
+        let removed = state.conditions.remove(uid);
+        if removed.is_some_and(|conditions| counted(&conditions) != NOT_COUNTED) {
+            self.gauges.set(state.conditions.values());
+        }
     }
 
     /// Removes the data of all other pods.

@@ -21,5 +21,5 @@ mod user_namespaces;
 
 pub use crate::allocations::Allocations;
 pub use crate::owner::{Owner, OwnerError};
-pub use crate::records::{PodJson, PodRecord, StateDir, StateError, Termination};
+pub use crate::records::{PodRecord, RecordJson, StateDir, StateError, Termination};
 pub use crate::user_namespaces::{ID_UNIT, IdPool, IdPoolError, UserNamespaceError, UserNamespaces};

@@ -1,8 +1,8 @@
 //! Pod records: one file per pod, written before the action that it describes (docs/design/state.md).
 //!
-//! A record has three lines: version, boot ID and checksum; the pod as JSON; the rest as JSON. The pod is a line of its own since it
-//! rarely changes, so that its JSON is kept ([`PodJson`]). A record that is damaged, of another version or of another boot is dropped
-//! with a warning.
+//! A record has four lines: version, boot ID and checksum (CRC-32); the pod, its status, and the rest as JSON. The pod and the status
+//! are lines of their own since most records change neither, so that their JSON is kept ([`RecordJson`]). A record that is damaged, of
+//! another version or of another boot is dropped with a warning.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,9 +22,9 @@ use quintlet_model::probe::{ProbeMemory, ProbeType};
 use serde::{Deserialize, Serialize};
 
 /// Version of the format. Records of any other version are dropped.
-const SCHEMA: u32 = 2;
+const SCHEMA: u32 = 3;
 /// Digits of the checksum.
-const CHECKSUM_LENGTH: usize = 16;
+const CHECKSUM_LENGTH: usize = 8;
 
 /// A termination in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -92,6 +92,7 @@ pub struct PodRecord {
     #[serde(skip)]
     pub pod: Option<Arc<Pod>>,
     /// The last status that was computed.
+    #[serde(skip)]
     pub status: Option<Arc<PodStatus>>,
     /// Time at which the pod was accepted (CLOCK_BOOTTIME).
     #[serde(default)]
@@ -159,22 +160,26 @@ impl StateDir {
     }
 
     /// Replaces the record of a pod. `json` is kept for the next record of the same pod.
-    pub fn save(&self, uid: &PodUid, record: &PodRecord, json: &mut PodJson) -> Result<(), StateError> {
+    pub fn save(&self, uid: &PodUid, record: &PodRecord, json: &mut RecordJson) -> Result<(), StateError> {
         let path = self.path(uid);
         let error = |source| StateError { path: path.clone(), source };
         let header = format!("quintlet {SCHEMA} {} ", self.boot);
-        let pod = json.of(record.pod.as_ref()).map_err(|e| error(e.into()))?;
+        let pod = json.pod.of(record.pod.as_ref()).map_err(|e| error(e.into()))?;
+        let status = json.status.of(record.status.as_ref()).map_err(|e| error(e.into()))?;
         // The rest is seldom larger than the pod.
-        let mut bytes = Vec::with_capacity(header.len().saturating_add(pod.len().saturating_mul(2)));
+        let length = header.len().saturating_add(pod.len().saturating_mul(2)).saturating_add(status.len());
+        let mut bytes = Vec::with_capacity(length);
         bytes.extend_from_slice(header.as_bytes());
         let sum = bytes.len();
         bytes.extend_from_slice(&[b'0'; CHECKSUM_LENGTH]);
         bytes.push(b'\n');
         let body = bytes.len();
-        bytes.extend_from_slice(pod);
-        bytes.push(b'\n');
+        for document in [pod, status] {
+            bytes.extend_from_slice(document);
+            bytes.push(b'\n');
+        }
         serde_json::to_writer(&mut bytes, record).map_err(|e| error(e.into()))?;
-        let digits = format!("{:016x}", checksum(bytes.get(body..).unwrap_or_default()));
+        let digits = checksum(bytes.get(body..).unwrap_or_default());
         if let Some(place) = bytes.get_mut(sum..sum.saturating_add(CHECKSUM_LENGTH)) {
             place.copy_from_slice(digits.as_bytes());
         }
@@ -230,41 +235,59 @@ impl StateDir {
         if boot != self.boot {
             return Err("written in another boot".to_owned());
         }
-        if sum != format!("{:016x}", checksum(body)) {
+        if sum != checksum(body) {
             return Err("checksum does not match".to_owned());
         }
         // serde_json writes no line breaks, and escapes those in texts.
-        let mut documents = body.splitn(2, |&b| b == b'\n');
-        let mut document = || documents.next().ok_or("is incomplete");
-        let (pod, rest) = (document()?, document()?);
-        let record: PodRecord = serde_json::from_slice(rest).map_err(|e| e.to_string())?;
-        Ok(PodRecord { pod: serde_json::from_slice(pod).map_err(|e| e.to_string())?, ..record })
+        let documents: Vec<&[u8]> = body.splitn(3, |&b| b == b'\n').collect();
+        let [pod, status, rest] = documents[..] else { return Err("is incomplete".to_owned()) };
+        let rest: PodRecord = serde_json::from_slice(rest).map_err(|e| e.to_string())?;
+        let pod = serde_json::from_slice(pod).map_err(|e| e.to_string())?;
+        let status = serde_json::from_slice(status).map_err(|e| e.to_string())?;
+        Ok(PodRecord { pod, status, ..rest })
     }
 }
 
-/// JSON of the pod of a record, computed once for each version of the pod.
+/// JSON of the pod and of the status of a record, computed once for each version of them.
 #[derive(Debug, Default)]
-pub struct PodJson(Option<(Arc<Pod>, Vec<u8>)>);
+pub struct RecordJson {
+    pod: KeptJson<Pod>,
+    status: KeptJson<PodStatus>,
+}
 
-impl PodJson {
-    fn of(&mut self, pod: Option<&Arc<Pod>>) -> serde_json::Result<&[u8]> {
-        let Some(pod) = pod else { return Ok(b"null") };
-        let kept = self.0.take().filter(|(of, _)| Arc::ptr_eq(of, pod));
+impl RecordJson {
+    /// Returns the JSON of the status; `null` if there is none.
+    ///
+    /// # Errors
+    /// Fails if the status has no JSON.
+    pub fn status(&mut self, record: &PodRecord) -> serde_json::Result<&[u8]> {
+        self.status.of(record.status.as_ref())
+    }
+}
+
+#[derive(Debug)]
+struct KeptJson<T>(Option<(Arc<T>, Box<[u8]>)>);
+
+impl<T> Default for KeptJson<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: Serialize> KeptJson<T> {
+    fn of(&mut self, value: Option<&Arc<T>>) -> serde_json::Result<&[u8]> {
+        let Some(value) = value else { return Ok(b"null") };
+        let kept = self.0.take().filter(|(of, _)| Arc::ptr_eq(of, value));
         let json = match kept {
             Some((_, json)) => json,
-            None => serde_json::to_vec(pod)?,
+            None => serde_json::to_vec(value)?.into_boxed_slice(),
         };
-        Ok(&self.0.insert((Arc::clone(pod), json)).1)
+        Ok(&self.0.insert((Arc::clone(value), json)).1)
     }
 }
 
-fn checksum(bytes: &[u8]) -> u64 {
-    let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
-    for b in bytes {
-        hash ^= u64::from(*b);
-        hash = hash.wrapping_mul(0x0000_0100_0000_01b3);
-    }
-    hash
+fn checksum(bytes: &[u8]) -> String {
+    format!("{:08x}", crc32fast::hash(bytes))
 }
 
 #[cfg(test)]
@@ -288,42 +311,53 @@ mod tests {
             .into(),
             ..PodRecord::default()
         };
-        state.save(&uid(), &record, &mut PodJson::default()).unwrap();
+        state.save(&uid(), &record, &mut RecordJson::default()).unwrap();
         assert_eq!(state.load(), [(uid(), record)]);
         state.remove(&uid());
         assert_eq!(state.load(), []);
     }
 
     #[test]
-    fn the_json_of_a_pod_is_kept_until_the_pod_changes() {
+    fn the_json_of_a_pod_and_of_its_status_is_kept_until_they_change() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path(), "b1".into()).unwrap();
-        let mut json = PodJson::default();
+        let mut json = RecordJson::default();
         let named = |name: &str| {
             let mut pod = Pod::default();
             pod.metadata.name = Some(name.to_owned());
             Some(Arc::new(pod))
         };
-        let mut record = PodRecord { pod: named("line\nbreak"), ..PodRecord::default() };
-        for pod in [record.pod.clone(), record.pod.clone(), named("other"), None, named("again")] {
-            record.pod = pod;
+        let with = |phase: &str| {
+            Some(Arc::new(PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() }))
+        };
+        let mut record = PodRecord::default();
+        let (pod, status) = (named("line\nbreak"), with("two\nlines"));
+        for (pod, status) in [
+            (pod.clone(), status.clone()),
+            (pod.clone(), status.clone()),
+            (named("other"), status.clone()),
+            (named("other"), with("other")),
+            (None, status),
+            (pod, None),
+            (named("again"), with("again")),
+        ] {
+            (record.pod, record.status) = (pod, status);
             record.started = !record.started;
             state.save(&uid(), &record, &mut json).unwrap();
             assert_eq!(state.read(&uid()), Some(record.clone()));
         }
-        let before = json.of(record.pod.as_ref()).unwrap().as_ptr();
-        assert_eq!(
-            json.of(record.pod.as_ref()).unwrap().as_ptr(),
-            before,
-            "the same pod is not converted again"
-        );
+        let mut places = || {
+            let pod = json.pod.of(record.pod.as_ref()).unwrap().as_ptr();
+            (pod, json.status(&record).unwrap().as_ptr())
+        };
+        assert_eq!(places(), places(), "they are not converted again");
     }
 
     #[test]
     fn a_damaged_record_or_one_of_another_boot_is_dropped_and_others_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path(), "b1".into()).unwrap();
-        state.save(&uid(), &PodRecord::default(), &mut PodJson::default()).unwrap();
+        state.save(&uid(), &PodRecord::default(), &mut RecordJson::default()).unwrap();
         let good = std::fs::read(dir.path().join("u1")).unwrap();
         for i in [0, 5, good.len() / 2, good.len() - 1] {
             std::fs::write(dir.path().join(format!("torn{i}")), &good[..i]).unwrap();
@@ -333,7 +367,7 @@ mod tests {
         }
         StateDir::open(dir.path(), "b2".into())
             .unwrap()
-            .save(&PodUid::parse("old").unwrap(), &PodRecord::default(), &mut PodJson::default())
+            .save(&PodUid::parse("old").unwrap(), &PodRecord::default(), &mut RecordJson::default())
             .unwrap();
         let left: Vec<_> = state.load().into_iter().map(|(uid, _)| uid).collect();
         assert_eq!(left, [uid()]);

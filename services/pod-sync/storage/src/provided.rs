@@ -149,7 +149,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::Measurement;
 
     fn uid() -> PodUid {
         PodUid::parse("u1").unwrap()
@@ -157,7 +156,6 @@ mod tests {
 
     struct OnePod;
 
-    #[async_trait]
     impl Pods for OnePod {
         fn running(&self) -> Vec<(PodUid, Arc<Pod>)> {
             let pod = serde_json::from_value(json!({
@@ -171,7 +169,7 @@ mod tests {
             vec![(uid(), Arc::new(pod.unwrap()))]
         }
 
-        async fn measure(&self, _: &PodUid, _: &Pod, _: Measurement) -> Option<wire::PodStorage> {
+        fn measure<T>(&self, _: &PodUid, _: impl FnOnce() -> T) -> Option<T> {
             None
         }
     }

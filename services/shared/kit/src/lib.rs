@@ -30,6 +30,7 @@ pub mod server;
 pub mod service;
 pub mod signals;
 pub mod socket;
+pub mod stalls;
 pub mod task;
 pub mod tls;
 pub mod tree;

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use pod_sync_state::{PodJson, PodRecord, StateDir};
+use pod_sync_state::{PodRecord, RecordJson, StateDir};
 use quintlet_model::ids::PodRef;
 
 /// The record of the pod, which a restarted pod-sync continues from.
@@ -10,13 +10,18 @@ pub(super) struct RecordFile {
     current: PodRecord,
     // The record on disk.
     saved: PodRecord,
-    json: PodJson,
+    json: RecordJson,
 }
 
 impl RecordFile {
     /// Takes over the record that is on disk.
     pub(super) fn new(record: PodRecord) -> Self {
-        Self { saved: record.clone(), current: record, json: PodJson::default() }
+        Self { saved: record.clone(), current: record, json: RecordJson::default() }
+    }
+
+    /// Returns the JSON of the status in the record, which the record on disk has, too.
+    pub(super) fn status_json(&mut self) -> Vec<u8> {
+        self.json.status(&self.current).map(<[u8]>::to_vec).unwrap_or_default()
     }
 
     /// Writes the record if it has changed. A failure is logged, and the next save tries again.

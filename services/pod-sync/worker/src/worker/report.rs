@@ -83,7 +83,7 @@ impl Worker {
         let could_run = self.could_run();
         let is_static = pods::is_static(&self.pod);
         if self.ctx.node.has_api && (!is_static || mirror.is_some()) {
-            let json = |s: Option<&PodStatus>| s.and_then(|s| serde_json::to_vec(s).ok()).unwrap_or_default();
+            let base_status = object.status.as_ref().and_then(|s| serde_json::to_vec(s).ok());
             let update = status_wire::PodStatusUpdate {
                 uid: self.pod_ref.uid.to_string(),
                 api_uid: object.metadata.uid.clone().unwrap_or_default(),
@@ -91,9 +91,9 @@ impl Worker {
                 namespace: self.pod_ref.namespace.to_string(),
                 owner_epoch: self.ctx.node.epoch,
                 version: self.status_report.version,
-                base_status: json(object.status.as_ref()),
+                base_status: base_status.unwrap_or_default(),
                 base_resource_version: object.metadata.resource_version.clone().unwrap_or_default(),
-                desired_status: json(Some(&*status)),
+                desired_status: self.record.status_json(),
                 could_run,
                 finished,
                 deleting: object.metadata.deletion_timestamp.is_some(),

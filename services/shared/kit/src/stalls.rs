@@ -1,7 +1,7 @@
-//! File operations on logs whose file system may hang.
+//! Operations on many files whose file systems may hang.
 //!
-//! [`Stalls::run`] runs operations on many logs on one blocking thread. If one of them does not return, the thread is left to it, and the
-//! others are run on another thread without that log. The log is skipped until its operation returns.
+//! [`Stalls::run`] runs operations on many paths on one blocking thread. If one of them does not return, the thread is left to it, and
+//! the others are run on another thread without that path. The path is skipped until its operation returns.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,33 +9,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use quintlet_kit::task;
+use crate::task;
 
-/// Time without progress after which an operation counts as hanging. It delays the other logs once, for twice as long at most.
-const STALL: Duration = Duration::from_secs(5);
-/// Longest rotation of a log. Compressing a large file may take longer; the rotation continues at a later interval then.
-const ROTATION: Duration = Duration::from_secs(10);
-/// Hanging operations, each of which holds one of the 512 blocking threads of the process. No log is checked while there are so many.
+/// Hanging operations of one [`Stalls`], each of which holds one of the 512 blocking threads of the process. Nothing begins while there
+/// are so many.
 const MAX_STUCK: usize = 16;
 
-/// The logs whose operations hang. Clones share them.
+/// The paths on which operations hang. Clones share them.
 #[derive(Debug, Clone)]
-pub(crate) struct Stalls {
+pub struct Stalls {
+    /// Name of the files, for log lines.
+    what: &'static str,
     stuck: Arc<Mutex<BTreeSet<PathBuf>>>,
     stall: Duration,
-    rotation: Duration,
-}
-
-impl Default for Stalls {
-    fn default() -> Self {
-        Self { stuck: Arc::default(), stall: STALL, rotation: ROTATION }
-    }
 }
 
 /// Blocking work in progress. The thread of the work and the task that waits for it share it.
 #[derive(Debug)]
-pub(crate) struct Pass {
-    stuck: Arc<Mutex<BTreeSet<PathBuf>>>,
+pub struct Pass {
+    stalls: Stalls,
     state: Mutex<State>,
 }
 
@@ -43,7 +35,7 @@ pub(crate) struct Pass {
 struct State {
     /// The path of the operation in progress.
     at: Option<PathBuf>,
-    /// Operations that have begun.
+    /// Operations that have begun, and reports of progress.
     steps: u64,
     /// The operation in progress hung. The work does nothing more after it.
     is_abandoned: bool,
@@ -58,18 +50,18 @@ impl Drop for Operation<'_> {
     fn drop(&mut self) {
         let mut state = self.pass.state.lock();
         if let Some(path) = state.at.take().filter(|_| state.is_abandoned) {
-            self.pass.stuck.lock().remove(&path);
-            tracing::info!(path = %path.display(), "file system of the log answers again");
+            self.pass.stalls.stuck.lock().remove(&path);
+            tracing::info!(what = self.pass.stalls.what, path = %path.display(), "file system answers again");
         }
     }
 }
 
 impl Pass {
     /// Runs an operation on the file at `path`. Returns `None` if an operation on it hangs, or if the work was abandoned meanwhile.
-    pub(crate) fn touch<T>(&self, path: &Path, operation: impl FnOnce() -> T) -> Option<T> {
+    pub fn touch<T>(&self, path: &Path, operation: impl FnOnce() -> T) -> Option<T> {
         {
             let mut state = self.state.lock();
-            if state.is_abandoned || self.stuck.lock().contains(path) {
+            if state.is_abandoned || self.stalls.stuck.lock().contains(path) {
                 return None;
             }
             state.at = Some(path.to_owned());
@@ -81,32 +73,41 @@ impl Pass {
         (!self.state.lock().is_abandoned).then_some(done)
     }
 
-    /// Abandons the work if an operation is in progress and none has begun since `seen` operations had. Returns whether it did.
+    /// Records that the operation in progress has not come to a halt. Returns whether the work is still wanted.
+    pub fn progress(&self) -> bool {
+        let mut state = self.state.lock();
+        state.steps = state.steps.saturating_add(1);
+        !state.is_abandoned
+    }
+
+    /// Abandons the work if an operation is in progress and has made no progress since `seen` steps. Returns whether it did.
     fn abandon(&self, seen: &mut u64) -> bool {
         let mut state = self.state.lock();
         let progressed = std::mem::replace(seen, state.steps) != state.steps;
         let Some(path) = state.at.clone().filter(|_| !progressed) else { return false };
-        tracing::warn!(path = %path.display(), "file system of a log does not answer, log skipped until it does");
-        self.stuck.lock().insert(path);
+        tracing::warn!(what = self.stalls.what, path = %path.display(), "file system does not answer, skipping the path until it does");
+        self.stalls.stuck.lock().insert(path);
         state.is_abandoned = true;
         true
     }
 }
 
 impl Stalls {
-    #[cfg(test)]
-    pub(crate) fn after(stall: Duration) -> Self {
-        Self { stall, rotation: stall, ..Self::default() }
+    /// An operation counts as hanging after `stall` without progress. It delays the others once, for twice as long at most. `what` names
+    /// the files in log lines.
+    #[must_use]
+    pub fn new(what: &'static str, stall: Duration) -> Self {
+        Self { what, stuck: Arc::default(), stall }
     }
 
     fn pass(&self) -> Option<Arc<Pass>> {
         let has_room = self.stuck.lock().len() < MAX_STUCK;
-        has_room.then(|| Arc::new(Pass { stuck: Arc::clone(&self.stuck), state: Mutex::default() }))
+        has_room.then(|| Arc::new(Pass { stalls: self.clone(), state: Mutex::default() }))
     }
 
     /// Runs `work` on a blocking thread. If an operation of it hangs, it is run again without that path, so it must allow that. Returns
     /// `None` while too many operations hang.
-    pub(crate) async fn run<T: Send + 'static>(
+    pub async fn run<T: Send + 'static>(
         &self,
         work: impl Fn(&Pass) -> T + Send + Sync + 'static,
     ) -> Option<T> {
@@ -132,10 +133,12 @@ impl Stalls {
         }
     }
 
-    /// Runs `work` on the file at `path` on a blocking thread. Returns `None` if it takes too long; the work is completed nevertheless.
-    pub(crate) async fn rotate<T: Send + 'static>(
+    /// Runs `work` on the file at `path` on a blocking thread. Returns `None` if it takes longer than `limit`; the work is completed
+    /// nevertheless.
+    pub async fn run_one<T: Send + 'static>(
         &self,
         path: &Path,
+        limit: Duration,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Option<T> {
         let pass = self.pass()?;
@@ -148,7 +151,7 @@ impl Stalls {
             // Dropping the timer loses nothing. The work is completed even if this caller gives up.
             tokio::select! {
                 done = &mut running => return done,
-                () = tokio::time::sleep(self.rotation) => {}
+                () = tokio::time::sleep(limit) => {}
             }
             // One operation counts as hanging without a second look.
             if pass.abandon(&mut 1) {
@@ -186,43 +189,43 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_operation_that_hangs_delays_only_its_own_log_and_only_once() {
-        let stalls = Stalls::after(STALL);
+    async fn an_operation_that_hangs_delays_only_its_own_path_and_only_once() {
+        let stalls = Stalls::new("file", STALL);
         let (release, hangs) = mpsc::channel();
         let hangs = Arc::new(Mutex::new(hangs));
         let others = vec![PathBuf::from("a"), PathBuf::from("b")];
         assert_eq!(reached(&stalls, &hangs).await, Some(others.clone()));
         let began = tokio::time::Instant::now();
         assert_eq!(reached(&stalls, &hangs).await, Some(others));
-        assert!(began.elapsed() < STALL, "the log is known to hang");
-        let rotated = stalls.rotate(Path::new("hangs"), || panic!("beside the operation that hangs")).await;
-        assert_eq!(rotated, None::<()>);
+        assert!(began.elapsed() < STALL, "the path is known to hang");
+        let begun = stalls.run_one(Path::new("hangs"), STALL, || panic!("beside the operation that hangs")).await;
+        assert_eq!(begun, None::<()>);
         // The file system answers again, now and for all later operations.
         drop(release);
         let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
         while reached(&stalls, &hangs).await != Some(paths()) {
-            assert!(tokio::time::Instant::now() < deadline, "the log is skipped");
+            assert!(tokio::time::Instant::now() < deadline, "the path is skipped");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
     #[tokio::test]
-    async fn a_rotation_that_hangs_gives_its_place_to_the_next() {
-        let stalls = Stalls::after(STALL);
+    async fn an_operation_that_hangs_gives_its_place_to_the_next() {
+        let stalls = Stalls::new("file", STALL);
         let (release, hangs) = mpsc::channel::<()>();
-        assert_eq!(stalls.rotate(Path::new("hangs"), move || hangs.recv().is_ok()).await, None);
-        assert_eq!(stalls.rotate(Path::new("a"), || 1).await, Some(1));
+        assert_eq!(stalls.run_one(Path::new("hangs"), STALL, move || hangs.recv().is_ok()).await, None);
+        assert_eq!(stalls.run_one(Path::new("a"), STALL, || 1).await, Some(1));
         release.send(()).unwrap();
         let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
-        while stalls.rotate(Path::new("hangs"), || 2).await.is_none() {
-            assert!(tokio::time::Instant::now() < deadline, "the log is skipped");
+        while stalls.run_one(Path::new("hangs"), STALL, || 2).await.is_none() {
+            assert!(tokio::time::Instant::now() < deadline, "the path is skipped");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
 
     #[tokio::test]
     async fn no_more_threads_hang_than_the_limit() {
-        let stalls = Stalls::after(Duration::from_millis(10));
+        let stalls = Stalls::new("file", Duration::from_millis(10));
         let (release, hangs) = mpsc::channel::<()>();
         let hangs = Arc::new(Mutex::new(hangs));
         let begun = Arc::new(Mutex::new(0));
