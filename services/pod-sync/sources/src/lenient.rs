@@ -144,8 +144,11 @@ mod tests {
         assert!(named(&event(r#"{"metadata":1}"#)).is_err());
         let list = r#"{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"a"}},{"metadata":1}],"metadata":{}}"#;
         let list: kube::core::ObjectList<Lenient<Pod>> = serde_json::from_str(list).unwrap();
-        let names: Vec<_> =
-            list.items.into_iter().map(|pod| pod.into_result().ok().and_then(|pod| pod.metadata.name)).collect();
+        let names: Vec<_> = list
+            .items
+            .into_iter()
+            .map(|pod| pod.into_result().ok().and_then(|pod| pod.metadata.name))
+            .collect();
         assert_eq!(names, [Some("a".to_owned()), None]);
     }
 

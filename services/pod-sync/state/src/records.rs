@@ -327,9 +327,8 @@ mod tests {
             pod.metadata.name = Some(name.to_owned());
             Some(Arc::new(pod))
         };
-        let with = |phase: &str| {
-            Some(Arc::new(PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() }))
-        };
+        let with =
+            |phase: &str| Some(Arc::new(PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() }));
         let mut record = PodRecord::default();
         let (pod, status) = (named("line\nbreak"), with("two\nlines"));
         for (pod, status) in [

@@ -95,9 +95,13 @@ pub async fn run(
         if !measured.due(&pods.running(), period).is_empty() {
             let (pods, measured, settings, stop) =
                 (Arc::clone(&pods), Arc::clone(&measured), Arc::clone(&settings), stop.clone());
+            let work = move |pass: &Pass| {
+                measure_due(&*pods, &measured, &settings, &stop, pass, |place, step| {
+                    walk::usage(place, step)
+                });
+            };
             // No volume is measured while too many hang.
-            let _measured =
-                stalls.run(move |pass| measure_due(&*pods, &measured, &settings, &stop, pass)).await;
+            let _measured = stalls.run(work).await;
         }
         // Each branch only waits.
         tokio::select! {
@@ -107,6 +111,9 @@ pub async fn run(
     }
 }
 
+/// Called before each file.
+type Step<'a> = dyn FnMut() -> io::Result<()> + 'a;
+
 /// Measures all pods that are due, one after another, with pauses. Blocks the thread. One thread for all of them saves wake-ups.
 fn measure_due(
     pods: &impl Pods,
@@ -114,6 +121,7 @@ fn measure_due(
     settings: &StorageSettings,
     stop: &CancellationToken,
     pass: &Pass,
+    walk: impl Fn(&Path, &mut Step<'_>) -> io::Result<walk::Usage>,
 ) {
     let mut throttle = Throttle::new(|| pass.progress() && !stop.is_cancelled());
     for (uid, pod) in measured.due(&pods.running(), settings.period) {
@@ -122,7 +130,7 @@ fn measure_due(
             let began = Instant::now();
             let counted = of_project(&settings.quotas, place);
             let by_project = counted.is_some();
-            let usage = counted.map_or_else(|| walk::usage(place, || throttle.step()), Ok);
+            let usage = counted.map_or_else(|| walk(place, &mut || throttle.step()), Ok);
             settings.metrics.volume_measured(by_project, began.elapsed());
             usage
         };
@@ -194,7 +202,7 @@ impl<F: Fn() -> bool> Throttle<F> {
 
     fn pause(&mut self) -> io::Result<()> {
         let worked = self.began.elapsed();
-        if worked >= SLICE {
+        if worked >= SLICE && (self.is_wanted)() {
             std::thread::sleep(worked.saturating_mul(REST).min(MAX_REST));
             self.began = Instant::now();
         }
@@ -249,10 +257,7 @@ fn is_ephemeral(volume: &Volume) -> bool {
 }
 
 /// Returns the usage of a volume and the figures of its file system.
-fn usage(
-    place: &Path,
-    count: impl FnOnce(&Path) -> io::Result<walk::Usage>,
-) -> io::Result<wire::DiskUsage> {
+fn usage(place: &Path, count: impl FnOnce(&Path) -> io::Result<walk::Usage>) -> io::Result<wire::DiskUsage> {
     let fs = rustix::fs::statfs(place)?;
     let whole = figures(&fs);
     // A file system in memory holds only this volume. Walking it would keep it open while it is unmounted.
@@ -417,28 +422,6 @@ mod tests {
         assert_eq!(seen, [("scratch", 9, true), ("late", 1, false)]);
     }
 
-    /// A file system whose project is read only when the sender is gone.
-    struct Hangs(Mutex<mpsc::Receiver<()>>, OneGib);
-
-    impl QuotaTool for Hangs {
-        fn has_accounting(&self, mount: &Mount) -> io::Result<bool> {
-            self.1.has_accounting(mount)
-        }
-        fn project_of(&self, place: &Path) -> io::Result<u32> {
-            self.1.project_of(place)
-        }
-        fn set_project(&self, mount: &Mount, place: &Path, project: u32) -> io::Result<()> {
-            self.1.set_project(mount, place, project)
-        }
-        fn usage(&self, mount: &Mount, project: u32) -> io::Result<QuotaUsage> {
-            let usage = self.1.usage(mount, project)?;
-            if usage.bytes > 0 {
-                let _ended = self.0.lock().recv();
-            }
-            Ok(usage)
-        }
-    }
-
     struct Running(Vec<(PodUid, Arc<Pod>)>);
 
     impl Pods for Running {
@@ -458,20 +441,17 @@ mod tests {
             fs::create_dir_all(volumes.join(name)).unwrap();
             volumes.join(name)
         };
-        let mounts = dir.path().join("mounts");
-        fs::write(&mounts, format!("/dev/a {} xfs rw,prjquota 0 0\n", dir.path().display())).unwrap();
-        let (release, hangs) = mpsc::channel();
-        let tool = Box::new(Hangs(Mutex::new(hangs), OneGib::default()));
-        let quotas = ProjectQuotas::with_tool(dir.path(), dir.path(), mounts, tool);
         at("u1", "late");
         at("u2", "scratch");
-        quotas.assign(&at("u1", "scratch"));
+        let hanging = at("u1", "scratch");
+        let (release, hangs) = mpsc::channel::<()>();
+        let hangs = Arc::new(Mutex::new(hangs));
         let settings = StorageSettings {
             root_dir: dir.path().to_owned(),
             period: Duration::from_millis(1),
             clock: Clock::system(),
             metrics: PodMetrics::default(),
-            quotas,
+            quotas: ProjectQuotas::default(),
         };
         let pods = ["u1", "u2"].map(|name| (uid(name), Arc::new(pod())));
         let (measured, settings) = (Arc::new(Measured::default()), Arc::new(settings));
@@ -479,9 +459,17 @@ mod tests {
         let names = || async {
             let (pods, results, settings) =
                 (Running(pods.to_vec()), Arc::clone(&measured), Arc::clone(&settings));
-            let stop = CancellationToken::new();
-            stalls.run(move |pass| measure_due(&pods, &results, &settings, &stop, pass)).await.unwrap();
-            let volumes = |pod: wire::PodStorage| pod.volumes.into_iter().map(move |v| (pod.uid.clone(), v.name));
+            let (hanging, hangs, stop) = (hanging.clone(), Arc::clone(&hangs), CancellationToken::new());
+            let walk = move |place: &Path, step: &mut Step<'_>| {
+                if place == hanging {
+                    let _ended = hangs.lock().recv();
+                }
+                walk::usage(place, step)
+            };
+            let work = move |pass: &Pass| measure_due(&pods, &results, &settings, &stop, pass, &walk);
+            stalls.run(work).await.unwrap();
+            let volumes =
+                |pod: wire::PodStorage| pod.volumes.into_iter().map(move |v| (pod.uid.clone(), v.name));
             measured.all().into_iter().flat_map(volumes).collect::<Vec<_>>()
         };
         let named = |names: &[(&str, &str)]| -> Vec<(String, String)> {

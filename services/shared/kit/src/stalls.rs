@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use crate::task;
+use parking_lot::Mutex;
 
 /// Hanging operations of one [`Stalls`], each of which holds one of the 512 blocking threads of the process. Nothing begins while there
 /// are so many.
@@ -198,7 +198,8 @@ mod tests {
         let began = tokio::time::Instant::now();
         assert_eq!(reached(&stalls, &hangs).await, Some(others));
         assert!(began.elapsed() < STALL, "the path is known to hang");
-        let begun = stalls.run_one(Path::new("hangs"), STALL, || panic!("beside the operation that hangs")).await;
+        let begun =
+            stalls.run_one(Path::new("hangs"), STALL, || panic!("beside the operation that hangs")).await;
         assert_eq!(begun, None::<()>);
         // The file system answers again, now and for all later operations.
         drop(release);
