@@ -13,7 +13,7 @@ RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill races featur
 export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
-.PHONY: all install build quick check test fuzz test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo check test fuzz test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -31,6 +31,10 @@ build: install
 quick: install
 	$(CARGO) build --locked --profile unoptimized -p quintlet
 	for bin in $(BINS); do ln -sf quintlet $(QUICK_BIN_DIR)/$$bin; done
+
+# The release optimized by counts of its own execution, in target/pgo/release. Needs root and an idle machine; takes as long as three builds.
+pgo: install
+	scripts/pgo.sh
 
 # The gate. It needs PyPI once, for tools that are not installed. The second clippy compiles the product without the features of tests.
 check: install

@@ -1,30 +1,35 @@
 #!/bin/sh
 # Builds the release optimized by a profile of itself: target/pgo/release/quintlet, with a link per service. `make pgo` calls it.
 #
-# Builds the program twice. The first one counts what it executes during the life of pods on a runtime in memory (`make bench-scale`);
-# the second one is laid out by these counts. Needs root, llvm-profdata of the compiler (a component of rustup, or LLVM_PROFDATA), and
-# about three times as long as a release.
+# Builds the program twice. The first one counts what it executes during the life of pods on a runtime in memory (`make bench-scale`); the
+# second one is optimized by these counts. Needs root, and llvm-profdata of the compiler, a component of rustup.
+#
+#   LLVM_PROFDATA=FILE  llvm-profdata of the compiler's LLVM version (rustup's, which is installed if it is missing)
+#   PROFILE=NAME        profile of cargo (release)
+#   PODS=N              pods of the counted run, after which as many restart (100)
 set -eu
 
 cd "$(dirname "$0")/.."
 pgo=$PWD/target/pgo
+profile=${PROFILE:-release}
+pods=${PODS:-100}
 host=$(rustc -vV | sed -n 's/^host: //p')
 llvm_profdata=${LLVM_PROFDATA:-$(rustc --print target-libdir)/../bin/llvm-profdata}
 [ -x "$llvm_profdata" ] || rustup component add llvm-tools
 
-# build DIR FLAG: with a target, so that scripts and macros of the build are compiled without the flag.
+# build DIR FLAG: with a target, so that the build's own scripts and macros are compiled without the flag.
 build() {
-    CARGO_TARGET_DIR=$1 RUSTFLAGS=$2 cargo build --locked --release --target "$host" -p quintlet
+    CARGO_TARGET_DIR=$1 RUSTFLAGS=$2 cargo build --locked --profile "$profile" --target "$host" -p quintlet
     for bin in cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl; do
-        ln -sf quintlet "$1/$host/release/$bin"
+        ln -sf quintlet "$1/$host/$profile/$bin"
     done
 }
 
 rm -rf "$pgo/counts" "$pgo/merged.profdata"
 build "$pgo/counting" "-Cprofile-generate=$pgo/counts"
-cargo build --locked --release -p quintlet-e2e --bin scale
-QUINTLET_BIN_DIR=$pgo/counting/$host/release target/release/scale --only-node > /dev/null
+cargo build --locked --profile "$profile" -p quintlet-e2e --bin scale
+QUINTLET_BIN_DIR=$pgo/counting/$host/$profile "target/$profile/scale" --only-node --node-pods "$pods" --flapping "$pods" > "$pgo/counted.json"
 "$llvm_profdata" merge -o "$pgo/merged.profdata" "$pgo/counts"
 build "$pgo" "-Cprofile-use=$pgo/merged.profdata"
-ln -sfn "$host/release" "$pgo/release"
-scripts/shipped-names.py "$pgo/release/quintlet"
+ln -sfn "$host/$profile" "$pgo/$profile"
+scripts/shipped-names.py "$pgo/$profile/quintlet"

@@ -1,5 +1,7 @@
 //! Converts messages of `quintlet.status.v1` to the types of this crate, and back.
 
+use std::sync::Arc;
+
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
 use quintlet_proto::status::v1 as wire;
@@ -22,7 +24,7 @@ pub fn update(wire: wire::PodStatusUpdate, trace: Option<Trace>) -> Result<Updat
         namespace: segment("update.namespace", wire.namespace)?,
         name: segment("update.name", wire.name)?,
         stamp: Stamp { epoch: wire.owner_epoch, version: wire.version },
-        base: object("update.base_status", &wire.base_status)?,
+        base: Arc::new(object("update.base_status", &wire.base_status)?),
         base_version: wire.base_resource_version.parse().unwrap_or(0),
         desired: object("update.desired_status", &wire.desired_status)?,
         could_run: wire.could_run,

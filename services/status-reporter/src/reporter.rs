@@ -75,7 +75,7 @@ impl Entry {
 
     /// Returns the lane of an update. The first Ready and the end of a pod are urgent.
     fn lane(&self, update: &Update) -> Lane {
-        let known = self.memory.as_ref().map_or(&update.base, Memory::status);
+        let known = self.memory.as_ref().map_or(&*update.base, Memory::status);
         let first_ready = is_true(&update.desired, "Ready") && !is_true(known, "Ready");
         let ends = is_terminal(phase(&update.desired)) && !is_terminal(phase(known));
         if first_ready || ends || (update.finished && update.deleting) { Lane::Urgent } else { Lane::Routine }

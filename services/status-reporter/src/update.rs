@@ -1,5 +1,7 @@
 //! Status updates of pod-sync, and their acks.
 
+use std::sync::Arc;
+
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
 use serde_json::Value;
@@ -24,7 +26,7 @@ pub struct Update {
     pub name: String,
     pub stamp: Stamp,
     /// Status that pod-sync last read from the API server.
-    pub base: Value,
+    pub base: Arc<Value>,
     /// `resourceVersion` of the object of the base, or 0.
     pub base_version: u64,
     pub desired: Value,

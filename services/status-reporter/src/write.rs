@@ -1,5 +1,7 @@
 //! Writes one update to the API server.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use tracing::debug;
 
@@ -16,16 +18,17 @@ const ROUNDS: usize = 3;
 pub struct Memory {
     api_uid: String,
     version: u64,
-    status: Value,
+    status: Arc<Value>,
 }
 
 impl Memory {
-    fn of(pod: &Value) -> Self {
+    fn of(mut pod: Value) -> Self {
+        let status = pod.get_mut("status").map(Value::take).unwrap_or_default();
         let meta = &pod["metadata"];
         Self {
             api_uid: text(meta, "uid").to_owned(),
             version: text(meta, "resourceVersion").parse().unwrap_or(0),
-            status: pod["status"].clone(),
+            status: Arc::new(status),
         }
     }
 
@@ -73,9 +76,11 @@ pub async fn write(
         *memory = None;
     }
     let (mut base, mut version, mut trust) = match memory.as_ref() {
-        Some(own) if own.version >= update.base_version => (own.status.clone(), own.version, Base::Known),
-        Some(_) => (update.base.clone(), update.base_version, Base::Known),
-        None => (update.base.clone(), update.base_version, Base::Claimed),
+        Some(own) if own.version >= update.base_version => {
+            (Arc::clone(&own.status), own.version, Base::Known)
+        }
+        Some(_) => (Arc::clone(&update.base), update.base_version, Base::Known),
+        None => (Arc::clone(&update.base), update.base_version, Base::Claimed),
     };
     let path = pod_path(&update.namespace, &update.name);
     let mut last = None;
@@ -91,7 +96,7 @@ pub async fn write(
         }
         let failure = match api.patch(&format!("{path}/status"), &patch).await {
             Ok(pod) => {
-                let written = memory.insert(Memory::of(&pod));
+                let written = memory.insert(Memory::of(pod));
                 let (phase, version) = (phase(&written.status).to_owned(), written.version);
                 return finish(api, update, &path, &phase, version).await;
             }
@@ -111,11 +116,11 @@ pub async fn write(
             Err(ApiFailure::NotFound(_)) => return Outcome::Done(Verdict::Gone),
             Err(failure) => return Outcome::Later(failure),
         };
-        let live = Memory::of(&live);
+        let live = Memory::of(live);
         if live.api_uid != update.api_uid {
             return Outcome::Done(Verdict::UidMismatch(live.api_uid));
         }
-        (base, version, trust) = (live.status.clone(), live.version, Base::Known);
+        (base, version, trust) = (Arc::clone(&live.status), live.version, Base::Known);
         *memory = Some(live);
     }
     Outcome::Later(last.unwrap_or_else(|| ApiFailure::Conflict("the object keeps changing".to_owned())))

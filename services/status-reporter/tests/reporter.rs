@@ -2,6 +2,7 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
@@ -77,7 +78,7 @@ fn update(pod: &Value, version: u64, desired: Value) -> Update {
         namespace: text("namespace"),
         name: text("name"),
         stamp: Stamp { epoch: 1, version },
-        base: pod["status"].clone(),
+        base: Arc::new(pod["status"].clone()),
         base_version: text("resourceVersion").parse().unwrap(),
         desired,
         could_run: true,
@@ -419,7 +420,7 @@ async fn a_restarted_reporter_does_not_trust_an_old_base() {
     let mut desired = running("False");
     desired["conditions"][0]["reason"] = json!("ContainersNotReady");
     let mut stale = update(&pod, 2, desired);
-    stale.base = running("False");
+    stale.base = Arc::new(running("False"));
     reporter.submit(stale);
     let ack = tokio::time::timeout(PATIENCE, acks.recv()).await.unwrap().unwrap();
     assert!(matches!(ack.verdict, Verdict::Written(_)));

@@ -155,8 +155,8 @@ fn present<'a>(object: &'a Value, field: &str) -> Option<&'a Value> {
 }
 
 fn same(field: &str, old: &Value, new: &Value) -> bool {
-    // The name of the field determines the comparison.
-    canonical(&json!({ field: old })) == canonical(&json!({ field: new }))
+    // The name of the field determines the comparison. Most fields are equal without it.
+    old == new || canonical(&json!({ field: old })) == canonical(&json!({ field: new }))
 }
 
 /// Returns the change of a field that is not a keyed list.
@@ -199,7 +199,7 @@ fn conditions(base: &Value, merged: &Value) -> Option<Vec<Value>> {
     let mut changes = Vec::new();
     for wanted in list(merged, "conditions") {
         let old = condition(base, text(wanted, "type"));
-        if old.is_some_and(|old| canonical(old) == canonical(wanted)) {
+        if old.is_some_and(|old| old == wanted || canonical(old) == canonical(wanted)) {
             continue;
         }
         let mut change = wanted.clone();
