@@ -96,7 +96,7 @@ struct Gauges {
 const PENDING: [(&str, PendingReason); 2] =
     [("deferred", PendingReason::Deferred), ("infeasible", PendingReason::Infeasible)];
 
-/// What the gauges count of a pod: the reason of its pending resize, and whether one is in progress.
+/// Reason of the pending resize of a pod, and whether a resize is in progress.
 type Counted = (Option<PendingReason>, bool);
 
 /// A pod without a resize.
