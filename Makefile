@@ -32,7 +32,7 @@ quick: install
 	$(CARGO) build --locked --profile unoptimized -p quintlet
 	for bin in $(BINS); do ln -sf quintlet $(QUICK_BIN_DIR)/$$bin; done
 
-# The release optimized by counts of its own execution, in target/pgo/release. Needs root and an idle machine; takes as long as three builds.
+# The release optimized by counts of its own execution, in target/pgo/bin. Needs root and an idle machine; takes as long as three builds.
 pgo: install
 	scripts/pgo.sh
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds the release optimized by a profile of itself: target/pgo/release/quintlet, with a link per service. `make pgo` calls it.
+# Builds the release optimized by a profile of itself: target/pgo/bin/quintlet, with a link per service. `make pgo` calls it.
 #
 # Builds the program twice. The first one counts what it executes during the life of pods on a runtime in memory (`make bench-scale`); the
 # second one is optimized by these counts. Needs root, and llvm-profdata of the compiler, a component of rustup.
@@ -31,5 +31,6 @@ cargo build --locked --profile "$profile" -p quintlet-e2e --bin scale
 QUINTLET_BIN_DIR=$pgo/counting/$host/$profile "target/$profile/scale" --only-node --node-pods "$pods" --flapping "$pods" > "$pgo/counted.json"
 "$llvm_profdata" merge -o "$pgo/merged.profdata" "$pgo/counts"
 build "$pgo" "-Cprofile-use=$pgo/merged.profdata"
-ln -sfn "$host/$profile" "$pgo/$profile"
-scripts/shipped-names.py "$pgo/$profile/quintlet"
+# The directory release has what ran during the build.
+ln -sfn "$host/$profile" "$pgo/bin"
+scripts/shipped-names.py "$pgo/bin/quintlet"
