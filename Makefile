@@ -34,7 +34,7 @@ quick: install
 
 # The release optimized by counts of its own execution, in target/pgo/bin. Needs root and an idle machine; takes as long as three builds.
 pgo: install
-	scripts/pgo.sh
+	BINS="$(BINS)" scripts/pgo.sh
 
 # The gate. It needs PyPI once, for tools that are not installed. The second clippy compiles the product without the features of tests.
 check: install

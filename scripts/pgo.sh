@@ -4,6 +4,7 @@
 # Builds the program twice. The first one counts what it executes during the life of pods on a runtime in memory (`make bench-scale`); the
 # second one is optimized by these counts. Needs root, and llvm-profdata of the compiler, a component of rustup.
 #
+#   BINS="A B"          names of the links
 #   LLVM_PROFDATA=FILE  llvm-profdata of the compiler's LLVM version (rustup's, which is installed if it is missing)
 #   PROFILE=NAME        profile of cargo (release)
 #   PODS=N              pods of the counted run, after which as many restart (100)
@@ -20,7 +21,7 @@ llvm_profdata=${LLVM_PROFDATA:-$(rustc --print target-libdir)/../bin/llvm-profda
 # build DIR FLAG: with a target, so that the build's own scripts and macros are compiled without the flag.
 build() {
     CARGO_TARGET_DIR=$1 RUSTFLAGS=$2 cargo build --locked --profile "$profile" --target "$host" -p quintlet
-    for bin in cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl; do
+    for bin in ${BINS:?names of the services, as make pgo sets them}; do
         ln -sf quintlet "$1/$host/$profile/$bin"
     done
 }

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::task;
 use parking_lot::Mutex;
+
+use crate::task;
 
 /// Hanging operations of one [`Stalls`], each of which holds one of the 512 blocking threads of the process. Nothing begins while there
 /// are so many.
