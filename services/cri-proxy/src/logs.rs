@@ -204,13 +204,10 @@ impl Reader {
 /// Notifies on changes in the directory of the log. Without a watcher, the log is checked every second.
 fn watch(log: &Path, grown: &Arc<Notify>) -> Option<notify::RecommendedWatcher> {
     let wake = grown.clone();
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Read accesses are not changes, and would cause a loop.
-        if !event.is_ok_and(|e| e.kind.is_access()) {
-            wake.notify_one();
-        }
-    })
-    .ok()?;
+    let woken = move |_: notify::Result<notify::Event>| wake.notify_one();
+    // Without reads, which would cause a loop.
+    let changes = notify::Config::default().with_event_kinds(notify::EventKindMask::CORE);
+    let mut watcher = notify::RecommendedWatcher::new(woken, changes).ok()?;
     watcher.watch(log.parent()?, notify::RecursiveMode::NonRecursive).ok()?;
     Some(watcher)
 }

@@ -11,11 +11,13 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::gathered::Gathered;
+use quintlet_kit::reflection::Reflection;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
-use quintlet_kit::{contain, server, task};
+use quintlet_kit::{contain, server, task, timers};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::service::Routes;
@@ -141,18 +143,12 @@ impl Proxy {
 
         let grants = Arc::new(GrantVerifier::new(self.config.grant_key.clone()));
         let debug = server::debug("cri-proxy");
+        let reflection = Reflection::default();
         let logs = ContainerLogs::new(self.forwarder.clone(), &self.config.pod_logs_dir);
         // Connections outlive `stop`, so that calls in flight get their replies.
         let close_connections = CancellationToken::new();
         for (socket, listener) in self.listeners {
-            let mut routes = Routes::new(health.clone());
-            if let Ok(reflection) = tonic_reflection::server::Builder::configure()
-                .register_encoded_file_descriptor_set(quintlet_proto::FILE_DESCRIPTOR_SET)
-                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-                .build_v1()
-            {
-                routes = routes.add_service(reflection);
-            }
+            let mut routes = Routes::new(health.clone()).add_service(reflection.clone());
             let info = ProxyInfoService {
                 runtime: runtime.clone(),
                 hub: self.hub.clone(),
@@ -203,7 +199,8 @@ async fn report_health(
     mut runtime: watch::Receiver<RuntimeInfo>,
     forwarder: Arc<Forwarder>,
 ) {
-    let mut tick = tokio::time::interval(OBSERVE_INTERVAL);
+    let mut tick = tokio::time::interval_at(timers::first_tick(OBSERVE_INTERVAL), OBSERVE_INTERVAL);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
         let connected = runtime.borrow_and_update().connected;
         let status = if connected { ServingStatus::Serving } else { ServingStatus::NotServing };

@@ -206,7 +206,7 @@ impl Watcher {
                 Some(Out::PodOfSnapshot(latest)) => return change(None, latest),
                 None => {}
             }
-            let beat = tokio::time::sleep(self.readers.beat);
+            let beat = quintlet_kit::timers::pause(self.readers.beat);
             self.revs.mark_unchanged();
             let Some(at) = self.at else {
                 if *self.primed.borrow() {

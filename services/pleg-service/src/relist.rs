@@ -63,7 +63,7 @@ pub(crate) async fn run(core: Arc<Core>) {
         let period = if failing { core.relist_period().min(RETRY) } else { core.relist_period() };
         tokio::select! {
             // A dropped wait loses nothing. A change of the hint source, and thus of the period, triggers a list, too.
-            () = tokio::time::sleep(period) => {}
+            () = quintlet_kit::timers::pause(period) => {}
             () = core.relist_now.notified() => {}
         }
     }

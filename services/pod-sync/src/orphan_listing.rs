@@ -67,13 +67,10 @@ impl OrphanListing {
 
     fn watch(&self) -> Option<notify::RecommendedWatcher> {
         let changed = Arc::clone(&self.changed);
-        let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-            // Lists are access events.
-            if !event.is_ok_and(|event| event.kind.is_access()) {
-                changed.store(true, Ordering::Relaxed);
-            }
-        });
-        let mut watcher = watcher.ok()?;
+        let on_change = move |_: notify::Result<notify::Event>| changed.store(true, Ordering::Relaxed);
+        // Without reads: lists read, too.
+        let changes = notify::Config::default().with_event_kinds(notify::EventKindMask::CORE);
+        let mut watcher = notify::RecommendedWatcher::new(on_change, changes).ok()?;
         watcher.watch(&self.dir, notify::RecursiveMode::NonRecursive).ok()?;
         // What was created before the watch is found by the list of this pass.
         self.changed.store(true, Ordering::Relaxed);

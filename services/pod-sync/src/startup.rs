@@ -111,7 +111,7 @@ impl Agent {
         let node = Arc::new(node_config(&args, &paths, settings, epoch)?);
         let checkpoints = Arc::new(Checkpoints {
             records: StateDir::open(&paths.state_dir(), quintlet_kit::boot::boot_id())?,
-            allocations: Allocations::open(&args.root_dir),
+            allocations: Allocations::open(&args.root_dir, &paths.state_dir()),
         });
         let containment = Containment::open(&paths, quintlet_kit::boot::boot_id(), clock.clone())
             .context("failed to open the containment records")?;
@@ -308,7 +308,7 @@ impl ApiAccess {
     }
 
     fn tokens(&self) -> Option<Arc<dyn TokenSource>> {
-        self.client.clone().map(|client| Arc::new(Tokens(client)) as Arc<dyn TokenSource>)
+        self.client.clone().map(|client| Arc::new(Tokens::new(client)) as Arc<dyn TokenSource>)
     }
 
     /// Returns the ClusterTrustBundles, if there is an API server and the feature gate is on.

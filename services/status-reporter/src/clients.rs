@@ -97,7 +97,7 @@ async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>) {
                 Err(_) => {}
             }
         }
-        tokio::time::sleep(if known.is_some() { LOOK_AGAIN_EVERY } else { LOOK_FOR_EVERY }).await;
+        quintlet_kit::timers::pause(if known.is_some() { LOOK_AGAIN_EVERY } else { LOOK_FOR_EVERY }).await;
     }
 }
 

@@ -22,8 +22,8 @@ use crate::status::{is_terminal, is_true, phase};
 use crate::update::{Ack, Stamp, Update, Verdict};
 use crate::write::{self, Memory, Outcome};
 
-/// Concurrent writes.
-const IN_FLIGHT: usize = 64;
+/// Concurrent writes. More than an API server nearby needs for the limit of writes per second; with HTTP/1.1 each takes a connection.
+const IN_FLIGHT: usize = 16;
 
 /// Capacity in pods: far more than a node runs. A pod takes a few KiB.
 const PODS: usize = 4096;

@@ -210,7 +210,7 @@ impl Probes {
                 () = stop.cancelled() => return,
                 _ = woken.recv() => {}
                 () = self.health_changed.notified() => {}
-                () = tokio::time::sleep(again) => {}
+                () = quintlet_kit::timers::pause(again) => {}
             }
         }
     }
@@ -325,7 +325,7 @@ impl Probes {
                 // Both arms only wait.
                 tokio::select! {
                     () = more => {}
-                    () = tokio::time::sleep(interval) => {}
+                    () = quintlet_kit::timers::pause(interval) => {}
                 }
             } else {
                 self.silent(id, asked);

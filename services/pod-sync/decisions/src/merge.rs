@@ -51,8 +51,8 @@ pub struct SourceStore {
 
 #[derive(Debug)]
 struct Entry {
-    // The pod as the source sent it. If it is sent again unchanged, it is not compared.
-    given: Arc<Pod>,
+    // The pod as the source sent it, if the source keeps it. If it is sent again unchanged, it is not compared.
+    given: Option<Arc<Pod>>,
     pod: Arc<Pod>,
 }
 
@@ -114,12 +114,24 @@ impl SourceStore {
     }
 
     /// Merges a complete snapshot. `now` becomes the first-seen annotation of new pods.
-    pub fn set(&mut self, snapshot: Vec<Arc<Pod>>, now: jiff::Timestamp) -> MergeResult {
+    ///
+    /// `unchanged`: UIDs of the other pods of the snapshot, which are as they were.
+    pub fn set(
+        &mut self,
+        snapshot: Vec<Arc<Pod>>,
+        unchanged: &[PodUid],
+        now: jiff::Timestamp,
+    ) -> MergeResult {
         let mut merged =
             MergeResult { is_first: !std::mem::replace(&mut self.seen, true), ..MergeResult::default() };
         let (mut added, mut updated, mut deleted, mut reconciled) = (vec![], vec![], vec![], vec![]);
         let mut names = BTreeSet::new();
-        let mut next = BTreeMap::new();
+        let unchanged = unchanged.iter().filter_map(|uid| self.pods.remove_entry(uid));
+        let mut next: BTreeMap<PodUid, Entry> = unchanged.collect();
+        for entry in next.values() {
+            let (namespace, name) = full_name(&entry.pod);
+            names.insert((namespace.to_owned(), name.to_owned()));
+        }
         for given in snapshot {
             let Ok(uid) = PodUid::parse(given.metadata.uid.as_deref().unwrap_or_default()) else {
                 merged.unusable.push(given);
@@ -180,20 +192,24 @@ fn merge(
     now: jiff::Timestamp,
 ) -> (Entry, Option<PodChange>) {
     let known = match known {
-        Some(entry) if Arc::ptr_eq(&entry.given, &given) => return (entry, None),
+        Some(entry) if entry.given.as_ref().is_some_and(|before| Arc::ptr_eq(before, &given)) => {
+            return (entry, None);
+        }
         known => known.map(|entry| entry.pod),
     };
-    let mut pod = Pod::clone(&given);
+    let kept = (Arc::strong_count(&given) > 1).then(|| Arc::clone(&given));
+    // Cloned only if the source keeps it.
+    let mut pod = Arc::unwrap_or_clone(given);
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(CONFIG_SOURCE.to_owned(), source.to_owned());
-    let entry = |pod: Pod, op| {
+    let entry = |pod: Pod, given, op| {
         let pod = Arc::new(pod);
-        (Entry { given: Arc::clone(&given), pod: Arc::clone(&pod) }, Some(PodChange { op, pod }))
+        (Entry { given, pod: Arc::clone(&pod) }, Some(PodChange { op, pod }))
     };
     let Some(known) = known else {
         let first_seen = now.strftime("%Y-%m-%dT%H:%M:%S%.9fZ").to_string();
         annotations.insert(CONFIG_SEEN.to_owned(), first_seen);
-        return entry(pod, PodOperation::Add);
+        return entry(pod, kept, PodOperation::Add);
     };
     let first_seen = known.metadata.annotations.as_ref().and_then(|a| a.get(CONFIG_SEEN)).cloned();
     if let Some(first_seen) = first_seen {
@@ -204,7 +220,7 @@ fn merge(
     } else if known.status != pod.status {
         PodOperation::Reconcile
     } else {
-        return (Entry { given, pod: known }, None);
+        return (Entry { given: kept, pod: known }, None);
     };
     // Owners and finalizers stay as first seen, as in the kubelet. The resource version is updated, since status writes use it.
     let mut metadata = known.metadata.clone();
@@ -216,7 +232,7 @@ fn merge(
         metadata.deletion_grace_period_seconds = pod.metadata.deletion_grace_period_seconds;
         metadata.generation = pod.metadata.generation;
     }
-    entry(Pod { metadata, spec: pod.spec, status: pod.status }, op)
+    entry(Pod { metadata, spec: pod.spec, status: pod.status }, kept, op)
 }
 
 #[cfg(test)]
@@ -245,12 +261,12 @@ mod tests {
     fn changes_come_in_order_and_only_where_something_changed() {
         let mut store = SourceStore::new("file");
         let all: Vec<_> = ["a", "b", "c", "d", "e"].map(|u| pod(u, u)).into();
-        let first = store.set(arcs(all.clone()), at(0));
+        let first = store.set(arcs(all.clone()), &[], at(0));
         assert!(first.is_first);
         assert_eq!(ops(&first).len(), 5);
         assert_eq!(annotation(&first.changes[0].pod, CONFIG_SOURCE), Some("file"));
         assert_eq!(annotation(&first.changes[0].pod, CONFIG_SEEN), Some("2026-01-01T00:00:00.000000000Z"));
-        assert_eq!(store.set(arcs(all.clone()), at(9)), MergeResult::default());
+        assert_eq!(store.set(arcs(all.clone()), &[], at(9)), MergeResult::default());
 
         let mut next = all;
         next.remove(0);
@@ -258,7 +274,7 @@ mod tests {
         next[1].metadata.deletion_timestamp = Some(time(1));
         next[2].status = Some(Default::default());
         next.push(pod("f", "f"));
-        let merged = store.set(arcs(next), at(9));
+        let merged = store.set(arcs(next), &[], at(9));
         assert_eq!(
             ops(&merged),
             [
@@ -283,7 +299,7 @@ mod tests {
             p
         };
         let all = [("a", Some(9)), ("b", Some(3)), ("z", None), ("c", Some(3)), ("d", Some(1)), ("y", None)];
-        let merged = store.set(arcs(all.map(|(name, age)| of(name, age)).into()), at(10));
+        let merged = store.set(arcs(all.map(|(name, age)| of(name, age)).into()), &[], at(10));
         let order: Vec<_> = ops(&merged).into_iter().map(|(_, uid)| uid).collect();
         assert_eq!(order, ["z", "y", "d", "b", "c", "a"]);
     }
@@ -292,17 +308,17 @@ mod tests {
     fn only_changed_objects_of_a_repeated_snapshot_are_compared() {
         let mut store = SourceStore::new("api");
         let (a, b) = (Arc::new(pod("a", "a")), Arc::new(pod("b", "b")));
-        store.set(vec![Arc::clone(&a), Arc::clone(&b)], at(0));
+        store.set(vec![Arc::clone(&a), Arc::clone(&b)], &[], at(0));
         let mut next = pod("b", "b");
         next.status = Some(Default::default());
         let next = Arc::new(next);
         assert_eq!(
-            ops(&store.set(vec![Arc::clone(&a), Arc::clone(&next)], at(1))),
+            ops(&store.set(vec![Arc::clone(&a), Arc::clone(&next)], &[], at(1))),
             [(PodOperation::Reconcile, "b")]
         );
-        assert_eq!(store.set(vec![a, next], at(2)), MergeResult::default());
+        assert_eq!(store.set(vec![a, next], &[], at(2)), MergeResult::default());
         assert_eq!(
-            ops(&store.set(vec![b], at(3))),
+            ops(&store.set(vec![b], &[], at(3))),
             [(PodOperation::Remove, "a"), (PodOperation::Reconcile, "b")]
         );
     }
@@ -310,21 +326,24 @@ mod tests {
     #[test]
     fn a_recreated_pod_of_the_same_name_is_removed_and_added() {
         let mut store = SourceStore::new("api");
-        store.set(arcs(vec![pod("u1", "web")]), at(0));
-        let merged = store.set(arcs(vec![pod("u2", "web")]), at(1));
+        store.set(arcs(vec![pod("u1", "web")]), &[], at(0));
+        let merged = store.set(arcs(vec![pod("u2", "web")]), &[], at(1));
         assert_eq!(ops(&merged), [(PodOperation::Remove, "u1"), (PodOperation::Add, "u2")]);
     }
 
     #[test]
     fn of_two_pods_with_one_name_the_first_is_kept() {
         let mut store = SourceStore::new("file");
-        let merged = store
-            .set(arcs(vec![pod("u1", "web"), pod("u2", "web"), pod("", "x"), pod("u1", "other")]), at(0));
+        let merged = store.set(
+            arcs(vec![pod("u1", "web"), pod("u2", "web"), pod("", "x"), pod("u1", "other")]),
+            &[],
+            at(0),
+        );
         assert_eq!(ops(&merged), [(PodOperation::Add, "u1")]);
         assert_eq!(merged.duplicates.len(), 2);
         assert_eq!(merged.unusable.len(), 1);
         // The dropped pod is added when the first one is removed.
-        let merged = store.set(arcs(vec![pod("u2", "web")]), at(1));
+        let merged = store.set(arcs(vec![pod("u2", "web")]), &[], at(1));
         assert_eq!(ops(&merged), [(PodOperation::Remove, "u1"), (PodOperation::Add, "u2")]);
     }
 
@@ -355,10 +374,10 @@ mod tests {
         ];
         for (name, edit, want) in cases {
             let mut store = SourceStore::new("api");
-            store.set(arcs(vec![pod("u", "web")]), at(0));
+            store.set(arcs(vec![pod("u", "web")]), &[], at(0));
             let mut p = pod("u", "web");
             edit(&mut p);
-            let merged = store.set(arcs(vec![p]), at(1));
+            let merged = store.set(arcs(vec![p]), &[], at(1));
             assert_eq!(merged.changes.first().map(|c| c.op), want, "{name}");
         }
     }
@@ -366,14 +385,14 @@ mod tests {
     #[test]
     fn an_update_carries_status_and_resource_version_and_keeps_the_owners() {
         let mut store = SourceStore::new("api");
-        store.set(arcs(vec![pod("u", "web")]), at(0));
+        store.set(arcs(vec![pod("u", "web")]), &[], at(0));
         let mut p = pod("u", "web");
         p.metadata.resource_version = Some("7".into());
         p.metadata.finalizers = Some(vec!["x".into()]);
         p.metadata.generation = Some(2);
         p.metadata.deletion_timestamp = Some(time(0));
         p.status = Some(Default::default());
-        let merged = store.set(arcs(vec![p]), at(1));
+        let merged = store.set(arcs(vec![p]), &[], at(1));
         let got = &merged.changes[0];
         assert_eq!(got.op, PodOperation::Delete);
         assert_eq!(got.pod.metadata.resource_version.as_deref(), Some("7"));
@@ -394,7 +413,7 @@ mod tests {
                     p.spec.as_mut().unwrap().containers[0].image = Some(format!("i{image}"));
                     p
                 }).collect();
-                for c in store.set(arcs(pods), at(0)).changes {
+                for c in store.set(arcs(pods), &[], at(0)).changes {
                     let uid = c.pod.metadata.uid.clone().unwrap();
                     let image = c.pod.spec.as_ref().unwrap().containers[0].image.clone();
                     match c.op {
@@ -416,12 +435,17 @@ mod tests {
         fn single_changes_have_the_effect_of_snapshots(
             changes in prop::collection::vec((0..4_u8, prop::option::of((0..3_u8, 0..3_u8))), 1..20)
         ) {
-            let (mut whole, mut single) = (SourceStore::new("api"), SourceStore::new("api"));
+            let mut stores = [(); 3].map(|()| SourceStore::new("api"));
+            for store in &mut stores {
+                store.set(Vec::new(), &[], at(0));
+            }
+            let [mut whole, mut single, mut named] = stores;
             let mut all: BTreeMap<u8, Arc<Pod>> = BTreeMap::new();
-            whole.set(Vec::new(), at(0));
-            single.set(Vec::new(), at(0));
             for (u, change) in changes {
                 let uid = format!("u{u}");
+                let others: Vec<PodUid> =
+                    all.keys().filter(|other| **other != u).map(|u| PodUid::parse(&format!("u{u}")).unwrap()).collect();
+                let mut changed = Vec::new();
                 let got = match change {
                     Some((image, phase)) => {
                         let mut p = pod(&uid, &format!("p{u}"));
@@ -429,15 +453,18 @@ mod tests {
                         p.status.get_or_insert_default().phase = Some(format!("{phase}"));
                         let p = Arc::new(p);
                         all.insert(u, Arc::clone(&p));
-                        single.apply(p, at(0))
+                        // The source keeps none of these.
+                        changed.push(Arc::new(Pod::clone(&p)));
+                        single.apply(Arc::new(Pod::clone(&p)), at(0))
                     }
                     None => {
                         all.remove(&u);
                         single.remove(&PodUid::parse(&uid).unwrap())
                     }
                 };
-                prop_assert_eq!(got, whole.set(all.values().cloned().collect(), at(0)));
-                prop_assert!(single.pods().eq(whole.pods()));
+                prop_assert_eq!(&got, &whole.set(all.values().cloned().collect(), &[], at(0)));
+                prop_assert_eq!(&got, &named.set(changed, &others, at(0)));
+                prop_assert!(single.pods().eq(whole.pods()) && named.pods().eq(whole.pods()));
             }
         }
     }

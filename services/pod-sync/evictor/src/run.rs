@@ -148,7 +148,7 @@ async fn wait_for_next_round(
     };
     // No arm changes anything, so that each may be dropped.
     tokio::select! {
-        () = sleep(PERIOD) => Scope::Limited,
+        () = quintlet_kit::timers::pause(PERIOD) => Scope::Limited,
         () = published.full_round.notified() => Scope::All,
         _ = alarm => {
             tracing::info!("the kernel reports that memory usage has crossed a threshold");

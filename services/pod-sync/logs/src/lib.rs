@@ -98,7 +98,7 @@ pub async fn run<P: Pods>(
         // Dropping the sleep loses nothing. A rotation is never dropped, since that could leave a log without a file.
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(settings.container_log_monitor_interval) => {}
+            () = quintlet_kit::timers::pause(settings.container_log_monitor_interval) => {}
         }
         let Some(running) = pods.pods() else { continue };
         let logs: Vec<_> = running.iter().flat_map(|pod| logs(pod, &dirs.pods)).collect();

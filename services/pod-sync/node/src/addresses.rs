@@ -213,7 +213,7 @@ pub async fn follow_addresses(
         // Each branch only waits.
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(wait) => {}
+            () = quintlet_kit::timers::pause(wait) => {}
         }
     }
 }

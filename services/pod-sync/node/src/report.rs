@@ -56,7 +56,7 @@ pub async fn report_node(
         // Each branch only wakes the loop, which reads all inputs again.
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(wait) => {}
+            () = quintlet_kit::timers::pause(wait) => {}
             changed = runtime.changed() => if changed.is_err() { return },
             // Without logind the sender of this channel is dropped early.
             Ok(()) = shutting_down.changed() => {}

@@ -95,7 +95,7 @@ pub async fn poll_runtime(
         // Dropping the sleep ends the loop.
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(next) => {}
+            () = quintlet_kit::timers::pause(next) => {}
         }
     }
 }

@@ -52,7 +52,7 @@ pub async fn poll_images(
         // Dropping the sleep ends the loop.
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(wait) => {}
+            () = quintlet_kit::timers::pause(wait) => {}
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use notify::Watcher as _;
-use quintlet_kit::{clock, task};
+use quintlet_kit::{task, timers};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -124,7 +124,7 @@ impl Run {
             let next = self.start_operations();
             self.publish_states();
             let period = if watched.is_some() { RESCAN } else { RESCAN_UNWATCHED };
-            let rescan = clock::deadline_after(Instant::now(), period);
+            let rescan = timers::next_tick(period);
             let wait = tokio::time::sleep_until(next.map_or(rescan, |next| next.min(rescan)));
             // Each arm only receives: dropping it loses nothing.
             tokio::select! {
@@ -244,14 +244,13 @@ fn rewatch(
         return Some(watched);
     }
     let wake = wake.clone();
-    let watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // The scan's own reads are access events.
-        if !event.is_ok_and(|event| event.kind.is_access()) {
-            // A full channel already holds a wake-up.
-            let _ = wake.try_send(());
-        }
-    });
-    let started = watcher.and_then(|mut watcher| {
+    let woken = move |_: notify::Result<notify::Event>| {
+        // A full channel already holds a wake-up.
+        let _ = wake.try_send(());
+    };
+    // Without reads: the scan reads, too.
+    let changes = notify::Config::default().with_event_kinds(notify::EventKindMask::CORE);
+    let started = notify::RecommendedWatcher::new(woken, changes).and_then(|mut watcher| {
         watcher.watch(dir, notify::RecursiveMode::Recursive)?;
         Ok(watcher)
     });

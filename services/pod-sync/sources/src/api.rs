@@ -75,10 +75,13 @@ fn key(meta: &ObjectMeta) -> Key {
     (meta.namespace.clone().unwrap_or_default(), meta.name.clone().unwrap_or_default())
 }
 
-/// The pods of the API server by namespace and name.
-#[derive(Debug, Clone, Default)]
+/// The pods of the API server by namespace and name. They are sent on and not kept, since the receiver keeps them.
+#[derive(Debug, Default)]
 struct Pods {
-    decoded: BTreeMap<Key, Arc<Pod>>,
+    // UIDs of the pods that were decoded, in this version or an earlier one.
+    decoded: BTreeMap<Key, String>,
+    // Those that were not sent yet.
+    unsent: BTreeMap<Key, Pod>,
     undecodable: BTreeMap<Key, Undecodable>,
     // Entries of `undecodable` that no snapshot has reported yet.
     unreported: BTreeSet<Key>,
@@ -87,7 +90,8 @@ struct Pods {
 /// State of a pod before an event.
 #[derive(Debug, Default)]
 struct Before {
-    decoded: Option<Arc<Pod>>,
+    // The UID, if the pod was decoded.
+    decoded: Option<String>,
     // The error of an undecodable pod, if a snapshot has reported it.
     reported: Option<String>,
 }
@@ -95,7 +99,7 @@ struct Before {
 impl Pods {
     fn before(&self, meta: &ObjectMeta) -> Before {
         let key = key(meta);
-        let decoded = self.decoded.get(&key).filter(|pod| pod.metadata.uid == meta.uid).cloned();
+        let decoded = self.decoded.get(&key).filter(|uid| Some(*uid) == meta.uid.as_ref()).cloned();
         let reported = self.undecodable.get(&key).filter(|_| !self.unreported.contains(&key));
         Before { decoded, reported: reported.map(|undecodable| undecodable.error.clone()) }
     }
@@ -105,9 +109,12 @@ impl Pods {
         let key = key(pod.meta());
         self.remove(&key);
         match pod.into_result() {
-            Ok(pod) => drop(self.decoded.insert(key, Arc::new(pod))),
+            Ok(pod) => {
+                self.decoded.insert(key.clone(), pod.metadata.uid.clone().unwrap_or_default());
+                self.unsent.insert(key, pod);
+            }
             Err(undecodable) => {
-                self.decoded.extend(before.decoded.map(|pod| (key.clone(), pod)));
+                self.decoded.extend(before.decoded.map(|uid| (key.clone(), uid)));
                 if before.reported.as_ref() != Some(&undecodable.error) {
                     self.unreported.insert(key.clone());
                 }
@@ -118,6 +125,7 @@ impl Pods {
 
     fn remove(&mut self, key: &Key) {
         self.decoded.remove(key);
+        self.unsent.remove(key);
         self.undecodable.remove(key);
         self.unreported.remove(key);
     }
@@ -126,22 +134,21 @@ impl Pods {
     fn change(&mut self, pod: Lenient<Pod>) -> Vec<SourceEvent> {
         let key = key(pod.meta());
         let before = self.before(pod.meta());
-        let other = self.decoded.get(&key).filter(|old| old.metadata.uid != pod.meta().uid);
-        let replaced = other.and_then(|old| removed(old));
+        let other = self.decoded.get(&key).filter(|uid| Some(*uid) != pod.meta().uid.as_ref());
+        let replaced = other.and_then(|uid| removed(uid));
         let was_undecodable = self.undecodable.contains_key(&key);
         self.apply(pod, before);
-        match self.decoded.get(&key) {
-            Some(pod) if !was_undecodable && !self.undecodable.contains_key(&key) => {
-                replaced.into_iter().chain([SourceEvent::Changed(Arc::clone(pod))]).collect()
-            }
-            Some(_) | None => vec![SourceEvent::Snapshot(self.snapshot())],
+        let alone = if was_undecodable { None } else { self.unsent.remove(&key) };
+        match alone {
+            Some(pod) => replaced.into_iter().chain([SourceEvent::Changed(Arc::new(pod))]).collect(),
+            None => vec![SourceEvent::Snapshot(self.snapshot())],
         }
     }
 
     /// Removes a pod. Returns the updates that this causes.
     fn take(&mut self, key: &Key) -> Vec<SourceEvent> {
         let was_undecodable = self.undecodable.contains_key(key);
-        let gone = self.decoded.get(key).and_then(|pod| removed(pod));
+        let gone = self.decoded.get(key).and_then(|uid| removed(uid));
         self.remove(key);
         if was_undecodable {
             return vec![SourceEvent::Snapshot(self.snapshot())];
@@ -156,8 +163,11 @@ impl Pods {
             field: undecodable.field.clone(),
             message: format!("failed to decode the pod: {}", undecodable.error),
         };
+        let unsent = std::mem::take(&mut self.unsent);
+        let sent = self.decoded.iter().filter(|(key, _)| !unsent.contains_key(*key));
         Snapshot {
-            pods: self.decoded.values().cloned().collect(),
+            unchanged: sent.filter_map(|(_, uid)| PodUid::parse(uid).ok()).collect(),
+            pods: unsent.into_values().map(Arc::new).collect(),
             problems: self.undecodable.iter().map(problem).collect(),
             undecodable: unreported.iter().filter_map(|key| self.undecodable.get(key).cloned()).collect(),
             ..Snapshot::default()
@@ -166,8 +176,8 @@ impl Pods {
 }
 
 // A pod whose UID is invalid was not taken over.
-fn removed(pod: &Pod) -> Option<SourceEvent> {
-    PodUid::parse(pod.metadata.uid.as_deref()?).ok().map(SourceEvent::Removed)
+fn removed(uid: &str) -> Option<SourceEvent> {
+    PodUid::parse(uid).ok().map(SourceEvent::Removed)
 }
 
 pub type SharedNode = Arc<Node>;
@@ -364,16 +374,17 @@ mod tests {
         pods.apply(pod, before);
     }
 
-    /// Names and deadlines of pods.
-    type Decoded = Vec<(String, Option<i64>)>;
+    /// Names and deadlines of the pods that a snapshot sends.
+    type Sent = Vec<(String, Option<i64>)>;
 
-    /// Returns the pods, the number of problems, and the undecodable pods of a snapshot.
-    fn seen(pods: &mut Pods) -> (Decoded, usize, Vec<String>) {
+    /// Returns the pods, the unchanged pods, the number of problems, and the undecodable pods of a snapshot.
+    fn seen(pods: &mut Pods) -> (Sent, Vec<String>, usize, Vec<String>) {
         let snapshot = pods.snapshot();
         let deadline = |pod: &Pod| pod.spec.as_ref().and_then(|s| s.active_deadline_seconds);
-        let all = snapshot.pods.iter().map(|p| (p.metadata.name.clone().unwrap(), deadline(p)));
+        let sent = snapshot.pods.iter().map(|p| (p.metadata.name.clone().unwrap(), deadline(p)));
+        let unchanged = snapshot.unchanged.iter().map(ToString::to_string);
         let undecodable = snapshot.undecodable.into_iter().filter_map(|u| u.metadata.name);
-        (all.collect(), snapshot.problems.len(), undecodable.collect())
+        (sent.collect(), unchanged.collect(), snapshot.problems.len(), undecodable.collect())
     }
 
     #[test]
@@ -381,32 +392,36 @@ mod tests {
         let mut pods = Pods::default();
         apply(&mut pods, pod("good", "u1", json!(1)));
         apply(&mut pods, pod("bad", "u2", json!("x")));
-        let good = ("good".to_owned(), Some(1));
-        assert_eq!(seen(&mut pods), (vec![good.clone()], 1, vec!["bad".to_owned()]));
+        let (u1, u2, bad) = ("u1".to_owned(), "u2".to_owned(), "bad".to_owned());
+        assert_eq!(seen(&mut pods), (vec![("good".to_owned(), Some(1))], vec![], 1, vec![bad.clone()]));
+        let good = vec![u1.clone()];
         apply(&mut pods, pod("bad", "u2", json!("x")));
-        assert_eq!(seen(&mut pods), (vec![good.clone()], 1, vec![]), "the same error");
+        assert_eq!(seen(&mut pods), (vec![], good.clone(), 1, vec![]), "the same error");
         apply(&mut pods, pod("bad", "u2", json!("y")));
-        assert_eq!(seen(&mut pods), (vec![good.clone()], 1, vec!["bad".to_owned()]), "another error");
+        assert_eq!(seen(&mut pods), (vec![], good.clone(), 1, vec![bad.clone()]), "another error");
         apply(&mut pods, pod("bad", "u2", json!(2)));
-        assert_eq!(seen(&mut pods), (vec![("bad".to_owned(), Some(2)), good.clone()], 0, vec![]));
+        assert_eq!(seen(&mut pods), (vec![(bad, Some(2))], good.clone(), 0, vec![]));
+        assert_eq!(seen(&mut pods), (vec![], vec![u2, u1], 0, vec![]));
         pods.remove(&("default".to_owned(), "bad".to_owned()));
-        assert_eq!(seen(&mut pods), (vec![good], 0, vec![]));
+        assert_eq!(seen(&mut pods), (vec![], good, 0, vec![]));
     }
 
     #[test]
     fn a_pod_that_becomes_undecodable_stays_as_it_was_until_another_has_its_name() {
         let mut pods = Pods::default();
         apply(&mut pods, pod("web", "u1", json!(1)));
+        assert_eq!(seen(&mut pods).0, [("web".to_owned(), Some(1))]);
         apply(&mut pods, pod("web", "u1", json!("x")));
-        assert_eq!(seen(&mut pods), (vec![("web".to_owned(), Some(1))], 1, vec!["web".to_owned()]));
+        let (web, u1) = (vec!["web".to_owned()], vec!["u1".to_owned()]);
+        assert_eq!(seen(&mut pods), (vec![], u1.clone(), 1, web));
         // The same after a new list.
         let mut fresh = Pods::default();
         let listed = pod("web", "u1", json!("x"));
         let before = pods.before(listed.meta());
         fresh.apply(listed, before);
-        assert_eq!(seen(&mut fresh), (vec![("web".to_owned(), Some(1))], 1, vec![]));
+        assert_eq!(seen(&mut fresh), (vec![], u1, 1, vec![]));
         apply(&mut fresh, pod("web", "u2", json!("x")));
-        assert_eq!(seen(&mut fresh).0, []);
+        assert_eq!(seen(&mut fresh).1, [""; 0]);
     }
 
     /// Describes updates, with the pods of a snapshot by name.
@@ -414,7 +429,8 @@ mod tests {
         let name = |pod: &Arc<Pod>| pod.metadata.name.clone().unwrap();
         let describe = |update: SourceEvent| match update {
             SourceEvent::Snapshot(s) => {
-                format!("all: {}", s.pods.iter().map(name).collect::<Vec<_>>().join(" "))
+                let unchanged = s.unchanged.iter().map(ToString::to_string);
+                format!("all: {}", s.pods.iter().map(name).chain(unchanged).collect::<Vec<_>>().join(" "))
             }
             SourceEvent::Changed(pod) => format!("{} changed", name(&pod)),
             SourceEvent::Removed(uid) => format!("{uid} removed"),
@@ -430,10 +446,10 @@ mod tests {
             ("added", pod("a", "u1", json!(1)), vec!["a changed"]),
             ("another", pod("b", "u2", json!(1)), vec!["b changed"]),
             ("replaced", pod("a", "u3", json!(1)), vec!["u1 removed", "a changed"]),
-            ("undecodable", pod("b", "u2", json!("x")), vec!["all: a b"]),
+            ("undecodable", pod("b", "u2", json!("x")), vec!["all: u3 u2"]),
             ("another while one is undecodable", pod("a", "u3", json!(2)), vec!["a changed"]),
-            ("replaced by an undecodable one", pod("b", "u4", json!("x")), vec!["all: a"]),
-            ("decodable again", pod("b", "u4", json!(1)), vec!["all: a b"]),
+            ("replaced by an undecodable one", pod("b", "u4", json!("x")), vec!["all: u3"]),
+            ("decodable again", pod("b", "u4", json!(1)), vec!["all: b u3"]),
         ];
         for (name, changed, want) in cases {
             assert_eq!(described(pods.change(changed)), want, "{name}");
@@ -442,6 +458,6 @@ mod tests {
         assert_eq!(described(pods.take(&key("a"))), ["u3 removed"]);
         assert_eq!(described(pods.take(&key("a"))), [""; 0]);
         apply(&mut pods, pod("c", "u5", json!("x")));
-        assert_eq!(described(pods.take(&key("c"))), ["all: b"]);
+        assert_eq!(described(pods.take(&key("c"))), ["all: u4"]);
     }
 }

@@ -13,6 +13,7 @@ use pod_sync_cri_config::objects::{ObjectError, ObjectKind, ObjectSource};
 use pod_sync_objects::{ChangeDetectionStrategy, ObjectCache, REQUEST_TIMEOUT, Settings, retry_on_lag};
 use pod_sync_volumes::token::{Token, TokenError, TokenKey, TokenSource};
 use quintlet_model::ids::PodUid;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::ClusterView;
@@ -152,8 +153,21 @@ impl ObjectSource for Objects {
     }
 }
 
+/// Concurrent requests for tokens. With HTTP/1.1 each takes a connection.
+const TOKEN_REQUESTS: usize = 16;
+
 /// Service account tokens by TokenRequest.
-pub struct Tokens(pub kube::Client);
+pub struct Tokens {
+    client: kube::Client,
+    slots: Semaphore,
+}
+
+impl Tokens {
+    #[must_use]
+    pub fn new(client: kube::Client) -> Self {
+        Self { client, slots: Semaphore::new(TOKEN_REQUESTS) }
+    }
+}
 
 #[async_trait]
 impl TokenSource for Tokens {
@@ -171,8 +185,10 @@ impl TokenSource for Tokens {
             }),
             ..TokenRequest::default()
         };
-        let api = Api::<ServiceAccount>::namespaced(self.0.clone(), &key.namespace);
+        let api = Api::<ServiceAccount>::namespaced(self.client.clone(), &key.namespace);
         let params = PostParams::default();
+        // The semaphore is never closed.
+        let _slot = self.slots.acquire().await;
         let made = retry_on_lag(REQUEST_TIMEOUT, || {
             api.create_token_request(&key.service_account, &params, &request)
         })
@@ -230,7 +246,7 @@ mod tests {
         }
         objects.config_map("default", "c").await.unwrap();
         objects.secret("default", "s").await.unwrap();
-        Tokens(api.client()).request(&key).await.unwrap();
+        Tokens::new(api.client()).request(&key).await.unwrap();
     }
 
     #[tokio::test]
@@ -240,7 +256,7 @@ mod tests {
         api.faults().fail("*", 100, Failure::Forbidden);
         let error = objects(&api).secret("default", "s").await.unwrap_err();
         assert_eq!(error.to_string(), "secrets \"s\" is forbidden: on demand");
-        let error = Tokens(api.client()).request(&key).await.unwrap_err();
+        let error = Tokens::new(api.client()).request(&key).await.unwrap_err();
         assert_eq!(error.to_string(), "serviceaccounts \"default\" is forbidden: on demand");
     }
 

@@ -214,20 +214,15 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
 }
 
 fn watch(path: &Path, wake: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Reads are events as well; reacting to them would not end.
-        if !event.is_ok_and(|e| e.kind.is_access() && !is_close_write(&e)) {
-            let _ = wake.try_send(());
-        }
-    })
-    .ok()?;
+    let woken = move |_: notify::Result<notify::Event>| {
+        let _ = wake.try_send(());
+    };
+    // Without reads: reacting to them would not end.
+    let kinds = notify::EventKindMask::CORE | notify::EventKindMask::ACCESS_CLOSE;
+    let changes = notify::Config::default().with_event_kinds(kinds);
+    let mut watcher = notify::RecommendedWatcher::new(woken, changes).ok()?;
     watcher.watch(path, notify::RecursiveMode::NonRecursive).ok()?;
     Some(watcher)
-}
-
-fn is_close_write(event: &notify::Event) -> bool {
-    use notify::event::{AccessKind, AccessMode};
-    matches!(event.kind, notify::EventKind::Access(AccessKind::Close(AccessMode::Write)))
 }
 
 #[cfg(test)]

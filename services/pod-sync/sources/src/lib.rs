@@ -62,6 +62,8 @@ pub struct ManifestProblem {
 pub struct Snapshot {
     /// Valid pods with defaults.
     pub pods: Vec<Arc<Pod>>,
+    /// Other pods, which are as they were sent last.
+    pub unchanged: Vec<PodUid>,
     /// ConfigMaps among the manifests, for use without an API server.
     pub config_maps: Vec<ConfigMap>,
     /// Secrets among the manifests, for use without an API server.
@@ -75,7 +77,7 @@ pub struct Snapshot {
 /// An update of a source.
 #[derive(Debug, Clone)]
 pub enum SourceEvent {
-    /// All pods. The source is ready, and pods that are not in the snapshot are removed.
+    /// All pods. The source is ready, and pods that the snapshot does not name are removed.
     Snapshot(Snapshot),
     /// A pod was added or changed. The other pods are as before.
     Changed(Arc<Pod>),

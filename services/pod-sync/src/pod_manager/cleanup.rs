@@ -80,10 +80,10 @@ impl PodManager {
         self.ctx.reporting.metrics.start_latency.retain(&known);
         let allocations = &self.ctx.checkpoints.allocations;
         allocations.retain(&known.iter().map(PodUid::as_str).collect());
-        if allocations.has_changes() {
+        if allocations.is_write_due(self.ctx.clock.boot()) {
             let ctx = Arc::clone(&self.ctx);
-            let flush = async move { ctx.checkpoints.allocations.flush().await };
-            drop(quintlet_kit::task::spawn("write-allocations", flush));
+            let write = async move { ctx.checkpoints.allocations.write_files().await };
+            drop(quintlet_kit::task::spawn("write-allocations", write));
         }
         self.sweeper.tick(&self.ctx, &known);
     }

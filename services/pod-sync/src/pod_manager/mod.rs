@@ -23,6 +23,7 @@ use pod_sync_decisions::worker::{Input, PodFacts};
 use pod_sync_sources::objects::ManifestObjects;
 use pod_sync_sources::{SourceKind, SourceMessage};
 use quintlet_kit::notify::Heartbeat;
+use quintlet_kit::timers;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::{Notify, mpsc, watch};
@@ -181,8 +182,8 @@ impl PodManager {
         mut drain: watch::Receiver<bool>,
         stop: CancellationToken,
     ) {
-        let mut housekeeping = tokio::time::interval(HOUSEKEEPING);
-        housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut housekeeping = tokio::time::interval_at(timers::first_tick(HOUSEKEEPING), HOUSEKEEPING);
+        housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         loop {
             let ctx = Arc::clone(&self.ctx);
             let node_read = Arc::clone(&self.node_read);

@@ -38,7 +38,7 @@ impl PodManager {
                 if source == SourceKind::File {
                     self.objects.set(snapshot.config_maps, snapshot.secrets);
                 }
-                self.merge(source, |store| store.set(snapshot.pods, now));
+                self.merge(source, |store| store.set(snapshot.pods, &snapshot.unchanged, now));
             }
         }
     }

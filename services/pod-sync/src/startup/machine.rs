@@ -13,9 +13,9 @@ use super::Agent;
 use crate::args::Args;
 
 impl Agent {
-    /// Writes the allocations that changed last.
+    /// Writes the allocations that changed last to the files that a kubelet reads.
     pub(crate) async fn write_allocations(&self) {
-        self.ctx.checkpoints.allocations.flush().await;
+        self.ctx.checkpoints.allocations.write_files().await;
     }
 
     /// Returns the error that stopped this process, if one did.

@@ -1,15 +1,16 @@
 //! Allocated and actuated resources of pods, in memory and in the two checkpoints of the kubelet below the root directory, and the
 //! resize conditions of pods.
 //!
-//! A file has all entries, so changes are written together: [`Allocations::flush`] returns once the changes made before it are
-//! on disk, and concurrent calls share a write. It precedes the creation of a container. Housekeeping writes the other
-//! changes. There is no fsync: after a crash of the machine either version may be on disk, and no container of either version is
-//! running.
+//! A checkpoint file has all entries. So changes are appended to a journal in the state directory (module `journal`), and the files
+//! are written at most once per [`WRITE_INTERVAL`], and at the end of the process. [`Allocations::flush`] returns once the changes made
+//! before it are in the journal. It precedes the creation of a container. There is no fsync: after a crash of the machine either version
+//! may be on disk, and no container of either version is running.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus, ResourceRequirements};
 use parking_lot::Mutex;
@@ -19,32 +20,50 @@ use pod_sync_decisions::resize::conditions::ResizeConditions;
 use pod_sync_decisions::resize::feasibility::PendingReason;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use quintlet_kit::atomic_file;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
 use quintlet_telemetry::metrics;
 use tokio::sync::Notify;
 
+use crate::journal::Journal;
+
 const ALLOCATED: &str = "allocated_pods_state";
 const ACTUATED: &str = "actuated_pods_state";
+
+/// Time after a write of the checkpoint files in which changes are in the journals only.
+const WRITE_INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 struct Checkpoint {
     path: PathBuf,
+    journal_path: PathBuf,
+    // `None`: changes are in the file only.
+    journal: Option<Journal>,
     entries: PodResourceEntries,
-    // Changed since the last write.
-    is_changed: bool,
+    // UIDs whose entries have changed since the last write to the journal.
+    unrecorded: BTreeSet<String>,
+    // The file lacks a change.
+    is_behind: bool,
 }
 
 impl Checkpoint {
     // An unusable checkpoint is renamed for inspection, and an empty one replaces it.
-    fn open(path: PathBuf) -> Self {
-        let entries = match std::fs::read(&path) {
-            Ok(bytes) => checkpoint::decode(&bytes).unwrap_or_else(|e| {
-                let aside = path.with_extension("corrupt");
-                let moved = std::fs::rename(&path, &aside).is_ok();
-                tracing::error!(path = %path.display(), error = quintlet_kit::error_chain(&e), moved, "resource checkpoint is unusable, starting an empty one");
-                PodResourceEntries::new()
-            }),
+    fn open(path: PathBuf, journal_path: PathBuf) -> Self {
+        let mut file = None;
+        let mut entries = match std::fs::read(&path) {
+            Ok(bytes) => match checkpoint::decode(&bytes) {
+                Ok(entries) => {
+                    file = Some(bytes);
+                    entries
+                }
+                Err(e) => {
+                    let aside = path.with_extension("corrupt");
+                    let moved = std::fs::rename(&path, &aside).is_ok();
+                    tracing::error!(path = %path.display(), error = quintlet_kit::error_chain(&e), moved, "resource checkpoint is unusable, starting an empty one");
+                    PodResourceEntries::new()
+                }
+            },
             Err(e) => {
                 if e.kind() != std::io::ErrorKind::NotFound {
                     tracing::error!(path = %path.display(), error = %e, "failed to read resource checkpoint");
@@ -52,30 +71,99 @@ impl Checkpoint {
                 PodResourceEntries::new()
             }
         };
-        Self { path, entries, is_changed: false }
+        let changes = Journal::read(&journal_path, file.as_deref());
+        for (uid, entry) in &changes {
+            match entry {
+                Some(entry) => drop(entries.insert(uid.clone(), entry.clone())),
+                None => drop(entries.remove(uid)),
+            }
+        }
+        let journal =
+            created(Journal::create(journal_path.clone(), file.as_deref(), &changes), &journal_path);
+        let is_behind = !changes.is_empty();
+        Self { path, journal_path, journal, entries, unrecorded: BTreeSet::new(), is_behind }
     }
 
     fn change(&mut self, uid: &PodUid, change: impl FnOnce(&mut PodResources)) {
         let entry = self.entries.entry(uid.to_string()).or_default();
         let before = entry.clone();
         change(entry);
-        self.is_changed |= *entry != before;
+        if *entry != before {
+            self.changed(uid.to_string());
+        }
+    }
+
+    fn changed(&mut self, uid: String) {
+        self.unrecorded.insert(uid);
+        self.is_behind = true;
     }
 
     fn remove(&mut self, uid: &PodUid) {
-        self.is_changed |= self.entries.remove(uid.as_str()).is_some();
+        if self.entries.remove(uid.as_str()).is_some() {
+            self.changed(uid.to_string());
+        }
     }
 
     fn retain(&mut self, known: &HashSet<&str>) {
-        let before = self.entries.len();
-        self.entries.retain(|uid, _| known.contains(uid.as_str()));
-        self.is_changed |= self.entries.len() != before;
+        let unknown = self.entries.extract_if(.., |uid, _| !known.contains(uid.as_str()));
+        for uid in unknown.map(|(uid, _)| uid).collect::<Vec<_>>() {
+            self.changed(uid);
+        }
     }
 
-    /// Returns the file and its content if it is to be written.
-    fn take_change(&mut self) -> Option<(PathBuf, Result<Vec<u8>, serde_json::Error>)> {
-        std::mem::take(&mut self.is_changed).then(|| (self.path.clone(), checkpoint::encode(&self.entries)))
+    // Appends the changes to the journal. Returns false if they are to be written to the file.
+    fn record(&mut self) -> bool {
+        if self.unrecorded.is_empty() {
+            return true;
+        }
+        let Some(journal) = &mut self.journal else { return false };
+        let changes = self.unrecorded.iter().map(|uid| (uid.as_str(), self.entries.get(uid)));
+        if let Err(e) = journal.append(changes) {
+            self.abandon_journal(&e);
+            return false;
+        }
+        self.unrecorded.clear();
+        true
     }
+
+    fn abandon_journal(&mut self, error: &std::io::Error) {
+        tracing::error!(path = %self.journal_path.display(), %error, "failed to write journal of resource checkpoint");
+        self.journal = None;
+    }
+
+    /// Returns the content of the file if it is to be written.
+    fn begin_write(&mut self) -> Option<serde_json::Result<Vec<u8>>> {
+        if !std::mem::take(&mut self.is_behind) {
+            return None;
+        }
+        // If there is no journal, calls of `flush` wait until the file is written.
+        self.record();
+        let bytes = checkpoint::encode(&self.entries);
+        if let (Ok(bytes), Some(journal)) = (&bytes, &mut self.journal)
+            && let Err(e) = journal.name_file(bytes)
+        {
+            self.abandon_journal(&e);
+        }
+        Some(bytes)
+    }
+
+    /// Begins the journal anew after a write of the file.
+    fn written(&mut self, file: &[u8]) {
+        let journal = match self.journal.take() {
+            Some(journal) => journal.shorten(),
+            None => Journal::create(self.journal_path.clone(), Some(file), &[]),
+        };
+        self.journal = created(journal, &self.journal_path);
+    }
+}
+
+// Without a journal, each change is written to the file.
+fn created(journal: std::io::Result<Journal>, path: &Path) -> Option<Journal> {
+    journal
+        .inspect_err(|error| {
+            tracing::error!(path = %path.display(), %error, "failed to create journal of resource checkpoint");
+        })
+        .ok()
 }
 
 #[derive(Debug)]
@@ -83,6 +171,14 @@ struct State {
     allocated: Checkpoint,
     actuated: Checkpoint,
     conditions: BTreeMap<PodUid, ResizeConditions>,
+    // CLOCK_BOOTTIME of the last write of the files.
+    written: Option<Duration>,
+}
+
+impl State {
+    fn checkpoints(&mut self) -> [&mut Checkpoint; 2] {
+        [&mut self.allocated, &mut self.actuated]
+    }
 }
 
 /// Numbers of resizes, under the names of the kubelet.
@@ -142,50 +238,54 @@ pub struct Allocations {
 }
 
 impl Allocations {
-    /// Reads the checkpoints below `root`. An unusable checkpoint is logged and renamed.
+    /// Reads the checkpoints below `root`, and their journals in `state_dir`. An unusable checkpoint is logged and renamed.
     #[must_use]
-    pub fn open(root: &Path) -> Self {
+    pub fn open(root: &Path, state_dir: &Path) -> Self {
+        let open = |name: &str| Checkpoint::open(root.join(name), state_dir.join(format!(".{name}.journal")));
         let state = State {
-            allocated: Checkpoint::open(root.join(ALLOCATED)),
-            actuated: Checkpoint::open(root.join(ACTUATED)),
+            allocated: open(ALLOCATED),
+            actuated: open(ACTUATED),
             conditions: BTreeMap::new(),
+            written: None,
         };
         let (state, writing) = (Arc::new(Mutex::new(state)), Arc::default());
         Self { state, writing, gauges: Gauges::registered(), room: Notify::new() }
     }
 
-    /// Returns whether a file is to be written.
+    /// Returns whether the files lack changes, and were not written for [`WRITE_INTERVAL`].
+    ///
+    /// `now`: CLOCK_BOOTTIME. If it returns true, the next interval begins.
     #[must_use]
-    pub fn has_changes(&self) -> bool {
-        let state = self.state.lock();
-        state.allocated.is_changed || state.actuated.is_changed
+    pub fn is_write_due(&self, now: Duration) -> bool {
+        let mut state = self.state.lock();
+        let is_due = state.written.is_none_or(|written| now >= written.saturating_add(WRITE_INTERVAL))
+            && state.checkpoints().iter().any(|checkpoint| checkpoint.is_behind);
+        if is_due {
+            state.written = Some(now);
+        }
+        is_due
     }
 
-    /// Writes the files if they have changed. Changes made before the call are on disk when it returns.
+    /// Records the changes made before the call on disk.
     ///
     /// A failure is logged and does not stop the pod: the next start recovers the allocation from the status.
     pub async fn flush(&self) {
-        // A flush that waited here finds its changes written by the one before it.
-        let writing = Arc::clone(&self.writing).lock_owned().await;
-        if !self.has_changes() {
-            return;
+        // Both, even if the first one fails.
+        let recorded = self.state.lock().checkpoints().map(Checkpoint::record);
+        if recorded.contains(&false) {
+            self.write_files().await;
         }
+    }
+
+    /// Writes the files if they lack changes.
+    pub async fn write_files(&self) {
+        let writing = Arc::clone(&self.writing).lock_owned().await;
         let state = Arc::clone(&self.state);
         blocking(move || {
             // Held until the end of the write, even if the caller is gone.
             let _writing = writing;
-            let changes = {
-                let mut state = state.lock();
-                [state.allocated.take_change(), state.actuated.take_change()]
-            };
-            for (path, bytes) in changes.into_iter().flatten() {
-                let written = bytes.map_err(std::io::Error::from);
-                let written =
-                    written.and_then(|bytes| quintlet_kit::atomic_file::write(&path, &bytes, 0o600));
-                if let Err(e) = written {
-                    tracing::error!(path = %path.display(), error = %e, "failed to write resource checkpoint");
-                }
-            }
+            write_file(&state, |state| &mut state.allocated);
+            write_file(&state, |state| &mut state.actuated);
         })
         .await;
     }
@@ -313,6 +413,28 @@ impl Allocations {
     }
 }
 
+// Changes are recorded in the journal while the file is written.
+fn write_file(state: &Mutex<State>, which: impl Fn(&mut State) -> &mut Checkpoint) {
+    let (path, bytes) = {
+        let mut state = state.lock();
+        let checkpoint = which(&mut state);
+        let Some(bytes) = checkpoint.begin_write() else { return };
+        (checkpoint.path.clone(), bytes)
+    };
+    let written = bytes.map_err(std::io::Error::from);
+    let written = written.and_then(|bytes| atomic_file::write(&path, &bytes, 0o600).map(|()| bytes));
+    let mut state = state.lock();
+    let checkpoint = which(&mut state);
+    match written {
+        Ok(bytes) => checkpoint.written(&bytes),
+        Err(e) => {
+            checkpoint.is_behind = true;
+            drop(state);
+            tracing::error!(path = %path.display(), error = %e, "failed to write resource checkpoint");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
@@ -330,10 +452,20 @@ mod tests {
         PodUid::parse("u1").unwrap()
     }
 
+    fn open(dir: &tempfile::TempDir) -> Allocations {
+        let state_dir = dir.path().join("state");
+        std::fs::create_dir_all(&state_dir).unwrap();
+        Allocations::open(dir.path(), &state_dir)
+    }
+
+    fn inode(dir: &tempfile::TempDir, file: &str) -> Option<u64> {
+        std::fs::metadata(dir.path().join(file)).map(|meta| meta.ino()).ok()
+    }
+
     #[test]
     fn an_outdated_pod_does_not_complete_a_newer_resize() {
         let dir = tempfile::tempdir().unwrap();
-        let all = Allocations::open(dir.path());
+        let all = open(&dir);
         let (before, after) = (pod("1"), pod("2"));
         all.allocate(&uid(), &before);
         all.allocate(&uid(), &after);
@@ -348,51 +480,106 @@ mod tests {
     #[tokio::test]
     async fn allocated_and_actuated_resources_survive_a_restart_until_the_pod_is_removed() {
         let dir = tempfile::tempdir().unwrap();
-        let all = Allocations::open(dir.path());
+        let all = open(&dir);
         assert!(!all.is_allocated(&uid()));
         all.allocate(&uid(), &pod("1"));
         all.actuate(&uid(), "a", allocation::of_pod(&pod("500m")).containers["a"].clone());
         all.flush().await;
 
-        let again = Allocations::open(dir.path());
+        let again = open(&dir);
         assert_eq!(again.apply(&uid(), &pod("2")), pod("1"));
         assert_eq!(again.actuated(&uid()), Some(allocation::of_pod(&pod("500m"))));
         again.retain(&["u1"].into());
         again.remove(&uid());
         again.flush().await;
-        let last = Allocations::open(dir.path());
+        let last = open(&dir);
         assert!(!last.is_allocated(&uid()) && last.actuated(&uid()).is_none());
         last.allocate(&uid(), &pod("1"));
         last.flush().await;
         last.retain(&HashSet::new());
         last.flush().await;
-        assert!(!Allocations::open(dir.path()).is_allocated(&uid()), "the pod is not known");
+        assert!(!open(&dir).is_allocated(&uid()), "the pod is not known");
     }
 
     #[tokio::test]
-    async fn changes_of_many_pods_are_written_together() {
+    async fn changes_are_recorded_in_a_journal_until_the_files_are_written() {
         let dir = tempfile::tempdir().unwrap();
-        let inode = |file: &str| std::fs::metadata(dir.path().join(file)).map(|meta| meta.ino()).ok();
-        let all = Allocations::open(dir.path());
+        let all = open(&dir);
         let uids: Vec<PodUid> = (0..100).map(|n| PodUid::parse(&format!("u{n}")).unwrap()).collect();
         for uid in &uids {
             all.allocate(uid, &pod("1"));
+            all.flush().await;
         }
-        assert_eq!((inode(ALLOCATED), all.has_changes()), (None, true), "nothing is written yet");
+        assert_eq!(inode(&dir, ALLOCATED), None, "the file is not written for each change");
+        let again = open(&dir);
+        assert!(uids.iter().all(|uid| again.is_allocated(uid)), "the journal has all changes");
+        assert!(again.is_write_due(Duration::ZERO), "the file still lacks them");
+        again.write_files().await;
+        let first = inode(&dir, ALLOCATED).unwrap();
+        assert_eq!(inode(&dir, ACTUATED), None, "that file has not changed");
+        again.write_files().await;
+        assert_eq!(inode(&dir, ALLOCATED), Some(first), "a write without changes writes nothing");
+
+        again.allocate(&uids[0], &pod("2"));
+        again.remove(&uids[1]);
+        again.flush().await;
+        let last = open(&dir);
+        assert_eq!(last.apply(&uids[0], &pod("1")), pod("2"));
+        assert!(!last.is_allocated(&uids[1]) && last.is_allocated(&uids[2]));
+        assert_eq!(inode(&dir, ALLOCATED), Some(first));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_another_program_wrote_is_used_without_the_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = open(&dir);
+        all.allocate(&uid(), &pod("1"));
+        all.write_files().await;
+        all.allocate(&uid(), &pod("2"));
         all.flush().await;
-        let first = inode(ALLOCATED).unwrap();
-        assert_eq!(inode(ACTUATED), None, "that file has not changed");
-        futures::future::join_all(uids.iter().map(async |_| all.flush().await)).await;
-        assert_eq!(inode(ALLOCATED), Some(first), "a flush without changes writes nothing");
-        let again = Allocations::open(dir.path());
-        assert!(uids.iter().all(|uid| again.is_allocated(uid)));
+        let others: PodResourceEntries = [("u1".to_owned(), allocation::of_pod(&pod("3")))].into();
+        std::fs::write(dir.path().join(ALLOCATED), checkpoint::encode(&others).unwrap()).unwrap();
+        assert_eq!(open(&dir).apply(&uid(), &pod("1")), pod("3"));
+    }
+
+    #[tokio::test]
+    async fn each_change_is_written_to_the_file_if_there_is_no_journal() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = Allocations::open(dir.path(), &dir.path().join("missing"));
+        for cpu in ["1", "2"] {
+            all.allocate(&uid(), &pod(cpu));
+            all.flush().await;
+            let file = std::fs::read(dir.path().join(ALLOCATED)).unwrap();
+            assert_eq!(checkpoint::decode(&file).unwrap()["u1"], allocation::of_pod(&pod(cpu)));
+        }
+        std::fs::create_dir(dir.path().join("missing")).unwrap();
+        all.allocate(&uid(), &pod("3"));
+        all.flush().await;
+        let first = inode(&dir, ALLOCATED);
+        all.allocate(&uid(), &pod("4"));
+        all.flush().await;
+        assert_eq!(inode(&dir, ALLOCATED), first, "there is a journal again");
+        let again = Allocations::open(dir.path(), &dir.path().join("missing"));
+        assert_eq!(again.apply(&uid(), &pod("1")), pod("4"));
+    }
+
+    #[test]
+    fn files_are_due_at_most_once_per_interval() {
+        let dir = tempfile::tempdir().unwrap();
+        let all = open(&dir);
+        let began = Duration::from_secs(100);
+        assert!(!all.is_write_due(began), "nothing has changed");
+        all.allocate(&uid(), &pod("1"));
+        assert!(all.is_write_due(began));
+        assert!(!all.is_write_due(began + WRITE_INTERVAL - Duration::from_millis(1)));
+        assert!(all.is_write_due(began + WRITE_INTERVAL));
     }
 
     #[test]
     fn resizes_are_counted_by_state() {
         use pod_sync_decisions::resize::feasibility::PendingResize;
         let dir = tempfile::tempdir().unwrap();
-        let mut all = Allocations::open(dir.path());
+        let mut all = open(&dir);
         // Not those of the process, which other tests change too.
         all.gauges = Gauges { pending: Family::default(), in_progress: Gauge::default() };
         let counted = || {
@@ -420,29 +607,29 @@ mod tests {
     #[tokio::test]
     async fn a_checkpoint_is_written_only_if_it_changed() {
         let dir = tempfile::tempdir().unwrap();
-        let all = Allocations::open(dir.path());
+        let all = open(&dir);
         all.allocate(&uid(), &pod("1"));
-        all.flush().await;
+        all.write_files().await;
         let file = dir.path().join(ALLOCATED);
         std::fs::remove_file(&file).unwrap();
         all.allocate(&uid(), &pod("1"));
-        all.flush().await;
+        all.write_files().await;
         assert!(!file.exists());
         all.allocate(&uid(), &pod("2"));
-        all.flush().await;
+        all.write_files().await;
         assert!(file.exists());
     }
 
     #[tokio::test]
     async fn an_unusable_checkpoint_is_moved_aside_and_the_status_is_used() {
         let dir = tempfile::tempdir().unwrap();
-        let before = Allocations::open(dir.path());
+        let before = open(&dir);
         before.allocate(&uid(), &pod("1"));
-        before.flush().await;
+        before.write_files().await;
         let file = dir.path().join(ALLOCATED);
         let good = std::fs::read_to_string(&file).unwrap();
         std::fs::write(&file, good.replace("u1", "u2")).unwrap();
-        let all = Allocations::open(dir.path());
+        let all = open(&dir);
         assert!(!all.is_allocated(&uid()) && !file.exists());
         assert!(dir.path().join("allocated_pods_state.corrupt").exists());
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`Owner`] | lock and epoch of the root directory; one pod-sync owns it at a time |
 //! | [`StateDir`] | one [`PodRecord`] per pod below `<run>/state`, written before the action that it describes |
-//! | [`Allocations`] | the kubelet's checkpoints of allocated and actuated resources |
+//! | [`Allocations`] | the kubelet's checkpoints of allocated and actuated resources, and their journals in `<run>/state` |
 //! | [`UserNamespaces`] | the range of host ids of each pod with a user namespace, in the pod's directory |
 //!
 //! A file that is damaged affects only its own pod, and its content is observed or computed again. There are no tasks and no
@@ -15,6 +15,7 @@
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod allocations;
+mod journal;
 mod owner;
 mod records;
 mod user_namespaces;

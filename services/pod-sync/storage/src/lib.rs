@@ -106,7 +106,7 @@ pub async fn run(
         // Each branch only waits.
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(SCAN_PERIOD.min(period)) => {}
+            () = quintlet_kit::timers::pause(SCAN_PERIOD.min(period)) => {}
         }
     }
 }

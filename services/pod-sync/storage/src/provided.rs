@@ -121,7 +121,7 @@ pub async fn run(
         tokio::select! {
             () = stop.cancelled() => return,
             Some(driver) = calls.join_next() => drop(driver.map(|driver| busy.remove(&driver))),
-            () = tokio::time::sleep(SCAN_PERIOD.min(period)) => {}
+            () = quintlet_kit::timers::pause(SCAN_PERIOD.min(period)) => {}
         }
     }
 }

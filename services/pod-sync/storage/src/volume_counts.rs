@@ -37,7 +37,7 @@ pub async fn run(count: impl Fn() -> (Counts, Counts) + Send, stop: Cancellation
         // Each branch only waits.
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(PERIOD) => {}
+            () = quintlet_kit::timers::pause(PERIOD) => {}
         }
     }
 }

@@ -18,6 +18,7 @@ use tonic_health::pb::health_client::HealthClient;
 use crate::clock::Clock;
 use crate::server::HealthHandle;
 use crate::socket::channel;
+use crate::timers;
 
 /// Checks per watchdog period. A check that takes its whole time limit leaves time for another one.
 const CHECKS_PER_PERIOD: u32 = 3;
@@ -89,7 +90,7 @@ impl Heartbeat {
             // Dropping either arm only ends a wait.
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(every) => {}
+                () = timers::pause(every) => {}
             }
         }
     }

@@ -21,6 +21,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::clock::Clock;
 use crate::contain;
+use crate::reflection::Reflection;
 use crate::socket::{Peer, PeerPolicy, incoming};
 
 /// Time limit for open calls after a server stops.
@@ -122,16 +123,7 @@ impl Server {
     pub fn with_health(name: &'static str, health: HealthHandle) -> Self {
         let mut routes = RoutesBuilder::default();
         routes.add_service(HealthServer::new(HealthService::from_health_reporter(health.reporter.clone())));
-        let reflection = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(quintlet_proto::FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-            .build_v1();
-        match reflection {
-            Ok(service) => {
-                routes.add_service(service);
-            }
-            Err(error) => tracing::error!(%error, "failed to set up reflection"),
-        }
+        routes.add_service(Reflection::default());
         routes.add_service(debug(name));
         Self { routes, fallback: None, health, observers: Vec::new() }
     }

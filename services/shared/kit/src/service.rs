@@ -15,7 +15,7 @@ pub use tikv_jemallocator::Jemalloc as Allocator;
 
 use crate::args::CommonArgs;
 use crate::notify::{self, Liveness};
-use crate::{contain, error_chain, server, signals, task};
+use crate::{contain, error_chain, server, signals, task, timers};
 
 /// Cores per worker thread, and most worker threads. Services mostly wait for the runtime, the kernel and each other: a second worker
 /// thread costs wake-ups and memory, since each event wakes both.
@@ -66,11 +66,14 @@ where
 
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(cores.div_ceil(CORES_PER_THREAD).clamp(1, MAX_THREADS))
-        .thread_keep_alive(KEEP_IDLE_THREADS)
-        .enable_all()
-        .build()
+    let threads = cores.div_ceil(CORES_PER_THREAD).clamp(1, MAX_THREADS);
+    // With one worker thread, the future of `serve` would run on a second one, and each of its events would wake both.
+    let mut builder = if threads == 1 {
+        tokio::runtime::Builder::new_current_thread()
+    } else {
+        tokio::runtime::Builder::new_multi_thread()
+    };
+    builder.worker_threads(threads).thread_keep_alive(KEEP_IDLE_THREADS).enable_all().build()
 }
 
 async fn process<E, F>(
@@ -86,6 +89,7 @@ where
     let stop_signal = signals::stop_signal()?;
     let telemetry = quintlet_telemetry::init(service.name, &service.common.telemetry())?;
     on_start();
+    timers::align();
     contain::panics_end_process();
     let stop = CancellationToken::new();
     let signalled = stop.clone();

@@ -12,8 +12,8 @@ use opentelemetry_sdk::trace::{Span, SpanData, SpanProcessor};
 use parking_lot::Mutex;
 use quintlet_proto::debug::v1 as pb;
 
-/// Bytes of spans kept per process: about 3,500 spans, or 35 pod operations of 100 spans.
-pub const RING_BYTES: usize = 1 << 20;
+/// Bytes of spans kept per process: about 1,700 spans, or 17 pod operations of 100 spans.
+pub const RING_BYTES: usize = 1 << 19;
 
 /// The span attribute that names a pod.
 pub(crate) const POD_UID: &str = "pod.uid";

@@ -1,8 +1,9 @@
 //! Aggregates, counts and filters events (`client-go/tools/record: EventCorrelator`). No I/O, no clock.
+//!
+//! Keys and messages are kept as hashes of 128 bits, since an entry would consist of the same texts several times. The hashes have
+//! random seeds.
 
-use std::collections::HashSet;
-use std::hash::Hash;
-use std::num::NonZeroUsize;
+use std::hash::{BuildHasher as _, Hash, RandomState};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -14,7 +15,7 @@ use crate::status::normalize::seconds;
 use crate::status::text;
 
 /// Capacity of each of the three caches (`maxLruCacheEntries`).
-const ENTRIES: NonZeroUsize = NonZeroUsize::new(4096).expect("4096 is not zero");
+const ENTRIES: usize = 4096;
 
 /// Distinct messages after which similar events are aggregated (`defaultAggregateMaxEvents`).
 const MAX_SIMILAR: usize = 10;
@@ -48,29 +49,26 @@ pub enum Decision {
     Drop,
 }
 
-/// The object of an event: kind, namespace, name, UID.
-type ObjectKey = [String; 4];
-
-/// Key of similar events, which differ only in message and field path.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct AggregateKey {
-    object: ObjectKey,
-    event_type: String,
-    reason: String,
-}
+/// Hash of texts.
+type Digest = u128;
 
 /// Key of equal events.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct CountKey {
-    aggregate: AggregateKey,
-    field_path: String,
-    /// Empty for an aggregated event.
-    message: String,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CountKey(Digest);
+
+#[derive(Default)]
+struct Hasher([RandomState; 2]);
+
+impl Hasher {
+    fn digest(&self, texts: impl Hash) -> Digest {
+        let [high, low] = self.0.each_ref().map(|seed| Digest::from(seed.hash_one(&texts)));
+        (high << 64) | low
+    }
 }
 
-/// Messages of similar events.
+/// Messages of similar events, which differ only in message and field path.
 struct AggregateRecord {
-    messages: HashSet<String>,
+    messages: Vec<Digest>,
     last: Timestamp,
 }
 
@@ -86,12 +84,39 @@ struct TokenBucket {
     last: Timestamp,
 }
 
+/// A cache of at most [`ENTRIES`] that takes memory only for what it has.
+struct Cache<K: Hash + Eq, V>(LruCache<K, V>);
+
+impl<K: Hash + Eq, V> Cache<K, V> {
+    fn new() -> Self {
+        Self(LruCache::unbounded())
+    }
+
+    fn get_or_insert(&mut self, key: K, new: impl FnOnce() -> V) -> &mut V {
+        if self.0.len() >= ENTRIES && !self.0.contains(&key) {
+            self.0.pop_lru();
+        }
+        self.0.get_or_insert_mut(key, new)
+    }
+
+    fn put(&mut self, key: K, value: V) {
+        self.0.put(key, value);
+        if self.0.len() > ENTRIES {
+            self.0.pop_lru();
+        }
+    }
+}
+
 /// The caches of written events.
 pub struct Correlator {
     node: String,
-    aggregates: LruCache<AggregateKey, AggregateRecord>,
-    written: LruCache<CountKey, WrittenEvent>,
-    spam: LruCache<(ObjectKey, String), TokenBucket>,
+    hasher: Hasher,
+    // By object, type and reason.
+    aggregates: Cache<Digest, AggregateRecord>,
+    // By the key of `aggregates`, field path and message. The latter are empty for an aggregated event.
+    written: Cache<CountKey, WrittenEvent>,
+    // By object and type.
+    spam: Cache<Digest, TokenBucket>,
 }
 
 impl Correlator {
@@ -100,38 +125,33 @@ impl Correlator {
     pub fn new(node: &str) -> Self {
         Self {
             node: node.to_owned(),
-            aggregates: LruCache::new(ENTRIES),
-            written: LruCache::new(ENTRIES),
-            spam: LruCache::new(ENTRIES),
+            hasher: Hasher::default(),
+            aggregates: Cache::new(),
+            written: Cache::new(),
+            spam: Cache::new(),
         }
     }
 
     /// Aggregates, counts and filters, in this order, so that filtered events are counted, too.
     pub fn decide(&mut self, occurrence: &Occurrence, now: Timestamp) -> Decision {
-        let object =
-            [&occurrence.kind, &occurrence.namespace, &occurrence.name, &occurrence.uid].map(Clone::clone);
-        let aggregate = AggregateKey {
-            object: object.clone(),
-            event_type: occurrence.event_type.clone(),
-            reason: occurrence.reason.clone(),
-        };
+        let Occurrence { kind, namespace, name, uid, event_type, reason, .. } = occurrence;
+        let object = (kind, namespace, name, uid);
+        let aggregate = self.hasher.digest((object, event_type, reason));
+        let sender = self.hasher.digest((object, event_type));
         let mut event = occurrence.to_event(&self.node, now);
-        let is_aggregated = self.is_aggregated(&aggregate, &occurrence.message, now);
-        let key = if is_aggregated {
+        let message = self.hasher.digest(&occurrence.message);
+        let (field_path, message) = if self.is_aggregated(aggregate, message, now) {
             event["message"] = json!(format!("{COMBINED}{}", occurrence.message));
             if let Some(event) = event.as_object_mut() {
                 event.remove("reportingComponent");
                 event.remove("reportingInstance");
             }
-            CountKey { aggregate, field_path: String::new(), message: String::new() }
+            ("", "")
         } else {
-            CountKey {
-                aggregate,
-                field_path: occurrence.field_path.clone(),
-                message: occurrence.message.clone(),
-            }
+            (occurrence.field_path.as_str(), occurrence.message.as_str())
         };
-        let decision = match self.written.get_mut(&key) {
+        let key = CountKey(self.hasher.digest((aggregate, field_path, message)));
+        let decision = match self.written.0.get_mut(&key) {
             Some(written) => {
                 written.count = written.count.saturating_add(1);
                 event["metadata"]["name"] = json!(written.name);
@@ -148,45 +168,45 @@ impl Correlator {
                     count: 1,
                     first: seconds(now),
                 };
-                self.written.put(key.clone(), written);
+                self.written.put(key, written);
                 Decision::Create(key, event)
             }
         };
-        if self.is_spam((object, occurrence.event_type.clone()), now) { Decision::Drop } else { decision }
+        if self.is_spam(sender, now) { Decision::Drop } else { decision }
     }
 
     /// Records the event that the API server returned.
-    pub fn stored(&mut self, key: &CountKey, event: &Value) {
+    pub fn stored(&mut self, key: CountKey, event: &Value) {
         let written = WrittenEvent {
             name: text(&event["metadata"], "name").to_owned(),
             count: event["count"].as_u64().unwrap_or(1),
             first: text(event, "firstTimestamp").to_owned(),
         };
-        self.written.put(key.clone(), written);
+        self.written.put(key, written);
     }
 
     // Records a message. Returns whether enough similar events with other messages were recorded.
-    fn is_aggregated(&mut self, key: &AggregateKey, message: &str, now: Timestamp) -> bool {
-        let new = || AggregateRecord { messages: HashSet::new(), last: now };
-        let record = self.aggregates.get_or_insert_mut(key.clone(), new);
+    fn is_aggregated(&mut self, key: Digest, message: Digest, now: Timestamp) -> bool {
+        let new = || AggregateRecord { messages: Vec::with_capacity(1), last: now };
+        let record = self.aggregates.get_or_insert(key, new);
         if since(record.last, now) > SIMILAR_WINDOW {
             *record = new();
         }
         record.last = now;
-        record.messages.insert(message.to_owned());
+        if !record.messages.contains(&message) {
+            record.messages.push(message);
+        }
         if record.messages.len() < MAX_SIMILAR {
             return false;
         }
         // Only the number of messages matters, so any message may be dropped.
-        if let Some(any) = record.messages.iter().next().cloned() {
-            record.messages.remove(&any);
-        }
+        record.messages.pop();
         true
     }
 
     // Takes a token of the object. Returns true if there is none.
-    fn is_spam(&mut self, key: (ObjectKey, String), now: Timestamp) -> bool {
-        let bucket = self.spam.get_or_insert_mut(key, || TokenBucket { tokens: BURST, last: now });
+    fn is_spam(&mut self, key: Digest, now: Timestamp) -> bool {
+        let bucket = self.spam.get_or_insert(key, || TokenBucket { tokens: BURST, last: now });
         let earned = since(bucket.last, now).as_secs_f64() / REFILL.as_secs_f64();
         bucket.tokens = (bucket.tokens + earned).min(BURST);
         bucket.last = now;
@@ -298,7 +318,7 @@ mod tests {
         let what = occurrence("BackOff", "Back-off");
         let Decision::Create(key, mut event) = correlator.decide(&what, at(0)) else { panic!("not created") };
         event["count"] = json!(41);
-        correlator.stored(&key, &event);
+        correlator.stored(key, &event);
         let Decision::Count { patch, .. } = correlator.decide(&what, at(1)) else { panic!("not counted") };
         assert_eq!(patch["count"], 42);
     }
@@ -352,6 +372,20 @@ mod tests {
         };
         assert_eq!(patch["count"], 3, "filtered ones were counted");
         assert_eq!(correlator.decide(&spam(25), at(301)), Decision::Drop, "one more per 300 s");
+    }
+
+    #[test]
+    fn the_caches_have_the_newest_entries() {
+        let mut cache = Cache::new();
+        let entries = u32::try_from(ENTRIES).unwrap();
+        for n in 0..entries {
+            cache.put(n, n);
+        }
+        assert_eq!(*cache.get_or_insert(0, || 7), 0, "it is in the cache, and used now");
+        assert_eq!(*cache.get_or_insert(entries, || 7), 7);
+        cache.put(entries + 1, 8);
+        assert_eq!(cache.0.len(), ENTRIES);
+        assert_eq!([0, 1, 2, 3].map(|n| cache.0.contains(&n)), [true, false, false, true]);
     }
 
     #[test]

@@ -90,8 +90,8 @@ impl Writer {
     async fn run(mut self, mut waiting: mpsc::Receiver<Occurrence>) {
         while let Some(occurrence) = waiting.recv().await {
             match self.correlator.decide(&occurrence, self.clock.wall()) {
-                Decision::Create(key, event) => self.create(&key, &event).await,
-                Decision::Count { key, event, patch } => self.count(&key, event, &patch).await,
+                Decision::Create(key, event) => self.create(key, &event).await,
+                Decision::Count { key, event, patch } => self.count(key, event, &patch).await,
                 Decision::Drop => {
                     self.metrics.events_filtered.inc();
                 }
@@ -99,14 +99,14 @@ impl Writer {
         }
     }
 
-    async fn create(&mut self, key: &CountKey, event: &Value) {
+    async fn create(&mut self, key: CountKey, event: &Value) {
         let path = format!("/api/v1/namespaces/{}/events", namespace(event));
         let api = self.api.clone();
         let answer = retry(|| api.create(&path, event)).await;
         self.settle(key, answer);
     }
 
-    async fn count(&mut self, key: &CountKey, mut event: Value, patch: &Value) {
+    async fn count(&mut self, key: CountKey, mut event: Value, patch: &Value) {
         let name = event["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let path = format!("/api/v1/namespaces/{}/events/{name}", namespace(&event));
         let api = self.api.clone();
@@ -120,7 +120,7 @@ impl Writer {
         }
     }
 
-    fn settle(&mut self, key: &CountKey, answer: Result<Value, ApiFailure>) {
+    fn settle(&mut self, key: CountKey, answer: Result<Value, ApiFailure>) {
         match answer {
             Ok(event) => self.correlator.stored(key, &event),
             // The pod is deleted with its namespace, so that the event has no reader.

@@ -73,7 +73,7 @@ impl HealthBoard {
             if serving && let Some(seen) = self.seen.lock().get_mut(at) {
                 seen.last_good = self.clock.boot();
             }
-            tokio::time::sleep(ASK_EVERY).await;
+            quintlet_kit::timers::pause(ASK_EVERY).await;
         }
     }
 

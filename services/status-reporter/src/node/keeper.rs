@@ -137,7 +137,7 @@ impl NodeKeeper {
                 // This keeper has a sender of both channels.
                 Ok(()) = reports.changed() => {}
                 Ok(()) = csi_node.changed() => {}
-                () = tokio::time::sleep(look) => {}
+                () = quintlet_kit::timers::pause(look) => {}
             }
         }
     }

@@ -17,12 +17,12 @@ pub(super) fn sockets(dir: &Path) -> BTreeSet<String> {
 
 /// Watches the directory, and sends to `wake` after each change. Returns `None` if the watch fails.
 pub(super) fn watch(dir: &Path, wake: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
-    let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        if !event.is_ok_and(|e| e.kind.is_access()) {
-            let _ = wake.try_send(());
-        }
-    })
-    .ok()?;
+    let woken = move |_: notify::Result<notify::Event>| {
+        let _ = wake.try_send(());
+    };
+    // Without reads: a list of the directory would wake the watcher's thread.
+    let changes = notify::Config::default().with_event_kinds(notify::EventKindMask::CORE);
+    let mut watcher = notify::RecommendedWatcher::new(woken, changes).ok()?;
     watcher.watch(dir, notify::RecursiveMode::NonRecursive).ok()?;
     Some(watcher)
 }

@@ -1,0 +1,86 @@
+//! Timers of periodic work that fire together, so that an idle process wakes seldom.
+//!
+//! Loops of one period that begin at different times would each wake the process. [`pause`] ends at a multiple of its period since the
+//! boot, so that all loops of 10 s run one after the other, together with every second run of loops of 5 s. It is for work whose
+//! exact time does not matter, not for time limits, retries, or work of pods with a period of their own.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::clock::Clock;
+
+/// The instant of the boot. Without it, timers are not aligned.
+static BOOT: OnceLock<Instant> = OnceLock::new();
+
+/// Aligns the timers of this process from now on.
+pub fn align() {
+    if let Some(boot) = Instant::now().checked_sub(Clock::system().boot()) {
+        let _ = BOOT.set(boot);
+    }
+}
+
+/// Waits for `period`; if timers are aligned, between half and one and a half of it. A loop whose work takes less than half of the
+/// period runs once per period.
+pub async fn pause(period: Duration) {
+    tokio::time::sleep_until(next_tick(period)).await;
+}
+
+/// Returns the time at which a [`pause`] that begins now ends.
+#[must_use]
+pub fn next_tick(period: Duration) -> Instant {
+    next(BOOT.get().copied(), Instant::now(), period)
+}
+
+/// Returns the time of the first tick of an interval that begins now; if timers are aligned, at most one and a half periods from now.
+#[must_use]
+pub fn first_tick(period: Duration) -> Instant {
+    if BOOT.get().is_some() { next_tick(period) } else { Instant::now() }
+}
+
+fn next(boot: Option<Instant>, now: Instant, period: Duration) -> Instant {
+    let whole = now.checked_add(period).unwrap_or(now);
+    let Some(boot) = boot else { return whole };
+    let half = period.checked_div(2).unwrap_or_default();
+    let earliest = now.saturating_duration_since(boot).saturating_add(half);
+    let periods = earliest.as_nanos().checked_div(period.as_nanos()).unwrap_or_default().saturating_add(1);
+    let at = u32::try_from(periods).ok().and_then(|periods| period.checked_mul(periods));
+    at.and_then(|at| boot.checked_add(at)).unwrap_or(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_ends_at_a_multiple_of_its_period_since_the_boot() {
+        let boot = Instant::now();
+        let after = |now, period| {
+            let [now, period] = [now, period].map(Duration::from_millis);
+            next(Some(boot), boot + now, period).duration_since(boot).as_millis()
+        };
+        let cases = [
+            ("on the grid", 20_000, 10_000, 30_000),
+            ("after short work", 20_400, 10_000, 30_000),
+            ("after work of almost half a period", 24_999, 10_000, 30_000),
+            ("after longer work", 25_000, 10_000, 40_000),
+            ("between two points", 27_000, 10_000, 40_000),
+            ("another period", 27_000, 5_000, 30_000),
+            ("no period", 27_000, 0, 27_000),
+        ];
+        for (name, now, period, want) in cases {
+            assert_eq!(after(now, period), want, "{name}");
+        }
+        let (now, period) = (boot + Duration::from_secs(7), Duration::from_secs(10));
+        assert_eq!(next(None, now, period), now + period, "not aligned");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn timers_of_a_process_that_does_not_align_them_are_exact() {
+        let began = Instant::now();
+        assert_eq!(first_tick(Duration::from_secs(2)), began);
+        pause(Duration::from_secs(2)).await;
+        assert_eq!(began.elapsed(), Duration::from_secs(2));
+    }
+}
