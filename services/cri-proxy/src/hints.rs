@@ -23,7 +23,8 @@ pub struct Hub {
 #[derive(Debug)]
 struct Inner {
     state: pb::SourceState,
-    sender: broadcast::Sender<Event>,
+    // The channel has a slot for each event that a subscriber may lag behind, from its start.
+    sender: broadcast::Sender<Arc<Event>>,
 }
 
 impl Hub {
@@ -57,13 +58,13 @@ impl Hub {
             tracing::info!(source = ?state.source(), live = state.live, detail = state.detail, "hint source changed");
         }
         // There may be no subscriber. A later one starts with the state.
-        let _ = inner.sender.send(Event::Source(state));
+        let _ = inner.sender.send(Arc::new(Event::Source(state)));
     }
 
     /// Sends a hint to all subscribers.
     pub fn hint(&self, hint: pb::Hint) {
         self.metrics.hint(hint.kind().as_str_name());
-        let _ = self.inner.lock().sender.send(Event::Hint(hint));
+        let _ = self.inner.lock().sender.send(Arc::new(Event::Hint(hint)));
     }
 
     /// Subscribes. The first event is the current state of the source.
@@ -84,7 +85,7 @@ impl Hub {
 pub struct Subscriber {
     /// Events before those of the channel, last first.
     next: Vec<Event>,
-    receiver: broadcast::Receiver<Event>,
+    receiver: broadcast::Receiver<Arc<Event>>,
     hub: Hub,
 }
 
@@ -101,7 +102,7 @@ impl Subscriber {
             return Some(event);
         }
         match self.receiver.recv().await {
-            Ok(event) => Some(event),
+            Ok(event) => Some(Arc::unwrap_or_clone(event)),
             Err(RecvError::Lagged(missed)) => {
                 self.hub.metrics.hints_missed.inc_by(missed);
                 // The missed events may include a change of the source.

@@ -339,6 +339,10 @@ async fn api_client(args: &Args) -> anyhow::Result<Option<kube::Client>> {
         kube::config::Kubeconfig::read_from(path).with_context(|| format!("{}", path.display()))?;
     let options = kube::config::KubeConfigOptions::default();
     let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+    // The roots of the system, which no connection would use, take 0.1 MiB per client.
+    if config.cluster_url.scheme_str() == Some("http") {
+        config.root_cert = Some(Vec::new());
+    }
     config.read_timeout = Some(SILENCE);
     config.reset_reader_on_write = true;
     Ok(Some(kube::Client::try_from(config)?))

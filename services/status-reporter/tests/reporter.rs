@@ -477,13 +477,13 @@ async fn urgent_writes_precede_others() {
         bench.reporter.submit(update(pod, 1, running("False")));
     }
     bench.reporter.submit(update(&urgent, 1, running("True")));
-    bench.api.wait_for_requests("patch pods/status", 64, PATIENCE).await;
+    bench.api.wait_for_requests("patch pods/status", 16, PATIENCE).await;
     bench.api.faults().clear();
     let mut place = 0;
     while bench.ack().await.uid.as_str() != urgent["metadata"]["uid"].as_str().unwrap() {
         place += 1;
     }
-    assert!(place < 140, "64 were in flight, the urgent one is among the next: {place}");
+    assert!(place < 40, "16 were in flight, the urgent one is among the next: {place}");
 }
 
 #[tokio::test]

@@ -86,7 +86,7 @@ impl Termination {
 }
 
 /// The record of one pod.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct PodRecord {
     /// The last version of the pod that was accepted.
     #[serde(skip)]
@@ -128,6 +128,51 @@ pub struct PodRecord {
     /// Like [`Termination::stops`], for containers of a pod that does not terminate.
     #[serde(default)]
     pub stops: BTreeMap<String, Duration>,
+}
+
+impl PartialEq for PodRecord {
+    fn eq(&self, other: &Self) -> bool {
+        // Each record is compared with the one on disk, which mostly shares pod and status.
+        fn same<T: PartialEq>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
+            match (a, b) {
+                (Some(a), Some(b)) => Arc::ptr_eq(a, b) || a == b,
+                (None, None) => true,
+                (Some(_), None) | (None, Some(_)) => false,
+            }
+        }
+        let Self {
+            pod,
+            status,
+            accepted,
+            active,
+            probes,
+            container_starts,
+            crash_loop,
+            pulls,
+            waiting,
+            termination,
+            started,
+            limiting,
+            starting,
+            post_starts,
+            stops,
+        } = self;
+        same(pod.as_ref(), other.pod.as_ref())
+            && same(status.as_ref(), other.status.as_ref())
+            && *accepted == other.accepted
+            && *active == other.active
+            && *probes == other.probes
+            && *container_starts == other.container_starts
+            && *crash_loop == other.crash_loop
+            && *pulls == other.pulls
+            && *waiting == other.waiting
+            && *termination == other.termination
+            && *started == other.started
+            && *limiting == other.limiting
+            && *starting == other.starting
+            && *post_starts == other.post_starts
+            && *stops == other.stops
+    }
 }
 
 /// The directory of pod records.

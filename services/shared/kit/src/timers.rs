@@ -44,9 +44,10 @@ fn next(boot: Option<Instant>, now: Instant, period: Duration) -> Instant {
     let Some(boot) = boot else { return whole };
     let half = period.checked_div(2).unwrap_or_default();
     let earliest = now.saturating_duration_since(boot).saturating_add(half);
-    let periods = earliest.as_nanos().checked_div(period.as_nanos()).unwrap_or_default().saturating_add(1);
-    let at = u32::try_from(periods).ok().and_then(|periods| period.checked_mul(periods));
-    at.and_then(|at| boot.checked_add(at)).unwrap_or(whole)
+    let periods = earliest.as_nanos().checked_div(period.as_nanos());
+    let periods = periods.and_then(|periods| u32::try_from(periods.checked_add(1)?).ok());
+    let at = periods.and_then(|periods| boot.checked_add(period.checked_mul(periods)?));
+    at.unwrap_or(whole)
 }
 
 #[cfg(test)]

@@ -12,12 +12,23 @@ use quintlet_proto::status::v1 as status_wire;
 use super::Worker;
 
 /// The last report to status-reporter.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 struct Reported {
     status: Arc<PodStatus>,
     finished: bool,
     api_uid: String,
     deleting: bool,
+}
+
+impl PartialEq for Reported {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { status, finished, api_uid, deleting } = self;
+        *finished == other.finished
+            && *api_uid == other.api_uid
+            && *deleting == other.deleting
+            // Equal statuses mostly share one allocation.
+            && (Arc::ptr_eq(status, &other.status) || *status == other.status)
+    }
 }
 
 /// The reports of one pod.
