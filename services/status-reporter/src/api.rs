@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{Method, Request, header};
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 
 use crate::clients::{Current, Purpose};
@@ -189,25 +190,26 @@ impl ApiClient {
         }
     }
 
-    async fn call(
+    async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
         content_type: &str,
         body: Option<&Value>,
-    ) -> Result<Value, ApiFailure> {
-        let body = body.map(|b| b.to_string().into_bytes()).unwrap_or_default();
+    ) -> Result<T, ApiFailure> {
+        let refused = |error: &dyn std::fmt::Display| ApiFailure::Refused(format!("{path}: {error}"));
+        let body = body.map(serde_json::to_vec).transpose().map_err(|e| refused(&e))?.unwrap_or_default();
         let request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::CONTENT_TYPE, content_type)
             .body(body)
-            .map_err(|e| ApiFailure::Refused(format!("{path}: {e}")))?;
+            .map_err(|e| refused(&e))?;
         let client = self.client()?;
         if let Some(limiter) = &self.limiter {
             limiter.take().await;
         }
-        match tokio::time::timeout(self.timeout, client.request::<Value>(request)).await {
+        match tokio::time::timeout(self.timeout, client.request(request)).await {
             Ok(answer) => answer.map_err(ApiFailure::from),
             Err(_) => Err(ApiFailure::Unreachable(format!("no answer within {} s", self.timeout.as_secs()))),
         }
@@ -218,6 +220,14 @@ impl ApiClient {
     /// # Errors
     /// As [`ApiFailure`].
     pub async fn get(&self, path: &str) -> Result<Value, ApiFailure> {
+        self.get_as(path).await
+    }
+
+    /// GET, of which only the fields of `T` are kept.
+    ///
+    /// # Errors
+    /// As [`ApiFailure`].
+    pub async fn get_as<T: DeserializeOwned>(&self, path: &str) -> Result<T, ApiFailure> {
         self.call(Method::GET, path, JSON, None).await
     }
 
@@ -226,6 +236,14 @@ impl ApiClient {
     /// # Errors
     /// As [`ApiFailure`].
     pub async fn create(&self, path: &str, object: &Value) -> Result<Value, ApiFailure> {
+        self.create_as(path, object).await
+    }
+
+    /// POST to a collection. Only the fields of `T` of the answer are kept.
+    ///
+    /// # Errors
+    /// As [`ApiFailure`].
+    pub async fn create_as<T: DeserializeOwned>(&self, path: &str, object: &Value) -> Result<T, ApiFailure> {
         self.call(Method::POST, path, JSON, Some(object)).await
     }
 
@@ -242,6 +260,14 @@ impl ApiClient {
     /// # Errors
     /// As [`ApiFailure`].
     pub async fn patch(&self, path: &str, patch: &Value) -> Result<Value, ApiFailure> {
+        self.patch_as(path, patch).await
+    }
+
+    /// Strategic merge patch. Only the fields of `T` of the answer are kept.
+    ///
+    /// # Errors
+    /// As [`ApiFailure`].
+    pub async fn patch_as<T: DeserializeOwned>(&self, path: &str, patch: &Value) -> Result<T, ApiFailure> {
         self.call(Method::PATCH, path, STRATEGIC, Some(patch)).await
     }
 
@@ -249,10 +275,10 @@ impl ApiClient {
     ///
     /// # Errors
     /// As [`ApiFailure`].
-    pub async fn delete_now(&self, path: &str, uid: &str) -> Result<Value, ApiFailure> {
+    pub async fn delete_now(&self, path: &str, uid: &str) -> Result<(), ApiFailure> {
         let options = json!({
             "kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0, "preconditions": {"uid": uid},
         });
-        self.call(Method::DELETE, path, JSON, Some(&options)).await
+        self.call::<IgnoredAny>(Method::DELETE, path, JSON, Some(&options)).await.map(|_| ())
     }
 }

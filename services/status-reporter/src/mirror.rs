@@ -58,7 +58,7 @@ pub async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String,
 /// The API server refuses a call or does not answer.
 pub async fn delete(api: &ApiClient, namespace: &str, name: &str, uid: &str) -> Result<bool, ApiFailure> {
     match api.delete_now(&pod_path(namespace, name), uid).await {
-        Ok(_) => Ok(true),
+        Ok(()) => Ok(true),
         Err(ApiFailure::NotFound(_) | ApiFailure::Conflict(_)) => Ok(false),
         Err(failure) => Err(failure),
     }

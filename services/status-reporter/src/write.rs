@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use serde::Deserialize;
 use serde_json::Value;
 use tracing::debug;
 
 use crate::api::{ApiClient, ApiFailure, pod_path};
 use crate::status::patch::{self, Base};
-use crate::status::{is_terminal, merge, phase, text};
+use crate::status::{is_terminal, merge, phase};
 use crate::update::{Update, Verdict};
 
 /// Patches per attempt while they conflict.
@@ -21,14 +22,27 @@ pub struct Memory {
     status: Arc<Value>,
 }
 
+/// The parts of an answer that are kept.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Answer {
+    metadata: AnswerMetadata,
+    status: Value,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct AnswerMetadata {
+    uid: String,
+    resource_version: String,
+}
+
 impl Memory {
-    fn of(mut pod: Value) -> Self {
-        let status = pod.get_mut("status").map(Value::take).unwrap_or_default();
-        let meta = &pod["metadata"];
+    fn of(pod: Answer) -> Self {
         Self {
-            api_uid: text(meta, "uid").to_owned(),
-            version: text(meta, "resourceVersion").parse().unwrap_or(0),
-            status: Arc::new(status),
+            api_uid: pod.metadata.uid,
+            version: pod.metadata.resource_version.parse().unwrap_or(0),
+            status: Arc::new(pod.status),
         }
     }
 
@@ -94,7 +108,7 @@ pub async fn write(
         if may_defer && last.is_none() && patch::is_of_generation_alone(&base, &merged) {
             return Outcome::Deferred;
         }
-        let failure = match api.patch(&format!("{path}/status"), &patch).await {
+        let failure = match api.patch_as(&format!("{path}/status"), &patch).await {
             Ok(pod) => {
                 let written = memory.insert(Memory::of(pod));
                 let (phase, version) = (phase(&written.status).to_owned(), written.version);
@@ -111,7 +125,7 @@ pub async fn write(
         }
         debug!(pod.uid = %update.uid, %failure, "patch failed, reading live object");
         last = Some(failure);
-        let live = match api.get(&path).await {
+        let live = match api.get_as(&path).await {
             Ok(live) => live,
             Err(ApiFailure::NotFound(_)) => return Outcome::Done(Verdict::Gone),
             Err(failure) => return Outcome::Later(failure),
@@ -133,7 +147,7 @@ async fn finish(api: &ApiClient, update: &Update, path: &str, phase: &str, versi
         return Outcome::Done(Verdict::Written(version.to_string()));
     }
     match api.delete_now(path, &update.api_uid).await {
-        Ok(_) | Err(ApiFailure::NotFound(_)) => Outcome::Done(Verdict::Deleted),
+        Ok(()) | Err(ApiFailure::NotFound(_)) => Outcome::Done(Verdict::Deleted),
         Err(ApiFailure::Conflict(why)) => Outcome::Done(Verdict::UidMismatch(why)),
         Err(failure) if failure.is_retryable() => Outcome::Later(failure),
         Err(failure) => Outcome::Done(Verdict::Refused(failure.to_string())),

@@ -25,20 +25,35 @@ pub fn sleeper(name: &str) -> Value {
     script(name, "trap 'exit 0' TERM; sleep 100000 & wait")
 }
 
+/// A web server with a page.
+const WEB: &str = "trap 'exit 0' TERM; echo hello > /tmp/index.html; httpd -f -p 8080 -h /tmp & wait";
+
+fn http_probe() -> Value {
+    json!({"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 5})
+}
+
+/// Returns a web server with a readiness and a liveness probe over HTTP every second.
+#[must_use]
+pub fn http_probed(name: &str) -> Value {
+    let mut pod = script(name, WEB);
+    let main = &mut pod["spec"]["containers"][0];
+    main["readinessProbe"] = http_probe();
+    main["livenessProbe"] = http_probe();
+    pod
+}
+
 /// Returns a web server with probes every second: startup and liveness probes append a line to a file in the emptyDir `probes`,
 /// and the readiness probe uses HTTP.
 #[must_use]
 pub fn probed(name: &str) -> Value {
-    let mut pod =
-        script(name, "trap 'exit 0' TERM; echo hello > /tmp/index.html; httpd -f -p 8080 -h /tmp & wait");
+    let mut pod = script(name, WEB);
     let probe = |kind: &str| json!({"exec": {"command": ["sh", "-c", format!("echo x >> /probes/{kind}")]}, "periodSeconds": 1, "timeoutSeconds": 5});
     pod["spec"]["volumes"] = json!([{"name": "probes", "emptyDir": {}}]);
     let main = &mut pod["spec"]["containers"][0];
     main["volumeMounts"] = json!([{"name": "probes", "mountPath": "/probes"}]);
     main["startupProbe"] = probe("startup");
     main["livenessProbe"] = probe("liveness");
-    main["readinessProbe"] =
-        json!({"httpGet": {"path": "/", "port": 8080}, "periodSeconds": 1, "timeoutSeconds": 5});
+    main["readinessProbe"] = http_probe();
     pod
 }
 

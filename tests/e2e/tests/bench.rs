@@ -32,6 +32,7 @@ fn a_short_run_reports_every_figure() {
         "/per_pod_life/quintlet/write_calls all",
         "/full_node/quintlet/idle/all/pss_kib",
         "/full_node/quintlet/idle/all/wake_ups_per_second",
+        "/full_node/quintlet/two_http_probes_each/all/wake_ups_per_second",
         "/full_node/quintlet/one_more_create_to_ready_ms",
         "/full_node/quintlet/one_more_raw_ms",
         "/full_node/quintlet/exit_to_status_ms/p50",

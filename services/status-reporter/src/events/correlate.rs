@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use lru::LruCache;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Occurrence;
@@ -70,6 +71,21 @@ impl Hasher {
 struct AggregateRecord {
     messages: Vec<Digest>,
     last: Timestamp,
+}
+
+/// The parts of an event in an answer of the API server that are kept.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct StoredEvent {
+    metadata: StoredMetadata,
+    count: Option<u64>,
+    first_timestamp: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct StoredMetadata {
+    name: String,
 }
 
 /// An event that the API server has.
@@ -176,11 +192,11 @@ impl Correlator {
     }
 
     /// Records the event that the API server returned.
-    pub fn stored(&mut self, key: CountKey, event: &Value) {
+    pub fn stored(&mut self, key: CountKey, event: StoredEvent) {
         let written = WrittenEvent {
-            name: text(&event["metadata"], "name").to_owned(),
-            count: event["count"].as_u64().unwrap_or(1),
-            first: text(event, "firstTimestamp").to_owned(),
+            name: event.metadata.name,
+            count: event.count.unwrap_or(1),
+            first: event.first_timestamp.unwrap_or_default(),
         };
         self.written.put(key, written);
     }
@@ -318,7 +334,7 @@ mod tests {
         let what = occurrence("BackOff", "Back-off");
         let Decision::Create(key, mut event) = correlator.decide(&what, at(0)) else { panic!("not created") };
         event["count"] = json!(41);
-        correlator.stored(key, &event);
+        correlator.stored(key, serde_json::from_value(event).unwrap());
         let Decision::Count { patch, .. } = correlator.decide(&what, at(1)) else { panic!("not counted") };
         assert_eq!(patch["count"], 42);
     }

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Occurrence;
-use super::correlate::{Correlator, CountKey, Decision};
+use super::correlate::{Correlator, CountKey, Decision, StoredEvent};
 use crate::api::{ApiClient, ApiFailure};
 use crate::metrics::Metrics;
 
@@ -102,7 +102,7 @@ impl Writer {
     async fn create(&mut self, key: CountKey, event: &Value) {
         let path = format!("/api/v1/namespaces/{}/events", namespace(event));
         let api = self.api.clone();
-        let answer = retry(|| api.create(&path, event)).await;
+        let answer = retry(|| api.create_as(&path, event)).await;
         self.settle(key, answer);
     }
 
@@ -110,7 +110,7 @@ impl Writer {
         let name = event["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let path = format!("/api/v1/namespaces/{}/events/{name}", namespace(&event));
         let api = self.api.clone();
-        match retry(|| api.patch(&path, patch)).await {
+        match retry(|| api.patch_as(&path, patch)).await {
             // The event has expired: create it again under the same name.
             Err(ApiFailure::NotFound(_)) => {
                 event["metadata"]["resourceVersion"] = json!("");
@@ -120,9 +120,9 @@ impl Writer {
         }
     }
 
-    fn settle(&mut self, key: CountKey, answer: Result<Value, ApiFailure>) {
+    fn settle(&mut self, key: CountKey, answer: Result<StoredEvent, ApiFailure>) {
         match answer {
-            Ok(event) => self.correlator.stored(key, &event),
+            Ok(event) => self.correlator.stored(key, event),
             // The pod is deleted with its namespace, so that the event has no reader.
             Err(failure @ ApiFailure::NamespaceEnding(_)) => {
                 info!(%failure, "event dropped, its namespace ends");
@@ -137,9 +137,9 @@ fn namespace(event: &Value) -> &str {
 }
 
 /// Retries while the server does not answer. Any answer is final.
-async fn retry<F>(mut call: impl FnMut() -> F) -> Result<Value, ApiFailure>
+async fn retry<T, F>(mut call: impl FnMut() -> F) -> Result<T, ApiFailure>
 where
-    F: Future<Output = Result<Value, ApiFailure>>,
+    F: Future<Output = Result<T, ApiFailure>>,
 {
     let start = Instant::now();
     let mut backoff = Backoff::new(FIRST_PAUSE, 2.0, LONGEST_PAUSE);

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use clap::Parser;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_e2e::cost::{Agent, Cost, idle};
-use quintlet_e2e::{Node, Options, work};
+use quintlet_e2e::cost::{self, Agent, Cost};
+use quintlet_e2e::{Node, Options, pods, work};
 use serde_json::{Map, Value, json};
 
 use self::figures::{Figures, quantile};
@@ -155,16 +155,19 @@ impl Bench<'_> {
         Ok(figures.report())
     }
 
-    /// Measures an agent with all pods: at rest, with more pods (and the runtime alone with as many), with pods that exit.
+    /// Measures an agent with all pods: at rest, with more pods (and the runtime alone with as many), with probes, with pods that exit.
     async fn full_node(&self, agent: &Agent<'_>, runtime: &Runtime, with_raw: bool) -> anyhow::Result<Value> {
         let pods = self.args.pods;
         work::burst(agent.api, pods).await;
-        let idle = idle(agent, Duration::from_secs(self.args.idle_seconds)).await?;
+        let idle = cost::idle(agent, Duration::from_secs(self.args.idle_seconds)).await?;
         let more = work::one_more(agent.api, MORE).await;
         let mut raw = Vec::new();
         for i in 0..if with_raw { MORE } else { 0 } {
             raw.push(raw::burst(self.node, runtime, 1, 1, i).await?.0 * 1000.0);
         }
+        work::remove(agent.api, pods).await;
+        work::burst_of(agent.api, pods, pods::http_probed).await;
+        let probed = cost::idle(agent, Duration::from_secs(self.args.idle_seconds)).await?;
         work::remove(agent.api, pods).await;
         let exits = exits::exits(agent.api, runtime, self.args.exits).await?;
         let raw_exits = match with_raw {
@@ -174,6 +177,7 @@ impl Bench<'_> {
         let quantiles = |all: &[f64]| json!({"p50": quantile(all, 0.5), "p99": quantile(all, 0.99)});
         Ok(json!({
             "idle": idle,
+            "two_http_probes_each": probed,
             "one_more_create_to_ready_ms": quantile(&more, 0.5),
             "one_more_raw_ms": with_raw.then(|| quantile(&raw, 0.5)),
             "exit_to_status_ms": quantiles(&exits),
