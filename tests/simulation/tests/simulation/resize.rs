@@ -484,3 +484,25 @@ async fn a_corrupt_checkpoint_is_moved_aside_and_changes_nothing() {
 async fn without_a_record_the_allocation_is_taken_from_the_status() {
     restarted_with(Spoilt::AllLost).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_checkpoints_that_a_kubelet_reads_have_changes_from_before_a_crash() {
+    let sim = Sim::start(Options::default()).await;
+    let files = ["allocated_pods_state", "actuated_pods_state"].map(|f| sim.root_dir().join(f));
+    let _uid = sim.create(sized("first", milli(100)));
+    sim.wait_ready("first").await;
+    // After a write, the files are not written for ten seconds.
+    until("a file", LONG, async || if files[0].exists() { Ok(()) } else { Err("it is not written yet") })
+        .await;
+    let uid = sim.create(sized("second", milli(200)));
+    sim.wait_ready("second").await;
+    sim.restart(Service::PodSync).await;
+    sim.wait_ready("second").await;
+    sim.stop(Service::PodSync).await;
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.contains(&uid), "{}: {text}", file.display());
+    }
+    sim.up(Service::PodSync);
+    sim.finish().await;
+}
