@@ -1,4 +1,5 @@
-//! Sets the commit of the build: `QUINTLET_COMMIT` if it is set, else the checked-out commit. Links the program to a fixed address.
+//! Sets the commit of the build: `QUINTLET_COMMIT` if it is set, else the checked-out commit. Links the program to a fixed
+//! address, and seldom executed code apart from the rest.
 
 #[path = "build/commit.rs"]
 mod commit;
@@ -21,5 +22,7 @@ fn main() {
     let is = |key: &str, value: &str| std::env::var(key).is_ok_and(|found| found == value);
     if is("CARGO_CFG_TARGET_OS", "linux") && is("CARGO_CFG_TARGET_ENV", "gnu") {
         println!("cargo::rustc-link-arg-bins=-no-pie");
+        // Code that is hardly executed lies apart, so that it is not mapped with the rest.
+        println!("cargo::rustc-link-arg-bins=-Wl,-z,keep-text-section-prefix");
     }
 }
