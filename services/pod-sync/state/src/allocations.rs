@@ -147,7 +147,7 @@ impl Checkpoint {
         Some(bytes)
     }
 
-    /// Begins the journal anew after a write of the file.
+    /// Shortens or creates the journal after a write of the file.
     fn written(&mut self, file: &[u8]) {
         let journal = match self.journal.take() {
             Some(journal) => journal.shorten(),
