@@ -81,6 +81,10 @@ fn outcome(
     let is_started = events.iter().any(|(_, reason)| reason == "Started");
     match verdict::of(&sim.pod(&run.name).0, &warnings) {
         Some(Verdict::Good) => Ok("Ready".to_owned()),
+        // It alternates with the back-off of the container, and is seen again after the next restart.
+        Some(Verdict::Reason(reason)) if reason == "ended" && is_expected("PostStartHookError") => {
+            Err(Some(Verdict::Reason(reason)))
+        }
         Some(Verdict::Reason(reason)) => Ok(reason),
         Some(Verdict::Warning(reason)) if run.has_settled() && is_expected(&format!("event {reason}")) => {
             Ok(format!("event {reason}"))
