@@ -252,7 +252,7 @@ impl Allocations {
         Self { state, writing, gauges: Gauges::registered(), room: Notify::new() }
     }
 
-    /// Returns whether the files lack changes, and were not written for [`WRITE_INTERVAL`].
+    /// Returns whether the files lack changes, and were not written for ten seconds.
     ///
     /// `now`: CLOCK_BOOTTIME. If it returns true, the next interval begins.
     #[must_use]

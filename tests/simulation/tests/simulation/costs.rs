@@ -121,7 +121,7 @@ fn tally(steps: Vec<&'static str>) -> (BTreeMap<&'static str, u64>, u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_life_of_a_pod_changes_these_files() {
     let sim = Sim::start(Options::default()).await;
-    let mut replaced = Vec::new();
+    let (mut replaced, mut appended) = (Vec::new(), Vec::new());
     for name in ["first", "second", "third", "fourth"] {
         sim.cuts().arm(Kind::File, When::After, None);
         let uid = sim.create(pods::single(name));
@@ -130,6 +130,7 @@ async fn the_life_of_a_pod_changes_these_files() {
         let (mut start, to_start) = tally(sim.cuts().disarm());
         // Of the pod before.
         start.remove("record removed");
+        appended.extend(start.remove("journal appended"));
         let expected = [
             ("cgroup limited", 1),
             ("cgroup made", 1),
@@ -149,7 +150,9 @@ async fn the_life_of_a_pod_changes_these_files() {
         let (_, to_end) = tally(sim.cuts().disarm());
         replaced.push(to_start + to_end);
     }
-    // Records of the pod, each before the action that it describes, and the allocations. What happens meanwhile may join or part some.
+    // One line for the allocated resources and one for those of the container. A write of the checkpoints may add two.
+    assert!(appended.contains(&2), "journal lines of the start of each pod: {appended:?}");
+    // Records of the pod, each before the action that it describes. What happens meanwhile may join or part some.
     assert!(replaced.iter().any(|count| *count <= 19), "replaced files of each pod: {replaced:?}");
     sim.finish().await;
 }
