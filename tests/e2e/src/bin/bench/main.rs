@@ -68,7 +68,10 @@ struct Args {
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let node = Node::start(Options { run_in_memory: true, ..Options::with_api("bench") }).await;
+    // The default of the kubelet is 110.
+    let most_pods = format!("--max-pods={}", args.pods.saturating_add(MORE).max(110));
+    let extra = vec![("pod-sync", most_pods)];
+    let node = Node::start(Options { run_in_memory: true, extra, ..Options::with_api("bench") }).await;
     let runtime = RuntimeServiceClient::new(node.containerd.channel().await?);
     let kubelet = match &args.kubelet {
         Some(binary) => Some(KubeletNode::start(binary).await?),
