@@ -80,7 +80,7 @@ impl PodManager {
         self.ctx.reporting.metrics.start_latency.retain(&known);
         let allocations = &self.ctx.checkpoints.allocations;
         allocations.retain(&known.iter().map(PodUid::as_str).collect());
-        if allocations.is_write_due(self.ctx.clock.boot()) {
+        if allocations.begin_interval(self.ctx.clock.boot()) {
             let ctx = Arc::clone(&self.ctx);
             let write = async move { ctx.checkpoints.allocations.write_files().await };
             drop(quintlet_kit::task::spawn("write-allocations", write));

@@ -252,11 +252,16 @@ impl Allocations {
         Self { state, writing, gauges: Gauges::registered(), room: Notify::new() }
     }
 
-    /// Returns whether the files lack changes, and were not written for ten seconds.
+    /// Begins the next interval of ten seconds, and returns true, if the files lack changes, the last interval is over, and no
+    /// write is under way.
     ///
-    /// `now`: CLOCK_BOOTTIME. If it returns true, the next interval begins.
+    /// `now`: CLOCK_BOOTTIME.
     #[must_use]
-    pub fn is_write_due(&self, now: Duration) -> bool {
+    pub fn begin_interval(&self, now: Duration) -> bool {
+        // While the disk hangs, no more writes wait for it.
+        if self.writing.try_lock().is_err() {
+            return false;
+        }
         let mut state = self.state.lock();
         let is_due = state.written.is_none_or(|written| now >= written.saturating_add(WRITE_INTERVAL))
             && state.checkpoints().iter().any(|checkpoint| checkpoint.is_behind);
@@ -513,7 +518,7 @@ mod tests {
         assert_eq!(inode(&dir, ALLOCATED), None, "the file is not written for each change");
         let again = open(&dir);
         assert!(uids.iter().all(|uid| again.is_allocated(uid)), "the journal has all changes");
-        assert!(again.is_write_due(Duration::ZERO), "the file still lacks them");
+        assert!(again.begin_interval(Duration::ZERO), "the file still lacks them");
         again.write_files().await;
         let first = inode(&dir, ALLOCATED).unwrap();
         assert_eq!(inode(&dir, ACTUATED), None, "that file has not changed");
@@ -568,11 +573,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let all = open(&dir);
         let began = Duration::from_secs(100);
-        assert!(!all.is_write_due(began), "nothing has changed");
+        assert!(!all.begin_interval(began), "nothing has changed");
         all.allocate(&uid(), &pod("1"));
-        assert!(all.is_write_due(began));
-        assert!(!all.is_write_due(began + WRITE_INTERVAL - Duration::from_millis(1)));
-        assert!(all.is_write_due(began + WRITE_INTERVAL));
+        assert!(all.begin_interval(began));
+        assert!(!all.begin_interval(began + WRITE_INTERVAL - Duration::from_millis(1)));
+        let under_way = all.writing.try_lock().unwrap();
+        assert!(!all.begin_interval(began + WRITE_INTERVAL), "a write is under way");
+        drop(under_way);
+        assert!(all.begin_interval(began + WRITE_INTERVAL));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! The journal of a checkpoint: the changes since the checkpoint file was written, one line each.
 //!
 //! A checkpoint file has the entries of all pods. A change is appended to the journal instead, so that it costs the same however
-//! many pods there are, and the file is written later. Each line has a checksum and a JSON array. There are two kinds of lines:
+//! many pods there are, and the file is written later. Each line has a checksum and a JSON object. There are two kinds of lines:
 //!
 //! | line | meaning |
 //! |---|---|
-//! | `["file", CONTENT]` | a file with this content has all changes before this line; appended before the file is written |
-//! | `["pod", UID, ENTRY]` | new entry of a pod; `null` if it was removed |
+//! | `{"file": CONTENT}` | a file with this content has all changes before this line; appended before the file is written |
+//! | `{"pod": [UID, ENTRY]}` | new entry of a pod; `null` if it was removed |
 //!
 //! The changes after the last line that names the content of the file are those that the file lacks. If no line names it, another
 //! program has written the file, and the journal is not used.
@@ -19,9 +19,9 @@ use pod_sync_decisions::resize::allocation::PodResources;
 use quintlet_kit::{atomic_file, failpoint};
 use serde::{Deserialize, Serialize};
 
+use crate::records::{CHECKSUM_LENGTH, checksum};
+
 const MODE: u32 = 0o600;
-/// Digits of the checksum of a line.
-const CHECKSUM_LENGTH: usize = 8;
 
 /// A new entry of a pod, or `None` if it was removed.
 pub(crate) type Change = (String, Option<PodResources>);
@@ -29,61 +29,53 @@ pub(crate) type Change = (String, Option<PodResources>);
 /// Identifies the content of a checkpoint file.
 fn content_id(file: Option<&[u8]>) -> String {
     match file {
-        Some(bytes) => format!("{} {:08x}", bytes.len(), crc32fast::hash(bytes)),
+        Some(bytes) => format!("{} {}", bytes.len(), checksum(bytes)),
         None => "none".to_owned(),
     }
 }
 
+/// A line, with borrowed texts and entries where it is written.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
-    File,
-    Pod,
+enum Line<S, E> {
+    File(S),
+    Pod(S, E),
 }
 
-fn push_line(bytes: &mut Vec<u8>, line: &impl Serialize) -> io::Result<()> {
+fn push_line(bytes: &mut Vec<u8>, line: &Line<&str, Option<&PodResources>>) -> io::Result<()> {
     let json = serde_json::to_vec(line)?;
-    bytes.extend_from_slice(format!("{:08x}", crc32fast::hash(&json)).as_bytes());
+    bytes.extend_from_slice(checksum(&json).as_bytes());
     bytes.extend_from_slice(&json);
     bytes.push(b'\n');
     Ok(())
 }
 
-enum Line {
-    File(String),
-    Pod(Change),
-}
-
 // Returns `None` for a line that was not written completely.
-fn parse(line: &[u8]) -> Option<Line> {
+fn parse(line: &[u8]) -> Option<Line<String, Option<PodResources>>> {
     let (sum, json) = line.split_at_checked(CHECKSUM_LENGTH)?;
-    if sum != format!("{:08x}", crc32fast::hash(json)).as_bytes() {
+    if sum != checksum(json).as_bytes() {
         return None;
     }
-    if let Ok((Kind::File, content)) = serde_json::from_slice(json) {
-        return Some(Line::File(content));
-    }
-    let (_, uid, entry): (Kind, String, Option<PodResources>) = serde_json::from_slice(json).ok()?;
-    Some(Line::Pod((uid, entry)))
+    serde_json::from_slice(json).ok()
 }
 
 /// Returns the changes in the journal that the file with this content lacks. `None` if the journal does not continue it.
 fn changes_after(journal: &[u8], content: &str) -> Option<Vec<Change>> {
     let mut changes = None;
     // The text after the last line break was not written completely.
-    let complete = journal.iter().rposition(|&b| b == b'\n').map_or(0, |end| end);
+    let complete = journal.iter().rposition(|&b| b == b'\n').unwrap_or(0);
     for line in journal.get(..complete).unwrap_or_default().split(|&b| b == b'\n') {
         match (parse(line), &mut changes) {
             (None, _) => break,
             (Some(Line::File(named)), _) if named == content => changes = Some(Vec::new()),
-            (Some(Line::Pod(change)), Some(changes)) => changes.push(change),
-            (Some(Line::File(_) | Line::Pod(_)), _) => {}
+            (Some(Line::Pod(uid, entry)), Some(changes)) => changes.push((uid, entry)),
+            (Some(Line::File(_) | Line::Pod(..)), _) => {}
         }
     }
     changes
 }
 
-/// An open journal.
+/// The journal of one checkpoint, open for more lines.
 #[derive(Debug)]
 pub(crate) struct Journal {
     path: PathBuf,
@@ -112,9 +104,9 @@ impl Journal {
     /// Replaces the journal at `path` by one with the changes since the file with this content.
     pub(crate) fn create(path: PathBuf, file: Option<&[u8]>, changes: &[Change]) -> io::Result<Self> {
         let mut bytes = Vec::new();
-        push_line(&mut bytes, &(Kind::File, content_id(file)))?;
+        push_line(&mut bytes, &Line::File(&content_id(file)))?;
         for (uid, entry) in changes {
-            push_line(&mut bytes, &(Kind::Pod, uid, entry))?;
+            push_line(&mut bytes, &Line::Pod(uid, entry.as_ref()))?;
         }
         Self::replace(path, &bytes)
     }
@@ -132,7 +124,7 @@ impl Journal {
     ) -> io::Result<()> {
         let mut bytes = Vec::new();
         for (uid, entry) in changes {
-            push_line(&mut bytes, &(Kind::Pod, uid, entry))?;
+            push_line(&mut bytes, &Line::Pod(uid, entry))?;
         }
         self.write(&bytes)
     }
@@ -141,7 +133,7 @@ impl Journal {
     /// journal must not be used any more.
     pub(crate) fn name_file(&mut self, file: &[u8]) -> io::Result<()> {
         let mut bytes = Vec::new();
-        push_line(&mut bytes, &(Kind::File, content_id(Some(file))))?;
+        push_line(&mut bytes, &Line::File(&content_id(Some(file))))?;
         let at = self.file.seek(SeekFrom::End(0))?;
         self.write(&bytes)?;
         self.named_at = at;

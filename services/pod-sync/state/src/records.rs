@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 /// Version of the format. Records of any other version are dropped.
 const SCHEMA: u32 = 3;
 /// Digits of the checksum.
-const CHECKSUM_LENGTH: usize = 8;
+pub(crate) const CHECKSUM_LENGTH: usize = 8;
 
 /// A termination in progress.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -331,7 +331,8 @@ impl<T: Serialize> KeptJson<T> {
     }
 }
 
-fn checksum(bytes: &[u8]) -> String {
+/// Returns the CRC-32 in [`CHECKSUM_LENGTH`] hexadecimal digits.
+pub(crate) fn checksum(bytes: &[u8]) -> String {
     format!("{:08x}", crc32fast::hash(bytes))
 }
 

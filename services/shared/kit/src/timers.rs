@@ -1,8 +1,8 @@
 //! Timers of periodic work that fire together, so that an idle process wakes seldom.
 //!
 //! Loops of one period that begin at different times would each wake the process. [`pause`] ends at a multiple of its period since the
-//! boot, so that all loops of 10 s run one after the other, together with every second run of loops of 5 s. It is for work whose
-//! exact time does not matter, not for time limits, retries, or work of pods with a period of their own.
+//! boot, so that all loops of 10 s run one after the other, together with every second run of loops of 5 s. It is for
+//! periodic work of a process whose exact time does not matter, not for time limits, back-offs, or periods that a pod names.
 
 use std::sync::OnceLock;
 use std::time::Duration;

@@ -4,6 +4,7 @@
 //! random seeds.
 
 use std::hash::{BuildHasher as _, Hash, RandomState};
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -16,7 +17,7 @@ use crate::status::normalize::seconds;
 use crate::status::text;
 
 /// Capacity of each of the three caches (`maxLruCacheEntries`).
-const ENTRIES: usize = 4096;
+const ENTRIES: NonZeroUsize = NonZeroUsize::new(4096).expect("4096 is not zero");
 
 /// Distinct messages after which similar events are aggregated (`defaultAggregateMaxEvents`).
 const MAX_SIMILAR: usize = 10;
@@ -50,7 +51,7 @@ pub enum Decision {
     Drop,
 }
 
-/// Hash of texts.
+/// Hash of the texts of a key or a message.
 type Digest = u128;
 
 /// Key of equal events.
@@ -100,27 +101,11 @@ struct TokenBucket {
     last: Timestamp,
 }
 
-/// A cache of at most [`ENTRIES`] that takes memory only for what it has.
-struct Cache<K: Hash + Eq, V>(LruCache<K, V>);
-
-impl<K: Hash + Eq, V> Cache<K, V> {
-    fn new() -> Self {
-        Self(LruCache::unbounded())
-    }
-
-    fn get_or_insert(&mut self, key: K, new: impl FnOnce() -> V) -> &mut V {
-        if self.0.len() >= ENTRIES && !self.0.contains(&key) {
-            self.0.pop_lru();
-        }
-        self.0.get_or_insert_mut(key, new)
-    }
-
-    fn put(&mut self, key: K, value: V) {
-        self.0.put(key, value);
-        if self.0.len() > ENTRIES {
-            self.0.pop_lru();
-        }
-    }
+/// Returns an empty cache of [`ENTRIES`]. Unlike one that is created with its capacity, it takes memory only for what it has.
+fn cache<K: Hash + Eq, V>() -> LruCache<K, V> {
+    let mut cache = LruCache::unbounded();
+    cache.resize(ENTRIES);
+    cache
 }
 
 /// The caches of written events.
@@ -128,11 +113,11 @@ pub struct Correlator {
     node: String,
     hasher: Hasher,
     // By object, type and reason.
-    aggregates: Cache<Digest, AggregateRecord>,
+    aggregates: LruCache<Digest, AggregateRecord>,
     // By the key of `aggregates`, field path and message. The latter are empty for an aggregated event.
-    written: Cache<CountKey, WrittenEvent>,
+    written: LruCache<CountKey, WrittenEvent>,
     // By object and type.
-    spam: Cache<Digest, TokenBucket>,
+    spam: LruCache<Digest, TokenBucket>,
 }
 
 impl Correlator {
@@ -142,9 +127,9 @@ impl Correlator {
         Self {
             node: node.to_owned(),
             hasher: Hasher::default(),
-            aggregates: Cache::new(),
-            written: Cache::new(),
-            spam: Cache::new(),
+            aggregates: cache(),
+            written: cache(),
+            spam: cache(),
         }
     }
 
@@ -167,7 +152,7 @@ impl Correlator {
             (occurrence.field_path.as_str(), occurrence.message.as_str())
         };
         let key = CountKey(self.hasher.digest((aggregate, field_path, message)));
-        let decision = match self.written.0.get_mut(&key) {
+        let decision = match self.written.get_mut(&key) {
             Some(written) => {
                 written.count = written.count.saturating_add(1);
                 event["metadata"]["name"] = json!(written.name);
@@ -204,7 +189,7 @@ impl Correlator {
     // Records a message. Returns whether enough similar events with other messages were recorded.
     fn is_aggregated(&mut self, key: Digest, message: Digest, now: Timestamp) -> bool {
         let new = || AggregateRecord { messages: Vec::with_capacity(1), last: now };
-        let record = self.aggregates.get_or_insert(key, new);
+        let record = self.aggregates.get_or_insert_mut(key, new);
         if since(record.last, now) > SIMILAR_WINDOW {
             *record = new();
         }
@@ -222,7 +207,7 @@ impl Correlator {
 
     // Takes a token of the object. Returns true if there is none.
     fn is_spam(&mut self, key: Digest, now: Timestamp) -> bool {
-        let bucket = self.spam.get_or_insert(key, || TokenBucket { tokens: BURST, last: now });
+        let bucket = self.spam.get_or_insert_mut(key, || TokenBucket { tokens: BURST, last: now });
         let earned = since(bucket.last, now).as_secs_f64() / REFILL.as_secs_f64();
         bucket.tokens = (bucket.tokens + earned).min(BURST);
         bucket.last = now;
@@ -392,16 +377,16 @@ mod tests {
 
     #[test]
     fn the_caches_have_the_newest_entries() {
-        let mut cache = Cache::new();
-        let entries = u32::try_from(ENTRIES).unwrap();
+        let mut cache = cache();
+        let entries = u32::try_from(ENTRIES.get()).unwrap();
         for n in 0..entries {
             cache.put(n, n);
         }
-        assert_eq!(*cache.get_or_insert(0, || 7), 0, "it is in the cache, and used now");
-        assert_eq!(*cache.get_or_insert(entries, || 7), 7);
+        assert_eq!(*cache.get_or_insert_mut(0, || 7), 0, "it is in the cache, and used now");
+        assert_eq!(*cache.get_or_insert_mut(entries, || 7), 7);
         cache.put(entries + 1, 8);
-        assert_eq!(cache.0.len(), ENTRIES);
-        assert_eq!([0, 1, 2, 3].map(|n| cache.0.contains(&n)), [true, false, false, true]);
+        assert_eq!(cache.len(), ENTRIES.get());
+        assert_eq!([0, 1, 2, 3].map(|n| cache.contains(&n)), [true, false, false, true]);
     }
 
     #[test]
