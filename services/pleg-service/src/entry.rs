@@ -249,17 +249,29 @@ pub(crate) fn changes(old: Option<&PodRuntime>, new: Option<&PodRuntime>) -> Vec
     out
 }
 
-/// Reports whether the record shows the change of a hint. `record` is none if the pod is gone.
-pub(crate) fn effect_shows(kind: HintKind, id: &str, record: Option<&PodRuntime>) -> bool {
+fn find<'a>(id: &str, record: Option<&'a PodRuntime>) -> (Option<&'a Sandbox>, Option<&'a Container>) {
     let sandbox = record.and_then(|r| r.sandboxes.iter().find(|s| s.id.as_str() == id));
     let container = record.and_then(|r| r.containers.iter().find(|c| c.id.as_str() == id));
+    (sandbox, container)
+}
+
+/// Reports whether the record has a sandbox or container with this ID. `record` is none if the pod is gone.
+pub(crate) fn is_visible(id: &str, record: Option<&PodRuntime>) -> bool {
+    !matches!(find(id, record), (None, None))
+}
+
+/// Reports whether the record shows the change of a hint. `record` is none if the pod is gone.
+///
+/// It shows no exit of an ID that it does not have: that may be a container that exited before its first inspection.
+pub(crate) fn effect_shows(kind: HintKind, id: &str, record: Option<&PodRuntime>) -> bool {
+    let (sandbox, container) = find(id, record);
     let visible = sandbox.is_some() || container.is_some();
     match kind {
         HintKind::Created => visible,
         HintKind::Started => visible && container.is_none_or(|c| c.state != ContainerState::Created),
         HintKind::Exiting | HintKind::Exited => {
-            sandbox.is_none_or(|s| s.state == SandboxState::NotReady)
-                && container.is_none_or(|c| c.state == ContainerState::Exited)
+            sandbox.is_some_and(|s| s.state == SandboxState::NotReady)
+                || container.is_some_and(|c| c.state == ContainerState::Exited)
         }
         HintKind::Deleted => !visible,
         HintKind::Oom => true,

@@ -8,7 +8,10 @@ use crate::traits::HintKind;
 /// seconds on a busy machine, and earlier looks would find nothing. Of what remains, by other clients, only exits are urgent. It is also
 /// the longest wait for the hint of an exit that follows the one of its beginning.
 const FIRST_LOOK_LATER: Duration = Duration::from_secs(5);
-/// How long an ID that is in no entry is looked for after that.
+/// Delay of the first lookup of a created or started ID that is in no entry. Most often pod-sync created it and observes its pod when
+/// the last container has started, which takes longer in a burst.
+const FIRST_LOOKUP: Duration = Duration::from_secs(10);
+/// How long an ID that is in no entry is looked up after the first lookup.
 pub(crate) const UNKNOWN_LIMIT: Duration = Duration::from_secs(2);
 /// First pause.
 const FIRST: Duration = Duration::from_millis(2);
@@ -43,7 +46,7 @@ pub(crate) fn first_look(kind: HintKind) -> Option<Duration> {
 /// An exit has no pause, since its pod may be missing in the store.
 pub(crate) fn unknown_pause(kind: HintKind) -> Option<Duration> {
     match kind {
-        HintKind::Created | HintKind::Started => Some(FIRST_LOOK_LATER),
+        HintKind::Created | HintKind::Started => Some(FIRST_LOOKUP),
         // The end of the exit follows.
         HintKind::Exiting => Some(SLOW),
         HintKind::Exited | HintKind::Deleted | HintKind::Oom => None,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
+use quintlet_kit::timers::slotted;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
 use tokio::sync::mpsc;
@@ -29,6 +30,9 @@ const MIN_SINGLE_QUERIES: usize = 2;
 
 /// Number of pods in a full list that costs about as much as a query for one ID.
 const PODS_PER_QUERY: usize = 64;
+
+/// Interval of the lookups that are not urgent.
+const LOOKUP_SLOT: Duration = Duration::from_secs(1);
 
 /// A hint about a sandbox or container of no cached pod.
 #[derive(Debug)]
@@ -172,12 +176,13 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<UnknownId>) {
             if let Some((uid, object)) = found.get(&id).cloned() {
                 for (kind, trace) in pending.remove(&id).map(|p| p.hints).unwrap_or_default() {
                     let request = object.clone().request(id.clone(), kind, trace);
-                    core.request_inspection(&uid, InspectionRequest { listed: Some(listed), ..request });
+                    let request = InspectionRequest { listed: Some(listed), later: false, ..request };
+                    core.request_inspection(&uid, request);
                 }
             } else if let Some(p) = pending.get_mut(&id) {
                 let pause = next_pause(p.pause);
                 p.pause = Some(pause);
-                p.due = deadline_after(Instant::now(), pause);
+                p.due = lookup_after(Instant::now(), pause);
                 if p.due > p.until {
                     pending.remove(&id);
                     core.metrics.hints_unknown.inc();
@@ -187,9 +192,15 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<UnknownId>) {
     }
 }
 
+/// Returns the time of a lookup after a pause. Lookups with long pauses share their list, one a second: in a burst, many IDs are new.
+fn lookup_after(now: Instant, pause: Duration) -> Instant {
+    let at = deadline_after(now, pause);
+    if pause < LOOKUP_SLOT { at } else { slotted(at, LOOKUP_SLOT) }
+}
+
 fn add(pending: &mut HashMap<String, PendingLookup>, unknown: UnknownId, now: Instant) {
     let pause = unknown_pause(unknown.kind);
-    let due = deadline_after(now, pause.unwrap_or_default());
+    let due = lookup_after(now, pause.unwrap_or_default());
     let until = deadline_after(due, UNKNOWN_LIMIT);
     let new = || PendingLookup { hints: Vec::new(), pause, due, until };
     let lookup = pending.entry(unknown.id).or_insert_with(new);

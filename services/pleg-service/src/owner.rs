@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::core::Core;
-use crate::entry::{Entry, Inspection, Verdict, effect_shows};
+use crate::entry::{Entry, Inspection, Verdict, effect_shows, is_visible};
 use crate::expect::{first_look, next_pause, wait_limit};
 use crate::inspect::{Targets, inspect};
 use crate::mailbox::{Answer, InspectionRequest, Mailbox, Work};
@@ -36,6 +36,8 @@ struct Expectation {
     pause: Option<Duration>,
     due: Instant,
     until: Option<Instant>,
+    /// The record has had the object since the hint.
+    was_visible: bool,
 }
 
 type Expectations = HashMap<(String, HintKind), Expectation>;
@@ -100,7 +102,7 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
                 let now = Instant::now();
                 let unseen = |(id, kind): &(String, HintKind)| !effect_shows(*kind, id, entry.record());
                 for expected in work.expects.drain(..).filter(unseen) {
-                    expect(&mut expectations, expected, now);
+                    expect(&mut expectations, expected, &entry, now);
                 }
             }
             (work.requested, work.urgent)
@@ -133,7 +135,7 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         let work = std::mem::take(&mut *mailbox.work.lock());
         let now = Instant::now();
         for expected in &work.expects {
-            expect(&mut expectations, expected.clone(), now);
+            expect(&mut expectations, expected.clone(), &entry, now);
         }
         let span = tracing::info_span!("inspect", pod.uid = %uid);
         propagate::set_parent(&span, &work.trace);
@@ -143,7 +145,7 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         let answer = inspection.await;
         drop((slot, lane));
         retry = answer.is_err().then(|| deadline_after(Instant::now(), RETRY));
-        update_expectations(&mut expectations, &entry);
+        update_expectations(&mut expectations, &entry, answer.is_ok());
         for waiter in work.waiters {
             // The receiver may have been dropped; that is not an error.
             let _ = waiter.send(answer.clone());
@@ -277,21 +279,28 @@ fn publish(
     }
 }
 
-fn expect(expectations: &mut Expectations, expected: (String, HintKind), now: Instant) {
+fn expect(expectations: &mut Expectations, expected: (String, HintKind), entry: &Entry, now: Instant) {
     let delay = first_look(expected.1).unwrap_or_default();
     let due = deadline_after(now, delay);
     let until = wait_limit(expected.1).map(|limit| deadline_after(due, limit));
     let pause = Some(delay).filter(|delay| !delay.is_zero());
-    expectations.insert(expected, Expectation { pause, due, until });
+    let was_visible = is_visible(&expected.0, entry.record());
+    expectations.insert(expected, Expectation { pause, due, until, was_visible });
 }
 
-/// Drops expectations that are met or expired, and schedules the next look for the others.
-fn update_expectations(expectations: &mut Expectations, entry: &Entry) {
+/// Drops expectations that are met or expired, and schedules the next look for the others. `answered` is false after a failed
+/// inspection, which does not show that an object is gone.
+fn update_expectations(expectations: &mut Expectations, entry: &Entry, answered: bool) {
     let now = Instant::now();
     expectations.retain(|(id, kind), e| {
-        if effect_shows(*kind, id, entry.record()) || e.until.is_some_and(|until| now >= until) {
+        let visible = is_visible(id, entry.record());
+        // The runtime has an object before it exits, so one that is in no list afterwards is gone.
+        let is_exit = matches!(kind, HintKind::Exiting | HintKind::Exited);
+        let gone = is_exit && answered && !visible && (e.was_visible || e.due <= now);
+        if gone || effect_shows(*kind, id, entry.record()) || e.until.is_some_and(|until| now >= until) {
             return false;
         }
+        e.was_visible |= visible;
         if e.due <= now {
             let pause = next_pause(e.pause);
             e.pause = Some(pause);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use common::{Bench, Watch, options};
 use parking_lot::Mutex;
+use pleg_service::Periods;
 use pleg_service::traits::HintKind;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -19,9 +20,20 @@ use tonic::Code;
 
 #[derive(Debug, Clone)]
 enum Act {
-    AddSandbox { pod: u8, attempt: u8 },
-    AddContainer { sandbox: u8, started: bool },
+    AddSandbox {
+        pod: u8,
+        attempt: u8,
+    },
+    AddContainer {
+        sandbox: u8,
+        started: bool,
+    },
     Start(u8),
+    /// A start of pod-sync whose command ends before pod-sync observes the container, by this many milliseconds.
+    StartBriefly {
+        sandbox: u8,
+        before: u8,
+    },
     Exit(u8),
     Remove(u8),
     ExitSandbox(u8),
@@ -29,7 +41,10 @@ enum Act {
     Wait(u16),
     CutHints,
     ForbidHints(bool),
-    Observe { pod: u8, full: bool },
+    Observe {
+        pod: u8,
+        full: bool,
+    },
     FailStatus,
     Restart,
 }
@@ -39,6 +54,7 @@ fn act() -> impl Strategy<Value = Act> {
         3 => (0..4u8, 0..3u8).prop_map(|(pod, attempt)| Act::AddSandbox { pod, attempt }),
         6 => (any::<u8>(), any::<bool>()).prop_map(|(sandbox, started)| Act::AddContainer { sandbox, started }),
         2 => any::<u8>().prop_map(Act::Start),
+        2 => (any::<u8>(), 0..100u8).prop_map(|(sandbox, before)| Act::StartBriefly { sandbox, before }),
         5 => any::<u8>().prop_map(Act::Exit),
         3 => any::<u8>().prop_map(Act::Remove),
         2 => any::<u8>().prop_map(Act::ExitSandbox),
@@ -50,6 +66,13 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::FailStatus),
         1 => Just(Act::Restart),
     ]
+}
+
+/// An act that causes no loss of hints, and no failed inspection.
+fn lossless_act() -> impl Strategy<Value = Act> {
+    act().prop_filter("causes a list", |act| {
+        !matches!(act, Act::CutHints | Act::ForbidHints(_) | Act::FailStatus | Act::Restart)
+    })
 }
 
 /// Delivery of the hints of one act: lost, sent, or sent twice. Each copy is sent at once or the given number
@@ -110,8 +133,8 @@ fn was_absent(presence: &Presence, uid: &str, at: Instant) -> bool {
     times.any(|((begin, pods), end)| *begin <= at && end + NOTICED >= at && !pods.contains(uid))
 }
 
-async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
-    let bench = Bench::new(options(exit_lag), true, |_| {});
+async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration, periods: Periods, settled: Duration) {
+    let bench = Bench::with(options(exit_lag), true, periods, |_| {});
     let mut prompt = bench.watch(None).await;
     let gone = Arc::<Mutex<Vec<(String, Instant)>>>::default();
     let (seen, mut presence) = (Arc::clone(&gone), vec![(Instant::now(), BTreeSet::new())]);
@@ -171,6 +194,22 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
                 if let Some(id) = pick(&containers, n) {
                     runtime.start_container(&id);
                     hints.push((HintKind::Started, id));
+                }
+            }
+            Act::StartBriefly { sandbox, before } => {
+                if let Some(sandbox) = pick(&sandboxes, sandbox) {
+                    let attempt = attempts.entry(sandbox.clone()).or_default();
+                    *attempt += 1;
+                    let seed = ContainerSeed::running("main").attempt(*attempt);
+                    let id = runtime.add_container(&sandbox, &seed);
+                    runtime.exit(&id, 1);
+                    let kinds = [HintKind::Created, HintKind::Started, HintKind::Exiting, HintKind::Exited];
+                    kinds.into_iter().for_each(|kind| bench.hints.hint(kind, &id));
+                    tokio::time::sleep(Duration::from_millis(before.into())).await;
+                    let owner = runtime.containers().into_iter().find(|c| c.id() == id);
+                    let uid = owner.map(|c| c.pod_uid().to_owned()).unwrap_or_default();
+                    // It fails while the runtime is down.
+                    let _ = bench.observe(&uid, false).await;
                 }
             }
             Act::Exit(n) => {
@@ -237,7 +276,7 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration) {
         }
     }
     bench.runtime.unscript_all();
-    tokio::time::sleep(Duration::from_secs(35)).await;
+    tokio::time::sleep(settled).await;
     prompt.abort();
     for (uid, at) in gone.lock().iter() {
         assert!(was_absent(&presence, uid, *at), "{uid} was called gone while the runtime had it");
@@ -266,11 +305,20 @@ fn cases_or(default: u32) -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
 }
 
-/// Runs a history in paused time.
+/// Runs a history in paused time, with a relist every 30 s.
 fn check(acts: Vec<(Act, Vec<u16>)>, lag: u64) {
+    paused(run(acts, Duration::from_millis(lag), Periods::default(), Duration::from_secs(35)));
+}
+
+/// Runs a history in paused time, without a relist after the first one.
+fn check_hints(acts: Vec<(Act, Vec<u16>)>, lag: u64) {
+    let periods = Periods { relist_live: Duration::from_secs(3600), ..Periods::default() };
+    paused(run(acts, Duration::from_millis(lag), periods, Duration::from_secs(15)));
+}
+
+fn paused(history: impl Future<Output = ()>) {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_all().start_paused(true).build().unwrap();
-    runtime.block_on(run(acts, Duration::from_millis(lag)));
+    runtime.enable_all().start_paused(true).build().unwrap().block_on(history);
 }
 
 proptest! {
@@ -288,6 +336,14 @@ proptest! {
         lag in prop_oneof![Just(0u64), 1..400u64],
     ) {
         check(acts, lag);
+    }
+
+    #[test]
+    fn hints_alone_are_enough_while_none_is_lost(
+        acts in proptest::collection::vec((lossless_act(), (0..50u16).prop_map(|late| vec![late])), 1..60),
+        lag in prop_oneof![Just(0u64), 1..400u64],
+    ) {
+        check_hints(acts, lag);
     }
 }
 

@@ -59,6 +59,43 @@ async fn an_exit_is_observed_although_its_hint_precedes_the_state_change() {
     assert_eq!(watch.pods["u1"].containers[0].exit_code, 3);
 }
 
+/// A command that cannot be executed: the container ends before pod-sync observes its start, and the CRI shows it as running for a
+/// while. Events of containerd name no pod, events of the CRI do.
+#[tokio::test(start_paused = true)]
+async fn an_exit_of_a_container_that_was_never_inspected_is_observed() {
+    let lag = Duration::from_millis(80);
+    let bench = Bench::with(options(lag), true, ten_minutes(), |_| {});
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    let (sandbox, _) = web(&bench.runtime);
+    bench.observe("u1", true).await.unwrap();
+    let u1 = || quintlet_model::ids::PodUid::parse("u1").ok();
+    for (kind, pod, latest) in [
+        (HintKind::Exited, None, Duration::from_millis(200)),
+        (HintKind::Exited, u1(), Duration::from_millis(200)),
+        (HintKind::Exiting, None, Duration::from_millis(6200)),
+        (HintKind::Exiting, u1(), Duration::from_millis(5200)),
+    ] {
+        let name = format!("{}-{}", kind.name(), if pod.is_some() { "with" } else { "without" });
+        let id = bench.runtime.add_container(&sandbox, &ContainerSeed::running(&name));
+        let began = Instant::now();
+        bench.runtime.exit(&id, 1);
+        bench.hints.event(HintEvent::Hint { kind, id: id.clone(), pod, trace: None, at_unix_ns: 0 });
+        watch.until("exit", |w| w.state("u1", &id) == Some(pb::ContainerState::Exited)).await;
+        assert!(began.elapsed() < latest, "{name}: {:?}", began.elapsed());
+    }
+    // A container that is gone already, or that the CRI never had: one list, and no further look.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let lists = || bench.runtime.count(Method::ListContainers);
+    for kind in [HintKind::Exited, HintKind::Exiting] {
+        let before = lists();
+        let id = "gone".to_owned();
+        bench.hints.event(HintEvent::Hint { kind, id, pod: u1(), trace: None, at_unix_ns: 0 });
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(lists(), before + 1, "{kind:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_hint_with_an_unknown_id_is_resolved_to_its_pod_or_dropped() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
@@ -77,7 +114,7 @@ async fn a_hint_with_an_unknown_id_is_resolved_to_its_pod_or_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sandbox_that_is_observed_within_five_seconds_of_its_hint_needs_no_list() {
+async fn a_sandbox_that_is_observed_within_ten_seconds_of_its_hint_needs_no_list() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
     let mut watch = bench.watch(None).await;
     watch.snapshot().await;
@@ -87,7 +124,7 @@ async fn a_sandbox_that_is_observed_within_five_seconds_of_its_hint_needs_no_lis
     let (sandbox, id) = web(&bench.runtime);
     bench.hints.hint(HintKind::Created, &sandbox);
     bench.hints.hint(HintKind::Started, &sandbox);
-    tokio::time::sleep(Duration::from_millis(4900)).await;
+    tokio::time::sleep(Duration::from_millis(9900)).await;
     assert_eq!(lists(), before, "its creation may still be under way");
     let known = pb::KnownContainer { id, sandbox_id: sandbox.clone() };
     let request = pb::ObserveRequest {
@@ -99,6 +136,29 @@ async fn a_sandbox_that_is_observed_within_five_seconds_of_its_hint_needs_no_lis
     bench.client.clone().observe(request).await.unwrap();
     tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(lists(), before);
+}
+
+/// A burst: starts that take longer than ten seconds.
+#[tokio::test(start_paused = true)]
+async fn new_ids_that_are_not_urgent_share_a_list() {
+    quintlet_kit::timers::align();
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    // The time of the boot in this test is not a whole second before its begin.
+    tokio::time::sleep_until(quintlet_kit::timers::next_tick(Duration::from_secs(1))).await;
+    let before = bench.runtime.count(Method::ListContainers);
+    let began = Instant::now();
+    for n in 0..9 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let id = bench.runtime.add_sandbox(&format!("u{n}"), "pod", "default", 0);
+        bench.hints.hint(HintKind::Created, &id);
+    }
+    watch.until("nine pods", |w| w.pods.len() == 9).await;
+    assert_eq!(began.elapsed().as_millis() / 10, 1100, "ten seconds, and up to one more");
+    let of_pods = 9;
+    assert_eq!(bench.runtime.count(Method::ListContainers), before + 1 + of_pods);
 }
 
 #[tokio::test(start_paused = true)]

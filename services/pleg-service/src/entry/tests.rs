@@ -219,12 +219,12 @@ fn a_hinted_change_is_confirmed_once_the_cri_shows_it() {
         (Exited, "c", ContainerState::Running, false),
         (Exited, "c", ContainerState::Exited, true),
         (Exited, "s", ContainerState::Exited, false),
-        (Exited, "gone", ContainerState::Running, true),
+        (Exited, "new", ContainerState::Running, false),
         (Deleted, "c", ContainerState::Exited, false),
         (Deleted, "gone", ContainerState::Exited, true),
     ] {
         assert_eq!(effect_shows(kind, id, Some(&record(state))), shows, "{kind:?} {id} {state:?}");
     }
-    assert!(effect_shows(Exited, "c", None) && effect_shows(Deleted, "c", None));
-    assert!(!effect_shows(Started, "c", None));
+    assert!(effect_shows(Deleted, "c", None));
+    assert!(!effect_shows(Started, "c", None) && !effect_shows(Exited, "c", None));
 }

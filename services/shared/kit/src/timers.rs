@@ -2,7 +2,8 @@
 //!
 //! Loops of one period that begin at different times would each wake the process. [`pause`] ends at a multiple of its period since the
 //! boot, so that all loops of 10 s run one after the other, together with every second run of loops of 5 s. It is for
-//! periodic work of a process whose exact time does not matter, not for time limits, back-offs, or periods that a pod names.
+//! periodic work of a process whose exact time does not matter, not for time limits, back-offs, or periods that a pod names. For those
+//! periods, [`slotted`] moves a time by as much as the caller allows.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -37,6 +38,20 @@ pub fn next_tick(period: Duration) -> Instant {
 #[must_use]
 pub fn first_tick(period: Duration) -> Instant {
     if BOOT.get().is_some() { next_tick(period) } else { Instant::now() }
+}
+
+/// Returns `at`; if timers are aligned, the first multiple of `slot` since the boot that is not before `at`.
+#[must_use]
+pub fn slotted(at: Instant, slot: Duration) -> Instant {
+    slot_at(BOOT.get().copied(), at, slot)
+}
+
+fn slot_at(boot: Option<Instant>, at: Instant, slot: Duration) -> Instant {
+    let Some(boot) = boot else { return at };
+    let past = at.saturating_duration_since(boot).as_nanos().checked_rem(slot.as_nanos()).unwrap_or_default();
+    let past = Duration::from_nanos(u64::try_from(past).unwrap_or_default());
+    let wait = if past.is_zero() { past } else { slot.saturating_sub(past) };
+    at.checked_add(wait).unwrap_or(at)
 }
 
 fn next(boot: Option<Instant>, now: Instant, period: Duration) -> Instant {
@@ -75,6 +90,22 @@ mod tests {
         }
         let (now, period) = (boot + Duration::from_secs(7), Duration::from_secs(10));
         assert_eq!(next(None, now, period), now + period, "not aligned");
+    }
+
+    #[test]
+    fn slots_begin_at_multiples_of_their_length_since_the_boot() {
+        let boot = Instant::now();
+        let ms = Duration::from_millis;
+        for (at, slot, want) in
+            [(1_001, 20, 1_020), (1_019, 20, 1_020), (1_020, 20, 1_020), (1_001, 0, 1_001)]
+        {
+            assert_eq!(
+                slot_at(Some(boot), boot + ms(at), ms(slot)),
+                boot + ms(want),
+                "{at} in slots of {slot}"
+            );
+        }
+        assert_eq!(slot_at(None, boot + ms(7), ms(20)), boot + ms(7), "not aligned");
     }
 
     #[tokio::test(start_paused = true)]
