@@ -29,6 +29,11 @@ struct Seconds {
     namespace: String,
 }
 
+/// The counters of one probe, each from its first evaluation on. Its durations are not here: their series has no UID, so that the end
+/// of another pod with the same name removes it.
+#[derive(Debug, Default)]
+pub struct Counters([Option<Counter>; 3]);
+
 /// The label `result` of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
@@ -96,8 +101,21 @@ impl Metrics {
     }
 
     /// Counts one evaluation. Failures have no duration (`pkg/kubelet/prober: prober.probe`).
-    pub fn evaluated(&self, pod: &PodRef, key: &ProbeKey, counted: Counted, took: Duration) {
-        self.total.get_or_create(&total(pod, key, counted)).inc();
+    pub fn evaluated(
+        &self,
+        counters: &mut Counters,
+        pod: &PodRef,
+        key: &ProbeKey,
+        counted: Counted,
+        took: Duration,
+    ) {
+        let Counters([successful, failed, unknown]) = counters;
+        let counter = match counted {
+            Counted::Successful => successful,
+            Counted::Failed => failed,
+            Counted::Unknown => unknown,
+        };
+        counter.get_or_insert_with(|| self.total.get_or_create_owned(&total(pod, key, counted))).inc();
         match counted {
             Counted::Successful | Counted::Unknown => {
                 self.seconds.get_or_create(&seconds(pod, key)).observe(took.as_secs_f64());
@@ -146,5 +164,36 @@ fn seconds(pod: &PodRef, key: &ProbeKey) -> Seconds {
         container: key.container.clone(),
         pod: pod.name.to_string(),
         namespace: pod.namespace.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use quintlet_model::ids::PodUid;
+
+    /// Returns the values of the families whose names begin with `name`, for pods named `twin`.
+    fn of_twins(name: &str) -> Vec<String> {
+        let text = metrics::text();
+        let lines = text.lines().filter(|l| l.starts_with(name) && l.contains("twin"));
+        lines.filter_map(|l| l.rsplit(' ').next().map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn the_end_of_a_pod_leaves_the_metrics_of_another_one_with_its_name() {
+        let metrics = Metrics::new();
+        let [first, second] = ["twin-1", "twin-2"].map(|uid| {
+            let uid = PodUid::parse(uid).unwrap();
+            let key = ProbeKey { uid: uid.clone(), container: "c".into(), probe: ProbeType::Liveness };
+            (PodRef { uid, namespace: "default".into(), name: "twin".into() }, key, Counters::default())
+        });
+        let [(old_pod, old_key, mut old), (pod, key, mut new)] = [first, second];
+        let took = Duration::from_millis(1);
+        metrics.evaluated(&mut old, &old_pod, &old_key, Counted::Successful, took);
+        metrics.evaluated(&mut new, &pod, &key, Counted::Successful, took);
+        metrics.remove(&old_pod, &old_key);
+        metrics.evaluated(&mut new, &pod, &key, Counted::Successful, took);
+        assert_eq!(of_twins("prober_probe_total"), ["2"]);
+        assert_eq!(of_twins("prober_probe_duration_seconds_count"), ["1"], "since the removal");
     }
 }

@@ -16,7 +16,7 @@ use tracing::{Instrument as _, Span};
 use crate::convert;
 use crate::decide::{self, NextStep, ProbeAttempt};
 use crate::handlers::{Attempt, Broken};
-use crate::metrics::Counted;
+use crate::metrics::{Counted, Counters};
 use crate::shared::Shared;
 use crate::stall;
 use crate::target::{Probe, Target, View};
@@ -43,6 +43,7 @@ struct State {
     output: String,
     /// Trace of the driver's request that introduced this container instance.
     trace: Option<Trace>,
+    counters: Counters,
     /// The probe was removed: evaluations are neither counted nor reported.
     ended: bool,
 }
@@ -65,6 +66,7 @@ impl Slot {
             memory: None,
             output: String::new(),
             trace: None,
+            counters: Counters::default(),
             ended: false,
         };
         Self { key, pod, wake: Notify::new(), state: Mutex::new(state) }
@@ -209,7 +211,7 @@ impl Slot {
         span.record("probe.outcome", tracing::field::debug(result));
         let _entered = span.enter();
         if let Some(counted) = counted {
-            shared.metrics.evaluated(&self.pod, &self.key, counted, took);
+            shared.metrics.evaluated(&mut state.counters, &self.pod, &self.key, counted, took);
         }
         output.clone_into(&mut state.output);
         if let Some(next) = decide::evaluate(&begun.probe, &memory, result) {

@@ -6,8 +6,8 @@ use std::time::Duration;
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{Work, contained};
-use quintlet_kit::failpoint;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
+use quintlet_kit::{failpoint, timers};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::decide::NextStep;
 use crate::shared::Shared;
@@ -17,13 +17,45 @@ use crate::slot::Slot;
 const AFTER_PANIC: Duration = Duration::from_secs(10);
 const LONGEST_AFTER_PANIC: Duration = Duration::from_secs(3600);
 
+/// Parts of a period in which its evaluations begin together, so that the process wakes once for several probes, and finds its code in
+/// the processor's caches. A probe begins up to one part later for it: 40 ms of a period of one second.
+const SLOTS: u32 = 25;
+
+/// The times at which a probe is due: the first exactly, the others in slots.
+struct Ticks {
+    next: Instant,
+    period: Duration,
+}
+
+impl Ticks {
+    /// Lets the next tick be one period after `at`.
+    fn restart(&mut self, at: Instant) {
+        self.begin_after(at, 1);
+    }
+
+    fn begin_after(&mut self, at: Instant, periods: u32) {
+        let slot = self.period.checked_div(SLOTS).unwrap_or_default();
+        self.next = timers::slotted(deadline_after(at, self.period.saturating_mul(periods)), slot);
+    }
+
+    /// Returns the time of the next tick once it has come. Missed ticks collapse into one.
+    ///
+    /// Cancellation safety: the tick of a dropped call stays due.
+    async fn tick(&mut self) -> Instant {
+        let due = self.next;
+        sleep_until(due).await;
+        let late = due.elapsed().as_nanos().checked_div(self.period.as_nanos()).unwrap_or_default();
+        self.begin_after(due, u32::try_from(late).unwrap_or(u32::MAX).saturating_add(1));
+        due
+    }
+}
+
 /// Evaluates the probe every period until the task is aborted, for the first time after `jitter`.
 ///
 /// Missed ticks collapse into one. The probe is evaluated at once when its container starts or its initial delay ends, and the
 /// period counts from there. Nothing else moves the ticks.
 pub(crate) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, jitter: Duration) {
-    let mut ticker = interval_at(deadline_after(Instant::now(), jitter), slot.period());
-    ticker.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut ticks = Ticks { next: deadline_after(Instant::now(), jitter), period: slot.period() };
     let work = Work::new(slot.key.uid.as_str(), format!("{}/{}", slot.pod.namespace, slot.pod.name));
     let mut after_panic = Backoff::new(AFTER_PANIC, 2.0, LONGEST_AFTER_PANIC);
     loop {
@@ -35,16 +67,17 @@ pub(crate) async fn run(shared: Arc<Shared>, slot: Arc<Slot>, jitter: Duration) 
         // A dropped tick stays due, a dropped wake stays set, and the delay is computed again.
         let due = tokio::select! {
             // A tick that passed during the last evaluation is due now.
-            at = ticker.tick() => at.max(ready),
+            at = ticks.tick() => at.max(ready),
             () = slot.wake.notified() => {
                 if !matches!(slot.next_step(shared.clock.boot()), NextStep::Probe(_)) {
                     continue;
                 }
-                ticker.reset();
-                Instant::now()
+                let now = Instant::now();
+                ticks.restart(now);
+                now
             }
             () = sleep(delay.unwrap_or_default()), if delay.is_some() => {
-                ticker.reset();
+                ticks.restart(Instant::now());
                 deadline_after(ready, delay.unwrap_or_default())
             }
         };

@@ -11,7 +11,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::{Attempt, USER_AGENT, dial, go_status};
+use super::dial::{self, Purpose};
+use super::{Attempt, USER_AGENT, go_status};
 use quintlet_model::go_duration;
 
 /// Wait between attempts to connect within the timeout.
@@ -70,7 +71,8 @@ async fn connect(host: String, port: u16, to: &str) -> Result<Channel, String> {
         let connector = tower::service_fn(move |_: http::Uri| {
             let host = host.clone();
             async move {
-                let connection = dial::dial(&host, port).await.map_err(std::io::Error::other)?;
+                let connected = dial::dial(&host, port, Purpose::Request).await;
+                let (connection, _) = connected.map_err(std::io::Error::other)?;
                 Ok::<_, std::io::Error>(TokioIo::new(connection))
             }
         });

@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use super::dial;
+use super::dial::{self, Connection, Purpose, Route};
 use super::url::{self, Url};
 use super::{Attempt, Broken, MAX_OUTPUT, USER_AGENT};
 use crate::target::HttpGet;
@@ -135,11 +135,12 @@ struct Get {
 
 impl Get {
     async fn send(&self) -> Result<Exchange, String> {
-        let tcp = dial::dial(&self.url.host, self.url.port).await?;
-        let route = tcp.route().to_owned();
-        if !self.url.tls {
-            return self.http1(tcp, route).await;
-        }
+        let (tcp, route) = dial::dial(&self.url.host, self.url.port, Purpose::Request).await?;
+        // Boxed, so that a probe without TLS has no room for it.
+        if self.url.tls { Box::pin(self.https(tcp, route)).await } else { self.http1(tcp, route).await }
+    }
+
+    async fn https(&self, tcp: Connection, route: Route) -> Result<Exchange, String> {
         let name = ServerName::try_from(self.url.host.clone()).map_err(|e| format!("tls: {e}"))?;
         let connector = TlsConnector::from(tls_config());
         let tls = match timeout(TLS_HANDSHAKE, connector.connect(name, tcp)).await {
@@ -153,7 +154,7 @@ impl Get {
         self.http1(tls, route).await
     }
 
-    async fn http1<I>(&self, io: I, route: String) -> Result<Exchange, String>
+    async fn http1<I>(&self, io: I, route: Route) -> Result<Exchange, String>
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -169,14 +170,14 @@ impl Get {
             .title_case_headers(true)
             .handshake(TokioIo::new(io))
             .await
-            .map_err(|e| go_error_text(&e, &route))?;
+            .map_err(|e| go_error_text(&e, route))?;
         let mut connection = connection.map(drop).boxed().fuse();
         let response = alongside(&mut connection, sender.send_request(request)).await;
-        let response = response.map_err(|e| go_error_text(&e, &route))?;
+        let response = response.map_err(|e| go_error_text(&e, route))?;
         Ok(Exchange { response, connection: Box::pin(connection), route })
     }
 
-    async fn http2<I>(&self, io: I, route: String) -> Result<Exchange, String>
+    async fn http2<I>(&self, io: I, route: Route) -> Result<Exchange, String>
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -188,10 +189,10 @@ impl Get {
         let (mut sender, connection) = hyper::client::conn::http2::Builder::new(Tasks)
             .handshake(TokioIo::new(io))
             .await
-            .map_err(|e| go_error_text(&e, &route))?;
+            .map_err(|e| go_error_text(&e, route))?;
         let mut connection = connection.map(drop).boxed().fuse();
         let response = alongside(&mut connection, sender.send_request(request)).await;
-        let response = response.map_err(|e| go_error_text(&e, &route))?;
+        let response = response.map_err(|e| go_error_text(&e, route))?;
         Ok(Exchange { response, connection: Box::pin(connection), route })
     }
 }
@@ -200,7 +201,7 @@ impl Get {
 struct Exchange {
     response: Response<Incoming>,
     connection: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>,
-    route: String,
+    route: Route,
 }
 
 impl Exchange {
@@ -214,7 +215,7 @@ impl Exchange {
                 match body.frame().await {
                     Some(Ok(frame)) => kept.extend(frame.into_data().unwrap_or_default()),
                     Some(Err(error)) => {
-                        let text = go_error_text(&error, &route);
+                        let text = go_error_text(&error, route);
                         return Err(if text == "EOF" { "unexpected EOF".to_owned() } else { text });
                     }
                     None => break,
@@ -260,7 +261,7 @@ where
 }
 
 /// Returns Go's text of a transport error.
-fn go_error_text(error: &hyper::Error, route: &str) -> String {
+fn go_error_text(error: &hyper::Error, route: Route) -> String {
     if error.is_incomplete_message() {
         return "EOF".to_owned();
     }

@@ -55,6 +55,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tonic::transport::Channel;
 
+use self::dial::Purpose;
 pub use self::url::LocationError;
 use crate::target::{Handler, Probe};
 
@@ -104,14 +105,15 @@ pub trait Attempts: Send + Sync + 'static {
 /// Makes attempts over the network, and through cri-proxy for commands.
 #[derive(Debug, Clone)]
 pub struct RealAttempts {
-    exec: Channel,
+    /// Shared, since a clone of a channel allocates, and only commands need one.
+    exec: Arc<Channel>,
 }
 
 impl RealAttempts {
     /// `socket` is cri-proxy's probe socket, which need not exist yet.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        Self { exec: quintlet_kit::socket::channel(socket.to_owned()) }
+        Self { exec: Arc::new(quintlet_kit::socket::channel(socket.to_owned())) }
     }
 }
 
@@ -122,7 +124,7 @@ impl Attempts for RealAttempts {
         container_id: String,
         pod_ip: String,
     ) -> BoxFuture<'static, Attempt> {
-        let exec = self.exec.clone();
+        let exec = Arc::clone(&self.exec);
         Box::pin(async move {
             let timeout = probe.timeout;
             let host = probe.handler.host(&pod_ip).unwrap_or_default();
@@ -136,11 +138,12 @@ impl Attempts for RealAttempts {
                     Err(broken) => broken,
                 },
                 Handler::Grpc { port: number, service } => match port(*number) {
-                    Ok(port) => grpc::probe(host, port, service, timeout).await,
+                    Ok(port) => Box::pin(grpc::probe(host, port, service, timeout)).await,
                     Err(broken) => broken,
                 },
                 Handler::Exec { command, grant } => {
-                    exec::probe(exec, container_id, command.clone(), grant.clone(), timeout).await
+                    let (command, grant) = (command.clone(), grant.clone());
+                    Box::pin(exec::probe((*exec).clone(), container_id, command, grant, timeout)).await
                 }
                 Handler::Broken(why) => Attempt::unknown(why.clone()),
                 Handler::Missing => Attempt::unknown("missing probe handler"),
@@ -157,8 +160,8 @@ fn port(number: u32) -> Result<u16, Attempt> {
 }
 
 async fn tcp(host: &str, port: u16, timeout: Duration) -> Attempt {
-    match tokio::time::timeout(timeout, dial::dial(host, port)).await {
-        Ok(Ok(_closed_on_drop)) => Attempt::Success(String::new()),
+    match tokio::time::timeout(timeout, dial::dial(host, port, Purpose::Handshake)).await {
+        Ok(Ok(_connected)) => Attempt::Success(String::new()),
         Ok(Err(error)) => Attempt::Failure(error),
         Err(_) => Attempt::Failure(format!("dial tcp {}: i/o timeout", dial::join_host_port(host, port))),
     }

@@ -317,6 +317,71 @@ async fn any_certificate_is_accepted_and_plain_http_is_detected() {
     assert_eq!(http_get(tls(plain)).await, failure(text));
 }
 
+/// Returns how many TCP segments the network namespace of this thread has sent.
+fn segments_sent() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap();
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp: ")).map(str::split_whitespace);
+    let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+    let (_, sent) = names.zip(values).find(|(name, _)| *name == "OutSegs").unwrap();
+    sent.parse().unwrap()
+}
+
+const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine";
+
+#[test]
+fn an_exchange_has_no_segment_that_only_acknowledges() {
+    // In a network namespace of this thread, where no other process sends.
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    assert!(std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let exchange = async |purpose| {
+            let before = segments_sent();
+            let (mut connection, _) = dial::dial("127.0.0.1", port, purpose).await.unwrap();
+            connection.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+            let (mut server, _) = listener.accept().await.unwrap();
+            server.read_exact(&mut [0; 18]).await.unwrap();
+            server.write_all(ANSWER).await.unwrap();
+            connection.read_exact(&mut [0; ANSWER.len()]).await.unwrap();
+            drop(connection);
+            assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0, "closed");
+            drop(server);
+            segments_sent() - before
+        };
+        // The least of several, since a late acknowledgement is a segment of its own.
+        let (mut with, mut without) = (u64::MAX, u64::MAX);
+        for _ in 0..20 {
+            with = with.min(exchange(Purpose::Request).await);
+            without = without.min(exchange(Purpose::Handshake).await);
+        }
+        assert_eq!(with + 2, without, "segments of both ends: those for the handshake and the answer");
+    });
+}
+
+/// A server with Nagle's algorithm sends the second part of its answer when the first is acknowledged.
+#[tokio::test]
+async fn a_part_of_an_answer_is_acknowledged_at_once() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (mut connection, _) = dial::dial("127.0.0.1", port, Purpose::Request).await.unwrap();
+    connection.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    let (mut server, _) = listener.accept().await.unwrap();
+    let (first, second) = ANSWER.split_at(10);
+    let mut answer = [0; ANSWER.len()];
+    // Nothing has arrived yet.
+    assert!(futures::poll!(std::pin::pin!(connection.read(&mut answer))).is_pending());
+    server.write_all(first).await.unwrap();
+    connection.read_exact(&mut answer[..first.len()]).await.unwrap();
+    assert!(!connection.acknowledges_at_once());
+    assert!(futures::poll!(std::pin::pin!(connection.read(&mut answer))).is_pending());
+    assert!(connection.acknowledges_at_once());
+    server.write_all(second).await.unwrap();
+    connection.read_exact(&mut answer[first.len()..]).await.unwrap();
+    assert_eq!(answer, ANSWER);
+}
+
 #[tokio::test]
 async fn a_tcp_probe_distinguishes_an_open_port_from_a_closed_one() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
