@@ -60,6 +60,9 @@ pub struct CrashLoopEntry {
     /// The newest exit, with its time by CLOCK_BOOTTIME.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<RecordedExit>,
+    /// The exited instance whose restart is in progress.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarting: Option<ContainerId>,
 }
 
 /// Exit of a container instance.
@@ -90,19 +93,38 @@ impl CrashLoopBackoffs {
         }
     }
 
-    /// Records that the container is restarted now. Call it, and save the record, before the start. Returns the delay that
-    /// applies after the next exit.
-    pub fn record_restart(
+    /// Records that the restart of an exited instance begins, whose back-off is over. Call it, and save the record, before the
+    /// start. The restart is in progress until [`Self::end_restart`], and counts once, however often it is begun. Returns the
+    /// delay that applies after the next exit.
+    pub fn begin_restart(
         &mut self,
         key: &str,
+        exited: &ContainerId,
         finished_ago: Duration,
         now: Duration,
         delays: BackoffDelays,
     ) -> Duration {
+        if let Some(entry) = self.restarting(key, exited) {
+            return entry.delay;
+        }
         let delay = delays.after(self.live(key, finished_ago, now).map(|e| e.delay));
-        let exit = self.entry(key).and_then(|e| e.exit);
-        self.entries.insert(key.to_owned(), CrashLoopEntry { delay, last_update: now, exit });
+        let exit = self.entries.remove(key).and_then(|e| e.exit);
+        let restarting = Some(exited.clone());
+        self.entries.insert(key.to_owned(), CrashLoopEntry { delay, last_update: now, exit, restarting });
         delay
+    }
+
+    /// Returns whether the restart of this exited instance is in progress. It needs no other back-off.
+    #[must_use]
+    pub fn is_restarting(&self, key: &str, exited: &ContainerId) -> bool {
+        self.restarting(key, exited).is_some()
+    }
+
+    /// Records that the restart in progress has succeeded or failed. The next one counts.
+    pub fn end_restart(&mut self, key: &str) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.restarting = None;
+        }
     }
 
     /// Returns how long before `now` (CLOCK_BOOTTIME) an instance finished. The wall clock is used for the first observation of
@@ -134,13 +156,13 @@ impl CrashLoopBackoffs {
         self.entries.retain(|_, e| now.saturating_sub(e.last_update) <= CRASH_LOOP_RESET.saturating_mul(2));
     }
 
-    fn entry(&self, key: &str) -> Option<CrashLoopEntry> {
-        self.entries.get(key).cloned()
+    fn restarting(&self, key: &str, exited: &ContainerId) -> Option<&CrashLoopEntry> {
+        self.entries.get(key).filter(|entry| entry.restarting.as_ref() == Some(exited))
     }
 
-    fn live(&self, key: &str, finished_ago: Duration, now: Duration) -> Option<CrashLoopEntry> {
+    fn live(&self, key: &str, finished_ago: Duration, now: Duration) -> Option<&CrashLoopEntry> {
         let finished = now.saturating_sub(finished_ago);
-        self.entry(key).filter(|e| finished.saturating_sub(e.last_update) <= CRASH_LOOP_RESET)
+        self.entries.get(key).filter(|e| finished.saturating_sub(e.last_update) <= CRASH_LOOP_RESET)
     }
 }
 
@@ -281,7 +303,7 @@ mod tests {
         {
             let exited = exit_of("a", wall(1));
             let mut state = CrashLoopBackoffs::default();
-            state.record_restart("k", Duration::ZERO, s(1000), BackoffDelays::default());
+            restart(&mut state, Duration::ZERO, s(1000), BackoffDelays::default());
             let ago = state.finished_ago("k", &exited, wall(1 + first), s(1001));
             assert!(ago <= s(1), "{first}: {ago:?}");
             assert!(
@@ -291,11 +313,7 @@ mod tests {
             assert!(ago >= s(5) && ago <= s(6), "{first} {then}: {ago:?}");
             let ago = state.finished_ago("k", &exited, wall(11 + then), s(1011));
             assert_eq!(state.decide("k", ago, s(1011)), BackoffDecision::Start, "{first} {then}");
-            assert_eq!(
-                state.record_restart("k", ago, s(1011), BackoffDelays::default()),
-                s(20),
-                "{first} {then}"
-            );
+            assert_eq!(restart(&mut state, ago, s(1011), BackoffDelays::default()), s(20), "{first} {then}");
             // An instance that was not restarted keeps its finish time.
             assert!(state.finished_ago("k", &exited, wall(12 + then), s(1012)) >= s(11));
             let next = exit_of("b", wall(13 + then));
@@ -324,10 +342,23 @@ mod tests {
         ];
         for (row, started_unix_ns, expected) in rows {
             let mut state = CrashLoopBackoffs::default();
-            state.record_restart("k", Duration::ZERO, s(1000), BackoffDelays::default());
+            restart(&mut state, Duration::ZERO, s(1000), BackoffDelays::default());
             let exited = RuntimeContainer { started_unix_ns, ..exit_of("a", at(4)) };
             assert_eq!(state.finished_ago("k", &exited, at(3605), s(1005)), expected, "{row}");
         }
+    }
+
+    // Counts a whole restart.
+    fn restart(
+        state: &mut CrashLoopBackoffs,
+        finished_ago: Duration,
+        now: Duration,
+        delays: BackoffDelays,
+    ) -> Duration {
+        let delay =
+            state.begin_restart("k", &ContainerId::parse("exited").unwrap(), finished_ago, now, delays);
+        state.end_restart("k");
+        delay
     }
 
     fn exit_of(id: &str, at: jiff::Timestamp) -> RuntimeContainer {
@@ -361,7 +392,7 @@ mod tests {
             waited.push(wait.as_secs());
             now += wait;
             assert_eq!(state.decide("k", wait, now), BackoffDecision::Start);
-            state.record_restart("k", wait, now, BackoffDelays::default());
+            restart(&mut state, wait, now, BackoffDelays::default());
         }
         assert_eq!(waited, [0, 10, 20, 40, 80, 160, 300, 300]);
     }
@@ -369,7 +400,7 @@ mod tests {
     #[test]
     fn the_delay_is_measured_from_the_finish() {
         let mut state = CrashLoopBackoffs::default();
-        state.record_restart("k", s(0), s(100), BackoffDelays::default());
+        restart(&mut state, s(0), s(100), BackoffDelays::default());
         assert_eq!(state.decide("k", s(3), s(200)), BackoffDecision::BackOff { until: s(207), delay: s(10) });
         assert_eq!(state.decide("k", s(10), s(200)), BackoffDecision::Start);
     }
@@ -378,20 +409,20 @@ mod tests {
     fn more_than_ten_minutes_between_restart_and_exit_start_over() {
         let mut state = CrashLoopBackoffs::default();
         for now in [s(100), s(120), s(160)] {
-            state.record_restart("k", s(0), now, BackoffDelays::default());
+            restart(&mut state, s(0), now, BackoffDelays::default());
         }
-        assert_eq!(state.entry("k").unwrap().delay, s(40));
+        assert_eq!(state.entries["k"].delay, s(40));
         // It ran for exactly 600 s, which does not reset the delay.
         assert!(matches!(state.decide("k", s(0), s(760)), BackoffDecision::BackOff { .. }));
         assert_eq!(state.decide("k", s(0), s(761)), BackoffDecision::Start);
-        assert_eq!(state.record_restart("k", s(0), s(761), BackoffDelays::default()), s(10));
+        assert_eq!(restart(&mut state, s(0), s(761), BackoffDelays::default()), s(10));
     }
 
     #[test]
     fn back_off_entries_are_kept_until_they_expire() {
         let d = BackoffDelays::default();
         let (mut crashes, mut pulls) = (CrashLoopBackoffs::default(), ImagePullBackoffs::default());
-        crashes.record_restart("k", s(0), s(100), d);
+        restart(&mut crashes, s(0), s(100), d);
         pulls.record_failure("i", s(100), d, "ErrImagePull", "no");
         // It ran for 600 s, and its restart waits for 300 s more.
         crashes.remove_expired(s(1000));
@@ -407,14 +438,14 @@ mod tests {
     fn a_short_maximum_caps_the_first_delay_too() {
         let delays = BackoffDelays { initial: s(10), max: s(15) };
         let mut state = CrashLoopBackoffs::default();
-        assert_eq!(state.record_restart("k", s(0), s(1), delays), s(10));
-        assert_eq!(state.record_restart("k", s(0), s(2), delays), s(15));
+        assert_eq!(restart(&mut state, s(0), s(1), delays), s(10));
+        assert_eq!(restart(&mut state, s(0), s(2), delays), s(15));
     }
 
     #[test]
     fn saved_back_offs_are_restored_unchanged() {
         let mut state = CrashLoopBackoffs::default();
-        state.record_restart("k", s(0), s(100), BackoffDelays::default());
+        restart(&mut state, s(0), s(100), BackoffDelays::default());
         let text = serde_json::to_string(&state).unwrap();
         assert_eq!(serde_json::from_str::<CrashLoopBackoffs>(&text).unwrap(), state);
         let mut pulls = ImagePullBackoffs::default();
@@ -448,6 +479,29 @@ mod tests {
         assert_eq!(base, key(json!({"name": "c", "image": "i", "command": ["x"]})));
         assert_ne!(base, key(json!({"name": "c", "image": "j"})));
         assert_ne!(base, key(json!({"name": "c", "image": "i", "resources": {"limits": {"cpu": "1"}}})));
+    }
+
+    #[test]
+    fn a_restart_in_progress_counts_once_and_until_it_ends() {
+        let [first, second] = ["first", "second"].map(|id| ContainerId::parse(id).unwrap());
+        let d = BackoffDelays::default();
+        let mut state = CrashLoopBackoffs::default();
+        assert!(!state.is_restarting("k", &first));
+        assert_eq!(state.begin_restart("k", &first, s(0), s(100), d), s(10));
+        // Another process repeats it.
+        let mut state: CrashLoopBackoffs =
+            serde_json::from_str(&serde_json::to_string(&state).unwrap()).unwrap();
+        assert!(state.is_restarting("k", &first));
+        assert!(!state.is_restarting("k", &second));
+        assert_eq!(state.begin_restart("k", &first, s(3), s(103), d), s(10), "counts once");
+        assert_eq!(state.begin_restart("k", &second, s(0), s(120), d), s(20), "another exit counts");
+        state.end_restart("k");
+        assert!(!state.is_restarting("k", &second));
+        assert_eq!(
+            state.begin_restart("k", &second, s(20), s(140), d),
+            s(40),
+            "so does a start after one that failed"
+        );
     }
 
     #[test]

@@ -219,7 +219,8 @@ impl Sim {
                 if self.crash_loop.decide(&key, ago, boot) != BackoffDecision::Start {
                     continue;
                 }
-                self.crash_loop.record_restart(&key, ago, boot, BackoffDelays::default());
+                self.crash_loop.begin_restart(&key, &ended.id, ago, boot, BackoffDelays::default());
+                self.crash_loop.end_restart(&key);
             }
             self.start(&c.name);
         }

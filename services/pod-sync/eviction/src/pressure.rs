@@ -8,6 +8,10 @@ use crate::thresholds::Threshold;
 use crate::usage::{Observation, Observations};
 use pod_sync_decisions::admission::PressureCondition;
 
+/// Longest usual time from the removal of a container to that of its files. containerd collects them later, and waits up to 50 times
+/// as long as its last collection took.
+const DISK_RELEASE: Duration = Duration::from_secs(5);
+
 /// Result of one round of observations.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Round {
@@ -70,15 +74,17 @@ impl Pressure {
         crossed
     }
 
-    // An observation decides once, and only if its measurement began after the last eviction ended.
+    // An observation decides once, and only if its measurement began after the last eviction had an effect.
     fn is_new(&self, observation: Option<&Observation>, threshold: &Threshold) -> bool {
         let Some(observation) = observation else { return false };
         let is_later = self.last.get(&threshold.signal).is_none_or(|last| observation.at > last.at);
-        is_later && self.evicted.is_none_or(|evicted| observation.at >= evicted)
+        let effect = if threshold.signal.is_of_disk() { DISK_RELEASE } else { Duration::ZERO };
+        is_later && self.evicted.is_none_or(|evicted| observation.at >= evicted.saturating_add(effect))
     }
 
     /// Records that the resources of evicted pods were released at `now`, or that the wait was abandoned.
-    /// Earlier observations evict no further pod.
+    /// Observations before that evict no further pod; those of a file system none for five seconds more, in which the runtime
+    /// removes the files of the pod.
     pub fn evicted(&mut self, now: Duration) {
         self.evicted = Some(now);
     }
@@ -208,6 +214,19 @@ mod tests {
         let round = node.pressure.observe(&node.thresholds, before, TRANSITION, at(30));
         assert_eq!(round.reclaim_for, [], "observed before the pod was gone");
         assert_eq!(node.with(31, 50).1, [Signal::MemoryAvailable]);
+    }
+
+    #[test]
+    fn an_observation_of_a_disk_decides_only_if_the_runtime_had_time_to_remove_the_files_of_an_evicted_pod() {
+        let thresholds = vec![hard(Signal::ImageFsAvailable, 100)];
+        let mut pressure = Pressure::default();
+        let decided = |pressure: &mut Pressure, seconds| {
+            let full = free(Signal::ImageFsAvailable, 50, 1000, at(seconds));
+            pressure.observe(&thresholds, full, TRANSITION, at(seconds)).reclaim_for.len()
+        };
+        assert_eq!(decided(&mut pressure, 10), 1);
+        pressure.evicted(at(12));
+        assert_eq!([12, 16, 17].map(|seconds| decided(&mut pressure, seconds)), [0, 0, 1]);
     }
 
     #[test]

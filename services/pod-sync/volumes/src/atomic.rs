@@ -185,8 +185,9 @@ fn write_files(dir: &Path, files: &BTreeMap<PathBuf, &FileProjection>) -> Result
     use std::io::Write as _;
     for (path, file) in files {
         let full = dir.join(path);
-        if let Some(parent) = full.parent() {
-            fs::create_dir_all(parent).map_err(io_error("cannot create", parent))?;
+        if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            let parent = dir.join(parent);
+            fs::create_dir_all(&parent).map_err(io_error("cannot create", &parent))?;
         }
         let write = || -> io::Result<()> {
             let mode = file.mode & 0o7777;

@@ -87,19 +87,23 @@ fn page_size(pod: &Pod, medium: &str, asked: &str) -> Result<String, String> {
     sizes.iter().find(same).cloned().ok_or_else(none)
 }
 
+/// Mode of a volume's directory.
+const OPEN_TO_ALL: u32 = 0o777;
+
 #[derive(Debug, Clone)]
 pub(crate) struct EmptyDir {
     pub(crate) path: PathBuf,
-    /// Directory of the marker that exists once the volume is ready.
-    pub(crate) marker_dir: PathBuf,
+    /// Directory of the marker that exists once the volume is ready. Volumes of files have none: their content is compared at each
+    /// sync, so that nothing depends on it. The kubelet has one for them, and makes it when it takes over.
+    pub(crate) marker_dir: Option<PathBuf>,
     pub(crate) medium: Medium,
     /// Group that owns the volume.
     pub(crate) fs_group: Option<u32>,
 }
 
 impl EmptyDir {
-    fn marker(&self) -> PathBuf {
-        self.marker_dir.join("ready")
+    fn marker(&self) -> Option<PathBuf> {
+        self.marker_dir.as_ref().map(|dir| dir.join("ready"))
     }
 
     /// Returns whether the volume was set up before and still exists. Its content is then not touched.
@@ -107,11 +111,13 @@ impl EmptyDir {
     /// # Errors
     /// The mount table cannot be read.
     pub(crate) fn is_ready(&self, table: &dyn MountTable) -> io::Result<bool> {
-        if !self.marker().exists() || !self.path.is_dir() {
+        if self.marker().is_some_and(|marker| !marker.exists()) || !self.path.is_dir() {
             return Ok(false);
         }
         match &self.medium {
-            Medium::Disk => Ok(true),
+            Medium::Disk if self.marker_dir.is_some() => Ok(true),
+            // The mode is set after the directory was made, and its group may have changed since.
+            Medium::Disk => Ok(fs::metadata(&self.path)?.permissions().mode() & OPEN_TO_ALL == OPEN_TO_ALL),
             Medium::Memory(_) => {
                 Ok(table.file_system_at(&self.path)?.is_some_and(|fs_type| fs_type == "tmpfs"))
             }
@@ -150,7 +156,7 @@ impl EmptyDir {
         let mounted = mount_table::mount_at(table, &self.path)?;
         if mounted.is_none() {
             // Independent of the umask.
-            fs::set_permissions(&self.path, fs::Permissions::from_mode(0o777))?;
+            fs::set_permissions(&self.path, fs::Permissions::from_mode(OPEN_TO_ALL))?;
         }
         match (&self.medium, &mounted) {
             (Medium::Disk, _) => {}
@@ -181,8 +187,10 @@ impl EmptyDir {
         {
             tracing::warn!(path = %self.path.display(), gid, error = %e, "failed to change group of emptyDir");
         }
-        fs::DirBuilder::new().recursive(true).mode(0o750).create(&self.marker_dir)?;
-        failpoint::file!("volume marked ready", || fs::File::create(self.marker()))?;
+        if let (Some(dir), Some(marker)) = (&self.marker_dir, self.marker()) {
+            fs::DirBuilder::new().recursive(true).mode(0o750).create(dir)?;
+            failpoint::file!("volume marked ready", || fs::File::create(marker))?;
+        }
         Ok(true)
     }
 }
@@ -212,7 +220,8 @@ mod tests {
     use serde_json::{Value, json};
 
     fn dir(root: &Path, medium: Medium, fs_group: Option<u32>) -> EmptyDir {
-        EmptyDir { path: root.join("volumes/v"), marker_dir: root.join("plugins/v"), medium, fs_group }
+        let marker_dir = Some(root.join("plugins/v"));
+        EmptyDir { path: root.join("volumes/v"), marker_dir, medium, fs_group }
     }
 
     fn mode(path: &Path) -> u32 {
@@ -236,6 +245,23 @@ mod tests {
     }
 
     #[test]
+    fn a_volume_of_files_has_no_marker_and_gets_its_mode_after_a_crash() {
+        let tmp = tempfile::tempdir().unwrap();
+        let files = EmptyDir { marker_dir: None, ..dir(tmp.path(), Medium::Disk, None) };
+        let make = |mode| {
+            fs::create_dir_all(&files.path).unwrap();
+            fs::set_permissions(&files.path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        make(0o755);
+        assert!(files.set_up(&ProcMountTable).unwrap(), "made, without its mode");
+        assert_eq!(mode(&files.path), 0o777);
+        make(0o2777);
+        assert!(!files.set_up(&ProcMountTable).unwrap(), "a group was set");
+        assert_eq!(mode(&files.path), 0o2777);
+        assert!(!tmp.path().join("plugins").exists());
+    }
+
+    #[test]
     fn a_memory_empty_dir_is_one_tmpfs_of_its_size() {
         let tmp = tempfile::tempdir().unwrap();
         let e = dir(tmp.path(), Medium::Memory(1 << 20), Some(77));
@@ -247,7 +273,7 @@ mod tests {
         assert_eq!(total.f_blocks * total.f_frsize, 1 << 20);
         fs::write(e.path.join("kept"), "").unwrap();
         assert!(!e.set_up(&ProcMountTable).unwrap());
-        fs::remove_file(e.marker()).unwrap();
+        fs::remove_file(e.marker().unwrap()).unwrap();
         assert!(e.set_up(&ProcMountTable).unwrap(), "a crash before the marker");
         assert_eq!(count(), 1);
         assert!(e.path.join("kept").exists());

@@ -275,8 +275,7 @@ impl Volumes {
                 return at(PathBuf::new(), true, false);
             }
             let dir = plugin.rsplit_once('/').map_or(plugin, |(_, name)| name);
-            let (host_path, _marker) = self.places(uid, dir, &volume.name, true);
-            at(host_path, volume.empty_dir.is_none(), true)
+            at(self.path(uid, dir, &volume.name), volume.empty_dir.is_none(), true)
         };
         let all = referenced(pod).into_iter().filter(|volume| is_direct(volume));
         all.map(|volume| (volume.name.clone(), place(volume))).collect()
@@ -350,18 +349,20 @@ impl Volumes {
         self.tokens.remove_expired(now);
     }
 
-    fn places(&self, uid: &PodUid, plugin: &str, volume: &str, wrapped: bool) -> (PathBuf, PathBuf) {
+    fn path(&self, uid: &PodUid, plugin: &str, volume: &str) -> PathBuf {
         let pod_dir = paths::pod_dir(&self.root, uid);
-        let marker = if wrapped { format!("wrapped_{volume}") } else { volume.to_owned() };
-        (
-            pod_dir.join("volumes").join(format!("kubernetes.io~{plugin}")).join(volume),
-            pod_dir.join("plugins").join("kubernetes.io~empty-dir").join(marker),
-        )
+        pod_dir.join("volumes").join(format!("kubernetes.io~{plugin}")).join(volume)
+    }
+
+    /// Returns the directory of an emptyDir's marker.
+    fn marker_dir(&self, uid: &PodUid, volume: &str) -> PathBuf {
+        paths::pod_dir(&self.root, uid).join("plugins").join("kubernetes.io~empty-dir").join(volume)
     }
 }
 
+/// Creates the directories that each pod has. `plugins` is made with the first marker, unlike in the kubelet, which makes it for each pod.
 fn make_pod_dirs(pod_dir: &Path) -> io::Result<()> {
-    for dir in [pod_dir.to_owned(), pod_dir.join("volumes"), pod_dir.join("plugins")] {
+    for dir in [pod_dir.to_owned(), pod_dir.join("volumes")] {
         failpoint::file!("pod directory made", || fs::DirBuilder::new()
             .recursive(true)
             .mode(0o750)

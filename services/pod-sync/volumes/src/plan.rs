@@ -91,10 +91,14 @@ impl Volumes {
             let medium =
                 empty_dir::medium(pod, source.medium.as_deref().unwrap_or_default(), limit, &ctx.node)
                     .map_err(|problem| fail(VolumeStep::SetUp, problem))?;
-            let (path, marker_dir) = self.places(uid, "empty-dir", &volume.name, false);
             let counts = medium == Medium::Disk && self.quotas.applies_to(pod);
             let quotas = if counts { self.quotas.clone() } else { ProjectQuotas::default() };
-            let dir = EmptyDir { path, marker_dir, medium, fs_group: fs_group(pod) };
+            let dir = EmptyDir {
+                path: self.path(uid, "empty-dir", &volume.name),
+                marker_dir: Some(self.marker_dir(uid, &volume.name)),
+                medium,
+                fs_group: fs_group(pod),
+            };
             return Ok(Plan::EmptyDir(dir, quotas));
         }
         if volume.image.is_some() {
@@ -127,9 +131,9 @@ impl Volumes {
                 format!("no volume plugin matched: {kind} is not supported"),
             ));
         };
-        let (path, marker_dir) = self.places(uid, plugin, &volume.name, true);
+        let path = self.path(uid, plugin, &volume.name);
         Ok(Plan::Files {
-            dir: EmptyDir { path, marker_dir, medium, fs_group: None },
+            dir: EmptyDir { path, marker_dir: None, medium, fs_group: None },
             payload,
             nested: Vec::new(),
         })

@@ -137,7 +137,7 @@ async fn the_life_of_a_pod_changes_these_files() {
             ("container's log directory made", 1),
             ("hosts file written", 1),
             ("log directory made", 1),
-            ("pod directory made", 3),
+            ("pod directory made", 2),
             ("termination log made", 1),
         ];
         if name != "first" {

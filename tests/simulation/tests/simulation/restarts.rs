@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use quintlet_simulation::{Options, Service, Sim, pods};
-use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule};
+use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, RuleId};
 use serde_json::json;
+use tonic::Code;
 
 /// Duration of the preStop hook.
 const HOOK: Duration = Duration::from_secs(3);
@@ -105,6 +106,42 @@ async fn stops_of_pod_sync_at_any_time_affect_no_outcome() {
     in_the_middle_of_everything(Service::PodSync, true).await;
 }
 
+/// Kills pod-sync, and cri-proxy if `cut`, during calls that hang. Lets the calls continue, and starts both.
+async fn kill_during(sim: &Sim, hang: RuleId, cut: bool) {
+    sim.kill(Service::PodSync).await;
+    if cut {
+        sim.kill(Service::CriProxy).await;
+    }
+    sim.runtime.unscript(hang);
+    sim.up(Service::CriProxy);
+    sim.up(Service::PodSync);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_that_pod_sync_was_killed_in_is_repeated_at_once_and_counts_once() {
+    for cut in [false, true] {
+        let sim = Sim::start(Options::default()).await;
+        sim.runtime.behave("c-crash", Behaviour { exit: Some((Duration::ZERO, 1)), ..Behaviour::default() });
+        let _uid = sim.create(pods::single("crash"));
+        let first = sim.wait_pod("crash", "backing off for 10 s", |p| {
+            let c = p.container("c-crash");
+            c.reason == "CrashLoopBackOff" && c.message.contains("back-off 10s")
+        });
+        let restarts = first.await.container("c-crash").restarts;
+        let made = sim.runtime.count(Method::CreateContainer);
+        let hang = sim.runtime.hang(Method::CreateContainer);
+        sim.runtime.wait_count(Method::CreateContainer, made + 1).await;
+        kill_during(&sim, hang, cut).await;
+        // A restart counted twice would wait 20 s more now, and 40 s after the next exit.
+        sim.wait_pod("crash", "restarted, with 20 s", |p| {
+            let c = p.container("c-crash");
+            c.restarts == restarts + 1 && c.message.contains("back-off 20s")
+        })
+        .await;
+        sim.finish().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grace_period_continues_after_a_restart_of_pod_sync() {
     let sim = Sim::start(Options::default()).await;
@@ -137,16 +174,36 @@ async fn the_next_pod_sync_starts_a_created_container_without_recreating_it() {
         let hang = sim.runtime.hang(Method::StartContainer);
         let uid = sim.create(pods::single("made"));
         sim.runtime.wait_count(Method::StartContainer, 1).await;
-        sim.kill(Service::PodSync).await;
-        if cut {
-            sim.kill(Service::CriProxy).await;
-        }
-        sim.runtime.unscript(hang);
-        sim.up(Service::CriProxy);
-        sim.up(Service::PodSync);
+        kill_during(&sim, hang, cut).await;
         sim.wait_ready("made").await;
         sim.assert_started_once("made", &uid);
         assert_eq!(sim.runtime.count(Method::CreateContainer), 1, "cut {cut}");
+        sim.finish().await;
+    }
+}
+
+/// The instance is newer than the failure that the container still waits with.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_creation_after_a_failure_is_not_repeated_by_the_next_pod_sync() {
+    for (reason, failing) in
+        [("ImagePullBackOff", Method::PullImage), ("CreateContainerError", Method::CreateContainer)]
+    {
+        let sim = Sim::start(Options::default()).await;
+        let mut pod = pods::single("late");
+        if failing == Method::PullImage {
+            pod["spec"]["containers"][0]["image"] = json!("example.test/rare:1");
+        }
+        sim.runtime.script(Rule::on(failing).fail(Code::Unknown, "not now").times(1));
+        let uid = sim.create(pod);
+        sim.wait_pod("late", reason, |p| p.container("c-late").reason == reason).await;
+        let before = sim.runtime.count(Method::CreateContainer);
+        let hang = sim.runtime.hang(Method::CreateContainer);
+        sim.runtime.wait_count(Method::CreateContainer, before + 1).await;
+        kill_during(&sim, hang, false).await;
+        let seen = sim.wait_ready("late").await;
+        assert_eq!(seen.restarts(), 0, "{reason}");
+        let of_pod = sim.runtime.containers().into_iter().filter(|c| c.pod_uid() == uid);
+        assert_eq!(of_pod.count(), 1, "{reason}");
         sim.finish().await;
     }
 }

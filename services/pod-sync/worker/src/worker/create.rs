@@ -71,7 +71,7 @@ impl Worker {
             }
         };
         // Recorded before the creation, so that a restarted pod-sync keeps the same delay.
-        self.record_restart(pass, container);
+        self.begin_restart(pass, container);
         self.save();
         if spec.kind != ContainerKind::Ephemeral {
             let resources = container.resources.clone().unwrap_or_default();
@@ -138,12 +138,12 @@ impl Worker {
     }
 
     // Counts the restart of an exited container for its crash-loop back-off.
-    fn record_restart(&mut self, pass: &Pass, container: &Container) {
+    fn begin_restart(&mut self, pass: &Pass, container: &Container) {
         let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) else { return };
         let key = backoff::crash_loop_key(&self.pod_ref, container);
         let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
         let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
-        self.record.crash_loop.record_restart(&key, ago, boot, self.ctx.node.crash_loop);
+        self.record.crash_loop.begin_restart(&key, &exited.id, ago, boot, self.ctx.node.crash_loop);
     }
 
     // Returns the image volumes and the stop signal of a container, or the reason why an image volume is missing.

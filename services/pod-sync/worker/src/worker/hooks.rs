@@ -219,7 +219,7 @@ impl Worker {
             let path = kind.field_path(&instance.name);
             match self.post_start(&pass.pod, container, &instance.id, pass.runtime.ips(), &path).await {
                 Ok(()) => {}
-                Err(NotStarted::Waits(reason)) => self.record_failed_start(&instance.name, reason),
+                Err(NotStarted::Waits(reason)) => self.record_failed_start(container, reason),
                 Err(NotStarted::Ends) => return Ok(true),
                 Err(NotStarted::Halt(halt)) => return Err(halt),
             }

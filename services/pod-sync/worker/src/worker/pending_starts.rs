@@ -164,7 +164,8 @@ impl Worker {
             let key = backoff::crash_loop_key(&self.pod_ref, container);
             let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
             let turn = self.record.crash_loop.decide(&key, ago, boot);
-            if turn != BackoffDecision::Start {
+            // A restart that another process began, or whose call had an unknown outcome, is repeated at once.
+            if turn != BackoffDecision::Start && !self.record.crash_loop.is_restarting(&key, &exited.id) {
                 return turn;
             }
         }
@@ -200,11 +201,30 @@ impl Worker {
         held.max_by_key(|(until, _, _)| *until).map(|(_, image, turn)| (image, turn))
     }
 
-    pub(super) fn record_failed_start(&mut self, container: &str, reason: WaitingReason) {
+    /// Returns whether the restart of the newest exited instance was begun, by this process or an earlier one, and has no outcome.
+    pub(super) fn is_restarting(&self, pass: &Pass, container: &Container) -> bool {
+        let key = backoff::crash_loop_key(&self.pod_ref, container);
+        backoff::last_exit(&pass.runtime, &container.name)
+            .is_some_and(|exited| self.record.crash_loop.is_restarting(&key, &exited.id))
+    }
+
+    /// Records that a container was started.
+    pub(super) fn record_start(&mut self, container: &Container) {
+        self.end_restart(container);
+        self.record.waiting.remove(&container.name);
+    }
+
+    /// Records why a container was not started.
+    pub(super) fn record_failed_start(&mut self, container: &Container, reason: WaitingReason) {
+        self.end_restart(container);
         if let Some(held) = hold_after(&reason.reason, self.ctx.clock.boot()) {
-            self.retries.containers.insert(container.to_owned(), held);
+            self.retries.containers.insert(container.name.clone(), held);
         }
-        self.record.waiting.insert(container.to_owned(), reason);
+        self.record.waiting.insert(container.name.clone(), reason);
+    }
+
+    fn end_restart(&mut self, container: &Container) {
+        self.record.crash_loop.end_restart(&backoff::crash_loop_key(&self.pod_ref, container));
     }
 }
 
