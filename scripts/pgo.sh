@@ -1,8 +1,9 @@
 #!/bin/sh
 # Builds the release optimized by a profile of itself: target/pgo/bin/quintlet, with a link per service. `make pgo` calls it.
 #
-# Builds the program twice. The first one counts what it executes during the life of pods on a runtime in memory (`make bench-scale`); the
-# second one is optimized by these counts. Needs root, and llvm-profdata of the compiler, a component of rustup.
+# Builds the program twice. The first one counts what it executes during the life of pods on a runtime in memory, relists, and probes
+# (`make bench-scale`, with smaller numbers); the second one is optimized by these counts. Needs root, and llvm-profdata of the compiler,
+# a component of rustup.
 #
 #   BINS="A B"          names of the links
 #   LLVM_PROFDATA=FILE  llvm-profdata of the compiler's LLVM version (rustup's, which is installed if it is missing)
@@ -29,7 +30,9 @@ build() {
 rm -rf "$pgo/counts" "$pgo/merged.profdata"
 build "$pgo/counting" "-Cprofile-generate=$pgo/counts"
 cargo build --locked --profile "$profile" -p quintlet-e2e --bin scale
-QUINTLET_BIN_DIR=$pgo/counting/$host/$profile "target/$profile/scale" --only-node --node-pods "$pods" --flapping "$pods" > "$pgo/counted.json"
+QUINTLET_BIN_DIR=$pgo/counting/$host/$profile "target/$profile/scale" \
+    --node-pods "$pods" --flapping "$pods" --pods "$((10 * pods))" --relists 3 --exits "$pods" --probes "$pods" --probe-seconds 10 \
+    --watchers 5 --probe-watchers 5 > "$pgo/counted.json"
 "$llvm_profdata" merge -o "$pgo/merged.profdata" "$pgo/counts"
 build "$pgo" "-Cprofile-use=$pgo/merged.profdata"
 # The directory release has what ran during the build.

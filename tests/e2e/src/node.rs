@@ -27,7 +27,7 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus}
 use crate::bins::{self, SERVICES};
 use crate::cluster::{Cluster, Real};
 use crate::recorder::{API, Before, PODSYNC, Recorder};
-use crate::runtime::{self, Listed};
+use crate::runtime::{self, Listed, MAX_ANSWER};
 use crate::seen::Seen;
 use crate::service::{Plan, Service};
 use crate::wait::{LONG, until};
@@ -491,8 +491,8 @@ impl Node {
     /// # Errors
     /// The error of pod-sync.
     pub async fn list(&self) -> Result<(Vec<Seen>, Vec<podsync::SourceProblem>), Status> {
-        let reply = PodSyncClient::new(self.podsync()).list_pods(podsync::ListPodsRequest::default()).await?;
-        let reply = reply.into_inner();
+        let mut client = PodSyncClient::new(self.podsync()).max_decoding_message_size(MAX_ANSWER);
+        let reply = client.list_pods(podsync::ListPodsRequest::default()).await?.into_inner();
         Ok((reply.pods.into_iter().map(Seen::from_view).collect(), reply.problems))
     }
 

@@ -13,6 +13,8 @@ use tonic::transport::Channel;
 
 /// Label with the name of a container (`k8s.io/kubelet/pkg/types: KubernetesContainerNameLabel`).
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+/// Largest answer, in bytes, as for `quintctl`. Pods of extreme sizes have lists above tonic's 4 MiB.
+pub(crate) const MAX_ANSWER: usize = 64 << 20;
 /// Label with the UID of a pod.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 
@@ -30,7 +32,7 @@ pub struct Listed {
 /// # Errors
 /// The error of the endpoint.
 pub async fn list(channel: Channel) -> Result<Listed, Status> {
-    let mut client = RuntimeServiceClient::new(channel);
+    let mut client = RuntimeServiceClient::new(channel).max_decoding_message_size(MAX_ANSWER);
     let sandboxes = client.list_pod_sandbox(ListPodSandboxRequest::default()).await?.into_inner().items;
     let containers = client.list_containers(ListContainersRequest::default()).await?.into_inner().containers;
     Ok(Listed { sandboxes, containers })

@@ -22,14 +22,19 @@ fn a_short_run_reports_every_figure() {
     assert!(output.status.success(), "{:?}", output.status);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     for figure in [
+        "/create_to_half_ready/seconds/quintlet",
+        "/create_to_half_ready/seconds/raw 4 in flight",
         "/create_to_ready/seconds/quintlet",
         "/create_to_ready/seconds/raw 4 in flight",
         "/create_to_ready/ratios/raw",
         "/delete_to_gone/ratios/raw",
         "/one_processor_each/create_to_ready/ratios/raw",
         "/one_processor_each/delete_to_gone/ratios/raw",
+        "/per_pod_start/quintlet/cpu_ms all",
+        "/per_pod_start/raw 4 in flight/cpu_ms whole machine",
         "/per_pod_life/quintlet/cpu_ms all",
         "/per_pod_life/quintlet/write_calls all",
+        "/per_pod_life/quintlet/written_bytes all",
         "/full_node/quintlet/idle/all/pss_kib",
         "/full_node/quintlet/idle/all/wake_ups_per_second",
         "/full_node/quintlet/two_http_probes_each/all/wake_ups_per_second",

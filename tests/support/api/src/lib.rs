@@ -378,14 +378,15 @@ impl TestApi {
         let deadline = tokio::time::Instant::now() + timeout;
         loop {
             changed.borrow_and_update();
-            let object = self.get(resource, namespace, name).unwrap_or(Value::Null);
-            if wanted(&object) {
-                return object;
+            let object = known(resource).and_then(|r| self.inner.server.store.get(r, namespace, name)).ok();
+            let current = object.as_deref().unwrap_or(&Value::Null);
+            if wanted(current) {
+                return current.clone();
             }
             let in_time = tokio::time::timeout_at(deadline, changed.changed()).await;
             assert!(
                 in_time.is_ok(),
-                "{resource} {namespace}/{name} is not as wanted after {timeout:?}: {object:#}"
+                "{resource} {namespace}/{name} is not as wanted after {timeout:?}: {current:#}"
             );
         }
     }

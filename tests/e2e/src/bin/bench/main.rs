@@ -143,9 +143,10 @@ impl Bench<'_> {
         for round in 0..rounds {
             for in_flight in &self.args.in_flight {
                 let before = Cost::of_machine()?;
-                let (made, gone) = raw::burst(self.node, self.runtime, pods, *in_flight, round).await?;
+                let burst = raw::burst(self.node, self.runtime, pods, *in_flight, round).await?;
                 let who = format!("raw {in_flight} in flight");
-                figures.add(&who, made, gone);
+                figures.add(&who, burst.created, burst.remove_seconds);
+                figures.add_start(&who, &burst.start_cost, pods);
                 figures.add_cost(&who, &Cost::of_machine()?.since(&before), pods);
             }
             figures.add_life("quintlet", &Agent::of(self.node)?, pods).await?;
@@ -166,7 +167,7 @@ impl Bench<'_> {
         let more = work::one_more(agent.api, MORE).await;
         let mut raw = Vec::new();
         for i in 0..if with_raw { MORE } else { 0 } {
-            raw.push(raw::burst(self.node, runtime, 1, 1, i).await?.0 * 1000.0);
+            raw.push(raw::burst(self.node, runtime, 1, 1, i).await?.created.ready * 1000.0);
         }
         work::remove(agent.api, pods).await;
         work::burst_of(agent.api, pods, pods::http_probed).await;
@@ -200,6 +201,10 @@ impl Bench<'_> {
         let rest = async || tokio::time::sleep(Duration::from_secs(self.args.idle_seconds)).await;
         profiler.sample("rest", rest).await?;
         profiler.count_syscalls("rest", rest).await?;
+        work::remove(api, pods).await;
+        work::burst_of(api, pods, pods::http_probed).await;
+        profiler.sample("probes", rest).await?;
+        profiler.count_syscalls("probes", rest).await?;
         work::remove(api, pods).await;
         Ok(())
     }

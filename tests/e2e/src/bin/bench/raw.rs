@@ -15,7 +15,8 @@ use k8s_cri::v1::{
     StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use quintlet_e2e::{Node, pods};
+use quintlet_e2e::cost::Cost;
+use quintlet_e2e::{Node, pods, work};
 use quintlet_kit::clock::Clock;
 use quintlet_localnode::images;
 use tokio::time::Instant;
@@ -40,22 +41,36 @@ const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys",
 
 pub(crate) type Runtime = RuntimeServiceClient<Channel>;
 
-/// Sends the same sandbox, create and start calls directly to the runtime. Returns the seconds to create and to remove all.
+/// Seconds and costs of all pods with the runtime alone.
+pub(crate) struct Burst {
+    pub(crate) created: work::Burst,
+    pub(crate) remove_seconds: f64,
+    /// The cost of the machine until all are started.
+    pub(crate) start_cost: Cost,
+}
+
+/// Sends the same sandbox, create and start calls directly to the runtime, and removes all pods.
 pub(crate) async fn burst(
     node: &Node,
     runtime: &Runtime,
     n: usize,
     in_flight: usize,
     round: usize,
-) -> anyhow::Result<(f64, f64)> {
+) -> anyhow::Result<Burst> {
+    let before = Cost::of_machine()?;
     let began = Instant::now();
-    let made: Vec<anyhow::Result<Made>> = futures::stream::iter(0..n)
-        .map(|i| create(node, runtime.clone(), format!("raw-{in_flight}-{round}-{i}"), sleeper()))
+    let made: Vec<anyhow::Result<(Made, f64)>> = futures::stream::iter(0..n)
+        .map(async |i| {
+            let name = format!("raw-{in_flight}-{round}-{i}");
+            let made = Box::pin(create(node, runtime.clone(), name, sleeper())).await?;
+            Ok((made, began.elapsed().as_secs_f64()))
+        })
         .buffer_unordered(in_flight)
         .collect()
         .await;
-    let took = began.elapsed().as_secs_f64();
+    let start_cost = Cost::of_machine()?.since(&before);
     let made = made.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    let (made, seconds): (Vec<_>, Vec<_>) = made.into_iter().unzip();
     let began = Instant::now();
     let removed: Vec<anyhow::Result<()>> = futures::stream::iter(made)
         .map(|made| remove(runtime.clone(), made))
@@ -63,7 +78,7 @@ pub(crate) async fn burst(
         .collect()
         .await;
     removed.into_iter().collect::<anyhow::Result<()>>()?;
-    Ok((took, began.elapsed().as_secs_f64()))
+    Ok(Burst { created: work::Burst::of(seconds), remove_seconds: began.elapsed().as_secs_f64(), start_cost })
 }
 
 /// Files of a pod and the file system of its token, which exist before the runtime gets the pod. Dropping it removes them.

@@ -91,7 +91,7 @@ async fn lives(agent: &Agent<'_>, pods: usize, span: Duration) -> anyhow::Result
     let cost_of_end = Cost::of(agent).await?.since(&end);
     Ok(json!({
         "pods": pods,
-        "create_to_ready_seconds": created,
+        "create_to_ready_seconds": created.ready,
         "delete_to_gone_seconds": deleted,
         "per_pod_start": cost_of_start.per_pod(pods),
         "per_pod_end": cost_of_end.per_pod(pods),
