@@ -122,6 +122,10 @@ pub struct PodRecord {
     /// IDs of containers whose StartContainer has no answer yet, by container name.
     #[serde(default)]
     pub starting: BTreeMap<String, String>,
+    /// IDs of containers whose start the runtime refused, by container name, until another instance has started. They are not
+    /// started again.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub refused_starts: BTreeMap<String, String>,
     /// postStart hooks that have not completed, by container ID, with their start time (CLOCK_BOOTTIME) if they have started.
     #[serde(default)]
     pub post_starts: BTreeMap<String, Option<Duration>>,
@@ -154,6 +158,7 @@ impl PartialEq for PodRecord {
             started,
             limiting,
             starting,
+            refused_starts,
             post_starts,
             stops,
         } = self;
@@ -170,6 +175,7 @@ impl PartialEq for PodRecord {
             && *started == other.started
             && *limiting == other.limiting
             && *starting == other.starting
+            && *refused_starts == other.refused_starts
             && *post_starts == other.post_starts
             && *stops == other.stops
     }

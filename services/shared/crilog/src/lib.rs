@@ -210,7 +210,8 @@ pub fn tail_start(file: &mut (impl Read + Seek), lines: u64) -> std::io::Result<
         }
         end = start;
     }
-    Ok(if lines == 0 { len } else { 0 })
+    // There are fewer lines, or the only one is incomplete.
+    Ok(0)
 }
 
 #[cfg(test)]
@@ -231,8 +232,12 @@ mod tests {
             let at = tail_start(&mut Cursor::new(text.as_bytes()), lines).unwrap();
             assert_eq!(&text[usize::try_from(at).unwrap()..], want, "{lines} lines");
         }
-        assert_eq!(tail_start(&mut Cursor::new(b"a\nunfinished"), 1).unwrap(), 2);
-        assert_eq!(tail_start(&mut Cursor::new(b""), 3).unwrap(), 0);
+        for (text, lines, want) in
+            [("a\nunfinished", 1, 2), ("a\nunfinished", 0, 2), ("unfinished", 0, 0), ("", 3, 0), ("", 0, 0)]
+        {
+            let at = tail_start(&mut Cursor::new(text.as_bytes()), lines).unwrap();
+            assert_eq!(at, want, "{lines} lines of {text:?}");
+        }
     }
 
     #[test]

@@ -208,6 +208,28 @@ async fn a_creation_after_a_failure_is_not_repeated_by_the_next_pod_sync() {
     }
 }
 
+/// The runtime keeps the refused instance in the state Created.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_instance_whose_start_was_refused_is_not_started_again() {
+    for restarts_pod_sync in [false, true] {
+        let sim = Sim::start(Options::default()).await;
+        sim.runtime.script(Rule::on(Method::StartContainer).fail(Code::Unknown, "no such device").times(1));
+        let _uid = sim.create(pods::single("refused"));
+        sim.wait_pod("refused", "refused", |p| p.container("c-refused").reason == "RunContainerError").await;
+        sim.runtime.script(Rule::on(Method::CreateContainer).fail(Code::Unknown, "not now").times(1));
+        if restarts_pod_sync {
+            sim.restart(Service::PodSync).await;
+        }
+        sim.wait_pod("refused", "not created", |p| p.container("c-refused").reason == "CreateContainerError")
+            .await;
+        sim.wait_ready("refused").await;
+        let starts = sim.runtime.calls_of(Method::StartContainer);
+        assert_eq!(starts.len(), 2, "{starts:?}");
+        assert_ne!(starts[0].subjects, starts[1].subjects);
+        sim.finish().await;
+    }
+}
+
 /// containerd cancels a start whose client is gone, which takes a while. The next start may find the container still created.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_start_interrupted_by_a_kill_of_cri_proxy_is_no_failure_of_its_container() {

@@ -63,23 +63,6 @@ impl StartFailure {
         Self::ALL.into_iter().find(|f| f.as_str() == reason)
     }
 
-    /// Reports whether the failure precedes the creation of an instance. A created instance is newer than such a failure.
-    #[must_use]
-    pub fn precedes_creation(self) -> bool {
-        match self {
-            Self::ImagePullBackOff
-            | Self::ErrImagePull
-            | Self::ErrImageNeverPull
-            | Self::InvalidImageName
-            | Self::ImageInspectError
-            | Self::RegistryUnavailable
-            | Self::SignatureValidationFailed
-            | Self::CreateContainerConfigError
-            | Self::CreateContainerError => true,
-            Self::CrashLoopBackOff | Self::RunContainerError | Self::PostStartHookError => false,
-        }
-    }
-
     #[must_use]
     pub fn with_message(self, message: impl Into<String>) -> WaitingReason {
         WaitingReason { reason: self.as_str().to_owned(), message: message.into() }

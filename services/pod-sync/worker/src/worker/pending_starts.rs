@@ -201,17 +201,11 @@ impl Worker {
         held.max_by_key(|(until, _, _)| *until).map(|(_, image, turn)| (image, turn))
     }
 
-    /// Returns whether the restart of the newest exited instance was begun, by this process or an earlier one, and has no outcome.
-    pub(super) fn is_restarting(&self, pass: &Pass, container: &Container) -> bool {
-        let key = backoff::crash_loop_key(&self.pod_ref, container);
-        backoff::last_exit(&pass.runtime, &container.name)
-            .is_some_and(|exited| self.record.crash_loop.is_restarting(&key, &exited.id))
-    }
-
     /// Records that a container was started.
     pub(super) fn record_start(&mut self, container: &Container) {
         self.end_restart(container);
         self.record.waiting.remove(&container.name);
+        self.record.refused_starts.remove(&container.name);
     }
 
     /// Records why a container was not started.

@@ -93,20 +93,17 @@ impl Worker {
 
     // Returns the id and the restart count of an instance that was created and not started. The worker starts this instance and
     // creates no other one. That includes an instance whose last start has an unknown outcome: the runtime may start it yet, and
-    // two instances must not run. An instance whose start the runtime refused is not started again.
+    // two instances must not run. An instance whose start the runtime refused is not started again, as in the kubelet.
     fn created_instance(&self, pass: &Pass, spec: StartSpec<'_>) -> Option<(ContainerId, u32)> {
         let container = spec.container;
         let newest = pass.runtime.newest(&container.name)?;
         let hash = container_hash(&container.name, container.image.as_deref().unwrap_or_default());
-        let waiting = self.record.waiting.get(&container.name);
-        let is_newer =
-            |w: &WaitingReason| StartFailure::parse(&w.reason).is_some_and(StartFailure::precedes_creation);
+        let is_refused =
+            self.record.refused_starts.get(&container.name).is_some_and(|id| id == newest.id.as_str());
         let is_startable = newest.state == ContainerState::Created
             && newest.sandbox_id == *spec.sandbox
             && newest.hash() == hash
-            && (waiting.is_none_or(is_newer)
-                || self.is_restarting(pass, container)
-                || self.retries.unknown_calls.contains(&container.name, START, newest.id.as_str()));
+            && !is_refused;
         is_startable.then(|| (newest.id.clone(), newest.restart_count()))
     }
 
@@ -127,6 +124,7 @@ impl Worker {
         }
         if error.is_refused_by_runtime() {
             self.record.starting.remove(name);
+            self.record.refused_starts.insert(name.clone(), id.to_string());
             self.record.post_starts.remove(id.as_str());
         }
         self.call_failed(pass, spec, id.as_str(), error, StartFailure::RunContainerError)
