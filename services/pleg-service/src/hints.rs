@@ -223,7 +223,12 @@ impl IdOf {
         let request = inspection(id.clone(), kind, trace);
         match self {
             Self::Sandbox => InspectionRequest { sandboxes: vec![id], ..request },
-            Self::Container(sandbox) => InspectionRequest { containers: vec![(id, sandbox)], ..request },
+            // With its sandbox, whose removal would otherwise be that of an unknown ID.
+            Self::Container(sandbox) => InspectionRequest {
+                sandboxes: vec![sandbox.clone()],
+                containers: vec![(id, sandbox)],
+                ..request
+            },
         }
     }
 }

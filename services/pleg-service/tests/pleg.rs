@@ -113,6 +113,25 @@ async fn a_hint_with_an_unknown_id_is_resolved_to_its_pod_or_dropped() {
     assert_eq!(bench.runtime.count(Method::ListContainers), lists, "the lookup has ended");
 }
 
+/// The runtime reports the removal of the sandbox, which includes that of its containers.
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_that_is_removed_soon_after_an_exit_of_its_container_leaves_no_container() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |r| drop(web(r)));
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let second = bench.runtime.add_sandbox("u1", "web", "default", 1);
+    bench.hints.hint(HintKind::Created, &second);
+    let id = bench.runtime.add_container(&second, &ContainerSeed::running("main"));
+    bench.runtime.exit(&id, 1);
+    bench.hints.hint(HintKind::Exited, &id);
+    watch.until("exit", |w| w.state("u1", &id) == Some(pb::ContainerState::Exited)).await;
+    assert_eq!(watch.pods["u1"].sandboxes.len(), 2, "no container without its sandbox");
+    bench.runtime.remove(&second);
+    bench.hints.hint(HintKind::Deleted, &second);
+    watch.until("removal", |w| w.pods["u1"].containers.len() == 1).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sandbox_that_is_observed_within_ten_seconds_of_its_hint_needs_no_list() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
