@@ -36,12 +36,6 @@ impl UnknownCalls {
         streak.is_failure(now)
     }
 
-    /// Returns whether the last outcome of `method` on `object` was unknown.
-    #[must_use]
-    pub fn contains(&self, container: &str, method: &str, object: &str) -> bool {
-        self.0.get(container).is_some_and(|s| (s.method, s.object.as_str()) == (method, object))
-    }
-
     /// Ends the streak of a container whose call of `method` has a known outcome.
     pub fn settled(&mut self, container: &str, method: &str) {
         if self.0.get(container).is_some_and(|streak| streak.method == method) {
@@ -91,11 +85,9 @@ mod tests {
         let mut calls = UnknownCalls::default();
         let add = |calls: &mut UnknownCalls, t| calls.add("web", "StartContainer", "id-1", at(t));
         assert_eq!([0, 5, 10, 25].map(|t| add(&mut calls, t)), [false, false, true, true]);
-        assert!(calls.contains("web", "StartContainer", "id-1"));
         calls.settled("web", "PullImage");
         assert!(add(&mut calls, 40), "the outcome of another method changes nothing");
         calls.settled("web", "StartContainer");
-        assert!(!calls.contains("web", "StartContainer", "id-1"));
         assert!(!add(&mut calls, 55), "a new streak");
     }
 
@@ -111,7 +103,6 @@ mod tests {
                 assert!(!calls.add("web", "StartContainer", "id-1", at(t)));
             }
             assert!(!calls.add(container, method, object, at(10)), "{container} {method} {object}");
-            assert!(!calls.contains(container, method, "id-3"));
         }
     }
 }

@@ -117,10 +117,10 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Connects.
+/// Connects to the first address of `host`, a name or an IP address, that accepts the connection.
 ///
 /// # Errors
-/// The text of Go's error, with the address.
+/// The text of Go's error for the first address.
 pub(super) async fn dial(host: &str, port: u16, purpose: Purpose) -> Result<(Connection, Route), String> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return connect(SocketAddr::new(ip, port), purpose).await;
