@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use quintlet_kit::failpoint::{Kind, When};
+use quintlet_simulation::service::NODE;
 use quintlet_simulation::{Options, Sim, pods};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 use tokio::time::sleep;
@@ -52,6 +53,10 @@ async fn the_life_of_a_pod_costs_these_requests_and_calls() {
     let mut sim = Sim::prepare(Options::default()).await;
     sim.without_periodic_repairs();
     sim.start_all();
+    // The start of the node writes its status and events, which are not costs of a pod.
+    for reason in ["Starting", "NodeAllocatableEnforced", "NodeReady"] {
+        sim.wait_event(NODE, reason, |event| event.reason == reason).await;
+    }
     let mut inspections = Vec::new();
     // The first pod of a node costs requests that later pods do not.
     for name in ["first", "second", "third", "fourth", "fifth"] {
