@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::mailbox::Mailbox;
 use crate::metrics::Metrics;
 use crate::readers::Readers;
+use crate::removed::RemovedIds;
 use crate::store::{Store, TOMBSTONES};
 use crate::traits::ContainerRuntime;
 
@@ -97,6 +98,7 @@ pub(crate) struct Core {
     pub(crate) heartbeat: Heartbeat,
     /// The mailboxes of the pods that have an owner.
     pub(crate) mailboxes: Mutex<HashMap<PodUid, Arc<Mailbox>>>,
+    pub(crate) removed: Mutex<RemovedIds>,
     under_way: Mutex<UnderWay>,
 }
 
@@ -121,6 +123,7 @@ impl Core {
             list_ended: Notify::new(),
             heartbeat,
             mailboxes: Mutex::default(),
+            removed: Mutex::default(),
             under_way: Mutex::default(),
         })
     }

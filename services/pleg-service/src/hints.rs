@@ -108,10 +108,14 @@ fn handle(core: &Arc<Core>, resolver: &mpsc::Sender<UnknownId>, event: HintEvent
                 core.metrics.hint_latency.observe(took.as_secs_f64());
             }
             core.metrics.hints.get_or_create_owned(&KindLabel { kind: kind.name() }).inc();
+            if kind == HintKind::Deleted && pod.is_none() && core.store.pod_of(&id).is_none() {
+                // Before the store is asked again, which an inspection may have changed meanwhile.
+                core.removed.lock().add(id.clone());
+            }
             if let Some(uid) = core.store.pod_of(&id).or(pod) {
                 core.request_inspection(&uid, inspection(id, kind, trace));
             } else if matches!(kind, HintKind::Deleted | HintKind::Oom) {
-                // A deletion or an OOM kill of an unknown container changes no cached pod.
+                // An OOM kill of an unknown container changes no cached pod.
                 core.metrics.hints_unknown.inc();
             } else if resolver.try_send(UnknownId { id, kind, trace }).is_err() {
                 core.metrics.hints_lost.inc();

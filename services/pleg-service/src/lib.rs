@@ -30,6 +30,7 @@ mod owner;
 mod process;
 mod readers;
 mod relist;
+mod removed;
 mod server;
 mod store;
 pub mod traits;

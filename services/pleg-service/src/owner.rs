@@ -145,6 +145,10 @@ pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
         let answer = inspection.await;
         drop((slot, lane));
         retry = answer.is_err().then(|| deadline_after(Instant::now(), RETRY));
+        let removed = core.removed.lock().take_visible(entry.record());
+        for removed in removed {
+            expect(&mut expectations, (removed, HintKind::Deleted), &entry, Instant::now());
+        }
         update_expectations(&mut expectations, &entry, answer.is_ok());
         for waiter in work.waiters {
             // The receiver may have been dropped; that is not an error.

@@ -132,6 +132,35 @@ async fn a_sandbox_that_is_removed_soon_after_an_exit_of_its_container_leaves_no
     watch.until("removal", |w| w.pods["u1"].containers.len() == 1).await;
 }
 
+/// The first inspection of the sandbox has read it, and waits for another call.
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_that_is_removed_during_its_first_inspection_does_not_stay() {
+    let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |r| drop(web(r)));
+    let mut watch = bench.watch(None).await;
+    watch.snapshot().await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let second = bench.runtime.add_sandbox("u1", "web", "default", 1);
+    bench.runtime.forget_calls();
+    let slow = bench.runtime.hang(Method::ContainerStatus);
+    let request = pb::ObserveRequest {
+        uid: "u1".to_owned(),
+        sandboxes: vec![second.clone()],
+        ..pb::ObserveRequest::default()
+    };
+    let mut client = bench.client.clone();
+    let observed = tokio::spawn(async move { client.observe(request).await });
+    bench.runtime.wait_count(Method::ContainerStatus, 1).await;
+    bench.runtime.wait_count(Method::PodSandboxStatus, 2).await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    bench.runtime.remove(&second);
+    bench.hints.hint(HintKind::Deleted, &second);
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    bench.runtime.unscript(slow);
+    observed.await.unwrap().unwrap();
+    watch.until("second sandbox", |w| w.pods["u1"].sandboxes.len() == 2).await;
+    watch.until("removal", |w| w.pods["u1"].sandboxes.len() == 1).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sandbox_that_is_observed_within_ten_seconds_of_its_hint_needs_no_list() {
     let bench = Bench::with(options(Duration::ZERO), true, ten_minutes(), |_| {});
