@@ -98,6 +98,7 @@ pub(crate) struct Core {
     pub(crate) heartbeat: Heartbeat,
     /// The mailboxes of the pods that have an owner.
     pub(crate) mailboxes: Mutex<HashMap<PodUid, Arc<Mailbox>>>,
+    /// Removals that an entry of an inspection in progress may contradict.
     pub(crate) removed: Mutex<RemovedIds>,
     under_way: Mutex<UnderWay>,
 }

@@ -115,7 +115,7 @@ fn handle(core: &Arc<Core>, resolver: &mpsc::Sender<UnknownId>, event: HintEvent
             if let Some(uid) = core.store.pod_of(&id).or(pod) {
                 core.request_inspection(&uid, inspection(id, kind, trace));
             } else if matches!(kind, HintKind::Deleted | HintKind::Oom) {
-                // An OOM kill of an unknown container changes no cached pod.
+                // A deletion waits for an entry with its ID. An OOM kill of an unknown container changes no cached pod.
                 core.metrics.hints_unknown.inc();
             } else if resolver.try_send(UnknownId { id, kind, trace }).is_err() {
                 core.metrics.hints_lost.inc();

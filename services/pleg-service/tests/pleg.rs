@@ -151,10 +151,13 @@ async fn a_sandbox_that_is_removed_during_its_first_inspection_does_not_stay() {
     let observed = tokio::spawn(async move { client.observe(request).await });
     bench.runtime.wait_count(Method::ContainerStatus, 1).await;
     bench.runtime.wait_count(Method::PodSandboxStatus, 2).await;
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    while bench.runtime.in_flight(Method::PodSandboxStatus) > 0 {
+        tokio::task::yield_now().await;
+    }
     bench.runtime.remove(&second);
     bench.hints.hint(HintKind::Deleted, &second);
-    tokio::time::sleep(Duration::from_millis(10)).await;
+    // Paused time passes only after the hint is handled.
+    tokio::time::sleep(Duration::from_millis(1)).await;
     bench.runtime.unscript(slow);
     observed.await.unwrap().unwrap();
     watch.until("second sandbox", |w| w.pods["u1"].sandboxes.len() == 2).await;
