@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use pod_sync_certificates::{ClusterTrustBundles, PodCertificateInputs, PodCertificates};
-use pod_sync_clients::{Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, WorkerWakeups};
+use pod_sync_clients::{Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, UnsentEvents, WorkerWakeups};
 use pod_sync_containment::Containment;
 use pod_sync_cri_config::NodeSettings;
 use pod_sync_decisions::backoff::BackoffDelays;
@@ -119,9 +119,10 @@ impl Agent {
         let (api, objects) = ApiAccess::open(&args, &wakeups, &stop).await?;
         let (runtime, runtime_state) = runtime_access(&args, &paths, epoch, &clock, &wakeups);
         let (probes, probe_failures) = Probes::new(paths.probe_dir(), Arc::clone(&wakeups));
+        let unsent = UnsentEvents::open(paths.state_dir().join(".events"), &quintlet_kit::boot::boot_id());
         let reporting = Arc::new(Reporting {
             statuses: Arc::new(Statuses::new(paths.status(), Arc::clone(&wakeups))),
-            events: Events::new(paths.status(), clock.clone(), stop.clone()),
+            events: Events::new(paths.status(), unsent, clock.clone(), stop.clone()),
             views: PodViews::default(),
             metrics: PodMetrics::default(),
         });

@@ -19,6 +19,7 @@ use tracing::{debug, warn};
 use crate::api::{ApiClient, ApiFailure};
 use crate::convert;
 use crate::events::Occurrence;
+use crate::events::recent::RecentIds;
 use crate::events::recorder::Recorder;
 use crate::mirror;
 use crate::node::volumes::VolumeBoard;
@@ -30,6 +31,7 @@ use crate::update::{Ack, Stamp, Verdict};
 pub struct Service {
     pub reporter: Reporter,
     pub events: Recorder,
+    pub recent_events: RecentIds,
     pub facts: FactBoard,
     pub volumes: VolumeBoard,
     /// Client for mirror pods; none in standalone mode.
@@ -165,7 +167,7 @@ impl StatusReporter for Service {
         if !matches!(event.r#type.as_str(), "Normal" | "Warning") {
             return Err(Status::invalid_argument("type: neither Normal nor Warning"));
         }
-        let queued = self.events.record(Occurrence {
+        let occurrence = Occurrence {
             kind: event.kind,
             namespace: if event.namespace.is_empty() {
                 String::new()
@@ -180,7 +182,8 @@ impl StatusReporter for Service {
             reason: event.reason,
             message: event.message,
             annotations: event.annotations.into_iter().collect(),
-        });
+        };
+        let queued = !self.recent_events.add(event.id) || self.events.record(occurrence);
         Ok(Response::new(wire::RecordEventReply { queued }))
     }
 

@@ -219,6 +219,16 @@ async fn events_are_created_counted_and_recreated_after_they_expired() {
     api.delete("events", "default", &name, None).unwrap();
     service.client.record_event(event.clone()).await.unwrap();
     api.wait_for("namespaces", "", "default", PATIENCE, find(4)).await;
+    for id in [7, 7, 8, 7] {
+        let again = wire::RecordEventRequest { id, ..event.clone() };
+        assert!(service.client.record_event(again).await.unwrap().into_inner().queued);
+    }
+    let last = wire::RecordEventRequest { reason: "Last".into(), ..event.clone() };
+    service.client.record_event(last).await.unwrap();
+    let is_last = |_: &Value| api.list("events").iter().any(|e| e["reason"] == "Last");
+    api.wait_for("namespaces", "", "default", PATIENCE, is_last).await;
+    let count = api.list("events").iter().find(|e| e["reason"] == "BackOff").unwrap()["count"].clone();
+    assert_eq!(count, 6, "two of four were repetitions");
     let bad = service
         .client
         .record_event(wire::RecordEventRequest { r#type: "Odd".into(), ..event })

@@ -11,13 +11,12 @@ use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-/// Events that wait to be sent to status-reporter. When the queue is full, new events are dropped and counted
-/// (staging/src/k8s.io/client-go/tools/record: maxQueuedEvents).
-const QUEUE: usize = 1000;
+use crate::unsent::{QueueFull, UnsentEvents};
+
 /// Events kept for `quintctl explain` and `quintctl watch`.
 const KEPT: usize = 1000;
 /// Interval between attempts while status-reporter is down.
@@ -63,23 +62,33 @@ pub struct RecordedEvent {
     pub count: u32,
 }
 
+/// The events that the task `events` sends.
+#[derive(Debug)]
+struct Outgoing {
+    unsent: Mutex<UnsentEvents>,
+    added: Notify,
+}
+
 /// Records events about pods and the node, and sends them to status-reporter. Clones share one queue.
 #[derive(Debug, Clone)]
 pub struct Events {
     kept: Arc<Mutex<VecDeque<RecordedEvent>>>,
-    out: mpsc::Sender<wire::RecordEventRequest>,
+    out: Arc<Outgoing>,
     clock: Clock,
     next: Arc<AtomicU64>,
     dropped: prometheus_client::metrics::counter::Counter,
 }
 
 impl Events {
-    /// Creates the recorder and spawns the task `events`, which sends to the socket until `stop`.
+    /// Creates the recorder and spawns the task `events`, which sends to the socket until `stop`, beginning with `unsent`.
     #[must_use]
-    pub fn new(socket: PathBuf, clock: Clock, stop: CancellationToken) -> Self {
-        let (out, queue) = mpsc::channel(QUEUE);
+    pub fn new(socket: PathBuf, unsent: UnsentEvents, clock: Clock, stop: CancellationToken) -> Self {
+        let out = Arc::new(Outgoing { unsent: Mutex::new(unsent), added: Notify::new() });
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket));
-        quintlet_kit::task::spawn("events", send(client, queue, stop));
+        let sent = Arc::clone(&out);
+        quintlet_kit::task::spawn("events", async move {
+            stop.run_until_cancelled(send(client, &sent)).await;
+        });
         let dropped = quintlet_telemetry::metrics::counter(
             "quintlet_events_dropped",
             "Events lost because the queue to status-reporter was full",
@@ -151,10 +160,9 @@ impl Events {
             reason: reason.to_owned(),
             message: message.to_owned(),
             annotations: annotations.into_iter().collect(),
+            ..wire::RecordEventRequest::default()
         };
-        if self.out.try_send(request).is_err() {
-            self.dropped.inc();
-        }
+        self.send(request);
     }
 
     /// Records an event about a PersistentVolumeClaim.
@@ -171,9 +179,7 @@ impl Events {
             message: message.to_owned(),
             ..wire::RecordEventRequest::default()
         };
-        if self.out.try_send(request).is_err() {
-            self.dropped.inc();
-        }
+        self.send(request);
     }
 
     /// Records an event about the node.
@@ -196,8 +202,15 @@ impl Events {
             message: message.to_owned(),
             ..wire::RecordEventRequest::default()
         };
-        if self.out.try_send(request).is_err() {
-            self.dropped.inc();
+        self.send(request);
+    }
+
+    // When the queue is full, the event is dropped and counted.
+    fn send(&self, request: wire::RecordEventRequest) {
+        let request = wire::RecordEventRequest { id: rand::random(), ..request };
+        match self.out.unsent.lock().push(request) {
+            Ok(()) => self.out.added.notify_one(),
+            Err(QueueFull) => drop(self.dropped.inc()),
         }
     }
 
@@ -271,32 +284,23 @@ fn namespaced_name(pod: &Pod) -> String {
     format!("{}/{}", namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default())
 }
 
-async fn send(
-    mut client: StatusReporterClient<Channel>,
-    mut queue: mpsc::Receiver<wire::RecordEventRequest>,
-    stop: CancellationToken,
-) {
+// Sends events, one after the other. Those that are unsent when pod-sync ends are sent by the next one.
+async fn send(mut client: StatusReporterClient<Channel>, out: &Outgoing) {
     loop {
-        // Events that are queued when pod-sync stops are lost, as in the kubelet.
-        let event = tokio::select! {
-            () = stop.cancelled() => return,
-            event = queue.recv() => event,
+        let first = out.unsent.lock().first().cloned();
+        let Some(event) = first else {
+            out.added.notified().await;
+            continue;
         };
-        let Some(event) = event else { return };
-        while let Err(status) = client.record_event(event.clone()).await {
-            if status.code() != tonic::Code::Unavailable {
-                tracing::warn!(
-                    error = status.message(),
-                    reason = event.reason,
-                    "status-reporter refused event"
-                );
-                break;
+        let reason = event.reason.clone();
+        if let Err(status) = client.record_event(event).await {
+            if status.code() == tonic::Code::Unavailable {
+                tokio::time::sleep(RETRY).await;
+                continue;
             }
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(RETRY) => {}
-            }
+            tracing::warn!(error = status.message(), reason, "status-reporter refused event");
         }
+        out.unsent.lock().remove_first();
     }
 }
 
@@ -310,7 +314,9 @@ mod tests {
         let log = quintlet_telemetry::capture("pod-sync", tracing::Level::INFO, &lines);
         let _of_this_thread = tracing::dispatcher::set_default(&log);
         let stop = CancellationToken::new();
-        let events = Events::new("/nowhere".into(), Clock::system(), stop.clone());
+        let dir = tempfile::tempdir().unwrap();
+        let unsent = UnsentEvents::open(dir.path().join("events"), "boot");
+        let events = Events::new("/nowhere".into(), unsent, Clock::system(), stop.clone());
         let pod = Pod::default();
         for (reason, level) in [
             ("Unhealthy", "info"),

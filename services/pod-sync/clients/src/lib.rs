@@ -7,11 +7,12 @@
 //! | [`Probes`] | all instances of probe-service | the probe target of every pod, and what its probes remember |
 //! | [`Statuses`] | status-reporter | the latest status of every pod, until it is acknowledged |
 //! | [`NodeVolumes`] | status-reporter | the CSI drivers, the volumes in use and the attachments of the node |
-//! | [`Events`] | status-reporter | the last 1,000 events, for `quintctl explain` |
+//! | [`Events`] | status-reporter | the last 1,000 events, for `quintctl explain`; unsent events, also in a file ([`UnsentEvents`]) |
 //!
 //! Tasks: `events` sends events; [`Pleg::follow`], [`Probes::run`], [`Statuses::run`], [`NodeVolumes::run`] and
 //! [`NodeVolumes::follow_node`] are futures that the caller spawns, and `Probes::run` spawns one `probe-driver` per instance.
-//! Channels: the queue of events, the receiver of [`ProbeFailure`]s, and one stream per peer. Full queues drop and count events; statuses and targets are maps with the latest value per pod.
+//! Channels: the receiver of [`ProbeFailure`]s, and one stream per peer. A full queue of events drops and counts new ones; statuses and
+//! targets are maps with the latest value per pod.
 //!
 //! A client needs no peer when it is made. It connects when the socket appears, and retries every 100 ms. A change of a pod
 //! wakes the worker of that pod through [`WorkerWakeups`].
@@ -27,6 +28,7 @@ mod pleg;
 mod probes;
 mod runtime;
 mod status;
+mod unsent;
 mod wakeups;
 
 pub use crate::broken_calls::BrokenCalls;
@@ -36,4 +38,5 @@ pub use crate::pleg::{ObserveError, Observed, Pleg, PlegHealthError};
 pub use crate::probes::{PodMemory, ProbeFailure, Probes};
 pub use crate::runtime::{CallError, ExecOutput, Runtime, RuntimeMountPoints, WritableLayer};
 pub use crate::status::{MirrorError, NodeReportError, StatusAck, Statuses};
+pub use crate::unsent::UnsentEvents;
 pub use crate::wakeups::WorkerWakeups;

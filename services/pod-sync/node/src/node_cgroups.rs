@@ -150,6 +150,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
+    use pod_sync_clients::UnsentEvents;
     use pod_sync_decisions::qos::CgroupSettings;
     use quintlet_kit::clock::Clock;
 
@@ -194,7 +195,8 @@ mod tests {
             let limits =
                 KubepodsLimits { cpu_milli: Some(1000), memory_bytes: Some(1 << 30), pids: Some(500) };
             let cgroups = Cgroups::new(root.path(), "/", CgroupSettings::default());
-            let events = Events::new(root.path().join("no.sock"), Clock::system(), stop.clone());
+            let unsent = UnsentEvents::open(root.path().join("events"), "boot");
+            let events = Events::new(root.path().join("no.sock"), unsent, Clock::system(), stop.clone());
             let cgroups = NodeCgroups::new(cgroups, limits, vec![reservation], events, "n1".to_owned());
             Self { root, cgroups, stop }
         }

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, RuleId};
+use quintlet_testkit::wait::until;
 use serde_json::json;
 use tonic::Code;
 
@@ -104,6 +106,37 @@ async fn kills_of_pod_sync_at_any_time_affect_no_outcome() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stops_of_pod_sync_at_any_time_affect_no_outcome() {
     in_the_middle_of_everything(Service::PodSync, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_that_status_reporter_has_not_accepted_survive_the_end_of_pod_sync() {
+    let sim = Sim::start(Options::default()).await;
+    let _uid = sim.create(pods::single("pulls-the-image"));
+    sim.wait_ready("pulls-the-image").await;
+    for gently in [false, true] {
+        let name = format!("waiting-{gently}");
+        sim.kill(Service::Status).await;
+        let _uid = sim.create(pods::single(&name));
+        sim.wait_view(&name, "running", |v| v.ready == "1/1").await;
+        for _ in 0..2 {
+            if gently {
+                sim.stop(Service::PodSync).await;
+            } else {
+                sim.kill(Service::PodSync).await;
+            }
+            sim.up(Service::PodSync);
+        }
+        sim.up(Service::Status);
+        sim.wait_ready(&name).await;
+        let expected = ["Pulled", "Created", "Started"].map(|reason| (reason.to_owned(), 1));
+        until("the events of the start, once each", LONG, async || {
+            let events = sim.events(&name);
+            let seen: Vec<_> = events.into_iter().map(|e| (e.reason, e.count)).collect();
+            if seen == expected { Ok(()) } else { Err(seen) }
+        })
+        .await;
+    }
+    sim.finish().await;
 }
 
 /// Kills pod-sync, and cri-proxy if `cut`, during calls that hang. Lets the calls continue, and starts both.

@@ -1,5 +1,6 @@
 //! The loop with the test API server. The wall clock is moved by hand.
 
+use pod_sync_clients::UnsentEvents;
 use quintlet_testapi::TestApi;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
@@ -28,10 +29,11 @@ impl Fixture {
         let clock = Clock::fixed("2026-11-23T10:00:00Z".parse().unwrap(), Duration::ZERO);
         let dir = tempfile::tempdir().unwrap();
         let (stop, wakeups) = (CancellationToken::new(), Arc::new(WorkerWakeups::default()));
+        let unsent = UnsentEvents::open(dir.path().join("events"), "boot");
         let inputs = PodCertificateInputs {
             node: "n1".to_owned(),
             nodes: watch::Sender::new(Some(Arc::new(node))).subscribe(),
-            events: Events::new(dir.path().join("none.sock"), clock.clone(), stop.clone()),
+            events: Events::new(dir.path().join("none.sock"), unsent, clock.clone(), stop.clone()),
             wakeups: Arc::clone(&wakeups),
             clock: clock.clone(),
         };
