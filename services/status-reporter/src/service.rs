@@ -20,7 +20,7 @@ use crate::api::{ApiClient, ApiFailure};
 use crate::convert;
 use crate::events::Occurrence;
 use crate::events::recent::RecentIds;
-use crate::events::recorder::Recorder;
+use crate::events::recorder::{Outcome, Recorder};
 use crate::mirror;
 use crate::node::volumes::VolumeBoard;
 use crate::node::{FactBoard, Facts};
@@ -183,8 +183,14 @@ impl StatusReporter for Service {
             message: event.message,
             annotations: event.annotations.into_iter().collect(),
         };
-        let queued = !self.recent_events.add(event.id) || self.events.record(occurrence);
-        Ok(Response::new(wire::RecordEventReply { queued }))
+        if !self.recent_events.add(event.id) {
+            return Ok(Response::new(wire::RecordEventReply { queued: true }));
+        }
+        match self.events.write(occurrence).await {
+            Outcome::Done => Ok(Response::new(wire::RecordEventReply { queued: true })),
+            Outcome::QueueFull => Ok(Response::new(wire::RecordEventReply { queued: false })),
+            Outcome::Stopped => Err(Status::unavailable("status-reporter is stopping")),
+        }
     }
 
     async fn update_node(

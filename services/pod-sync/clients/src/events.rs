@@ -8,19 +8,25 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use quintlet_kit::clock::Clock;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
+use quintlet_telemetry::metrics;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tonic::Code;
 use tonic::transport::Channel;
 
-use crate::unsent::{QueueFull, UnsentEvents};
+use crate::unsent::UnsentEvents;
 
 /// Events kept for `quintctl explain` and `quintctl watch`.
 const KEPT: usize = 1000;
 /// Interval between attempts while status-reporter is down.
 const RETRY: Duration = Duration::from_millis(100);
+/// Attempts after an error that may be the event's fault.
+const RETRIES: u32 = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventType {
@@ -67,6 +73,30 @@ pub struct RecordedEvent {
 struct Outgoing {
     unsent: Mutex<UnsentEvents>,
     added: Notify,
+    queued: Gauge,
+    dropped: Counter,
+}
+
+impl Outgoing {
+    fn add(&self, event: wire::RecordEventRequest) {
+        let mut unsent = self.unsent.lock();
+        if unsent.push(event).is_err() {
+            self.dropped.inc();
+        }
+        self.count(&unsent);
+        drop(unsent);
+        self.added.notify_one();
+    }
+
+    fn remove_first(&self) {
+        let mut unsent = self.unsent.lock();
+        unsent.remove_first();
+        self.count(&unsent);
+    }
+
+    fn count(&self, unsent: &UnsentEvents) {
+        self.queued.set(i64::try_from(unsent.len()).unwrap_or(i64::MAX));
+    }
 }
 
 /// Records events about pods and the node, and sends them to status-reporter. Clones share one queue.
@@ -76,24 +106,24 @@ pub struct Events {
     out: Arc<Outgoing>,
     clock: Clock,
     next: Arc<AtomicU64>,
-    dropped: prometheus_client::metrics::counter::Counter,
 }
 
 impl Events {
     /// Creates the recorder and spawns the task `events`, which sends to the socket until `stop`, beginning with `unsent`.
     #[must_use]
     pub fn new(socket: PathBuf, unsent: UnsentEvents, clock: Clock, stop: CancellationToken) -> Self {
-        let out = Arc::new(Outgoing { unsent: Mutex::new(unsent), added: Notify::new() });
+        let out = Arc::new(Outgoing {
+            unsent: Mutex::new(unsent),
+            added: Notify::new(),
+            queued: metrics::gauge("quintlet_events_queued", "Events waiting to be written"),
+            dropped: metrics::counter("quintlet_events_dropped", "Events lost because the queue was full"),
+        });
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(socket));
         let sent = Arc::clone(&out);
         quintlet_kit::task::spawn("events", async move {
             stop.run_until_cancelled(send(client, &sent)).await;
         });
-        let dropped = quintlet_telemetry::metrics::counter(
-            "quintlet_events_dropped",
-            "Events lost because the queue to status-reporter was full",
-        );
-        Self { kept: Arc::default(), out, clock, next: Arc::default(), dropped }
+        Self { kept: Arc::default(), out, clock, next: Arc::default() }
     }
 
     /// Records an event about a pod, or about the field `field_path` of the pod.
@@ -207,11 +237,7 @@ impl Events {
 
     // When the queue is full, the event is dropped and counted.
     fn send(&self, request: wire::RecordEventRequest) {
-        let request = wire::RecordEventRequest { id: rand::random(), ..request };
-        match self.out.unsent.lock().push(request) {
-            Ok(()) => self.out.added.notify_one(),
-            Err(QueueFull) => drop(self.dropped.inc()),
-        }
+        self.out.add(wire::RecordEventRequest { id: rand::random(), ..request });
     }
 
     fn keep(&self, uid: &str, pod: &str, kind: EventType, reason: &str, message: &str, field_path: &str) {
@@ -286,6 +312,7 @@ fn namespaced_name(pod: &Pod) -> String {
 
 // Sends events, one after the other. Those that are unsent when pod-sync ends are sent by the next one.
 async fn send(mut client: StatusReporterClient<Channel>, out: &Outgoing) {
+    let mut failures = 0_u32;
     loop {
         let first = out.unsent.lock().first().cloned();
         let Some(event) = first else {
@@ -294,19 +321,47 @@ async fn send(mut client: StatusReporterClient<Channel>, out: &Outgoing) {
         };
         let reason = event.reason.clone();
         if let Err(status) = client.record_event(event).await {
-            if status.code() == tonic::Code::Unavailable {
+            let code = status.code();
+            if !is_refusal(code, failures) {
+                failures = failures.saturating_add(u32::from(code != Code::Unavailable));
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
             tracing::warn!(error = status.message(), reason, "status-reporter refused event");
         }
-        out.unsent.lock().remove_first();
+        failures = 0;
+        out.remove_first();
+    }
+}
+
+/// Returns whether an event is not sent again. A call has any code if status-reporter ends during it. So other errors than a refusal
+/// are retried, but not without end: the event may be their cause.
+///
+/// `failures`: earlier answers to the same event with other codes than Unavailable.
+fn is_refusal(code: Code, failures: u32) -> bool {
+    match code {
+        Code::Unavailable => false,
+        Code::InvalidArgument => true,
+        _ => failures >= RETRIES,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_event_is_dropped_if_it_is_refused_or_fails_again_and_again() {
+        for (code, failures, refusal) in [
+            (Code::Unavailable, u32::MAX, false),
+            (Code::InvalidArgument, 0, true),
+            (Code::Cancelled, 0, false),
+            (Code::Unknown, 9, false),
+            (Code::Internal, 10, true),
+        ] {
+            assert_eq!(is_refusal(code, failures), refusal, "{code:?} after {failures}");
+        }
+    }
 
     #[tokio::test]
     async fn a_warning_is_logged_at_info_for_a_fault_of_the_pod_and_at_warn_for_a_fault_of_the_node() {

@@ -1,12 +1,12 @@
-//! The events that status-reporter has not accepted, in memory and in a file that a restarted pod-sync reads.
+//! The events that status-reporter has not written, in memory and in a file that a restarted pod-sync reads.
 //!
-//! An event is appended to the file before the record of its pod has the change that it reports, so that a kill of pod-sync loses
-//! neither. The file is on a tmpfs, where a write takes about a microsecond. Its first line has the boot ID: an event of another
+//! An event is appended to the file before the record of its pod has the change that it reports. So a kill of pod-sync loses no event of
+//! a change that the next pod-sync does not repeat. The file is on a tmpfs, where a write takes about a microsecond. Its first line has the boot ID: an event of another
 //! boot is dropped. Entries follow, oldest first:
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 1 | 1 while the event is unsent, 0 once it is sent |
+//! | 1 | 1 while the event is unsent, 0 once it was written, dropped or refused |
 //! | 4 | length of the event |
 //! | 4 | CRC-32 of the event |
 //! | length | the event, as the message `RecordEventRequest` |
@@ -39,7 +39,7 @@ const LARGE: u64 = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct QueueFull;
 
-/// Events that status-reporter has not accepted, oldest first.
+/// Events that status-reporter has not written, oldest first.
 #[derive(Debug)]
 pub struct UnsentEvents {
     path: PathBuf,
@@ -96,12 +96,17 @@ impl UnsentEvents {
         Ok(())
     }
 
+    /// Returns the number of events.
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Returns the oldest event.
     pub(crate) fn first(&self) -> Option<&RecordEventRequest> {
         self.queue.front().map(|unsent| &unsent.event)
     }
 
-    /// Removes the oldest event, which was sent or refused.
+    /// Removes the oldest event, which status-reporter has written, dropped or refused.
     pub(crate) fn remove_first(&mut self) {
         let Some(sent) = self.queue.pop_front() else { return };
         if let (Some(at), Some(file)) = (sent.at, &self.file)

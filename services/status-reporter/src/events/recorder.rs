@@ -5,7 +5,7 @@ use std::time::Duration;
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::Clock;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -29,8 +29,26 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Recorder {
     /// Queue of events; `None` without an API server.
-    queue: Option<mpsc::Sender<Occurrence>>,
+    queue: Option<mpsc::Sender<Queued>>,
     metrics: Metrics,
+}
+
+/// An event in the queue.
+struct Queued {
+    occurrence: Occurrence,
+    // Receives a message once the event is written or dropped.
+    done: oneshot::Sender<()>,
+}
+
+/// What became of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was written or counted, or dropped after it was queued.
+    Done,
+    /// The queue was full, and the event is lost.
+    QueueFull,
+    /// The recorder has stopped before it wrote the event.
+    Stopped,
 }
 
 impl Recorder {
@@ -40,7 +58,7 @@ impl Recorder {
         Self { queue: None, metrics }
     }
 
-    /// Spawns the task that writes events, until `stop`. Events in the queue are then lost.
+    /// Spawns the task that writes events, until `stop`.
     #[must_use]
     pub fn start(
         api: ApiClient,
@@ -52,7 +70,7 @@ impl Recorder {
         let (queue, waiting) = mpsc::channel(QUEUE);
         let writer = Writer { api, clock, correlator: Correlator::new(node), metrics: metrics.clone() };
         quintlet_kit::task::spawn("events", async move {
-            // A dropped writer loses its events, as in the kubelet.
+            // pod-sync sends its events again to the next process. Those of this process are lost.
             tokio::select! {
                 () = writer.run(waiting) => {}
                 () = stop.cancelled() => {}
@@ -61,21 +79,38 @@ impl Recorder {
         Self { queue: Some(queue), metrics }
     }
 
-    /// Queues an event. Returns false if the queue is full and the event is lost.
+    /// Queues an event and does not wait. Returns false if the queue is full and the event is lost.
     pub fn record(&self, occurrence: Occurrence) -> bool {
+        self.enqueue(occurrence).is_some()
+    }
+
+    /// Queues an event and waits until it is written or dropped.
+    pub async fn write(&self, occurrence: Occurrence) -> Outcome {
+        match self.enqueue(occurrence) {
+            Some(done) => done.await.map_or(Outcome::Stopped, |()| Outcome::Done),
+            None => Outcome::QueueFull,
+        }
+    }
+
+    // Returns `None` if the queue is full.
+    fn enqueue(&self, occurrence: Occurrence) -> Option<oneshot::Receiver<()>> {
         debug!(
             pod.uid = %occurrence.uid, kind = %occurrence.kind, name = %occurrence.name, reason = %occurrence.reason,
             "event: {}", occurrence.message
         );
-        let Some(queue) = &self.queue else { return true };
-        let queued = queue.try_send(occurrence).is_ok();
+        let (done, waiting) = oneshot::channel();
+        let Some(queue) = &self.queue else {
+            let _ = done.send(());
+            return Some(waiting);
+        };
+        let queued = queue.try_send(Queued { occurrence, done }).is_ok();
         if !queued && self.metrics.events_dropped.inc().is_multiple_of(100) {
             warn!("event queue is full, events are lost");
         }
         self.metrics
             .events_queued
             .set(i64::try_from(QUEUE.saturating_sub(queue.capacity())).unwrap_or(i64::MAX));
-        queued
+        queued.then_some(waiting)
     }
 }
 
@@ -87,8 +122,8 @@ struct Writer {
 }
 
 impl Writer {
-    async fn run(mut self, mut waiting: mpsc::Receiver<Occurrence>) {
-        while let Some(occurrence) = waiting.recv().await {
+    async fn run(mut self, mut waiting: mpsc::Receiver<Queued>) {
+        while let Some(Queued { occurrence, done }) = waiting.recv().await {
             match self.correlator.decide(&occurrence, self.clock.wall()) {
                 Decision::Create(key, event) => self.create(key, &event).await,
                 Decision::Count { key, event, patch } => self.count(key, event, &patch).await,
@@ -96,6 +131,8 @@ impl Writer {
                     self.metrics.events_filtered.inc();
                 }
             }
+            // Nobody waits for an event of this process.
+            let _ = done.send(());
         }
     }
 

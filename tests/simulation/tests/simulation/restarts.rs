@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testapi::Failure;
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, RuleId};
 use quintlet_testkit::wait::until;
 use serde_json::json;
@@ -109,32 +110,41 @@ async fn stops_of_pod_sync_at_any_time_affect_no_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn events_that_status_reporter_has_not_accepted_survive_the_end_of_pod_sync() {
+async fn events_that_are_not_written_survive_the_end_of_pod_sync_and_status_reporter() {
+    const BOTH: &[Service] = &[Service::PodSync, Service::Status];
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(pods::single("pulls-the-image"));
     sim.wait_ready("pulls-the-image").await;
-    for gently in [false, true] {
-        let name = format!("waiting-{gently}");
-        sim.kill(Service::Status).await;
-        let _uid = sim.create(pods::single(&name));
-        sim.wait_view(&name, "running", |v| v.ready == "1/1").await;
-        for _ in 0..2 {
-            if gently {
-                sim.stop(Service::PodSync).await;
-            } else {
-                sim.kill(Service::PodSync).await;
+    sim.wait_event("pulls-the-image", "Started", |e| e.reason == "Started").await;
+    for (n, ending) in [&BOTH[..1], &BOTH[1..], BOTH].into_iter().enumerate() {
+        for gently in [false, true] {
+            let name = format!("pod-{n}-{gently}");
+            sim.api.faults().fail("create events", usize::MAX, Failure::Disconnect);
+            let _uid = sim.create(pods::single(&name));
+            sim.wait_ready(&name).await;
+            // The next process does not lose them either.
+            for _ in 0..2 {
+                for service in ending {
+                    if gently {
+                        sim.stop(*service).await;
+                    } else {
+                        sim.kill(*service).await;
+                    }
+                }
+                for service in ending {
+                    sim.up(*service);
+                }
+                sim.wait_view(&name, "running", |v| v.ready == "1/1").await;
             }
-            sim.up(Service::PodSync);
+            assert_eq!(sim.events(&name), []);
+            sim.api.faults().clear();
+            let expected = ["Pulled", "Created", "Started"].map(|reason| (reason.to_owned(), 1));
+            until("the events of the start, once each", LONG, async || {
+                let seen: Vec<_> = sim.events(&name).into_iter().map(|e| (e.reason, e.count)).collect();
+                if seen == expected { Ok(()) } else { Err((name.clone(), seen)) }
+            })
+            .await;
         }
-        sim.up(Service::Status);
-        sim.wait_ready(&name).await;
-        let expected = ["Pulled", "Created", "Started"].map(|reason| (reason.to_owned(), 1));
-        until("the events of the start, once each", LONG, async || {
-            let events = sim.events(&name);
-            let seen: Vec<_> = events.into_iter().map(|e| (e.reason, e.count)).collect();
-            if seen == expected { Ok(()) } else { Err(seen) }
-        })
-        .await;
     }
     sim.finish().await;
 }
