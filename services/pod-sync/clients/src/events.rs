@@ -78,9 +78,11 @@ struct Outgoing {
 }
 
 impl Outgoing {
+    // When the queue is full, the event is dropped and counted.
     fn add(&self, event: wire::RecordEventRequest) {
+        let event = wire::RecordEventRequest { id: rand::random(), ..event };
         let mut unsent = self.unsent.lock();
-        if unsent.push(event).is_err() {
+        if !unsent.push(event) {
             self.dropped.inc();
         }
         self.count(&unsent);
@@ -192,7 +194,7 @@ impl Events {
             annotations: annotations.into_iter().collect(),
             ..wire::RecordEventRequest::default()
         };
-        self.send(request);
+        self.out.add(request);
     }
 
     /// Records an event about a PersistentVolumeClaim.
@@ -209,7 +211,7 @@ impl Events {
             message: message.to_owned(),
             ..wire::RecordEventRequest::default()
         };
-        self.send(request);
+        self.out.add(request);
     }
 
     /// Records an event about the node.
@@ -232,12 +234,7 @@ impl Events {
             message: message.to_owned(),
             ..wire::RecordEventRequest::default()
         };
-        self.send(request);
-    }
-
-    // When the queue is full, the event is dropped and counted.
-    fn send(&self, request: wire::RecordEventRequest) {
-        self.out.add(wire::RecordEventRequest { id: rand::random(), ..request });
+        self.out.add(request);
     }
 
     fn keep(&self, uid: &str, pod: &str, kind: EventType, reason: &str, message: &str, field_path: &str) {

@@ -1,8 +1,8 @@
 //! The events that status-reporter has not written, in memory and in a file that a restarted pod-sync reads.
 //!
 //! An event is appended to the file before the record of its pod has the change that it reports. So a kill of pod-sync loses no event of
-//! a change that the next pod-sync does not repeat. The file is on a tmpfs, where a write takes about a microsecond. Its first line has the boot ID: an event of another
-//! boot is dropped. Entries follow, oldest first:
+//! a change that the next pod-sync does not make again. The file is on a tmpfs, where a write takes about a microsecond. Its first line
+//! has the boot ID: events of another boot are dropped. The entries follow, oldest first:
 //!
 //! | bytes | content |
 //! |---|---|
@@ -29,15 +29,11 @@ const QUEUE: usize = 1000;
 const SENT: u8 = 0;
 const UNSENT: u8 = 1;
 
-/// Bytes of an entry before its event.
+/// Number of bytes of an entry that precede its event.
 const HEAD: usize = 9;
 
 /// Bytes above which the file is shortened once all events are sent, and by which it may grow before that.
 const LARGE: u64 = 1 << 20;
-
-/// The queue was full, and the event is lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct QueueFull;
 
 /// Events that status-reporter has not written, oldest first.
 #[derive(Debug)]
@@ -83,17 +79,17 @@ impl UnsentEvents {
         this
     }
 
-    /// Adds an event.
-    pub(crate) fn push(&mut self, event: RecordEventRequest) -> Result<(), QueueFull> {
+    /// Adds an event. Returns false if the queue is full and the event is lost.
+    pub(crate) fn push(&mut self, event: RecordEventRequest) -> bool {
         if self.queue.len() >= QUEUE {
-            return Err(QueueFull);
+            return false;
         }
         let at = self.append(&event);
         self.queue.push_back(Unsent { event, at });
         if self.end > self.limit {
             self.rewrite();
         }
-        Ok(())
+        true
     }
 
     /// Returns the number of events.
@@ -210,7 +206,7 @@ mod tests {
         dir.path().join(".events")
     }
 
-    /// What the next process of the same boot reads, from a copy of the file.
+    /// Returns the events that the next process of the same boot would read.
     fn left_in(dir: &tempfile::TempDir) -> Vec<String> {
         let copy = dir.path().join("copy");
         std::fs::copy(file(dir), &copy).unwrap();
@@ -226,7 +222,7 @@ mod tests {
         for round in 0..50 {
             let all: Vec<String> = (0..round % 7).map(|i| "m".repeat((round * 31 + i * 17) % 90)).collect();
             for message in &all {
-                unsent.push(event(message)).unwrap();
+                assert!(unsent.push(event(message)));
             }
             for sent in 0..all.len() {
                 assert_eq!(left_in(&dir), all[sent..]);
@@ -236,11 +232,11 @@ mod tests {
             assert_eq!(left_in(&dir), [""; 0]);
         }
         for message in ["first", "second", "third"] {
-            unsent.push(event(message)).unwrap();
+            assert!(unsent.push(event(message)));
         }
         unsent.remove_first();
         let mut next = UnsentEvents::open(file(&dir), "b1");
-        next.push(event("fourth")).unwrap();
+        assert!(next.push(event("fourth")));
         next.remove_first();
         assert_eq!(left_in(&dir), ["third", "fourth"]);
         assert_eq!(messages(&UnsentEvents::open(file(&dir), "b2")), [""; 0], "another boot");
@@ -251,9 +247,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut unsent = UnsentEvents::open(file(&dir), "b1");
         let start = std::fs::read(file(&dir)).unwrap().len();
-        unsent.push(event("first")).unwrap();
+        assert!(unsent.push(event("first")));
         let complete = std::fs::read(file(&dir)).unwrap();
-        unsent.push(event("second")).unwrap();
+        assert!(unsent.push(event("second")));
         let whole = std::fs::read(file(&dir)).unwrap();
         for length in 0..whole.len() {
             let mut flipped = whole.clone();
@@ -278,17 +274,17 @@ mod tests {
         let mut unsent = UnsentEvents::open(file(&dir), "b1");
         let size = || std::fs::metadata(file(&dir)).unwrap().len();
         let long = "m".repeat(10_000);
-        unsent.push(event("first")).unwrap();
+        assert!(unsent.push(event("first")));
         for _ in 0..1000 {
-            unsent.push(event(&long)).unwrap();
+            assert!(unsent.push(event(&long)));
             unsent.remove_first();
         }
         assert!(size() < 2 * LARGE, "never without unsent events: {}", size());
         assert_eq!(left_in(&dir), [long.as_str()]);
         for _ in 1..QUEUE {
-            unsent.push(event(&long)).unwrap();
+            assert!(unsent.push(event(&long)));
         }
-        assert_eq!(unsent.push(event("too many")), Err(QueueFull));
+        assert!(!unsent.push(event("too many")));
         assert_eq!(left_in(&dir).len(), QUEUE);
         for _ in 0..QUEUE {
             unsent.remove_first();
@@ -301,14 +297,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("missing").join(".events");
         let mut unsent = UnsentEvents::open(path.clone(), "b1");
-        unsent.push(event("first")).unwrap();
+        assert!(unsent.push(event("first")));
         std::fs::create_dir(path.parent().unwrap()).unwrap();
-        unsent.push(event("second")).unwrap();
+        assert!(unsent.push(event("second")));
         assert_eq!(messages(&unsent), ["first", "second"]);
         assert!(!path.exists());
         unsent.remove_first();
         unsent.remove_first();
-        unsent.push(event("third")).unwrap();
+        assert!(unsent.push(event("third")));
         assert_eq!(messages(&UnsentEvents::open(path, "b1")), ["third"]);
     }
 
@@ -316,14 +312,14 @@ mod tests {
     fn after_a_failed_write_no_event_is_left_to_be_sent_again() {
         let dir = tempfile::tempdir().unwrap();
         let mut unsent = UnsentEvents::open(file(&dir), "b1");
-        unsent.push(event("first")).unwrap();
+        assert!(unsent.push(event("first")));
         unsent.file = Some(File::open(file(&dir)).unwrap());
-        unsent.push(event("second")).unwrap();
+        assert!(unsent.push(event("second")));
         assert!(!file(&dir).exists(), "it cannot be written");
         assert_eq!(messages(&unsent), ["first", "second"]);
         unsent.remove_first();
         unsent.remove_first();
-        unsent.push(event("third")).unwrap();
+        assert!(unsent.push(event("third")));
         assert_eq!(left_in(&dir), ["third"]);
     }
 }

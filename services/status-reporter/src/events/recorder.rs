@@ -40,10 +40,10 @@ struct Queued {
     done: oneshot::Sender<()>,
 }
 
-/// What became of an event.
+/// The result of [`Recorder::write`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was written or counted, or dropped after it was queued.
+    /// The event is written, or it was dropped after it was queued.
     Done,
     /// The queue was full, and the event is lost.
     QueueFull,
@@ -131,7 +131,7 @@ impl Writer {
                     self.metrics.events_filtered.inc();
                 }
             }
-            // Nobody waits for an event of this process.
+            // An event of this process has no receiver.
             let _ = done.send(());
         }
     }
