@@ -43,6 +43,8 @@ pub struct UnsentEvents {
     queue: VecDeque<Unsent>,
     // `None` after a failed write: events are in memory only, until all are sent.
     file: Option<File>,
+    // The last write failed, which was logged.
+    is_failing: bool,
     // Place of the next entry.
     end: u64,
     // Value of `end` at which the file is shortened.
@@ -74,7 +76,7 @@ impl UnsentEvents {
             }
         };
         let queue = left.into_iter().map(|event| Unsent { event, at: None }).collect();
-        let mut this = Self { path, header, queue, file: None, end: 0, limit: LARGE };
+        let mut this = Self { path, header, queue, file: None, is_failing: false, end: 0, limit: LARGE };
         this.rewrite();
         this
     }
@@ -134,7 +136,9 @@ impl UnsentEvents {
 
     // The next process would send again what is sent from now on. So the file is removed.
     fn abandon(&mut self, error: &io::Error) {
-        tracing::warn!(path = %self.path.display(), %error, "failed to write unsent events, a restart of pod-sync may lose some");
+        if !std::mem::replace(&mut self.is_failing, true) {
+            tracing::warn!(path = %self.path.display(), %error, "failed to write unsent events, a restart of pod-sync may lose some");
+        }
         self.file = None;
         let _ = std::fs::remove_file(&self.path);
     }
@@ -149,7 +153,7 @@ impl UnsentEvents {
         self.end = offset(bytes.len());
         self.limit = self.end.saturating_add(LARGE);
         match replaced(&self.path, &bytes) {
-            Ok(file) => self.file = Some(file),
+            Ok(file) => (self.file, self.is_failing) = (Some(file), false),
             Err(e) => self.abandon(&e),
         }
     }
