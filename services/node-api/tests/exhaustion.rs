@@ -7,10 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use common::{Api, Ca, PATIENCE, get_on, tls};
+use h2::client::SendRequest;
 use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt as _, Empty};
-use hyper::client::conn::http2::SendRequest;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use node_api::limits::Limits;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -134,16 +132,22 @@ async fn untrusted_connections_at_their_limit_do_not_exclude_users() {
 }
 
 /// Opens an HTTP/2 client, which answers pings. Also returns the end of its connection.
-async fn http2(api: &Api) -> (SendRequest<Empty<Bytes>>, JoinHandle<hyper::Result<()>>) {
-    let io = TokioIo::new(api.tls(None).await);
-    let (sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), io).await.unwrap();
+///
+/// The client of hyper 1.12 may fail a request whose answer follows a GOAWAY, even if the frame allows the request.
+async fn http2(api: &Api) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>) {
+    let (sender, connection) = h2::client::handshake(api.tls(None).await).await.unwrap();
     (sender, quintlet_kit::task::spawn("client", connection))
 }
 
-async fn ask(sender: &mut SendRequest<Empty<Bytes>>, path: &str) -> (StatusCode, Bytes) {
-    let request = Request::get(format!("https://n{path}")).body(Empty::new()).unwrap();
-    let answer = timeout(PATIENCE, sender.send_request(request)).await.expect("an answer").unwrap();
-    (answer.status(), answer.into_body().collect().await.unwrap().to_bytes())
+async fn ask(sender: &SendRequest<Bytes>, path: &str) -> (StatusCode, Bytes) {
+    let request = Request::get(format!("https://n{path}")).body(()).unwrap();
+    let (answer, _) = sender.clone().ready().await.unwrap().send_request(request, true).unwrap();
+    let (head, mut body) = timeout(PATIENCE, answer).await.expect("an answer").unwrap().into_parts();
+    let mut bytes = Vec::new();
+    while let Some(piece) = body.data().await {
+        bytes.extend_from_slice(&piece.unwrap());
+    }
+    (head.status, bytes.into())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -158,8 +162,8 @@ async fn an_untrusted_connection_is_closed_after_its_first_refusal() {
     timeout(PATIENCE, one.read_to_string(&mut answer)).await.expect("it is kept").unwrap();
     assert!(answer.starts_with("HTTP/1.1 401") && answer.ends_with("\r\n\r\nUnauthorized"), "{answer}");
 
-    let (mut two, ended) = http2(&api).await;
-    assert_eq!(ask(&mut two, "/pods").await, (StatusCode::UNAUTHORIZED, "Unauthorized".into()));
+    let (two, ended) = http2(&api).await;
+    assert_eq!(ask(&two, "/pods").await, (StatusCode::UNAUTHORIZED, "Unauthorized".into()));
     let _ = timeout(PATIENCE, ended).await.expect("it is kept");
 
     // A user without any permission is untrusted, too.
@@ -204,8 +208,8 @@ async fn an_untrusted_connection_is_closed_at_its_time_limit() {
 async fn an_idle_http_2_connection_is_closed_although_its_client_answers_pings() {
     let limits = Limits { idle: Duration::from_millis(300), ..Limits::default() };
     let api = Api::start(limits, OPEN).await;
-    let (mut sender, ended) = http2(&api).await;
-    assert_eq!(ask(&mut sender, "/healthz").await, (StatusCode::OK, "ok".into()));
+    let (sender, ended) = http2(&api).await;
+    assert_eq!(ask(&sender, "/healthz").await, (StatusCode::OK, "ok".into()));
     timeout(PATIENCE, ended).await.expect("it is kept").unwrap().unwrap();
     wait_open(&api, 0).await;
 }
