@@ -15,7 +15,6 @@ use tracing::{info, warn};
 
 use crate::api::ApiClient;
 use crate::clients::{self, Current, Purpose};
-use crate::events::recent::RecentIds;
 use crate::events::recorder::Recorder;
 use crate::lease::{self, Term};
 use crate::metrics::Metrics;
@@ -121,7 +120,6 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
     let service = Service {
         reporter: reporter.clone(),
         events: events.clone(),
-        recent_events: RecentIds::default(),
         facts: facts.clone(),
         volumes: volumes.clone(),
         api: pods,

@@ -19,7 +19,6 @@ use tracing::{debug, warn};
 use crate::api::{ApiClient, ApiFailure};
 use crate::convert;
 use crate::events::Occurrence;
-use crate::events::recent::RecentIds;
 use crate::events::recorder::{Outcome, Recorder};
 use crate::mirror;
 use crate::node::volumes::VolumeBoard;
@@ -31,7 +30,6 @@ use crate::update::{Ack, Stamp, Verdict};
 pub struct Service {
     pub reporter: Reporter,
     pub events: Recorder,
-    pub recent_events: RecentIds,
     pub facts: FactBoard,
     pub volumes: VolumeBoard,
     /// Client for mirror pods; none in standalone mode.
@@ -183,10 +181,7 @@ impl StatusReporter for Service {
             message: event.message,
             annotations: event.annotations.into_iter().collect(),
         };
-        if !self.recent_events.add(event.id) {
-            return Ok(Response::new(wire::RecordEventReply { queued: true }));
-        }
-        match self.events.write(occurrence).await {
+        match self.events.write(event.id, occurrence).await {
             Outcome::Done => Ok(Response::new(wire::RecordEventReply { queued: true })),
             Outcome::QueueFull => Ok(Response::new(wire::RecordEventReply { queued: false })),
             Outcome::Stopped => Err(Status::unavailable("status-reporter is stopping")),

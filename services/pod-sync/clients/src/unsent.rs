@@ -59,8 +59,7 @@ struct Unsent {
 }
 
 impl UnsentEvents {
-    /// Reads the events that the previous process of this boot has left in the file at `path`, which is created if it does not
-    /// exist.
+    /// Reads the events that the previous process of this boot has left in the file at `path`. A missing file is created.
     ///
     /// A failure is logged. Events are then in memory only.
     #[must_use]

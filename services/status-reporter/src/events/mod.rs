@@ -1,7 +1,7 @@
 //! Events: their form, correlation, queue and writes.
 
 pub mod correlate;
-pub mod recent;
+mod recent;
 pub mod recorder;
 
 use std::collections::BTreeMap;

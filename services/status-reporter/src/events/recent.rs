@@ -2,29 +2,26 @@
 
 use std::collections::VecDeque;
 
-use parking_lot::Mutex;
-
 /// IDs that are kept. pod-sync sends one event after the other, so that only the last event of a process that ended can be sent again.
 const KEPT: usize = 64;
 
 /// IDs of the last events.
 #[derive(Debug, Default)]
-pub struct RecentIds(Mutex<VecDeque<u64>>);
+pub(crate) struct RecentIds(VecDeque<u64>);
 
 impl RecentIds {
     /// Adds the ID of an event; 0 if it has none. Returns false if a recent event has the same ID.
-    pub fn add(&self, id: u64) -> bool {
+    pub(crate) fn add(&mut self, id: u64) -> bool {
         if id == 0 {
             return true;
         }
-        let mut ids = self.0.lock();
-        if ids.contains(&id) {
+        if self.0.contains(&id) {
             return false;
         }
-        if ids.len() >= KEPT {
-            ids.pop_front();
+        if self.0.len() >= KEPT {
+            self.0.pop_front();
         }
-        ids.push_back(id);
+        self.0.push_back(id);
         true
     }
 }
@@ -35,7 +32,7 @@ mod tests {
 
     #[test]
     fn a_recent_id_is_recognized() {
-        let recent = RecentIds::default();
+        let mut recent = RecentIds::default();
         assert!(recent.add(0) && recent.add(0), "events without an ID");
         assert!((1..=64).all(|id| recent.add(id)));
         assert!((1..=64).all(|id| !recent.add(id)));

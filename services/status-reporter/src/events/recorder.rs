@@ -12,6 +12,7 @@ use tracing::{debug, info, warn};
 
 use super::Occurrence;
 use super::correlate::{Correlator, CountKey, Decision, StoredEvent};
+use super::recent::RecentIds;
 use crate::api::{ApiClient, ApiFailure};
 use crate::metrics::Metrics;
 
@@ -35,6 +36,8 @@ pub struct Recorder {
 
 /// An event in the queue.
 struct Queued {
+    // 0: the event has no ID.
+    id: u64,
     occurrence: Occurrence,
     // Receives a message once the event is written or dropped.
     done: oneshot::Sender<()>,
@@ -68,7 +71,8 @@ impl Recorder {
         stop: CancellationToken,
     ) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        let writer = Writer { api, clock, correlator: Correlator::new(node), metrics: metrics.clone() };
+        let (correlator, recent) = (Correlator::new(node), RecentIds::default());
+        let writer = Writer { api, clock, correlator, recent, metrics: metrics.clone() };
         quintlet_kit::task::spawn("events", async move {
             // pod-sync sends its events again to the next process. Those of this process are lost.
             tokio::select! {
@@ -81,19 +85,20 @@ impl Recorder {
 
     /// Queues an event and does not wait. Returns false if the queue is full and the event is lost.
     pub fn record(&self, occurrence: Occurrence) -> bool {
-        self.enqueue(occurrence).is_some()
+        self.enqueue(0, occurrence).is_some()
     }
 
-    /// Queues an event and waits until it is written or dropped.
-    pub async fn write(&self, occurrence: Occurrence) -> Outcome {
-        match self.enqueue(occurrence) {
+    /// Queues an event and waits until it is written or dropped. An event with the ID of a recent one is a repetition and is not
+    /// written again; `id` 0: no ID.
+    pub async fn write(&self, id: u64, occurrence: Occurrence) -> Outcome {
+        match self.enqueue(id, occurrence) {
             Some(done) => done.await.map_or(Outcome::Stopped, |()| Outcome::Done),
             None => Outcome::QueueFull,
         }
     }
 
     // Returns `None` if the queue is full.
-    fn enqueue(&self, occurrence: Occurrence) -> Option<oneshot::Receiver<()>> {
+    fn enqueue(&self, id: u64, occurrence: Occurrence) -> Option<oneshot::Receiver<()>> {
         debug!(
             pod.uid = %occurrence.uid, kind = %occurrence.kind, name = %occurrence.name, reason = %occurrence.reason,
             "event: {}", occurrence.message
@@ -103,7 +108,7 @@ impl Recorder {
             let _ = done.send(());
             return Some(waiting);
         };
-        let queued = queue.try_send(Queued { occurrence, done }).is_ok();
+        let queued = queue.try_send(Queued { id, occurrence, done }).is_ok();
         if !queued && self.metrics.events_dropped.inc().is_multiple_of(100) {
             warn!("event queue is full, events are lost");
         }
@@ -118,12 +123,18 @@ struct Writer {
     api: ApiClient,
     clock: Clock,
     correlator: Correlator,
+    recent: RecentIds,
     metrics: Metrics,
 }
 
 impl Writer {
     async fn run(mut self, mut waiting: mpsc::Receiver<Queued>) {
-        while let Some(Queued { occurrence, done }) = waiting.recv().await {
+        while let Some(Queued { id, occurrence, done }) = waiting.recv().await {
+            // A repetition is behind its event in the queue, so it is acknowledged once that is written.
+            if !self.recent.add(id) {
+                let _ = done.send(());
+                continue;
+            }
             match self.correlator.decide(&occurrence, self.clock.wall()) {
                 Decision::Create(key, event) => self.create(key, &event).await,
                 Decision::Count { key, event, patch } => self.count(key, event, &patch).await,
