@@ -18,22 +18,9 @@ use tonic::{Code, Request, Status, Streaming};
 use crate::hints::{self, Hub, TOPICS};
 use crate::inflight::InFlight;
 use crate::metrics::Metrics;
+use crate::runtime_info::{RuntimeInfo, message_of};
 use crate::upstream::{RECONNECT_INTERVAL, Upstream};
 
-/// The runtime's identity and the state of the connection.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RuntimeInfo {
-    pub connected: bool,
-    pub name: String,
-    pub version: String,
-    /// Version of the CRI.
-    pub api_version: String,
-    /// Reason why the runtime is not connected; empty otherwise.
-    pub error: String,
-}
-
-/// Time limit for the runtime's Version call.
-const VERSION_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time after which an open stream counts as live. Go servers send no headers before the first event.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval at which a marker event is published to containerd until the subscription returns it.
@@ -79,7 +66,7 @@ impl EventReader {
         let mut backoff = Backoff::new(RECONNECT_INTERVAL, 2.0, MAX_PAUSE);
         let mut runtime = PeerStartup::default();
         loop {
-            match self.version().await {
+            match RuntimeInfo::of(&self.upstream).await {
                 Ok(info) => {
                     backoff.reset();
                     self.set_info(&mut runtime, info.clone());
@@ -130,29 +117,6 @@ impl EventReader {
             *known = info;
             true
         });
-    }
-
-    async fn version(&self) -> Result<RuntimeInfo, String> {
-        let mut client = RuntimeServiceClient::new(self.upstream.clone());
-        let asked = client.version(v1::VersionRequest::default());
-        match tokio::time::timeout(VERSION_TIMEOUT, asked).await {
-            Ok(Ok(answer)) => {
-                let answer = answer.into_inner();
-                Ok(RuntimeInfo {
-                    connected: true,
-                    name: answer.runtime_name,
-                    version: answer.runtime_version,
-                    api_version: answer.runtime_api_version,
-                    error: String::new(),
-                })
-            }
-            Ok(Err(status)) => Err(message_of(&status)),
-            Err(_) => Err(format!(
-                "the runtime at {} does not say its version within {} s",
-                self.upstream.path().display(),
-                VERSION_TIMEOUT.as_secs()
-            )),
-        }
     }
 
     /// Reads the events of one connection until it ends. Returns the source and the reason of the end.
@@ -284,17 +248,6 @@ fn stream_end(status: &Status) -> StreamEnd {
         Code::Unimplemented => StreamEnd::Unimplemented,
         _ => StreamEnd::Closed(message_of(status)),
     }
-}
-
-/// Returns the innermost cause, since tonic's own text is only "transport error".
-fn message_of(status: &Status) -> String {
-    let mut cause: Option<&dyn std::error::Error> = std::error::Error::source(status);
-    let mut text = status.message().to_owned();
-    while let Some(error) = cause {
-        text = error.to_string();
-        cause = error.source();
-    }
-    if text.is_empty() { format!("{:?}", status.code()) } else { text }
 }
 
 fn state(source: pb::HintSource, live: bool, detail: &str) -> pb::SourceState {

@@ -27,6 +27,7 @@ use crate::orphaned_tasks::OrphanedTasks;
 use crate::policy::{self, Class, Deadline, Lane, Policy, Socket, Verdict};
 use crate::reply::{self, Body, Reply};
 use crate::request_info::RequestInfo;
+use crate::runtime_info::ConnectedRuntime;
 use crate::upstream::Upstream;
 
 mod dispatch;
@@ -63,6 +64,7 @@ pub struct Forwarder {
     metrics: Metrics,
     orphaned_tasks: OrphanedTasks,
     unsupported_streams: UnsupportedListStreams,
+    runtime: ConnectedRuntime,
     /// Byte limits per socket.
     budgets: [(Socket, ByteBudget); Socket::ALL.len()],
     /// Number of unary calls in progress.
@@ -147,6 +149,7 @@ impl Forwarder {
             clock,
             metrics,
             unsupported_streams: UnsupportedListStreams::default(),
+            runtime: ConnectedRuntime::default(),
             budgets,
             in_progress: watch::Sender::new(0),
             closing: CancellationToken::new(),
@@ -224,6 +227,11 @@ impl Forwarder {
             Verdict::WrongSocket | Verdict::Local => return self.refuse(socket, service, method, true),
             Verdict::Unknown => return self.refuse(socket, service, method, false),
         };
+        if let Some(row) = row
+            && let Some(refusal) = self.refuse_fatal(row).await
+        {
+            return refusal.into_response();
+        }
         let span = span(service, method, socket, &head.headers);
         let headers = reply::forwardable_headers(&head.headers);
         let methods = row.and_then(lists::list_methods).filter(|methods| methods.is_stream);
@@ -237,6 +245,15 @@ impl Forwarder {
             }
         };
         work.instrument(span).await
+    }
+
+    /// Refuses a call during which this version of the runtime may end. Callers have another source, as for a runtime without the method.
+    async fn refuse_fatal(&self, row: &Policy) -> Option<Reply> {
+        let (code, message) = match self.runtime.refusal(&self.upstream, row).await {
+            Ok(why) => (Code::Unimplemented, why?),
+            Err(error) => (Code::Unavailable, error),
+        };
+        Some(Reply::local(code, message, Outcome::NotDispatched, Duration::ZERO))
     }
 
     fn fenced(&self, method: &'static str, error: FenceError, queued: Duration) -> Reply {

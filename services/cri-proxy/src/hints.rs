@@ -9,6 +9,7 @@ use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::metrics::Metrics;
+use crate::runtime_info;
 
 /// Number of hints that a subscriber may lag behind: a burst of 500 containers with five events each, and half as many again.
 pub const CAPACITY: usize = 4096;
@@ -187,9 +188,8 @@ pub fn from_cri(event: k8s_cri::v1::ContainerEventResponse) -> Option<pb::Hint> 
 /// Returns the event sources to try, in order, for a runtime.
 #[must_use]
 pub fn sources(runtime_name: &str, version: &str) -> &'static [pb::HintSource] {
-    let major = version.trim_start_matches('v').split('.').next().unwrap_or_default();
-    match (runtime_name, major) {
-        ("containerd", "0" | "1") => &[pb::HintSource::Containerd, pb::HintSource::Cri],
+    match (runtime_name, runtime_info::numbers(version).first()) {
+        ("containerd", Some(0 | 1)) => &[pb::HintSource::Containerd, pb::HintSource::Cri],
         ("containerd", _) => &[pb::HintSource::Cri, pb::HintSource::Containerd],
         // CRI-O supports CRI events. Other runtimes may answer Unimplemented.
         (_, _) => &[pb::HintSource::Cri],

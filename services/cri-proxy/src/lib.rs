@@ -41,6 +41,7 @@ pub mod policy;
 mod process;
 pub mod reply;
 pub mod request_info;
+pub mod runtime_info;
 pub mod serve;
 pub mod services;
 pub mod upstream;

@@ -25,13 +25,14 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower::ServiceExt as _;
 
-use crate::event_reader::{EventReader, RuntimeInfo};
+use crate::event_reader::EventReader;
 use crate::forward::Forwarder;
 use crate::hints::Hub;
 use crate::logs::ContainerLogs;
 use crate::metrics::Metrics;
 use crate::policy::{self, Socket, Verdict};
 use crate::reply::{self, Body, Reply};
+use crate::runtime_info::RuntimeInfo;
 use crate::services::{
     GrantVerifier, OBSERVE_INTERVAL, ProbeExecService, ProxyInfoService, RuntimeEventsService,
 };

@@ -15,12 +15,12 @@ use tonic::{Code, Request, Response, Status};
 use tracing::Instrument as _;
 
 use crate::budget::Reservation;
-use crate::event_reader::RuntimeInfo;
 use crate::forward::{self, Call, Forwarder};
 use crate::hints::Hub;
 use crate::policy::{PROBE_EXEC, Socket};
 use crate::reply;
 use crate::request_info::RequestInfo;
+use crate::runtime_info::RuntimeInfo;
 
 #[derive(Debug, Clone)]
 pub struct RuntimeEventsService(pub Hub);

@@ -537,3 +537,54 @@ async fn a_corrupt_frame_fails_only_its_call() {
         assert_eq!(got.outcome(), "not-dispatched", "{path}: {got:?}");
     }
 }
+
+#[tokio::test]
+async fn a_call_during_which_the_runtime_may_end_is_not_sent_until_another_version_is_connected() {
+    const STATS: [&str; 3] = ["PodSandboxStats", "ListPodSandboxStats", "StreamPodSandboxStats"];
+    let path = |method: &str| format!("/runtime.v1.RuntimeService/{method}");
+    let version = |version: &str| {
+        let (name, version) = ("containerd".to_owned(), version.to_owned());
+        good(&v1::VersionResponse { runtime_name: name, runtime_version: version, ..Default::default() })
+    };
+    let mut bench = Bench::with("containerd", "1.6.20~ds1", 64, Clock::system()).await;
+    for method in STATS {
+        bench.script.on(&path(method), [good(&v1::ListPodSandboxStatsResponse::default())]);
+    }
+    bench.script.on(&path("ListContainerStats"), [good(&v1::ListContainerStatsResponse::default())]);
+    let sent =
+        |bench: &Bench| -> usize { STATS.iter().map(|method| bench.script.seen(&path(method)).len()).sum() };
+    for socket in [Socket::Read, Socket::NodeApi, Socket::Admin] {
+        for method in STATS {
+            let got = bench.call(socket, &path(method), &[], empty()).await;
+            let expected = ("12", "not-dispatched");
+            assert_eq!((got.code(), got.outcome()), expected, "{} {method}", socket.name());
+            assert!(got.meta("grpc-message").contains("1.6.20"), "{}", got.meta("grpc-message"));
+        }
+        let got = bench.call(socket, &path("ListContainerStats"), &[], empty()).await;
+        assert_eq!(got.code(), "0", "statistics of containers are harmless");
+    }
+    assert_eq!(sent(&bench), 0);
+    for (next, code) in [("1.6.22", "0"), ("1.6.21", "12"), ("v2.1.9", "0")] {
+        let before = sent(&bench);
+        bench.down();
+        bench.script.on(&path("Version"), [version(next)]);
+        bench.up();
+        eventually("an answer of the other version", async || {
+            let got = bench.call(Socket::NodeApi, &path("PodSandboxStats"), &[], empty()).await;
+            (got.code() == code).then_some(())
+        })
+        .await;
+        assert_eq!(sent(&bench) > before, code == "0", "{next}");
+    }
+    // Without the version, nothing is sent either.
+    bench.down();
+    bench.script.on(&path("Version"), [failing(13, "no version")]);
+    bench.up();
+    let before = sent(&bench);
+    eventually("the error of the runtime", async || {
+        let got = bench.call(Socket::NodeApi, &path("PodSandboxStats"), &[], empty()).await;
+        (got.code() == "14" && got.meta("grpc-message").contains("no%20version")).then_some(())
+    })
+    .await;
+    assert_eq!(sent(&bench), before);
+}

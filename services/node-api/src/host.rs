@@ -2,8 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-/// The default interface, whose statistics are those of the node (`pkg/kubelet/stats`).
-const DEFAULT_INTERFACE: &str = "eth0";
+/// The default interface, whose statistics are those of the node or of a pod (`pkg/kubelet/stats`).
+pub const DEFAULT_INTERFACE: &str = "eth0";
 /// Name prefixes of interfaces that are not counted for the node: the loopback and the host ends of pod interfaces.
 const EXCLUDED_PREFIXES: [&str; 2] = ["lo", "veth"];
 

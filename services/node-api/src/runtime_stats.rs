@@ -19,7 +19,8 @@ pub type SandboxStats = (v1::PodSandboxMetadata, v1::LinuxPodSandboxStats);
 /// Returns the statistics of all pods.
 ///
 /// containerd 1.6 fails to list statistics while a terminated sandbox exists whose cgroup is gone, as of every finished pod. Then the
-/// statistics of ready sandboxes are requested one by one.
+/// statistics of ready sandboxes are requested one by one. cri-proxy refuses both as unimplemented before containerd 1.6.22, which may end
+/// while it answers.
 ///
 /// # Errors
 /// Fails if the runtime does not answer, or has no statistics of any pod.
@@ -45,10 +46,16 @@ fn kept(stats: v1::PodSandboxStats) -> Option<SandboxStats> {
     Some((stats.attributes?.metadata?, stats.linux?))
 }
 
+/// Returns whether a container has statistics. containerd 1.6 lists those that do not run, without any.
+pub fn has_usage(container: &v1::ContainerStats) -> bool {
+    container.cpu.is_some() || container.memory.is_some()
+}
+
 /// Collects statistics by pod from a runtime that has them for containers only. Labels name the pod.
 async fn by_containers(node: &Services) -> Result<Vec<SandboxStats>, Status> {
     let mut all = Vec::new();
-    let take = |message: v1::ListContainerStatsResponse| all.extend(message.stats);
+    let take =
+        |message: v1::ListContainerStatsResponse| all.extend(message.stats.into_iter().filter(has_usage));
     let request = Request::new(v1::ListContainerStatsRequest::default());
     lists::CONTAINER_STATS.each(node.cri(), request, take).await?;
     let mut pods: BTreeMap<String, SandboxStats> = BTreeMap::new();
@@ -123,8 +130,11 @@ mod tests {
         let (runtime, node) = with_two_pods(dir.path());
         let sandbox = runtime.add_sandbox("u3", "busy", "default", 0);
         runtime.add_container(&sandbox, &ContainerSeed::running("main"));
+        runtime.add_container(&sandbox, &ContainerSeed::created("next"));
+        let idle = runtime.add_sandbox("u4", "idle", "default", 0);
+        runtime.add_container(&idle, &ContainerSeed::created("main"));
         runtime.fail(Method::ListPodSandboxStats, Code::Unknown, NO_CGROUP, 1);
-        runtime.fail(Method::PodSandboxStats, Code::Unknown, NO_CGROUP, 2);
+        runtime.fail(Method::PodSandboxStats, Code::Unknown, NO_CGROUP, 3);
         let found = all(&node).await.unwrap();
         let [(metadata, stats)] = found.as_slice() else { panic!("{found:?}") };
         assert_eq!((metadata.name.as_str(), metadata.uid.as_str()), ("busy", "u3"));

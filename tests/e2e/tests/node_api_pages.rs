@@ -3,6 +3,9 @@
 
 use std::path::Path;
 
+use futures::future::join_all;
+use k8s_cri::v1::PodSandboxStatsRequest;
+use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use nix::sys::signal::Signal;
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
@@ -70,6 +73,10 @@ async fn debug_pages_show_the_pods_and_all_services() {
     );
     assert_eq!((&summary["node"]["nodeName"], summary["pods"].as_array().unwrap().len()), (&json!(NODE), 1));
     assert!(summary["node"]["memory"]["workingSetBytes"].as_u64() > Some(1 << 20), "{summary}");
+    let network = &summary["pods"][0]["network"];
+    assert_eq!(network["name"], "eth0", "{summary}");
+    assert!(network["rxBytes"].as_u64() > Some(0) && network["txBytes"].as_u64() > Some(0), "{network}");
+    assert!(summary["pods"][0]["process_stats"]["process_count"].as_u64() > Some(0), "{summary}");
     let light =
         wait_json(&node, "/stats/summary?only_cpu_and_memory=true", |s| s["pods"][0].is_object()).await;
     assert_eq!((&light["node"]["fs"], &light["pods"][0]["network"]), (&Value::Null, &Value::Null));
@@ -392,5 +399,59 @@ async fn a_finished_pod_does_not_hide_statistics_of_other_pods_on_a_real_runtime
     let resource = page(&node, "/metrics/resource").await.unwrap();
     assert_eq!(sample(&resource, "resource_scrape_error", "").map(|(v, _)| v), Some(0.0), "{resource}");
     assert!(page(&node, "/metrics/cadvisor").await.unwrap().contains("pod=\"web\""));
+    node.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_statistics_do_not_end_the_runtime() {
+    const PODS: usize = 4;
+    const SCRAPERS: usize = 6;
+    const PAGES: usize = 10;
+    const CALLS: usize = 1000;
+    let node = Node::start(Options { node_api: true, ..Options::with_api("node-api-scrapes") }).await;
+    let api = node.api();
+    for n in 0..PODS {
+        api.create_pod(pods::bound(pods::sleeper(&format!("web-{n}"))));
+    }
+    // A terminated sandbox has no cgroup, and containerd 1.6 fails to list statistics of sandboxes then.
+    let mut ends = pods::script("ends", "true");
+    ends["spec"]["restartPolicy"] = json!("Never");
+    api.create_pod(pods::bound(ends));
+    for n in 0..PODS {
+        node.wait_ready(&format!("web-{n}")).await;
+    }
+    let listed = |summary: &Value| -> Vec<String> {
+        let pods = summary["pods"].as_array().into_iter().flatten();
+        pods.filter(|pod| pod["cpu"].is_object()).map(|pod| pod["podRef"]["name"].to_string()).collect()
+    };
+    let expected: Vec<String> = (0..PODS).map(|n| format!("\"web-{n}\"")).collect();
+    wait_json(&node, "/stats/summary", |summary| listed(summary) == expected).await;
+
+    let scrape = async |n: usize| {
+        let path = ["/stats/summary", "/metrics/cadvisor", "/metrics/resource"][n % 3];
+        for _ in 0..PAGES {
+            let text = page(&node, path).await.unwrap();
+            assert!((0..PODS).all(|n| text.contains(&format!("web-{n}"))), "{path}: {text}");
+        }
+    };
+    // An administrator calls faster than node-api. cri-proxy refuses what the runtime may not survive.
+    let sandboxes = node.listed().await.sandboxes;
+    let call = async |n: usize| {
+        let mut runtime = RuntimeServiceClient::new(node.cri());
+        for at in n..n + CALLS {
+            let pod_sandbox_id = sandboxes[at % sandboxes.len()].id.clone();
+            let called = runtime.pod_sandbox_stats(PodSandboxStatsRequest { pod_sandbox_id }).await;
+            // containerd refuses statistics of terminated sandboxes, which newer versions call unavailable.
+            assert!(
+                !called.is_err_and(|status| status.message().contains("went away")),
+                "the runtime has ended"
+            );
+        }
+    };
+    let all = (0..SCRAPERS).map(scrape);
+    tokio::join!(join_all(all), join_all((0..SCRAPERS).map(call)));
+    wait_json(&node, "/stats/summary", |summary| listed(summary) == expected).await;
+    assert!(!node.log("containerd").contains("fatal error"));
+    node.assert_no_duplicates().await;
     node.down().await;
 }

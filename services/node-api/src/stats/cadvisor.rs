@@ -7,7 +7,7 @@ use http::StatusCode;
 use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
 
-use super::gather::{Pod, group_of, newest};
+use super::gather::{Pod, group_of, network_devices, newest};
 use super::machine_info::MachineInfo;
 use super::prometheus::{Text, escape, labels, seconds, started, whole};
 use super::{Machine, Stats};
@@ -68,11 +68,9 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
         Some((id, group))
     });
     let containers: Vec<_> = containers.collect();
-    let own_network = pod.object["spec"]["hostNetwork"] != true;
-    let mut groups = group.iter().chain(containers.iter().map(|(_, group)| group));
-    let network = own_network.then(|| groups.find_map(CgroupStats::any_process)).flatten();
+    let groups = group.iter().chain(containers.iter().map(|(_, group)| group));
     Counted {
-        network: network.and_then(|pid| std::fs::read_to_string(proc.join(format!("{pid}/net/dev"))).ok()),
+        network: network_devices(pod, groups, proc),
         own: group.map(|group| (group.id(), group.detail())),
         containers: containers.into_iter().map(|(id, group)| (id, group.id(), group.detail())).collect(),
     }

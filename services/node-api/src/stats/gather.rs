@@ -1,7 +1,8 @@
 //! Collects statistics of pods from the runtime, and from cgroups what the runtime omits (`pkg/kubelet/stats`).
 //!
 //! A pod that is missing in the runtime's list of pod statistics comes from its list of container statistics if there is no list of
-//! pods, and from its cgroup if it runs nevertheless. A pod without a cgroup has the sums of its containers.
+//! pods, and from its cgroup if it runs nevertheless. A pod without a cgroup has the sums of its containers. Network interfaces that the
+//! runtime omits are those of the network namespace.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -86,8 +87,9 @@ impl Rates {
 }
 
 impl Stats {
-    /// Returns the pods by namespace and name. `pressure` requests pressure statistics as well.
-    pub(super) async fn pods(&self, node: &Services, pressure: bool) -> Result<Vec<Pod>, Status> {
+    /// Returns the pods by namespace and name, with statistics that only the summary has if `for_summary`: pressure, and what the runtime
+    /// omits of network and processes.
+    pub(super) async fn pods(&self, node: &Services, for_summary: bool) -> Result<Vec<Pod>, Status> {
         let (stats, views) = tokio::join!(runtime_stats::all(node), node.pods());
         let objects: BTreeMap<String, Value> =
             views?.into_iter().map(|v| (v.uid, serde_json::from_slice(&v.pod).unwrap_or_default())).collect();
@@ -107,7 +109,11 @@ impl Stats {
         let completed = tokio::task::spawn_blocking(move || {
             add_left_out(&mut pods, objects, &paths);
             find_outside(&mut pods, &paths, Path::new("/proc"));
-            complete(&mut pods, &paths, &rates, now, pressure);
+            complete(&mut pods, &paths, &rates, now, for_summary);
+            if for_summary {
+                pods.iter_mut()
+                    .for_each(|pod| add_network_and_processes(pod, &paths, Path::new("/proc"), now));
+            }
             pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
             pods
         });
@@ -216,11 +222,61 @@ fn complete(pods: &mut [Pod], paths: &StatsPaths, rates: &Rates, now: Timestamp,
                 there.insert(id);
             }
         }
+        pod.stats.containers.retain(runtime_stats::has_usage);
         if group.is_none() {
             add_up(&mut pod.stats);
         }
     }
     rates.keep(&there);
+}
+
+/// Adds the network interfaces and the number of processes that the runtime omits.
+fn add_network_and_processes(pod: &mut Pod, paths: &StatsPaths, proc: &Path, now: Timestamp) {
+    if pod.stats.network.is_some() && pod.stats.process.is_some() {
+        return;
+    }
+    let timestamp = nanos(now);
+    let own = group_of(paths, &pod.object, &pod.uid);
+    let containers: Vec<_> = newest(&pod.stats.containers)
+        .into_values()
+        .filter_map(|c| pod.container_cgroup(own.as_ref(), &c.attributes.as_ref()?.id))
+        .collect();
+    if pod.stats.network.is_none()
+        && let Some(dev) = network_devices(pod, own.iter().chain(&containers), proc)
+    {
+        let mut interfaces: Vec<_> = host::interfaces(&dev).map(interface_usage).collect();
+        let default = interfaces.iter().position(|i| i.name == host::DEFAULT_INTERFACE);
+        let default_interface = default.map(|at| interfaces.remove(at));
+        pod.stats.network = Some(v1::NetworkUsage { timestamp, default_interface, interfaces });
+    }
+    if pod.stats.process.is_none() && !containers.is_empty() {
+        let count = containers.iter().map(CgroupStats::process_count).fold(0, u64::saturating_add);
+        pod.stats.process = Some(v1::ProcessUsage { timestamp, process_count: number(count) });
+    }
+}
+
+fn interface_usage(interface: host::Interface) -> v1::NetworkInterfaceUsage {
+    let (received, sent) = (interface.received, interface.sent);
+    v1::NetworkInterfaceUsage {
+        name: interface.name,
+        rx_bytes: number(received.bytes),
+        rx_errors: number(received.errors),
+        tx_bytes: number(sent.bytes),
+        tx_errors: number(sent.errors),
+    }
+}
+
+/// Returns `/proc/PID/net/dev` of a process in the network namespace of a pod; none for a pod in the host's. `groups` are cgroups of the pod.
+pub(super) fn network_devices<'a>(
+    pod: &Pod,
+    mut groups: impl Iterator<Item = &'a CgroupStats>,
+    proc: &Path,
+) -> Option<String> {
+    if pod.object["spec"]["hostNetwork"] == true {
+        return None;
+    }
+    let pid = groups.find_map(CgroupStats::any_process)?;
+    std::fs::read_to_string(proc.join(format!("{pid}/net/dev"))).ok()
 }
 
 /// Sets the CPU and memory of a pod without a cgroup: the sums of its containers, with the oldest timestamp
@@ -264,8 +320,7 @@ fn fill(
     memory: &mut Option<v1::MemoryUsage>,
     swap: &mut Option<v1::SwapUsage>,
 ) {
-    let timestamp = i64::try_from(now.as_nanosecond()).unwrap_or(i64::MAX);
-    let number = |value| Some(v1::UInt64Value { value });
+    let timestamp = nanos(now);
     cpu.get_or_insert_with(|| v1::CpuUsage {
         timestamp,
         usage_core_nano_seconds: number(usage.cpu_nanos),
@@ -287,6 +342,15 @@ fn fill(
             swap_usage_bytes: number(used),
         });
     }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "the fields of the CRI are optional")]
+fn number(value: u64) -> Option<v1::UInt64Value> {
+    Some(v1::UInt64Value { value })
+}
+
+fn nanos(time: Timestamp) -> i64 {
+    i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)
 }
 
 /// Returns the swap of a pod: of its cgroup, or else the sum of its containers with the oldest timestamp. None if the runtime does not
@@ -467,10 +531,64 @@ mod tests {
             None,
             "the runtime lacks that of a"
         );
-        // Processes are searched for the containers of running pods only.
+        // Processes are searched for the containers of running pods only. A container without statistics is not listed.
         let foreign = pods_of(Value::Null);
-        assert_eq!(foreign.stats.containers[2].memory, None);
+        assert_eq!(foreign.stats.containers.len(), 2);
         assert_eq!(value(foreign.stats.memory.unwrap().working_set_bytes), Some(1000));
+    }
+
+    #[test]
+    fn network_and_processes_that_the_runtime_omits_come_from_the_pod_s_namespace_and_cgroups() {
+        let dir = tempfile::tempdir().unwrap();
+        let (paths, proc) = (paths(dir.path()), dir.path().join("proc"));
+        for (group, processes) in [("podu1", ""), ("podu1/pause", "7\n"), ("podu1/abc", "8\n9\n")] {
+            let group = format!("kubepods/burstable/{group}");
+            make_group(dir.path(), &group, 1);
+            std::fs::write(dir.path().join(group).join("cgroup.procs"), processes).unwrap();
+        }
+        let dev = "Inter-|   Receive   |  Transmit\n face |bytes packets\n    lo: 1 1 0 0 0 0 0 0 1 1 0 0 0 0 0 0\n  \
+             net1: 5 1 0 0 0 0 0 0 6 1 0 0 0 0 0 0\n  eth0: 1000 10 2 0 0 0 0 0 3000 30 4 0 0 0 0 0\n";
+        for pid in ["7", "8", "9"] {
+            std::fs::create_dir_all(proc.join(pid).join("net")).unwrap();
+            std::fs::write(proc.join(pid).join("net/dev"), dev).unwrap();
+        }
+        let attributes = Some(v1::ContainerAttributes {
+            id: "abc".into(),
+            metadata: Some(v1::ContainerMetadata { name: "main".into(), attempt: 3 }),
+            ..Default::default()
+        });
+        let add = |host_network: bool, stats: v1::LinuxPodSandboxStats| {
+            let mut object = object("Running");
+            object["spec"] = json!({"hostNetwork": host_network});
+            let containers =
+                vec![v1::ContainerStats { attributes: attributes.clone(), ..Default::default() }];
+            let stats = v1::LinuxPodSandboxStats { containers, ..stats };
+            let mut pod = Pod { uid: "u1".into(), object, stats, ..Pod::default() };
+            add_network_and_processes(&mut pod, &paths, &proc, Timestamp::from_second(9).unwrap());
+            pod.stats
+        };
+        let stats = add(false, v1::LinuxPodSandboxStats::default());
+        let network = stats.network.as_ref().unwrap();
+        let figures = |i: &v1::NetworkInterfaceUsage| {
+            [i.rx_bytes, i.rx_errors, i.tx_bytes, i.tx_errors].map(|figure| figure.unwrap().value)
+        };
+        let eth0 = network.default_interface.as_ref().unwrap();
+        assert_eq!((eth0.name.as_str(), figures(eth0)), ("eth0", [1000, 2, 3000, 4]));
+        let [net1] = network.interfaces.as_slice() else { panic!("{network:?}") };
+        assert_eq!((net1.name.as_str(), figures(net1)), ("net1", [5, 0, 6, 0]));
+        assert_eq!(network.timestamp, 9_000_000_000);
+        let count = |stats: &v1::LinuxPodSandboxStats| stats.process.unwrap().process_count.unwrap().value;
+        assert_eq!(count(&stats), 2, "those of containers");
+        let host = add(true, v1::LinuxPodSandboxStats::default());
+        assert_eq!((&host.network, count(&host)), (&None, 2));
+        // What the runtime reports is not replaced.
+        let known = v1::LinuxPodSandboxStats {
+            network: Some(v1::NetworkUsage { timestamp: 1, ..Default::default() }),
+            process: Some(v1::ProcessUsage { timestamp: 1, process_count: number(5) }),
+            ..Default::default()
+        };
+        let stats = add(false, known.clone());
+        assert_eq!((stats.network, stats.process), (known.network, known.process));
     }
 
     #[test]

@@ -113,6 +113,12 @@ impl CgroupStats {
         processes(&self.dir("memory"), MAX_DEPTH).first().copied()
     }
 
+    /// Returns the number of processes of the cgroup and of its descendants.
+    #[must_use]
+    pub fn process_count(&self) -> u64 {
+        count(processes(&self.dir("memory"), MAX_DEPTH))
+    }
+
     fn detail_v2(&self) -> Detail {
         let dir = self.dir("");
         let (cpu, memory) = (counters(&dir.join("cpu.stat")), counters(&dir.join("memory.stat")));
@@ -148,7 +154,7 @@ impl CgroupStats {
                 reservation: number(&dir.join("memory.min")),
             },
             devices: devices_v2(&text(&dir.join("io.stat"))),
-            processes: count(processes(&dir, MAX_DEPTH)),
+            processes: self.process_count(),
             threads: number(&dir.join("pids.current")),
             threads_max: number(&dir.join("pids.max")),
             shares: number(&dir.join("cpu.weight")).map(weight_to_shares),
@@ -199,7 +205,7 @@ impl CgroupStats {
                 reservation: limit(&at("memory", "memory.soft_limit_in_bytes")),
             },
             devices: devices_v1(&blkio("io_serviced"), &blkio("io_service_bytes")),
-            processes: count(processes(&self.dir("memory"), MAX_DEPTH)),
+            processes: self.process_count(),
             threads: number(&at("pids", "pids.current")),
             threads_max: number(&at("pids", "pids.max")),
             shares: number(&at("cpu", "cpu.shares")),

@@ -111,9 +111,14 @@ pub(super) fn container_stats(shared: &Shared) -> Vec<v1::ContainerStats> {
             inodes_used: value(1),
             ..Default::default()
         };
-        v1::ContainerStats { writable_layer: bytes.map(layer), ..attributes(c) }
+        // A container that does not run has a layer only, as with containerd 1.6.
+        let memory = c.running().then(|| {
+            let used = all.memory.get(c.name()).copied().unwrap_or(1 << 20);
+            v1::MemoryUsage { usage_bytes: value(used), working_set_bytes: value(used), ..Default::default() }
+        });
+        v1::ContainerStats { writable_layer: bytes.map(layer), memory, ..attributes(c) }
     };
-    all.containers.values().filter(|c| c.running()).map(stats).collect()
+    all.containers.values().map(stats).collect()
 }
 
 pub(super) fn all_sandbox_stats(shared: &Shared) -> Vec<v1::PodSandboxStats> {
