@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::mailbox::Mailbox;
-use crate::metrics::Metrics;
+use crate::metrics::{self, Metrics};
 use crate::readers::Readers;
 use crate::removed::RemovedIds;
 use crate::store::{Store, TOMBSTONES};
@@ -108,6 +108,7 @@ impl Core {
         // CLOCK_BOOTTIME grows over the runs of one boot, and no reader keeps a cursor over a boot.
         let epoch = u64::try_from(clock.boot().as_nanos()).unwrap_or(u64::MAX).max(1);
         let readers = Readers::new(Store::new(epoch, TOMBSTONES), clock.clone(), periods.beat);
+        metrics::count_at_scrapes(&readers.store);
         let heartbeat = Heartbeat::new(clock.clone());
         Arc::new(Self {
             runtime,

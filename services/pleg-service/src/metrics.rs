@@ -1,15 +1,24 @@
 //! Metrics, with the kubelet's names where it has them (`pkg/kubelet/metrics`).
 
-use prometheus_client::encoding::EncodeLabelSet;
+use std::fmt;
+use std::sync::{Arc, Once, Weak};
+
+use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
-use quintlet_telemetry::metrics::{counter, counter_family, gauge, gauge_family, histogram_of};
+use quintlet_model::runtime::{ContainerState, SandboxState, SharedPodRuntime};
+use quintlet_telemetry::metrics::{counter, counter_family, gauge, histogram_of, registry};
+
+use crate::store::Store;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(crate) struct StateLabel {
-    pub(crate) container_state: &'static str,
+struct StateLabel {
+    container_state: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -39,8 +48,6 @@ pub(crate) struct Metrics {
     pub(crate) stream_errors: Gauge,
     pub(crate) stream_opens: Gauge,
     pub(crate) hint_latency: Histogram,
-    pub(crate) running_pods: Gauge,
-    pub(crate) running_containers: Family<StateLabel, Gauge>,
     pub(crate) unlabelled: Gauge,
     pub(crate) inspections: Family<InspectionLabel, Counter>,
     pub(crate) hints: Family<KindLabel, Counter>,
@@ -77,8 +84,6 @@ impl Metrics {
                 "kubelet_evented_pleg_connection_latency_seconds",
                 "Latency from an event of the runtime to its hint",
             ),
-            running_pods: gauge("kubelet_running_pods", "Pods with a ready sandbox"),
-            running_containers: gauge_family("kubelet_running_containers", "Containers by state"),
             unlabelled: gauge(
                 "quintlet_pleg_unlabelled_entries",
                 "Sandboxes and containers that are ignored because they have no pod UID",
@@ -91,6 +96,49 @@ impl Metrics {
             ),
             hints_unknown: counter("quintlet_pleg_hints_unknown", "Hints about IDs that belong to no pod"),
         }
+    }
+}
+
+/// The newest store of the process, whose pods and containers are counted at each scrape.
+static COUNTED: Mutex<Weak<Store>> = Mutex::new(Weak::new());
+
+/// Counts the pods and containers of a store at each scrape from now on.
+pub(crate) fn count_at_scrapes(store: &Arc<Store>) {
+    static ONCE: Once = Once::new();
+    *COUNTED.lock() = Arc::downgrade(store);
+    ONCE.call_once(|| registry().register_collector(Box::new(Running)));
+}
+
+#[derive(Debug)]
+struct Running;
+
+impl Collector for Running {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let pods = COUNTED.lock().upgrade().map(|store| store.pods()).unwrap_or_default();
+        let is_running =
+            |pod: &&SharedPodRuntime| pod.sandboxes.iter().any(|s| s.state == SandboxState::Ready);
+        let gauge = |n: usize| ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX));
+        let running = gauge(pods.iter().filter(is_running).count());
+        let help = "Pods with a ready sandbox";
+        running.encode(encoder.encode_descriptor(
+            "kubelet_running_pods",
+            help,
+            None,
+            running.metric_type(),
+        )?)?;
+        let name = "kubelet_running_containers";
+        let mut family = encoder.encode_descriptor(name, "Containers by state", None, MetricType::Gauge)?;
+        for (container_state, state) in [
+            ("created", ContainerState::Created),
+            ("running", ContainerState::Running),
+            ("exited", ContainerState::Exited),
+            ("unknown", ContainerState::Unknown),
+        ] {
+            let containers = pods.iter().flat_map(|pod| &pod.containers);
+            let count = gauge(containers.filter(|c| c.state == state).count());
+            count.encode(family.encode_family(&StateLabel { container_state })?)?;
+        }
+        Ok(())
     }
 }
 

@@ -7,13 +7,11 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
 use quintlet_model::ids::{PodRef, PodUid};
-use quintlet_model::runtime::{ContainerState, SandboxState};
 use tokio::time::Instant;
 
 use crate::core::Core;
 use crate::entry::differs;
 use crate::mailbox::InspectionRequest;
-use crate::metrics::StateLabel;
 use crate::traits::{Filter, ListedContainer, ListedSandbox, ReadError};
 
 /// Longest pause after a failed list.
@@ -156,7 +154,7 @@ fn request_of(core: &Core, uid: &PodUid, listed: Listed, observed: Duration) -> 
     })
 }
 
-/// Groups the lists by pod, and sets the gauges.
+/// Groups the lists by pod, and counts entries without one.
 async fn by_pod(
     core: &Core,
     sandboxes: Vec<ListedSandbox>,
@@ -164,8 +162,7 @@ async fn by_pod(
     breath: &mut Yielder,
 ) -> HashMap<PodUid, Listed> {
     let mut pods = HashMap::<PodUid, Listed>::new();
-    let (mut unlabelled, mut running) = (0_i64, 0_i64);
-    let mut states = HashMap::<ContainerState, i64>::new();
+    let mut unlabelled = 0_i64;
     for s in sandboxes {
         breath.one().await;
         let Some(pod) = &s.pod else {
@@ -173,15 +170,11 @@ async fn by_pod(
             continue;
         };
         let listed = pods.entry(pod.uid.clone()).or_default();
-        let ran = listed.sandboxes.iter().any(|s| s.state == SandboxState::Ready);
-        running = running.saturating_add((!ran && s.state == SandboxState::Ready).into());
         listed.pod = Some(pod.clone());
         listed.sandboxes.push(s);
     }
     for c in containers {
         breath.one().await;
-        let count = states.entry(c.state).or_default();
-        *count = count.saturating_add(1);
         let Some(pod) = &c.pod else {
             unlabelled = unlabelled.saturating_add(1);
             continue;
@@ -191,16 +184,6 @@ async fn by_pod(
         listed.containers.push(c);
     }
     core.metrics.unlabelled.set(unlabelled);
-    core.metrics.running_pods.set(running);
-    for (container_state, state) in [
-        ("created", ContainerState::Created),
-        ("running", ContainerState::Running),
-        ("exited", ContainerState::Exited),
-        ("unknown", ContainerState::Unknown),
-    ] {
-        let gauge = core.metrics.running_containers.get_or_create_owned(&StateLabel { container_state });
-        gauge.set(states.get(&state).copied().unwrap_or_default());
-    }
     pods
 }
 

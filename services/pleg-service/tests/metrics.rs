@@ -70,9 +70,18 @@ async fn the_kubelets_metrics_are_all_there_and_count() {
     ] {
         assert!(value(&text, name) > Some(0.0), "{name}: {text}");
     }
-    assert_eq!(value(&text, "kubelet_running_pods"), Some(1.0), "{text}");
-    for (state, count) in [("created", 2.0), ("running", 1.0), ("exited", 1.0), ("unknown", 0.0)] {
-        let series = format!("kubelet_running_containers{{container_state=\"{state}\"}}");
-        assert_eq!(value(&text, &series), Some(count), "{text}");
-    }
+    let counts = |text: &str| {
+        let states = ["created", "running", "exited", "unknown"];
+        let count = |series: &str| value(text, series).unwrap();
+        let containers =
+            states.map(|s| count(&format!("kubelet_running_containers{{container_state=\"{s}\"}}")));
+        (count("kubelet_running_pods"), containers)
+    };
+    assert_eq!(counts(&text), (1.0, [2.0, 1.0, 1.0, 0.0]), "{text}");
+    // A change counts once it is observed, not at the next list.
+    bench.runtime.exit(&ids[0], 0);
+    bench.runtime.exit(&sandbox, 0);
+    bench.observe("u1", false).await.unwrap();
+    let text = quintlet_telemetry::metrics::text();
+    assert_eq!(counts(&text), (0.0, [2.0, 0.0, 2.0, 0.0]), "{text}");
 }

@@ -6,7 +6,7 @@ use futures::FutureExt as _;
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_model::ids::{ContainerId, SandboxId};
-use quintlet_model::runtime::{Container, Sandbox};
+use quintlet_model::runtime::{Container, ContainerState, Sandbox, SandboxState};
 use quintlet_proto::pleg::v1::watch_event::Event;
 
 use super::*;
