@@ -8,7 +8,7 @@ QUICK_BIN_DIR := $(CURDIR)/target/unoptimized
 # Releases of Debian whose containerd `make test-runtimes` runs on: 1.7 and 2.
 RUNTIMES := trixie sid
 # Tests that every runtime must pass.
-RUNTIME_TESTS := $(foreach test,start_stop exits manifests api kill races features housekeeping reboot resize,--test $(test))
+RUNTIME_TESTS := start_stop:: exits:: manifests:: api::start kill:: races:: features:: housekeeping:: reboot:: resize::
 # A test of the simulation computes for an eighth of its time, so more tests run at a time than there are processors.
 export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
@@ -72,7 +72,7 @@ test-runtimes:
 	for release in $(RUNTIMES); do \
 		containerd=$$(scripts/containerd.sh $$release) || exit 1; \
 		$$containerd --version; \
-		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-e2e $(RUNTIME_TESTS) || exit 1; \
+		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-e2e --test e2e -- $(RUNTIME_TESTS) || exit 1; \
 		QUINTLET_CONTAINERD=$$containerd $(CARGO) $(TEST) --locked -p quintlet-localnode --test containerd || exit 1; \
 	done
 

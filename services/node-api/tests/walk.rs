@@ -1,4 +1,4 @@
-//! Requests every endpoint with every kind of credentials. Runs in its own process, whose counters it reads.
+//! Requests every endpoint with every kind of credentials. A binary of its own, whose counters it reads.
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub, dead_code)]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Probes of one period begin together. A file of its own, since timers are aligned for the whole process.
+//! Probes of one period begin together. A binary of its own, since timers are aligned for the whole process.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

@@ -13,6 +13,7 @@
 //! - [`monitoring`] — expressions of the chart's dashboard and alerts;
 //! - [`otlp`] — a receiver of traces;
 //! - [`pods`] — manifests;
+//! - [`ports`] — free ports;
 //! - [`sockets`] — open connections of processes;
 //! - [`terminal`] — a program in a terminal with simulated input;
 //! - [`wait`] — predicates with a deadline;
@@ -31,6 +32,7 @@ pub mod monitoring;
 pub mod node;
 pub mod otlp;
 pub mod pods;
+pub mod ports;
 pub mod recorder;
 pub mod registry;
 pub mod restarts;

@@ -26,6 +26,7 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus}
 
 use crate::bins::{self, SERVICES};
 use crate::cluster::{Cluster, Real};
+use crate::ports;
 use crate::recorder::{API, Before, PODSYNC, Recorder};
 use crate::runtime::{self, Listed, MAX_ANSWER};
 use crate::seen::Seen;
@@ -216,7 +217,7 @@ impl Node {
             (None, Some(real)) => (Some(real.kubeconfig.clone()), Some(Cluster::real(real).await)),
             (None, None) => (None, None),
         };
-        let node_api_port = if options.node_api { free_port() } else { 0 };
+        let node_api_port = if options.node_api { ports::free::<1>()[0] } else { 0 };
         if options.node_api {
             prepare_node_api(base.path(), &paths);
         }
@@ -783,12 +784,6 @@ pub fn arguments<E: AsRef<OsStr>, C: AsRef<OsStr>>(
     }
     line.extend(options.extra.iter().filter(|(of, _)| *of == name).map(|(_, arg)| OsString::from(arg)));
     line
-}
-
-/// Returns a free port. Another process may take it before it is used.
-fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free loopback port can be bound");
-    listener.local_addr().expect("a bound port has an address").port()
 }
 
 /// Returns the environment of a process whose wall clock is set by a file, with Debian's libfaketime.

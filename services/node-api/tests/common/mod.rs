@@ -40,6 +40,7 @@ pub(crate) struct Api {
     pub(crate) container: Arc<Mutex<String>>,
     pub(crate) address: SocketAddr,
     pub(crate) test_api: TestApi,
+    #[allow(dead_code, reason = "the counters are read by walk.rs, which is another binary")]
     pub(crate) state: Arc<State>,
     pub(crate) gate: ConnectionLimiter,
     pub(crate) dir: tempfile::TempDir,

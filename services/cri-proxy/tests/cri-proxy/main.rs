@@ -1,0 +1,10 @@
+//! Tests of a complete proxy with a scripted runtime.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+mod common;
+mod configured;
+mod forward;
+mod hints;
+mod limits;
+mod lists;
+mod panics;

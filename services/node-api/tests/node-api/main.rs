@@ -1,0 +1,13 @@
+//! Tests of the node API in this process.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs, unreachable_pub)]
+
+mod access;
+mod checkpoint;
+#[path = "../common/mod.rs"]
+mod common;
+mod exhaustion;
+mod full_node;
+mod panics;
+mod redirects;
+mod settings;
+mod summary;

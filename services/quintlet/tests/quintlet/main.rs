@@ -1,0 +1,6 @@
+//! Tests of the built binary.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+mod commit;
+mod names;
+mod processes;

@@ -1,0 +1,7 @@
+//! Tests of the configuration: files, flags, and the table of fields.
+
+mod cli;
+mod files;
+mod migration;
+mod properties;
+mod table;

@@ -1,0 +1,5 @@
+//! Tests of servers and lists on real sockets.
+#![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
+
+mod lists;
+mod server;

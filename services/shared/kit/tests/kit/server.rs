@@ -1,0 +1,300 @@
+//! A server on a real socket: health, permissions, trace context, `debug.v1`, shutdown.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use quintlet_kit::server::{HealthHandle, Server};
+use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix, channel, wait_ready};
+use quintlet_proto::debug::v1::TracesRequest;
+use quintlet_proto::debug::v1::debug_client::DebugClient;
+use quintlet_proto::runtime::v1::probe_exec_client::ProbeExecClient;
+use quintlet_proto::runtime::v1::probe_exec_server::{ProbeExec, ProbeExecServer};
+use quintlet_proto::runtime::v1::{ProbeExecReply, ProbeExecRequest};
+use quintlet_telemetry::propagate::{current_trace_id, set_parent};
+use quintlet_telemetry::{PropagatingInterceptor, TelemetryOptions};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Request, Response, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tracing::Instrument as _;
+
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Returns the trace of the call, the UID of the caller and its own name. A timeout of 60 s never ends, and
+/// is counted; one of 61 s panics.
+#[derive(Default)]
+struct Echo {
+    name: &'static str,
+    open: watch::Sender<usize>,
+}
+
+impl Echo {
+    fn new(name: &'static str) -> Self {
+        Self { name, ..Self::default() }
+    }
+}
+
+#[tonic::async_trait]
+impl ProbeExec for Echo {
+    async fn exec(&self, request: Request<ProbeExecRequest>) -> Result<Response<ProbeExecReply>, Status> {
+        if request.get_ref().timeout_seconds == 60 {
+            self.open.send_modify(|n| *n += 1);
+            std::future::pending::<()>().await;
+        }
+        assert_ne!(request.get_ref().timeout_seconds, 61, "no such timeout");
+        let span = tracing::info_span!("Exec", pod.uid = request.get_ref().container_id);
+        set_parent(&span, request.metadata());
+        let uid = request.extensions().get::<Peer>().map(|p| p.uid);
+        let trace = async { current_trace_id() }.instrument(span).await;
+        let output = format!("{} {uid:?} {}", trace.unwrap_or_default(), self.name);
+        Ok(Response::new(ProbeExecReply { output: output.into_bytes(), ..ProbeExecReply::default() }))
+    }
+}
+
+struct Running {
+    path: PathBuf,
+    health: HealthHandle,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+    _dir: tempfile::TempDir,
+}
+
+async fn start(policy: PeerPolicy) -> Running {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("area/area.sock");
+    let listener = bind_unix(&path, 0o660).unwrap();
+    let stop = CancellationToken::new();
+    let server = Server::new("kit-test").add_service(ProbeExecServer::new(Echo::new("first")));
+    let health = server.health();
+    let stopped = stop.clone();
+    let task = tokio::spawn(async move { server.serve(listener, policy, stopped).await.unwrap() });
+    // The socket is bound: a client that connects before the first accept waits.
+    Running { path, health, stop, task, _dir: dir }
+}
+
+fn me() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+fn request(id: &str, timeout_seconds: u32) -> ProbeExecRequest {
+    ProbeExecRequest { container_id: id.to_owned(), timeout_seconds, ..ProbeExecRequest::default() }
+}
+
+#[tokio::test]
+async fn a_panic_in_a_call_ends_that_call_alone() {
+    let server = start(PeerPolicy::Any).await;
+    let mut one = ProbeExecClient::new(channel(server.path.clone()));
+    // Both calls use one connection.
+    let mut other = one.clone();
+    let asked = |timeout_seconds| ProbeExecRequest { timeout_seconds, ..ProbeExecRequest::default() };
+    one.exec(asked(1)).await.unwrap();
+    let hangs = tokio::spawn(async move { other.exec(asked(60)).await });
+    let panicked = one.exec(asked(61)).await.unwrap_err();
+    assert_eq!(panicked.code(), Code::Internal);
+    assert!(panicked.message().contains("no such timeout"), "{panicked}");
+    assert!(!hangs.is_finished(), "the connection is unaffected");
+    one.exec(asked(1)).await.unwrap();
+    hangs.abort();
+    server.stop.cancel();
+    server.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn health_over_the_socket_follows_its_handle() {
+    let server = start(PeerPolicy::Any).await;
+    let mut client = HealthClient::new(channel(server.path.clone()));
+    for (name, serving) in [("", true), ("", false), ("quintlet.pleg.v1.Pleg", true)] {
+        if serving {
+            server.health.set_serving(name).await;
+        } else {
+            server.health.set_not_serving(name).await;
+        }
+        let reply = client.check(HealthCheckRequest { service: name.to_owned() }).await.unwrap();
+        let want = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+        assert_eq!(reply.get_ref().status(), want, "{name:?}");
+    }
+    let unknown = client.check(HealthCheckRequest { service: "nobody".to_owned() }).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn a_peer_whose_user_is_not_allowed_gets_no_answer_and_is_counted() {
+    let refused = || {
+        let text = quintlet_telemetry::metrics::text();
+        let line = text.lines().find(|l| l.starts_with("quintlet_socket_refused_total "));
+        line.and_then(|l| l.rsplit(' ').next()?.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let server = start(PeerPolicy::Uids(vec![me() + 1])).await;
+    let before = refused();
+    let call = ProbeExecClient::new(channel(server.path.clone())).exec(request("c", 1)).await;
+    assert!(call.is_err(), "{call:?}");
+    assert!(refused() > before, "refusals are counted: {} after {before}", refused());
+
+    let server = start(PeerPolicy::Uids(vec![me()])).await;
+    let reply = ProbeExecClient::new(channel(server.path.clone())).exec(request("c", 1)).await.unwrap();
+    let output = String::from_utf8(reply.into_inner().output).unwrap();
+    assert!(output.contains(&format!(" Some({}) ", me())), "the handler sees who calls: {output}");
+}
+
+#[tokio::test]
+async fn a_trace_propagates_from_client_to_server_and_into_the_ring() {
+    quintlet_telemetry::init("kit-test", &TelemetryOptions::default()).unwrap();
+    let server = start(PeerPolicy::Any).await;
+    let mut client = ProbeExecClient::with_interceptor(channel(server.path.clone()), PropagatingInterceptor);
+    let span = tracing::info_span!("pass", pod.uid = "u-1");
+    let (mine, reply) =
+        async { (current_trace_id().unwrap(), client.exec(request("u-1", 1)).await.unwrap()) }
+            .instrument(span)
+            .await;
+    let output = String::from_utf8(reply.into_inner().output).unwrap();
+    assert!(output.starts_with(&mine), "server ran in {output}, client in {mine}");
+
+    let mut debug = DebugClient::new(channel(server.path.clone()));
+    let asked = TracesRequest { trace_id: mine.clone(), pod_uid: "u-1".to_owned() };
+    let spans = debug.traces(asked).await.unwrap().into_inner().spans;
+    let find =
+        |name: &str| spans.iter().find(|s| s.name == name).unwrap_or_else(|| panic!("{name}: {spans:?}"));
+    let (pass, exec) = (find("pass"), find("Exec"));
+    assert_eq!(exec.parent_span_id, pass.span_id);
+    assert_eq!((pass.parent_span_id.as_str(), exec.service.as_str()), ("", "kit-test"));
+}
+
+#[tokio::test]
+async fn a_call_that_never_ends_does_not_delay_the_shutdown_of_the_server() {
+    let server = start(PeerPolicy::Any).await;
+    let mut client = ProbeExecClient::new(channel(server.path.clone()));
+    let stuck = tokio::spawn(async move { client.exec(request("c", 60)).await });
+    let mut other = ProbeExecClient::new(channel(server.path.clone()));
+    other.exec(request("c", 1)).await.unwrap();
+    server.stop.cancel();
+    tokio::time::timeout(LIMIT, server.task).await.expect("the server stops in time").unwrap();
+    stuck.abort();
+}
+
+#[tokio::test]
+async fn a_channel_reconnects_to_the_next_server() {
+    let server = start(PeerPolicy::Any).await;
+    let mut client = ProbeExecClient::new(channel(server.path.clone()));
+    client.exec(request("c", 1)).await.unwrap();
+    server.stop.cancel();
+    server.task.await.unwrap();
+
+    let listener = bind_unix(&server.path, 0o600).unwrap();
+    assert_eq!(std::fs::metadata(&server.path).unwrap().permissions().mode() & 0o777, 0o600);
+    let next = Server::new("kit-test").add_service(ProbeExecServer::new(Echo::new("next")));
+    tokio::spawn(next.serve(listener, PeerPolicy::Any, CancellationToken::new()));
+    let again = async {
+        loop {
+            if let Ok(reply) = client.exec(request("c", 1)).await {
+                return String::from_utf8(reply.into_inner().output).unwrap();
+            }
+        }
+    };
+    let output = tokio::time::timeout(LIMIT, again).await.expect("the channel connects again");
+    assert!(output.ends_with(" next"), "answered by the next server: {output}");
+}
+
+#[tokio::test]
+async fn after_the_server_stops_every_service_is_not_serving() {
+    let server = start(PeerPolicy::Any).await;
+    let name = "quintlet.pleg.v1.Pleg";
+    server.health.set_serving(name).await;
+    let mut client = HealthClient::new(channel(server.path.clone()));
+    let check = |service: &str| HealthCheckRequest { service: service.to_owned() };
+    let mut watches = Vec::new();
+    for name in ["", name] {
+        let mut watch = client.watch(check(name)).await.unwrap().into_inner();
+        assert_eq!(watch.message().await.unwrap().unwrap().status(), ServingStatus::Serving, "{name:?}");
+        watches.push(watch);
+    }
+    server.stop.cancel();
+    for watch in &mut watches {
+        let update = tokio::time::timeout(LIMIT, watch.message()).await.unwrap().unwrap().unwrap();
+        assert_eq!(update.status(), ServingStatus::NotServing);
+    }
+    server.health.set_serving("").await;
+    let late = tokio::time::timeout(Duration::from_millis(100), watches[0].message()).await;
+    assert!(late.is_err() || late.unwrap().is_err(), "a stopping server does not serve again");
+}
+
+#[tokio::test]
+async fn a_service_is_ready_once_it_reports_ready() {
+    let server = start(PeerPolicy::Any).await;
+    server.health.set_not_serving("").await;
+    let error = wait_ready(&server.path, Duration::from_millis(200)).await.unwrap_err();
+    assert!(error.to_string().ends_with("is not ready: NOT_SERVING"), "{error}");
+    let (path, health) = (server.path.clone(), server.health.clone());
+    let waiting = tokio::spawn(async move { wait_ready(&path, LIMIT).await });
+    health.set_serving("").await;
+    waiting.await.unwrap().unwrap();
+    let nobody = server.path.with_file_name("nobody.sock");
+    assert_eq!(
+        wait_ready(&nobody, Duration::from_millis(50)).await.unwrap_err().kind(),
+        std::io::ErrorKind::TimedOut
+    );
+}
+
+#[tokio::test]
+async fn one_connection_may_have_more_calls_open_than_hyper_allows_by_itself() {
+    const CALLS: usize = 300;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("area.sock");
+    let echo = Echo::new("many");
+    let mut open = echo.open.subscribe();
+    let server = Server::new("kit-test").add_service(ProbeExecServer::new(echo));
+    let listener = bind_unix(&path, 0o600).unwrap();
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(server.serve(listener, PeerPolicy::Any, stop.clone()));
+    let client = ProbeExecClient::new(channel(path));
+    let calls: Vec<_> = (0..CALLS)
+        .map(|_| {
+            let mut client = client.clone();
+            tokio::spawn(async move { client.exec(request("c", 60)).await })
+        })
+        .collect();
+    let all = tokio::time::timeout(LIMIT, open.wait_for(|n| *n == CALLS)).await.map(drop);
+    assert!(all.is_ok(), "{} of {CALLS} calls reached the server", *open.borrow());
+    calls.iter().for_each(JoinHandle::abort);
+    stop.cancel();
+    serving.await.unwrap().unwrap();
+}
+
+/// Listens at `path` in another process until it is killed.
+fn listen_elsewhere(path: &std::path::Path) -> std::process::Child {
+    let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\ns.listen()\nprint('there',flush=True)\nsys.stdin.read()";
+    let mut child = std::process::Command::new("python3")
+        .args(["-c", script])
+        .arg(path)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line)
+        .unwrap();
+    assert_eq!(line, "there\n");
+    child
+}
+
+#[tokio::test]
+async fn the_socket_of_a_running_instance_is_kept_and_a_stale_one_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("area.sock");
+    let mut other = listen_elsewhere(&path);
+    let error = bind_unix(&path, 0o600).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    assert_eq!(
+        error.to_string(),
+        format!("{} is in use by another instance (pid {})", path.display(), other.id())
+    );
+    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok(), "the server is still reachable");
+    other.kill().unwrap();
+    other.wait().unwrap();
+    let _ours = bind_unix(&path, 0o600).unwrap();
+    assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
+    drop(bind_unix(&path, 0o600).expect("one of this process is replaced"));
+}

@@ -1,0 +1,12 @@
+//! Pods with extreme values in every field.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::large_futures,
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    missing_docs
+)]
+
+mod decoding;
+mod node;
+mod simulation;
