@@ -86,6 +86,7 @@ impl Sim {
     /// The process is not root, or a part cannot be created.
     pub async fn prepare(options: Options) -> Self {
         assert!(nix::unistd::geteuid().is_root(), "pod-sync makes cgroups: run these tests as root");
+        quintlet_virtual_time::start();
         leftovers::clear();
         let prefix = leftovers::prefix();
         let base = tempfile::Builder::new().prefix(&prefix).tempdir().expect("a directory can be made");

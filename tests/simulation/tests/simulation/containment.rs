@@ -1,5 +1,6 @@
 //! Panics and crashes in the work of one pod do not affect other pods.
 
+use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -127,7 +128,10 @@ async fn end_cri_proxy(sim: &Sim, note: &str) {
     let path = sim.paths().exit("cri-proxy");
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     sim.kill(Service::CriProxy).await;
-    std::fs::write(&path, note).unwrap();
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(note.as_bytes()).unwrap();
+    // The kernel's time is behind that of the simulation.
+    file.set_modified(std::time::SystemTime::now()).unwrap();
     wait_note_taken(sim).await;
 }
 
