@@ -1,4 +1,4 @@
-//! Runs a target for a limited time.
+//! Runs a target on a limited number of inputs, or for a limited time.
 #![allow(clippy::disallowed_methods)] // Processor time and the budget of a run are real time: nothing here is paused.
 
 use std::hash::Hasher as _;
@@ -14,8 +14,12 @@ use crate::bytes::Inputs;
 
 /// Environment variable with the seconds for which each target runs.
 pub const SECONDS_ENV: &str = "QUINTLET_FUZZ_SECONDS";
-/// Default number of seconds, for `make test`.
-const SECONDS: u64 = 10;
+/// Environment variable of a long run.
+const SOAK_ENV: &str = "QUINTLET_SOAK";
+/// Inputs of each target, if no seconds are given.
+const INPUTS: u64 = 4_096;
+/// Factor of a long run.
+const SOAK: u32 = 50;
 /// Inputs between two reads of the clock.
 const BATCH: u32 = 32;
 /// Time limit for shrinking an input.
@@ -37,16 +41,41 @@ pub struct Found {
     pub why: String,
 }
 
-/// Returns the duration of each target.
+/// End of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Budget {
+    /// Number of inputs. It does not depend on the machine.
+    Inputs(u64),
+    /// Wall time.
+    Time(Duration),
+}
+
+impl std::ops::Mul<u32> for Budget {
+    type Output = Self;
+
+    fn mul(self, factor: u32) -> Self {
+        match self {
+            Self::Inputs(inputs) => Self::Inputs(inputs * u64::from(factor)),
+            Self::Time(time) => Self::Time(time * factor),
+        }
+    }
+}
+
+/// Returns the budget of each target.
 ///
 /// # Panics
 /// Panics if the environment variable is not a number of seconds.
 #[must_use]
-pub fn budget() -> Duration {
-    let seconds = std::env::var(SECONDS_ENV).map_or(SECONDS, |text| {
-        text.parse().unwrap_or_else(|_| panic!("{SECONDS_ENV}: {text:?} is no number of seconds"))
-    });
-    Duration::from_secs(seconds)
+pub fn budget() -> Budget {
+    match std::env::var(SECONDS_ENV) {
+        Ok(text) => {
+            let seconds =
+                text.parse().unwrap_or_else(|_| panic!("{SECONDS_ENV}: {text:?} is no number of seconds"));
+            Budget::Time(Duration::from_secs(seconds))
+        }
+        Err(_) if std::env::var_os(SOAK_ENV).is_some() => Budget::Inputs(INPUTS) * SOAK,
+        Err(_) => Budget::Inputs(INPUTS),
+    }
 }
 
 /// Checks one input, including its processor time.
@@ -69,14 +98,14 @@ fn cpu() -> Duration {
     Duration::from(now)
 }
 
-/// Runs a target until a check fails or the time has passed. Returns the number of inputs.
+/// Runs a target until a check fails or the budget is used. Returns the number of inputs.
 ///
 /// # Errors
 /// Returns the first failure, shrunk.
 ///
 /// # Panics
 /// Panics if the thread of the target ends without a result.
-pub fn run(inputs: fn() -> Inputs, check: Check, budget: Duration) -> Result<u64, Box<Found>> {
+pub fn run(inputs: fn() -> Inputs, check: Check, budget: Budget) -> Result<u64, Box<Found>> {
     let current = Arc::new(std::sync::Mutex::new(None));
     let (tell, results) = mpsc::channel();
     let shown = Arc::clone(&current);
@@ -103,13 +132,17 @@ pub fn run(inputs: fn() -> Inputs, check: Check, budget: Duration) -> Result<u64
 fn until_found(
     inputs: &Inputs,
     check: Check,
-    budget: Duration,
+    budget: Budget,
     current: &std::sync::Mutex<Option<(Vec<u8>, Instant)>>,
 ) -> Result<u64, Found> {
     let strategy = inputs.strategy();
-    let deadline = Instant::now() + budget;
+    let began = Instant::now();
     let mut tried = 0;
-    while Instant::now() < deadline {
+    let is_left = |tried| match budget {
+        Budget::Inputs(inputs) => tried < inputs,
+        Budget::Time(time) => began.elapsed() < time,
+    };
+    while is_left(tried) {
         let config = Config {
             cases: BATCH,
             failure_persistence: None,

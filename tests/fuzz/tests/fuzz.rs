@@ -1,5 +1,5 @@
-//! Runs every target: on its corpus, on new inputs for a limited time, and with a planted bug.
-#![allow(clippy::unwrap_used, missing_docs)]
+//! Runs every target: on its corpus, on new inputs within a budget, and with a planted bug.
+#![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs)]
 
 use quintlet_fuzz::bytes::corpus;
 use quintlet_fuzz::fuzz::{budget, keep, one, run};
@@ -15,7 +15,10 @@ fn the_property_holds_for_the_corpus(target: &Target) {
 fn the_property_holds_for_new_inputs(target: &Target) {
     let name = (target.inputs)().target;
     match run(target.inputs, target.check, budget()) {
-        Ok(tried) => assert!(tried > 0, "no input was tried"),
+        Ok(tried) => {
+            println!("{name}: {tried} inputs");
+            assert!(tried > 0, "no input was tried");
+        }
         Err(found) => {
             let file = keep(name, &found);
             let text = String::from_utf8_lossy(&found.input);
@@ -24,8 +27,8 @@ fn the_property_holds_for_new_inputs(target: &Target) {
     }
 }
 
-/// Number of budgets after which a planted bug counts as not found. The run ends when the bug is found. A budget is wall time, and one
-/// may be too short on a busy machine.
+/// Number of budgets after which a planted bug counts as not found. The run ends when the bug is found. A budget may be wall time, and
+/// too short on a busy machine.
 const PLANTED: u32 = 12;
 
 fn a_planted_bug_is_found(target: &Target) {

@@ -7,6 +7,7 @@ use quintlet_testkit::fields::Field;
 use serde_json::{Map, Value, json};
 
 use crate::class::{self, Class};
+use crate::outcomes::UPDATE;
 
 /// A pod with one extreme value; all other values are ordinary. The value is built with the pod: all of them take 870 MB.
 #[derive(Debug, Clone)]
@@ -27,6 +28,12 @@ const MIGRATED: [&str; 7] = [
     "pd.csi.storage.gke.io",
     "pxd.portworx.com",
 ];
+
+/// Environment variable of a long run.
+const SOAK_ENV: &str = "QUINTLET_SOAK";
+
+/// Values that an unoptimized build decodes for up to a second.
+const LARGE: [&str; 4] = ["1-mib", "10000-items", "10000-entries", LONG_KEY];
 
 const NO_ITEMS: &str = "no-items";
 const LONG_KEY: &str = "key-of-1-mib";
@@ -138,6 +145,23 @@ impl Cases {
     #[must_use]
     pub fn all(&self) -> &[Case] {
         &self.all
+    }
+
+    /// Returns the cases of the gate: all small ones, and each large value once per type that has it. A long run (`QUINTLET_SOAK=1`)
+    /// and one that writes the expected outcomes have all cases.
+    #[must_use]
+    pub fn of_gate(&self) -> Vec<&Case> {
+        let is_long_run = [SOAK_ENV, UPDATE].iter().any(|name| std::env::var_os(name).is_some());
+        let mut seen = BTreeSet::new();
+        let mut is_chosen = |case: &Case| {
+            if is_long_run || !LARGE.contains(&case.extreme.as_str()) {
+                return true;
+            }
+            let owner = self.owner(case);
+            let kind = owner.split('.').next().unwrap_or_default().to_owned();
+            seen.insert((kind, case.extreme.clone()))
+        };
+        self.all.iter().filter(|case| is_chosen(case)).collect()
     }
 
     /// Returns type and name of a case's field, with a mark for list items and map values: `ContainerPort.hostPort`.

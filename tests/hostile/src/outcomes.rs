@@ -6,7 +6,7 @@ use std::fs::File;
 use std::path::PathBuf;
 
 /// Environment variable that writes the file instead of comparing with it. Review each changed line: users see these outcomes.
-const UPDATE: &str = "QUINTLET_UPDATE_EXPECTED";
+pub(crate) const UPDATE: &str = "QUINTLET_UPDATE_EXPECTED";
 
 /// Outcomes by field and extreme value.
 #[derive(Debug, Default)]

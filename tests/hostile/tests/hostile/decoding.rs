@@ -1,4 +1,4 @@
-//! Decodes and validates every case as a manifest and as an object of the API server.
+//! Decodes and validates the cases of the gate as manifests and as objects of the API server. `QUINTLET_SOAK=1` has all cases.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use pod_sync_sources::decode::{self, ManifestOrigin};
 use pod_sync_sources::{Snapshot, SourceKind};
 use quintlet_hostile::cases::{Case, Cases};
-use quintlet_hostile::outcomes::Outcomes;
+use quintlet_hostile::outcomes::{Expected, Outcomes};
 
 /// Limit per case. It bounds failures only: the slowest case takes a tenth of it in a debug build.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -33,10 +33,11 @@ fn shortened(message: &str) -> String {
     if line.len() < message.len() { format!("{line}...") } else { line }
 }
 
-/// Calls `each` on all cases, with one thread per processor.
-fn on_all(each: impl Fn(&Cases, &Case) -> String + Sync) -> Outcomes {
+/// Calls `each` on the cases of the gate, with one thread per processor. Asserts that each has the outcome of a file.
+fn assert_outcomes(file: &str, each: impl Fn(&Cases, &Case) -> String + Sync) {
     let cases = Cases::of_pod();
-    let left = Mutex::new(cases.all().iter());
+    let chosen = cases.of_gate();
+    let left = Mutex::new(chosen.iter());
     let outcomes = Mutex::new(Outcomes::default());
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
@@ -53,20 +54,28 @@ fn on_all(each: impl Fn(&Cases, &Case) -> String + Sync) -> Outcomes {
             });
         }
     });
-    outcomes.into_inner().unwrap()
+    Expected::read(file).assert_has(&outcomes.into_inner().unwrap());
+}
+
+#[test]
+fn each_case_has_an_expected_outcome() {
+    let cases = Cases::of_pod();
+    for file in ["manifests.txt", "api.txt"] {
+        let names = cases.all().iter().map(|case| (case.path.as_str(), case.extreme.as_str()));
+        Expected::read(file).assert_names(names);
+    }
 }
 
 #[test]
 fn a_manifest_with_an_extreme_value_is_accepted_or_its_field_is_named() {
-    let outcomes = on_all(|cases, case| {
+    assert_outcomes("manifests.txt", |cases, case| {
         accepted_or_why(cases.pod(case, "hostile").to_string().as_bytes(), SourceKind::File)
     });
-    outcomes.assert_expected("manifests.txt");
 }
 
 #[test]
 fn a_pod_of_the_api_server_with_an_extreme_value_is_decoded_or_refused_as_a_whole() {
-    let outcomes = on_all(|cases, case| {
+    assert_outcomes("api.txt", |cases, case| {
         let bytes = cases.pod(case, "hostile").to_string();
         match serde_json::from_str::<Pod>(&bytes) {
             Ok(mut pod) => {
@@ -78,7 +87,6 @@ fn a_pod_of_the_api_server_with_an_extreme_value_is_decoded_or_refused_as_a_whol
             Err(e) => shortened(&e.to_string()),
         }
     });
-    outcomes.assert_expected("api.txt");
 }
 
 #[test]
