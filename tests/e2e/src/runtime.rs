@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    Container, ContainerState, FilesystemUsage, ImageFsInfoRequest, ListContainersRequest, ListImagesRequest,
-    ListPodSandboxRequest, PodSandbox, PodSandboxState, VersionRequest,
+    Container, ContainerState, ContainerStats, FilesystemUsage, ImageFsInfoRequest,
+    ListContainerStatsRequest, ListContainersRequest, ListImagesRequest, ListPodSandboxRequest, PodSandbox,
+    PodSandboxState, VersionRequest,
 };
 use tonic::Status;
 use tonic::transport::Channel;
@@ -69,6 +70,22 @@ pub async fn version(channel: Channel) -> Result<(u32, u32), Status> {
     let mut numbers =
         reply.runtime_version.trim_start_matches('v').split('.').map_while(|n| n.parse::<u32>().ok());
     Ok((numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default()))
+}
+
+/// Returns the size of the writable layers of a pod's containers in bytes, as last measured by the runtime.
+///
+/// # Errors
+/// The error of the endpoint.
+pub async fn written(channel: Channel, uid: &str) -> Result<u64, Status> {
+    let reply = RuntimeServiceClient::new(channel)
+        .list_container_stats(ListContainerStatsRequest::default())
+        .await?
+        .into_inner();
+    let of_pod = |stats: &ContainerStats| {
+        stats.attributes.as_ref().is_some_and(|attributes| label(&attributes.labels, POD_UID) == uid)
+    };
+    let bytes = |stats: ContainerStats| Some(stats.writable_layer?.used_bytes?.value);
+    Ok(reply.stats.into_iter().filter(of_pod).filter_map(bytes).sum())
 }
 
 impl Listed {

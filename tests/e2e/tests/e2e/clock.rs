@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 
 const HOUR: i64 = 3_600;
 
+/// Renews the lease every 2 s, so that a step of the clock is soon seen in it.
+const LEASE: (&str, &str) = ("status-reporter", "--node-lease-duration-seconds=8");
+
 fn renewed(lease: &Value) -> Option<Timestamp> {
     lease["spec"]["renewTime"].as_str()?.parse().ok()
 }
@@ -39,7 +42,8 @@ async fn pause(node: &Node, uid: &str, after: u32) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_step_of_the_wall_clock_by_an_hour_affects_no_pod() {
-    let node = Node::start(Options { own_clock: true, ..Options::with_api("clock") }).await;
+    let extra = vec![(LEASE.0, LEASE.1.to_owned())];
+    let node = Node::start(Options { own_clock: true, extra, ..Options::with_api("clock") }).await;
     let api = node.api();
     // The container is killed at the end of its grace period, and prints the machine's uptime until then.
     let dir = node.scratch();
@@ -113,7 +117,8 @@ async fn a_step_of_the_wall_clock_evicts_no_pod() {
         "--eviction-soft-grace-period=memory.available=30m",
         "--eviction-pressure-transition-period=30m",
     ];
-    let extra = args.map(|arg| ("pod-sync", arg.to_owned())).to_vec();
+    let args = args.map(|arg| ("pod-sync", arg)).into_iter().chain([LEASE]);
+    let extra = args.map(|(service, arg)| (service, arg.to_owned())).collect();
     let node = Node::start(Options { own_clock: true, extra, ..Options::with_api("clock-eviction") }).await;
     let mut pod = pods::bound(pods::sleeper("web"));
     // Best-effort pods are not admitted meanwhile.

@@ -45,9 +45,33 @@ fn is_evicted(pod: &Value) -> bool {
     pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "Evicted"
 }
 
-pub(crate) async fn evicted(node: &Node, name: &str) -> String {
+/// Interval between two rounds of evictions that a test requests.
+const ROUND: Duration = Duration::from_millis(500);
+
+/// Waits, and requests rounds of evictions meanwhile. Rounds without a request are 10 s apart; `eviction.rs` waits for those.
+async fn with_rounds<T>(node: &Node, wait: impl Future<Output = T>) -> T {
+    let rounds = async {
+        loop {
+            // pod-sync may be restarting.
+            let _refused = node.quintctl(&["pressure", "-o", "json"]).output().await;
+            sleep(ROUND).await;
+        }
+    };
+    // Either arm may be dropped: a request is repeated.
+    tokio::select! {
+        found = wait => found,
+        () = rounds => unreachable!("rounds have no end"),
+    }
+}
+
+async fn evicted(node: &Node, name: &str) -> String {
     let pod = node.api().wait_for("pods", "default", name, LONG, is_evicted).await;
     pod["status"]["message"].as_str().unwrap_or_default().to_owned()
+}
+
+/// Waits for the eviction of a pod, and requests rounds of evictions meanwhile.
+pub(crate) async fn evicted_by_request(node: &Node, name: &str) -> String {
+    with_rounds(node, evicted(node, name)).await
 }
 
 pub(crate) async fn ready(node: &Node, name: &str) -> Seen {
@@ -59,6 +83,34 @@ pub(crate) fn now(node: &Node, name: &str) -> Seen {
     Seen::from_api(node.api().get("pods", "default", name).unwrap())
 }
 
+/// A container's wait for [`let_go`].
+const HOLD: &str = "until [ -e /go/now ]; do sleep 0.05; done";
+
+/// Adds the directory of [`let_go`] to all containers of a pod.
+fn held(node: &Node, mut pod: Value) -> Value {
+    pod["spec"]["volumes"] = json!([{"name": "go", "hostPath": {"path": node.scratch()}}]);
+    for kind in ["containers", "initContainers"] {
+        for container in pod["spec"][kind].as_array_mut().into_iter().flatten() {
+            container["volumeMounts"] = json!([{"name": "go", "mountPath": "/go"}]);
+        }
+    }
+    pod
+}
+
+/// Ends the wait of held pods once the runtime has started the first container of each. A runtime subscribes to the kernel's
+/// notification of a lack of memory after it has executed the container's process, and misses an earlier kill.
+async fn let_go(node: &Node, names: &[&str]) {
+    for name in names {
+        let runs = |pod: &Value| {
+            ["initContainerStatuses", "containerStatuses"]
+                .into_iter()
+                .any(|kind| pod["status"][kind][0]["state"]["running"].is_object())
+        };
+        node.api().wait_for("pods", "default", name, LONG, runs).await;
+    }
+    std::fs::write(node.scratch().join("now"), "").unwrap();
+}
+
 /// The state of the first container once it has terminated.
 async fn terminated(node: &Node, name: &str) -> Value {
     let state = |p: &Value| p["status"]["containerStatuses"][0]["state"]["terminated"].clone();
@@ -67,7 +119,8 @@ async fn terminated(node: &Node, name: &str) -> Value {
 }
 
 pub(crate) async fn node_condition(node: &Node, kind: &str, status: &str) {
-    node.api().wait_for("nodes", "", NODE, LONG, |n| condition(n, kind)["status"] == status).await;
+    let wait = node.api().wait_for("nodes", "", NODE, LONG, |n| condition(n, kind)["status"] == status);
+    with_rounds(node, wait).await;
 }
 
 async fn pressure(node: &Node) -> Value {
@@ -157,8 +210,19 @@ async fn a_full_file_system_of_images_costs_the_pod_that_filled_its_writable_lay
     api.create_pod(with_volume(after("neighbour", "dd if=/dev/zero of=/v/file bs=1M count=60"), &json!({})));
     let neighbour = ready(&node, "neighbour").await;
 
-    api.create_pod(after("filler", "dd if=/dev/zero of=/file bs=1M count=160"));
-    let message = evicted(&node, "filler").await;
+    // The runtime measures layers every 10 s. Before the threshold is crossed, it has measured that this one is the largest.
+    let write = |file: &str| format!("dd if=/dev/zero of={file} bs=1M count=80");
+    api.create_pod(held(&node, after("filler", &format!("{}; {HOLD}; {}", write("/file"), write("/more")))));
+    let filler = ready(&node, "filler").await;
+    until("the writable layer is measured", LONG, async || {
+        match quintlet_e2e::runtime::written(node.cri(), filler.uid()).await {
+            Ok(bytes) if bytes >= 80 << 20 => Ok(()),
+            other => Err(other),
+        }
+    })
+    .await;
+    let_go(&node, &["filler"]).await;
+    let message = evicted_by_request(&node, "filler").await;
     assert!(
         message.starts_with(
             "The node was low on resource: ephemeral-storage. Threshold quantity: 100Mi, available: "
@@ -212,11 +276,11 @@ async fn a_pod_above_a_limit_of_local_storage_is_evicted_and_its_neighbour_is_no
     api.create_pod(with_volume(limited, &memory));
 
     assert_eq!(
-        evicted(&node, "container").await,
+        evicted_by_request(&node, "container").await,
         "Container main exceeded its local ephemeral storage limit \"4Mi\". "
     );
     assert_eq!(
-        evicted(&node, "pod").await,
+        evicted_by_request(&node, "pod").await,
         "Pod ephemeral local storage usage exceeds the total limit of containers 6Mi. "
     );
     let disruption = condition(&api.get("pods", "default", "pod").unwrap(), "DisruptionTarget");
@@ -246,22 +310,24 @@ async fn a_container_above_its_memory_limit_is_killed_and_a_child_that_is_killed
         pod["spec"]["restartPolicy"] = json!("Never");
         pod
     };
-    api.create_pod(once("main", &format!("exec {hog}")));
+    api.create_pod(held(&node, once("main", &format!("{HOLD}; exec {hog}"))));
     // The runtime receives the kernel's event of the kill apart from the end of the container.
-    api.create_pod(once("child", &format!("{hog}; echo $? >/dev/termination-log; sleep 2; exit 5")));
+    let script = format!("{HOLD}; {hog}; echo $? >/dev/termination-log; sleep 2; exit 5");
+    api.create_pod(held(&node, once("child", &script)));
+    let mut init = once("init", "true");
+    let mut container = once("x", &format!("{HOLD}; exec {hog}"))["spec"]["containers"][0].clone();
+    container["name"] = json!("first");
+    init["spec"]["initContainers"] = json!([container]);
+    // Otherwise the pod has a limit, which ends the init container as well.
+    init["spec"]["containers"][0]["resources"] = json!({});
+    api.create_pod(held(&node, init));
+    let_go(&node, &["main", "child", "init"]).await;
     let main = terminated(&node, "main").await;
     assert_eq!((&main["reason"], &main["exitCode"]), (&json!("OOMKilled"), &json!(137)));
     let child = terminated(&node, "child").await;
     assert_eq!(child["message"], "137\n", "the kernel killed the child");
     // The code is that of the container's process, and the reason is the runtime's, as with the kubelet.
     assert_eq!((&child["reason"], &child["exitCode"]), (&json!("OOMKilled"), &json!(5)));
-    let mut init = once("init", "true");
-    let mut container = once("x", &format!("exec {hog}"))["spec"]["containers"][0].clone();
-    container["name"] = json!("first");
-    init["spec"]["initContainers"] = json!([container]);
-    // Otherwise the pod has a limit, which ends the init container as well.
-    init["spec"]["containers"][0]["resources"] = json!({});
-    api.create_pod(init);
     let state = |p: &Value| p["status"]["initContainerStatuses"][0]["state"]["terminated"].clone();
     let init = api.wait_for("pods", "default", "init", LONG, |p| !state(p).is_null()).await;
     let init = state(&init);
@@ -346,6 +412,7 @@ async fn memory_of_all_pods_above_the_threshold_costs_the_pod_with_the_largest_e
     let mut hog = with_volume(after("hog", &fill(500)), &memory);
     hog["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": "50Mi"}});
     api.create_pod(hog);
+    // A requested round would precede the kernel's notification.
     let message = evicted(&node, "hog").await;
     assert!(
         message.starts_with("The node was low on resource: memory. Threshold quantity: 400Mi, available: "),
@@ -358,7 +425,7 @@ async fn memory_of_all_pods_above_the_threshold_costs_the_pod_with_the_largest_e
     node_condition(&node, "MemoryPressure", "True").await;
     api.create_pod(pods::bound(pods::sleeper("besteffort")));
     assert_eq!(
-        evicted(&node, "besteffort").await,
+        evicted_by_request(&node, "besteffort").await,
         "Pod was rejected: The node had condition: [MemoryPressure]. "
     );
     node_condition(&node, "MemoryPressure", "False").await;
@@ -378,9 +445,10 @@ async fn a_pod_without_a_limit_is_killed_at_the_memory_of_all_pods() {
     let api = node.api();
     api.create_pod(pods::bound(pods::sleeper("neighbour")));
     let neighbour = ready(&node, "neighbour").await;
-    let mut hog = pods::bound(pods::script("hog", "exec tail -c 419430400 /dev/zero"));
+    let mut hog = pods::bound(pods::script("hog", &format!("{HOLD}; exec tail -c 419430400 /dev/zero")));
     hog["spec"]["restartPolicy"] = json!("Never");
-    api.create_pod(hog);
+    api.create_pod(held(&node, hog));
+    let_go(&node, &["hog"]).await;
     let ended = terminated(&node, "hog").await;
     assert_eq!((&ended["reason"], &ended["exitCode"]), (&json!("OOMKilled"), &json!(137)));
     assert_eq!(now(&node, "neighbour").container("main"), neighbour.container("main"));
@@ -462,11 +530,12 @@ async fn without_cgroups_of_pods_limits_evictions_and_statistics_are_those_of_co
     let api = node.api();
 
     let mut oom = with_limits(
-        pods::bound(pods::script("oom", "exec tail -c 67108864 /dev/zero")),
+        pods::bound(pods::script("oom", &format!("{HOLD}; exec tail -c 67108864 /dev/zero"))),
         &json!({"memory": "32Mi"}),
     );
     oom["spec"]["restartPolicy"] = json!("Never");
-    api.create_pod(oom);
+    api.create_pod(held(&node, oom));
+    let_go(&node, &["oom"]).await;
     let busy = with_limits(
         pods::bound(pods::script("busy", "while :; do :; done")),
         &json!({"cpu": "200m", "memory": "64Mi"}),
@@ -547,7 +616,7 @@ async fn without_cgroups_of_pods_limits_evictions_and_statistics_are_those_of_co
             format!("evictionSoft: {{{signal}: \"{capacity}\"}}\nevictionSoftGracePeriod: {{{signal}: 0s}}");
         configure(&node, drop_ins.path(), &thresholds).await;
         for name in &names {
-            let message = evicted(&node, name).await;
+            let message = evicted_by_request(&node, name).await;
             assert!(message.starts_with(&format!("The node was low on resource: {resource}. ")), "{message}");
             assert_eq!(message.contains("Container main was using "), resource == "memory", "{message}");
         }
@@ -565,7 +634,7 @@ async fn a_soft_threshold_of_inodes_evicts_after_its_grace_period_and_lets_the_p
     let args = [
         "--eviction-hard=memory.available<0%",
         "--eviction-soft=nodefs.inodesFree<50000",
-        "--eviction-soft-grace-period=nodefs.inodesFree=15s",
+        "--eviction-soft-grace-period=nodefs.inodesFree=8s",
         "--eviction-max-pod-grace-period=30",
     ];
     // A file system of this size has 65,536 inodes.
@@ -584,10 +653,10 @@ async fn a_soft_threshold_of_inodes_evicts_after_its_grace_period_and_lets_the_p
         if inodes["thresholds"][0]["crossedSince"].is_null() { Err(inodes) } else { Ok(inodes) }
     })
     .await;
-    assert_eq!(crossed["thresholds"][0]["graceSeconds"], 15.0);
+    assert_eq!(crossed["thresholds"][0]["graceSeconds"], 8.0);
     assert_ne!(crossed["thresholds"][0]["due"], crossed["thresholds"][0]["crossedSince"], "{crossed}");
     assert!(now(&node, "hog").is_ready(), "the grace period is not over");
-    let message = evicted(&node, "hog").await;
+    let message = evicted_by_request(&node, "hog").await;
     assert!(
         message.starts_with("The node was low on resource: inodes. Threshold quantity: 50k, available: "),
         "{message}"

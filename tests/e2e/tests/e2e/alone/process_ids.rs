@@ -2,7 +2,7 @@
 
 use quintlet_e2e::{Node, pods};
 
-use crate::pressure::{after, evicted, machine_processes, node_condition, now, options, ready};
+use crate::pressure::{after, evicted_by_request, machine_processes, node_condition, now, options, ready};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lack_of_process_ids_costs_the_pod_with_the_most_processes() {
@@ -19,7 +19,7 @@ async fn a_lack_of_process_ids_costs_the_pod_with_the_most_processes() {
     api.create_pod(pods::bound(pods::sleeper("neighbour")));
     let neighbour = ready(&node, "neighbour").await;
     api.create_pod(after("forks", "i=0; while [ $i -lt 1500 ]; do sleep 1000 & i=$((i+1)); done"));
-    let message = evicted(&node, "forks").await;
+    let message = evicted_by_request(&node, "forks").await;
     assert!(message.starts_with("The node was low on resource: pids. Threshold quantity: "), "{message}");
     node_condition(&node, "PIDPressure", "True").await;
     node_condition(&node, "PIDPressure", "False").await;
