@@ -28,6 +28,7 @@ pub mod bins;
 pub mod claims;
 pub mod cluster;
 pub mod cost;
+mod local_images;
 pub mod monitoring;
 pub mod node;
 pub mod otlp;

@@ -26,12 +26,12 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus}
 
 use crate::bins::{self, SERVICES};
 use crate::cluster::{Cluster, Real};
-use crate::ports;
 use crate::recorder::{API, Before, PODSYNC, Recorder};
 use crate::runtime::{self, Listed, MAX_ANSWER};
 use crate::seen::Seen;
 use crate::service::{Plan, Service};
 use crate::wait::{LONG, until};
+use crate::{local_images, ports};
 
 /// Name of the node, which is also the suffix of static pods.
 pub const NODE: &str = "e2e-node";
@@ -205,7 +205,7 @@ impl Node {
         runtime.owned = ["root", "pod-logs", "run"].map(dir).to_vec();
         runtime.log_file = Some(logs.dir.join("containerd.log"));
         let containerd = Containerd::start(runtime).await.expect("a private containerd starts");
-        containerd.import_local_images().await.expect("the local images are made and imported");
+        containerd.import_images(local_images::archives()).await.expect("the local images are imported");
         let api = if options.api { Some(TestApi::start().await) } else { None };
         let kubeconfig = dir("kubeconfig");
         if let Some(api) = &api {

@@ -37,6 +37,11 @@ pub struct Traces {
     pub names: Names,
 }
 
+/// Removes the directory of CNI results if it is empty. Another instance may be about to write into it, so only the last one calls this.
+pub(crate) fn remove_directory_of_cni_results() {
+    let _ = std::fs::remove_dir(CNI_RESULTS);
+}
+
 impl Traces {
     /// Removes everything, processes first. Blocks for up to some seconds if something cannot be removed at
     /// once.
@@ -182,8 +187,6 @@ impl Traces {
         for result in self.cni_results() {
             let _ = std::fs::remove_file(result);
         }
-        // Removed only if empty.
-        let _ = std::fs::remove_dir(CNI_RESULTS);
     }
 
     fn remove_links(&self) {

@@ -230,7 +230,14 @@ impl Containerd {
     /// # Errors
     /// Fails if they cannot be created or imported.
     pub async fn import_local_images(&self) -> Result<Vec<String>, Error> {
-        let archives = blocking(images::local_archives).await?;
+        self.import_images(blocking(images::local_archives).await?).await
+    }
+
+    /// Imports images from archives. Returns their names.
+    ///
+    /// # Errors
+    /// Fails if an archive cannot be imported.
+    pub async fn import_images(&self, archives: Vec<Vec<u8>>) -> Result<Vec<String>, Error> {
         let channel = self.channel().await?;
         let mut names = Vec::new();
         for archive in archives {

@@ -12,7 +12,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::cni::Names;
 use crate::record::Record;
-use crate::{Error, forwarding};
+use crate::{Error, cleanup, forwarding};
 
 /// Default directory of the lock files.
 pub const DEFAULT_LOCK_DIR: &str = "/run/quintlet-localnode";
@@ -46,8 +46,11 @@ impl Index {
         }
         // Removed while locked: a waiter detects that the path no longer leads to the file that it locked.
         let _ = std::fs::remove_file(&self.path);
-        if let Some(dir) = self.path.parent() {
-            let _ = std::fs::remove_dir(dir);
+        // Removed only if empty, by the last instance.
+        if let Some(dir) = self.path.parent()
+            && std::fs::remove_dir(dir).is_ok()
+        {
+            cleanup::remove_directory_of_cni_results();
         }
         drop(self.file);
     }
