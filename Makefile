@@ -3,7 +3,13 @@
 BINS := cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl
 BIN_FLAGS := $(foreach bin,$(BINS),-p $(bin))
 CARGO := cargo
-QUICK_BIN_DIR := $(CURDIR)/target/unoptimized
+QUICK_BIN_DIR := $(CURDIR)/target/quick
+# Environment of a build that denies the lints of clippy. clippy is a compiler with lints, so this build is that of the tests, too.
+LINTED := $(if $(shell command -v clippy-driver),RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings)
+# The dependencies have these settings in each build (Cargo.toml), so that they are compiled once.
+RELEASE_SEMANTICS := CARGO_PROFILE_DEV_OVERFLOW_CHECKS=false CARGO_PROFILE_DEV_DEBUG_ASSERTIONS=false
+# Records the time of a step, for the table at the end of .ci/run.
+STEP := scripts/step.sh
 
 # Releases of Debian whose containerd `make test-runtimes` runs on: 1.7 and 2.
 RUNTIMES := trixie sid
@@ -13,7 +19,7 @@ RUNTIME_TESTS := start_stop:: exits:: manifests:: api::start kill:: races:: feat
 export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
 
-.PHONY: all install build quick pgo check test fuzz test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo check check-files test soak flaky fuzz test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -27,22 +33,30 @@ build: install
 	scripts/shipped-names.py target/release/quintlet
 	for bin in $(BINS); do ln -sf quintlet target/release/$$bin; done
 
-# The same binary without optimization, which takes half of the time to build. Its semantics are those of the release.
+# The same binary without optimization, in target/quick: the profile of the tests, with the semantics of the release in the crates of this
+# repository, where arithmetic wraps and debug assertions are off. It shares the dependencies that have the same features with the tests.
 quick: install
-	$(CARGO) build --locked --profile unoptimized -p quintlet
+	$(STEP) "binary" env $(RELEASE_SEMANTICS) $(CARGO) build --locked -p quintlet
+	mkdir -p $(QUICK_BIN_DIR) && ln -f target/debug/quintlet $(QUICK_BIN_DIR)/quintlet
 	for bin in $(BINS); do ln -sf quintlet $(QUICK_BIN_DIR)/$$bin; done
 
 # The release optimized by counts of its own execution, in target/pgo/bin. Needs root and an idle machine; takes as long as three builds.
 pgo: install
 	BINS="$(BINS)" scripts/pgo.sh
 
-# The gate. It needs PyPI once, for tools that are not installed. The second clippy compiles the product without the features of tests.
+# The gate. It needs PyPI once, for tools that are not installed. clippy is the compiler of the build that the tests use, too, so that
+# each crate is compiled once.
 check: install
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
-	$(CARGO) clippy -p quintlet --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	$(STEP) "format" $(CARGO) fmt --all --check
+	clippy-driver --version
+	$(STEP) "build and lints" env $(LINTED) $(CARGO) build --workspace --all-targets --locked
+	$(STEP) "documentation" env $(LINTED) scripts/doc.sh
+	$(STEP) "other checks" $(MAKE) --no-print-directory check-files
+
+# The checks that need no build.
+check-files:
 	scripts/crate-lints.sh
+	scripts/paused-clock.py
 	scripts/module-graph.py
 	scripts/words.py
 	$$(scripts/tool.sh cargo-deny) --locked --all-features check --hide-inclusion-graph bans licenses sources
@@ -51,15 +65,33 @@ check: install
 	tests/systemd.sh
 	tests/docs.py
 
-# All tests, including those with a real containerd, which run the binaries of the profile `unoptimized`: one file with the
-# semantics of a release, where arithmetic wraps and debug assertions are off. Needs root.
+# All tests, including those with a real containerd, which run the binary of `make quick`. Needs root. FAST=1: the tests that need neither
+# that binary nor a minute. CHANGED=1: the tests of the crates that depend on what has changed since main or BASE. Both are for the work
+# between two whole runs.
 test:
 	scripts/install.sh test
-	$(MAKE) quick
-	scripts/shipped-names.py $(QUICK_BIN_DIR)/quintlet
-	BIN_DIR=$(QUICK_BIN_DIR) tests/compose.sh
-	QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) $(CARGO) $(TEST) --workspace --locked
-	$(CARGO) test --workspace --doc --locked
+	$(STEP) "build of the tests" env $(LINTED) $(CARGO) build --workspace --all-targets --locked
+ifdef FAST
+	$(STEP) "fast tests" env $(LINTED) $(CARGO) nextest run --workspace --locked --profile fast
+else ifdef CHANGED
+	$(MAKE) --no-print-directory quick
+	$(STEP) "tests of changes" env $(LINTED) QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) $(CARGO) nextest run --workspace --locked -E "$$(scripts/changed.py $(BASE))"
+else
+	$(MAKE) --no-print-directory quick
+	$(STEP) "shipped names" scripts/shipped-names.py $(QUICK_BIN_DIR)/quintlet
+	$(STEP) "compose" env BIN_DIR=$(QUICK_BIN_DIR) tests/compose.sh
+	$(STEP) "tests" env $(LINTED) QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) $(CARGO) $(TEST) --workspace --locked
+endif
+
+# The tests whose budget is a number of cases, with a multiple of that of `make test`: properties, fuzz targets, histories. Takes hours.
+soak: install
+	$(MAKE) --no-print-directory fuzz
+	$(MAKE) --no-print-directory histories CASES=$(or $(CASES),5000)
+	QUINTLET_SOAK=1 $(CARGO) nextest run --workspace --locked --profile soak
+
+# Runs the tests that are new or were changed since main or BASE 20 times beside two busy loops (scripts/flaky.sh). Needs root.
+flaky: quick
+	env $(LINTED) QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) scripts/flaky.sh
 
 # Runs each fuzz target for 30 s, two at a time. Commit additions to tests/fuzz/corpus together with the fix.
 fuzz:

@@ -11,6 +11,7 @@ use pleg_service::traits::HintKind;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use quintlet_proto::pleg::v1 as pb;
+use quintlet_testkit::budget::cases;
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Rule};
 use tokio::time::Instant;
 use tonic::Code;
@@ -297,11 +298,6 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration, periods: Periods, s
     }
 }
 
-/// Returns the number of cases: PROPTEST_CASES, or this default.
-fn cases_or(default: u32) -> u32 {
-    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(default)
-}
-
 /// Runs a history in paused time, with a relist every 30 s.
 fn check(acts: Vec<(Act, Vec<u16>)>, lag: u64) {
     paused(run(acts, Duration::from_millis(lag), Periods::default(), Duration::from_secs(35)));
@@ -319,9 +315,9 @@ fn paused(history: impl Future<Output = ()>) {
 }
 
 proptest! {
-    // More cases: PROPTEST_CASES=10000. Failing cases are written beside this file, to be committed.
+    // Failing cases are written beside this file, to be committed.
     #![proptest_config(ProptestConfig {
-        cases: cases_or(48),
+        cases: cases(48),
         max_shrink_iters: 200,
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
         ..ProptestConfig::default()

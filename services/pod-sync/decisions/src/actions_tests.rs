@@ -576,7 +576,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(quintlet_testkit::budget::cases(2000)))]
 
     #[test]
     fn actions_satisfy_the_invariants_of_the_worker(case in any_case()) {

@@ -296,7 +296,7 @@ fn any_pod() -> impl Strategy<Value = Pod> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(ProptestConfig::with_cases(quintlet_testkit::budget::cases(1000)))]
 
     #[test]
     fn a_pod_settles_after_any_history(

@@ -490,7 +490,7 @@ mod over_time {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(500))]
+        #![proptest_config(ProptestConfig::with_cases(quintlet_testkit::budget::cases(500)))]
 
         #[test]
         fn a_status_never_regresses_and_changes_only_with_its_input(

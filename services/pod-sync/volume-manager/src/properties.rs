@@ -394,7 +394,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: quintlet_testkit::budget::cases(2_000), ..ProptestConfig::default() })]
 
     #[test]
     fn volumes_in_use_stay_mounted_no_mount_is_forgotten_and_all_become_those_of_the_pods(

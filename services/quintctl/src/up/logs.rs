@@ -158,7 +158,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
+        #![proptest_config(ProptestConfig::with_cases(quintlet_testkit::budget::cases(64)))]
         #[test]
         fn the_newest_lines_are_kept_without_a_gap_in_files_near_the_limit(
             lengths in prop::collection::vec(1_usize..60, 1..120), size in 50_u64..400, files in 1_u32..5, look in 1_usize..9,

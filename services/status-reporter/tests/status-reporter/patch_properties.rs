@@ -86,7 +86,7 @@ fn foreign(status: &Value) -> Vec<Value> {
 proptest! {
     // Failing cases are written beside this file, to be committed.
     #![proptest_config(ProptestConfig {
-        cases: 2000,
+        cases: quintlet_testkit::budget::cases(2000),
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
         ..ProptestConfig::default()
     })]

@@ -1,6 +1,6 @@
 //! Runs hostile pods beside an ordinary one, with the built binaries on a real containerd.
 //!
-//! `make test` uses binaries of the profile `unoptimized`, which has the semantics of a release. Without `QUINTLET_BIN_DIR` the
+//! `make test` uses the binary of `make quick`, whose crates of this repository have the semantics of a release. Without `QUINTLET_BIN_DIR` the
 //! tests use those of their own profile, in which an overflow is a panic.
 
 use std::collections::{BTreeMap, BTreeSet};

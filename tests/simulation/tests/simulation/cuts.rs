@@ -25,8 +25,10 @@ const STEPS: [Method; 8] = [
     Method::StopPodSandbox,
     Method::RemoveContainer,
 ];
-/// Delay between the arrival of a call and its effect, so that a kill falls between the two.
-const BEFORE: Duration = Duration::from_millis(40);
+/// Delay between the arrival of a call and its effect, or its effect and the response, so that a kill falls between the two.
+const LATENCY: Duration = Duration::from_millis(40);
+/// Interval between looks at the calls.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Kind of failpoints that are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +112,7 @@ impl<'a> Watched<'a> {
             // The runtime does not change when a call arrives, so it is polled often.
             (Effect::Call(when), Some(at)) => {
                 while calls(&self.sim.runtime, when, &at.kind).saturating_sub(self.of_kind) < at.number {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    tokio::time::sleep(LOOK).await;
                 }
             }
             (Effect::Call(_), None) => std::future::pending().await,
@@ -212,10 +214,13 @@ impl Scene {
             let after = if command == [ALIVE] { Duration::ZERO } else { Duration::from_millis(20) };
             ExecReply { after, exit_code: i32::from(dead), ..ExecReply::default() }
         });
-        if effect == Effect::Call(When::Before) {
-            for method in STEPS.into_iter().chain([Method::ExecSync]) {
-                sim.runtime.script(Rule::on(method).latency(BEFORE));
-            }
+        for method in STEPS.into_iter().chain([Method::ExecSync]) {
+            let rule = match effect {
+                Effect::Call(When::Before) => Rule::on(method).latency(LATENCY),
+                Effect::Call(When::After) => Rule::on(method).answer_latency(LATENCY),
+                Effect::File(_) | Effect::Status(_) => continue,
+            };
+            sim.runtime.script(rule);
         }
         let settings = json!({
             "apiVersion": "v1", "kind": "ConfigMap",

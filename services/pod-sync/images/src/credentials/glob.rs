@@ -192,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(20_000))]
+        #![proptest_config(ProptestConfig::with_cases(quintlet_testkit::budget::cases(20_000)))]
 
         #[test]
         fn matching_equals_exhaustive_search(

@@ -125,7 +125,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: quintlet_testkit::budget::cases(300), ..ProptestConfig::default() })]
 
     #[test]
     fn the_watched_objects_are_those_that_pods_refer_to_but_for_immutable_ones_that_were_read(

@@ -119,7 +119,7 @@ fn field() -> impl Strategy<Value = String> {
 proptest! {
     // Failing cases are written beside this file, to be committed.
     #![proptest_config(ProptestConfig {
-        cases: 1000,
+        cases: quintlet_testkit::budget::cases(1000),
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
         ..ProptestConfig::default()
     })]

@@ -57,6 +57,9 @@ impl Shared {
         let work = async move {
             let (plan, result) = act.await;
             drop(leave);
+            if !plan.answer_latency.is_zero() {
+                tokio::time::sleep(plan.answer_latency).await;
+            }
             match plan.after {
                 Some(status) => Err(status),
                 None => result,

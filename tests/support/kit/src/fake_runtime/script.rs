@@ -113,6 +113,7 @@ pub struct Rule {
     method: Option<Method>,
     subject: Option<String>,
     latency: Duration,
+    answer_latency: Duration,
     act: Act,
     left: Option<u32>,
 }
@@ -131,7 +132,8 @@ impl Rule {
     /// Creates a rule for every call.
     #[must_use]
     pub fn on_any() -> Self {
-        Self { method: None, subject: None, latency: Duration::ZERO, act: Act::Nothing, left: None }
+        let (latency, answer_latency) = (Duration::ZERO, Duration::ZERO);
+        Self { method: None, subject: None, latency, answer_latency, act: Act::Nothing, left: None }
     }
 
     /// Limits the rule to calls about this ID, pod UID, name or image.
@@ -152,6 +154,13 @@ impl Rule {
     #[must_use]
     pub fn latency(mut self, latency: Duration) -> Self {
         self.latency = latency;
+        self
+    }
+
+    /// Delays the response after the effect of the call.
+    #[must_use]
+    pub fn answer_latency(mut self, latency: Duration) -> Self {
+        self.answer_latency = latency;
         self
     }
 
@@ -252,7 +261,7 @@ impl Script {
         subjects: Vec<String>,
         request: Bytes,
     ) -> Plan {
-        let mut plan = Plan { latency: Duration::ZERO, hangs: Vec::new(), before: None, after: None };
+        let mut plan = Plan::default();
         for (id, rule) in self.rules.lock().iter_mut() {
             if !rule.matches(method, &subjects) {
                 continue;
@@ -261,6 +270,7 @@ impl Script {
                 *left -= 1;
             }
             plan.latency += rule.latency;
+            plan.answer_latency += rule.answer_latency;
             match &rule.act {
                 Act::Nothing => {}
                 Act::Hang => plan.hangs.push(*id),
@@ -306,8 +316,10 @@ impl Script {
 }
 
 /// The part of the script that applies to one call.
+#[derive(Default)]
 pub(crate) struct Plan {
     latency: Duration,
+    pub(crate) answer_latency: Duration,
     hangs: Vec<RuleId>,
     before: Option<Status>,
     pub(crate) after: Option<Status>,

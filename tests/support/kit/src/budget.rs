@@ -1,0 +1,14 @@
+//! Budgets of tests whose size is a number of cases.
+
+/// Environment variable of a long run. `make soak` sets it.
+pub const SOAK_ENV: &str = "QUINTLET_SOAK";
+
+/// Factor of a long run.
+const SOAK: u32 = 50;
+
+/// Returns the number of cases of a property: `of_gate`, or a multiple of it in a long run.
+#[must_use]
+pub fn cases(of_gate: u32) -> u32 {
+    let factor = if std::env::var_os(SOAK_ENV).is_some() { SOAK } else { 1 };
+    of_gate.saturating_mul(factor)
+}
