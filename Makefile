@@ -49,9 +49,9 @@ pgo: install
 check: install
 	$(STEP) "format" $(CARGO) fmt --all --check
 	clippy-driver --version
+	$(STEP) "checks of files" $(MAKE) --no-print-directory check-files
 	$(STEP) "build and lints" env $(LINTED) $(CARGO) build --workspace --all-targets --locked
 	$(STEP) "documentation" env $(LINTED) scripts/doc.sh
-	$(STEP) "other checks" $(MAKE) --no-print-directory check-files
 
 # The checks that need no build.
 check-files:

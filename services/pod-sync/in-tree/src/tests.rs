@@ -392,8 +392,15 @@ async fn a_block_volume_that_a_kubelet_mapped_is_unmapped_with_the_kubelets_loop
     let is_attached =
         || fs::read_to_string(&backing).unwrap_or_default().trim_end() == bound.to_str().unwrap();
     assert!(is_attached());
+    // The kernel detaches the device once the last process closes it.
+    let reader = fs::File::open(of_kubelet.replace("/sys/block/", "/dev/")).unwrap();
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        drop(reader);
+    });
     mounter.unmap(Plugin::Local, &uid(1), "pv-1", Some("pv-1")).await.unwrap();
     assert!(!is_attached() && !bound.exists());
+    reader.join().unwrap();
     mounter.unmap_device("pv-1").await.unwrap();
     assert!(Path::new(&device.0).exists(), "the device of the volume stays");
 }

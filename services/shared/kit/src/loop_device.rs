@@ -11,6 +11,10 @@ use crate::command::{Commands, Ended};
 /// Longest run of losetup(8).
 const LIMIT: Duration = Duration::from_secs(5);
 
+/// Interval between looks at a device that another process has open, and their number: a second in all.
+const LOOK: Duration = Duration::from_millis(10);
+const LOOKS: u32 = 100;
+
 static LOSETUP: Commands = Commands::new();
 
 /// Directory of the block devices of the machine.
@@ -19,8 +23,12 @@ const BLOCK_DEVICES: &str = "/sys/block";
 /// Detaches the loop devices of a file, and returns whether there were any. The file may itself be a block device
 /// (`pkg/volume/util/volumepathhandler: DetachFileDevice`).
 ///
+/// The kernel detaches a device that another process has open, such as `udevd` or `losetup --find`, once that process closes it. Until
+/// then the file is in use.
+///
 /// # Errors
-/// Fails if sysfs cannot be read, if losetup(8) is not installed, or if it fails or does not end within 5 s.
+/// Fails if sysfs cannot be read, if losetup(8) is not installed, if it fails or does not end within 5 s, or if a device is still open
+/// after a second.
 pub fn detach_all(file: &Path) -> io::Result<bool> {
     let devices = of_file(Path::new(BLOCK_DEVICES), file)?;
     for device in &devices {
@@ -28,6 +36,18 @@ pub fn detach_all(file: &Path) -> io::Result<bool> {
         losetup.arg("--detach").arg(device);
         let ended = LOSETUP.run(losetup, LIMIT).and_then(Ended::success);
         ended.map_err(|e| io::Error::new(e.kind(), format!("losetup --detach {}: {e}", device.display())))?;
+    }
+    let mut looks = LOOKS;
+    while !devices.is_empty() {
+        match of_file(Path::new(BLOCK_DEVICES), file)?.first() {
+            None => break,
+            Some(device) if looks == 0 => {
+                let text = format!("loop device {} is in use by another process", device.display());
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, text));
+            }
+            Some(_) => looks = looks.saturating_sub(1),
+        }
+        std::thread::sleep(LOOK);
     }
     Ok(!devices.is_empty())
 }

@@ -16,6 +16,8 @@ use crate::waits;
 const BUSY: Nanos = 200_000;
 /// Interval between looks while it may rest.
 const QUIET: Nanos = 50_000;
+/// How late a deadline may be observed, so that deadlines close to each other need one jump. The machine's clock is as coarse for tokio.
+const SLACK: Nanos = 1_000_000;
 /// Processor time that passes between two looks at the processor time. A thread that is woken uses more.
 const LOOK: Nanos = 2_000;
 
@@ -54,7 +56,7 @@ fn jump(threads: &mut Threads, own: &OsStr, used: Nanos) -> bool {
         return false;
     }
     let Some(deadline) = waits::nearest() else { return false };
-    let now = waits::now();
+    let (now, deadline) = (waits::now(), deadline + SLACK);
     if deadline > now {
         crate::AHEAD.fetch_add(deadline - now, Ordering::SeqCst);
     }

@@ -41,7 +41,7 @@ pub(crate) fn now() -> Nanos {
     kernel::now(libc::CLOCK_MONOTONIC) + crate::AHEAD.load(std::sync::atomic::Ordering::SeqCst)
 }
 
-/// Why a wait ended.
+/// Cause of the end of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Ready,
@@ -60,7 +60,7 @@ struct Entered(Arc<Wake>);
 impl Drop for Entered {
     fn drop(&mut self) {
         waits().retain(|wait| !Arc::ptr_eq(&wait.wake, &self.0));
-        // A wake-up that nobody waits for any more.
+        // A wake-up that arrived after the end of the wait.
         self.0.clear();
     }
 }
