@@ -39,8 +39,6 @@ pub struct Options {
     pub runtime: fake_runtime::Options,
     /// pod-sync is killed at failpoints ([`Sim::cuts`]), which makes it slower.
     pub cuts: bool,
-    /// Time passes as on the machine, for a test of what the node does in a time.
-    pub real_time: bool,
     /// Changes that the API server keeps per resource for watches; none for its default.
     pub api_history: Option<usize>,
 }
@@ -88,9 +86,7 @@ impl Sim {
     /// The process is not root, or a part cannot be created.
     pub async fn prepare(options: Options) -> Self {
         assert!(nix::unistd::geteuid().is_root(), "pod-sync makes cgroups: run these tests as root");
-        if !options.real_time {
-            quintlet_virtual_time::start();
-        }
+        quintlet_virtual_time::start();
         leftovers::clear();
         let prefix = leftovers::prefix();
         let base = tempfile::Builder::new().prefix(&prefix).tempdir().expect("a directory can be made");
