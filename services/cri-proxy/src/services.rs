@@ -1,14 +1,16 @@
 //! The gRPC services that the proxy implements itself: runtime events, information, probe execs.
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::Stream;
 use http::HeaderMap;
 use k8s_cri::v1;
+use parking_lot::RwLock;
 use prost::Message as _;
 use quintlet_kit::grant::GrantKey;
+use quintlet_kit::task;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
@@ -65,28 +67,52 @@ impl pb::proxy_info_server::ProxyInfo for ProxyInfoService {
     }
 }
 
-/// Verifies exec grants. If the key cannot be read, it is read again at the next call.
+/// Verifies exec grants. The key is read again if a grant does not fit: pod-sync may have created another one after the directory of
+/// the key was removed.
 #[derive(Debug)]
 pub struct GrantVerifier {
     path: PathBuf,
-    key: OnceLock<GrantKey>,
+    key: RwLock<Option<GrantKey>>,
 }
 
 impl GrantVerifier {
     /// Verifies grants with the key at `path`, which is created if it does not exist.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
-        Self { path, key: OnceLock::new() }
+        Self { path, key: RwLock::new(None) }
     }
 
-    fn key(&self) -> Result<&GrantKey, Status> {
-        if let Some(key) = self.key.get() {
-            return Ok(key);
+    /// Returns whether a request has the grant for its command.
+    ///
+    /// # Errors
+    /// UNAVAILABLE: no key could be read or created. It is read again at the next call.
+    async fn allows(&self, request: &pb::ProbeExecRequest) -> Result<bool, Status> {
+        let fits = |key: &GrantKey| {
+            key.verify(&request.grant, &request.container_id, &request.command, request.timeout_seconds)
+        };
+        let known = self.key.read().clone();
+        if known.as_ref().is_some_and(fits) {
+            return Ok(true);
         }
-        let key = GrantKey::load_or_create(&self.path).map_err(|error| {
-            Status::unavailable(format!("failed to load the key of grants: {}: {error}", self.path.display()))
-        })?;
-        Ok(self.key.get_or_init(|| key))
+        let (path, is_known) = (self.path.clone(), known.is_some());
+        let read = move || {
+            // A key that only this process has would fit no grant of pod-sync, so a known one is not replaced by it.
+            if is_known { GrantKey::load(&path) } else { GrantKey::load_or_create(&path) }
+        };
+        match task::blocking(read).await {
+            Ok(key) => {
+                let fits = fits(&key);
+                if fits || !is_known {
+                    *self.key.write() = Some(key);
+                }
+                Ok(fits)
+            }
+            Err(_) if is_known => Ok(false),
+            Err(error) => {
+                let path = self.path.display();
+                Err(Status::unavailable(format!("failed to load the key of grants: {path}: {error}")))
+            }
+        }
     }
 }
 
@@ -109,8 +135,7 @@ impl pb::probe_exec_server::ProbeExec for ProbeExecService {
         if request.timeout_seconds == 0 {
             return Err(Status::invalid_argument("timeout_seconds must be at least 1"));
         }
-        let key = self.grants.key()?;
-        if !key.verify(&request.grant, &request.container_id, &request.command, request.timeout_seconds) {
+        if !self.grants.allows(&request).await? {
             self.forwarder.metrics().fenced("grant");
             return Err(Status::permission_denied(format!(
                 "the grant does not allow this command in container {:?}",

@@ -2,7 +2,7 @@
 //! HandlePodCleanups`).
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +10,9 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pod_sync_clients::EventType;
 use pod_sync_cri_config::paths;
+use pod_sync_decisions::grace;
 use pod_sync_decisions::worker::{Outcome, Work};
-use pod_sync_decisions::{gc, grace};
+use pod_sync_logs::sweep::{dangling_links, dead_directories};
 use prometheus_client::metrics::counter::Counter;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::{task, tree};
@@ -195,56 +196,32 @@ impl LogSweeper {
         }
         self.last = Some(now);
         let (logs, known) = (ctx.node.settings.pod_logs_dir.clone(), known.clone());
-        let running: HashSet<String> = ctx
-            .runtime
-            .pleg
-            .all()
-            .iter()
-            .flatten()
-            .flat_map(|p| &p.containers)
-            .filter(|c| c.state != ContainerState::Exited)
-            .map(|c| c.id.to_string())
-            .collect();
         let ctx = Arc::clone(ctx);
         // Logs may be large.
         let sweep = task::blocking(move || {
-            for (uid, dir) in dead_log_dirs(&logs, &known) {
-                let removed = ctx.faults.unless_suspended(&uid, || tree::remove(&dir));
+            // The pod manager and the runtime may have learned of a pod after `known`, before or while this task runs.
+            let is_known = |uid: &PodUid| {
+                known.contains(uid)
+                    || ctx.control.pod_workers.read(|workers| workers.is_known(uid))
+                    || ctx.runtime.pleg.all().iter().flatten().any(|pod| pod.pod.uid == *uid)
+            };
+            dead_directories(&logs, is_known, |uid, dir| {
+                let removed = ctx.faults.unless_suspended(uid, || tree::remove(dir));
                 if let Some(Err(e)) = removed {
                     tracing::warn!(dir = %dir.display(), error = %e, "logs of an orphaned pod not removed");
                 }
-            }
-            for link in ctx.node.container_logs_dir.iter().flat_map(|dir| dangling_links(dir, &running)) {
+            });
+            let is_running = |id: &str| {
+                let pods = ctx.runtime.pleg.all();
+                let mut containers = pods.iter().flatten().flat_map(|pod| &pod.containers);
+                containers.any(|c| c.id.as_str() == id && c.state != ContainerState::Exited)
+            };
+            for link in ctx.node.container_logs_dir.iter().flat_map(|dir| dangling_links(dir, is_running)) {
                 let _ = std::fs::remove_file(link);
             }
         });
         drop(task::spawn("sweep-logs", sweep));
     }
-}
-
-fn dead_log_dirs(dir: &Path, known: &HashSet<PodUid>) -> Vec<(PodUid, PathBuf)> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let dead = entries.filter_map(|e| {
-        let name = e.file_name();
-        let uid = name.to_str().and_then(gc::log_dir_uid).and_then(|u| PodUid::parse(u).ok())?;
-        let is_dead = !known.contains(&uid) && e.file_type().is_ok_and(|t| t.is_dir());
-        is_dead.then(|| (uid, e.path()))
-    });
-    dead.collect()
-}
-
-// A log is absent for a moment while it is rotated, so the link of a running container stays.
-fn dangling_links(dir: &Path, running: &HashSet<String>) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let paths = entries.filter(|e| e.file_type().is_ok_and(|t| t.is_symlink())).map(|e| e.path());
-    paths
-        .filter(|path| {
-            let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
-            let Some(stem) = name.strip_suffix(".log") else { return false };
-            let runs = stem.rsplit_once('-').is_some_and(|(_, id)| running.contains(id));
-            !runs && std::fs::metadata(path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound)
-        })
-        .collect()
 }
 
 /// Lists unknown pods that have a directory below the root directory, or a cgroup with the mark of this node. A cgroup without
@@ -354,36 +331,5 @@ mod tests {
         let known = [PodUid::parse("u1").unwrap()].into();
         assert_eq!(list(dir.path(), &known), [PodUid::parse("u2").unwrap()]);
         assert!(list(&dir.path().join("nowhere"), &known).is_empty());
-    }
-
-    #[test]
-    fn log_directories_of_unknown_pods_are_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        for name in ["default_web_u1", "default_web_u2", "odd", "x_u3"] {
-            std::fs::create_dir(dir.path().join(name)).unwrap();
-        }
-        std::fs::write(dir.path().join("default_file_u4"), "").unwrap();
-        let known = [PodUid::parse("u1").unwrap()].into();
-        let dead = (PodUid::parse("u2").unwrap(), dir.path().join("default_web_u2"));
-        assert_eq!(dead_log_dirs(dir.path(), &known), [dead]);
-        assert!(dead_log_dirs(&dir.path().join("nowhere"), &known).is_empty());
-    }
-
-    #[test]
-    fn a_link_is_removed_when_its_log_is_gone_and_its_container_does_not_run() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().join(name);
-        std::fs::write(at("there"), "").unwrap();
-        for (link, target) in [
-            ("web_default_c-aaa.log", "there"),
-            ("web_default_c-bbb.log", "gone"),
-            ("web_default_c-ccc.log", "gone"),
-            ("other.txt", "gone"),
-        ] {
-            std::os::unix::fs::symlink(at(target), at(link)).unwrap();
-        }
-        std::fs::write(at("plain-ddd.log"), "").unwrap();
-        let running = ["ccc".to_owned()].into();
-        assert_eq!(dangling_links(dir.path(), &running), [at("web_default_c-bbb.log")]);
     }
 }

@@ -19,6 +19,26 @@ const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
 const JSON: &str = "application/json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
+/// An answer of the API server that is no success.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// HTTP status code; none if this process made the failure.
+    pub code: Option<u16>,
+    pub message: String,
+}
+
+impl std::fmt::Display for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl From<String> for Answer {
+    fn from(message: String) -> Self {
+        Self { code: None, message }
+    }
+}
+
 /// A failed call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ApiFailure {
@@ -31,15 +51,15 @@ pub enum ApiFailure {
     /// 409: the version or the UID differs.
     #[error("conflict: {0}")]
     Conflict(String),
-    /// 422: the object is invalid.
+    /// 422: the object is invalid, or a policy forbids it.
     #[error("invalid: {0}")]
     Invalid(String),
-    /// Another 4xx, which a retry does not change.
+    /// Another 4xx. The same call may succeed later: after a webhook, a policy or the API server has changed.
     #[error("refused: {0}")]
-    Refused(String),
-    /// 401 or 403, which may change with credentials or rules.
+    Refused(Answer),
+    /// 401 or 403, which may change with credentials, rules or policies.
     #[error("denied: {0}")]
-    Denied(String),
+    Denied(Answer),
     /// 403: the namespace is terminating, so no object can be created in it.
     #[error("the namespace is being terminated: {0}")]
     NamespaceEnding(String),
@@ -51,7 +71,7 @@ pub enum ApiFailure {
     },
     /// 5xx.
     #[error("server error: {0}")]
-    Server(String),
+    Server(Answer),
     /// The server does not answer.
     #[error("unreachable: {0}")]
     Unreachable(String),
@@ -61,21 +81,38 @@ pub enum ApiFailure {
 }
 
 impl ApiFailure {
-    /// Reports whether a retry of the call may succeed.
+    /// Reports whether the API server refuses the content of the call, so that a fast retry does not help.
     #[must_use]
-    pub fn is_retryable(&self) -> bool {
+    pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Conflict(_)
+            Self::AlreadyExists(_) | Self::Invalid(_) | Self::Refused(_) | Self::NamespaceEnding(_) => true,
+            Self::NotFound(_)
+            | Self::Conflict(_)
             | Self::Denied(_)
             | Self::TooMany { .. }
             | Self::Server(_)
             | Self::Unreachable(_)
-            | Self::Panicked(_) => true,
-            Self::NotFound(_)
-            | Self::AlreadyExists(_)
-            | Self::Invalid(_)
-            | Self::Refused(_)
-            | Self::NamespaceEnding(_) => false,
+            | Self::Panicked(_) => false,
+        }
+    }
+
+    /// Reports whether the API server understood the call and declined it, for a reason that a user may have to remove.
+    #[must_use]
+    pub fn is_declined(&self) -> bool {
+        self.is_refusal() || matches!(self, Self::Denied(_))
+    }
+
+    /// Returns the HTTP status code of the answer; none without one.
+    #[must_use]
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::NotFound(_) => Some(404),
+            Self::AlreadyExists(_) | Self::Conflict(_) => Some(409),
+            Self::Invalid(_) => Some(422),
+            Self::NamespaceEnding(_) => Some(403),
+            Self::TooMany { .. } => Some(429),
+            Self::Refused(answer) | Self::Denied(answer) | Self::Server(answer) => answer.code,
+            Self::Unreachable(_) | Self::Panicked(_) => None,
         }
     }
 
@@ -111,6 +148,7 @@ impl From<kube::Error> for ApiFailure {
         match error {
             kube::Error::Api(status) => {
                 let message = status.message.clone();
+                let answer = || Answer { code: Some(status.code), message: message.clone() };
                 let causes = status.details.iter().flat_map(|d| &d.causes);
                 let ending = causes.into_iter().any(|c| c.reason == NAMESPACE_TERMINATING);
                 match (status.code, status.reason.as_str()) {
@@ -119,14 +157,14 @@ impl From<kube::Error> for ApiFailure {
                     (409 | 410, _) => Self::Conflict(message),
                     (422, _) => Self::Invalid(message),
                     (403, _) if ending => Self::NamespaceEnding(message),
-                    (401 | 403, _) => Self::Denied(message),
+                    (401 | 403, _) => Self::Denied(answer()),
                     (429, _) => {
                         let seconds =
                             status.details.as_ref().map(|d| d.retry_after_seconds).filter(|s| *s > 0);
                         Self::TooMany { retry_after: seconds.map(|s| Duration::from_secs(u64::from(s))) }
                     }
-                    (400..=499, _) => Self::Refused(message),
-                    _ => Self::Server(message),
+                    (400..=499, _) => Self::Refused(answer()),
+                    _ => Self::Server(answer()),
                 }
             }
             other => Self::Unreachable(quintlet_kit::error_chain(&other)),
@@ -197,7 +235,7 @@ impl ApiClient {
         content_type: &str,
         body: Option<&Value>,
     ) -> Result<T, ApiFailure> {
-        let refused = |error: &dyn std::fmt::Display| ApiFailure::Refused(format!("{path}: {error}"));
+        let refused = |error: &dyn std::fmt::Display| ApiFailure::Refused(format!("{path}: {error}").into());
         let body = body.map(serde_json::to_vec).transpose().map_err(|e| refused(&e))?.unwrap_or_default();
         let request = Request::builder()
             .method(method)

@@ -43,6 +43,7 @@ pub fn ack(ack: Ack) -> wire::Ack {
         Verdict::Gone => (wire::AckKind::Gone, String::new(), String::new()),
         Verdict::UidMismatch(detail) => (wire::AckKind::UidMismatch, String::new(), detail),
         Verdict::Refused(detail) => (wire::AckKind::Refused, String::new(), detail),
+        Verdict::Retrying(detail) => (wire::AckKind::Retrying, String::new(), detail),
         Verdict::NoApi => (wire::AckKind::NoApi, String::new(), String::new()),
         Verdict::Queued(detail) => (wire::AckKind::Queued, String::new(), detail),
         Verdict::Deleted => (wire::AckKind::Deleted, String::new(), String::new()),

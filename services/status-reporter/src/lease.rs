@@ -147,13 +147,17 @@ impl Keeper {
         let mut failures = 0_u32;
         loop {
             let outcome = match lease.as_ref() {
-                Some(known) => self.update(known).await,
+                Some(known) => self.update(known).await.map(Some),
                 None => self.ensure().await,
             };
             let step = match outcome {
-                Ok(fresh) => {
+                Ok(Some(fresh)) => {
                     *lease = Some(fresh);
                     next(Ok(()), failures)
+                }
+                Ok(None) => {
+                    debug!(node = %self.node, "lease not created, the node does not exist yet");
+                    Next::Pause(LONGEST_PAUSE)
                 }
                 Err(failure) => {
                     failures = failures.saturating_add(1);
@@ -177,7 +181,8 @@ impl Keeper {
     }
 
     async fn update(&self, lease: &Value) -> Result<Value, ApiFailure> {
-        let owner = if has_owner(lease) { None } else { self.node_uid().await };
+        // A heartbeat does not wait for its owner.
+        let owner = if has_owner(lease) { None } else { self.node_uid().await.ok().flatten() };
         self.api.update(&self.path, &self.renewed(Some(lease), owner.as_deref())).await
     }
 
@@ -185,22 +190,26 @@ impl Keeper {
         renewed(lease, &self.node, owner, self.term.seconds, self.clock.wall())
     }
 
-    async fn ensure(&self) -> Result<Value, ApiFailure> {
+    /// Renews the lease as it is, or creates it. Without a Node no lease is created, and the result is `None`: a
+    /// lease without an owner would outlive its Node (`pkg/kubelet/util: SetNodeOwnerFunc`).
+    async fn ensure(&self) -> Result<Option<Value>, ApiFailure> {
         match self.api.get(&self.path).await {
-            Ok(lease) => self.update(&lease).await,
+            Ok(lease) => self.update(&lease).await.map(Some),
             Err(ApiFailure::NotFound(_)) => {
-                let owner = self.node_uid().await;
-                let fresh = self.renewed(None, owner.as_deref());
-                self.api.create(COLLECTION, &fresh).await
+                let Some(owner) = self.node_uid().await? else { return Ok(None) };
+                self.api.create(COLLECTION, &self.renewed(None, Some(&owner))).await.map(Some)
             }
             Err(failure) => Err(failure),
         }
     }
 
-    /// Returns the UID of the Node for the owner reference. Without a Node the lease has no owner until a later renewal.
-    async fn node_uid(&self) -> Option<String> {
-        let node = self.api.get(&node_path(&self.node)).await.ok()?;
-        Some(text(&node["metadata"], "uid").to_owned()).filter(|uid| !uid.is_empty())
+    /// Returns the UID of the Node for the owner reference; `None` without a Node.
+    async fn node_uid(&self) -> Result<Option<String>, ApiFailure> {
+        match self.api.get(&node_path(&self.node)).await {
+            Ok(node) => Ok(Some(text(&node["metadata"], "uid").to_owned()).filter(|uid| !uid.is_empty())),
+            Err(ApiFailure::NotFound(_)) => Ok(None),
+            Err(failure) => Err(failure),
+        }
     }
 }
 

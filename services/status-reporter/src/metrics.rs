@@ -20,6 +20,13 @@ pub struct VerdictLabel {
     verdict: &'static str,
 }
 
+/// Label of a failed write.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct CodeLabel {
+    /// HTTP status code, or `none` without an answer.
+    code: String,
+}
+
 /// The metrics. Clones share their values.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -28,7 +35,7 @@ pub struct Metrics {
     pub in_flight: Gauge,
     pub acks: Family<VerdictLabel, Counter>,
     /// Failed attempts that are retried.
-    pub failures: Counter,
+    pub failures: Family<CodeLabel, Counter>,
     /// Latency from the first unwritten change to the write.
     pub sync_seconds: Histogram,
     /// Events that were lost because the queue was full.
@@ -47,9 +54,9 @@ impl Metrics {
             pods: registry::gauge("quintlet_status_pods", "Pods with a status known to status-reporter"),
             in_flight: registry::gauge("quintlet_status_writes_in_flight", "Status writes in flight"),
             acks: registry::counter_family("quintlet_status_acks", "Acks sent to pod-sync by verdict"),
-            failures: registry::counter(
+            failures: registry::counter_family(
                 "quintlet_status_write_failures",
-                "Status writes that must be repeated",
+                "Writes of statuses and final deletions that must be repeated, by HTTP status code of the answer",
             ),
             sync_seconds: sync_seconds(),
             events_dropped: registry::counter(
@@ -64,12 +71,18 @@ impl Metrics {
         }
     }
 
+    pub(crate) fn failed(&self, code: Option<u16>) {
+        let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
+        self.failures.get_or_create(&CodeLabel { code }).inc();
+    }
+
     pub(crate) fn acked(&self, verdict: &Verdict) {
         let verdict = match verdict {
             Verdict::Written(_) => "written",
             Verdict::Gone => "gone",
             Verdict::UidMismatch(_) => "uid_mismatch",
             Verdict::Refused(_) => "refused",
+            Verdict::Retrying(_) => "retrying",
             Verdict::NoApi => "no_api",
             Verdict::Queued(_) => "queued",
             Verdict::Deleted => "deleted",

@@ -19,10 +19,10 @@ pub async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String,
     let mut pod = pod.clone();
     let owner = api.get(&node_path(node)).await?;
     if !owner["metadata"]["deletionTimestamp"].is_null() {
-        return Err(ApiFailure::Refused(format!("node {node} is being deleted")));
+        return Err(ApiFailure::Refused(format!("node {node} is being deleted").into()));
     }
     if uid(&owner).is_empty() {
-        return Err(ApiFailure::Refused(format!("node {node} has no UID")));
+        return Err(ApiFailure::Refused(format!("node {node} has no UID").into()));
     }
     pod["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "v1", "kind": "Node", "name": node, "uid": uid(&owner), "controller": true,
@@ -42,7 +42,9 @@ pub async fn ensure(api: &ApiClient, node: &str, pod: &Value) -> Result<(String,
     let there = api.get(&path).await?;
     let hash = |pod: &Value| pod["metadata"]["annotations"][MIRROR].as_str().map(str::to_owned);
     if hash(&there).is_none() {
-        return Err(ApiFailure::Refused(format!("pod {namespace}/{name} exists and is not a mirror pod")));
+        return Err(ApiFailure::Refused(
+            format!("pod {namespace}/{name} exists and is not a mirror pod").into(),
+        ));
     }
     if hash(&there) == hash(&pod) && there["metadata"]["deletionTimestamp"].is_null() {
         return Ok((uid(&there), false));

@@ -35,6 +35,13 @@ const ACKS: usize = 4096;
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
+/// Pauses after writes of one pod that the API server refused: 10 s, doubled up to two minutes. A newer update is tried at once.
+const AFTER_REFUSAL: Duration = Duration::from_secs(10);
+const LONGEST_AFTER_REFUSAL: Duration = Duration::from_secs(120);
+
+/// Longest text of a refusal in an ack, in bytes. Policies and webhooks choose the text.
+const REFUSAL_TEXT: usize = 1024;
+
 /// Longest wait of an update that changes only the observed generation of a pod that is being deleted: the default
 /// terminationGracePeriodSeconds. The statuses of a pod that stops within it are written once.
 pub const DEFERRAL: Duration = Duration::from_secs(30);
@@ -61,6 +68,10 @@ struct Entry {
     memory: Option<Memory>,
     done: Option<(Stamp, Verdict)>,
     failures: u32,
+    /// Refused attempts in a row, of any update.
+    refusals: u32,
+    /// Number of the last attempt. The retry timer of an earlier attempt is obsolete.
+    attempt: u64,
     /// The time of the first update since the last write that was deferred ([`DEFERRAL`]).
     deferred: Option<Instant>,
     /// The pod is removed when its write has ended.
@@ -315,6 +326,8 @@ impl Shared {
         state.in_flight = state.in_flight.saturating_sub(1);
         if let Some(entry) = state.pods.get_mut(uid) {
             entry.writing = None;
+            entry.attempt = entry.attempt.saturating_add(1);
+            let number = entry.attempt;
             let (ack, pause) = match attempt {
                 Some(attempt) => shared.settle(entry, attempt),
                 None => (None, None),
@@ -327,7 +340,7 @@ impl Shared {
                 shared.acknowledge(state, ack);
             }
             match pause {
-                Some(pause) => Self::resume_after(shared, uid.clone(), pause),
+                Some(pause) => Self::resume_after(shared, uid.clone(), number, pause),
                 None => shared.enqueue(state, uid),
             }
         }
@@ -344,12 +357,11 @@ impl Shared {
         entry.memory = memory;
         match outcome {
             Outcome::Done(verdict) => {
-                entry.failures = 0;
+                (entry.failures, entry.refusals) = (0, 0);
                 entry.deferred = None;
                 entry.done = Some((stamp, verdict.clone()));
                 self.metrics.sync_seconds.observe(since.elapsed().as_secs_f64());
                 match &verdict {
-                    Verdict::Refused(why) => warn!(pod.uid = %uid, %why, "API server refused status"),
                     Verdict::Deleted => {
                         info!(pod.uid = %uid, pod = %update.name, "deleted pod from the API server")
                     }
@@ -359,16 +371,25 @@ impl Shared {
             }
             Outcome::Later(failure) => {
                 entry.failures = entry.failures.saturating_add(1);
-                self.metrics.failures.inc();
+                entry.refusals = if failure.is_refusal() { entry.refusals.saturating_add(1) } else { 0 };
+                self.metrics.failed(failure.code());
+                // A newer update may not be refused.
+                let is_replaced = entry.waiting.is_some() && failure.is_refusal();
                 if entry.waiting.is_none() && !entry.forgotten {
                     entry.waiting = Some((update, since));
                 }
                 let first = entry.failures == 1;
-                if first {
+                if first || entry.refusals == 1 {
                     warn!(pod.uid = %uid, %failure, "write status failed, retrying");
                 }
-                let ack = first.then(|| Ack { uid, stamp, verdict: Verdict::Queued(failure.to_string()) });
-                (ack, Some(pause(entry.failures, &failure)))
+                // An update that was acked before may be of an earlier pod-sync: a declined write is acked each time.
+                let verdict = if failure.is_declined() {
+                    Some(Verdict::Retrying(cut(failure.to_string())))
+                } else {
+                    first.then(|| Verdict::Queued(failure.to_string()))
+                };
+                let ack = verdict.map(|verdict| Ack { uid, stamp, verdict });
+                (ack, (!is_replaced).then(|| pause(entry.failures, entry.refusals, &failure)))
             }
             Outcome::Deferred => {
                 if entry.waiting.is_some() || entry.forgotten {
@@ -382,11 +403,15 @@ impl Shared {
         }
     }
 
-    fn resume_after(shared: &Arc<Self>, uid: PodUid, pause: Duration) {
+    /// Repeats the write after `pause`, unless there is an attempt after that with this `number` until then.
+    fn resume_after(shared: &Arc<Self>, uid: PodUid, number: u64, pause: Duration) {
         let shared = Arc::clone(shared);
         quintlet_kit::task::spawn("status-retry", async move {
             tokio::time::sleep(pause).await;
             let mut state = shared.state.lock();
+            if state.pods.get(&uid).is_none_or(|entry| entry.attempt != number) {
+                return;
+            }
             shared.enqueue(&mut state, &uid);
             Self::pump(&shared, &mut state);
         });
@@ -404,11 +429,61 @@ struct Attempt {
     outcome: Outcome,
 }
 
-fn pause(failures: u32, failure: &ApiFailure) -> Duration {
+/// Cuts a text to [`REFUSAL_TEXT`], on a character.
+fn cut(mut text: String) -> String {
+    text.truncate(text.floor_char_boundary(REFUSAL_TEXT));
+    text
+}
+
+/// Returns the pause before the next attempt. `failures` and `refusals` are those in a row, this one included.
+fn pause(failures: u32, refusals: u32, failure: &ApiFailure) -> Duration {
+    if failure.is_refusal() {
+        let doubled = AFTER_REFUSAL.saturating_mul(2_u32.saturating_pow(refusals.saturating_sub(1)));
+        return doubled.min(LONGEST_AFTER_REFUSAL);
+    }
     if let ApiFailure::Panicked(_) = failure {
         let doubled = AFTER_PANIC.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1)));
         return doubled.min(LONGEST_AFTER_PANIC);
     }
     let doubled = FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(10)));
     failure.retry_after().unwrap_or_else(|| doubled.min(LONGEST_PAUSE))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::Answer;
+
+    #[test]
+    fn each_failure_has_its_pause_and_a_refusal_a_long_one() {
+        let answer = |code| Answer { code: Some(code), message: "no".to_owned() };
+        let (invalid, refused) = (ApiFailure::Invalid("no".to_owned()), ApiFailure::Refused(answer(400)));
+        let busy = ApiFailure::TooMany { retry_after: Some(Duration::from_secs(7)) };
+        // (failures, refusals, failure) and the pause in milliseconds.
+        let cases = [
+            (1, 1, invalid.clone(), 10_000),
+            (2, 2, refused.clone(), 20_000),
+            (4, 4, refused, 80_000),
+            (5, 5, invalid.clone(), 120_000),
+            (u32::MAX, u32::MAX, invalid.clone(), 120_000),
+            // An outage before the refusal does not lengthen its pause.
+            (1000, 1, invalid, 10_000),
+            (1, 0, ApiFailure::Denied(answer(403)), 50),
+            (9, 0, ApiFailure::Denied(answer(403)), 1000),
+            (1, 0, ApiFailure::Server(answer(500)), 50),
+            (9, 0, ApiFailure::Unreachable("x".to_owned()), 1000),
+            (9, 0, busy, 7000),
+            (1, 0, ApiFailure::Panicked("x".to_owned()), 10_000),
+        ];
+        for (failures, refusals, failure, want) in cases {
+            let got = pause(failures, refusals, &failure);
+            assert_eq!(got, Duration::from_millis(want), "{failures} {refusals} {failure}");
+        }
+    }
+
+    #[test]
+    fn a_long_refusal_is_cut_on_a_character() {
+        assert_eq!(cut("é".repeat(2000)).len(), REFUSAL_TEXT);
+        assert_eq!(cut(format!("x{}", "é".repeat(2000))).len(), REFUSAL_TEXT - 1);
+    }
 }

@@ -50,12 +50,14 @@ pub enum Verdict {
     Gone,
     /// The object has another UID.
     UidMismatch(String),
-    /// The API server refuses the status permanently.
+    /// status-reporter does not take the update, which has an older owner or is invalid.
     Refused(String),
     /// There is no API server (standalone mode).
     NoApi,
     /// The write failed for the given reason and will be retried.
     Queued(String),
+    /// The API server declined the write with this answer. The write is repeated until a newer update replaces it.
+    Retrying(String),
     /// The status was written, and the object deleted.
     Deleted,
 }

@@ -118,10 +118,10 @@ pub async fn write(
         };
         match failure {
             ApiFailure::NotFound(_) => return Outcome::Done(Verdict::Gone),
-            ApiFailure::Invalid(why) if last.is_some() => return Outcome::Done(Verdict::Refused(why)),
-            ApiFailure::Conflict(_) | ApiFailure::Invalid(_) => {}
-            failure if failure.is_retryable() => return Outcome::Later(failure),
-            failure => return Outcome::Done(Verdict::Refused(failure.to_string())),
+            // The patch may be invalid for the live object alone, such as a phase that is no longer allowed.
+            ApiFailure::Invalid(_) if last.is_none() => {}
+            ApiFailure::Conflict(_) => {}
+            failure => return Outcome::Later(failure),
         }
         debug!(pod.uid = %update.uid, %failure, "patch failed, reading live object");
         last = Some(failure);
@@ -149,7 +149,7 @@ async fn finish(api: &ApiClient, update: &Update, path: &str, phase: &str, versi
     match api.delete_now(path, &update.api_uid).await {
         Ok(()) | Err(ApiFailure::NotFound(_)) => Outcome::Done(Verdict::Deleted),
         Err(ApiFailure::Conflict(why)) => Outcome::Done(Verdict::UidMismatch(why)),
-        Err(failure) if failure.is_retryable() => Outcome::Later(failure),
-        Err(failure) => Outcome::Done(Verdict::Refused(failure.to_string())),
+        // A policy or a webhook that refuses the call now may allow it later.
+        Err(failure) => Outcome::Later(failure),
     }
 }

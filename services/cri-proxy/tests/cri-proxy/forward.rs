@@ -458,6 +458,33 @@ async fn the_longest_timeouts_of_a_stop_or_a_caller_are_accepted() {
 }
 
 #[tokio::test]
+async fn a_grant_of_a_key_that_replaced_the_known_one_is_accepted() {
+    let bench = Bench::start().await;
+    let path = bench.dir.path().join("keys/grant.key");
+    let command = vec!["true".to_owned()];
+    let code = async |grant: Vec<u8>| {
+        let (container_id, command) = ("c".to_owned(), command.clone());
+        let request = pb::ProbeExecRequest { container_id, command, timeout_seconds: 1, grant };
+        let method = "/quintlet.runtime.v1.ProbeExec/Exec";
+        bench.call(Socket::Probe, method, &[], reply::frame(&request)).await.code().to_owned()
+    };
+    let done = good(&v1::ExecSyncResponse::default());
+    bench.script.on(EXEC, [done.clone(), done.clone(), done]);
+    let first = GrantKey::load_or_create(&path).unwrap().sign("c", &command, 1);
+    assert_eq!(code(first.clone()).await, "0");
+    // The directory is removed, and a restarted pod-sync creates another key.
+    std::fs::remove_file(&path).unwrap();
+    let second = GrantKey::load_or_create(&path).unwrap().sign("c", &command, 1);
+    assert_eq!(code(second.clone()).await, "0");
+    assert_eq!(code(first).await, "7", "the key of the grant is gone");
+    // A wrong grant neither replaces the known key nor creates one.
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(code(vec![1]).await, "7");
+    assert!(!path.exists());
+    assert_eq!(code(second).await, "0");
+}
+
+#[tokio::test]
 async fn a_probe_exec_runs_exactly_the_granted_command() {
     let bench = Bench::start().await;
     let key = GrantKey::load_or_create(&bench.dir.path().join("keys/grant.key")).unwrap();

@@ -34,7 +34,7 @@ pub enum StatusAck {
     Gone,
     /// The pod of that name has another UID.
     UidMismatch,
-    /// The API server refused the status, with this message.
+    /// status-reporter did not take the status, with this message.
     Refused(String),
     /// status-reporter has no API server.
     NoApi,
@@ -67,6 +67,8 @@ struct Inner {
     latest: HashMap<PodUid, (wire::PodStatusUpdate, Option<Trace>)>,
     dirty: BTreeSet<PodUid>,
     acks: HashMap<PodUid, (u64, StatusAck)>,
+    // The API server's last answer to a write that it declined and that status-reporter repeats.
+    declined: HashMap<PodUid, String>,
     // resourceVersion that the last write returned.
     written: HashMap<PodUid, String>,
 }
@@ -149,6 +151,7 @@ impl Statuses {
         inner.latest.remove(uid);
         inner.dirty.remove(uid);
         inner.acks.remove(uid);
+        inner.declined.remove(uid);
         inner.written.remove(uid);
     }
 
@@ -156,6 +159,13 @@ impl Statuses {
     #[must_use]
     pub fn ack(&self, uid: &PodUid, version: u64) -> Option<StatusAck> {
         self.inner.lock().acks.get(uid).filter(|(v, _)| *v >= version).map(|(_, ack)| ack.clone())
+    }
+
+    /// Returns the API server's answer to the last write of a pod's status, or to its final deletion, if the API server declined it.
+    /// status-reporter repeats the write.
+    #[must_use]
+    pub fn declined(&self, uid: &PodUid) -> Option<String> {
+        self.inner.lock().declined.get(uid).cloned()
     }
 
     /// Returns the resourceVersion of the last status of a pod that was written; empty if there was none.
@@ -247,6 +257,7 @@ impl Statuses {
             Ok(wire::AckKind::Refused) => StatusAck::Refused(ack.detail.clone()),
             Ok(wire::AckKind::NoApi) => StatusAck::NoApi,
             Ok(wire::AckKind::Deleted) => StatusAck::Deleted,
+            Ok(wire::AckKind::Retrying) => return self.declined_by(&uid, ack),
             Ok(wire::AckKind::Queued | wire::AckKind::Unspecified) | Err(_) => return,
         };
         {
@@ -259,7 +270,63 @@ impl Statuses {
                 inner.written.insert(uid.clone(), ack.resource_version.clone());
             }
             inner.acks.insert(uid.clone(), (ack.version, kind));
+            inner.declined.remove(&uid);
         }
         self.wakes.wake(&uid);
+    }
+
+    fn declined_by(&self, uid: &PodUid, ack: &wire::Ack) {
+        {
+            let mut inner = self.inner.lock();
+            if inner.latest.get(uid).is_none_or(|(u, _)| u.owner_epoch != ack.owner_epoch)
+                || inner.declined.get(uid) == Some(&ack.detail)
+            {
+                return;
+            }
+            inner.declined.insert(uid.clone(), ack.detail.clone());
+        }
+        self.wakes.wake(uid);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_declined_write_is_no_acknowledgement_and_its_answer_wakes_the_worker_once() {
+        let uid = PodUid::parse("u").unwrap();
+        let wakes = Arc::new(WorkerWakeups::default());
+        let worker = wakes.register(&uid);
+        let statuses = Statuses::new(PathBuf::from("/nonexistent"), wakes);
+        statuses.report(
+            &uid,
+            wire::PodStatusUpdate { owner_epoch: 7, version: 3, ..wire::PodStatusUpdate::default() },
+        );
+        let ack = |owner_epoch, kind: wire::AckKind, detail: &str| {
+            let (uid, detail) = (uid.to_string(), detail.to_owned());
+            statuses.acked(&wire::Ack {
+                uid,
+                owner_epoch,
+                version: 3,
+                kind: kind.into(),
+                detail,
+                ..wire::Ack::default()
+            });
+        };
+        let is_woken = || futures::FutureExt::now_or_never(worker.notified()).is_some();
+        ack(6, wire::AckKind::Retrying, "an answer to an earlier pod-sync");
+        assert_eq!((statuses.declined(&uid), is_woken()), (None, false));
+        ack(7, wire::AckKind::Retrying, "policy 'freeze'");
+        assert_eq!(statuses.declined(&uid).as_deref(), Some("policy 'freeze'"));
+        assert_eq!((statuses.ack(&uid, 3), is_woken()), (None, true));
+        ack(7, wire::AckKind::Retrying, "policy 'freeze'");
+        assert!(!is_woken(), "the same answer changes nothing");
+        ack(7, wire::AckKind::Deleted, "");
+        assert_eq!((statuses.declined(&uid), statuses.ack(&uid, 3)), (None, Some(StatusAck::Deleted)));
+        assert!(is_woken());
+        ack(7, wire::AckKind::Retrying, "policy 'freeze'");
+        statuses.forget(&uid);
+        assert_eq!(statuses.declined(&uid), None);
     }
 }

@@ -1,5 +1,6 @@
 //! Computes the DNS configuration of a pod (`pkg/kubelet/network/dns`).
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read as _};
 use std::net::IpAddr;
@@ -71,31 +72,36 @@ impl DnsWarning {
     }
 }
 
-/// Parses a resolv.conf.
+/// Parses a resolv.conf. Words that are no UTF-8 are left out: the CRI has text, and a word with other characters in their place would
+/// name another domain.
 ///
 /// # Errors
 /// A `nameserver` line has no address.
-pub fn parse_resolv_conf(text: &str) -> Result<ResolvConf, ConfigError> {
+pub fn parse_resolv_conf(file: &[u8]) -> Result<ResolvConf, ConfigError> {
     let mut out = ResolvConf::default();
     let mut options = Options::default();
-    for line in text.lines() {
-        let line = line.trim();
+    for line in file.split(|byte| *byte == b'\n') {
+        let text = String::from_utf8_lossy(line);
+        let is_text =
+            |word: &str| matches!(text, Cow::Borrowed(_)) || !word.contains(char::REPLACEMENT_CHARACTER);
+        let line = text.trim();
         if line.starts_with('#') {
             continue;
         }
         let mut words = line.split_whitespace();
         match words.next() {
             Some("nameserver") => match words.next() {
-                Some(server) => out.servers.push(server.to_owned()),
+                Some(server) if is_text(server) => out.servers.push(server.to_owned()),
+                Some(_) => {}
                 None => return Err(ConfigError::invalid("nameserver list is empty")),
             },
             Some("search") => {
                 out.searches = words
-                    .filter(|s| *s != ".")
+                    .filter(|s| *s != "." && is_text(s))
                     .map(|s| s.strip_suffix('.').unwrap_or(s).to_owned())
                     .collect();
             }
-            Some("options") => words.for_each(|o| options.merge(o)),
+            Some("options") => words.filter(|o| is_text(o)).for_each(|o| options.merge(o)),
             Some(_) | None => {}
         }
     }
@@ -115,7 +121,7 @@ pub fn read_resolv_conf(path: &Path) -> Result<ResolvConf, ConfigError> {
     };
     let mut read = read;
     read().map_err(|e| ConfigError::io(format!("cannot read {}", path.display()), e))?;
-    parse_resolv_conf(&String::from_utf8_lossy(&text))
+    parse_resolv_conf(&text)
 }
 
 /// Options by name. The index keeps the cost linear, since the number of a pod's options is not limited.
@@ -266,7 +272,7 @@ mod tests {
     }
 
     fn host() -> ResolvConf {
-        parse_resolv_conf("# c\nnameserver 1.1.1.1\nsearch old\nsearch corp.example. . svc.cluster.local\noptions ndots:1 rotate\noptions ndots:2\n")
+        parse_resolv_conf(b"# c\nnameserver 1.1.1.1\nsearch old\nsearch corp.example. . svc.cluster.local\noptions ndots:1 rotate\noptions ndots:2\n")
             .unwrap()
     }
 
@@ -286,8 +292,19 @@ mod tests {
         let host = host();
         assert_eq!(host.searches, ["corp.example", "svc.cluster.local"]);
         assert_eq!(host.options, ["ndots:2", "rotate"]);
-        assert!(parse_resolv_conf("nameserver\n").is_err());
-        assert_eq!(parse_resolv_conf("; x\n\nfoo bar").unwrap(), ResolvConf::default());
+        assert!(parse_resolv_conf(b"nameserver\n").is_err());
+        assert_eq!(parse_resolv_conf(b"; x\n\nfoo bar").unwrap(), ResolvConf::default());
+        assert_eq!(parse_resolv_conf(b"\t#nameserver 1.1.1.1\r\n").unwrap(), ResolvConf::default());
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_change_no_other_word() {
+        let file = b"# caf\xe9\nnameserver 1.1.1.1\r\nnameserver 1.\xff.1.1\nsearch a.example caf\xe9.example b.example\n\
+            options rotate \xff ndots:2\nnameserver fe80::1%eth0 more\n";
+        let parsed = parse_resolv_conf(file).unwrap();
+        assert_eq!(parsed.servers, ["1.1.1.1", "fe80::1%eth0"]);
+        assert_eq!(parsed.searches, ["a.example", "b.example"]);
+        assert_eq!(parsed.options, ["rotate", "ndots:2"]);
     }
 
     #[test]

@@ -31,11 +31,13 @@ pub(crate) fn pod_hosts(ips: &[IpAddr], name: &PodHostname, aliases: &[HostAlias
 }
 
 /// Returns the file for a pod with hostNetwork: that of the node with the pod's aliases.
+///
+/// The node's file may have bytes that are no UTF-8, such as comments in another encoding.
 #[must_use]
-pub(crate) fn host_network_hosts(node_file: &str, aliases: &[HostAlias]) -> String {
-    let mut out = format!("{HOST_NETWORK_HEADER}{node_file}");
-    add_aliases(&mut out, aliases);
-    out
+pub(crate) fn host_network_hosts(node_file: &[u8], aliases: &[HostAlias]) -> Vec<u8> {
+    let mut added = String::new();
+    add_aliases(&mut added, aliases);
+    [HOST_NETWORK_HEADER.as_bytes(), node_file, added.as_bytes()].concat()
 }
 
 fn add_aliases(out: &mut String, aliases: &[HostAlias]) {
@@ -71,9 +73,15 @@ mod tests {
 
     #[test]
     fn a_pod_with_host_network_has_the_nodes_hosts_file() {
+        let aliases = [HostAlias { ip: "1.2.3.4".into(), hostnames: Some(vec!["a".into()]) }];
         assert_eq!(
-            host_network_hosts("127.0.0.1 me\n", &[]),
-            "# Kubernetes-managed hosts file (host network).\n127.0.0.1 me\n"
+            host_network_hosts(b"127.0.0.1 me\n", &[]),
+            b"# Kubernetes-managed hosts file (host network).\n127.0.0.1 me\n"
+        );
+        assert_eq!(
+            host_network_hosts(b"# caf\xe9\n127.0.0.1 me\n", &aliases),
+            b"# Kubernetes-managed hosts file (host network).\n# caf\xe9\n127.0.0.1 me\n\n# Entries added by \
+              HostAliases.\n1.2.3.4\ta\n"
         );
     }
 }

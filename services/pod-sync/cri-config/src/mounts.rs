@@ -254,19 +254,20 @@ fn write_hosts(input: MountsInput<'_>, pod_dir: &Path) -> Result<PathBuf, Config
     let spec = pod::spec(input.pod);
     let aliases = spec.host_aliases.as_deref().unwrap_or_default();
     let text = if pod::host_network(input.pod) {
-        let node_file = fs::read_to_string(ETC_HOSTS)
-            .map_err(|e| ConfigError::io("cannot read the node's /etc/hosts", e))?;
+        let node_file =
+            fs::read(ETC_HOSTS).map_err(|e| ConfigError::io("cannot read the node's /etc/hosts", e))?;
         hosts::host_network_hosts(&node_file, aliases)
     } else {
         let name = pod_hostname(input.pod, &input.node.cluster_domain)?;
         hosts::pod_hosts(&sort_pod_ips(input.pod_ips, input.node.node_ips.first()), &name, aliases)
+            .into_bytes()
     };
     let path = pod_dir.join("etc-hosts");
     let write = || -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o750).create(pod_dir)?;
         let mut file =
             fs::OpenOptions::new().create(true).write(true).truncate(true).mode(0o644).open(&path)?;
-        file.write_all(text.as_bytes())?;
+        file.write_all(&text)?;
         file.set_permissions(fs::Permissions::from_mode(0o644))
     };
     failpoint::file!("hosts file written", write)

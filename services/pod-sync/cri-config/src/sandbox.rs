@@ -61,6 +61,10 @@ pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, Confi
         kernel_hostname(pod, &pod_hostname(pod, &node.cluster_domain)?)?
     };
     let namespaces = security::namespaces(pod, input.features, input.runtime_handler, input.userns)?;
+    let mut ports = Vec::new();
+    for container in &pod::spec(pod).containers {
+        ports.extend(port_mappings(container)?);
+    }
     Ok(PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
             name: names.name.to_string(),
@@ -71,7 +75,7 @@ pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, Confi
         hostname,
         log_directory: paths::pod_log_dir(&node.pod_logs_dir, names).display().to_string(),
         dns_config: Some(input.dns.clone()),
-        port_mappings: pod::spec(pod).containers.iter().flat_map(port_mappings).collect(),
+        port_mappings: ports,
         labels: all_labels,
         annotations,
         linux: Some(LinuxPodSandboxConfig {
@@ -97,8 +101,10 @@ fn sysctls(pod: &Pod) -> HashMap<String, String> {
 }
 
 /// Returns the port mappings of a container, each name or each unnamed mapping once.
-#[must_use]
-pub fn port_mappings(container: &Container) -> Vec<PortMapping> {
+///
+/// # Errors
+/// A port of the host has an unknown protocol. The kubelet opens it for TCP.
+pub fn port_mappings(container: &Container) -> Result<Vec<PortMapping>, ConfigError> {
     let mut seen = BTreeSet::new();
     let mut out = Vec::new();
     for port in container.ports.iter().flatten() {
@@ -122,7 +128,15 @@ pub fn port_mappings(container: &Container) -> Vec<PortMapping> {
         let protocol = match protocol {
             "UDP" => Protocol::Udp,
             "SCTP" => Protocol::Sctp,
-            _ => Protocol::Tcp,
+            "TCP" => Protocol::Tcp,
+            // Without a port of the host, the mapping has no effect.
+            _ if host_port == 0 => Protocol::Tcp,
+            other => {
+                let name = &container.name;
+                return Err(ConfigError::invalid(format!(
+                    "unknown protocol {other:?} of host port {host_port} of container {name:?}"
+                )));
+            }
         };
         out.push(PortMapping {
             protocol: protocol as i32,
@@ -131,7 +145,7 @@ pub fn port_mappings(container: &Container) -> Vec<PortMapping> {
             host_ip,
         });
     }
-    out
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -192,6 +206,23 @@ mod tests {
         let c = build(json!({"containers": [], "hostNetwork": true})).unwrap();
         assert_eq!(c.hostname, "");
         assert!(build(json!({"containers": [], "hostname": "X"})).is_err());
+    }
+
+    #[test]
+    fn a_host_port_of_an_unknown_protocol_is_not_opened_for_another_one() {
+        let of = |port: Value| {
+            let config = build(json!({"containers": [{"name": "a", "ports": [port]}]}));
+            config.map(|c| c.port_mappings[0].protocol).map_err(|e| e.to_string())
+        };
+        let host = |protocol: &str| json!({"containerPort": 80, "hostPort": 8080, "protocol": protocol});
+        for (protocol, want) in [("", 0), ("TCP", 0), ("UDP", 1), ("SCTP", 2)] {
+            assert_eq!(of(host(protocol)), Ok(want), "{protocol}");
+        }
+        for protocol in ["QUIC", "udp"] {
+            let want = format!("unknown protocol {protocol:?} of host port 8080 of container \"a\"");
+            assert_eq!(of(host(protocol)), Err(want));
+            assert_eq!(of(json!({"containerPort": 80, "protocol": protocol})), Ok(0));
+        }
     }
 
     #[test]

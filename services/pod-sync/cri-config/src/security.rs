@@ -142,7 +142,11 @@ fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<Secu
         }
         Some(("RuntimeDefault", _)) => profile(ProfileType::RuntimeDefault, String::new()),
         Some(("Unconfined", _)) => profile(ProfileType::Unconfined, String::new()),
-        Some(_) | None => profile(fallback, String::new()),
+        // A word of a newer API may stand for a stricter profile than any of these. The kubelet takes it for Unconfined.
+        Some((other, _)) => {
+            return Err(ConfigError::invalid(format!("unknown seccomp profile type: {other:?}")));
+        }
+        None => profile(fallback, String::new()),
     })
 }
 
@@ -162,6 +166,9 @@ fn validate_local_descending_path(path: &str) -> Result<&str, ConfigError> {
 }
 
 /// Returns the AppArmor profile of a container from its field, its annotation or the pod's field, in this order.
+///
+/// # Errors
+/// The first of them that is set has no known profile.
 fn apparmor(pod: &Pod, container: &Container) -> Result<Option<SecurityProfile>, ConfigError> {
     let field = |p: &AppArmorProfile| match p.type_.as_str() {
         "RuntimeDefault" => Ok(profile(ProfileType::RuntimeDefault, String::new())),
@@ -181,12 +188,14 @@ fn apparmor(pod: &Pod, container: &Container) -> Result<Option<SecurityProfile>,
     match pod::annotation(pod, &key) {
         Some("runtime/default") => return Ok(Some(profile(ProfileType::RuntimeDefault, String::new()))),
         Some("unconfined") => return Ok(Some(profile(ProfileType::Unconfined, String::new()))),
+        // The API server accepts an empty annotation. It has no meaning.
+        Some("") | None => {}
         Some(text) => {
-            if let Some(name) = text.strip_prefix("localhost/") {
-                return Ok(Some(profile(ProfileType::Localhost, name.to_owned())));
-            }
+            return match text.strip_prefix("localhost/").filter(|name| !name.is_empty()) {
+                Some(name) => Ok(Some(profile(ProfileType::Localhost, name.to_owned()))),
+                None => Err(ConfigError::invalid(format!("invalid AppArmor annotation {key}: {text:?}"))),
+            };
         }
-        None => {}
     }
     let of_pod = pod::spec(pod).security_context.as_ref().and_then(|c| c.app_armor_profile.as_ref());
     of_pod.map(field).transpose()
@@ -205,7 +214,7 @@ fn groups_policy(pod: &Pod) -> Result<SupplementalGroupsPolicy, ConfigError> {
     let policy =
         pod::spec(pod).security_context.as_ref().and_then(|c| c.supplemental_groups_policy.as_deref());
     match policy {
-        None | Some("" | "Merge") => Ok(SupplementalGroupsPolicy::Merge),
+        None | Some("Merge") => Ok(SupplementalGroupsPolicy::Merge),
         Some("Strict") => Ok(SupplementalGroupsPolicy::Strict),
         Some(other) => Err(ConfigError::invalid(format!("unsupported supplementalGroupsPolicy: {other}"))),
     }
@@ -509,6 +518,48 @@ mod tests {
         p.spec.as_mut().unwrap().containers[0].security_context =
             Some(serde_json::from_value(json!({"appArmorProfile": {"type": "Unconfined"}})).unwrap());
         assert_eq!(of(&p), "unconfined");
+    }
+
+    #[test]
+    fn a_profile_that_is_unknown_or_empty_keeps_the_container_from_starting() {
+        let of = |pod: Value, own: Value| context(pod, own, &ImageUser::Uid(0)).map(drop);
+        for word in ["", "runtimeDefault", "unconfined", "localhost/x", "Strict"] {
+            for (field, want) in [
+                ("seccompProfile", format!("unknown seccomp profile type: {word:?}")),
+                ("appArmorProfile", format!("unknown apparmor profile type: {word}")),
+            ] {
+                let profile = json!({field: {"type": word, "localhostProfile": "x"}});
+                let want = Err(want);
+                assert_eq!(of(profile.clone(), json!({})), want, "of the pod");
+                assert_eq!(of(json!({}), profile.clone()), want, "of the container");
+                // A known profile of the pod does not replace that of the container.
+                assert_eq!(of(json!({field: {"type": "RuntimeDefault"}}), profile), want);
+            }
+        }
+        for word in ["", "merge", "Loose"] {
+            let want = Err(format!("unsupported supplementalGroupsPolicy: {word}"));
+            assert_eq!(of(json!({"supplementalGroupsPolicy": word}), json!({})), want);
+        }
+        let annotated = |text: &str| {
+            let mut p = pod_of(json!({"securityContext": {"appArmorProfile": {"type": "RuntimeDefault"}},
+                "containers": [{"name": "c"}]}));
+            let annotations = p.metadata.annotations.as_mut().unwrap();
+            annotations.insert(format!("{APPARMOR_ANNOTATION}c"), text.to_owned());
+            apparmor(&p, &pod::spec(&p).containers[0]).map_err(|e| e.to_string())
+        };
+        for text in ["localhost/", "RuntimeDefault", "locahost/strict"] {
+            let want = format!("invalid AppArmor annotation {APPARMOR_ANNOTATION}c: {text:?}");
+            assert_eq!(annotated(text), Err(want));
+        }
+        assert_eq!(annotated("").unwrap().unwrap().profile_type, 0, "the pod's profile");
+    }
+
+    #[test]
+    fn an_unknown_proc_mount_is_masked() {
+        for word in ["", "unmasked", "Open"] {
+            let c = context(json!({}), json!({"procMount": word}), &ImageUser::Uid(0)).unwrap();
+            assert_eq!((c.masked_paths.len(), c.readonly_paths.len()), (12, 5), "{word:?}");
+        }
     }
 
     #[test]

@@ -202,7 +202,7 @@ impl Mounter {
     }
 
     /// Makes a file system on a device that has none, repairs one that exists, and mounts it
-    /// (`k8s.io/mount-utils: formatAndMountSensitive`). Without `fs_type`, mount(8) finds the type of one that exists.
+    /// (`k8s.io/mount-utils: formatAndMountSensitive`). A device that is mounted read-only is neither formatted nor repaired. Without `fs_type`, mount(8) finds the type of one that exists.
     pub(crate) async fn format_and_mount(
         &self,
         volume: &Volume,
@@ -213,13 +213,13 @@ impl Mounter {
     ) -> Result<(), Error> {
         let commands = &*self.commands;
         let fs_type = match disk_format(commands, device).await? {
-            None if volume.read_only => return Err(Error::UnformattedReadOnly(device.to_owned())),
+            None if volume.is_read_only() => return Err(Error::UnformattedReadOnly(device.to_owned())),
             None => {
                 let fs_type = fs_type.unwrap_or(DEFAULT_FS_TYPE);
                 make_file_system(commands, device, fs_type).await?;
                 Some(fs_type)
             }
-            Some(_) if volume.read_only => fs_type,
+            Some(_) if volume.is_read_only() => fs_type,
             Some(_) => {
                 repair(commands, device).await?;
                 fs_type
@@ -298,7 +298,7 @@ impl Mounter {
             step!("local volume bound", task::blocking(bind))?;
         }
         step!("options of local volume set", self.remount(volume, &target))?;
-        let Some(id) = group.id.filter(|_| !volume.read_only) else { return Ok(None) };
+        let Some(id) = group.id.filter(|_| !volume.is_read_only()) else { return Ok(None) };
         if !others.is_empty() {
             // The files belong to the pod that mounted the volume first.
             let text = || {
@@ -362,7 +362,7 @@ impl Mounter {
             step!("disk volume bound", task::blocking(bind))?;
         }
         step!("options of disk volume set", self.remount(volume, &target))?;
-        let Some(id) = group.id.filter(|_| !volume.read_only) else { return Ok(()) };
+        let Some(id) = group.id.filter(|_| !volume.is_read_only()) else { return Ok(()) };
         let only_if_root_differs = group.only_if_root_differs || is_bound;
         let change = GroupChange { root: target, group: id, only_if_root_differs, pod: pod.to_string() };
         // As in the kubelet, a pod gets a volume whose file system has no groups.
@@ -534,9 +534,15 @@ async fn repair(commands: &dyn Commands, device: &str) -> Result<(), Error> {
         }
         other => other?,
     };
-    if ended.code == Some(FSCK_UNCORRECTED) {
-        let command = format!("'fsck' found errors on device {device} but could not correct them: fsck");
-        return Err(Error::Command { command, cause: ended.cause(), output: ended.output });
-    }
-    Ok(())
+    let command = match ended.code {
+        Some(FSCK_UNCORRECTED) => {
+            format!("'fsck' found errors on device {device} but could not correct them: fsck")
+        }
+        // A check that was killed may have left half of a repair.
+        None => format!("'fsck' of device {device} did not end by itself: fsck"),
+        // 1: errors were corrected. As in the kubelet, the volume is mounted if the check itself failed, such as without a tool for
+        // the file system.
+        Some(_) => return Ok(()),
+    };
+    Err(Error::Command { command, cause: ended.cause(), output: ended.output })
 }

@@ -21,6 +21,9 @@ use crate::volume::{Plugin, Source, Volume};
 
 mod disks;
 
+/// Result of a command that a signal ended.
+const KILLED: i32 = i32::MIN;
+
 /// Commands that record their arguments and end as scripted, or successfully.
 #[derive(Debug, Default)]
 struct FakeCommands {
@@ -43,7 +46,7 @@ impl Commands for FakeCommands {
         let words = arguments.iter().map(|word| word.to_string_lossy());
         self.ran.lock().push(std::iter::once(program.into()).chain(words).collect::<Vec<_>>().join(" "));
         let (code, output) = self.results.lock().pop_front().unwrap_or((0, ""));
-        Ok(Ended { code: Some(code), output: output.to_owned() })
+        Ok(Ended { code: (code != KILLED).then_some(code), output: output.to_owned() })
     }
 }
 
@@ -521,7 +524,12 @@ async fn a_device_with_a_file_system_is_repaired_and_never_formatted() {
         (&[(0, "PTTYPE=dos\n")], Ok("fsck")),
         (&[(2, "")], Ok("mkfs.ext4")),
         (&[(4, "no such device")], Err("failed to get disk format of disk")),
+        (&[(0, "TYPE=ext4\n"), (1, "corrected")], Ok("fsck")),
+        (&[(0, "TYPE=ext4\n"), (8, "fsck.ext4 is not installed")], Ok("fsck")),
         (&[(0, "TYPE=ext4\n"), (4, "bad")], Err("'fsck' found errors on device")),
+        (&[(0, "TYPE=ext4\n"), (KILLED, "")], Err("did not end by itself: fsck")),
+        (&[(KILLED, "")], Err("failed to get disk format of disk")),
+        (&[(2, ""), (KILLED, "")], Err("format of disk")),
         (&[(2, ""), (1, "too small")], Err("format of disk")),
     ] {
         let (commands, mounter) = with_results(&node, results);
@@ -540,6 +548,39 @@ async fn a_device_with_a_file_system_is_repaired_and_never_formatted() {
             }
         }
     }
+}
+
+#[tokio::test]
+async fn a_device_that_a_mount_option_makes_read_only_is_neither_formatted_nor_repaired() {
+    let node = Node::new();
+    let device = LoopDevice::new(node.base.path());
+    for options in [&["ro"][..], &["noatime", "ro"], &["noatime,ro"]] {
+        let mount_options = options.iter().map(|option| (*option).to_owned()).collect();
+        let volume = Volume { mount_options, ..local(Path::new(&device.0)) };
+        let (commands, mounter) = with_results(&node, &[(2, "")]);
+        let error = mounter.stage(&volume, None, None).await.unwrap_err().to_string();
+        assert!(error.contains("cannot mount unformatted disk"), "{options:?}: {error}");
+        assert_eq!(commands.ran.lock().len(), 1, "{options:?}: {:?}", commands.ran.lock());
+        let (commands, mounter) = with_results(&node, &[(0, "TYPE=ext4\n")]);
+        mounter.stage(&volume, None, None).await.unwrap();
+        let ran = commands.ran.lock();
+        assert!(ran.len() == 2 && ran[1].starts_with("mount -t ext4 -o "), "{options:?}: {ran:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_files_of_a_volume_that_a_mount_option_makes_read_only_keep_their_group() {
+    let node = Node::new();
+    let file = node.disk().join("f");
+    fs::write(&file, "").unwrap();
+    let volume = Volume { mount_options: vec!["ro".to_owned()], ..local(&node.disk()) };
+    let (_, mounter) = with_results(&node, &[]);
+    // The scripted mount leaves the mount writable, so that a change of the group is seen.
+    assert_eq!(
+        mounter.publish(&volume, &uid(1), group(4711), &CancellationToken::new()).await.unwrap(),
+        None
+    );
+    assert_ne!(fs::metadata(file).unwrap().gid(), 4711);
 }
 
 #[tokio::test]

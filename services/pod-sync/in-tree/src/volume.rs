@@ -84,6 +84,7 @@ pub struct Volume {
     pub source: Source,
     /// Whether the pod gets a block device.
     pub is_block: bool,
+    /// Whether the pod requests the volume read-only. [`Volume::is_read_only`] counts mount options, too.
     pub read_only: bool,
     /// Mount options of the PersistentVolume.
     pub mount_options: Vec<String>,
@@ -171,12 +172,51 @@ impl Volume {
         self.source.plugin()
     }
 
+    /// Returns whether the volume is mounted read-only, by its field or by the mount option `ro`
+    /// (`k8s.io/mount-utils: formatAndMountSensitive`). Another host may write its device then.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        // mount(8) also splits an option at its commas.
+        self.read_only || self.mount_options.iter().flat_map(|o| o.split(',')).any(|o| o.trim() == "ro")
+    }
+
     /// Returns whether the runtime relabels the content for SELinux (`GetAttributes`).
     #[must_use]
     pub fn relabel(&self) -> bool {
         match self.plugin() {
-            Plugin::Local | Plugin::Iscsi | Plugin::Fc => !self.read_only,
+            Plugin::Local | Plugin::Iscsi | Plugin::Fc => !self.is_read_only(),
             Plugin::HostPath | Plugin::Nfs => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_option_makes_a_volume_read_only_as_its_field_does() {
+        let source = Source::Local { path: "/d".to_owned(), fs_type: None };
+        let plain = Volume {
+            name: "v".to_owned(),
+            source,
+            is_block: false,
+            read_only: false,
+            mount_options: Vec::new(),
+        };
+        for (read_only, options, want) in [
+            (false, &[][..], false),
+            (true, &[], true),
+            (false, &["noatime", "ro"], true),
+            (false, &["noatime,ro"], true),
+            (false, &["noatime, ro"], true),
+            (false, &["errors=remount-ro", "rw", "norecovery"], false),
+            (true, &["rw"], true),
+        ] {
+            let mount_options = options.iter().map(|option| (*option).to_owned()).collect();
+            let volume = Volume { read_only, mount_options, ..plain.clone() };
+            assert_eq!(volume.is_read_only(), want, "{read_only} {options:?}");
+            assert_eq!(volume.relabel(), !want, "{read_only} {options:?}");
         }
     }
 }

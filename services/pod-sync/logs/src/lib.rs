@@ -12,6 +12,7 @@
 
 mod links;
 mod rotate;
+pub mod sweep;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

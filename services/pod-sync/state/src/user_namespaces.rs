@@ -1,7 +1,7 @@
 //! Ranges of host IDs for pods with a user namespace (pkg/kubelet/userns).
 //!
 //! The range of a pod is in `pods/<uid>/userns`, which is written before the sandbox is created and read again at the next start.
-//! No two pods share an ID, and no pod has the first range, which is the host's.
+//! No two pods share an ID. No pod has the first range, which is the host's, or the last ID of 32 bits, which means "no ID".
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,13 @@ use serde::{Deserialize, Serialize};
 
 /// Ranges are a multiple of this many IDs, so that a pod has 16-bit user IDs.
 pub const ID_UNIT: u32 = 65_536;
+
+/// Host user whose subordinate IDs are those of pods.
+const USER: &str = "kubelet";
+
+/// Ranges per pod that the node may run. A pod keeps its range until its volumes are unmounted, which may take long after another pod
+/// has its place on the node.
+const RANGES_PER_POD: u32 = 4;
 
 /// Longest run of getsubids(1), which may ask a name service over the network.
 const GETSUBIDS_LIMIT: Duration = Duration::from_secs(10);
@@ -49,7 +56,7 @@ impl WireFile {
         };
         let whole = |n: u32| n > 0 && n.is_multiple_of(ID_UNIT);
         let last = length.checked_sub(1).and_then(|behind| first.checked_add(behind));
-        let usable = whole(first) && whole(length) && last.is_some();
+        let usable = whole(first) && whole(length) && last.is_some_and(|last| last < u32::MAX);
         (self.uid_mappings == self.gid_mappings && usable).then_some(Range { first, length })
     }
 }
@@ -107,32 +114,60 @@ pub enum IdPoolError {
     Uneven { all: u32, ids: u32 },
     #[error("{all} subordinate ids from {first} do not fit into 32 bits")]
     OutOfIds { first: u32, all: u32 },
+    #[error("failed to look up user \"kubelet\": {0}")]
+    User(String),
+    /// The program exists, but it failed or did not end.
+    #[error("failed to read the subordinate ids of user \"kubelet\" with getsubids: {0}")]
+    Getsubids(String),
     #[error("{ids} subordinate ids are not enough for {pods} pods")]
     Small { ids: u32, pods: u32 },
 }
 
 impl IdPool {
-    /// Returns ranges of `ids` IDs for `pods` pods after the host's own range, as far as 32 bits go.
+    /// Returns `ranges` ranges of `ids` IDs after the host's own range, as far as 32 bits go.
     #[must_use]
-    pub fn after_the_host(pods: u32, ids: u32) -> Self {
+    pub fn after_the_host(ranges: u32, ids: u32) -> Self {
         let fitting = u32::MAX.checked_div(ids).unwrap_or(0);
-        Self { first: ids, ranges: pods.min(fitting.saturating_sub(1)), ids }
+        Self { first: ids, ranges: ranges.min(fitting.saturating_sub(1)), ids }
     }
 
-    /// Returns the subordinate IDs of the host user `kubelet`, if this user and the program `getsubids` exist; else
-    /// [`Self::after_the_host`].
+    /// Returns ranges for a node that runs at most `pods` pods: the subordinate IDs of the host user `kubelet`, if this user and the
+    /// program `getsubids` exist; else [`Self::after_the_host`] (`pkg/kubelet/userns: kubeletMappings`). Blocks while getsubids runs.
+    ///
+    /// # Errors
+    /// The user cannot be looked up, `getsubids` fails or does not end, or the subordinate IDs cannot be used. Other IDs than those of
+    /// the user may belong to another user.
     pub fn of_host(pods: u32, ids: u32) -> Result<Self, IdPoolError> {
-        let kubelet = nix::unistd::User::from_name("kubelet").ok().flatten();
         let commands = Commands::new();
+        let has_user = nix::unistd::User::from_name(USER).map(|user| user.is_some());
         let ask = |arguments: &[&str]| {
             let mut getsubids = Command::new("getsubids");
             getsubids.args(arguments);
-            commands.run(getsubids, GETSUBIDS_LIMIT).and_then(Ended::success).ok()
+            commands.run(getsubids, GETSUBIDS_LIMIT).and_then(Ended::success)
         };
-        match (kubelet, ask(&["kubelet"]), ask(&["-g", "kubelet"])) {
-            (Some(_), Some(users), Some(groups)) => Self::of_subids(&users, &groups, pods, ids),
-            _ => Ok(Self::after_the_host(pods, ids)),
+        Self::of_user(has_user.map_err(io::Error::from), ask, pods, ids)
+    }
+
+    // `ask` runs getsubids with these arguments.
+    fn of_user(
+        has_user: io::Result<bool>,
+        ask: impl Fn(&[&str]) -> io::Result<String>,
+        pods: u32,
+        ids: u32,
+    ) -> Result<Self, IdPoolError> {
+        let default = Self::after_the_host(pods.saturating_mul(RANGES_PER_POD), ids);
+        if !has_user.map_err(|e| IdPoolError::User(e.to_string()))? {
+            return Ok(default);
         }
+        let failed = |e: io::Error| IdPoolError::Getsubids(e.to_string());
+        let users = match ask(&[USER]) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                tracing::info!("getsubids is not installed, using the default ids for user namespaces");
+                return Ok(default);
+            }
+            users => users.map_err(failed)?,
+        };
+        Self::of_subids(&users, &ask(&["-g", USER]).map_err(failed)?, pods, ids)
     }
 
     // Parses the output of getsubids: `0: kubelet 65536 7208960`.
@@ -150,10 +185,14 @@ impl IdPool {
         if !all.is_multiple_of(ids) {
             return Err(IdPoolError::Uneven { all, ids });
         }
-        if all.checked_sub(1).is_some_and(|behind| first.checked_add(behind).is_none()) {
+        let Some(last) = first.checked_add(all.saturating_sub(1)) else {
             return Err(IdPoolError::OutOfIds { first, all });
+        };
+        let mut ranges = all.checked_div(ids).unwrap_or(0);
+        if last == u32::MAX {
+            // The kernel maps no range with the ID 2^32-1.
+            ranges = ranges.saturating_sub(1);
         }
-        let ranges = all.checked_div(ids).unwrap_or(0);
         if ranges < pods {
             Err(IdPoolError::Small { ids: all, pods })
         } else {
@@ -329,6 +368,79 @@ mod tests {
             assert!(matches!(all.mappings(bad), Err(UserNamespaceError::Bad(_))), "{bad}");
         }
         assert_eq!(first(&all, &good), 65_536);
+    }
+
+    #[test]
+    fn an_unusable_answer_about_the_kubelet_user_is_an_error_and_only_a_missing_one_means_the_default() {
+        let default = IdPool { first: ID_UNIT, ranges: 2 * RANGES_PER_POD, ids: ID_UNIT };
+        let own = || Ok("0: kubelet 131072 131072\n".to_owned());
+        let missing = || Err(io::Error::from(io::ErrorKind::NotFound));
+        let failing = || Err(io::Error::other("the command failed: exit status: 1"));
+        let hanging = || Err(io::Error::new(io::ErrorKind::TimedOut, "the command did not end in time"));
+        let failed = || Err(IdPoolError::Getsubids("the command failed: exit status: 1".to_owned()));
+        let hung = || Err(IdPoolError::Getsubids("the command did not end in time".to_owned()));
+        type Answer<'a> = &'a dyn Fn() -> io::Result<String>;
+        type Case<'a> = (&'a str, io::Result<bool>, Answer<'a>, Answer<'a>, Result<IdPool, IdPoolError>);
+        let never: Answer<'_> = &|| panic!("getsubids does not run");
+        // (name, user exists, answer for users, answer for groups) and the pool.
+        let cases: [Case<'_>; 8] = [
+            ("no user", Ok(false), never, never, Ok(default)),
+            ("no getsubids", Ok(true), &missing, never, Ok(default)),
+            ("both", Ok(true), &own, &own, Ok(IdPool { first: 131_072, ranges: 2, ids: ID_UNIT })),
+            ("getsubids fails", Ok(true), &failing, never, failed()),
+            ("getsubids hangs", Ok(true), &hanging, never, hung()),
+            ("it fails for groups", Ok(true), &own, &failing, failed()),
+            ("it hangs for groups", Ok(true), &own, &hanging, hung()),
+            (
+                "no user database",
+                Err(io::Error::other("busy")),
+                never,
+                never,
+                Err(IdPoolError::User("busy".to_owned())),
+            ),
+        ];
+        for (name, has_user, users, groups, want) in cases {
+            let ask = |arguments: &[&str]| match arguments {
+                ["kubelet"] => users(),
+                ["-g", "kubelet"] => groups(),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(IdPool::of_user(has_user, ask, 2, ID_UNIT), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn pods_that_wait_for_their_unmounts_leave_ranges_for_as_many_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let pool = IdPool::of_user(Ok(false), |_| panic!("no user"), 3, ID_UNIT).unwrap();
+        let all = UserNamespaces::new(dir.path(), pool);
+        let leaving: Vec<_> = (0..3).map(|n| first(&all, &pod(dir.path(), &format!("leaving{n}")))).collect();
+        let coming: Vec<_> = (0..3).map(|n| first(&all, &pod(dir.path(), &format!("coming{n}")))).collect();
+        assert!(leaving.iter().all(|range| !coming.contains(range)), "{leaving:?} {coming:?}");
+    }
+
+    #[test]
+    fn no_range_has_the_last_id() {
+        let dir = tempfile::tempdir().unwrap();
+        let last = Range { first: u32::MAX - (ID_UNIT - 1), length: ID_UNIT };
+        let owner = pod(dir.path(), "a");
+        let bytes = serde_json::to_vec(&WireFile::of(last)).unwrap();
+        std::fs::write(paths::pod_dir(dir.path(), &owner).join("userns"), bytes).unwrap();
+        let of = |first: u32, ids: u32| {
+            let line = format!("0: kubelet {first} {ids}\n");
+            IdPool::of_subids(&line, &line, 1, ID_UNIT)
+        };
+        let first = u32::MAX - (2 * ID_UNIT - 1);
+        let pool = of(first, 2 * ID_UNIT).unwrap();
+        assert_eq!(pool.ranges().collect::<Vec<_>>(), [Range { first, length: ID_UNIT }]);
+        assert_eq!(of(last.first, ID_UNIT), Err(IdPoolError::Small { ids: ID_UNIT, pods: 1 }));
+        let all = UserNamespaces::new(dir.path(), pool);
+        assert!(
+            matches!(all.mappings(&owner), Err(UserNamespaceError::Bad(_))),
+            "a file with the last range"
+        );
+        let default = IdPool::after_the_host(u32::MAX, ID_UNIT);
+        assert!(default.ranges().all(|range| !range.overlaps(last)));
     }
 
     #[test]

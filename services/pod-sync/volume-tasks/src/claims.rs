@@ -53,7 +53,7 @@ impl Source {
     pub fn is_read_only(&self) -> bool {
         match self {
             Self::Csi(csi) => csi.read_only,
-            Self::InTree(volume) => volume.read_only,
+            Self::InTree(volume) => volume.is_read_only(),
         }
     }
 

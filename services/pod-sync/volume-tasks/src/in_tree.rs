@@ -46,7 +46,7 @@ pub(crate) fn desired(
         Plugin::HostPath | Plugin::Nfs => Reach::PerPod,
     };
     // A volume is not expanded through a pod that only reads it.
-    let sizes = sizes.filter(|_| !volume.read_only);
+    let sizes = sizes.filter(|_| !volume.is_read_only());
     let size = sizes.map(Sizes::capacity_bytes).filter(|bytes| *bytes > 0);
     DesiredVolume { name: unique_name(pod, volume), spec_name: volume.name.clone(), reach, size, label: None }
 }

@@ -27,6 +27,16 @@ impl GrantKey {
         Self(Arc::new(bytes))
     }
 
+    /// Reads the key at `path`.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be read, or is too short.
+    pub fn load(path: &Path) -> io::Result<Self> {
+        let mut bytes = [0_u8; KEY_BYTES];
+        std::fs::File::open(path)?.read_exact(&mut bytes)?;
+        Ok(Self::from_bytes(bytes))
+    }
+
     /// Reads the key at `path`, or creates it. If several processes create it at once, they all use the same key.
     ///
     /// # Errors
@@ -35,8 +45,8 @@ impl GrantKey {
         if let Some(dir) = path.parent() {
             std::fs::create_dir_all(dir)?;
         }
-        let mut bytes = [0_u8; KEY_BYTES];
         if !path.exists() {
+            let mut bytes = [0_u8; KEY_BYTES];
             std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
             let temp = path.with_extension(format!("{}", std::process::id()));
             let mut file = std::fs::OpenOptions::new()
@@ -54,8 +64,7 @@ impl GrantKey {
                 Ok(()) | Err(_) => {}
             }
         }
-        std::fs::File::open(path)?.read_exact(&mut bytes)?;
-        Ok(Self::from_bytes(bytes))
+        Self::load(path)
     }
 
     fn mac(&self, container_id: &str, command: &[String], timeout_seconds: u32) -> Hmac<Sha256> {

@@ -301,7 +301,7 @@ impl CsiNodeKeeper {
                     Err(failure) if failure.is_of_server() => return Err(failure),
                     Err(failure) => failed.add(memory, name, failure),
                 },
-                Err(collision) => failed.add(memory, name, ApiFailure::Refused(collision.to_string())),
+                Err(collision) => failed.add(memory, name, ApiFailure::Refused(collision.to_string().into())),
             }
         }
         self.write_csi_node(volumes, memory, &mut failed).await?;

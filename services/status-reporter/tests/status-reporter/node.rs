@@ -146,8 +146,33 @@ async fn the_lease_is_created_with_an_owner_and_renewed_after_failures() {
 }
 
 #[tokio::test]
+async fn no_lease_is_created_while_the_node_is_unknown_and_an_existing_one_is_renewed() {
+    let api = TestApi::start().await;
+    let keep = |api: &TestApi| {
+        let (client, stop) = (status_reporter::api::ApiClient::new(api.client()), CancellationToken::new());
+        let term = lease::Term { seconds: 40, every: Duration::from_millis(20) };
+        tokio::spawn(lease::run(client, "n1".into(), Clock::system(), term, stop.clone()));
+        stop.drop_guard()
+    };
+    let first = keep(&api);
+    api.wait_for_requests("get nodes", 2, PATIENCE).await;
+    assert_eq!((api.counts().of("create leases"), api.list("leases").len()), (0, 0));
+    let node = api.create("nodes", "", json!({"metadata": {"name": "n1"}})).unwrap();
+    let lease = api.wait_for("leases", "kube-node-lease", "n1", PATIENCE, |l| !l.is_null()).await;
+    assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], node["metadata"]["uid"], "{lease:#}");
+    drop(first);
+    // The next process finds the lease, whose owner another client removed, and no Node.
+    api.edit("leases", "kube-node-lease", "n1", |l| l["metadata"]["ownerReferences"] = json!([])).unwrap();
+    api.faults().fail("get nodes", usize::MAX, Failure::Internal);
+    let _second = keep(&api);
+    let renewed = |l: &Value| l["spec"]["renewTime"] != lease["spec"]["renewTime"];
+    api.wait_for("leases", "kube-node-lease", "n1", PATIENCE, renewed).await;
+}
+
+#[tokio::test]
 async fn a_deleted_lease_is_created_again() {
     let api = TestApi::start().await;
+    api.create("nodes", "", json!({"metadata": {"name": "n1"}})).unwrap();
     let stop = CancellationToken::new();
     let client = status_reporter::api::ApiClient::new(api.client());
     let task = tokio::spawn(lease::run(

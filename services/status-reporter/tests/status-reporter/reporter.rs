@@ -52,11 +52,21 @@ impl Bench {
             .expect("the reporter lives")
     }
 
-    /// The next ack that is not "queued".
+    /// The next ack that is final.
     async fn verdict(&mut self) -> Verdict {
         loop {
             let ack = self.ack().await;
-            if !matches!(ack.verdict, Verdict::Queued(_)) {
+            if !matches!(ack.verdict, Verdict::Queued(_) | Verdict::Retrying(_)) {
+                return ack.verdict;
+            }
+        }
+    }
+
+    /// Waits for the next ack that is final, in paused time.
+    async fn last_verdict(&mut self) -> Verdict {
+        loop {
+            let ack = self.acks.recv().await.expect("the reporter lives");
+            if !matches!(ack.verdict, Verdict::Queued(_) | Verdict::Retrying(_)) {
                 return ack.verdict;
             }
         }
@@ -228,17 +238,116 @@ async fn retry_after_is_obeyed() {
 }
 
 #[tokio::test]
-async fn a_status_that_the_server_rejects_is_refused_after_one_read_of_the_live_object() {
+async fn a_status_that_the_server_rejects_waits_after_one_read_of_the_live_object_and_a_newer_one_does_not() {
     let mut bench = Bench::start().await;
     let pod = bench.pod("web");
     bench.api.faults().fail("patch pods/status", 100, Failure::Invalid);
     bench.reporter.submit(update(&pod, 1, running("True")));
-    let verdict = bench.verdict().await;
-    assert!(matches!(&verdict, Verdict::Refused(why) if why.contains("on demand")), "{verdict:?}");
+    let verdict = bench.ack().await.verdict;
+    assert!(matches!(&verdict, Verdict::Retrying(why) if why.contains("on demand")), "{verdict:?}");
     assert_eq!((bench.api.counts().of("patch pods/status"), bench.api.counts().of("get pods")), (2, 1));
     bench.api.faults().clear();
     bench.reporter.submit(update(&pod, 2, running("True")));
     bench.written().await;
+    assert_eq!(bench.api.counts().of("patch pods/status"), 3);
+}
+
+/// Returns an update that ends with the deletion of the pod.
+fn last_update(pod: &Value) -> Update {
+    let ended = json!({"phase": "Failed", "qosClass": "BestEffort"});
+    Update { finished: true, deleting: true, could_run: false, ..update(pod, 1, ended) }
+}
+
+fn policy(code: u16) -> Failure {
+    let message = "pods \"web\" is forbidden: ValidatingAdmissionPolicy 'freeze' denied request".to_owned();
+    Failure::Declined { code, message }
+}
+
+// In paused time, which advances only while all tasks wait.
+#[tokio::test(start_paused = true)]
+async fn a_pod_whose_last_writes_were_refused_for_a_minute_is_deleted_soon_after() {
+    for code in [400, 403, 405, 413, 415, 422] {
+        for call in ["patch pods/status", "delete pods"] {
+            let mut bench = Bench::start().await;
+            let pod = bench.pod("web");
+            bench.api.faults().fail(call, usize::MAX, policy(code));
+            bench.reporter.submit(last_update(&pod));
+            let ack = bench.acks.recv().await.unwrap();
+            let Verdict::Retrying(why) = &ack.verdict else { panic!("{call} {code}: {ack:?}") };
+            assert!(why.contains("ValidatingAdmissionPolicy 'freeze'"), "{call} {code}: {why}");
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            bench.api.faults().clear();
+            let (cleared, verdict) = (tokio::time::Instant::now(), bench.last_verdict().await);
+            assert_eq!(verdict, Verdict::Deleted, "{call} {code}");
+            assert!(cleared.elapsed() <= Duration::from_secs(40), "{call} {code}: {:?}", cleared.elapsed());
+            assert!(bench.live("web").is_null(), "{call} {code}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_write_is_repeated_after_ten_seconds_and_then_with_growing_pauses_up_to_two_minutes() {
+    let mut bench = Bench::start().await;
+    let pod = bench.pod("web");
+    bench.api.faults().fail("delete pods", usize::MAX, policy(400));
+    let start = tokio::time::Instant::now();
+    bench.reporter.submit(last_update(&pod));
+    let mut times = Vec::new();
+    for _ in 0..7 {
+        let ack = bench.acks.recv().await.unwrap();
+        assert!(matches!(ack.verdict, Verdict::Retrying(_)), "{ack:?}");
+        times.push(start.elapsed().as_secs());
+    }
+    assert_eq!(times, [0, 10, 30, 70, 150, 270, 390]);
+    assert_eq!((bench.api.counts().of("patch pods/status"), bench.api.counts().of("delete pods")), (1, 7));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_newer_status_replaces_a_refused_one_together_with_its_retry() {
+    let mut bench = Bench::start().await;
+    let pod = bench.pod("web");
+    bench.api.faults().fail("patch pods/status", usize::MAX, policy(413));
+    let start = tokio::time::Instant::now();
+    for version in 1..=5 {
+        let mut desired = running("False");
+        desired["message"] = json!(format!("v{version}"));
+        bench.reporter.submit(update(&pod, version, desired));
+        let ack = bench.acks.recv().await.unwrap();
+        assert!(matches!(ack.verdict, Verdict::Retrying(_)) && ack.stamp.version == version, "{ack:?}");
+    }
+    assert!(start.elapsed() < Duration::from_secs(1), "each is tried at once: {:?}", start.elapsed());
+    // The fifth refusal in a row has a pause of two minutes; those before it have no retries left.
+    tokio::time::sleep(Duration::from_secs(110)).await;
+    assert_eq!(bench.api.counts().of("patch pods/status"), 5);
+    bench.api.faults().clear();
+    assert!(matches!(bench.last_verdict().await, Verdict::Written(_)));
+    assert_eq!(bench.live("web")["status"]["message"], "v5");
+    assert_eq!(bench.api.counts().of("patch pods/status"), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_status_that_arrives_during_a_refused_write_is_written_at_once() {
+    let mut bench = Bench::start().await;
+    let pod = bench.pod("web");
+    bench.api.faults().latency("patch pods/status", Duration::from_secs(4));
+    bench.api.faults().fail("patch pods/status", 1, policy(400));
+    let start = tokio::time::Instant::now();
+    bench.reporter.submit(update(&pod, 1, running("False")));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    bench.reporter.submit(update(&pod, 2, running("True")));
+    assert!(matches!(bench.last_verdict().await, Verdict::Written(_)));
+    assert_eq!((ready(&bench.live("web")), start.elapsed().as_secs()), ("True", 8));
+}
+
+#[tokio::test]
+async fn failed_writes_are_counted_by_the_code_of_their_answer() {
+    let mut bench = Bench::start().await;
+    let pod = bench.pod("web");
+    bench.api.faults().fail("patch pods/status", 1, policy(418));
+    bench.reporter.submit(update(&pod, 1, running("True")));
+    assert!(matches!(bench.ack().await.verdict, Verdict::Retrying(_)));
+    let counted = quintlet_telemetry::metrics::text();
+    assert!(counted.contains("quintlet_status_write_failures_total{code=\"418\"} 1"), "{counted}");
 }
 
 #[tokio::test]

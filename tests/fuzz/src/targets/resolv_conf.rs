@@ -34,14 +34,14 @@ fn inputs() -> Inputs {
 }
 
 fn check(input: &[u8]) -> Result<(), String> {
-    against(|text| parse_resolv_conf(text).ok(), input)
+    against(|text| parse_resolv_conf(text.as_bytes()).ok(), input)
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
     // A planted bug: search lines accumulate.
     against(
         |text| {
-            let mut parsed = parse_resolv_conf(text).ok()?;
+            let mut parsed = parse_resolv_conf(text.as_bytes()).ok()?;
             let mut lines = text.lines().map(str::trim).filter(|l| l.starts_with("search "));
             let first = lines.next().map(str::split_whitespace).into_iter().flatten().nth(1);
             if lines.next().is_some() {

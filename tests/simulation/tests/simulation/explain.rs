@@ -14,6 +14,7 @@ use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_proto::podsync::v1::{ExplainRequest, WatchPodsRequest};
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testapi::Failure;
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, Rule, StopReply};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
@@ -142,6 +143,51 @@ async fn reason(sim: &Sim, pod: &str) -> String {
         Ok(reply) => reply.into_inner().pod.and_then(|p| p.waiting).map(|w| w.reason).unwrap_or_default(),
         Err(status) => status.message().to_owned(),
     }
+}
+
+/// Waits until `quintctl explain` has a text in the wait or the errors of a pod.
+async fn explained(sim: &Sim, pod: &str, text: &str) {
+    until(&format!("{pod} is explained by {text:?}"), LONG, async || {
+        let mut client = PodSyncClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+        let reply = client.explain(ExplainRequest { pod: format!("default/{pod}") }).await;
+        let reply = reply.map_err(|status| vec![status.message().to_owned()])?.into_inner();
+        let wait = reply.pod.and_then(|p| p.waiting).map(|w| w.message);
+        let texts: Vec<String> = reply.last_errors.into_iter().chain(wait).collect();
+        if texts.iter().any(|t| t.contains(text)) { Ok(()) } else { Err(texts) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_policy_that_refuses_writes_is_named_and_its_removal_ends_the_wait() {
+    let sim = Sim::start(Options::default()).await;
+    let denied = |code| {
+        let message = "ValidatingAdmissionPolicy 'freeze' with binding 'all' denied request".to_owned();
+        Failure::Declined { code, message }
+    };
+    for name in ["held", "ended"] {
+        let _uid = sim.create(pods::single(name));
+        sim.wait_ready(name).await;
+    }
+    sim.api.faults().fail("patch pods/status default/hidden", usize::MAX, denied(422));
+    sim.api.faults().fail("patch pods/status default/ended", usize::MAX, denied(400));
+    sim.api.faults().fail("delete pods default/held", usize::MAX, denied(400));
+    let _uid = sim.create(pods::single("hidden"));
+    for name in ["held", "ended"] {
+        sim.delete(name, Some(1));
+    }
+    explained(&sim, "hidden", "failed to write the status: invalid: ").await;
+    let deletion =
+        "the API server has not deleted the object yet: refused: ValidatingAdmissionPolicy 'freeze'";
+    for name in ["held", "ended"] {
+        explained(&sim, name, deletion).await;
+    }
+    assert!(!sim.pod("held").is_gone() && !sim.pod("hidden").is_ready());
+    sim.api.faults().clear();
+    sim.wait_gone("held").await;
+    sim.wait_gone("ended").await;
+    sim.wait_ready("hidden").await;
+    sim.finish().await;
 }
 
 /// Allocatable CPU of the node, in millicores.

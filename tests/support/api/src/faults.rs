@@ -107,6 +107,13 @@ pub enum Failure {
     NamespaceTerminating,
     /// 422.
     Invalid,
+    /// A policy, a webhook or the API server declines the request with this code and message.
+    Declined {
+        /// HTTP status code.
+        code: u16,
+        /// Message of the `Status`.
+        message: String,
+    },
     /// The connection breaks before the request is executed.
     Disconnect,
     /// The request is executed, and the connection breaks before the response.

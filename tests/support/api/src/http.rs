@@ -135,6 +135,7 @@ fn as_error(failure: &Failure, target: &Target) -> Option<Response> {
             let cause = ("FieldValueInvalid", "status".to_owned(), "Invalid value: on demand".to_owned());
             ApiError::invalid(resource, name, &[cause])
         }
+        Failure::Declined { code, message } => ApiError::new(*code, "Declined", message),
         Failure::Disconnect => return Some(broken()),
         Failure::LoseReply => return None,
     };

@@ -150,9 +150,15 @@ pub enum Waiting {
         error: String,
     },
     /// The API server does not have the last status yet.
-    StatusWrite,
+    StatusWrite {
+        /// The API server's answer, if it declined the write.
+        declined: Option<String>,
+    },
     /// The API server has not deleted the object yet.
-    FinalDelete,
+    FinalDelete {
+        /// The API server's answer, if it declined the deletion.
+        declined: Option<String>,
+    },
     /// A resize is deferred; the pod keeps its allocated resources.
     ResizeDeferred {
         message: String,
@@ -223,8 +229,8 @@ impl Waiting {
         Self::VolumesUnmounting { .. } => "VolumesUnmounting",
         Self::CgroupRemoval { .. } => "CgroupRemoval",
         Self::DirectoriesRemoval { .. } => "DirectoriesRemoval",
-        Self::StatusWrite => "StatusNotWritten",
-        Self::FinalDelete => "FinalDelete",
+        Self::StatusWrite { .. } => "StatusNotWritten",
+        Self::FinalDelete { .. } => "FinalDelete",
         Self::ResizeDeferred { .. } => "ResizeDeferred",
         Self::ResizeInfeasible { .. } => "ResizeInfeasible",
         Self::InternalError { .. } => "InternalError",
@@ -287,8 +293,10 @@ impl Waiting {
             Self::VolumesUnmounting { error } => format!("volumes still mounted: {error}"),
             Self::CgroupRemoval { error } => format!("failed to remove cgroup: {error}"),
             Self::DirectoriesRemoval { error } => format!("failed to remove directory: {error}"),
-            Self::StatusWrite => "the API server does not have the last status yet".to_owned(),
-            Self::FinalDelete => "the API server has not deleted the object yet".to_owned(),
+            Self::StatusWrite { declined } => {
+                with("the API server does not have the last status yet", declined)
+            }
+            Self::FinalDelete { declined } => with("the API server has not deleted the object yet", declined),
         }
     }
 
@@ -325,8 +333,8 @@ impl Waiting {
             | Self::VolumesUnmounting { .. }
             | Self::CgroupRemoval { .. }
             | Self::DirectoriesRemoval { .. }
-            | Self::StatusWrite
-            | Self::FinalDelete
+            | Self::StatusWrite { .. }
+            | Self::FinalDelete { .. }
             | Self::ResizeDeferred { .. }
             | Self::ResizeInfeasible { .. }
             | Self::InternalError { .. }

@@ -173,3 +173,23 @@ fn explain_lists_the_actions_of_a_sync() {
     );
     assert_eq!(explained(&pod(), RuntimeBuilder::ready(), &none), ["start init n"]);
 }
+
+#[test]
+fn a_declined_write_is_named_with_the_api_servers_answer() {
+    let declined = Some("invalid: ValidatingAdmissionPolicy 'freeze' denied request".to_owned());
+    let cases = [
+        (Waiting::StatusWrite { declined: None }, "the API server does not have the last status yet"),
+        (
+            Waiting::StatusWrite { declined: declined.clone() },
+            "the API server does not have the last status yet: invalid: ValidatingAdmissionPolicy 'freeze' denied request",
+        ),
+        (Waiting::FinalDelete { declined: None }, "the API server has not deleted the object yet"),
+        (
+            Waiting::FinalDelete { declined },
+            "the API server has not deleted the object yet: invalid: ValidatingAdmissionPolicy 'freeze' denied request",
+        ),
+    ];
+    for (waiting, want) in cases {
+        assert_eq!(waiting.message(), want);
+    }
+}

@@ -221,6 +221,7 @@ impl Worker {
         match next {
             Ok(Next::Again) => Outcome::Requeue,
             Ok(Next::Idle(within)) => {
+                self.explain_declined_status();
                 let now = self.ctx.clock.boot();
                 let recheck = self.status_report.recheck_at.map(|at| at.saturating_sub(now));
                 Outcome::Idle(within.into_iter().chain(recheck).min())
@@ -254,6 +255,15 @@ impl Worker {
                 Outcome::NetworkNotReady
             }
             Err(Halt::Cancelled) => Outcome::Cancelled,
+        }
+    }
+
+    // Adds the API server's answer to the errors of the view while it declines the status. A finished pod has it in its wait.
+    fn explain_declined_status(&mut self) {
+        let is_finished = self.record.termination.as_ref().is_some_and(|t| t.finished);
+        if !is_finished && let Some(answer) = self.ctx.reporting.statuses.declined(&self.pod_ref.uid) {
+            let error = format!("failed to write the status: {answer}");
+            Arc::make_mut(&mut self.published.decision).errors.push(error);
         }
     }
 

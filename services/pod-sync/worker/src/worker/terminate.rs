@@ -121,10 +121,12 @@ impl Worker {
                 && matches!(ack, Some(StatusAck::Deleted | StatusAck::Gone | StatusAck::UidMismatch));
         if !gone {
             let deleting = self.pod.metadata.deletion_timestamp.is_some();
+            // status-reporter repeats a declined write, and its next answer wakes this worker.
+            let declined = self.ctx.reporting.statuses.declined(&self.pod_ref.uid);
             if deleting {
-                self.wait_for(&waiting::Waiting::FinalDelete, None);
+                self.wait_for(&waiting::Waiting::FinalDelete { declined }, None);
             } else if self.ctx.node.has_api && ack.is_none() && !pods::is_static(&self.pod) {
-                self.wait_for(&waiting::Waiting::StatusWrite, None);
+                self.wait_for(&waiting::Waiting::StatusWrite { declined }, None);
             } else if let Some(Rejection { reason, message }) = refused {
                 self.wait_for(&waiting::Waiting::Rejected { reason, message }, None);
             } else {
@@ -202,7 +204,9 @@ impl Worker {
 
     async fn remove_dead(&mut self) -> Result<(), Halt> {
         let acked = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version).is_some();
-        let is_reported = acked || !self.ctx.node.has_api || pods::is_static(&self.pod);
+        // A policy that declines statuses must not keep the disk of evicted pods full.
+        let is_declined = self.ctx.reporting.statuses.declined(&self.pod_ref.uid).is_some();
+        let is_reported = acked || is_declined || !self.ctx.node.has_api || pods::is_static(&self.pod);
         let evicted = self
             .record
             .termination
