@@ -14,6 +14,10 @@ use crate::update::Verdict;
 /// Buckets of the kubelet's metric, in seconds.
 const SYNC_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 
+/// Codes of answers that a policy, a webhook, an overloaded API server or missing credentials give. Their series exist from the start:
+/// `rate()` does not observe the first increase of a series that appears with it.
+const CODES: [u16; 12] = [400, 401, 403, 405, 413, 415, 422, 429, 500, 502, 503, 504];
+
 /// Label of the outcome of an update.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct VerdictLabel {
@@ -25,6 +29,12 @@ pub struct VerdictLabel {
 pub struct CodeLabel {
     /// HTTP status code, or `none` without an answer.
     code: String,
+}
+
+impl CodeLabel {
+    fn new(code: Option<u16>) -> Self {
+        Self { code: code.map_or_else(|| "none".to_owned(), |code| code.to_string()) }
+    }
 }
 
 /// The metrics. Clones share their values.
@@ -50,7 +60,7 @@ impl Metrics {
     /// Registers the metrics, or returns those that are registered.
     #[must_use]
     pub fn register() -> Self {
-        Self {
+        let metrics = Self {
             pods: registry::gauge("quintlet_status_pods", "Pods with a status known to status-reporter"),
             in_flight: registry::gauge("quintlet_status_writes_in_flight", "Status writes in flight"),
             acks: registry::counter_family("quintlet_status_acks", "Acks sent to pod-sync by verdict"),
@@ -68,12 +78,15 @@ impl Metrics {
                 "Events held back by the spam filter",
             ),
             events_queued: registry::gauge("quintlet_events_queued", "Events waiting to be written"),
+        };
+        for code in CODES.map(Some).into_iter().chain([None]) {
+            drop(metrics.failures.get_or_create(&CodeLabel::new(code)));
         }
+        metrics
     }
 
     pub(crate) fn failed(&self, code: Option<u16>) {
-        let code = code.map_or_else(|| "none".to_owned(), |code| code.to_string());
-        self.failures.get_or_create(&CodeLabel { code }).inc();
+        self.failures.get_or_create(&CodeLabel::new(code)).inc();
     }
 
     pub(crate) fn acked(&self, verdict: &Verdict) {
@@ -104,4 +117,19 @@ fn sync_seconds() -> Histogram {
         histogram
     });
     made.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_series_of_failed_writes_exist_before_the_first_failure() {
+        let _registered = Metrics::register();
+        let text = registry::text();
+        for code in ["none", "400", "403", "422", "503"] {
+            let series = format!("quintlet_status_write_failures_total{{code=\"{code}\"}} ");
+            assert!(text.contains(&series), "{series}: {text}");
+        }
+    }
 }

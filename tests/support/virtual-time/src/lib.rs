@@ -10,7 +10,7 @@
 //! # How it works
 //! This crate defines `clock_gettime`, `epoll_wait`, `nanosleep` and `clock_nanosleep`, so that the linker uses these functions instead of
 //! those of the C library. They call the kernel directly until [`start`]. After that, each waiting thread has an entry with its deadline
-//! ([`waits`]), and one thread looks for moments of rest ([`jumps`]).
+//! (module `waits`), and one thread looks for moments of rest (module `jumps`).
 //!
 //! # What still takes the machine's time
 //! - Waits for a futex with a timeout (`Condvar::wait_timeout`, `recv_timeout`).
