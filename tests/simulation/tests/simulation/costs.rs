@@ -168,7 +168,7 @@ const STEP: Duration = Duration::from_millis(1500);
 /// changes. This list is not counted, although it grows with the pods of the node.
 const SETTLE: Duration = Duration::from_secs(6);
 /// Pods that start together. They share the lists of all containers that their starts need, which grow with the pods of the node.
-const TOGETHER: usize = 10;
+const TOGETHER: usize = 20;
 /// Pods of a node on which a pod costs as much as on an empty one.
 const MANY: usize = 250;
 
