@@ -15,9 +15,13 @@ STEP := scripts/step.sh
 RUNTIMES := trixie sid
 # Tests that every runtime must pass.
 RUNTIME_TESTS := start_stop:: exits:: manifests:: api::start kill:: races:: features:: housekeeping:: reboot:: resize::
-# A test of the simulation computes for an eighth of its time, so more tests run at a time than there are processors.
+# End-to-end tests wait for most of their time, so more tests run at a time than there are processors.
 export NEXTEST_TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 TEST := $(shell $(CARGO) nextest --version >/dev/null 2>&1 && echo nextest run || echo test)
+ifeq ($(TEST),test)
+# Without nextest, tests are threads of one process, and nothing keeps those apart that need the machine for themselves.
+export RUST_TEST_THREADS ?= 1
+endif
 
 .PHONY: all install build quick pgo check check-files test soak flaky fuzz test-runtimes histories vm bench bench-scale profile profile-heap run
 
@@ -75,7 +79,7 @@ ifdef FAST
 	$(STEP) "fast tests" env $(LINTED) $(CARGO) nextest run --workspace --locked --profile fast
 else ifdef CHANGED
 	$(MAKE) --no-print-directory quick
-	$(STEP) "tests of changes" env $(LINTED) QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) $(CARGO) nextest run --workspace --locked -E "$$(scripts/changed.py $(BASE))"
+	$(STEP) "tests of changes" env $(LINTED) QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) $(CARGO) nextest run --workspace --locked --no-tests=pass -E "$$(scripts/changed.py $(BASE))"
 else
 	$(MAKE) --no-print-directory quick
 	$(STEP) "shipped names" scripts/shipped-names.py $(QUICK_BIN_DIR)/quintlet
@@ -85,9 +89,7 @@ endif
 
 # The tests whose budget is a number of cases, with a multiple of that of `make test`: properties, fuzz targets, histories. Takes hours.
 soak: install
-	$(MAKE) --no-print-directory fuzz
-	$(MAKE) --no-print-directory histories CASES=$(or $(CASES),5000)
-	QUINTLET_SOAK=1 $(CARGO) nextest run --workspace --locked --profile soak
+	env $(LINTED) QUINTLET_SOAK=1 QSIM_CASES=$(or $(CASES),5000) $(CARGO) nextest run --workspace --locked --profile soak
 
 # Runs the tests that are new or were changed since main or BASE 20 times beside two busy loops (scripts/flaky.sh). Needs root.
 flaky: quick

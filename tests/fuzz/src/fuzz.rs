@@ -10,16 +10,14 @@ use std::time::{Duration, Instant};
 use nix::time::{ClockId, clock_gettime};
 use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
+use quintlet_testkit::budget::cases;
+
 use crate::bytes::Inputs;
 
 /// Environment variable with the seconds for which each target runs.
 pub const SECONDS_ENV: &str = "QUINTLET_FUZZ_SECONDS";
-/// Environment variable of a long run.
-const SOAK_ENV: &str = "QUINTLET_SOAK";
 /// Inputs of each target, if no seconds are given.
-const INPUTS: u64 = 4_096;
-/// Factor of a long run.
-const SOAK: u32 = 50;
+const INPUTS: u32 = 4_096;
 /// Inputs between two reads of the clock.
 const BATCH: u32 = 32;
 /// Time limit for shrinking an input.
@@ -73,8 +71,7 @@ pub fn budget() -> Budget {
                 text.parse().unwrap_or_else(|_| panic!("{SECONDS_ENV}: {text:?} is no number of seconds"));
             Budget::Time(Duration::from_secs(seconds))
         }
-        Err(_) if std::env::var_os(SOAK_ENV).is_some() => Budget::Inputs(INPUTS) * SOAK,
-        Err(_) => Budget::Inputs(INPUTS),
+        Err(_) => Budget::Inputs(cases(INPUTS).into()),
     }
 }
 

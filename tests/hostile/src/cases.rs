@@ -29,9 +29,6 @@ const MIGRATED: [&str; 7] = [
     "pxd.portworx.com",
 ];
 
-/// Environment variable of a long run.
-const SOAK_ENV: &str = "QUINTLET_SOAK";
-
 /// Values that an unoptimized build decodes for up to a second.
 const LARGE: [&str; 4] = ["1-mib", "10000-items", "10000-entries", LONG_KEY];
 
@@ -151,7 +148,7 @@ impl Cases {
     /// and one that writes the expected outcomes have all cases.
     #[must_use]
     pub fn of_gate(&self) -> Vec<&Case> {
-        let is_long_run = [SOAK_ENV, UPDATE].iter().any(|name| std::env::var_os(name).is_some());
+        let is_long_run = quintlet_testkit::budget::is_long_run() || std::env::var_os(UPDATE).is_some();
         let mut seen = BTreeSet::new();
         let mut is_chosen = |case: &Case| {
             if is_long_run || !LARGE.contains(&case.extreme.as_str()) {

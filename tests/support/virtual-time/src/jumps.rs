@@ -1,17 +1,19 @@
 //! Looks for moments at which the whole process rests, and lets the clock jump.
 
 use std::collections::HashMap;
-use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use nix::libc;
+use rustix::fs::{RawDir, SeekFrom};
 
 use crate::kernel::{self, Nanos};
 use crate::waits;
 
+/// Directory of the threads of this process.
+const TASKS: &str = "/proc/self/task";
 /// Interval between looks while the process works, which bounds what they cost.
 const BUSY: Nanos = 200_000;
 /// Interval between looks while it may rest.
@@ -26,14 +28,13 @@ pub(crate) fn watch() {
     std::thread::Builder::new()
         .name("virtual-time".to_owned())
         .spawn(|| {
-            let own = OsString::from(kernel::thread().to_string());
-            let mut threads = Threads::default();
+            let mut threads = Threads::new();
             let mut before: Option<Nanos> = None;
             loop {
                 let used = processor_time_of_others();
                 let is_quiet = before.is_some_and(|before| used - before <= LOOK);
                 before = Some(used);
-                if is_quiet && jump(&mut threads, &own, used) {
+                if is_quiet && jump(&mut threads, used) {
                     // The woken threads use the processor: the next look finds that they do.
                     before = None;
                 }
@@ -50,9 +51,9 @@ fn processor_time_of_others() -> Nanos {
 
 /// Lets the clock jump to the nearest deadline if nothing runs. Returns whether it did. `used` is the processor time that the other
 /// threads have used before.
-fn jump(threads: &mut Threads, own: &OsStr, used: Nanos) -> bool {
+fn jump(threads: &mut Threads, used: Nanos) -> bool {
     // A thread that is woken by another one after it was looked at makes the other one use the processor.
-    if !threads.rest(own) || kernel::has_children() || processor_time_of_others() - used > LOOK {
+    if !threads.rest() || kernel::has_children() || processor_time_of_others() - used > LOOK {
         return false;
     }
     let Some(deadline) = waits::nearest() else { return false };
@@ -64,33 +65,64 @@ fn jump(threads: &mut Threads, own: &OsStr, used: Nanos) -> bool {
     true
 }
 
-/// The threads of the process, except the one that looks.
-#[derive(Debug, Default)]
+/// The threads of the process, except the one that looks. A look allocates nothing unless there is a new thread: tests count allocations.
+#[derive(Debug)]
 struct Threads {
+    own: i32,
+    tasks: File,
+    list: Box<[MaybeUninit<u8>]>,
     // The `stat` of each thread that was seen: it is read again without being opened again.
-    stats: HashMap<OsString, File>,
+    stats: HashMap<i32, File>,
 }
 
 impl Threads {
-    /// Returns whether each thread sleeps. A thread that was woken and does not run yet does not sleep.
-    fn rest(&mut self, own: &OsStr) -> bool {
-        let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
-        threads.flatten().map(|thread| thread.file_name()).filter(|id| id != own).all(|id| {
-            // A thread that has ended since the list does not run. Its ID may be given to another one.
-            let state = self.state(&id).or_else(|| {
-                let stat = File::open(Path::new("/proc/self/task").join(&id).join("stat")).ok()?;
-                self.stats.insert(id.clone(), stat);
-                self.state(&id)
-            });
-            !matches!(state, Some(b'R' | b'D'))
-        })
+    /// Returns the threads apart from the calling one.
+    fn new() -> Self {
+        let tasks = File::open(TASKS).expect("a process has a list of its threads");
+        let list = Box::new([MaybeUninit::uninit(); 8192]);
+        Self { own: kernel::thread(), tasks, list, stats: HashMap::new() }
     }
 
-    fn state(&self, id: &OsStr) -> Option<u8> {
-        let mut stat = [0; 128];
-        let length = self.stats.get(id)?.read_at(&mut stat, 0).ok()?;
-        // The state follows the name in brackets, which has at most 16 characters, any of them.
-        let end = stat[..length].iter().rposition(|byte| *byte == b')')?;
-        stat.get(end + 2).copied()
+    /// Returns whether each thread sleeps. A thread that was woken and does not run yet does not sleep.
+    fn rest(&mut self) -> bool {
+        if rustix::fs::seek(&self.tasks, SeekFrom::Start(0)).is_err() {
+            return false;
+        }
+        let mut listed = 0;
+        let mut list = RawDir::new(&self.tasks, &mut self.list);
+        while let Some(entry) = list.next() {
+            let Ok(entry) = entry else { return false };
+            // The other entries are `.` and `..`.
+            let Some(id) = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            if id == self.own {
+                continue;
+            }
+            listed += 1;
+            // A thread that has ended since the list does not run. Its ID may be given to another one.
+            let state = self.stats.get(&id).and_then(state).or_else(|| {
+                let stat = File::open(format!("{TASKS}/{id}/stat")).ok()?;
+                let state = state(&stat);
+                self.stats.insert(id, stat);
+                state
+            });
+            if matches!(state, Some(b'R' | b'D')) {
+                return false;
+            }
+        }
+        if self.stats.len() > listed {
+            self.stats.retain(|_, stat| state(stat).is_some());
+        }
+        true
     }
+}
+
+/// Returns the state in a `stat` of a thread, or `None` if the thread has ended.
+fn state(stat: &File) -> Option<u8> {
+    let mut text = [0; 128];
+    let length = stat.read_at(&mut text, 0).ok()?;
+    // The state follows the name in brackets, which has at most 16 characters, any of them.
+    let end = text[..length].iter().rposition(|byte| *byte == b')')?;
+    text.get(end + 2).copied()
 }

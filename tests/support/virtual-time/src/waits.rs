@@ -77,15 +77,16 @@ pub(crate) fn wait(ready: Option<BorrowedFd<'_>>, deadline: Option<Nanos>) -> En
         if left.is_some_and(|left| left <= 0) {
             return End::Deadline;
         }
-        let mut polled = vec![PollFd::new(entered.0.as_fd(), PollFlags::POLLIN)];
-        polled.extend(ready.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
+        let wake = entered.0.as_fd();
+        // A wait for nothing else polls the wake-up twice.
+        let mut polled = [wake, ready.unwrap_or(wake)].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         // The machine's time passes, too, while something runs.
         let limit = left.map(|left| TimeSpec::from(kernel::timespec(left)));
         match nix::poll::ppoll(&mut polled, limit, None) {
             Err(nix::errno::Errno::EINTR) => return End::Signal,
             other => drop(other.expect("the descriptors are open")),
         }
-        if polled.get(1).and_then(PollFd::any).unwrap_or_default() {
+        if ready.is_some() && polled[1].any().unwrap_or_default() {
             return End::Ready;
         }
         entered.0.clear();

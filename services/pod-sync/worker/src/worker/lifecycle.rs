@@ -263,7 +263,10 @@ impl Worker {
         let is_finished = self.record.termination.as_ref().is_some_and(|t| t.finished);
         if !is_finished && let Some(answer) = self.ctx.reporting.statuses.declined(&self.pod_ref.uid) {
             let error = format!("failed to write the status: {answer}");
-            Arc::make_mut(&mut self.published.decision).errors.push(error);
+            // A pass without a decision keeps the errors of the last one.
+            if !self.published.decision.errors.contains(&error) {
+                Arc::make_mut(&mut self.published.decision).errors.push(error);
+            }
         }
     }
 
