@@ -1,6 +1,7 @@
 //! Reads pods and events of the API server.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ pub struct ContainerSeen {
 
 /// A pod at one moment; null if it does not exist.
 #[derive(Clone)]
-pub struct Seen(pub Value);
+pub struct Seen(pub Arc<Value>);
 
 impl Seen {
     /// Returns the text at a JSON pointer, or an empty one.

@@ -1,7 +1,8 @@
 //! The simulated node.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fmt::{self, Debug as _};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -90,6 +91,8 @@ impl Sim {
         leftovers::clear();
         let prefix = leftovers::prefix();
         let base = tempfile::Builder::new().prefix(&prefix).tempdir().expect("a directory can be made");
+        // A disk would take the machine's time for each record that is written through to it.
+        mount_tmpfs(base.path(), None);
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         let places = Places {
             base: base.path().to_owned(),
@@ -113,8 +116,7 @@ impl Sim {
             // Image garbage collection must not depend on the machine's disk.
             let images = places.dir("images");
             std::fs::create_dir_all(&images).expect("a directory can be made");
-            let (tmpfs, size) = (Some("tmpfs"), Some("size=16m"));
-            nix::mount::mount(tmpfs, &images, tmpfs, MsFlags::empty(), size).expect("root can mount");
+            mount_tmpfs(&images, Some("size=16m"));
             options.image_mountpoint = images.display().to_string();
         }
         let runtime =
@@ -263,14 +265,14 @@ impl Sim {
     /// Returns a pod of namespace `default`.
     #[must_use]
     pub fn pod(&self, name: &str) -> Seen {
-        Seen(self.api.get("pods", "default", name).unwrap_or(Value::Null))
+        Seen(self.api.share("pods", "default", name).unwrap_or_default())
     }
 
     /// Returns the events of a pod.
     #[must_use]
     pub fn events(&self, pod: &str) -> Vec<EventSeen> {
-        let events = self.api.list("events");
-        events.iter().filter(|e| e["involvedObject"]["name"] == pod).map(EventSeen::of).collect()
+        let events = self.api.share_all("events");
+        events.iter().filter(|e| e["involvedObject"]["name"] == pod).map(|e| EventSeen::of(e)).collect()
     }
 
     /// Returns the Warning events of a pod.
@@ -286,12 +288,13 @@ impl Sim {
     pub async fn wait_pod(&self, name: &str, what: &str, wanted: impl Fn(&Seen) -> bool) -> Seen {
         until(&format!("{name}: {what}"), LONG, async || {
             let seen = self.pod(name);
-            if wanted(&seen) { Ok(seen) } else { Err(self.all_of(name, seen)) }
+            // Reads events and instances for the message only.
+            if wanted(&seen) { Ok(seen) } else { Err(fmt::from_fn(move |f| self.all_of(name, &seen).fmt(f))) }
         })
         .await
     }
 
-    fn all_of(&self, name: &str, seen: Seen) -> Vec<String> {
+    fn all_of(&self, name: &str, seen: &Seen) -> Vec<String> {
         let uid = seen.uid().to_owned();
         let mut out = vec![format!("{seen:?}")];
         out.extend(self.events(name).iter().map(|e| format!("{e:?}")));
@@ -358,8 +361,10 @@ impl Sim {
 
     /// Waits for a condition on the runtime.
     pub async fn wait_runtime(&self, what: &str, wanted: impl Fn(&FakeRuntime) -> bool) {
-        until(what, LONG, async || if wanted(&self.runtime) { Ok(()) } else { Err(self.instances("")) })
-            .await;
+        until(what, LONG, async || {
+            if wanted(&self.runtime) { Ok(()) } else { Err(fmt::from_fn(|f| self.instances("").fmt(f))) }
+        })
+        .await;
     }
 
     /// Waits for a number of calls of a method about a subject.
@@ -374,7 +379,7 @@ impl Sim {
     /// Returns the number of calls of a method about a subject.
     #[must_use]
     pub fn calls_about(&self, method: Method, subject: &str) -> usize {
-        self.runtime.calls_of(method).iter().filter(|c| c.subjects.iter().any(|s| s == subject)).count()
+        self.runtime.count_calls(|c| c.method == method && c.subjects.iter().any(|s| s == subject))
     }
 
     /// Returns the sandboxes of a pod.
@@ -387,9 +392,12 @@ impl Sim {
     #[must_use]
     pub fn instances(&self, uid: &str) -> Vec<String> {
         let of = |u: &str| uid.is_empty() || u == uid;
-        let sandboxes = self.runtime.sandboxes().into_iter().filter(|s| of(s.pod_uid()));
+        let (mut sandboxes, mut containers) = self.runtime.records();
+        sandboxes.sort_by_key(|s| s.status.created_at);
+        containers.sort_by_key(|c| c.status.created_at);
+        let sandboxes = sandboxes.iter().filter(|s| of(s.pod_uid()));
         let sandboxes = sandboxes.map(|s| format!("sandbox {} ready {}", s.pod_uid(), s.ready()));
-        let containers = self.runtime.containers().into_iter().filter(|c| of(c.pod_uid()));
+        let containers = containers.iter().filter(|c| of(c.pod_uid()));
         let containers = containers.map(|c| {
             let attempt = c.config.metadata.as_ref().map_or(0, |m| m.attempt);
             format!("container {} {} {attempt} {:?}", c.pod_uid(), c.name(), c.status.state())
@@ -403,7 +411,7 @@ impl Sim {
     /// It does not hold.
     pub fn assert_started_once(&self, name: &str, uid: &str) {
         let seen = self.pod(name);
-        let all = self.all_of(name, seen.clone());
+        let all = self.all_of(name, &seen);
         assert_eq!(self.sandboxes(uid).len(), 1, "one sandbox: {all:#?}");
         let of_pod = self.runtime.containers().into_iter().filter(|c| c.pod_uid() == uid);
         let mut names: Vec<String> = of_pod.map(|c| c.name().to_owned()).collect();
@@ -481,6 +489,11 @@ impl Sim {
         assert_eq!(self.violations(), Vec::<String>::new(), "what must never be");
         self.assert_log();
     }
+}
+
+fn mount_tmpfs(at: &Path, options: Option<&str>) {
+    let tmpfs = Some("tmpfs");
+    nix::mount::mount(tmpfs, at, tmpfs, MsFlags::empty(), options).expect("root can mount");
 }
 
 impl Drop for Sim {

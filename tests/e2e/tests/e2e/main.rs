@@ -40,6 +40,7 @@ mod pressure;
 mod probe_instances;
 mod races;
 mod reboot;
+mod refusals;
 mod resize;
 mod shutdown;
 mod sockets;

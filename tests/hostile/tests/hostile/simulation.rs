@@ -59,7 +59,7 @@ type Event = (String, String);
 /// Returns the events of each pod, oldest first.
 fn events(sim: &Sim) -> BTreeMap<String, Vec<Event>> {
     let mut by_pod: BTreeMap<String, Vec<Event>> = BTreeMap::new();
-    for event in sim.api.list("events") {
+    for event in sim.api.share_all("events") {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let name = text(&event["involvedObject"]["name"]);
         by_pod.entry(name).or_default().push((text(&event["type"]), text(&event["reason"])));

@@ -2,6 +2,7 @@
 //! [`differences`].
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use crate::differences::{KNOWN, matches, of_machine};
 use quintlet_recordings::compare::differences;
@@ -123,7 +124,7 @@ fn name_in_api(name: &str) -> String {
 
 /// Returns the pod as in the API server, with the UID that the runtime has.
 fn pod(sim: &Sim, name: &str) -> Value {
-    let mut pod = sim.pod(&name_in_api(name)).0;
+    let mut pod = Arc::unwrap_or_clone(sim.pod(&name_in_api(name)).0);
     if fixture::is_static(name) {
         // The mirror pod has another UID.
         pod["metadata"]["uid"] = pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].clone();

@@ -61,7 +61,7 @@ const ALIVE: &str = "alive";
 fn calls(runtime: &FakeRuntime, when: When, kind: &str) -> usize {
     let method = STEPS.into_iter().chain([Method::ExecSync]).find(|m| format!("{m:?}") == kind);
     let Some(method) = method else { panic!("{kind} is no call of the runtime") };
-    let arrived = steps(&runtime.calls_of(method)).len();
+    let arrived = runtime.count_calls(|call| call.method == method && is_step(call));
     let in_flight = match when {
         When::Before => 0,
         // Probes in flight make this too small for a moment only.
@@ -71,10 +71,12 @@ fn calls(runtime: &FakeRuntime, when: When, kind: &str) -> usize {
 }
 
 // Exec probes are not steps.
+fn is_step(call: &Call) -> bool {
+    STEPS.contains(&call.method) || (call.method == Method::ExecSync && command(call) != ALIVE)
+}
+
 fn steps(calls: &[Call]) -> Vec<String> {
-    let is_step =
-        |c: &&Call| STEPS.contains(&c.method) || (c.method == Method::ExecSync && command(c) != ALIVE);
-    calls.iter().filter(is_step).map(|c| format!("{:?}", c.method)).collect()
+    calls.iter().filter(|call| is_step(call)).map(|call| format!("{:?}", call.method)).collect()
 }
 
 fn command(call: &Call) -> String {

@@ -309,16 +309,26 @@ impl TestApi {
     /// Returns the current object.
     #[must_use]
     pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
-        let resource = known(resource).ok()?;
-        self.inner.server.store.get(resource, namespace, name).ok().map(|o| o.as_ref().clone())
+        self.share(resource, namespace, name).map(Arc::unwrap_or_clone)
+    }
+
+    /// Returns the current object without a copy: for waits that read it many times.
+    #[must_use]
+    pub fn share(&self, resource: &str, namespace: &str, name: &str) -> Option<Arc<Value>> {
+        self.inner.server.store.get(known(resource).ok()?, namespace, name).ok()
     }
 
     /// Returns all objects of a resource.
     #[must_use]
     pub fn list(&self, resource: &str) -> Vec<Value> {
+        self.share_all(resource).into_iter().map(Arc::unwrap_or_clone).collect()
+    }
+
+    /// Returns all objects of a resource without copies.
+    #[must_use]
+    pub fn share_all(&self, resource: &str) -> Vec<Arc<Value>> {
         let Ok(resource) = known(resource) else { return Vec::new() };
-        let page = self.inner.server.store.list(resource, "", |_| true, None, usize::MAX);
-        page.items.iter().map(|o| o.as_ref().clone()).collect()
+        self.inner.server.store.list(resource, "", |_| true, None, usize::MAX).items
     }
 
     /// Edits an object like another client, without counting the request. `what` is `pods` or `pods/status`,

@@ -306,7 +306,9 @@ impl FakeRuntime {
     /// Returns the newest instance of a container of a pod.
     #[must_use]
     pub fn newest(&self, pod_uid: &str, container: &str) -> Option<ContainerRecord> {
-        self.containers().into_iter().rfind(|c| c.pod_uid() == pod_uid && c.name() == container)
+        let (_, containers) = self.records();
+        let of_pod = containers.into_iter().filter(|c| c.pod_uid() == pod_uid && c.name() == container);
+        of_pod.max_by_key(|c| c.status.created_at).map(Arc::unwrap_or_clone)
     }
 
     /// Returns the names of all images.
@@ -339,13 +341,19 @@ impl FakeRuntime {
     /// Returns the last 65,536 calls, oldest first.
     #[must_use]
     pub fn calls(&self) -> Vec<Call> {
-        self.shared.script.calls()
+        self.shared.script.calls(|_| true)
     }
 
     /// Returns the recorded calls of one method.
     #[must_use]
     pub fn calls_of(&self, method: Method) -> Vec<Call> {
-        self.shared.script.calls().into_iter().filter(|c| c.method == method).collect()
+        self.shared.script.calls(|call| call.method == method)
+    }
+
+    /// Returns the number of recorded calls that a condition is true of.
+    #[must_use]
+    pub fn count_calls(&self, wanted: impl Fn(&Call) -> bool) -> usize {
+        self.shared.script.count_calls(wanted)
     }
 
     /// Returns the number of calls of `method` since the start.

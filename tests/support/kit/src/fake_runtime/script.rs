@@ -225,8 +225,12 @@ impl Script {
         self.changed.send_modify(|n| *n += 1);
     }
 
-    pub(crate) fn calls(&self) -> Vec<Call> {
-        self.recorder.lock().calls.iter().cloned().collect()
+    pub(crate) fn calls(&self, wanted: impl Fn(&Call) -> bool) -> Vec<Call> {
+        self.recorder.lock().calls.iter().filter(|call| wanted(call)).cloned().collect()
+    }
+
+    pub(crate) fn count_calls(&self, wanted: impl Fn(&Call) -> bool) -> usize {
+        self.recorder.lock().calls.iter().filter(|call| wanted(call)).count()
     }
 
     pub(crate) fn counts(&self) -> HashMap<Method, u64> {
