@@ -3,7 +3,8 @@
 
 usage: scripts/times.py TIMES [LOG]
 
-TIMES has a line `SECONDS STEP` for each step (scripts/step.sh), LOG is the output of cargo-nextest. The last line is nextest's summary.
+TIMES has a line `SECONDS BUSY STEP` for each step (scripts/step.sh), LOG is the output of cargo-nextest. The last line is nextest's summary.
+A step that keeps the processors less busy than others waits for something.
 """
 
 import collections
@@ -25,12 +26,12 @@ def main():
         print(__doc__, file=sys.stderr)
         return 64
     total = 0
-    print("\n min:s step")
+    print("\n min:s busy step")
     for line in Path(sys.argv[1]).read_text().splitlines():
-        seconds, step = line.split(" ", 1)
+        seconds, busy, step = line.split(" ", 2)
         total += int(seconds)
-        print(clock(int(seconds)), step)
-    print(clock(total), "all steps")
+        print(clock(int(seconds)), f"{busy:>3}%", step)
+    print(clock(total), "     all steps")
     log = Path(sys.argv[2]) if len(sys.argv) == 3 else None
     if log is None or not log.is_file():
         return 0
