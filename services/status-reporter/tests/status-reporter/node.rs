@@ -254,6 +254,31 @@ async fn events_are_created_counted_and_recreated_after_they_expired() {
 }
 
 #[tokio::test]
+async fn an_event_that_waited_for_the_api_server_has_the_time_of_its_cause() {
+    let api = TestApi::start().await;
+    let mut service = Running::start(Some(&api)).await;
+    let at_unix_ns = 1_700_000_000_000_000_000;
+    let event = wire::RecordEventRequest {
+        kind: "Pod".into(),
+        namespace: "default".into(),
+        name: "web".into(),
+        uid: "u".into(),
+        r#type: "Normal".into(),
+        reason: "Started".into(),
+        message: "Container started".into(),
+        at_unix_ns,
+        ..Default::default()
+    };
+    assert!(service.client.record_event(event).await.unwrap().into_inner().queued);
+    let all = api.list("events");
+    let seen = all.iter().find(|e| e["reason"] == "Started").unwrap();
+    for field in ["firstTimestamp", "lastTimestamp"] {
+        assert_eq!(seen[field], "2023-11-14T22:13:20Z", "{field}: {seen}");
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
 async fn an_event_that_is_not_written_when_status_reporter_stops_is_not_acknowledged() {
     let api = TestApi::start().await;
     let service = Running::start(Some(&api)).await;
