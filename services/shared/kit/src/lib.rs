@@ -18,6 +18,7 @@ pub mod failpoint;
 pub mod gathered;
 pub mod grant;
 pub mod lists;
+pub mod lookup;
 pub mod loop_device;
 pub mod mount_point;
 pub mod mount_table;
