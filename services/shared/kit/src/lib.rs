@@ -14,6 +14,7 @@ pub mod build;
 pub mod clock;
 pub mod command;
 pub mod contain;
+pub mod crypto;
 pub mod failpoint;
 pub mod gathered;
 pub mod grant;
