@@ -502,6 +502,21 @@ async fn a_node_is_registered_with_the_configured_labels_and_taints() {
 }
 
 #[tokio::test]
+async fn periodic_reads_of_the_node_are_answered_from_the_cache_of_the_api_server() {
+    let api = TestApi::start().await;
+    let settings = Settings { update_every: Duration::from_millis(50), ..Settings::default() };
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
+    service.facts(&[]).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    let before = api.counts().of("get nodes");
+    api.wait_for_requests("get nodes", before + 2, PATIENCE).await;
+    for read in api.requests("get nodes").iter().skip(usize::try_from(before).unwrap()) {
+        assert_eq!(read.query, "resourceVersion=0", "{read:?}");
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
 async fn without_registration_the_reporter_waits_for_the_node() {
     let api = TestApi::start().await;
     let mut service = Running::start_with(Some(&api), Clock::system(), false, Settings::default()).await;
