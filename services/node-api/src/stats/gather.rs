@@ -313,7 +313,7 @@ fn add_up(stats: &mut v1::LinuxPodSandboxStats) {
 }
 
 /// Adds the statistics of a cgroup where there are none.
-fn fill(
+pub(super) fn fill(
     usage: &Usage,
     now: Timestamp,
     cpu: &mut Option<v1::CpuUsage>,

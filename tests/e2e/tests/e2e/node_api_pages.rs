@@ -111,11 +111,21 @@ async fn debug_pages_show_the_pods_and_all_services() {
         ("container_threads", "container=\"main\""),
         ("container_processes", "container=\"\",id=\"/"),
         ("container_network_receive_packets_total", &format!("{of_web},interface=\"eth0\"")),
+        ("container_cpu_usage_seconds_total", "container=\"\",id=\"/\""),
+        ("container_memory_working_set_bytes", "container=\"\",id=\"/\""),
+        ("container_ulimits_soft", "container=\"main\""),
     ] {
         let (_, time) =
             sample(&cadvisor, name, within).unwrap_or_else(|| panic!("{name} {within}\n{cadvisor}"));
         assert!(time.is_some(), "{name}");
     }
+
+    let sandbox = cadvisor.lines().find(|line| {
+        line.starts_with("container_memory_working_set_bytes{container=\"\",")
+            && line.contains(of_web)
+            && !line.contains("name=\"\"")
+    });
+    assert!(sandbox.is_some(), "the sandbox has a row: {cadvisor}");
 
     wait_page(&node, "/metrics/probes", |text| {
         sample(text, "prober_probe_total", "pod=\"web\"").is_some_and(|(value, _)| value > 0.0)
