@@ -28,6 +28,7 @@ pub mod health;
 pub mod host;
 pub mod limits;
 pub mod log_query;
+pub mod long_target;
 pub mod metrics;
 mod negotiate;
 pub mod pod_lookup;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -27,6 +27,7 @@ use tokio_util::task::TaskTracker;
 use crate::connection::{ConnectionState, ResponseBody, Streams, Verdict, WriteTimeout};
 use crate::counters::Counters;
 use crate::limits::{ConnectionLimiter, Limits};
+use crate::long_target::{LongTarget, Rest};
 
 /// How long requests in flight may continue after the stop.
 pub const GRACE: Duration = Duration::from_secs(3);
@@ -138,12 +139,22 @@ impl<H: Handler> Listener<H> {
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, peer: Peer) {
         let Self { handler, limits, stop, abort, counters, .. } = self;
         let (address, life) = (peer.address, peer.life.clone());
+        let rest = Rest::default();
+        let stream = LongTarget::new(stream, rest.clone());
         let service = hyper::service::service_fn(move |mut request: Request<Incoming>| {
             let handler = handler.clone();
             let in_flight = peer.life.request();
             request.extensions_mut().insert(peer.clone());
+            let is_complete = rest.complete(&mut request);
             async move {
-                let answer = handler.handle(request).await;
+                let answer = if is_complete {
+                    handler.handle(request).await
+                } else {
+                    crate::answer::text(
+                        StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                        "request target is too long",
+                    )
+                };
                 Ok::<_, Infallible>(answer.map(|body| ResponseBody::new(body, in_flight)))
             }
         });
@@ -194,7 +205,6 @@ impl<H: Handler> Listener<H> {
 
 #[cfg(test)]
 mod tests {
-    use http::StatusCode;
     use quintlet_kit::clock::Clock;
 
     use super::*;

@@ -71,7 +71,7 @@ pub struct Settings {
 /// # Errors
 /// Fails if a name is unknown, or if nothing remains.
 pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
-    let mut provider = rustls::crypto::ring::default_provider();
+    let mut provider = quintlet_kit::crypto::provider();
     if !settings.cipher_suites.is_empty() {
         let mut wanted = Vec::new();
         let mut is_left = false;
@@ -198,7 +198,7 @@ fn read_pair(cert: &Path, key: &Path) -> Result<CertifiedKey, TlsError> {
         what: "private key",
         source,
     })?;
-    CertifiedKey::from_der(chain, key, &rustls::crypto::ring::default_provider())
+    CertifiedKey::from_der(chain, key, &quintlet_kit::crypto::provider())
         .map_err(|source| TlsError::Pair { path: cert.to_owned(), source })
 }
 

@@ -3,9 +3,15 @@
 use http::Request;
 use percent_encoding::percent_decode_str;
 
-/// Returns the parameters of a request's query, decoded, in order.
+use crate::long_target::QueryEnd;
+
+/// Returns the parameters of a request's query, decoded, in order. A query may be longer than that of the URI.
 pub fn query<B>(request: &Request<B>) -> Vec<(String, String)> {
-    decode_form(request.uri().query().unwrap_or_default())
+    let begin = request.uri().query().unwrap_or_default();
+    match request.extensions().get::<QueryEnd>() {
+        None => decode_form(begin),
+        Some(end) => decode_form(&format!("{begin}{}", end.as_str())),
+    }
 }
 
 /// Returns the parameters of a form or query, decoded, in order.

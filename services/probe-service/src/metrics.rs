@@ -9,7 +9,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use quintlet_model::ids::PodRef;
 use quintlet_model::probe::{ProbeKey, ProbeType};
-use quintlet_telemetry::metrics::{self, LatencyBuckets};
+use quintlet_telemetry::metrics::{self, Buckets};
+
+/// The default buckets of the Prometheus library, which the kubelet uses for probes (`pkg/kubelet/prober: ProberDuration`).
+const KUBELET_BUCKETS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Total {
@@ -57,7 +60,7 @@ impl Counted {
 #[derive(Debug, Clone)]
 pub struct Metrics {
     total: Family<Total, Counter>,
-    seconds: Family<Seconds, Histogram, LatencyBuckets>,
+    seconds: Family<Seconds, Histogram, Buckets>,
     /// Seconds from the time that an evaluation was due to its start.
     pub lag: Histogram,
     pub workers: Gauge,
@@ -76,9 +79,10 @@ impl Metrics {
                 "prober_probe",
                 "Cumulative number of a liveness, readiness or startup probe for a container by result",
             ),
-            seconds: metrics::histogram_family(
+            seconds: metrics::histogram_family_of(
                 "prober_probe_duration_seconds",
                 "Duration in seconds for a probe response",
+                KUBELET_BUCKETS,
             ),
             lag: metrics::histogram(
                 "quintlet_probe_lag_seconds",
@@ -177,6 +181,31 @@ mod tests {
         let text = metrics::text();
         let lines = text.lines().filter(|l| l.starts_with(name) && l.contains("twin"));
         lines.filter_map(|l| l.rsplit(' ').next().map(str::to_owned)).collect()
+    }
+
+    #[test]
+    fn durations_have_the_buckets_of_the_kubelet() {
+        let metrics = Metrics::new();
+        let pod = PodRef {
+            uid: PodUid::parse("bucketed").unwrap(),
+            namespace: "default".into(),
+            name: "bucketed".into(),
+        };
+        let key = ProbeKey { uid: pod.uid.clone(), container: "c".into(), probe: ProbeType::Liveness };
+        let took = Duration::from_millis(30);
+        metrics.evaluated(&mut Counters::default(), &pod, &key, Counted::Successful, took);
+        let text = metrics::text();
+        let of_pod = |l: &&str| {
+            l.starts_with("prober_probe_duration_seconds_bucket{") && l.contains("pod=\"bucketed\"")
+        };
+        let bounds: Vec<_> = text
+            .lines()
+            .filter(of_pod)
+            .filter_map(|l| l.split_once("le=\"").and_then(|(_, rest)| rest.split('"').next()))
+            .collect();
+        let numbers: Vec<f64> =
+            bounds.iter().filter_map(|b| b.parse().ok()).filter(|b: &f64| b.is_finite()).collect();
+        assert_eq!(numbers, KUBELET_BUCKETS, "{bounds:?}");
     }
 
     #[test]

@@ -180,6 +180,9 @@ impl StatusReporter for Service {
             reason: event.reason,
             message: event.message,
             annotations: event.annotations.into_iter().collect(),
+            at: Some(event.at_unix_ns)
+                .filter(|at| *at > 0)
+                .and_then(|at| jiff::Timestamp::from_nanosecond(at.into()).ok()),
         };
         match self.events.write(event.id, occurrence).await {
             Outcome::Done => Ok(Response::new(wire::RecordEventReply { queued: true })),

@@ -82,7 +82,7 @@ fn read(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
     if usable == 0 {
         return Err(unusable(rustls::Error::General("no valid CA certificate".to_owned())));
     }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(quintlet_kit::crypto::provider());
     WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
         .build()
         .map(|verifier| verifier as Arc<dyn ClientCertVerifier>)

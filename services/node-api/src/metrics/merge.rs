@@ -1,8 +1,10 @@
 //! Merges the OpenMetrics texts of several processes into one Prometheus text. Does no I/O.
 //!
 //! A family that several processes have, and every `quintlet_*` family, gets the label `service` (and `instance`, if there may be
-//! several). Families of the kubelet keep their labels, as dashboards expect them.
+//! several). Families of the kubelet keep their labels, as dashboards expect them. Bounds of buckets are written as in the classic
+//! format, `le="1"`, where OpenMetrics has `le="1.0"`: they are label values, and a query for the kubelet's would find nothing.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
@@ -79,14 +81,44 @@ pub fn merge(parts: &[Part<'_>]) -> String {
         let _ = writeln!(out, "# HELP {shown} {}\n# TYPE {shown} {kind}", family.help);
         let labelled = name.starts_with("quintlet_") || family.owners.len() > 1;
         for (owner, line) in &family.samples {
+            let line = if family.kind == "histogram" { with_go_bound(line) } else { Cow::Borrowed(*line) };
             match parts.get(*owner).filter(|_| labelled) {
-                Some(part) => out.push_str(&with_labels(line, &source_labels(part.service, part.instance))),
-                None => out.push_str(line),
+                Some(part) => out.push_str(&with_labels(&line, &source_labels(part.service, part.instance))),
+                None => out.push_str(&line),
             }
             out.push('\n');
         }
     }
     out
+}
+
+/// Returns the sample of a bucket with its bound as Go writes it (`prometheus/common/expfmt: writeFloat`).
+fn with_go_bound(line: &str) -> Cow<'_, str> {
+    const BOUND: &str = "le=\"";
+    let Some((before, rest)) = line.rsplit_once(BOUND) else { return Cow::Borrowed(line) };
+    let Some((bound, after)) = rest.split_once('"') else { return Cow::Borrowed(line) };
+    match bound.parse::<f64>() {
+        Ok(number) if number.is_finite() => {
+            Cow::Owned(format!("{before}{BOUND}{}\"{after}", go_number(number)))
+        }
+        Ok(_) | Err(_) => Cow::Borrowed(line),
+    }
+}
+
+/// Formats a number as Go's `strconv.FormatFloat(number, 'g', -1, 64)`: the shortest form, with an exponent of two digits from
+/// 1e+06 on and below 1e-04.
+fn go_number(number: f64) -> String {
+    let size = number.abs();
+    if size == 0.0 || (1e-4..1e6).contains(&size) {
+        return number.to_string();
+    }
+    let text = format!("{number:e}");
+    let Some((digits, exponent)) = text.split_once('e') else { return text };
+    let (sign, exponent) = match exponent.strip_prefix('-') {
+        Some(exponent) => ('-', exponent),
+        None => ('+', exponent),
+    };
+    format!("{digits}e{sign}{exponent:0>2}")
 }
 
 fn with_labels(line: &str, labels: &str) -> String {
@@ -130,6 +162,37 @@ mod tests {
     fn parts<'a>(texts: &[&'a str]) -> Vec<Part<'a>> {
         let names = [("pod-sync", ""), ("probe-service", "probe-0")];
         texts.iter().zip(names).map(|(text, (service, instance))| Part { service, instance, text }).collect()
+    }
+
+    #[test]
+    fn bounds_of_buckets_are_written_as_the_kubelet_writes_them() {
+        let text = "# HELP h H.\n# TYPE h histogram\nh_bucket{a=\"le=1.0\",le=\"0.005\"} 1\n\
+            h_bucket{le=\"1.0\",a=\"x\"} 2\nh_bucket{le=\"10.0\"} 3\nh_bucket{le=\"+Inf\"} 3\nh_sum 1.0\n\
+            # HELP g G.\n# TYPE g gauge\ng{le=\"1.0\"} 1\n# EOF\n";
+        let merged = merge(&parts(&[text]));
+        let samples: Vec<&str> = merged.lines().filter(|l| !l.starts_with('#')).collect();
+        let want = [
+            "g{le=\"1.0\"} 1",
+            "h_bucket{a=\"le=1.0\",le=\"0.005\"} 1",
+            "h_bucket{le=\"1\",a=\"x\"} 2",
+            "h_bucket{le=\"10\"} 3",
+            "h_bucket{le=\"+Inf\"} 3",
+            "h_sum 1.0",
+        ];
+        assert_eq!(samples, want);
+        for (number, want) in [
+            (0.0, "0"),
+            (1.0, "1"),
+            (2.5, "2.5"),
+            (0.0001, "0.0001"),
+            (0.000_01, "1e-05"),
+            (1_048_576.0, "1.048576e+06"),
+            (999_999.0, "999999"),
+            (1e6, "1e+06"),
+            (1e100, "1e+100"),
+        ] {
+            assert_eq!(go_number(number), want);
+        }
     }
 
     #[test]

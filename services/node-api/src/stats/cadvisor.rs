@@ -1,48 +1,61 @@
 //! `/metrics/cadvisor`: the metric families that the kubelet takes from cAdvisor (google/cadvisor, metrics/prometheus.go). The sources are the
 //! pods' cgroups and network namespaces; CPU, memory in use and disk usage come from the runtime.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use http::StatusCode;
+use jiff::Timestamp;
 use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
+use quintlet_kit::lists;
 
-use super::gather::{Pod, group_of, network_devices, newest};
+use super::families::{interfaces, limits, on_disk, render, runtimes_interfaces, used};
+use super::gather::{Pod, fill, group_of, network_devices, newest};
 use super::machine_info::MachineInfo;
-use super::prometheus::{Text, escape, labels, seconds, started, whole};
+use super::node_cgroups;
+use super::prometheus::{Text, labels, started};
 use super::{Machine, Stats};
 use crate::answer::{Answer, error, with_type};
 use crate::metrics::CONTENT_TYPE;
+use crate::pod_lookup;
 use crate::services::Services;
-use crate::{host, pod_lookup};
-
-type Figure = (&'static str, &'static str, Option<f64>);
 
 /// Statistics of one pod.
+#[derive(Default)]
 struct Counted {
     /// Name and statistics of the pod's cgroup.
     own: Option<(String, Detail)>,
     /// Names and statistics of the containers' cgroups, by container ID.
     containers: Vec<(String, String, Detail)>,
+    /// ID, name and statistics of the sandbox's cgroup.
+    sandbox: Option<(String, String, Detail)>,
     /// `/proc/PID/net/dev` in its network namespace; none for a pod in the host's.
     network: Option<String>,
+    /// `/proc/PID/limits` of a process of each container, by container ID.
+    limits: BTreeMap<String, String>,
 }
 
 impl Stats {
     /// Responds to `/metrics/cadvisor`.
     pub async fn cadvisor(&self, node: &Services) -> Answer {
-        let pods = match self.pods(node, false).await {
+        let (pods, sandboxes) = tokio::join!(self.pods(node, false), sandboxes(node));
+        let pods = match pods {
             Ok(pods) => pods,
             Err(status) => return error(StatusCode::INTERNAL_SERVER_ERROR, status.message()),
         };
-        let (paths, machine, now) = (self.paths.clone(), self.machine(), self.clock.wall().as_millisecond());
+        let (paths, machine, time) = (self.paths.clone(), self.machine(), self.clock.wall());
         // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
         let written = tokio::task::spawn_blocking(move || {
             let mut out = Text::default();
-            of_machine(&mut out, &machine, now);
+            of_machine(&mut out, &machine, time.as_millisecond());
+            node_cgroups::write(&mut out, &paths, &machine, time);
             for pod in &pods {
-                let counted = counted(pod, group_of(&paths, &pod.object, &pod.uid), Path::new("/proc"));
-                write(&mut out, pod, &counted, now);
+                let sandbox = sandboxes.get(&pod.uid).map_or("", String::as_str);
+                let group = group_of(&paths, &pod.object, &pod.uid);
+                let counted = counted(pod, group.clone(), sandbox, Path::new("/proc"));
+                write(&mut out, pod, &counted, time.as_millisecond());
+                of_sandbox(&mut out, pod, group.and_then(|group| group.container(sandbox)), &counted, time);
             }
             out.finish()
         });
@@ -53,6 +66,27 @@ impl Stats {
     }
 }
 
+/// Returns the IDs of the ready sandboxes by the UIDs of their pods, none if the runtime does not answer.
+async fn sandboxes(node: &Services) -> BTreeMap<String, String> {
+    let mut found: BTreeMap<String, (i64, String)> = BTreeMap::new();
+    let take = |message: v1::ListPodSandboxResponse| {
+        for sandbox in message.items {
+            let uid = sandbox.metadata.map(|metadata| metadata.uid).unwrap_or_default();
+            let known = found.entry(uid).or_default();
+            if known.1.is_empty() || known.0 < sandbox.created_at {
+                *known = (sandbox.created_at, sandbox.id);
+            }
+        }
+    };
+    let state = v1::PodSandboxStateValue { state: v1::PodSandboxState::SandboxReady.into() };
+    let filter = v1::PodSandboxFilter { state: Some(state), ..Default::default() };
+    let request = tonic::Request::new(v1::ListPodSandboxRequest { filter: Some(filter) });
+    if let Err(status) = lists::SANDBOXES.each(node.cri(), request, take).await {
+        tracing::debug!(error = status.message(), "failed to list sandboxes");
+    }
+    found.into_iter().map(|(uid, (_, id))| (uid, id)).collect()
+}
+
 fn of_machine(out: &mut Text, machine: &Machine, now: i64) {
     for name in ["container_scrape_error", "machine_scrape_error"] {
         out.sample(name, "gauge", "", 0.0, None);
@@ -61,7 +95,7 @@ fn of_machine(out: &mut Text, machine: &Machine, now: i64) {
     info.write(out, machine.of("MemTotal"), machine.of("SwapTotal"), now);
 }
 
-fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
+fn counted(pod: &Pod, group: Option<CgroupStats>, sandbox: &str, proc: &Path) -> Counted {
     let containers = newest(&pod.stats.containers).into_values().filter_map(|c| {
         let id = c.attributes.as_ref()?.id.clone();
         let group = pod.container_cgroup(group.as_ref(), &id)?;
@@ -69,8 +103,16 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
     });
     let containers: Vec<_> = containers.collect();
     let groups = group.iter().chain(containers.iter().map(|(_, group)| group));
+    let of_sandbox =
+        group.as_ref().filter(|_| !sandbox.is_empty()).and_then(|group| group.container(sandbox));
+    let limits = containers.iter().filter_map(|(id, group)| {
+        let limits = proc.join(group.any_process()?.to_string()).join("limits");
+        Some((id.clone(), std::fs::read_to_string(limits).ok()?))
+    });
     Counted {
         network: network_devices(pod, groups, proc),
+        limits: limits.collect(),
+        sandbox: of_sandbox.map(|group| (sandbox.to_owned(), group.id(), group.detail())),
         own: group.map(|group| (group.id(), group.detail())),
         containers: containers.into_iter().map(|(id, group)| (id, group.id(), group.detail())).collect(),
     }
@@ -93,10 +135,13 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
     if let Some((_, detail)) = own {
         render(out, &of_pod, detail, now);
     }
+    // The network belongs to the sandbox, as in cAdvisor.
+    let of_network = counted.sandbox.as_ref().map_or(of_pod, |(name, id, _)| row("", name, id, ""));
     match &counted.network {
-        Some(dev) => interfaces(out, &of_pod, dev, now),
-        None => runtimes_interfaces(out, &of_pod, pod.stats.network.as_ref()),
+        Some(dev) => interfaces(out, &of_network, dev, now),
+        None => runtimes_interfaces(out, &of_network, pod.stats.network.as_ref()),
     }
+    let counted_limits = &counted.limits;
     for (name, c) in newest(&pod.stats.containers) {
         let id = c.attributes.as_ref().map_or("", |a| a.id.as_str());
         let image =
@@ -108,156 +153,33 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
             render(out, &labels, detail, now);
         }
         on_disk(out, &labels, c.writable_layer.as_ref(), now);
+        if let Some(of_process) = counted_limits.get(id) {
+            limits(out, &labels, of_process, now);
+        }
         if let Some(started) = started(&pod.object, name) {
             out.sample("container_start_time_seconds", "gauge", &labels, started, None);
         }
     }
 }
 
-fn used(out: &mut Text, labels: &str, cpu: Option<&v1::CpuUsage>, memory: Option<&v1::MemoryUsage>) {
-    if let Some((value, at)) = cpu.and_then(|c| Some((c.usage_core_nano_seconds?.value, c.timestamp))) {
-        let labels = format!("{labels},cpu=\"total\"");
-        let name = "container_cpu_usage_seconds_total";
-        out.sample(name, "counter", &labels, seconds(value), Some(at / 1_000_000));
+/// Writes the row of a sandbox, whose container is the one of the pause image. Its label `image` is empty: the list of the runtime has no
+/// image of a sandbox.
+fn of_sandbox(out: &mut Text, pod: &Pod, group: Option<CgroupStats>, counted: &Counted, time: Timestamp) {
+    let (Some(group), Some((name, id, detail))) = (group, &counted.sandbox) else { return };
+    let row = labels([
+        ("container", ""),
+        ("id", id),
+        ("image", ""),
+        ("name", name),
+        ("namespace", &pod.namespace),
+        ("pod", &pod.name),
+    ]);
+    let (mut cpu, mut memory) = (None, None);
+    if let Some(usage) = group.usage() {
+        fill(&usage, time, &mut cpu, &mut memory, &mut None);
     }
-    let Some(memory) = memory else { return };
-    let at = Some(memory.timestamp / 1_000_000);
-    for (name, value) in [
-        ("container_memory_rss", memory.rss_bytes),
-        ("container_memory_usage_bytes", memory.usage_bytes),
-        ("container_memory_working_set_bytes", memory.working_set_bytes),
-    ] {
-        if let Some(value) = value {
-            out.sample(name, "gauge", labels, whole(value.value), at);
-        }
-    }
-    for (kind, value) in [("pgfault", memory.page_faults), ("pgmajfault", memory.major_page_faults)] {
-        if let Some(value) = value {
-            let labels = format!("{labels},failure_type=\"{kind}\",scope=\"container\"");
-            out.sample("container_memory_failures_total", "counter", &labels, whole(value.value), at);
-        }
-    }
-}
-
-/// Resources whose pressure is counted, each with the metrics for the time in which a process waits and in which all wait.
-const PRESSURE: [(&str, &str, &str); 3] = [
-    ("cpu", "container_pressure_cpu_waiting_seconds_total", "container_pressure_cpu_stalled_seconds_total"),
-    (
-        "memory",
-        "container_pressure_memory_waiting_seconds_total",
-        "container_pressure_memory_stalled_seconds_total",
-    ),
-    ("io", "container_pressure_io_waiting_seconds_total", "container_pressure_io_stalled_seconds_total"),
-];
-
-/// A missing limit is reported as 0. A missing quota is not reported.
-fn render(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
-    let memory = &detail.memory;
-    let throttling = detail.throttling;
-    let bytes = |value: Option<u64>| value.map(whole);
-    let cri_stats: [Figure; 24] = [
-        ("container_cpu_user_seconds_total", "counter", detail.user_nanos.map(seconds)),
-        ("container_cpu_system_seconds_total", "counter", detail.system_nanos.map(seconds)),
-        ("container_cpu_cfs_periods_total", "counter", throttling.map(|t| whole(t.periods))),
-        ("container_cpu_cfs_throttled_periods_total", "counter", throttling.map(|t| whole(t.throttled))),
-        ("container_cpu_cfs_throttled_seconds_total", "counter", throttling.map(|t| seconds(t.nanos))),
-        ("container_last_seen", "gauge", Some(seconds(now.unsigned_abs().saturating_mul(1_000_000)).floor())),
-        ("container_memory_cache", "gauge", bytes(memory.cache)),
-        ("container_memory_failcnt", "counter", bytes(memory.failures)),
-        ("container_memory_kernel_usage", "gauge", bytes(memory.kernel)),
-        ("container_memory_mapped_file", "gauge", bytes(memory.mapped)),
-        ("container_memory_max_usage_bytes", "gauge", bytes(memory.max)),
-        ("container_memory_swap", "gauge", bytes(memory.swap)),
-        ("container_memory_total_active_file_bytes", "gauge", bytes(memory.active_file)),
-        ("container_memory_total_inactive_file_bytes", "gauge", bytes(memory.inactive_file)),
-        ("container_oom_events_total", "counter", bytes(memory.oom_kills)),
-        ("container_processes", "gauge", Some(whole(detail.processes))),
-        ("container_threads", "gauge", bytes(detail.threads)),
-        ("container_threads_max", "gauge", Some(bytes(detail.threads_max).unwrap_or(0.0))),
-        ("container_spec_cpu_period", "gauge", bytes(detail.period)),
-        ("container_spec_cpu_quota", "gauge", bytes(detail.quota)),
-        ("container_spec_cpu_shares", "gauge", bytes(detail.shares)),
-        ("container_spec_memory_limit_bytes", "gauge", Some(bytes(memory.limit).unwrap_or(0.0))),
-        (
-            "container_spec_memory_reservation_limit_bytes",
-            "gauge",
-            Some(bytes(memory.reservation).unwrap_or(0.0)),
-        ),
-        ("container_spec_memory_swap_limit_bytes", "gauge", Some(bytes(memory.swap_limit).unwrap_or(0.0))),
-    ];
-    for (name, kind, value) in cri_stats {
-        if let Some(value) = value {
-            out.sample(name, kind, labels, value, Some(now));
-        }
-    }
-    for (resource, waiting, stalled) in PRESSURE {
-        let Some(stalls) = detail.pressure.get(resource) else { continue };
-        let micros = |us: u64| seconds(us.saturating_mul(1000));
-        out.sample(waiting, "counter", labels, micros(stalls.waiting_us), Some(now));
-        // As in cAdvisor, 0 where the kernel does not count it.
-        out.sample(stalled, "counter", labels, micros(stalls.stalled_us.unwrap_or(0)), Some(now));
-    }
-    for (number, device) in &detail.devices {
-        let labels = format!("{labels},device=\"{}\"", escape(&device_name(number)));
-        for (name, value) in [
-            ("container_fs_reads_bytes_total", device.read_bytes),
-            ("container_fs_reads_total", device.reads),
-            ("container_fs_writes_bytes_total", device.written_bytes),
-            ("container_fs_writes_total", device.writes),
-        ] {
-            out.sample(name, "counter", &labels, whole(value), Some(now));
-        }
-    }
-}
-
-/// Returns `/dev/sda` for `8:0`, or the number if the kernel has no name.
-fn device_name(number: &str) -> String {
-    let about = std::fs::read_to_string(format!("/sys/dev/block/{number}/uevent")).unwrap_or_default();
-    let name = about.lines().find_map(|line| line.strip_prefix("DEVNAME="));
-    name.map_or_else(|| number.to_owned(), |name| format!("/dev/{name}"))
-}
-
-fn interfaces(out: &mut Text, labels: &str, dev: &str, now: i64) {
-    for interface in host::interfaces(dev) {
-        let labels = format!("{labels},interface=\"{}\"", escape(&interface.name));
-        let (received, sent) = (interface.received, interface.sent);
-        for (name, value) in [
-            ("container_network_receive_bytes_total", received.bytes),
-            ("container_network_receive_errors_total", received.errors),
-            ("container_network_receive_packets_dropped_total", received.dropped),
-            ("container_network_receive_packets_total", received.packets),
-            ("container_network_transmit_bytes_total", sent.bytes),
-            ("container_network_transmit_errors_total", sent.errors),
-            ("container_network_transmit_packets_dropped_total", sent.dropped),
-            ("container_network_transmit_packets_total", sent.packets),
-        ] {
-            out.sample(name, "counter", &labels, whole(value), Some(now));
-        }
-    }
-}
-
-fn runtimes_interfaces(out: &mut Text, labels: &str, network: Option<&v1::NetworkUsage>) {
-    for i in network.iter().flat_map(|n| n.default_interface.iter().chain(&n.interfaces)) {
-        let labels = format!("{labels},interface=\"{}\"", escape(&i.name));
-        for (name, value) in [
-            ("container_network_receive_bytes_total", i.rx_bytes),
-            ("container_network_receive_errors_total", i.rx_errors),
-            ("container_network_transmit_bytes_total", i.tx_bytes),
-            ("container_network_transmit_errors_total", i.tx_errors),
-        ] {
-            if let Some(value) = value {
-                out.sample(name, "counter", &labels, whole(value.value), None);
-            }
-        }
-    }
-}
-
-fn on_disk(out: &mut Text, labels: &str, layer: Option<&v1::FilesystemUsage>, now: i64) {
-    let Some(layer) = layer else { return };
-    let labels = format!("{labels},device=\"\"");
-    if let Some(used) = layer.used_bytes {
-        out.sample("container_fs_usage_bytes", "gauge", &labels, whole(used.value), Some(now));
-    }
+    used(out, &row, cpu.as_ref(), memory.as_ref());
+    render(out, &row, detail, time.as_millisecond());
 }
 
 #[cfg(test)]
@@ -304,6 +226,12 @@ mod tests {
             own: Some(("/kubepods/podu".into(), Detail::default())),
             containers: vec![("c1".into(), "/kubepods/podu/c1".into(), detail)],
             network: Some(dev.into()),
+            limits: [(
+                "c1".into(),
+                "Limit Soft Hard\nMax open files            1024      4096     files\n".into(),
+            )]
+            .into(),
+            sandbox: None,
         };
         let render = |pod: &Pod, counted: &Counted| {
             let mut out = Text::default();
@@ -332,6 +260,10 @@ mod tests {
             format!("container_fs_reads_bytes_total{{{of_container},device=\"0:0\"}} 4 1700000000123"),
             format!("container_fs_writes_total{{{of_container},device=\"0:0\"}} 5 1700000000123"),
             format!(
+                "container_blkio_device_usage_total{{{of_container},device=\"0:0\",major=\"0\",minor=\"0\",operation=\"Write\"}} 6 1700000000123"
+            ),
+            format!("container_ulimits_soft{{{of_container},ulimit=\"max_open_files\"}} 1024 1700000000123"),
+            format!(
                 "container_network_receive_packets_total{{{of_pod},interface=\"eth0\"}} 10 1700000000123"
             ),
             format!(
@@ -356,7 +288,7 @@ mod tests {
             ..Default::default()
         });
         pod.stats.network = default_interface;
-        let bare = render(&pod, &Counted { own: None, containers: Vec::new(), network: None });
+        let bare = render(&pod, &Counted::default());
         assert!(bare.contains(r#"interface="eth0"} 50"#), "{bare}");
         assert!(
             bare.contains("container_memory_working_set_bytes") && !bare.contains("container_processes"),
@@ -375,10 +307,46 @@ mod tests {
         std::fs::write(dir.path().join("12/net/dev"), "cri_stats").unwrap();
         let pod = |host: bool| Pod { object: json!({"spec": {"hostNetwork": host}}), ..Pod::default() };
         let of = |host| {
-            counted(&pod(host), CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u"), dir.path())
-                .network
+            let group = CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u");
+            counted(&pod(host), group, "", dir.path()).network
         };
         assert_eq!((of(false).as_deref(), of(true)), (Some("cri_stats"), None));
+    }
+
+    #[test]
+    fn a_sandbox_has_a_row_and_the_network_of_its_pod() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("cgroup.controllers"), "").unwrap();
+        let group = dir.path().join("kubepods/podu/s1");
+        std::fs::create_dir_all(&group).unwrap();
+        for (file, text) in [
+            ("cgroup.procs", "12\n"),
+            ("memory.current", "500\n"),
+            ("memory.stat", "inactive_file 100\n"),
+            ("cpu.stat", "usage_usec 1500000\n"),
+        ] {
+            std::fs::write(group.join(file), text).unwrap();
+        }
+        std::fs::create_dir_all(dir.path().join("12/net")).unwrap();
+        let dev = "head\nhead\neth0: 100 10 1 2 0 0 0 0 200 20 3 4 0 0 0 0\n";
+        std::fs::write(dir.path().join("12/net/dev"), dev).unwrap();
+        let pod = Pod { name: "p".into(), namespace: "n".into(), uid: "u".into(), ..Pod::default() };
+        let group = CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u");
+        let counted = counted(&pod, group.clone(), "s1", dir.path());
+        let (mut out, time) = (Text::default(), Timestamp::from_second(1_700_000_000).unwrap());
+        write(&mut out, &pod, &counted, time.as_millisecond());
+        of_sandbox(&mut out, &pod, group.and_then(|group| group.container("s1")), &counted, time);
+        let text = out.finish();
+        let row = r#"container="",id="/kubepods/podu/s1",image="",name="s1",namespace="n",pod="p""#;
+        for line in [
+            format!("container_network_receive_bytes_total{{{row},interface=\"eth0\"}} 100 1700000000000"),
+            format!("container_cpu_usage_seconds_total{{{row},cpu=\"total\"}} 1.5 1700000000000"),
+            format!("container_memory_working_set_bytes{{{row}}} 400 1700000000000"),
+            format!("container_processes{{{row}}} 1 1700000000000"),
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+        assert_eq!(text.matches("\ncontainer_network_receive_bytes_total{").count(), 1, "{text}");
     }
 
     /// The families of containers in the sets that a kubelet 1.36 enables in cAdvisor: CPU, memory, disk usage, disk I/O, network, processes,
@@ -462,7 +430,8 @@ mod tests {
 
     #[test]
     fn each_family_of_the_kubelet_is_served_or_has_a_reason_in_the_documentation() {
-        let (served, _tests) = include_str!("cadvisor.rs").split_once("#[cfg(test)]").unwrap();
+        let (pods, _tests) = include_str!("cadvisor.rs").split_once("#[cfg(test)]").unwrap();
+        let served = [pods, include_str!("families.rs")].concat();
         let page = include_str!("../../../../docs/node-api.md");
         let (_, reasons) = page.split_once("\n## Metrics of cAdvisor\n").unwrap();
         let (reasons, _) = reasons.split_once("\n## ").unwrap();

@@ -56,6 +56,20 @@ pub(super) struct Pressure {
 }
 
 impl Pressure {
+    /// Reads the statistics of the machine. With cgroups v1 there are none, although the kernel may count them in `/proc/pressure`: the
+    /// kubelet takes them from the root cgroup (`pkg/kubelet/stats: cadvisorStatsProvider`), and readers would compare them with pods
+    /// that have none.
+    pub(super) fn of_machine(cgroups: &Path, proc: &Path) -> Self {
+        if !CgroupStats::named(cgroups, "/").is_some_and(|root| root.is_v2()) {
+            return Self::default();
+        }
+        let [cpu, memory, io] = ["cpu", "memory", "io"].map(|resource| {
+            let file = proc.join("pressure").join(resource);
+            host::pressure(&std::fs::read_to_string(file).unwrap_or_default())
+        });
+        Self { cpu, memory, io }
+    }
+
     /// Reads the statistics of a cgroup.
     pub(super) fn of(cgroup: &CgroupStats) -> Self {
         let [cpu, memory, io] =
@@ -313,7 +327,7 @@ fn add_up(stats: &mut v1::LinuxPodSandboxStats) {
 }
 
 /// Adds the statistics of a cgroup where there are none.
-fn fill(
+pub(super) fn fill(
     usage: &Usage,
     now: Timestamp,
     cpu: &mut Option<v1::CpuUsage>,
@@ -392,6 +406,26 @@ mod tests {
 
     use super::super::SystemCgroups;
     use super::*;
+
+    #[test]
+    fn a_machine_has_pressure_with_cgroups_v2_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let (cgroups, proc) = (dir.path().join("cgroup"), dir.path().join("proc"));
+        for dir in [cgroups.join("memory"), proc.join("pressure")] {
+            std::fs::create_dir_all(dir).unwrap();
+        }
+        for resource in ["cpu", "memory", "io"] {
+            let text = "some avg10=2.00 avg60=0.00 avg300=0.00 total=1\n";
+            std::fs::write(proc.join("pressure").join(resource), text).unwrap();
+        }
+        assert_eq!(Pressure::of_machine(&cgroups, &proc), Pressure::default(), "v1");
+        std::fs::write(cgroups.join("cgroup.controllers"), "memory").unwrap();
+        let pressure = Pressure::of_machine(&cgroups, &proc);
+        for (resource, value) in [("cpu", &pressure.cpu), ("memory", &pressure.memory), ("io", &pressure.io)]
+        {
+            assert_eq!(value["some"]["avg10"], 2.0, "{resource}");
+        }
+    }
 
     #[test]
     fn only_the_newest_instance_of_a_container_counts() {

@@ -6,8 +6,10 @@
 mod cadvisor;
 mod cri_stats;
 mod disk;
+mod families;
 mod gather;
 mod machine_info;
+mod node_cgroups;
 mod prometheus;
 mod summary;
 mod system;
@@ -45,7 +47,7 @@ pub struct Stats {
 }
 
 /// The runtime_stats directories.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct StatsPaths {
     pub root_dir: PathBuf,
     /// Directory of container logs.
@@ -82,6 +84,7 @@ impl Rate {
 }
 
 /// Statistics of the machine.
+#[derive(Debug, Default)]
 struct Machine {
     time: Timestamp,
     cpu_nanos: u64,

@@ -1,6 +1,7 @@
 //! `/stats/summary`: the statistics of the node and its pods as JSON (`staging/src/k8s.io/kubelet/pkg/apis/stats/v1alpha1`).
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use http::StatusCode;
 use k8s_cri::v1;
@@ -44,7 +45,7 @@ impl Stats {
         let working_set = m.working_set();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let system = self.system_containers(m.time, disk.is_none());
-        let psi = |of: &str| host::pressure(&read(&format!("/proc/pressure/{of}")));
+        let psi = Pressure::of_machine(&self.paths.cgroups, Path::new("/proc"));
         let mut out = json!({
             "nodeName": self.node_name,
             "startTime": m.time.checked_sub(boot).unwrap_or(m.time).to_string(),
@@ -66,16 +67,14 @@ impl Stats {
                 "swapUsageBytes": m.of("SwapTotal").saturating_sub(m.of("SwapFree")),
             },
         });
-        for (field, psi) in [("cpu", psi("cpu")), ("memory", psi("memory"))] {
+        for (field, psi) in [("cpu", psi.cpu), ("memory", psi.memory)] {
             if !psi.is_null() {
                 out[field]["psi"] = psi;
             }
         }
         let Some(disk) = disk else { return out };
         let network = host::network(&read("/proc/net/dev"), &read("/proc/net/route"), &time);
-        for (field, value) in
-            [("network", network), ("io", object([("time", json!(time)), ("psi", psi("io"))]))]
-        {
+        for (field, value) in [("network", network), ("io", io(&time, &psi.io))] {
             if !value.is_null() {
                 out[field] = value;
             }

@@ -7,6 +7,7 @@ mod checkpoint;
 mod common;
 mod exhaustion;
 mod full_node;
+mod long_commands;
 mod panics;
 mod redirects;
 mod settings;

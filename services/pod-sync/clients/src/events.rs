@@ -79,8 +79,8 @@ struct Outgoing {
 
 impl Outgoing {
     // When the queue is full, the event is dropped and counted.
-    fn add(&self, event: wire::RecordEventRequest) {
-        let event = wire::RecordEventRequest { id: rand::random(), ..event };
+    fn add(&self, event: wire::RecordEventRequest, at_unix_ns: i64) {
+        let event = wire::RecordEventRequest { id: rand::random(), at_unix_ns, ..event };
         let mut unsent = self.unsent.lock();
         if !unsent.push(event) {
             self.dropped.inc();
@@ -194,7 +194,12 @@ impl Events {
             annotations: annotations.into_iter().collect(),
             ..wire::RecordEventRequest::default()
         };
-        self.out.add(request);
+        self.out.add(request, self.now_unix_ns());
+    }
+
+    // Events have the time of their cause, however late they are written (`client-go/tools/record: makeEvent`).
+    fn now_unix_ns(&self) -> i64 {
+        i64::try_from(self.clock.wall().as_nanosecond()).unwrap_or(i64::MAX)
     }
 
     /// Records an event about a PersistentVolumeClaim.
@@ -211,7 +216,7 @@ impl Events {
             message: message.to_owned(),
             ..wire::RecordEventRequest::default()
         };
-        self.out.add(request);
+        self.out.add(request, self.now_unix_ns());
     }
 
     /// Records an event about the node.
@@ -234,11 +239,11 @@ impl Events {
             message: message.to_owned(),
             ..wire::RecordEventRequest::default()
         };
-        self.out.add(request);
+        self.out.add(request, self.now_unix_ns());
     }
 
     fn keep(&self, uid: &str, pod: &str, kind: EventType, reason: &str, message: &str, field_path: &str) {
-        let at_unix_ns = i64::try_from(self.clock.wall().as_nanosecond()).unwrap_or(i64::MAX);
+        let at_unix_ns = self.now_unix_ns();
         let mut kept = self.kept.lock();
         let same = kept.iter().rposition(|e| {
             e.uid == uid && e.reason == reason && e.message == message && e.field_path == field_path

@@ -17,7 +17,7 @@ use pod_sync_cri_config::cri_extensions::{
 use pod_sync_decisions::image_gc::Image;
 use prometheus_client::metrics::counter::Counter;
 use quintlet_cgroups::CgroupDriver;
-use quintlet_kit::clock::{self, Clock, bounded};
+use quintlet_kit::clock::{self, Clock, FAR, bounded};
 use quintlet_kit::lists;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::outcome::{
@@ -100,6 +100,12 @@ macro_rules! call {
         let sent = Box::pin(client.$method(request));
         $self.counted($self.finish($name, $limit, sent).await)
     }};
+}
+
+/// Returns the time limit of a call that runs a command with this limit of its own. A lifecycle hook has none: its grace period may be
+/// longer than any limit here, and it ends with its container (`pkg/kubelet/kuberuntime: executePreStopHook`).
+fn exec_wait(limit: Option<Duration>, call: Duration) -> Duration {
+    limit.map_or(FAR, |limit| limit.saturating_add(call))
 }
 
 // Nothing listens on the socket of cri-proxy, so the call was not sent: only connect(2) returns these kinds.
@@ -390,7 +396,7 @@ impl Runtime {
         call!(self, runtime, reopen_container_log, "ReopenContainerLog", self.call, request).map(|_| ())
     }
 
-    /// Runs a command. Without `limit`, as for lifecycle hooks, the command may run for up to an hour.
+    /// Runs a command. Without `limit`, as for lifecycle hooks, the command ends with its container, or when this future is dropped.
     pub async fn exec(
         &self,
         id: &ContainerId,
@@ -400,7 +406,7 @@ impl Runtime {
         let seconds = limit.map_or(0, |d| i64::try_from(d.as_secs()).unwrap_or(i64::MAX));
         let request =
             cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: seconds };
-        let wait = limit.map_or(PULL, |d| d.saturating_add(self.call));
+        let wait = exec_wait(limit, self.call);
         call!(self, runtime, exec_sync, "ExecSync", wait, request).map(ExecOutput::of)
     }
 
@@ -415,12 +421,13 @@ impl Runtime {
     ) -> Result<Option<ExecOutput>, CallError> {
         let message =
             cri::ExecSyncRequest { container_id: id.to_string(), cmd: command.to_vec(), timeout: 0 };
-        let mut request = self.request(message, PULL);
+        let wait = exec_wait(None, self.call);
+        let mut request = self.request(message, wait);
         let began = u64::try_from(began.as_nanos()).unwrap_or(u64::MAX);
         request.metadata_mut().insert(JOIN_ONLY_HEADER, MetadataValue::from(began));
         let mut client = self.runtime.clone();
         let sent = Box::pin(client.exec_sync(request));
-        match self.finish("ExecSync", PULL, sent).await {
+        match self.finish("ExecSync", wait, sent).await {
             Ok(reply) => Ok(Some(ExecOutput::of(reply))),
             Err(e) if e.outcome == Outcome::NotDispatched && e.code == Code::NotFound => Ok(None),
             Err(e) => Err(e),
@@ -556,6 +563,14 @@ fn ignore_not_found(result: Result<(), CallError>) -> Result<(), CallError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_without_a_limit_is_waited_for_longer_than_any_grace_period() {
+        let (call, minute, week) =
+            (Duration::from_secs(120), Duration::from_secs(60), Duration::from_secs(7 * 24 * 3600));
+        assert_eq!(exec_wait(Some(minute), call), Duration::from_secs(180));
+        assert!(exec_wait(None, call) > week, "{:?}", exec_wait(None, call));
+    }
 
     #[test]
     fn a_negative_figure_of_a_writable_layer_is_unknown() {

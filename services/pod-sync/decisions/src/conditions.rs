@@ -6,6 +6,7 @@ use quintlet_model::pod;
 use quintlet_model::runtime::PodRuntime;
 
 use super::phase::PodPhase;
+use super::sandbox::{SandboxChange, SandboxDecision, sandbox_decision};
 
 /// All regular containers and sidecars are ready.
 pub const CONTAINERS_READY: &str = "ContainersReady";
@@ -223,14 +224,21 @@ pub fn initialized(
     }
 }
 
-/// Computes PodReadyToStartContainers: whether the newest sandbox is ready.
+/// Computes PodReadyToStartContainers: whether the newest sandbox is ready, and if not, why
+/// (`pkg/kubelet/status: GeneratePodReadyToStartContainersCondition`, with the reason of 1.37).
 #[must_use]
 pub fn ready_to_start(pod: &Pod, runtime: &PodRuntime) -> PodCondition {
-    let keep = matches!(
-        super::sandbox::sandbox_decision(pod, runtime),
-        super::sandbox::SandboxDecision::Keep { .. }
-    );
-    condition(READY_TO_START, keep, "", "")
+    let message = match sandbox_decision(pod, runtime) {
+        SandboxDecision::Keep { .. } => return condition(READY_TO_START, true, "", ""),
+        SandboxDecision::Create { why, .. } => match why {
+            SandboxChange::None => "no pod sandbox exists",
+            SandboxChange::SeveralReady => "several pod sandboxes are ready",
+            SandboxChange::NotReady => "pod sandbox is not ready",
+            SandboxChange::NetworkMode => "pod sandbox has another network mode than the pod",
+            SandboxChange::NoAddress => "pod sandbox has no IP address",
+        },
+    };
+    condition(READY_TO_START, false, "PodSandboxNotReady", message)
 }
 
 /// Computes AllContainersRestarting for a pod that has such a rule. `triggered` is the result of
@@ -377,10 +385,14 @@ mod tests {
     #[test]
     fn a_pod_is_ready_to_start_containers_while_its_sandbox_is_usable() {
         let p = two();
-        assert_eq!(ready_to_start(&p, &RuntimeBuilder::ready().build()).status, "True");
-        assert_eq!(ready_to_start(&p, &RuntimeBuilder::none().build()).status, "False");
-        let stopped = RuntimeBuilder::none().sandbox(SandboxState::NotReady).build();
-        assert_eq!(ready_to_start(&p, &stopped).status, "False");
+        let of = |runtime: RuntimeBuilder| ready_to_start(&p, &runtime.build());
+        assert_eq!(brief(&of(RuntimeBuilder::ready())), ("True", "", ""));
+        let no = |message| ("False", "PodSandboxNotReady", message);
+        assert_eq!(brief(&of(RuntimeBuilder::none())), no("no pod sandbox exists"));
+        let stopped = RuntimeBuilder::none().sandbox(SandboxState::NotReady);
+        assert_eq!(brief(&of(stopped)), no("pod sandbox is not ready"));
+        let two = RuntimeBuilder::none().sandbox(SandboxState::Ready).sandbox(SandboxState::Ready);
+        assert_eq!(brief(&of(two)), no("several pod sandboxes are ready"));
     }
 
     #[test]

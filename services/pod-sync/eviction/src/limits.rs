@@ -90,10 +90,12 @@ fn whole_pod(pod: &Pod, usage: &PodUsage) -> Option<ExceededLimit> {
     (bytes(usage.ephemeral_storage?) > limit).then_some(ExceededLimit::Pod { limit })
 }
 
-// Writable layers on a file system of images do not count, as in the kubelet.
+// Restartable init containers have limits of their own, as in kubelet 1.37 (`pkg/kubelet/eviction:
+// containerEphemeralStorageLimitEviction`). Writable layers on a file system of images do not count, as in the kubelet.
 fn container(pod: &Pod, usage: &PodUsage, layout: Layout) -> Option<ExceededLimit> {
     usage.containers.iter().find_map(|used| {
-        let container = pod::spec(pod).containers.iter().find(|c| c.name == used.name)?;
+        let sidecars = pod::init_containers(pod).iter().filter(|c| pod::is_sidecar(c));
+        let container = pod::spec(pod).containers.iter().chain(sidecars).find(|c| c.name == used.name)?;
         let limit = *qos::container_limits(container).get(Resource::EphemeralStorage.as_str())?;
         let layer = match layout {
             Layout::Single => used.writable_layer.bytes.unwrap_or(0),
@@ -196,6 +198,36 @@ mod tests {
                 let found = exceeded(&pod, &usage, layout).map(|limit| limit.message());
                 assert_eq!(found.as_deref(), want, "{layout:?} {usage:?}");
             }
+        }
+    }
+
+    #[test]
+    fn the_limit_of_a_restartable_init_container_counts_by_itself() {
+        let limits = |amount: &str| json!({ "limits": { "ephemeral-storage": amount } });
+        let pod = pod(
+            "p",
+            json!({
+                "initContainers": [
+                    { "name": "side", "restartPolicy": "Always", "resources": limits("5Mi") },
+                    { "name": "init", "resources": limits("5Mi") },
+                ],
+                "containers": [{ "name": "main", "resources": limits("500Mi") }],
+            }),
+        );
+        for (name, want) in [
+            ("side", Some("Container side exceeded its local ephemeral storage limit \"5Mi\". ")),
+            ("init", None),
+            ("main", None),
+        ] {
+            let container =
+                ContainerUsage { name: name.into(), writable_layer: mib(20), ..ContainerUsage::default() };
+            let usage = PodUsage {
+                ephemeral_storage: Some(20 * MIB),
+                containers: vec![container],
+                ..PodUsage::default()
+            };
+            let found = exceeded(&pod, &usage, Layout::Single).map(|limit| limit.message());
+            assert_eq!(found.as_deref(), want, "{name}");
         }
     }
 

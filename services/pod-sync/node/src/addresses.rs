@@ -219,7 +219,9 @@ pub async fn follow_addresses(
 }
 
 async fn lookup(name: &str, limit: Duration) -> Vec<IpAddr> {
-    match tokio::time::timeout(limit, tokio::net::lookup_host((name, 0))).await {
+    #[expect(clippy::disallowed_methods, reason = "the name of the node, one lookup at a time")]
+    let found = tokio::net::lookup_host((name, 0));
+    match tokio::time::timeout(limit, found).await {
         Ok(Ok(found)) => found.map(|a| a.ip()).collect(),
         // Most node names do not resolve.
         Ok(Err(_)) | Err(_) => Vec::new(),

@@ -27,7 +27,7 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 #[must_use]
 pub fn system_tls() -> ClientConfig {
     let builder = || {
-        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        ClientConfig::builder_with_provider(Arc::new(quintlet_kit::crypto::provider()))
             .with_safe_default_protocol_versions()
             .expect("the provider has the default protocol versions")
     };

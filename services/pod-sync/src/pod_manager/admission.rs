@@ -1,5 +1,6 @@
 //! Admits pods beside the others, and makes room for critical pods (`pkg/kubelet/allocation, pkg/kubelet/preemption`).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
 use pod_sync_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
 use pod_sync_decisions::merge::creation_time;
+use pod_sync_decisions::resize::allocation;
 use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
 use pod_sync_decisions::status::{KillCause, KillOverride};
 use pod_sync_decisions::waiting::Waiting;
@@ -16,6 +18,7 @@ use pod_sync_decisions::{grace, preempt};
 use pod_sync_sources::SourceKind;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::pod as pods;
+use quintlet_model::runtime::ContainerState;
 
 use super::PodManager;
 use super::entry::PendingAdmission;
@@ -158,7 +161,8 @@ impl PodManager {
         }
     }
 
-    // Returns the pods that hold resources of this node, with what was allocated to them.
+    // Returns the pods that hold resources of this node, with the larger of what was allocated to them and what their running
+    // containers have.
     pub(super) fn active(&self, but: Option<&PodUid>) -> Vec<Arc<Pod>> {
         self.pods
             .workers()
@@ -166,8 +170,23 @@ impl PodManager {
                 let d = worker.desired.borrow();
                 Some(*uid) != but && !d.removed && d.rejected.is_none() && !self.is_over(uid)
             })
-            .map(|(_, worker)| Arc::clone(&worker.desired.borrow().pod))
+            .map(|(uid, worker)| self.with_actuated(uid, &worker.desired.borrow().pod))
             .collect()
+    }
+
+    fn with_actuated(&self, uid: &PodUid, pod: &Arc<Pod>) -> Arc<Pod> {
+        let Some(mut actuated) = self.ctx.checkpoints.allocations.actuated(uid) else {
+            return Arc::clone(pod);
+        };
+        let runtime = self.ctx.runtime.pleg.get(uid);
+        let newest = |name: &str| runtime.as_ref().and_then(|r| r.newest(name));
+        actuated
+            .containers
+            .retain(|name, _| newest(name).is_some_and(|c| c.state == ContainerState::Running));
+        match allocation::larger(pod, &actuated) {
+            Cow::Borrowed(_) => Arc::clone(pod),
+            Cow::Owned(larger) => Arc::new(larger),
+        }
     }
 
     // Terminates a victim and then wakes the worker of the pod that needs its resources. `short` are the insufficient resources.

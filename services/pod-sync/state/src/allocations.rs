@@ -378,6 +378,10 @@ impl Allocations {
         }
         let over = state.conditions.get_mut(uid)?.clear_in_progress();
         self.gauges.set(state.conditions.values());
+        if over.is_some() {
+            // A pod that has shrunk makes room for others.
+            self.freed();
+        }
         over
     }
 

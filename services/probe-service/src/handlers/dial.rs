@@ -14,6 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use quintlet_kit::lookup;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
@@ -126,7 +127,7 @@ pub(super) async fn dial(host: &str, port: u16, purpose: Purpose) -> Result<(Con
         return connect(SocketAddr::new(ip, port), purpose).await;
     }
     let mut first = None;
-    for address in tokio::net::lookup_host((host, port)).await.into_iter().flatten() {
+    for address in lookup::addresses(host, port).await.map_err(|e| format!("dial tcp: {e}"))? {
         match connect(address, purpose).await {
             Ok(connected) => return Ok(connected),
             Err(error) => {
@@ -134,7 +135,7 @@ pub(super) async fn dial(host: &str, port: u16, purpose: Purpose) -> Result<(Con
             }
         }
     }
-    Err(first.unwrap_or_else(|| format!("dial tcp: lookup {host}: no such host")))
+    Err(first.unwrap_or_default())
 }
 
 async fn connect(remote: SocketAddr, purpose: Purpose) -> Result<(Connection, Route), String> {

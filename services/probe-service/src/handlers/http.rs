@@ -28,6 +28,11 @@ use crate::target::HttpGet;
 /// Requests of one attempt at most: the tenth redirect is an error.
 const MAX_REQUESTS: usize = 10;
 const TLS_HANDSHAKE: Duration = Duration::from_secs(10);
+/// Largest header of an answer, in bytes. Go reads 10 MiB (`net/http: Transport.MaxResponseHeaderBytes`), which times the probes of a
+/// node is too much memory.
+const MAX_HEADER: u32 = 1 << 20;
+/// Most header fields of an answer. hyper has room for all of them on each connection.
+const MAX_HEADERS: usize = 8192;
 
 const TIMED_OUT: &str = "context deadline exceeded (Client.Timeout exceeded while awaiting headers)";
 const BODY_TIMED_OUT: &str =
@@ -168,6 +173,8 @@ impl Get {
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
             .title_case_headers(true)
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(usize::try_from(MAX_HEADER).unwrap_or(usize::MAX))
             .handshake(TokioIo::new(io))
             .await
             .map_err(|e| go_error_text(&e, route))?;
@@ -187,6 +194,7 @@ impl Get {
             .map_err(|e| format!("invalid URL: {e}"))?;
         *request.headers_mut() = self.headers.clone();
         let (mut sender, connection) = hyper::client::conn::http2::Builder::new(Tasks)
+            .max_header_list_size(MAX_HEADER)
             .handshake(TokioIo::new(io))
             .await
             .map_err(|e| go_error_text(&e, route))?;

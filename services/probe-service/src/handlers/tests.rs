@@ -120,6 +120,41 @@ async fn closed_port() -> SocketAddr {
 }
 
 #[tokio::test]
+async fn an_answer_may_have_a_thousand_headers() {
+    let many: String = (0..1000).map(|n| format!("X-{n}: {}\r\n", "v".repeat(100))).collect();
+    let (address, _requests) = serve(None, move |_| page("200 OK", &many, "fine")).await;
+    assert_eq!(http_get(get(address, "/")).await, Attempt::Success("fine".into()));
+    let huge = format!("X: {}\r\n", "v".repeat(2 << 20));
+    let (address, _requests) = serve(None, move |_| page("200 OK", &huge, "fine")).await;
+    let Attempt::Failure(error) = http_get(get(address, "/")).await else { panic!("2 MiB are too much") };
+    assert!(error.contains("Get"), "{error}");
+}
+
+#[tokio::test]
+async fn an_answer_over_http2_may_have_more_than_16_kib_of_headers() {
+    let acceptor = tls_acceptor(&[b"h2"]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let stream = acceptor.accept(stream).await.unwrap();
+        let service = hyper::service::service_fn(|_| async {
+            let mut answer =
+                ::http::Response::new(http_body_util::Full::new(bytes::Bytes::from_static(b"fine")));
+            for n in 0..400 {
+                let name = ::http::HeaderName::from_bytes(format!("x-{n}").as_bytes()).unwrap();
+                answer.headers_mut().insert(name, ::http::HeaderValue::from_str(&"v".repeat(100)).unwrap());
+            }
+            Ok::<_, std::convert::Infallible>(answer)
+        });
+        let server = hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
+        server.serve_connection(hyper_util::rt::TokioIo::new(stream), service).await
+    });
+    let https = HttpGet { scheme: UrlScheme::Https, ..get(address, "/") };
+    assert_eq!(http_get(https).await, Attempt::Success("fine".into()));
+}
+
+#[tokio::test]
 async fn the_status_decides_and_the_body_is_the_output() {
     let (address, _requests) = serve(None, |path| match path {
         "/200" => page("200 OK", "", "fine"),
@@ -290,19 +325,24 @@ async fn an_unsupported_scheme_fails_without_a_connection() {
     assert!(requests.try_recv().is_err(), "no other request is sent");
 }
 
-#[tokio::test]
-async fn any_certificate_is_accepted_and_plain_http_is_detected() {
+/// Returns an acceptor for a certificate of another name, with these application protocols.
+fn tls_acceptor(protocols: &[&[u8]]) -> TlsAcceptor {
     let certified = rcgen::generate_simple_self_signed(vec!["somebody.else".into()]).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::try_from(certified.signing_key.serialize_der()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(vec![certified.cert.der().clone()], key)
         .unwrap();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
-    let (address, _requests) = serve(Some(acceptor), |_| page("200 OK", "", "sealed")).await;
+    config.alpn_protocols = protocols.iter().map(|p| p.to_vec()).collect();
+    TlsAcceptor::from(Arc::new(config))
+}
+
+#[tokio::test]
+async fn any_certificate_is_accepted_and_plain_http_is_detected() {
+    let (address, _requests) = serve(Some(tls_acceptor(&[])), |_| page("200 OK", "", "sealed")).await;
     let tls = |address| HttpGet { scheme: UrlScheme::Https, ..get(address, "/") };
     assert_eq!(http_get(tls(address)).await, Attempt::Success("sealed".into()));
 

@@ -89,6 +89,7 @@ where
     let stop_signal = signals::stop_signal()?;
     let telemetry = quintlet_telemetry::init(service.name, &service.common.telemetry())?;
     on_start();
+    crate::crypto::install();
     timers::align();
     contain::panics_end_process();
     let stop = CancellationToken::new();

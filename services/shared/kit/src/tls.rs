@@ -20,7 +20,7 @@ use x509_parser::x509::SubjectPublicKeyInfo;
 /// checked, but the server must hold the certificate's key. The caller sets the application protocols.
 #[must_use]
 pub fn unverified() -> ClientConfig {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(crate::crypto::provider());
     ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .expect("ring has suites for TLS 1.2 and 1.3")
@@ -32,7 +32,7 @@ pub fn unverified() -> ClientConfig {
 /// Returns the certificate verifier of [`unverified`], for clients that are configured separately.
 #[must_use]
 pub fn unverified_certificate() -> Arc<dyn ServerCertVerifier> {
-    Arc::new(Unverified(rustls::crypto::ring::default_provider()))
+    Arc::new(Unverified(crate::crypto::provider()))
 }
 
 #[derive(Debug)]

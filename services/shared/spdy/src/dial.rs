@@ -49,7 +49,7 @@ async fn dial_trusting(
             return Ok(Box::new(stream) as Box<dyn Transport>);
         }
         let name = ServerName::try_from(host.to_owned()).map_err(|_| invalid("not a host name"))?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(quintlet_kit::crypto::provider());
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(io::Error::other)?

@@ -133,13 +133,15 @@ impl Correlator {
         }
     }
 
-    /// Aggregates, counts and filters, in this order, so that filtered events are counted, too.
+    /// Aggregates, counts and filters, in this order, so that filtered events are counted, too. An event has the time of its
+    /// occurrence; aggregates and the filter follow `now`.
     pub fn decide(&mut self, occurrence: &Occurrence, now: Timestamp) -> Decision {
         let Occurrence { kind, namespace, name, uid, event_type, reason, .. } = occurrence;
         let object = (kind, namespace, name, uid);
         let aggregate = self.hasher.digest((object, event_type, reason));
         let sender = self.hasher.digest((object, event_type));
-        let mut event = occurrence.to_event(&self.node, now);
+        let at = occurrence.at.unwrap_or(now);
+        let mut event = occurrence.to_event(&self.node, at);
         let message = self.hasher.digest(&occurrence.message);
         let (field_path, message) = if self.is_aggregated(aggregate, message, now) {
             event["message"] = json!(format!("{COMBINED}{}", occurrence.message));
@@ -167,7 +169,7 @@ impl Correlator {
                 let written = WrittenEvent {
                     name: text(&event["metadata"], "name").to_owned(),
                     count: 1,
-                    first: seconds(now),
+                    first: seconds(at),
                 };
                 self.written.put(key, written);
                 Decision::Create(key, event)
@@ -281,6 +283,22 @@ mod tests {
             create(correlator.decide(&Occurrence::of_node("n1", "Normal", "NodeReady", "m".into()), at(0)));
         assert_eq!(node["metadata"]["namespace"], "default");
         assert_eq!(node["involvedObject"], json!({"apiVersion": "v1", "kind": "Node", "name": "n1"}));
+    }
+
+    #[test]
+    fn an_event_that_is_written_late_has_the_time_of_its_occurrence() {
+        let mut correlator = Correlator::new("n1");
+        let mut what = occurrence("Started", "Container started");
+        what.at = Some(at(0));
+        let event = create(correlator.decide(&what, at(900)));
+        let time = json!(seconds(at(0)));
+        assert_eq!((&event["firstTimestamp"], &event["lastTimestamp"]), (&time, &time));
+        assert_eq!(event["metadata"]["name"], format!("web.{:x}", at(0).as_nanosecond()));
+        what.at = Some(at(60));
+        let Decision::Count { event, patch, .. } = correlator.decide(&what, at(901)) else {
+            panic!("counted")
+        };
+        assert_eq!((&event["firstTimestamp"], &patch["lastTimestamp"]), (&time, &json!(seconds(at(60)))));
     }
 
     #[test]

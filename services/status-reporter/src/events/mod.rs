@@ -36,6 +36,8 @@ pub struct Occurrence {
     pub message: String,
     /// Annotations of the Event object.
     pub annotations: BTreeMap<String, String>,
+    /// Time of the occurrence; `None`: when the event is queued.
+    pub at: Option<Timestamp>,
 }
 
 impl Occurrence {
@@ -58,7 +60,8 @@ impl Occurrence {
         if self.namespace.is_empty() { "default" } else { &self.namespace }
     }
 
-    /// Returns the v1 Event of the first occurrence.
+    /// Returns the v1 Event of the first occurrence, which was `at`
+    /// (`client-go/tools/record: recorderImpl.makeEvent`).
     #[must_use]
     pub fn to_event(&self, node: &str, at: Timestamp) -> Value {
         let time = seconds(at);

@@ -29,8 +29,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Queues events. Clones share the queue.
 #[derive(Clone)]
 pub struct Recorder {
-    /// Queue of events; `None` without an API server.
-    queue: Option<mpsc::Sender<Queued>>,
+    /// Queue of events and the clock; `None` without an API server.
+    queue: Option<(mpsc::Sender<Queued>, Clock)>,
     metrics: Metrics,
 }
 
@@ -72,7 +72,7 @@ impl Recorder {
     ) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
         let (correlator, recent) = (Correlator::new(node), RecentIds::default());
-        let writer = Writer { api, clock, correlator, recent, metrics: metrics.clone() };
+        let writer = Writer { api, clock: clock.clone(), correlator, recent, metrics: metrics.clone() };
         quintlet_kit::task::spawn("events", async move {
             // pod-sync sends its events again to the next process. Those of this process are lost.
             tokio::select! {
@@ -80,7 +80,7 @@ impl Recorder {
                 () = stop.cancelled() => {}
             }
         });
-        Self { queue: Some(queue), metrics }
+        Self { queue: Some((queue, clock)), metrics }
     }
 
     /// Queues an event and does not wait. Returns false if the queue is full and the event is lost.
@@ -104,10 +104,11 @@ impl Recorder {
             "event: {}", occurrence.message
         );
         let (done, waiting) = oneshot::channel();
-        let Some(queue) = &self.queue else {
+        let Some((queue, clock)) = &self.queue else {
             let _ = done.send(());
             return Some(waiting);
         };
+        let occurrence = Occurrence { at: occurrence.at.or_else(|| Some(clock.wall())), ..occurrence };
         let queued = queue.try_send(Queued { id, occurrence, done }).is_ok();
         if !queued && self.metrics.events_dropped.inc().is_multiple_of(100) {
             warn!("event queue is full, events are lost");

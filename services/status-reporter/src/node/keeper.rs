@@ -142,12 +142,17 @@ impl NodeKeeper {
         }
     }
 
-    /// Reads the Node. Returns false, and keeps the old object, if the read fails.
+    /// Reads the Node from the cache of the API server, which costs no read of etcd (`pkg/kubelet: tryUpdateNodeStatus`). After a
+    /// conflict, the Node is read from etcd. Returns false, and keeps the old object, if the read fails. A cache that has not seen
+    /// the last write keeps the old object, too.
     async fn read_again(&self, live: &mut Value, failures: &mut u32) -> bool {
-        match self.api.get(&node_path(&self.name)).await {
+        match self.api.get(&format!("{}?resourceVersion=0", node_path(&self.name))).await {
             Ok(read) => {
                 self.reached.set_serving(NODE).await;
                 *failures = 0;
+                if is_older(&read, live) {
+                    return true;
+                }
                 self.record_events(live, &read, Vec::new());
                 *live = read;
                 true
@@ -273,6 +278,14 @@ impl NodeKeeper {
     }
 }
 
+/// Returns whether an object is an earlier version of the same Node. A Node that was created again may have any version.
+fn is_older(read: &Value, live: &Value) -> bool {
+    let of = |object: &Value, field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    let version = |object: &Value| of(object, "resourceVersion").parse::<u64>().ok();
+    of(read, "uid") == of(live, "uid")
+        && matches!((version(read), version(live)), (Some(read), Some(live)) if read < live)
+}
+
 fn is_ready(node: &Value) -> bool {
     let conditions = node["status"]["conditions"].as_array();
     conditions.into_iter().flatten().any(|c| c["type"] == "Ready" && c["status"] == "True")
@@ -280,4 +293,23 @@ fn is_ready(node: &Value) -> bool {
 
 fn pause(failures: u32) -> Duration {
     FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1).min(10))).min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_version_of_the_same_node_is_older() {
+        let node = |uid: &str, version: &str| json!({"metadata": {"uid": uid, "resourceVersion": version}});
+        for (read, live, want) in [
+            (node("a", "9"), node("a", "10"), true),
+            (node("a", "10"), node("a", "10"), false),
+            (node("a", "11"), node("a", "10"), false),
+            (node("b", "9"), node("a", "10"), false),
+            (node("a", ""), node("a", "10"), false),
+        ] {
+            assert_eq!(is_older(&read, &live), want, "{read} {live}");
+        }
+    }
 }

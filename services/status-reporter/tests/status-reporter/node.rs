@@ -254,6 +254,31 @@ async fn events_are_created_counted_and_recreated_after_they_expired() {
 }
 
 #[tokio::test]
+async fn an_event_that_waited_for_the_api_server_has_the_time_of_its_cause() {
+    let api = TestApi::start().await;
+    let mut service = Running::start(Some(&api)).await;
+    let at_unix_ns = 1_700_000_000_000_000_000;
+    let event = wire::RecordEventRequest {
+        kind: "Pod".into(),
+        namespace: "default".into(),
+        name: "web".into(),
+        uid: "u".into(),
+        r#type: "Normal".into(),
+        reason: "Started".into(),
+        message: "Container started".into(),
+        at_unix_ns,
+        ..Default::default()
+    };
+    assert!(service.client.record_event(event).await.unwrap().into_inner().queued);
+    let all = api.list("events");
+    let seen = all.iter().find(|e| e["reason"] == "Started").unwrap();
+    for field in ["firstTimestamp", "lastTimestamp"] {
+        assert_eq!(seen[field], "2023-11-14T22:13:20Z", "{field}: {seen}");
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
 async fn an_event_that_is_not_written_when_status_reporter_stops_is_not_acknowledged() {
     let api = TestApi::start().await;
     let service = Running::start(Some(&api)).await;
@@ -473,6 +498,21 @@ async fn a_node_is_registered_with_the_configured_labels_and_taints() {
     let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
     assert!(!tainted(&node), "{node:#}");
     assert_eq!(node["metadata"]["labels"]["tier"], "core", "labels of ours are for a node that is made");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn periodic_reads_of_the_node_are_answered_from_the_cache_of_the_api_server() {
+    let api = TestApi::start().await;
+    let settings = Settings { update_every: Duration::from_millis(50), ..Settings::default() };
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
+    service.facts(&[]).await;
+    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    let before = api.counts().of("get nodes");
+    api.wait_for_requests("get nodes", before + 2, PATIENCE).await;
+    for read in api.requests("get nodes").iter().skip(usize::try_from(before).unwrap()) {
+        assert_eq!(read.query, "resourceVersion=0", "{read:?}");
+    }
     service.stop().await;
 }
 

@@ -76,6 +76,8 @@ async fn debug_pages_show_the_pods_and_all_services() {
     assert_eq!(network["name"], "eth0", "{summary}");
     assert!(network["rxBytes"].as_u64() > Some(0) && network["txBytes"].as_u64() > Some(0), "{network}");
     assert!(summary["pods"][0]["process_stats"]["process_count"].as_u64() > Some(0), "{summary}");
+    let is_v1 = !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    assert!(!is_v1 || !summary.to_string().contains("\"psi\""), "cgroups v1 count no pressure: {summary}");
     let light =
         wait_json(&node, "/stats/summary?only_cpu_and_memory=true", |s| s["pods"][0].is_object()).await;
     assert_eq!((&light["node"]["fs"], &light["pods"][0]["network"]), (&Value::Null, &Value::Null));
@@ -111,11 +113,23 @@ async fn debug_pages_show_the_pods_and_all_services() {
         ("container_threads", "container=\"main\""),
         ("container_processes", "container=\"\",id=\"/"),
         ("container_network_receive_packets_total", &format!("{of_web},interface=\"eth0\"")),
+        ("container_cpu_usage_seconds_total", "container=\"\",id=\"/\""),
+        ("container_memory_working_set_bytes", "container=\"\",id=\"/\""),
+        ("container_ulimits_soft", "container=\"main\""),
     ] {
         let (_, time) =
             sample(&cadvisor, name, within).unwrap_or_else(|| panic!("{name} {within}\n{cadvisor}"));
         assert!(time.is_some(), "{name}");
     }
+
+    let sandbox = cadvisor.lines().find(|line| {
+        line.starts_with("container_memory_working_set_bytes{container=\"\",")
+            && line.contains(of_web)
+            && !line.contains("name=\"\"")
+    });
+    assert!(sandbox.is_some(), "the sandbox has a row: {cadvisor}");
+
+    assert!(!is_v1 || !cadvisor.contains("\ncontainer_pressure_"), "{cadvisor}");
 
     wait_page(&node, "/metrics/probes", |text| {
         sample(text, "prober_probe_total", "pod=\"web\"").is_some_and(|(value, _)| value > 0.0)

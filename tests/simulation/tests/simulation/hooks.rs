@@ -74,6 +74,36 @@ async fn a_failed_hook_is_reported_and_a_failed_post_start_stops_its_container()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_whose_post_start_hook_fails_is_stopped_after_its_pre_stop_hook() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.on_exec(|_, command| ExecReply {
+        exit_code: i32::from(command[0] == "bad"),
+        ..ExecReply::default()
+    });
+    let mut pod = with_hook("both", "postStart", exec("bad"));
+    pod["spec"]["containers"][0]["lifecycle"]["preStop"] = exec("drain");
+    let uid = sim.create(pod);
+    let first = async || {
+        sim.wait_runtime("a container", |r| r.containers().iter().any(|c| c.pod_uid() == uid)).await;
+        sim.runtime.containers().into_iter().find(|c| c.pod_uid() == uid).unwrap().id().to_owned()
+    };
+    let first = first().await;
+    sim.wait_calls(Method::StopContainer, &first, 1).await;
+    let calls = sim.runtime.calls();
+    let of_first: Vec<_> = calls
+        .iter()
+        .filter(|c| c.subjects.contains(&first))
+        .filter(|c| matches!(c.method, Method::ExecSync | Method::StopContainer))
+        .map(|c| match c.method {
+            Method::ExecSync => c.request::<v1::ExecSyncRequest>().cmd.join(" "),
+            _ => "stop".to_owned(),
+        })
+        .collect();
+    assert_eq!(of_first, ["bad", "drain", "stop"]);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pre_stop_hook_with_a_broken_connection_neither_fails_nor_runs_again() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(with_hook("cut", "preStop", exec("drain")));

@@ -41,6 +41,7 @@ mod restarts;
 mod shutdown;
 mod silence;
 mod sources;
+mod terminating;
 mod undecodable;
 mod unknown;
 mod volume_faults;

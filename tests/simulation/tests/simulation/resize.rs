@@ -189,6 +189,36 @@ async fn a_resize_that_does_not_fit_waits_until_another_pod_terminates() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shrunk_pod_holds_its_resources_until_the_runtime_has_reduced_them() {
+    let sim = Sim::start(Options::default()).await;
+    let large = cpu_milli() - 500;
+    for (name, cpu) in [("large", large), ("small", 100)] {
+        let _uid = sim.create(sized(name, milli(cpu)));
+        sim.wait_ready(name).await;
+    }
+    let hung = sim.runtime.hang(UPDATE);
+    resize(&sim, "large", milli(100));
+    sim.wait_runtime("an update", |r| r.in_flight(UPDATE) == 1).await;
+    resize(&sim, "small", milli(large));
+    let deferred = |p: &Seen| condition(p, "PodResizePending")["reason"] == "Deferred";
+    let seen = sim.wait_pod("small", "deferred", deferred).await;
+    let text = format!(
+        "Node didn't have enough resource: cpu, requested: {large}, used: {large}, capacity: {}",
+        cpu_milli()
+    );
+    assert_eq!(condition(&seen, "PodResizePending")["message"], text.as_str());
+    let _uid = sim.create(sized("new", milli(500)));
+    let seen = sim.wait_pod("new", "rejected", |p| p.phase() == "Failed").await;
+    assert_eq!(seen.text("/status/reason"), "OutOfcpu", "{seen:?}");
+    sim.runtime.unscript(hung);
+    sim.wait_pod("large", "smaller", |p| has(p, &milli(100))).await;
+    let reduced = std::time::Instant::now();
+    sim.wait_pod("small", "larger", |p| has(p, &milli(large))).await;
+    assert!(reduced.elapsed() < Duration::from_secs(10), "{:?}", reduced.elapsed());
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_critical_pods_resize_preempts_other_pods() {
     let sim = Sim::start(Options::default()).await;
     let victim = cpu_milli() - 500;

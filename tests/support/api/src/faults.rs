@@ -63,6 +63,8 @@ pub struct Request {
     pub namespace: String,
     /// Empty for collections.
     pub name: String,
+    /// Query of the URL, as it was sent.
+    pub query: String,
     /// `User-Agent` header.
     pub user_agent: String,
     /// JSON body, null without one.
@@ -79,6 +81,7 @@ impl Request {
             subresource: nothing(),
             namespace: nothing(),
             name: nothing(),
+            query: nothing(),
             user_agent: nothing(),
             body: Value::Null,
         }
@@ -326,6 +329,7 @@ mod tests {
             subresource: sub.into(),
             namespace: "default".into(),
             name: "web".into(),
+            query: String::new(),
             user_agent: String::new(),
             body: Value::Null,
         };

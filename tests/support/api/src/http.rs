@@ -94,6 +94,7 @@ async fn handle(State(server): State<Arc<Server>>, request: HttpRequest) -> Resp
         subresource: target.subresource.clone(),
         namespace: target.namespace.clone(),
         name: target.name.clone(),
+        query: parts.uri.query().unwrap_or_default().to_owned(),
         user_agent: header(header::USER_AGENT),
         body: json_body.as_ref().cloned().unwrap_or(Value::Null),
     };

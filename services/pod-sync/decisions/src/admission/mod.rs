@@ -105,7 +105,7 @@ pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> AdmitResult {
             "SupplementalGroupsPolicy=Strict is not supported in this node",
         );
     }
-    let short = insufficient_resources(pod, others, view.allocatable);
+    let short = insufficient_resources(pod, others, view.allocatable, node);
     let verdict = match (short.first(), predicate_failure(pod, others, node)) {
         // Preemption solves insufficient resources only, and only for critical pods.
         (Some(_), None) if critical => AdmitResult::Preempt(short),

@@ -1,9 +1,10 @@
 //! Checks whether allocatable resources suffice for a pod (`pkg/kubelet/lifecycle`).
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
 
 use super::Rejection;
 use crate::qos::{self, ResourceList};
+use crate::quantity::Quantity;
 
 /// A resource of which the node has too little (`pkg/kubelet/lifecycle: InsufficientResourceError`).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,13 +37,17 @@ impl InsufficientResource {
     }
 }
 
-/// Returns the insufficient resources, in the order in which they are reported.
+/// Returns the insufficient resources, in the order in which they are reported. Extended resources and huge pages that this
+/// node does not measure itself are those of the Node's status (`pkg/kubelet/lifecycle: predicateAdmitHandler.Admit,
+/// removeMissingExtendedResources`).
 #[must_use]
 pub fn insufficient_resources(
     pod: &Pod,
     others: &[&Pod],
-    allocatable: &ResourceList,
+    own: &ResourceList,
+    node: &Node,
 ) -> Vec<InsufficientResource> {
+    let allocatable = &with_scalar_resources(own, node);
     let amount = |l: &ResourceList, name: &str| {
         let q = l.get(name).copied().unwrap_or_default();
         if name == "cpu" { q.milli_value() } else { q.value() }
@@ -59,7 +64,7 @@ pub fn insufficient_resources(
     let scalar = wanted.keys().map(String::as_str).filter(|n| !fixed.contains(n));
     for name in fixed.into_iter().chain(scalar) {
         let requested = amount(&wanted, name);
-        // An extended resource that the node does not list is not checked here.
+        // An extended resource that the node does not list belongs to the cluster, or to a driver.
         if requested <= 0 || (!fixed.contains(&name) && !allocatable.contains_key(name)) {
             continue;
         }
@@ -70,4 +75,20 @@ pub fn insufficient_resources(
         }
     }
     short
+}
+
+fn with_scalar_resources(own: &ResourceList, node: &Node) -> ResourceList {
+    let of_node = node.status.as_ref().and_then(|s| s.allocatable.as_ref()).into_iter().flatten();
+    let scalar = of_node.filter(|(name, _)| is_extended(name) || name.starts_with(HUGE_PAGES));
+    let mut all: ResourceList = scalar.map(|(name, amount)| (name.clone(), Quantity::of(amount))).collect();
+    all.extend(own.iter().map(|(name, amount)| (name.clone(), *amount)));
+    all
+}
+
+const HUGE_PAGES: &str = "hugepages-";
+
+/// Returns whether a name is that of an extended resource (`pkg/apis/core/v1/helper: IsExtendedResourceName`).
+fn is_extended(name: &str) -> bool {
+    let is_native = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    !name.starts_with("requests.") && name.split_once('/').is_some_and(|(domain, _)| !is_native(domain))
 }

@@ -98,6 +98,32 @@ fn a_critical_pod_preempts_others_unless_it_is_rejected_for_another_reason() {
 }
 
 #[test]
+fn extended_resources_and_huge_pages_in_the_status_of_the_node_are_counted() {
+    let (mut n, a) = (node(), allocatable());
+    n.status.get_or_insert_default().allocatable = Some(
+        serde_json::from_value(json!({
+            "example.com/dongle": "2", "hugepages-2Mi": "4Mi", "storage.kubernetes.io/native": "1", "cpu": "1m",
+            "example.com/gpu": "0",
+        }))
+        .unwrap(),
+    );
+    let v = view(Some(&n), &a);
+    let two = requesting(json!({"example.com/dongle": "2"}));
+    for (wanted, others, want) in [
+        (json!({"example.com/dongle": "2"}), vec![], ""),
+        (json!({"example.com/dongle": "3"}), vec![], "OutOfexample.com/dongle"),
+        (json!({"example.com/dongle": "1"}), vec![&two], "OutOfexample.com/dongle"),
+        (json!({"hugepages-2Mi": "6Mi"}), vec![], "OutOfhugepages-2Mi"),
+        (json!({"storage.kubernetes.io/native": "2"}), vec![], ""),
+        (json!({"example.com/unknown": "1"}), vec![], ""),
+        // Measured by this node itself.
+        (json!({"cpu": "1", "example.com/gpu": "1"}), vec![], ""),
+    ] {
+        assert_eq!(reason(&admit(&requesting(wanted.clone()), &others, &v)), want, "{wanted}");
+    }
+}
+
+#[test]
 fn requests_of_the_pod_level_replace_those_of_containers() {
     let (n, a) = (node(), allocatable());
     let v = view(Some(&n), &a);

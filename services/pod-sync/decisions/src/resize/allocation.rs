@@ -99,6 +99,36 @@ pub fn apply<'a>(pod: &'a Pod, allocated: &PodResources) -> Cow<'a, Pod> {
     Cow::Owned(pod)
 }
 
+/// Returns the pod with the larger of its requests and those in `actuated`, for CPU and memory: a shrunk pod holds what it had
+/// until the runtime has reduced it (`k8s.io/component-helpers/resource: PodRequests` with `UseStatusResources`). Borrowed if
+/// nothing is larger.
+#[must_use]
+pub fn larger<'a>(pod: &'a Pod, actuated: &PodResources) -> Cow<'a, Pod> {
+    let mut all = of_pod(pod);
+    let mut is_larger = false;
+    for (name, own) in &mut all.containers {
+        if let Some(had) = actuated.containers.get(name) {
+            is_larger |= raise(&mut own.requests, had.requests.as_ref());
+        }
+    }
+    if let (Some(own), Some(had)) = (&mut all.pod_level, &actuated.pod_level) {
+        is_larger |= raise(&mut own.requests, had.requests.as_ref());
+    }
+    if is_larger { apply(pod, &all) } else { Cow::Borrowed(pod) }
+}
+
+fn raise(own: &mut Option<Amounts>, had: Option<&Amounts>) -> bool {
+    let mut is_larger = false;
+    for (name, had) in had.into_iter().flatten().filter(|(name, _)| RESIZABLE.contains(&name.as_str())) {
+        let has = own.as_ref().and_then(|own| own.get(name)).map(Quantity::of).unwrap_or_default();
+        if Quantity::of(had) > has {
+            own.get_or_insert_default().insert(name.clone(), had.clone());
+            is_larger = true;
+        }
+    }
+    is_larger
+}
+
 /// Derives the allocation from a status, if the checkpoint is lost. `None` if the status has no resources of any container.
 #[must_use]
 pub fn of_status(pod: &Pod, status: &PodStatus) -> Option<PodResources> {

@@ -1,20 +1,27 @@
 //! The httpGet handler of lifecycle hooks (`pkg/kubelet/lifecycle`). Every answer is a success, and certificates are not
 //! verified.
 
+use std::io;
+use std::net::SocketAddr;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri, header};
 use http_body_util::Empty;
 use hyper::body::Incoming;
 use hyper_rustls::HttpsConnectorBuilder;
 use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::connect::dns::Name;
 use hyper_util::rt::TokioExecutor;
 use k8s_openapi::api::core::v1::{Container, HTTPGetAction, HTTPHeader};
 
 use pod_sync_decisions::probes::resolve_port;
-use quintlet_kit::redirect;
 use quintlet_kit::url_scheme::{SchemeError, UrlScheme};
+use quintlet_kit::{lookup, redirect};
 
 const USER_AGENT: &str = "kube-lifecycle/1.36";
+/// Most header fields of an answer. hyper reads 100 by default, Go any number.
+const MAX_HEADERS: usize = 8192;
 
 /// The scheme of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,6 +169,10 @@ async fn follow(first: Uri, headers: &HeaderMap, host: Option<&HeaderValue>) -> 
     Err(NoAnswer::Redirects)
 }
 
+async fn resolve(host: Name) -> io::Result<std::vec::IntoIter<SocketAddr>> {
+    lookup::addresses(host.as_str(), 0).await.map(Vec::into_iter)
+}
+
 async fn send(
     url: &Uri,
     headers: &HeaderMap,
@@ -173,13 +184,18 @@ async fn send(
     if let Some(host) = host {
         request.headers_mut().insert(header::HOST, host.clone());
     }
+    let mut tcp = HttpConnector::new_with_resolver(tower::service_fn(resolve));
+    tcp.enforce_http(false);
     let connector = HttpsConnectorBuilder::new()
         .with_tls_config(quintlet_kit::tls::unverified())
         .https_or_http()
         .enable_http1()
-        .build();
+        .wrap_connector(tcp);
     // One client per request: hooks are rare, and no connection is reused.
-    let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector);
+    let client = Client::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(0)
+        .http1_max_headers(MAX_HEADERS)
+        .build(connector);
     client.request(request).await.map_err(|error| NoAnswer::Transport { url: url.clone(), error })
 }
 
@@ -206,6 +222,14 @@ mod tests {
             serde_json::from_value(json!({"name": "c", "ports": [{"name": "web", "containerPort": 1}]}))
                 .unwrap();
         get(&handler, Some(&container), Some("127.0.0.1".to_owned())).await
+    }
+
+    #[tokio::test]
+    async fn an_answer_may_have_a_thousand_headers() {
+        let many: String = (0..1000).map(|n| format!("x-{n}: 1\r\n")).collect();
+        let answer = format!("HTTP/1.1 200 X\r\n{many}content-length: 0\r\nconnection: close\r\n\r\n");
+        let server = Server::start(false, move |_| answer.clone()).await;
+        assert_eq!(hook(json!({"port": server.port})).await, Ok(Sent::AsAsked));
     }
 
     #[tokio::test]

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ExecAction, LifecycleHandler, Pod};
 use pod_sync_clients::{CallError, EventType, ExecOutput};
-use pod_sync_decisions::grace::{self, PodGrace};
 use pod_sync_decisions::waiting::{Hook, StartFailure, Waiting};
 use quintlet_kit::clock;
 use quintlet_model::ids::ContainerId;
@@ -133,7 +132,8 @@ fn failure_text(hook: &LifecycleHandler, container: &str, pod: &str, error: &str
 }
 
 impl Worker {
-    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the container is stopped.
+    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the container is stopped, with
+    /// its preStop hook (`pkg/kubelet/kuberuntime: startContainer, killContainer`).
     pub(super) async fn post_start(
         &mut self,
         pod: &Pod,
@@ -179,12 +179,14 @@ impl Worker {
             "PostStartHook failed",
             field_path,
         );
-        self.ctx.reporting.events.pod(pod, EventType::Normal, "Killing", "FailedPostStartHook", field_path);
-        let seconds =
-            grace::stop_timeout(grace::container_grace(PodGrace::of_pod(pod), Some(container), None, None));
-        let _ = self.ctx.runtime.calls.stop_container(id, seconds).await;
+        let instance = (id, container.name.as_str());
+        // An interrupted stop is repeated with the hook, whose result cri-proxy keeps. The kubelet ignores a refusal.
+        if let Err(halt @ (Halt::Interrupted(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) =
+            self.kill_named(pod, instance, ips, "FailedPostStartHook", None, None).await
+        {
+            return Err(halt.into());
+        }
         self.record.post_starts.remove(id.as_str());
-        self.acted();
         Err(NotStarted::Waits(StartFailure::PostStartHookError.with_message(why)))
     }
 

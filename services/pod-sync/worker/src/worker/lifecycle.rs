@@ -56,13 +56,15 @@ struct SuspensionReport {
     reported_until: Duration,
 }
 
-/// The type of a sync, a label of metrics (`pkg/kubelet/types: SyncPodType`).
+/// The type of a sync, a label of metrics (`pkg/kubelet/types: SyncPodType`, and `terminated` for the last pass: `pkg/kubelet:
+/// podWorkers.podWorkerLoop`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SyncType {
     Create,
     Update,
     Sync,
     Kill,
+    Terminated,
 }
 
 impl SyncType {
@@ -72,6 +74,7 @@ impl SyncType {
             Self::Update => "update",
             Self::Sync => "sync",
             Self::Kill => "kill",
+            Self::Terminated => "terminated",
         }
     }
 }
@@ -195,6 +198,8 @@ impl Worker {
         }
         let kind = match work {
             Work::Sync => std::mem::replace(&mut self.work_loop.sync_type, SyncType::Sync),
+            // A pass that fails has the type of the update that caused it.
+            Work::Terminated if matches!(next, Ok(Next::Advance)) => SyncType::Terminated,
             Work::Terminating | Work::Terminated | Work::Finished { .. } | Work::WaitForFullName { .. } => {
                 SyncType::Kill
             }

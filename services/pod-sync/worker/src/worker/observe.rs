@@ -69,7 +69,13 @@ impl Worker {
             }
         };
         self.observed.freshness.observed(runtime.cursor.epoch);
-        self.observed.last = Some(Arc::clone(&runtime));
+        self.observed_now(&runtime).await;
+        Ok(runtime)
+    }
+
+    // Takes over a runtime state, and reads the termination messages of containers that have exited.
+    pub(super) async fn observed_now(&mut self, runtime: &SharedPodRuntime) {
+        self.observed.last = Some(Arc::clone(runtime));
         let exited: Vec<_> = runtime
             .containers
             .iter()
@@ -90,7 +96,6 @@ impl Worker {
             self.observed.termination_messages.extend(read);
         }
         self.observed.termination_messages.retain(|id, _| runtime.containers.iter().any(|c| c.id == *id));
-        Ok(runtime)
     }
 
     // Begins a pass: observes the runtime and computes the status.
@@ -118,6 +123,11 @@ impl Worker {
                 }
             }
         }
+        Ok(self.pass_of(runtime, is_terminal))
+    }
+
+    // Computes the status from a runtime state and the newest probe results.
+    pub(super) fn pass_of(&mut self, runtime: SharedPodRuntime, is_terminal: bool) -> Pass {
         let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
         record_starts(&mut self.record.container_starts, &runtime.containers, wall, boot);
         let memory = self.ctx.probes.memory(&self.pod_ref.uid);
@@ -137,7 +147,7 @@ impl Worker {
             self.record.active = Some(PodStart::at(start.0, self.record.active, wall, boot));
         }
         let status = self.make_status(&runtime, &probes, is_terminal);
-        Ok(Pass { pod: Arc::clone(&self.pod), runtime, probes, status })
+        Pass { pod: Arc::clone(&self.pod), runtime, probes, status }
     }
 
     pub(super) fn make_status(

@@ -21,7 +21,8 @@ pub(super) struct TargetInput<'a> {
     pub status: &'a PodStatus,
     /// The runtime state.
     pub runtime: &'a PodRuntime,
-    /// Whether the pod is terminating: readiness probes continue, the others stop.
+    /// Whether the pod is terminating: readiness probes continue, the others stop, those of sidecars too. kubelet 1.36 continues
+    /// the others of sidecars (`pkg/kubelet/prober: manager.StopLivenessAndStartup`).
     pub terminating: bool,
     /// Signs exec probes.
     pub key: &'a GrantKey,
@@ -35,9 +36,7 @@ pub(super) fn target(input: &TargetInput<'_>) -> Option<wire::PodTarget> {
     let spec = pod::spec(input.pod);
     let sidecars = pod::init_containers(input.pod).iter().filter(|c| pod::is_sidecar(c));
     let containers: Vec<_> =
-        spec.containers.iter().map(|c| (c, false)).chain(sidecars.map(|c| (c, true))).collect();
-    let containers: Vec<_> =
-        containers.into_iter().filter_map(|(c, sidecar)| container(input, c, sidecar)).collect();
+        spec.containers.iter().chain(sidecars).filter_map(|c| container(input, c)).collect();
     if containers.is_empty() {
         return None;
     }
@@ -51,7 +50,7 @@ pub(super) fn target(input: &TargetInput<'_>) -> Option<wire::PodTarget> {
     })
 }
 
-fn container(input: &TargetInput<'_>, c: &Container, sidecar: bool) -> Option<wire::ContainerTarget> {
+fn container(input: &TargetInput<'_>, c: &Container) -> Option<wire::ContainerTarget> {
     let instance = input.runtime.newest(&c.name);
     let id = instance.map(|i| i.id.as_str().to_owned()).unwrap_or_default();
     let all = [
@@ -61,7 +60,7 @@ fn container(input: &TargetInput<'_>, c: &Container, sidecar: bool) -> Option<wi
     ];
     let probes: Vec<_> = all
         .into_iter()
-        .filter(|(t, _)| !input.terminating || sidecar || *t == ProbeType::Readiness)
+        .filter(|(t, _)| !input.terminating || *t == ProbeType::Readiness)
         .filter_map(|(t, p)| probe(input.key, c, &id, t, p.as_ref()?))
         .collect();
     if probes.is_empty() {

@@ -50,6 +50,14 @@ impl Worker {
             .set_waiting(&self.pod_ref.uid, Some(Waiting::of(&wait, self.ctx.clock.wall())));
     }
 
+    // Publishes a new status in the middle of a step, whose wait stays.
+    pub(super) fn show_progress(&mut self) {
+        let waiting = self.published.waiting.take();
+        self.keep_waiting();
+        self.show(false);
+        self.published.waiting = waiting;
+    }
+
     pub(super) fn show(&mut self, between: bool) {
         let desired = self.desired();
         let old = self.ctx.reporting.views.get(&self.pod_ref.uid);

@@ -17,7 +17,7 @@ use pod_sync_decisions::waiting::{Hook, Waiting, WaitingFor};
 use quintlet_kit::{clock, failpoint, task};
 use quintlet_model::ids::{ContainerId, PodUid};
 use quintlet_model::outcome::Outcome;
-use quintlet_model::runtime::{Container as RuntimeContainer, PodRuntime};
+use quintlet_model::runtime::{ContainerState, PodRuntime, SharedPodRuntime};
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::watch;
 
@@ -27,6 +27,8 @@ use super::{Halt, Step, Worker, runtime_files};
 use crate::context::StopContext;
 use pod_sync_views as view;
 
+/// Time from a change during a stop to its report. A pod whose containers all stop quickly has one status.
+const SETTLE: Duration = Duration::from_millis(500);
 /// Interval of retries on the socket of cri-proxy.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -36,7 +38,10 @@ struct ContainerStop<'a> {
     // None if the spec is lost; the annotations of the container then give hook and grace period.
     pod: Option<&'a Pod>,
     container: Option<&'a Container>,
-    instance: &'a RuntimeContainer,
+    id: &'a ContainerId,
+    name: &'a str,
+    // The preStop hook in the annotations of the instance.
+    recorded_hook: Option<&'a str>,
     field_path: String,
     message: String,
     grace: i64,
@@ -44,7 +49,12 @@ struct ContainerStop<'a> {
     // CLOCK_BOOTTIME of an earlier try, whose hook may have run.
     began: Option<Duration>,
     hooks: &'a RunningHooks<'a>,
+    // Containers of the pod that have ended by themselves, as far as they are observed during the stop.
+    ended: Ended,
 }
+
+/// The containers of a pod that have ended since its stop began.
+pub(super) type Ended = watch::Receiver<HashSet<ContainerId>>;
 
 /// The running preStop hooks of a pod. The view shows the wait for them.
 struct RunningHooks<'a> {
@@ -99,7 +109,7 @@ impl ContainerStop<'_> {
         let hook = self.pre_stop().filter(|hook| hook.http_get.is_none() || self.began.is_none());
         if let Some(hook) = hook.filter(|_| self.grace > 0) {
             let limit = clock::seconds(self.grace);
-            let id = &self.instance.id;
+            let id = self.id;
             // A command that did not reach cri-proxy runs when cri-proxy is back. The container stops after it.
             let run = async {
                 loop {
@@ -111,9 +121,9 @@ impl ContainerStop<'_> {
                     }
                 }
             };
-            self.hooks.begin(&self.instance.name);
-            let ran = tokio::time::timeout(limit, run).await;
-            self.hooks.end(&self.instance.name);
+            self.hooks.begin(self.name);
+            let ran = tokio::time::timeout(limit, self.unless_ended(&hook, run)).await;
+            self.hooks.end(self.name);
             let failed = match ran {
                 Ok(Ok(())) => None,
                 Ok(Err(HookError::Failed { error, .. })) => Some(error),
@@ -137,7 +147,7 @@ impl ContainerStop<'_> {
         let timeout = grace::stop_timeout(left(ctx.clock.boot()));
         ctx.runtime
             .calls
-            .stop_container(&self.instance.id, timeout)
+            .stop_container(self.id, timeout)
             .await
             .map_err(|e| Halt::of(&e, Step::StopContainer))
     }
@@ -145,7 +155,29 @@ impl ContainerStop<'_> {
     fn pre_stop(&self) -> Option<LifecycleHandler> {
         match self.container {
             Some(c) => c.lifecycle.as_ref()?.pre_stop.clone(),
-            None => serde_json::from_str(self.instance.annotations.get(labels::PRE_STOP_HANDLER)?).ok(),
+            None => serde_json::from_str(self.recorded_hook?).ok(),
+        }
+    }
+
+    /// Waits for a hook. A sleep ends with its container, like a command that the runtime ends. With kubelet 1.36 it does not
+    /// (`pkg/kubelet/lifecycle: handlerRunner.runSleepHandler`).
+    async fn unless_ended(
+        &self,
+        hook: &LifecycleHandler,
+        run: impl Future<Output = Result<(), HookError>>,
+    ) -> Result<(), HookError> {
+        let is_sleep = hook.exec.is_none() && hook.sleep.is_some();
+        let mut ended = self.ended.clone();
+        let has_ended = async {
+            // Without a sender, the containers are not observed.
+            if ended.wait_for(|ended| ended.contains(self.id)).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            ran = run => ran,
+            // The sleep has no further effect.
+            () = has_ended, if is_sleep => Ok(()),
         }
     }
 }
@@ -173,22 +205,39 @@ impl Worker {
         override_seconds: Option<i64>,
     ) -> Result<(), Halt> {
         let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
-        let (container, kind) = find(pod, &instance.name);
+        self.kill_named(pod, (id, &instance.name), runtime.ips(), message, reason, override_seconds).await
+    }
+
+    /// Stops a container of the spec, which the runtime state need not show yet.
+    pub(super) async fn kill_named(
+        &mut self,
+        pod: &Pod,
+        (id, name): (&ContainerId, &str),
+        ips: &[IpAddr],
+        message: &str,
+        reason: Option<KillReason>,
+        override_seconds: Option<i64>,
+    ) -> Result<(), Halt> {
+        let (container, kind) = find(pod, name);
         let began = self.stops_begin([id]).remove(id.as_str());
-        let stopping = self.ctx.stop_context();
+        let (stopping, uid) = (self.ctx.stop_context(), self.pod_ref.uid.clone());
+        let ended = watch::Sender::default();
         let stop = ContainerStop {
             ctx: &stopping,
             pod: Some(pod),
             container,
-            instance,
-            field_path: kind.field_path(&instance.name),
+            id,
+            name,
+            recorded_hook: None,
+            field_path: kind.field_path(name),
             message: message.to_owned(),
             grace: grace::container_grace(PodGrace::of_pod(pod), container, reason, override_seconds),
-            ips: runtime.ips(),
+            ips,
             began,
-            hooks: &RunningHooks::new(&stopping, &self.pod_ref.uid),
+            hooks: &RunningHooks::new(&stopping, &uid),
+            ended: ended.subscribe(),
         };
-        let stopped = stop.run(std::future::ready(())).await;
+        let stopped = self.observing(&ended, stop.run(std::future::ready(()))).await;
         self.acted();
         stopped
     }
@@ -202,15 +251,10 @@ impl Worker {
         let pod = Arc::clone(&self.pod);
         let plan = grace::termination_plan(Some(&pod), runtime);
         let begun = self.stops_begin(plan.iter().map(|stop| &stop.id));
-        let result = stop_all_containers(
-            &self.ctx.stop_context(),
-            Some(&pod),
-            runtime,
-            &plan,
-            override_seconds,
-            &begun,
-        )
-        .await;
+        let (stopping, ended) = (self.ctx.stop_context(), watch::Sender::default());
+        let seen = ended.subscribe();
+        let stops = stop_observed(&stopping, Some(&pod), runtime, &plan, override_seconds, &begun, &seen);
+        let result = self.observing(&ended, stops).await;
         self.acted();
         if let Err(Halt::Failed { error, .. }) = &result {
             self.ctx.reporting.events.pod(
@@ -222,6 +266,65 @@ impl Worker {
             );
         }
         result
+    }
+
+    /// Waits for `stops` of containers. Meanwhile, reports what changes, as a pass does: a container that has ended is not ready,
+    /// and a failed readiness probe counts. kubelet 1.36 reports nothing of the runtime until all containers have stopped
+    /// (`pkg/kubelet: SyncTerminatingPod`).
+    async fn observing<T>(
+        &mut self,
+        ended: &watch::Sender<HashSet<ContainerId>>,
+        stops: impl Future<Output = T>,
+    ) -> T {
+        let wakeup = Arc::clone(&self.work_loop.wakeup);
+        let mut is_woken = false;
+        let reports = async {
+            loop {
+                wakeup.notified().await;
+                is_woken = true;
+                self.note_ended(ended);
+                tokio::time::sleep(SETTLE).await;
+                self.report_progress().await;
+            }
+        };
+        let done = tokio::select! {
+            biased;
+            done = stops => done,
+            // The next pass reports again.
+            never = reports => never,
+        };
+        if is_woken {
+            // The wake-up was for the next pass, too.
+            wakeup.notify_one();
+        }
+        done
+    }
+
+    // Returns the newest runtime state, unless it is older than the one of the pass.
+    fn newest(&self) -> Option<SharedPodRuntime> {
+        let runtime = self.ctx.runtime.pleg.get(&self.pod_ref.uid)?;
+        let is_older = self.observed.last.as_ref().is_some_and(|last| last.cursor > runtime.cursor);
+        (!is_older && runtime.error.is_none()).then_some(runtime)
+    }
+
+    fn note_ended(&self, ended: &watch::Sender<HashSet<ContainerId>>) {
+        let Some(runtime) = self.newest() else { return };
+        let exited = runtime.containers.iter().filter(|c| c.state == ContainerState::Exited);
+        let exited: HashSet<ContainerId> = exited.map(|c| c.id.clone()).collect();
+        ended.send_if_modified(|known| {
+            let is_new = *known != exited;
+            *known = exited;
+            is_new
+        });
+    }
+
+    async fn report_progress(&mut self) {
+        let Some(runtime) = self.newest() else { return };
+        self.observed_now(&runtime).await;
+        let pass = self.pass_of(runtime, false);
+        self.report(self.overridden(&pass.pod, pass.status.clone()), false);
+        self.set_targets(&pass, self.record.termination.is_some());
+        self.show_progress();
     }
 
     // Records the start of these stops. Returns the start times of stops that are already in progress, by container ID.
@@ -285,6 +388,19 @@ pub async fn stop_all_containers(
     override_seconds: Option<i64>,
     begun: &BTreeMap<String, Duration>,
 ) -> Result<(), Halt> {
+    let nothing_ended = watch::Sender::default().subscribe();
+    stop_observed(ctx, pod, runtime, plan, override_seconds, begun, &nothing_ended).await
+}
+
+async fn stop_observed(
+    ctx: &StopContext,
+    pod: Option<&Pod>,
+    runtime: &PodRuntime,
+    plan: &[grace::ContainerStop],
+    override_seconds: Option<i64>,
+    begun: &BTreeMap<String, Duration>,
+    ended: &Ended,
+) -> Result<(), Halt> {
     let (stopped, _) = watch::channel(HashSet::<ContainerId>::new());
     let hooks = &RunningHooks::new(ctx, &runtime.pod.uid);
     let stops = plan.iter().filter_map(|step| {
@@ -295,13 +411,16 @@ pub async fn stop_all_containers(
             ctx,
             pod,
             container,
-            instance,
+            id: &instance.id,
+            name: &instance.name,
+            recorded_hook: instance.annotations.get(labels::PRE_STOP_HANDLER).map(String::as_str),
             field_path: kind.field_path(&instance.name),
             message: format!("Stopping container {}", instance.name),
             grace: grace::container_grace(of, container, None, override_seconds),
             ips: runtime.ips(),
             began: begun.get(step.id.as_str()).copied(),
             hooks,
+            ended: ended.clone(),
         };
         let after: HashSet<&str> = step.after.iter().map(String::as_str).collect();
         let waits_for: Vec<ContainerId> =

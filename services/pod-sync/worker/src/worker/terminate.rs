@@ -74,7 +74,7 @@ impl Worker {
 
     /// Returns the status of a terminating pod. If the node killed the pod, phase, reason and message say so, whatever the exit codes
     /// of its containers are.
-    fn overridden(&self, pod: &Pod, status: PodStatus) -> PodStatus {
+    pub(super) fn overridden(&self, pod: &Pod, status: PodStatus) -> PodStatus {
         let killed_as = self.record.termination.as_ref().and_then(|t| t.killed_as.as_ref());
         match killed_as {
             Some(why) => status::with_kill_override(pod, status, why, self.ctx.clock.wall()),
