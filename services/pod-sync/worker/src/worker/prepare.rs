@@ -9,8 +9,9 @@ use std::time::Duration;
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements, Secret, Volume};
 use pod_sync_clients::EventType;
+use pod_sync_cri_config::env::Env;
 use pod_sync_cri_config::error::ConfigError;
-use pod_sync_cri_config::mounts::{MountedVolumes, MountsInput, make_mounts};
+use pod_sync_cri_config::mounts::{MountedVolumes, Mounts, MountsInput, make_mounts};
 use pod_sync_cri_config::objects::ObjectError;
 use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause, KillOverride, rejection_message};
 use pod_sync_decisions::worker::{Input, KillPodOptions, PodFacts, SyncPodType};
@@ -336,12 +337,13 @@ impl Worker {
         &self,
         pod: &Pod,
         container: &Container,
-        env: &BTreeMap<String, String>,
+        images: &BTreeMap<String, cri::ImageSpec>,
+        env: &Env,
         pod_ips: &[IpAddr],
-    ) -> Result<Vec<cri::Mount>, ConfigError> {
+    ) -> Result<Mounts, ConfigError> {
         let features = self.features(&self.setup.runtime_handler);
         let userns = self.setup.user_namespace.clone();
-        let (pod, container, env) = (pod.clone(), container.clone(), env.clone());
+        let (pod, container, images, env) = (pod.clone(), container.clone(), images.clone(), env.clone());
         let (uid, node, pod_ips) =
             (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node.settings), pod_ips.to_vec());
         let volumes = self.setup.volumes.clone().unwrap_or_default();
@@ -353,6 +355,7 @@ impl Worker {
                 container: &container,
                 node: &node,
                 volumes: &volumes,
+                images: &images,
                 env: &env,
                 pod_ips: &pod_ips,
                 features,
