@@ -74,7 +74,7 @@ pub async fn run(
                 let update = read(&body, ManifestOrigin { kind: SourceKind::Http, place: &url, node: &node });
                 last = Some(body);
                 of_fetch = None;
-                of_body = update.problems().to_vec();
+                of_body = update.problems();
                 update
             }
             Err(message) => {
