@@ -19,6 +19,7 @@ pub mod http;
 mod installers;
 mod lenient;
 pub mod objects;
+mod proxy;
 pub mod validate;
 mod zero;
 
