@@ -48,6 +48,30 @@ struct ById {
     id: String,
 }
 
+/// The parts of a CreateContainerRequest that identify the container. The other parts are not decoded: variables may be bytes that the
+/// bindings, whose `KeyValue.value` is a string, refuse.
+#[derive(Clone, PartialEq, prost::Message)]
+struct CreateContainer {
+    #[prost(string, tag = "1")]
+    pod_sandbox_id: String,
+    #[prost(message, optional, tag = "2")]
+    config: Option<ContainerIdentity>,
+    #[prost(message, optional, tag = "3")]
+    sandbox_config: Option<SandboxIdentity>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct ContainerIdentity {
+    #[prost(message, optional, tag = "1")]
+    metadata: Option<v1::ContainerMetadata>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct SandboxIdentity {
+    #[prost(message, optional, tag = "1")]
+    metadata: Option<v1::PodSandboxMetadata>,
+}
+
 /// A request that is not valid protobuf.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to decode the request of {method}")]
@@ -78,7 +102,7 @@ pub fn parse(
             RequestInfo { key: named(parts), pod_uid: non_empty(metadata.uid), ..RequestInfo::default() }
         }
         (RUNTIME, "CreateContainer") => {
-            let request = v1::CreateContainerRequest::decode(bytes).map_err(unreadable)?;
+            let request = CreateContainer::decode(bytes).map_err(unreadable)?;
             let sandbox = request.sandbox_config.and_then(|c| c.metadata).unwrap_or_default();
             let container = request.config.and_then(|c| c.metadata).unwrap_or_default();
             let parts = vec![
@@ -187,6 +211,27 @@ mod tests {
         assert_eq!(of("u", 0, "a"), of("u", 0, "b"));
         assert_ne!(of("u", 0, "a"), of("u", 1, "a"));
         assert_ne!(of("u", 0, "a"), of("v", 0, "a"));
+    }
+
+    #[test]
+    fn the_key_of_a_container_needs_no_variable_that_is_text() {
+        let request = v1::CreateContainerRequest {
+            pod_sandbox_id: "s".into(),
+            config: Some(v1::ContainerConfig {
+                metadata: Some(v1::ContainerMetadata { name: "c".into(), attempt: 2 }),
+                envs: vec![v1::KeyValue { key: "K".into(), value: "text".into() }],
+                ..Default::default()
+            }),
+            sandbox_config: sandbox("u", 0, "a").config,
+        };
+        let parts = ["u", "s", "c", "2"].map(str::to_owned).to_vec();
+        let want = CallKey::Named { method: "CreateContainer", parts };
+        assert_eq!(key(RUNTIME, "CreateContainer", &request), want);
+        let mut bytes = request.encode_to_vec();
+        let at = bytes.windows(4).position(|w| w == b"text").unwrap();
+        bytes[at..at + 4].copy_from_slice(b"A\xff\xfeB");
+        let info = parse(RUNTIME, "CreateContainer", &bytes.into()).unwrap();
+        assert_eq!((info.key, info.pod_uid.as_deref()), (Some(want), Some("u")));
     }
 
     #[test]

@@ -297,29 +297,22 @@ async fn in_use(ctx: &ImageGcContext) -> Result<BTreeSet<String>, Failure> {
     Ok(out)
 }
 
-// Formats a size as Go's units package does: `37.05GB`.
+/// Formats a size with a unit of powers of 1024 (`pkg/kubelet/images: formatSize`): `37.1 GiB`.
 fn human(bytes: u64) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "four digits are shown")]
-    let mut size = bytes as f64;
-    let mut units = ["B", "kB", "MB", "GB", "TB", "PB"].into_iter();
-    let mut unit = units.next().unwrap_or_default();
-    while size >= 1000.0 {
-        let Some(larger) = units.next() else { break };
-        size /= 1000.0;
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "one decimal is shown")]
+    let mut size = bytes as f64 / 1024.0;
+    let mut unit = "KiB";
+    for larger in ["MiB", "GiB", "TiB"] {
+        if size < 1024.0 {
+            break;
+        }
+        size /= 1024.0;
         unit = larger;
     }
-    let digits = if size < 10.0 {
-        3
-    } else if size < 100.0 {
-        2
-    } else if size < 1000.0 {
-        1
-    } else {
-        0
-    };
-    let text = format!("{size:.digits$}");
-    let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text}{unit}")
+    format!("{size:.1} {unit}")
 }
 
 #[cfg(test)]
@@ -328,9 +321,15 @@ mod tests {
 
     #[test]
     fn sizes_read_as_the_kubelets() {
-        for (bytes, want) in
-            [(0, "0B"), (999, "999B"), (1000, "1kB"), (37_054_000_000, "37.05GB"), (270_000_000_000, "270GB")]
-        {
+        for (bytes, want) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1024 * 1024 - 1, "1024.0 KiB"),
+            (1 << 20, "1.0 MiB"),
+            (37_054_000_000, "34.5 GiB"),
+            (5 << 50, "5120.0 TiB"),
+        ] {
             assert_eq!(human(bytes), want);
         }
     }

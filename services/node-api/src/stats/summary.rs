@@ -182,8 +182,31 @@ async fn storage(node: &Services) -> Storage {
 
 fn rlimit(time: &str) -> Value {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let max: Option<i64> = read("/proc/sys/kernel/pid_max").trim().parse().ok();
+    let max = max_pid(&read("/proc/sys/kernel/pid_max"), &read("/proc/sys/kernel/threads-max"));
     // `1.00 0.50 0.25 2/345 6789`: running and existing tasks.
     let now: Option<i64> = read("/proc/loadavg").split([' ', '/']).nth(4).and_then(|n| n.parse().ok());
     object([("time", json!(time)), ("maxpid", json!(max)), ("curproc", json!(now))])
+}
+
+/// Returns the smaller of both limits of the kernel (`pkg/kubelet/stats/pidlimit: Stats`).
+fn max_pid(pid_max: &str, threads_max: &str) -> Option<i64> {
+    [pid_max, threads_max].into_iter().filter_map(|text| text.trim().parse().ok()).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_limit_is_the_smaller_one_of_the_kernel() {
+        for (pid_max, threads_max, want) in [
+            ("4194304\n", "127000\n", Some(127_000)),
+            ("32768\n", "127000\n", Some(32_768)),
+            ("", "127000\n", Some(127_000)),
+            ("32768\n", "", Some(32_768)),
+            ("", "", None),
+        ] {
+            assert_eq!(max_pid(pid_max, threads_max), want, "{pid_max:?} {threads_max:?}");
+        }
+    }
 }

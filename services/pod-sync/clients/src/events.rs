@@ -219,6 +219,20 @@ impl Events {
         self.out.add(request, self.now_unix_ns());
     }
 
+    /// Records an event about a PersistentVolume.
+    pub fn persistent_volume(&self, name: &str, uid: &str, kind: EventType, reason: &str, message: &str) {
+        let request = wire::RecordEventRequest {
+            kind: "PersistentVolume".to_owned(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            r#type: kind.name().to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            ..wire::RecordEventRequest::default()
+        };
+        self.out.add(request);
+    }
+
     /// Records an event about the node.
     pub fn node(&self, name: &str, kind: EventType, reason: &str, message: &str) {
         match kind {

@@ -1,17 +1,17 @@
 //! Builds the CRI configuration of a container (`pkg/kubelet/kuberuntime: generateContainerConfig`).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
-    UserNamespace,
+    ContainerConfig, ContainerMetadata, Device, ImageSpec, LinuxContainerConfig, Mount, UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::PodRef;
 use quintlet_model::labels;
 
-use super::env::expand_argument;
+use super::cri_extensions::variables;
+use super::env::{Env, expand_argument};
 use super::error::ConfigError;
 use super::expand::Budget;
 use super::security::ImageUser;
@@ -32,7 +32,7 @@ pub struct ContainerInput<'a> {
     pub image_user: &'a ImageUser,
     pub node: &'a NodeSettings,
     /// Environment variables of [`super::env::make_env`].
-    pub env: &'a BTreeMap<String, String>,
+    pub env: &'a Env,
     /// Mounts of [`super::mounts::make_mounts`].
     pub mounts: &'a [Mount],
     /// Block devices of [`super::mounts::block_devices`].
@@ -49,7 +49,8 @@ pub struct ContainerInput<'a> {
     pub target_id: Option<&'a str>,
 }
 
-/// Returns the configuration of a container.
+/// Returns the configuration of a container. It has no variables if the value of one is not UTF-8: see
+/// [`super::cri_extensions::variables`].
 ///
 /// # Errors
 /// The message becomes that of waiting reason `CreateContainerConfigError`.
@@ -81,7 +82,7 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
         command,
         args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: env.iter().map(|(k, v)| KeyValue { key: k.clone(), value: v.clone() }).collect(),
+        envs: variables(env).0,
         mounts: input.mounts.to_vec(),
         devices: input.devices.to_vec(),
         labels: container_labels(names, container),
@@ -188,7 +189,7 @@ mod tests {
     fn build(container: Value) -> Result<ContainerConfig, String> {
         let mut p = pod_of(json!({"terminationGracePeriodSeconds": 30, "containers": [container]}));
         p.metadata.deletion_grace_period_seconds = Some(5);
-        let env = [("A".to_owned(), "1".to_owned())].into();
+        let env = [("A".to_owned(), b"1".to_vec())].into();
         container_config(ContainerInput {
             pod: &p,
             names: &quintlet_model::pod::pod_ref(&p).unwrap(),
@@ -224,7 +225,8 @@ mod tests {
         assert_eq!(c.args, ["x1"]);
         assert_eq!(c.log_path, "foo/3.log");
         assert_eq!((c.stdin, c.stdin_once, c.tty, c.working_dir.as_str()), (true, false, true, "/w"));
-        assert_eq!(c.envs, [KeyValue { key: "A".into(), value: "1".into() }]);
+        let envs: Vec<_> = c.envs.iter().map(|v| (v.key.as_str(), v.value.as_str())).collect();
+        assert_eq!(envs, [("A", "1")]);
         assert_eq!(c.labels.len(), 4);
         assert_eq!(c.labels[labels::CONTAINER_NAME], "foo");
         for (key, want) in [

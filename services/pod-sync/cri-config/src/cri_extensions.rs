@@ -1,5 +1,6 @@
 //! Messages and fields of the CRI that the generated bindings lack: UpdatePodSandboxResources, image volumes with a sub path,
-//! and stop signals.
+//! stop signals, and variables whose value is not UTF-8. `KeyValue.value` is `bytes` since Kubernetes 1.36, which has the wire form of
+//! the `string` before.
 //!
 //! In protobuf an embedded message may be sent in parts, which the receiver merges. These fields are sent in a second part of
 //! the container's configuration. A runtime that does not know them ignores them, and then rejects the mount, which has no
@@ -8,6 +9,8 @@
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Container;
 use prost::Message as _;
+
+use super::env::Env;
 
 /// Names of signals by their number in the CRI, from 1 on; 0 leaves the choice to the runtime.
 const SIGNALS: [&str; 65] = [
@@ -85,11 +88,38 @@ pub struct CriExtensions {
     pub mounts: Vec<(usize, ImageMount)>,
     /// `lifecycle.stopSignal`; 0 if not set.
     pub stop_signal: i32,
+    /// All variables, if the value of one is not UTF-8. The first part has none then.
+    pub variables: Vec<Variable>,
+}
+
+/// An environment variable whose value need not be UTF-8 (`KeyValue`).
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Variable {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub value: Vec<u8>,
+}
+
+/// Returns the variables as the bindings have them, or, if the value of one is not UTF-8, all of them for the second part.
+#[must_use]
+pub fn variables(env: &Env) -> (Vec<cri::KeyValue>, Vec<Variable>) {
+    let text = |(name, value): (&String, &Vec<u8>)| {
+        let value = std::str::from_utf8(value).ok()?.to_owned();
+        Some(cri::KeyValue { key: name.clone(), value })
+    };
+    let bytes = |(name, value): (&String, &Vec<u8>)| Variable { name: name.clone(), value: value.clone() };
+    match env.iter().map(text).collect() {
+        Some(all) => (all, Vec::new()),
+        None => (Vec::new(), env.iter().map(bytes).collect()),
+    }
 }
 
 /// The second part on the wire. If there are image mounts it has all mounts, to keep their order.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ConfigPart {
+    #[prost(message, repeated, tag = "6")]
+    variables: Vec<Variable>,
     #[prost(bytes = "vec", repeated, tag = "7")]
     mounts: Vec<Vec<u8>>,
     #[prost(int32, tag = "18")]
@@ -104,12 +134,17 @@ pub struct ImageMount {
     /// Always true.
     #[prost(bool, tag = "3")]
     pub readonly: bool,
+    /// A number of `MountPropagation`.
+    #[prost(int32, tag = "5")]
+    pub propagation: i32,
     /// User ID mappings of the pod, if it has a user namespace.
     #[prost(message, repeated, tag = "6")]
     pub uid_mappings: Vec<cri::IdMapping>,
     /// Group ID mappings of the pod, if it has a user namespace.
     #[prost(message, repeated, tag = "7")]
     pub gid_mappings: Vec<cri::IdMapping>,
+    #[prost(bool, tag = "8")]
+    pub recursive_read_only: bool,
     #[prost(message, optional, tag = "9")]
     pub image: Option<cri::ImageSpec>,
     /// Path within the image; empty for the whole image.
@@ -156,7 +191,11 @@ impl CreateContainerRequestWithExtensions {
     #[must_use]
     pub fn new(base: cri::CreateContainerRequest, extensions: &CriExtensions) -> Self {
         let mut config = base.config.unwrap_or_default();
-        let mut part = ConfigPart { mounts: Vec::new(), stop_signal: extensions.stop_signal };
+        let mut part = ConfigPart {
+            variables: extensions.variables.clone(),
+            mounts: Vec::new(),
+            stop_signal: extensions.stop_signal,
+        };
         if !extensions.mounts.is_empty() {
             part.mounts = config.mounts.drain(..).map(|m| m.encode_to_vec()).collect();
             for (place, mount) in &extensions.mounts {
@@ -203,7 +242,8 @@ mod tests {
             image_sub_path: "sub".to_owned(),
             ..ImageMount::default()
         };
-        let extensions = CriExtensions { mounts: vec![(0, mount.clone())], stop_signal: 23 };
+        let extensions =
+            CriExtensions { mounts: vec![(0, mount.clone())], stop_signal: 23, ..CriExtensions::default() };
         let bytes = CreateContainerRequestWithExtensions::new(base.clone(), &extensions).encode_to_vec();
 
         let old = cri::CreateContainerRequest::decode(&bytes[..]).unwrap();
@@ -219,6 +259,32 @@ mod tests {
         }
         let config = New::decode(&bytes[..]).unwrap().config.unwrap();
         assert_eq!((config.stop_signal, &config.mounts[0]), (23, &mount.encode_to_vec()));
+    }
+
+    #[test]
+    fn variables_are_sent_as_bytes_and_only_in_the_second_part_if_one_is_not_text() {
+        let env =
+            |value: &[u8]| Env::from([("A".to_owned(), b"1".to_vec()), ("B".to_owned(), value.to_vec())]);
+        let (all, none) = variables(&env("é".as_bytes()));
+        let texts: Vec<_> = all.iter().map(|v| (v.key.as_str(), v.value.as_str())).collect();
+        assert_eq!((texts, none), (vec![("A", "1"), ("B", "é")], Vec::new()));
+
+        let (none, all) = variables(&env(b"AB\xff\xfe\x80Z"));
+        assert_eq!(none, []);
+        let extensions = CriExtensions { variables: all, ..CriExtensions::default() };
+        assert!(!extensions.is_empty());
+        let config = cri::ContainerConfig { envs: none, ..cri::ContainerConfig::default() };
+        let base =
+            cri::CreateContainerRequest { config: Some(config), ..cri::CreateContainerRequest::default() };
+        let bytes = CreateContainerRequestWithExtensions::new(base, &extensions).encode_to_vec();
+        #[derive(Clone, PartialEq, prost::Message)]
+        struct New {
+            #[prost(message, optional, tag = "2")]
+            config: Option<ConfigPart>,
+        }
+        let got = New::decode(&bytes[..]).unwrap().config.unwrap().variables;
+        let got: Vec<_> = got.iter().map(|v| (v.name.as_str(), v.value.as_slice())).collect();
+        assert_eq!(got, [("A", &b"1"[..]), ("B", b"AB\xff\xfe\x80Z")]);
     }
 
     #[test]

@@ -124,6 +124,37 @@ pub fn read_resolv_conf(path: &Path) -> Result<ResolvConf, ConfigError> {
     parse_resolv_conf(&text)
 }
 
+/// Returns the message of the event `CheckLimitsForResolvConf` of the node, if its resolv.conf cannot be read or exceeds a limit
+/// (`pkg/kubelet/network/dns: CheckLimitsForResolvConf`). The cluster domain takes three of the search domains.
+#[must_use]
+pub fn limits_problem(
+    path: &Path,
+    host: &Result<ResolvConf, ConfigError>,
+    cluster_domain: &str,
+) -> Option<String> {
+    let (path, host) = (path.display(), host.as_ref());
+    let searches = match host {
+        Ok(host) => &host.searches,
+        Err(e) => return Some(e.to_string()),
+    };
+    let most = if cluster_domain.is_empty() { MAX_SEARCHES } else { MAX_SEARCHES.saturating_sub(3) };
+    if searches.len() > most {
+        return Some(format!(
+            "Resolv.conf file '{path}' contains search line consisting of more than {most} domains!"
+        ));
+    }
+    if searches.iter().any(|search| search.len() > MAX_NAME) {
+        return Some(format!(
+            "Resolv.conf file \"{path}\" contains a search path which length is more than allowed {MAX_NAME} chars!"
+        ));
+    }
+    (searches.join(" ").len() > MAX_SEARCH_CHARS).then(|| {
+        format!(
+            "Resolv.conf file '{path}' contains search line which length is more than allowed {MAX_SEARCH_CHARS} chars!"
+        )
+    })
+}
+
 /// Options by name. The index keeps the cost linear, since the number of a pod's options is not limited.
 #[derive(Default)]
 struct Options {
@@ -281,6 +312,28 @@ mod tests {
         spec["containers"] = json!([]);
         let (c, w) = pod_dns(&pod_of(spec), node, &host());
         (c.servers, c.searches, c.options, w)
+    }
+
+    #[test]
+    fn a_resolv_conf_that_exceeds_a_limit_has_the_kubelets_message() {
+        let with = |searches: Vec<String>| Ok(ResolvConf { searches, ..ResolvConf::default() });
+        let many = |count: usize, length: usize| with(vec!["x".repeat(length); count]);
+        let unreadable = || Err(ConfigError::invalid("nameserver list is empty"));
+        for (host, domain, want) in [
+            (many(29, 1), "cluster.local", None),
+            (many(30, 1), "cluster.local", Some("consisting of more than 29 domains!")),
+            (many(32, 1), "", None),
+            (many(33, 1), "", Some("consisting of more than 32 domains!")),
+            (many(1, 253), "", None),
+            (many(1, 254), "", Some("a search path which length is more than allowed 253 chars!")),
+            (many(8, 253), "", None),
+            (many(9, 240), "", Some("search line which length is more than allowed 2048 chars!")),
+            (unreadable(), "", Some("nameserver list is empty")),
+        ] {
+            let got = limits_problem(Path::new("/r"), &host, domain);
+            assert_eq!(got.is_some(), want.is_some(), "{got:?} {want:?}");
+            assert!(got.unwrap_or_default().ends_with(want.unwrap_or_default()), "{want:?}");
+        }
     }
 
     fn pod_ref() -> PodRef {

@@ -11,12 +11,13 @@ use k8s_openapi::api::core::v1::{
 };
 use quintlet_model::pod;
 
+use super::NodeSettings;
+use super::env_file::EnvFile;
 use super::error::ConfigError;
-use super::expand::{Budget, expand, expand_known};
+use super::expand::{Budget, expand, expand_known, expand_text};
 use super::fields::{ResourceField, metadata_field, resource_field};
 use super::objects::{ObjectError, ObjectSource};
 use super::services::{MASTER_NAMESPACE, service_variables};
-use super::{NodeSettings, env_file};
 
 /// The API objects that a container's variables refer to, fetched once per start. Each has its own error.
 #[derive(Debug, Clone, Default)]
@@ -96,6 +97,9 @@ fn get<'a, T>(
     }
 }
 
+/// Environment variables of a container, by name. A value need not be text.
+pub type Env = BTreeMap<String, Vec<u8>>;
+
 /// Input of [`make_env`].
 #[derive(Debug, Clone, Copy)]
 pub struct EnvInput<'a> {
@@ -113,7 +117,7 @@ pub struct EnvInput<'a> {
 ///
 /// # Errors
 /// The message is for the user; see [`ConfigError`].
-pub fn make_env(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigError> {
+pub fn make_env(input: EnvInput<'_>) -> Result<Env, ConfigError> {
     let spec = pod::spec(input.pod);
     let links = spec.enable_service_links.ok_or_else(|| {
         ConfigError::invalid("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")
@@ -135,13 +139,10 @@ pub fn make_env(input: EnvInput<'_>) -> Result<BTreeMap<String, String>, ConfigE
         }
     }
     for (name, value) in services {
-        env.entry(name).or_insert(value);
+        env.entry(name).or_insert_with(|| value.into_bytes());
     }
     Ok(env)
 }
-
-/// Variables of a file, or the number of its malformed line.
-type EnvFile = Result<BTreeMap<String, String>, usize>;
 
 /// Variable files that were read for a container. Each is read once, however many variables refer to it.
 struct EnvFiles {
@@ -150,8 +151,8 @@ struct EnvFiles {
     budget: Budget,
 }
 
-fn env_from(input: EnvInput<'_>, budget: &mut Budget) -> Result<BTreeMap<String, String>, ConfigError> {
-    let mut env = BTreeMap::new();
+fn env_from(input: EnvInput<'_>, budget: &mut Budget) -> Result<Env, ConfigError> {
+    let mut env = Env::new();
     for from in input.container.env_from.iter().flatten() {
         let prefix = from.prefix.as_deref().unwrap_or_default();
         if let Some(r) = &from.config_map_ref
@@ -159,7 +160,7 @@ fn env_from(input: EnvInput<'_>, budget: &mut Budget) -> Result<BTreeMap<String,
         {
             for (k, v) in map.data.iter().flatten() {
                 budget.take(prefix.len().saturating_add(k.len()).saturating_add(v.len()))?;
-                env.insert(format!("{prefix}{k}"), v.clone());
+                env.insert(format!("{prefix}{k}"), v.clone().into_bytes());
             }
         }
         if let Some(r) = &from.secret_ref
@@ -167,35 +168,30 @@ fn env_from(input: EnvInput<'_>, budget: &mut Budget) -> Result<BTreeMap<String,
         {
             for (k, v) in secret.data.iter().flatten() {
                 budget.take(prefix.len().saturating_add(k.len()).saturating_add(v.0.len()))?;
-                env.insert(format!("{prefix}{k}"), secret_text(&r.name, k, &v.0)?);
+                env.insert(format!("{prefix}{k}"), v.0.clone());
             }
         }
     }
     Ok(env)
 }
 
-// The CRI transports strings. The invalid bytes are not reported, since they are secret.
-fn secret_text(name: &str, key: &str, bytes: &[u8]) -> Result<String, ConfigError> {
-    String::from_utf8(bytes.to_vec())
-        .map_err(|_| ConfigError::invalid(format!("key {key} in Secret {name} is not UTF-8 text")))
-}
-
 fn variable(
     input: EnvInput<'_>,
     var: &EnvVar,
-    env: &BTreeMap<String, String>,
+    env: &Env,
     services: &BTreeMap<String, String>,
     budget: &mut Budget,
     files: &mut EnvFiles,
-) -> Result<Option<String>, ConfigError> {
+) -> Result<Option<Vec<u8>>, ConfigError> {
     let literal = var.value.as_deref().unwrap_or_default();
     if !literal.is_empty() {
-        let look = |name: &str| env.get(name).or_else(|| services.get(name)).map(String::as_str);
+        let service = |name: &str| services.get(name).map(String::as_bytes);
+        let look = |name: &str| env.get(name).map(Vec::as_slice).or_else(|| service(name));
         return expand_known(literal, budget, look).map(Some);
     }
-    let Some(source) = &var.value_from else { return Ok(Some(String::new())) };
+    let Some(source) = &var.value_from else { return Ok(Some(Vec::new())) };
     let value = from_source(input, source, files)?;
-    budget.take(value.as_ref().map_or(0, String::len))?;
+    budget.take(value.as_ref().map_or(0, Vec::len))?;
     Ok(value)
 }
 
@@ -203,10 +199,10 @@ fn from_source(
     input: EnvInput<'_>,
     source: &EnvVarSource,
     files: &mut EnvFiles,
-) -> Result<Option<String>, ConfigError> {
+) -> Result<Option<Vec<u8>>, ConfigError> {
     let namespace = input.pod.metadata.namespace.as_deref().unwrap_or("default");
     if let Some(field) = &source.field_ref {
-        return pod_field(input, field).map(Some);
+        return pod_field(input, field).map(|value| Some(value.into_bytes()));
     }
     if let Some(selector) = &source.resource_field_ref {
         let of = ResourceField {
@@ -214,13 +210,13 @@ fn from_source(
             own: Some(input.container),
             allocatable: &input.node.allocatable,
         };
-        return resource_field(of, selector).map(Some);
+        return resource_field(of, selector).map(|value| Some(value.into_bytes()));
     }
     if let Some(r) = &source.config_map_key_ref {
         let optional = r.optional.unwrap_or(false);
         let Some(map) = input.objects.config_map(&r.name, optional)? else { return Ok(None) };
         return match map.data.as_ref().and_then(|d| d.get(&r.key)) {
-            Some(value) => Ok(Some(value.clone())),
+            Some(value) => Ok(Some(value.clone().into_bytes())),
             None if optional => Ok(None),
             None => Err(ConfigError::invalid(format!(
                 "couldn't find key {} in ConfigMap {namespace}/{}",
@@ -232,7 +228,7 @@ fn from_source(
         let optional = r.optional.unwrap_or(false);
         let Some(secret) = input.objects.secret(&r.name, optional)? else { return Ok(None) };
         return match secret.data.as_ref().and_then(|d| d.get(&r.key)) {
-            Some(value) => secret_text(&r.name, &r.key, &value.0).map(Some),
+            Some(value) => Ok(Some(value.0.clone())),
             None if optional => Ok(None),
             None => Err(ConfigError::invalid(format!(
                 "couldn't find key {} in Secret {namespace}/{}",
@@ -243,7 +239,7 @@ fn from_source(
     if let Some(r) = &source.file_key_ref {
         return file_key(input, r, files);
     }
-    Ok(Some(String::new()))
+    Ok(Some(Vec::new()))
 }
 
 fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String, ConfigError> {
@@ -255,9 +251,16 @@ fn pod_field(input: EnvInput<'_>, field: &ObjectFieldSelector) -> Result<String,
     let pod_ips = || sort_pod_ips(ips(), node_ips.first().copied());
     let joined = |all: &[IpAddr]| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     Ok(match field.field_path.as_str() {
-        "spec.nodeName" => spec.node_name.clone().unwrap_or_else(|| input.node.node_name.clone()),
+        // `pkg/apis/core/pods: ConvertDownwardAPIFieldLabel`
+        "spec.nodeName" | "spec.host" => {
+            spec.node_name.clone().unwrap_or_else(|| input.node.node_name.clone())
+        }
         "spec.serviceAccountName" => spec.service_account_name.clone().unwrap_or_default(),
-        "status.hostIP" => node_ips.first().map(ToString::to_string).unwrap_or_default(),
+        // `pkg/util/node: GetNodeHostIPs`
+        "status.hostIP" | "status.hostIPs" if node_ips.is_empty() => {
+            return Err(ConfigError::invalid("host IP unknown; known addresses: []"));
+        }
+        "status.hostIP" => joined(node_ips.get(..1).unwrap_or_default()),
         "status.hostIPs" => joined(&node_ips),
         "status.podIP" => pod_ips().first().map(ToString::to_string).unwrap_or_default(),
         "status.podIPs" => joined(&pod_ips()),
@@ -277,7 +280,7 @@ fn file_key(
     input: EnvInput<'_>,
     r: &FileKeySelector,
     files: &mut EnvFiles,
-) -> Result<Option<String>, ConfigError> {
+) -> Result<Option<Vec<u8>>, ConfigError> {
     let optional = r.optional.unwrap_or(false);
     let is_empty_dir = |name: &str| {
         pod::spec(input.pod).volumes.iter().flatten().any(|v| v.name == name && v.empty_dir.is_some())
@@ -299,46 +302,49 @@ fn file_key(
     let file = match files.read.entry((r.volume_name.clone(), r.path.clone())) {
         Entry::Occupied(read) => read.into_mut(),
         Entry::Vacant(place) => {
-            let text = super::subpath::read_beneath(root, &r.path).ok();
-            files.budget.take(text.as_ref().map_or(0, String::len))?;
-            place.insert(text.map(|text| env_file::parse(&text)))
+            let file = match super::subpath::read_beneath(root, &r.path) {
+                Ok(bytes) => {
+                    files.budget.take(bytes.len())?;
+                    Some(EnvFile::parse(&bytes))
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+                Err(e) => return Err(ConfigError::io("couldn't parse env file", e)),
+            };
+            place.insert(file)
         }
     };
     let Some(file) = file else { return missing() };
-    match file.as_ref().map(|values| values.get(&r.key).filter(|value| !value.is_empty())) {
-        Ok(Some(value)) => Ok(Some(value.clone())),
-        Ok(None) => missing(),
+    match file.get(&r.key) {
+        Ok(Some(value)) if !value.is_empty() => Ok(Some(value.to_vec())),
+        Ok(_) => missing(),
         Err(line) => Err(ConfigError::invalid(format!("couldn't parse env file: line {line}"))),
     }
 }
 
-/// Expands a command or argument with the container's variables.
+/// Expands a command or argument with the container's variables. In the CRI it is text, unlike a variable.
 ///
 /// # Errors
-/// The result exceeds the budget.
-pub fn expand_argument(
-    argument: &str,
-    env: &BTreeMap<String, String>,
-    budget: &mut Budget,
-) -> Result<String, ConfigError> {
-    expand_known(argument, budget, |name| env.get(name).map(String::as_str))
+/// The result exceeds the budget or is not UTF-8.
+pub fn expand_argument(argument: &str, env: &Env, budget: &mut Budget) -> Result<String, ConfigError> {
+    expand_text(argument, budget, |name| env.get(name).map(Vec::as_slice))
 }
 
 /// Expands a `subPathExpr`. Variables must be set and not empty.
 ///
 /// # Errors
-/// `missing value for a, b`
-pub fn expand_sub_path(expression: &str, env: &BTreeMap<String, String>) -> Result<String, ConfigError> {
+/// `missing value for a, b`, or the result exceeds the budget or is not UTF-8.
+pub fn expand_sub_path(expression: &str, env: &Env) -> Result<String, ConfigError> {
     let mut missing = std::collections::BTreeSet::new();
-    let out = expand(expression, &mut Budget::new("the subPathExpr"), |name| match env.get(name) {
+    let mut budget = Budget::new("the subPathExpr");
+    let out = expand(expression, &mut budget, |name| match env.get(name) {
         Some(value) if !value.is_empty() => value.clone(),
         Some(_) | None => {
             missing.insert(name.to_owned());
-            String::new()
+            Vec::new()
         }
     })?;
     if missing.is_empty() {
-        return Ok(out);
+        return budget.text(out);
     }
     let names: Vec<String> = missing.into_iter().collect();
     Err(ConfigError::invalid(format!("missing value for {}", names.join(", "))))
@@ -396,6 +402,11 @@ mod tests {
 
     impl Case {
         fn run(&self, container: Value) -> Result<BTreeMap<String, String>, String> {
+            let text = |(name, value)| (name, String::from_utf8(value).unwrap());
+            self.bytes(container).map(|env| env.into_iter().map(text).collect())
+        }
+
+        fn bytes(&self, container: Value) -> Result<Env, String> {
             let mut p = pod_of(json!({"containers": [container], "serviceAccountName": "sa",
                 "volumes": [{"name": "v", "emptyDir": {}}, {"name": "h", "hostPath": {"path": "/"}}]}));
             if self.static_pod {
@@ -474,6 +485,7 @@ mod tests {
         for (source, want) in [
             (field("metadata.name"), Ok(Some("web"))),
             (field("spec.nodeName"), Ok(Some("n1"))),
+            (field("spec.host"), Ok(Some("n1"))),
             (field("spec.serviceAccountName"), Ok(Some("sa"))),
             (field("status.hostIP"), Ok(Some("192.168.0.1"))),
             (field("status.hostIPs"), Ok(Some("192.168.0.1,fd00::1"))),
@@ -492,7 +504,6 @@ mod tests {
                 Err("failed to sync configmap cache: timed out waiting for the condition"),
             ),
             (secret("s", "pw", false), Ok(Some("secret"))),
-            (secret("s", "raw", false), Err("key raw in Secret s is not UTF-8 text")),
             (secret("s", "none", false), Err("couldn't find key none in Secret default/s")),
             (secret("gone", "k", false), Err("secret \"gone\" not found")),
             (secret("gone", "k", true), Ok(None)),
@@ -500,6 +511,36 @@ mod tests {
             let got = case.one(source.clone());
             assert_eq!(got.as_ref().map(Option::as_deref).map_err(String::as_str), want, "{source}");
         }
+    }
+
+    #[test]
+    fn a_variable_from_a_secret_is_bytes_also_where_another_variable_refers_to_it() {
+        let case = Case::default();
+        let key = json!({"secretKeyRef": {"name": "s", "key": "raw"}});
+        let env = case.bytes(json!({"name": "c",
+            "envFrom": [{"prefix": "ALL_", "secretRef": {"name": "s"}}],
+            "env": [{"name": "ONE", "valueFrom": key}, {"name": "TWO", "value": "<$(ONE)|$(ALL_raw)>"}]}));
+        let env = env.unwrap();
+        for (name, want) in
+            [("ONE", &b"\xff"[..]), ("ALL_raw", b"\xff"), ("ALL_pw", b"secret"), ("TWO", b"<\xff|\xff>")]
+        {
+            assert_eq!(env[name], want, "{name}");
+        }
+        let error = expand_argument("$(TWO)", &env, &mut Budget::new("command and args")).unwrap_err();
+        assert_eq!(error.to_string(), "command and args: a variable that is expanded is not UTF-8 text");
+        let error = expand_sub_path("$(ONE)", &env).unwrap_err();
+        assert_eq!(error.to_string(), "the subPathExpr: a variable that is expanded is not UTF-8 text");
+    }
+
+    #[test]
+    fn a_container_that_refers_to_the_host_ip_waits_until_the_node_has_an_address() {
+        let mut case = Case::default();
+        case.node.node_ips = Vec::new().into();
+        for path in ["status.hostIP", "status.hostIPs"] {
+            let got = case.one(json!({"fieldRef": {"fieldPath": path}}));
+            assert_eq!(got.unwrap_err(), "host IP unknown; known addresses: []", "{path}");
+        }
+        assert_eq!(case.one(json!({"fieldRef": {"fieldPath": "spec.nodeName"}})), Ok(Some("n1".into())));
     }
 
     #[test]
@@ -531,7 +572,7 @@ mod tests {
     #[test]
     fn a_file_key_reference_is_read_from_an_empty_dir() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("f"), "A='1'\n").unwrap();
+        std::fs::write(dir.path().join("f"), "A='1'\nA='2'\nE=''\n").unwrap();
         std::fs::write(dir.path().join("bad"), "A=1\n").unwrap();
         std::os::unix::fs::symlink("/etc/passwd", dir.path().join("out")).unwrap();
         let mut case = Case::default();
@@ -545,12 +586,17 @@ mod tests {
         };
         assert_eq!(ask("v", "f", "A", false), Ok(Some("1".into())));
         assert_eq!(ask("v", "f", "B", true), Ok(None));
+        assert_eq!(ask("v", "f", "E", true), Ok(None));
         assert_eq!(
             ask("v", "f", "B", false).unwrap_err(),
             "environment variable key \"B\" not found in file \"f\""
         );
         assert!(ask("v", "bad", "A", false).unwrap_err().starts_with("couldn't parse env file"));
-        assert_eq!(ask("v", "out", "root", true), Ok(None));
+        assert_eq!(ask("v", "none", "A", true), Ok(None));
+        assert_eq!(
+            ask("v", "out", "root", true).unwrap_err(),
+            "couldn't parse env file: out leaves its volume"
+        );
         for name in ["w", "h"] {
             assert_eq!(
                 ask(name, "f", "A", false).unwrap_err(),
@@ -561,7 +607,7 @@ mod tests {
 
     #[test]
     fn a_sub_path_error_names_every_missing_variable() {
-        let env = [("A".to_owned(), "a".to_owned()), ("E".to_owned(), String::new())].into();
+        let env = [("A".to_owned(), b"a".to_vec()), ("E".to_owned(), Vec::new())].into();
         assert_eq!(expand_sub_path("x/$(A)", &env).unwrap(), "x/a");
         assert_eq!(
             expand_sub_path("$(Z)/$(E)/$(B)", &env).unwrap_err().to_string(),

@@ -93,6 +93,9 @@ pub struct ResourceField<'a> {
 /// Returns a container's request or limit as a multiple of the divisor, rounded up
 /// (`pkg/api/v1/resource: ExtractContainerResourceValue`).
 ///
+/// A limit that is not set is that of the pod or of the node, but 0 for an init container that the selector names
+/// (`pkg/kubelet: defaultPodLimitsForDownwardAPI`).
+///
 /// # Errors
 /// The container does not exist, or the resource is not supported.
 pub fn resource_field(
@@ -100,16 +103,13 @@ pub fn resource_field(
     selector: &ResourceFieldSelector,
 ) -> Result<String, ConfigError> {
     let name = selector.container_name.as_deref().unwrap_or_default();
-    let container = if name.is_empty() {
-        of.own.ok_or_else(|| ConfigError::invalid(format!("container {name} not found")))?
-    } else {
-        pod::spec(of.pod)
-            .containers
-            .iter()
-            .chain(pod::init_containers(of.pod))
-            .find(|c| c.name == name)
-            .ok_or_else(|| ConfigError::invalid(format!("container {name} not found")))?
-    };
+    let regular = || pod::spec(of.pod).containers.iter().find(|c| c.name == name);
+    let init = || pod::init_containers(of.pod).iter().find(|c| c.name == name);
+    let found = if name.is_empty() { of.own } else { regular() };
+    let has_default = found.is_some();
+    let container = found
+        .or_else(|| init().filter(|_| !name.is_empty()))
+        .ok_or_else(|| ConfigError::invalid(format!("container {name} not found")))?;
     let unsupported =
         || ConfigError::invalid(format!("unsupported container resource : {}", selector.resource));
     let (kind, resource) = selector.resource.split_once('.').ok_or_else(unsupported)?;
@@ -123,7 +123,7 @@ pub fn resource_field(
             let own = qos::container_limits(container).get(resource).copied().filter(|q| !q.is_zero());
             match own {
                 Some(limit) => limit,
-                None if known => default_limit(of, resource),
+                None if known && has_default => default_limit(of, resource),
                 None => Quantity::default(),
             }
         }
@@ -231,5 +231,32 @@ mod tests {
             serde_json::from_value(json!({"resource": "limits.cpu"})).unwrap();
         let of = ResourceField { pod: &p, own: Some(own), allocatable: &allocatable };
         assert_eq!(resource_field(of, &selector).unwrap(), "2");
+    }
+
+    #[test]
+    fn a_default_limit_is_for_regular_containers_and_for_the_container_itself() {
+        let p = pod_of(json!({"initContainers": [{"name": "i"}], "containers": [{"name": "c"}]}));
+        let allocatable: ResourceList = [("cpu".to_owned(), Quantity::parse("4").unwrap())].into();
+        let spec = p.spec.as_ref().unwrap();
+        let init = &spec.init_containers.as_ref().unwrap()[0];
+        for (own, name, want) in [
+            (None, "c", Ok("4")),
+            (None, "i", Ok("0")),
+            (Some(init), "", Ok("4")),
+            (Some(init), "i", Ok("0")),
+            (Some(init), "c", Ok("4")),
+            (None, "", Err("container  not found")),
+        ] {
+            let selector = json!({"resource": "limits.cpu", "containerName": name});
+            let selector: ResourceFieldSelector = serde_json::from_value(selector).unwrap();
+            let of = ResourceField { pod: &p, own, allocatable: &allocatable };
+            let got = resource_field(of, &selector).map_err(|e| e.to_string());
+            assert_eq!(
+                got,
+                want.map(str::to_owned).map_err(str::to_owned),
+                "{:?} {name:?}",
+                own.map(|c| &c.name)
+            );
+        }
     }
 }

@@ -7,14 +7,15 @@ use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
-use k8s_cri::v1::{Device, IdMapping, Mount, MountPropagation};
+use k8s_cri::v1::{Device, IdMapping, ImageSpec, Mount, MountPropagation};
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use rand::RngExt as _;
 
-use super::env::{expand_sub_path, sort_pod_ips};
+use super::cri_extensions::ImageMount;
+use super::env::{Env, expand_sub_path, sort_pod_ips};
 use super::error::ConfigError;
 use super::hostname::pod_hostname;
 use super::{HandlerFeatures, NodeSettings, hosts, paths, subpath};
@@ -46,8 +47,10 @@ pub struct MountsInput<'a> {
     pub container: &'a Container,
     pub node: &'a NodeSettings,
     pub volumes: &'a MountedVolumes,
+    /// Images of the pod's image volumes, by the name of the volume.
+    pub images: &'a BTreeMap<String, ImageSpec>,
     /// Environment variables, for `subPathExpr`.
-    pub env: &'a BTreeMap<String, String>,
+    pub env: &'a Env,
     /// IP addresses of the sandbox.
     pub pod_ips: &'a [IpAddr],
     /// Features of the pod's runtime handler.
@@ -56,22 +59,32 @@ pub struct MountsInput<'a> {
     pub id_mappings: Option<(&'a [IdMapping], &'a [IdMapping])>,
 }
 
-/// Returns the mounts of a container, in the kubelet's order. Binds subpaths, writes the hosts file and creates a termination
+/// Mounts of a container.
+#[derive(Debug, Default)]
+pub struct Mounts {
+    /// Mounts of paths on the node, in the kubelet's order.
+    pub plain: Vec<Mount>,
+    /// Mounts of images with their index among all mounts, in that order.
+    pub images: Vec<(usize, ImageMount)>,
+}
+
+/// Returns the mounts of a container. Binds subpaths, writes the hosts file and creates a termination
 /// log. Blocks; called for each start of a container.
 ///
 /// # Errors
 /// The message becomes that of waiting reason `CreateContainerConfigError`.
-pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
+pub fn make_mounts(input: MountsInput<'_>) -> Result<Mounts, ConfigError> {
     let pod_dir = paths::pod_dir(&input.node.root_dir, input.uid);
-    let mut out = Vec::new();
+    let (mut out, mut images) = (Vec::new(), Vec::new());
     let mut own_hosts = false;
     for (index, mount) in input.container.volume_mounts.iter().flatten().enumerate() {
         own_hosts |= mount.mount_path == ETC_HOSTS;
-        if is_image(input.pod, &mount.name) {
-            // The runtime mounts it: see `cri_extensions`.
-            continue;
+        let sub = sub_path(mount, input.env)?;
+        let made = volume_mount(input, mount)?;
+        match input.images.get(&mount.name) {
+            Some(image) => images.push((index, image_mount(made, image, sub))),
+            None => out.push(Mount { host_path: host_path(input, mount, &sub, index, &pod_dir)?, ..made }),
         }
-        out.push(volume_mount(input, mount, index, &pod_dir)?);
     }
     if !own_hosts && (pod::host_network(input.pod) || !input.pod_ips.is_empty()) {
         let path = write_hosts(input, &pod_dir)?;
@@ -87,8 +100,12 @@ pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
             mount.uid_mappings = uids.to_vec();
             mount.gid_mappings = gids.to_vec();
         }
+        for (_, mount) in &mut images {
+            mount.uid_mappings = uids.to_vec();
+            mount.gid_mappings = gids.to_vec();
+        }
     }
-    Ok(out)
+    Ok(Mounts { plain: out, images })
 }
 
 /// Returns the block devices of a container (`pkg/kubelet: makeBlockVolumes`). A volume whose link to its device is absent is
@@ -122,10 +139,6 @@ pub fn block_devices(container: &Container, volumes: &MountedVolumes) -> Result<
     Ok(out)
 }
 
-fn is_image(pod: &Pod, volume: &str) -> bool {
-    pod::spec(pod).volumes.iter().flatten().any(|v| v.name == volume && v.image.is_some())
-}
-
 fn file_mount(host: &Path, inside: &str, relabel: bool) -> Mount {
     Mount {
         container_path: inside.to_owned(),
@@ -141,43 +154,74 @@ pub fn make_absolute(path: &str) -> String {
     if path.starts_with('/') { path.to_owned() } else { format!("/{path}") }
 }
 
-fn volume_mount(
-    input: MountsInput<'_>,
-    mount: &VolumeMount,
-    index: usize,
-    pod_dir: &Path,
-) -> Result<Mount, ConfigError> {
-    let container = &input.container.name;
-    let volume = input.volumes.get(&mount.name).ok_or_else(|| {
-        ConfigError::invalid(format!(
-            "cannot find volume {:?} to mount into container {container:?}",
-            mount.name
-        ))
-    })?;
-    let sub = match mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) {
-        Some(expression) => expand_sub_path(expression, input.env)?,
-        None => mount.sub_path.clone().unwrap_or_default(),
-    };
+fn volume<'a>(input: MountsInput<'a>, mount: &VolumeMount) -> Result<&'a MountedVolume, ConfigError> {
+    input.volumes.get(&mount.name).ok_or_else(|| {
+        let (volume, container) = (&mount.name, &input.container.name);
+        ConfigError::invalid(format!("cannot find volume {volume:?} to mount into container {container:?}"))
+    })
+}
+
+// Returns a mount without its path on the node.
+fn volume_mount(input: MountsInput<'_>, mount: &VolumeMount) -> Result<Mount, ConfigError> {
+    let volume = volume(input, mount)?;
     let propagation = propagation(mount.mount_propagation.as_deref())?;
     let recursive = recursive_read_only(mount, input.features).map_err(|problem| {
         ConfigError::invalid(format!("failed to resolve recursive read-only mode: {problem}"))
     })?;
-    let host_path = if sub.is_empty() {
-        volume.host_path.clone()
-    } else {
-        let at = subpath::target(pod_dir, &volume.spec_name, container, index);
-        prepare_sub_path(&sub, mount, container, &volume.host_path, &at)?;
-        at
-    };
     Ok(Mount {
         container_path: make_absolute(&mount.mount_path),
-        host_path: host_path.display().to_string(),
         readonly: volume.read_only || mount.read_only.unwrap_or(false),
         selinux_relabel: input.node.selinux && volume.relabel,
         propagation: propagation as i32,
         recursive_read_only: recursive,
         ..Mount::default()
     })
+}
+
+fn image_mount(mount: Mount, image: &ImageSpec, sub: String) -> ImageMount {
+    ImageMount {
+        container_path: mount.container_path,
+        readonly: true,
+        propagation: mount.propagation,
+        recursive_read_only: mount.recursive_read_only,
+        image: Some(image.clone()),
+        image_sub_path: sub,
+        ..ImageMount::default()
+    }
+}
+
+// Returns the path within the volume; empty for the whole volume.
+fn sub_path(mount: &VolumeMount, env: &Env) -> Result<String, ConfigError> {
+    let sub = match mount.sub_path_expr.as_deref().filter(|e| !e.is_empty()) {
+        Some(expression) => expand_sub_path(expression, env)?,
+        None => mount.sub_path.clone().unwrap_or_default(),
+    };
+    let path = Path::new(&sub);
+    if path.is_absolute() {
+        return Err(ConfigError::invalid(format!("error SubPath `{sub}` must not be an absolute path")));
+    }
+    if path.components().any(|c| c == Component::ParentDir) {
+        return Err(ConfigError::invalid(format!(
+            "unable to provision SubPath `{sub}`: must not contain '..'"
+        )));
+    }
+    Ok(sub)
+}
+
+fn host_path(
+    input: MountsInput<'_>,
+    mount: &VolumeMount,
+    sub: &str,
+    index: usize,
+    pod_dir: &Path,
+) -> Result<String, ConfigError> {
+    let (volume, container) = (volume(input, mount)?, &input.container.name);
+    if sub.is_empty() {
+        return Ok(volume.host_path.display().to_string());
+    }
+    let at = subpath::target(pod_dir, &volume.spec_name, container, index);
+    prepare_sub_path(sub, mount, container, &volume.host_path, &at)?;
+    Ok(at.display().to_string())
 }
 
 fn prepare_sub_path(
@@ -188,14 +232,6 @@ fn prepare_sub_path(
     at: &Path,
 ) -> Result<(), ConfigError> {
     let path = Path::new(sub);
-    if path.is_absolute() {
-        return Err(ConfigError::invalid(format!("error SubPath `{sub}` must not be an absolute path")));
-    }
-    if path.components().any(|c| c == Component::ParentDir) {
-        return Err(ConfigError::invalid(format!(
-            "unable to provision SubPath `{sub}`: must not contain '..'"
-        )));
-    }
     // A directory is created only if it is known not to exist.
     if fs::symlink_metadata(volume.join(path)).is_err_and(|e| e.kind() == io::ErrorKind::NotFound) {
         let make = || -> io::Result<()> {
@@ -300,6 +336,7 @@ mod tests {
         dir: tempfile::TempDir,
         node: NodeSettings,
         volumes: MountedVolumes,
+        images: BTreeMap<String, ImageSpec>,
     }
 
     impl Root {
@@ -321,19 +358,32 @@ mod tests {
                 node_ips: vec!["192.168.0.1".parse().unwrap()].into(),
                 ..NodeSettings::default()
             };
-            Self { dir, node, volumes: [("v".to_owned(), plain), ("ro".to_owned(), fixed)].into() }
+            let image = MountedVolume { host_path: PathBuf::new(), relabel: false, ..fixed.clone() };
+            let spec = ImageSpec { image: "sha256:1".to_owned(), ..ImageSpec::default() };
+            Self {
+                dir,
+                node,
+                volumes: [("v".to_owned(), plain), ("ro".to_owned(), fixed), ("image".to_owned(), image)]
+                    .into(),
+                images: [("image".to_owned(), spec)].into(),
+            }
         }
 
         fn run(&self, spec: Value, ips: &[&str], features: HandlerFeatures) -> Result<Vec<Mount>, String> {
+            self.all(spec, ips, features).map(|mounts| mounts.plain)
+        }
+
+        fn all(&self, spec: Value, ips: &[&str], features: HandlerFeatures) -> Result<Mounts, String> {
             let p = pod_of(spec);
             let ips: Vec<IpAddr> = ips.iter().map(|i| i.parse().unwrap()).collect();
-            let env = [("SUB".to_owned(), "made".to_owned())].into();
+            let env = [("SUB".to_owned(), b"made".to_vec()), ("UP".to_owned(), b"..".to_vec())].into();
             make_mounts(MountsInput {
                 pod: &p,
                 uid: &PodUid::parse("u1").unwrap(),
                 container: &p.spec.as_ref().unwrap().containers[0],
                 node: &self.node,
                 volumes: &self.volumes,
+                images: &self.images,
                 env: &env,
                 pod_ips: &ips,
                 features,
@@ -465,6 +515,16 @@ mod tests {
                 json!({"subPath": "f/new"}),
                 "failed to prepare subPath for volumeMount \"v\" of container \"c\"",
             ),
+            (json!({"name": "image", "subPath": "/a"}), "error SubPath `/a` must not be an absolute path"),
+            (
+                json!({"name": "image", "subPathExpr": "$(UP)/a"}),
+                "unable to provision SubPath `../a`: must not contain '..'",
+            ),
+            (json!({"name": "image", "subPathExpr": "$(NO)"}), "missing value for NO"),
+            (
+                json!({"name": "image", "recursiveReadOnly": "Enabled", "readOnly": true}),
+                "failed to resolve recursive read-only mode: volume \"image\" requested recursive read-only mode, but it is not supported by the runtime",
+            ),
             (json!({"mountPropagation": "X"}), "invalid MountPropagation mode: \"X\""),
             (
                 json!({"recursiveReadOnly": "Enabled"}),
@@ -504,6 +564,32 @@ mod tests {
         assert_eq!(mount(json!({"recursiveReadOnly": "IfPossible"}), false), (0, false));
         assert_eq!(mount(json!({"recursiveReadOnly": "IfPossible"}), true), (0, true));
         assert_eq!(mount(json!({"recursiveReadOnly": "Enabled"}), true), (0, true));
+    }
+
+    #[test]
+    fn an_image_volume_has_the_options_of_its_mount_and_the_place_of_the_mount() {
+        let root = Root::new();
+        let spec = json!({"containers": [{"name": "c", "volumeMounts": [
+            {"name": "image", "mountPath": "models", "subPathExpr": "v1/$(SUB)"},
+            {"name": "v", "mountPath": "/v"},
+            {"name": "image", "mountPath": "/all", "readOnly": true, "recursiveReadOnly": "IfPossible"},
+            {"name": "image", "mountPath": "/part", "subPath": "a/b", "mountPropagation": "HostToContainer"}]}]});
+        let features = HandlerFeatures { recursive_read_only_mounts: true, ..HandlerFeatures::default() };
+        let got = root.all(spec, &[], features).unwrap();
+        let short = |(place, m): &(usize, ImageMount)| {
+            let flags = (m.readonly, m.recursive_read_only, m.propagation);
+            (*place, m.container_path.clone(), m.image_sub_path.clone(), flags)
+        };
+        let row = |place, at: &str, sub: &str, flags| (place, at.to_owned(), sub.to_owned(), flags);
+        let want = [
+            row(0, "/models", "v1/made", (true, false, 0)),
+            row(2, "/all", "", (true, true, 0)),
+            row(3, "/part", "a/b", (true, false, 1)),
+        ];
+        assert_eq!(got.images.iter().map(short).collect::<Vec<_>>(), want);
+        assert!(got.images.iter().all(|(_, m)| m.image.as_ref().unwrap().image == "sha256:1"));
+        assert_eq!(got.plain.len(), 1);
+        assert!(!root.dir.path().join("pods/u1/volume-subpaths").exists(), "nothing is made on the node");
     }
 
     #[test]

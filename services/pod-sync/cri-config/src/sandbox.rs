@@ -8,6 +8,7 @@ use k8s_cri::v1::{
     UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_decisions::admission::normal_sysctl;
 use quintlet_model::ids::PodRef;
 use quintlet_model::{labels, pod};
 
@@ -89,14 +90,14 @@ pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, Confi
     })
 }
 
-// The API accepts sysctls with slashes as well.
+// `pkg/kubelet/sysctl: ConvertPodSysctlsVariableToDotsSeparator`
 fn sysctls(pod: &Pod) -> HashMap<String, String> {
     let context = pod::spec(pod).security_context.as_ref();
     context
         .and_then(|c| c.sysctls.as_ref())
         .into_iter()
         .flatten()
-        .map(|s| (s.name.replace('/', "."), s.value.clone()))
+        .map(|s| (normal_sysctl(&s.name), s.value.clone()))
         .collect()
 }
 
@@ -179,7 +180,8 @@ mod tests {
     #[test]
     fn a_sandbox_has_the_pods_names_labels_and_owner() {
         let c = build(json!({"containers": [{"name": "c"}], "subdomain": "s",
-            "securityContext": {"sysctls": [{"name": "net/core/somaxconn", "value": "7"}],
+            "securityContext": {"sysctls": [{"name": "net/core/somaxconn", "value": "7"},
+                {"name": "net/ipv4/conf/eno2.100/forwarding", "value": "1"}, {"name": "net.ipv4.conf.eno2/100.mtu", "value": "2"}],
                 "fsGroup": 5, "supplementalGroups": [6]}}))
         .unwrap();
         let m = c.metadata.unwrap();
@@ -197,6 +199,8 @@ mod tests {
         assert_eq!(linux.security_context.as_ref().unwrap().supplemental_groups, [5, 4711, 6]);
         assert_eq!(linux.cgroup_parent, "/kubepods/besteffort/podu1");
         assert_eq!(linux.sysctls["net.core.somaxconn"], "7");
+        assert_eq!(linux.sysctls["net.ipv4.conf.eno2/100.forwarding"], "1");
+        assert_eq!(linux.sysctls["net.ipv4.conf.eno2/100.mtu"], "2");
         assert_eq!(linux.resources.unwrap().cpu_shares, 2);
         assert_eq!(c.dns_config.unwrap().servers, ["1.1.1.1"]);
     }

@@ -11,8 +11,8 @@ use quintlet_kit::{beneath, failpoint};
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::mount::UnmountFlags;
 
-// Bytes of a variable file that are read at most.
-const MAX_TEXT: u64 = 1 << 20;
+/// Size of a variable file from which on it is not read.
+const MAX_FILE: u64 = 1 << 20;
 
 fn escape(path: &Path) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, format!("{} leaves its volume", path.display()))
@@ -45,11 +45,11 @@ fn open_resolved(volume: &Path, sub: &Path, between: impl FnOnce()) -> io::Resul
     Ok(beneath::resolve(root.as_fd(), &inside, OFlags::PATH, Mode::empty())?)
 }
 
-/// Reads a text file in a volume, 1 MiB at most.
+/// Reads a file in a volume.
 ///
 /// # Errors
-/// It leaves the volume, is not a regular file, or is not UTF-8.
-pub fn read_beneath(volume: &Path, sub: &str) -> io::Result<String> {
+/// It leaves the volume, is not a regular file, or has 1 MiB or more.
+pub fn read_beneath(volume: &Path, sub: &str) -> io::Result<Vec<u8>> {
     use io::Read as _;
     let fd = open_beneath(volume, Path::new(sub))?;
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
@@ -57,9 +57,11 @@ pub fn read_beneath(volume: &Path, sub: &str) -> io::Result<String> {
     if !meta.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
-    let mut text = String::new();
-    fs::File::open(&link)?.take(MAX_TEXT).read_to_string(&mut text)?;
-    Ok(text)
+    let mut bytes = Vec::new();
+    if fs::File::open(&link)?.take(MAX_FILE).read_to_end(&mut bytes)? as u64 >= MAX_FILE {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "1 MiB or more"));
+    }
+    Ok(bytes)
 }
 
 /// Creates the missing directories of `sub` with `mode`, whatever the umask. Links are followed only within the volume, and not
@@ -196,7 +198,7 @@ mod tests {
         ] {
             assert_eq!(open_beneath(&p.volume, Path::new(sub)).is_ok(), fine, "{sub}");
         }
-        assert_eq!(read_beneath(&p.volume, "in/file").unwrap(), "mine");
+        assert_eq!(read_beneath(&p.volume, "in/file").unwrap(), b"mine");
         assert!(read_beneath(&p.volume, "relative-out/secret").is_err());
         assert!(read_beneath(&p.volume, "a").is_err());
     }

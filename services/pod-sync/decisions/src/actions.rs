@@ -14,7 +14,8 @@ use super::probes::ProbeResults;
 use super::resize::allocation::PodResources;
 use super::resize::plan::{self, ContainerChange, ResizeActions};
 use super::restart::{
-    container_should_restart, is_restart_all_source, restarts_after_kill, should_container_be_restarted,
+    container_should_restart, init_exit_code, is_restart_all_source, restarts_after_kill,
+    should_container_be_restarted,
 };
 use super::sandbox::{SandboxDecision, sandbox_decision};
 
@@ -403,9 +404,8 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
             }
             ContainerState::Exited if sidecar => actions.init_containers_to_start.push(index),
             ContainerState::Exited => {
-                if status.exit_code != 0 || status.reason == "OOMKilled" {
-                    // OOMKilled is a failure even with exit code 0, so the restart policy is evaluated with 137.
-                    let code = if status.exit_code == 0 { 137 } else { status.exit_code };
+                let code = init_exit_code(status.exit_code, &status.reason);
+                if code != 0 {
                     if !container_should_restart(container, pod, code) {
                         return InitProgress::Failed;
                     }

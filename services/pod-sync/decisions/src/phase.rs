@@ -6,7 +6,7 @@ use std::num::Saturating;
 use k8s_openapi::api::core::v1::{Container, ContainerStateTerminated, ContainerStatus, Pod};
 use quintlet_model::pod;
 
-use super::restart::{RESTARTING_ALL, container_should_restart};
+use super::restart::{RESTARTING_ALL, container_should_restart, init_exit_code};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodPhase {
@@ -92,6 +92,13 @@ fn restartable(container: &Container, pod: &Pod, ended: &ContainerStateTerminate
         || container_should_restart(container, pod, ended.exit_code)
 }
 
+// Returns whether an init container has failed and is not restarted.
+fn init_failed(container: &Container, pod: &Pod, ended: &ContainerStateTerminated) -> bool {
+    let reason = ended.reason.as_deref().unwrap_or_default();
+    let code = init_exit_code(ended.exit_code, reason);
+    code != 0 && reason != RESTARTING_ALL && !container_should_restart(container, pod, code)
+}
+
 /// Computes the phase (`pkg/kubelet: getPhase`). `initialized_in_sandbox`: a regular container of the active sandbox has an
 /// instance. `is_terminal`: all containers were stopped for good.
 #[must_use]
@@ -130,7 +137,7 @@ pub fn pod_phase(
             match seen {
                 Seen::Missing | Seen::NoState | Seen::Running { .. } | Seen::Waiting => pending_init += 1,
                 Seen::Terminated(t) | Seen::WaitingAgain(t) => {
-                    failed_init += u32::from(t.exit_code != 0 && !restartable(c, pod, t));
+                    failed_init += u32::from(init_failed(c, pod, t));
                 }
             }
         }
@@ -186,6 +193,9 @@ mod tests {
     }
     fn ended(code: i32) -> Value {
         json!({"state": {"terminated": {"exitCode": code}}})
+    }
+    fn killed() -> Value {
+        json!({"state": {"terminated": {"exitCode": 0, "reason": "OOMKilled"}}})
     }
     fn waiting(reason: &str) -> Value {
         json!({"state": {"waiting": {"reason": reason}}})
@@ -318,6 +328,20 @@ mod tests {
                 vec![(false, again("x", 1))],
                 vec![fresh()],
                 Failed,
+            ),
+            with_init(
+                "init OOMKilled with code 0 under Never",
+                "Never",
+                vec![(false, killed())],
+                vec![fresh()],
+                Failed,
+            ),
+            with_init(
+                "init OOMKilled with code 0 under OnFailure",
+                "OnFailure",
+                vec![(false, killed())],
+                vec![fresh()],
+                Pending,
             ),
             with_init("init done", "Never", vec![(false, ended(0))], vec![running()], Running),
             with_init("init done, nothing started", "Never", vec![(false, ended(0))], vec![fresh()], Pending),

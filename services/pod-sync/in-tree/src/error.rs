@@ -44,6 +44,9 @@ pub enum Error {
         "mount failed: {cause}\nMounting command: mount\nMounting arguments: {arguments}\nOutput: {output}"
     )]
     Mount { cause: String, arguments: String, output: String },
+    /// mount(8) failed on a device with another file system than that of the volume (`k8s.io/mount-utils: FilesystemMismatch`).
+    #[error("{0}")]
+    OtherFileSystem(Box<Error>),
     /// Another command failed.
     #[error("{command} failed: {cause}: {output}")]
     Command { command: String, cause: String, output: String },
@@ -98,6 +101,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns whether the mount failed on a device with another file system (`pkg/volume/util/types: IsFilesystemMismatchError`).
+    #[must_use]
+    pub fn is_other_file_system(&self) -> bool {
+        match self {
+            Self::OtherFileSystem(_) => true,
+            error => matches!(error, Self::Device { source, .. } if source.is_other_file_system()),
+        }
+    }
+
     /// Returns a function that adds what failed to an error of a file.
     pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();

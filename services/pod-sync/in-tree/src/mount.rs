@@ -212,7 +212,9 @@ impl Mounter {
         label: Option<&str>,
     ) -> Result<(), Error> {
         let commands = &*self.commands;
-        let fs_type = match disk_format(commands, device).await? {
+        let existing = disk_format(commands, device).await?;
+        let differs = existing.as_deref().zip(fs_type).is_some_and(|(existing, wanted)| existing != wanted);
+        let fs_type = match existing {
             None if volume.is_read_only() => return Err(Error::UnformattedReadOnly(device.to_owned())),
             None => {
                 let fs_type = fs_type.unwrap_or(DEFAULT_FS_TYPE);
@@ -232,7 +234,8 @@ impl Mounter {
         let options = joined(&volume.mount_options, more);
         let kind = fs_type.map(|fs_type| words(["-t", fs_type])).unwrap_or_default();
         let arguments = [kind, words(["-o", &options, device]), vec![target.into()]].concat();
-        commands::mount(commands, arguments, Until::Limit(DEVICE_LIMIT)).await
+        let mounted = commands::mount(commands, arguments, Until::Limit(DEVICE_LIMIT)).await;
+        mounted.map_err(|error| if differs { Error::OtherFileSystem(Box::new(error)) } else { error })
     }
 
     /// Makes a volume available to a pod (`SetUp`). Returns a warning for the pod, if there is one. A mount of nfs in progress is

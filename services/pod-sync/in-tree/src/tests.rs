@@ -551,6 +551,23 @@ async fn a_device_with_a_file_system_is_repaired_and_never_formatted() {
 }
 
 #[tokio::test]
+async fn a_failed_mount_says_whether_the_device_has_another_file_system() {
+    let node = Node::new();
+    let device = LoopDevice::new(node.base.path());
+    let ok = (0, "");
+    for (results, expected) in [
+        (&[(0, "TYPE=xfs\n"), ok, (32, "bad superblock")][..], true),
+        (&[(0, "TYPE=ext4\n"), ok, (32, "bad superblock")], false),
+        (&[(2, ""), ok, (32, "bad superblock")], false),
+        (&[(0, "TYPE=xfs\n"), (4, "bad")], false),
+    ] {
+        let (_, mounter) = with_results(&node, results);
+        let error = mounter.stage(&local(Path::new(&device.0)), None, None).await.unwrap_err();
+        assert_eq!(error.is_other_file_system(), expected, "{results:?}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn a_device_that_a_mount_option_makes_read_only_is_neither_formatted_nor_repaired() {
     let node = Node::new();
     let device = LoopDevice::new(node.base.path());

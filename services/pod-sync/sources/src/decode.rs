@@ -6,12 +6,14 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret, Toleration};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_saphyr::DuplicateKeyPolicy;
 
 use quintlet_kit::contain::{Work, contained_now};
 use quintlet_kit::failpoint;
 use quintlet_model::labels;
 
 use super::defaults::set_defaults;
+use super::zero::ZeroForNull;
 use super::{ManifestProblem, Snapshot, SourceKind, validate};
 
 /// Origin of a manifest, which is part of the pod's UID.
@@ -39,6 +41,7 @@ pub fn manifest(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
             into.config_maps.extend(decoded.config_maps);
             into.secrets.extend(decoded.secrets);
             into.problems.extend(decoded.problems);
+            into.warnings.extend(decoded.warnings);
         }
         Err(panic) => into.problems.push(ManifestProblem {
             origin: origin.place.to_owned(),
@@ -59,15 +62,13 @@ fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
             return;
         }
     };
-    // `0440` is octal, as in the kubelet.
-    let options = serde_saphyr::options! { legacy_octal_numbers: true };
-    let documents: Vec<Value> = match serde_saphyr::from_multiple_with_options(text, options) {
-        Ok(documents) => documents,
-        Err(e) => {
-            // Only the first line of the message: the others quote the source text.
-            let message = e.to_string();
-            let first = message.lines().next().unwrap_or_default().trim();
-            into.problems.push(problem(String::new(), format!("not YAML or JSON: {first}")));
+    let documents = match parse(text) {
+        Ok((documents, duplicate)) => {
+            into.warnings.extend(duplicate.map(|message| problem(String::new(), message)));
+            documents
+        }
+        Err(message) => {
+            into.problems.push(problem(String::new(), format!("not YAML or JSON: {message}")));
             return;
         }
     };
@@ -81,6 +82,29 @@ fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
     }
     if !seen {
         into.problems.push(problem(String::new(), "empty: no document in it".to_owned()));
+    }
+}
+
+// Returns the documents, and a warning if a key stands twice in a mapping. Its last value counts, as in the kubelet.
+fn parse(text: &str) -> Result<(Vec<Value>, Option<String>), String> {
+    let of = |duplicate_keys| {
+        // `0440` is octal, as in the kubelet.
+        let options = serde_saphyr::options! {
+            legacy_octal_numbers: true,
+            duplicate_keys: duplicate_keys,
+        };
+        serde_saphyr::from_multiple_with_options(text, options)
+    };
+    // Only the first line of a message: the others quote the source text.
+    let line = |e: &serde_saphyr::Error| e.to_string().lines().next().unwrap_or_default().trim().to_owned();
+    match of(DuplicateKeyPolicy::Error) {
+        Ok(documents) => Ok((documents, None)),
+        Err(e) if matches!(e.without_snippet(), serde_saphyr::Error::DuplicateMappingKey { .. }) => {
+            let warning = format!("warning: {}; the last value counts", line(&e));
+            let documents = of(DuplicateKeyPolicy::LastWins).map_err(|e| line(&e))?;
+            Ok((documents, Some(warning)))
+        }
+        Err(e) => Err(line(&e)),
     }
 }
 
@@ -143,7 +167,7 @@ fn one(document: Value, origin: ManifestOrigin<'_>, into: &mut Snapshot) {
 }
 
 fn typed<T: DeserializeOwned>(document: Value) -> Result<T, (String, String)> {
-    serde_path_to_error::deserialize(document).map_err(|e| {
+    serde_path_to_error::deserialize(ZeroForNull(document)).map_err(|e| {
         let field = e.path().to_string();
         (if field == "." { String::new() } else { field }, e.into_inner().to_string())
     })
@@ -333,6 +357,33 @@ mod tests {
             let got = serde_json::to_value(out.pods[0].spec.as_ref().unwrap()).unwrap();
             assert_eq!(got.pointer(path), Some(&want), "{spec}: {got:#}");
         }
+    }
+
+    #[test]
+    fn of_duplicate_keys_the_last_value_counts_and_the_manifest_has_a_warning() {
+        let twice = WEB.replace("    image: busybox:1\n", "    image: busybox:1\n    image: busybox:2\n");
+        let out = decode(&twice);
+        assert_eq!(out.problems, []);
+        assert_eq!(out.pods[0].spec.as_ref().unwrap().containers[0].image.as_deref(), Some("busybox:2"));
+        let [warning] = &out.warnings[..] else { panic!("{:?}", out.warnings) };
+        let message = &warning.message;
+        assert!(
+            message.starts_with("warning: ") && message.ends_with("; the last value counts"),
+            "{message}"
+        );
+        assert!(message.contains("image") && message.contains("9"), "the key and its line: {message}");
+        let json = r#"{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "name": "b"},
+            "spec": {"containers": [{"name": "c", "image": "i"}]}}"#;
+        assert_eq!(decode(json).pods[0].metadata.name.as_deref(), Some("b-node1"));
+        assert_eq!(decode(WEB).warnings, []);
+    }
+
+    #[test]
+    fn a_volume_without_a_source_is_an_empty_dir() {
+        let out = decode(&format!("{WEB}  volumes: [{{name: a}}, {{name: b, emptyDir: }}]\n"));
+        assert_eq!(out.problems, []);
+        let volumes = out.pods[0].spec.clone().unwrap().volumes.unwrap();
+        assert!(volumes.iter().all(|v| v.empty_dir.is_some()), "{volumes:?}");
     }
 
     #[test]

@@ -2,9 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, HTTPGetAction, Pod, PodSecurityContext, Probe};
+use k8s_openapi::api::core::v1::{
+    Container, EmptyDirVolumeSource, HTTPGetAction, Pod, PodSecurityContext, Probe,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use pod_sync_decisions::qos;
+
+use super::validate;
 
 /// Sets the defaults that the API server would set.
 pub fn set_defaults(pod: &mut Pod) {
@@ -20,6 +24,10 @@ pub fn set_defaults(pod: &mut Pod) {
         container_defaults(container, host_network);
     }
     for volume in spec.volumes.iter_mut().flatten() {
+        if validate::has_no_source(volume) {
+            // `pkg/apis/core/v1: SetDefaults_Volume`
+            volume.empty_dir = Some(EmptyDirVolumeSource::default());
+        }
         if let Some(v) = volume.image.as_mut() {
             default_pull_policy(&mut v.pull_policy, v.reference.as_deref());
         }

@@ -1,6 +1,6 @@
 //! The manifest directory (`pkg/kubelet/config: sourceFile`): read at start, on inotify events, and periodically.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use notify::Watcher as _;
 use parking_lot::Mutex;
-use quintlet_kit::contain::contained_request;
+use quintlet_kit::contain::{Panic, contained_request};
 use quintlet_kit::task;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -28,18 +28,41 @@ pub enum ReadTrigger {
     Event,
 }
 
-/// Reads a directory or a file of manifests, and remembers the last valid content of each file.
+/// Reads a directory or a file of manifests, and remembers the last content of each file.
 #[derive(Debug)]
 pub struct ManifestReader {
     path: PathBuf,
     node: String,
-    good: BTreeMap<PathBuf, Snapshot>,
+    last: BTreeMap<PathBuf, Content>,
 }
+
+/// The pods and objects of a file at the last read.
+#[derive(Debug)]
+struct Content {
+    snapshot: Snapshot,
+    /// The snapshot is the last one without a problem, whatever the file has now.
+    is_valid: bool,
+}
+
+/// Files whose removal was observed since the last read, whether or not they exist again.
+pub type RemovedFiles = BTreeSet<PathBuf>;
 
 impl ManifestReader {
     #[must_use]
     pub fn new(path: PathBuf, node: String) -> Self {
-        Self { path, node, good: BTreeMap::new() }
+        Self { path, node, last: BTreeMap::new() }
+    }
+
+    /// Forgets removed files. Returns the other files as they were, if pods are removed by that.
+    ///
+    /// A manifest that is removed and written again is a new pod, even if both happen between two reads
+    /// (`pkg/kubelet/config: consumeWatchEvent`). The pods of the returned snapshot are followed by those of the next read.
+    pub fn forget(&mut self, removed: &RemovedFiles) -> Option<SourceEvent> {
+        let gone: Vec<Content> = removed.iter().filter_map(|file| self.last.remove(file)).collect();
+        gone.iter().any(|file| !file.snapshot.pods.is_empty()).then(|| {
+            let files = self.last.iter().map(|(file, content)| (file.clone(), content.snapshot.clone()));
+            SourceEvent::Snapshot(joined(files))
+        })
     }
 
     /// Reads all files. An error affects its file only; the pods of an invalid file stay until the next periodic read. If the path
@@ -48,7 +71,7 @@ impl ManifestReader {
         let (files, is_directory) = match std::fs::metadata(&self.path) {
             // Most nodes of a cluster have no manifests, so this is not an error.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                self.good.clear();
+                self.last.clear();
                 return SourceEvent::Snapshot(Snapshot::default());
             }
             Err(e) => {
@@ -65,30 +88,26 @@ impl ManifestReader {
                 }
             },
         };
-        let mut out = Snapshot::default();
-        let mut origins = Vec::new();
-        let mut good = BTreeMap::new();
+        let mut read = BTreeMap::new();
         for file in files {
-            let mut found = self.decode(&file);
-            if found.problems.is_empty() {
-                good.insert(file.clone(), found.clone());
-            } else if !is_directory && found.pods.is_empty() {
-                return SourceEvent::Problems(found.problems);
-            } else if why == ReadTrigger::Event
-                && let Some(last) = self.good.remove(&file)
-            {
-                found = Snapshot { problems: found.problems, ..last.clone() };
-                good.insert(file.clone(), last);
+            let found = self.decode(&file);
+            let mut content = Content { is_valid: found.problems.is_empty(), snapshot: found };
+            if !content.is_valid && !is_directory && content.snapshot.pods.is_empty() {
+                return SourceEvent::Problems(content.snapshot.problems);
             }
-            out.pods.append(&mut found.pods);
-            out.config_maps.append(&mut found.config_maps);
-            out.secrets.append(&mut found.secrets);
-            out.problems.append(&mut found.problems);
-            origins.resize(out.pods.len(), file.display().to_string());
+            if !content.is_valid
+                && why == ReadTrigger::Event
+                && let Some(last) = self.last.remove(&file).filter(|last| last.is_valid)
+            {
+                content = Content {
+                    snapshot: Snapshot { problems: content.snapshot.problems, ..last.snapshot },
+                    is_valid: true,
+                };
+            }
+            read.insert(file, content);
         }
-        self.good = good;
-        drop_duplicates(&mut out, &origins);
-        SourceEvent::Snapshot(out)
+        self.last = read;
+        SourceEvent::Snapshot(joined(self.last.iter().map(|(file, c)| (file.clone(), c.snapshot.clone()))))
     }
 
     fn decode(&self, file: &Path) -> Snapshot {
@@ -107,6 +126,21 @@ impl ManifestReader {
 
 fn problem(origin: &Path, message: String) -> ManifestProblem {
     ManifestProblem { origin: origin.display().to_string(), field: String::new(), message }
+}
+
+fn joined(files: impl Iterator<Item = (PathBuf, Snapshot)>) -> Snapshot {
+    let mut out = Snapshot::default();
+    let mut origins = Vec::new();
+    for (file, mut found) in files {
+        out.pods.append(&mut found.pods);
+        out.config_maps.append(&mut found.config_maps);
+        out.secrets.append(&mut found.secrets);
+        out.problems.append(&mut found.problems);
+        out.warnings.append(&mut found.warnings);
+        origins.resize(out.pods.len(), file.display().to_string());
+    }
+    drop_duplicates(&mut out, &origins);
+    out
 }
 
 // In the kubelet the last file with a name silently wins. Here the first one wins and the others are reported.
@@ -164,6 +198,7 @@ fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
 pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSender, stop: CancellationToken) {
     // One slot is enough: an event only triggers a read.
     let (wake, mut woken) = mpsc::channel::<()>(1);
+    let removed = Arc::new(Mutex::new(RemovedFiles::new()));
     let mut watcher = None;
     let mut is_missing = false;
     let reader = Arc::new(Mutex::new(ManifestReader::new(path.clone(), node)));
@@ -171,7 +206,7 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         if watcher.is_none() {
-            watcher = watch(&path, wake.clone());
+            watcher = watch(&path, wake.clone(), Arc::clone(&removed));
         }
         // Dropping either arm loses nothing: any of them leads to a complete read.
         let why = tokio::select! {
@@ -191,16 +226,16 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
                 tracing::info!(path = %path.display(), "manifest path does not exist, waiting for it");
             }
         }
-        let read = {
-            let reader = Arc::clone(&reader);
-            contained_request(None, task::blocking(move || reader.lock().read(why))).await
-        };
-        match read {
-            // On stop the update may be dropped: it has no receiver any more.
-            Ok(update) => tokio::select! {
-                () = stop.cancelled() => return,
-                sent = out.send((SourceKind::File, update)) => if sent.is_err() { return },
-            },
+        match updates(&reader, &removed, why).await {
+            // On stop an update may be dropped: it has no receiver any more.
+            Ok(updates) => {
+                for update in updates {
+                    tokio::select! {
+                        () = stop.cancelled() => return,
+                        sent = out.send((SourceKind::File, update)) => if sent.is_err() { return },
+                    }
+                }
+            }
             Err(e) => tracing::error!(path = %path.display(), error = %e, "failed to read manifests"),
         }
         if watcher.is_none() {
@@ -213,8 +248,28 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
     }
 }
 
-fn watch(path: &Path, wake: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
-    let woken = move |_: notify::Result<notify::Event>| {
+async fn updates(
+    reader: &Arc<Mutex<ManifestReader>>,
+    removed: &Arc<Mutex<RemovedFiles>>,
+    why: ReadTrigger,
+) -> Result<Vec<SourceEvent>, Panic> {
+    let (reader, removed) = (Arc::clone(reader), Arc::clone(removed));
+    let read = task::blocking(move || {
+        let mut reader = reader.lock();
+        // Taken before the read: of a removal during the read, the next one learns.
+        let removed = std::mem::take(&mut *removed.lock());
+        reader.forget(&removed).into_iter().chain([reader.read(why)]).collect()
+    });
+    contained_request(None, read).await
+}
+
+fn watch(
+    path: &Path,
+    wake: mpsc::Sender<()>,
+    removed: Arc<Mutex<RemovedFiles>>,
+) -> Option<notify::RecommendedWatcher> {
+    let woken = move |event: notify::Result<notify::Event>| {
+        removed.lock().extend(event.ok().and_then(removed_file));
         let _ = wake.try_send(());
     };
     // Without reads: reacting to them would not end.
@@ -223,6 +278,17 @@ fn watch(path: &Path, wake: mpsc::Sender<()>) -> Option<notify::RecommendedWatch
     let mut watcher = notify::RecommendedWatcher::new(woken, changes).ok()?;
     watcher.watch(path, notify::RecursiveMode::NonRecursive).ok()?;
     Some(watcher)
+}
+
+// A file that another one replaces by a rename is not removed.
+fn removed_file(event: notify::Event) -> Option<PathBuf> {
+    use notify::event::{EventKind, ModifyKind, RenameMode};
+    match event.kind {
+        EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From)) => {
+            event.paths.into_iter().next()
+        }
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -254,7 +320,7 @@ mod tests {
     // Returns the names of the pods, empty for an update that only has problems.
     fn received(update: SourceEvent) -> (Option<Vec<String>>, Vec<ManifestProblem>) {
         let name = |p: Arc<Pod>| p.metadata.name.clone().unwrap_or_default();
-        let problems = update.problems().to_vec();
+        let problems = update.problems();
         let SourceEvent::Snapshot(snapshot) = update else { return (None, problems) };
         (Some(snapshot.pods.into_iter().map(name).collect()), problems)
     }
@@ -314,6 +380,65 @@ mod tests {
         std::os::unix::fs::symlink(&odd, &odd).unwrap();
         let (pods, problems) = received(ManifestReader::new(odd, "n".to_owned()).read(ReadTrigger::Period));
         assert_eq!((pods, problems.len()), (None, 1));
+    }
+
+    #[test]
+    fn a_file_that_was_removed_and_written_again_loses_its_pods_first() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let mut reader = ManifestReader::new(dir.path().to_owned(), "n".to_owned());
+        for name in ["a", "b"] {
+            std::fs::write(at(name), pod(name)).unwrap();
+        }
+        std::fs::write(at("half"), format!("{}---\nkind: X\n", pod("half"))).unwrap();
+        assert!(reader.forget(&[at("a")].into()).is_none(), "nothing was read");
+        let names = |all: &[&str]| Some(all.iter().map(|name| format!("{name}-n")).collect::<Vec<_>>());
+        assert_eq!(received(reader.read(ReadTrigger::Period)).0, names(&["a", "b", "half"]));
+        assert!(reader.forget(&[at("other")].into()).is_none());
+        let without = reader.forget(&[at("a"), at("other")].into()).unwrap();
+        assert_eq!(received(without).0, names(&["b", "half"]), "files with problems stay");
+        assert!(reader.forget(&[at("a")].into()).is_none(), "it is forgotten");
+        assert_eq!(received(reader.read(ReadTrigger::Event)).0, names(&["a", "b", "half"]));
+
+        let _ = reader.forget(&[at("a")].into());
+        std::fs::write(at("a"), "").unwrap();
+        assert_eq!(
+            received(reader.read(ReadTrigger::Event)).0,
+            names(&["b", "half"]),
+            "its old content is gone"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_manifest_that_is_replaced_keeps_its_pod_and_one_that_is_removed_in_between_does_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tx, mut rx) = mpsc::channel(4);
+        let stop = CancellationToken::new();
+        let path = dir.path().to_owned();
+        let (file, other) = (path.join("a.yaml"), path.join(".a.yaml"));
+        std::fs::write(&file, pod("a")).unwrap();
+        let task = run(path.clone(), "n".into(), Duration::from_secs(3600), tx, stop.clone());
+        let check = async {
+            let mut next = async || {
+                let got = tokio::time::timeout(Duration::from_secs(10), rx.recv()).await;
+                received(got.expect("an update within 10 s").unwrap().1).0.unwrap()
+            };
+            assert_eq!(next().await, ["a-n"]);
+            std::fs::write(&other, pod("a")).unwrap();
+            std::fs::rename(&other, &file).unwrap();
+            assert_eq!(next().await, ["a-n"], "replaced");
+            for _ in 0..3 {
+                let text = std::fs::read(&file).unwrap();
+                std::fs::remove_file(&file).unwrap();
+                std::fs::write(&file, text).unwrap();
+                // An event may lead to a read of its own.
+                while !next().await.is_empty() {}
+                while next().await != ["a-n"] {}
+            }
+            stop.cancel();
+            while rx.recv().await.is_some() {}
+        };
+        tokio::join!(task, check);
     }
 
     #[tokio::test]

@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_rustls::{ConfigBuilderExt as _, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use rustls::{ClientConfig, RootCertStore};
 use tokio_util::sync::CancellationToken;
 
 use super::decode::{self, ManifestOrigin};
+use super::proxy::{Proxies, ProxyConnector};
 use super::{MAX_MANIFEST, ManifestProblem, Snapshot, SourceEvent, SourceKind, SourceSender};
 use quintlet_kit::redirect;
 
@@ -25,7 +26,7 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// # Panics
 /// Never: the provider has the default protocol versions.
 #[must_use]
-pub fn system_tls() -> ClientConfig {
+fn system_tls() -> ClientConfig {
     let builder = || {
         ClientConfig::builder_with_provider(Arc::new(quintlet_kit::crypto::provider()))
             .with_safe_default_protocol_versions()
@@ -38,6 +39,21 @@ pub fn system_tls() -> ClientConfig {
     trusting.with_no_client_auth()
 }
 
+/// How servers of manifests are reached.
+#[derive(Debug, Clone)]
+pub struct Transport {
+    pub tls: ClientConfig,
+    pub proxies: Proxies,
+}
+
+impl Transport {
+    /// Returns the machine's trusted certificates, and the proxies of the environment (`net/http: ProxyFromEnvironment`).
+    #[must_use]
+    pub fn system() -> Self {
+        Self { tls: system_tls(), proxies: Proxies::from_env() }
+    }
+}
+
 /// Fetches `url` every `period` until `stop`. A failed request or an invalid body changes only the reported problems. The
 /// source is ready with the first valid body.
 pub async fn run(
@@ -45,11 +61,11 @@ pub async fn run(
     headers: Vec<(String, String)>,
     node: String,
     period: Duration,
-    tls: ClientConfig,
+    transport: Transport,
     out: SourceSender,
     stop: CancellationToken,
 ) {
-    let fetcher = Fetcher::new(tls);
+    let fetcher = Fetcher::new(transport);
     let mut last: Option<Bytes> = None;
     // Problems of the last body. A failed request adds its own.
     let mut of_body = Vec::new();
@@ -74,7 +90,7 @@ pub async fn run(
                 let update = read(&body, ManifestOrigin { kind: SourceKind::Http, place: &url, node: &node });
                 last = Some(body);
                 of_fetch = None;
-                of_body = update.problems().to_vec();
+                of_body = update.problems();
                 update
             }
             Err(message) => {
@@ -114,14 +130,19 @@ fn problem(url: &str, message: String) -> ManifestProblem {
 }
 
 struct Fetcher {
-    client: Client<HttpsConnector<HttpConnector>, Empty<Bytes>>,
+    client: Client<HttpsConnector<ProxyConnector>, Empty<Bytes>>,
+    proxies: Arc<Proxies>,
 }
 
 impl Fetcher {
-    fn new(tls: ClientConfig) -> Self {
-        let connector =
-            HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_http1().build();
-        Self { client: Client::builder(TokioExecutor::new()).build(connector) }
+    fn new(Transport { tls, proxies }: Transport) -> Self {
+        let proxies = Arc::new(proxies);
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(ProxyConnector::new(Arc::clone(&proxies)));
+        Self { client: Client::builder(TokioExecutor::new()).build(connector), proxies }
     }
 
     async fn fetch(&self, url: &str, headers: &[(String, String)]) -> Result<Bytes, String> {
@@ -137,6 +158,11 @@ impl Fetcher {
         for _ in 0..redirect::MAX_REQUESTS {
             let mut request = Request::get(&at).body(Empty::new()).map_err(|e| e.to_string())?;
             *request.headers_mut() = headers.clone();
+            // A tunnel has its own credentials.
+            let proxy = self.proxies.for_url(&at)?.filter(|_| at.scheme() == Some(&Scheme::HTTP));
+            if let Some(value) = proxy.and_then(|proxy| proxy.authorization.clone()) {
+                request.headers_mut().insert(header::PROXY_AUTHORIZATION, value);
+            }
             let response = self.client.request(request).await.map_err(|e| quintlet_kit::error_chain(&e))?;
             let Some(next) = redirect::next(&at, &response) else {
                 if response.status() != StatusCode::OK {
@@ -171,6 +197,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::proxy::tests::proxies;
     use quintlet_testkit::http_server::HttpServer;
 
     const POD: &str = "{\"apiVersion\": \"v1\", \"kind\": \"Pod\", \"metadata\": {\"name\": \"NAME\"}, \
@@ -203,6 +230,74 @@ mod tests {
             .with_no_client_auth()
     }
 
+    fn fetcher(proxies: Proxies) -> Fetcher {
+        Fetcher::new(Transport { tls: trust(RootCertStore::empty()), proxies })
+    }
+
+    #[tokio::test]
+    async fn a_url_is_read_through_the_proxy_of_the_environment() {
+        let server = HttpServer::start(false, |target| match target {
+            "http://manifests.example/pods" => answer(200, "", "proxied"),
+            _ => answer(200, "", "direct"),
+        })
+        .await;
+        let at = format!("http://user:pass@127.0.0.1:{}", server.port);
+        let fetcher = fetcher(proxies(&[("HTTP_PROXY", &at), ("HTTPS_PROXY", "socks5://p")]));
+        assert_eq!(fetcher.fetch("http://manifests.example/pods", &[]).await.unwrap(), "proxied");
+        let request = server.requests().remove(0).to_lowercase();
+        assert!(request.contains("proxy-authorization: basic dxnlcjpwyxnz"), "{request}");
+        assert_eq!(fetcher.fetch(&url(&server), &[]).await.unwrap(), "direct", "loopback has no proxy");
+        assert!(!server.requests()[1].to_lowercase().contains("proxy-authorization"));
+        let error = fetcher.fetch("https://manifests.example/pods", &[]).await.unwrap_err();
+        assert!(error.contains("HTTPS_PROXY") && error.contains("socks5"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_tunnel_leads_to_the_server_or_its_refusal_is_reported() {
+        let server = HttpServer::start(true, |_| answer(200, "", &pod("a"))).await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = format!("127.0.0.1:{}", listener.local_addr().unwrap().port());
+        let to = server.port;
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let requests = Arc::clone(&seen);
+        let serve = async move {
+            use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+            while let Ok((mut peer, _)) = listener.accept().await {
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
+                    request.push(peer.read_u8().await.unwrap());
+                }
+                let request = String::from_utf8(request).unwrap();
+                let refuses = request.contains("refused.example");
+                requests.lock().push(request);
+                if refuses {
+                    peer.write_all(b"HTTP/1.1 403 Forbidden\r\n\r\n").await.unwrap();
+                    continue;
+                }
+                peer.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+                let mut server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut peer, &mut server).await;
+            }
+        };
+        let task = quintlet_kit::task::spawn("proxy", serve);
+        let proxies = proxies(&[("HTTPS_PROXY", &at)]);
+        let fetcher = Fetcher::new(Transport { tls: trust(server.roots.clone()), proxies });
+        let error = fetcher.fetch("https://manifests.example/pods", &[]).await.unwrap_err();
+        assert!(
+            error.contains("not valid for name"),
+            "the server behind the tunnel has another name: {error}"
+        );
+        let error = fetcher.fetch("https://refused.example:8443/pods", &[]).await.unwrap_err();
+        assert!(error.contains("the proxy refused CONNECT: HTTP/1.1 403 Forbidden"), "{error}");
+        let lines: Vec<String> =
+            seen.lock().iter().filter_map(|r| r.lines().next().map(str::to_owned)).collect();
+        assert_eq!(
+            lines,
+            ["CONNECT manifests.example:443 HTTP/1.1", "CONNECT refused.example:8443 HTTP/1.1"]
+        );
+        task.abort();
+    }
+
     /// A running source and its updates.
     struct Source {
         received: mpsc::Receiver<super::super::SourceMessage>,
@@ -215,8 +310,9 @@ mod tests {
             let (tx, received) = mpsc::channel(1);
             let stop = CancellationToken::new();
             let headers = vec![("x-node".to_owned(), "mine".to_owned())];
-            let run =
-                run(url.to_owned(), headers, "N1".into(), Duration::from_millis(5), tls, tx, stop.clone());
+            let transport = Transport { tls, proxies: Proxies::default() };
+            let period = Duration::from_millis(5);
+            let run = run(url.to_owned(), headers, "N1".into(), period, transport, tx, stop.clone());
             Self { received, stop, task: quintlet_kit::task::spawn("source", run) }
         }
 
@@ -301,7 +397,7 @@ mod tests {
         let other = HttpServer::start(false, |_| answer(200, "", &pod("a"))).await;
         let away = format!("location: {}\r\n", url(&other).replace("127.0.0.1", "localhost"));
         let first = HttpServer::start(false, move |_| answer(302, &away, "")).await;
-        let fetcher = Fetcher::new(trust(RootCertStore::empty()));
+        let fetcher = fetcher(Proxies::default());
         let headers = [("authorization", "Bearer x"), ("x-node", "mine")];
         let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned()));
         fetcher.fetch(&url(&first), &headers).await.unwrap();

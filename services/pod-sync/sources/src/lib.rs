@@ -15,9 +15,13 @@ pub mod decode;
 pub mod defaults;
 pub mod file;
 pub mod http;
+#[cfg(test)]
+mod installers;
 mod lenient;
 pub mod objects;
+mod proxy;
 pub mod validate;
+mod zero;
 
 pub use lenient::Undecodable;
 
@@ -70,8 +74,18 @@ pub struct Snapshot {
     pub secrets: Vec<Secret>,
     /// Errors in manifests.
     pub problems: Vec<ManifestProblem>,
+    /// Faults in manifests that a kubelet ignores. They are shown with the errors.
+    pub warnings: Vec<ManifestProblem>,
     /// Pods of the API server that became undecodable since the last snapshot.
     pub undecodable: Vec<Undecodable>,
+}
+
+impl Snapshot {
+    /// Returns the errors and warnings that the user sees.
+    #[must_use]
+    pub fn reported(&self) -> Vec<ManifestProblem> {
+        self.problems.iter().chain(&self.warnings).cloned().collect()
+    }
 }
 
 /// An update of a source.
@@ -88,11 +102,11 @@ pub enum SourceEvent {
 }
 
 impl SourceEvent {
-    fn problems(&self) -> &[ManifestProblem] {
+    fn problems(&self) -> Vec<ManifestProblem> {
         match self {
-            Self::Snapshot(snapshot) => &snapshot.problems,
-            Self::Problems(problems) => problems,
-            Self::Changed(_) | Self::Removed(_) => &[],
+            Self::Snapshot(snapshot) => snapshot.reported(),
+            Self::Problems(problems) => problems.clone(),
+            Self::Changed(_) | Self::Removed(_) => Vec::new(),
         }
     }
 }

@@ -22,6 +22,7 @@ use quintlet_model::ids::PodUid;
 
 use self::errors::Errors;
 pub use self::errors::FieldError;
+pub(crate) use self::volumes::has_no_source;
 
 /// Limit of all annotations together, in bytes.
 const MAX_ANNOTATIONS: usize = 256 << 10;

@@ -28,7 +28,7 @@ impl PodManager {
             SourceEvent::Changed(pod) => self.merge(source, |store| store.apply(pod, now)),
             SourceEvent::Removed(uid) => self.merge(source, |store| store.remove(&uid)),
             SourceEvent::Snapshot(snapshot) => {
-                self.ctx.reporting.views.set_problems(source, snapshot.problems, unix_ns(now));
+                self.ctx.reporting.views.set_problems(source, snapshot.reported(), unix_ns(now));
                 for undecodable in snapshot.undecodable {
                     let pod = Pod { metadata: *undecodable.metadata, ..Pod::default() };
                     let (field, error) = (undecodable.field, undecodable.error);

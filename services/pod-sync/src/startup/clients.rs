@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use pod_sync_clients::{EventType, ProbeFailure};
+use pod_sync_cri_config::dns;
 use pod_sync_decisions::containment::ProcessExit;
 use pod_sync_worker::context::Reporting;
+use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -18,6 +20,7 @@ impl Agent {
         let (ctx, stop) = (&self.ctx, &self.stop);
         let node_name = ctx.node.settings.node_name.clone();
         ctx.reporting.events.node(&node_name, EventType::Normal, "Starting", "Starting kubelet.");
+        self.check_resolv_conf();
         self.start_cgroups(inputs.reservations, inputs.runtime_state);
         let exit_note = self.paths.exit(pod_sync_containment::CRI_PROXY);
         let (faults, control) = (Arc::clone(&ctx.faults), Arc::clone(&ctx.control));
@@ -38,6 +41,21 @@ impl Agent {
         self.tasks.spawn("statuses", Arc::clone(&ctx.reporting.statuses).run(stop.clone()));
         let failures = report_probe_failures(Arc::clone(&ctx.reporting), inputs.probe_failures, stop.clone());
         self.tasks.spawn("probe-failures", failures);
+    }
+
+    // The limits are those of the node, not of a pod, so they are checked once.
+    fn check_resolv_conf(&self) {
+        let ctx = Arc::clone(&self.ctx);
+        let Some(path) = ctx.node.settings.resolv_conf.clone() else { return };
+        self.tasks.spawn("resolv-conf", async move {
+            let file = path.clone();
+            let host = blocking(move || dns::read_resolv_conf(&file)).await;
+            let settings = &ctx.node.settings;
+            if let Some(text) = dns::limits_problem(&path, &host, &settings.cluster_domain) {
+                let reason = "CheckLimitsForResolvConf";
+                ctx.reporting.events.node(&settings.node_name, EventType::Warning, reason, &text);
+            }
+        });
     }
 }
 

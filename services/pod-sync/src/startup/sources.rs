@@ -52,7 +52,7 @@ impl Agent {
                 args.manifest_url_header.clone(),
                 node.clone(),
                 args.http_check_frequency,
-                pod_sync_sources::http::system_tls(),
+                pod_sync_sources::http::Transport::system(),
                 tx.clone(),
                 stop.clone(),
             );

@@ -117,6 +117,8 @@ pub struct Provided {
     pub group: Option<i64>,
     /// The nodes that can access the PersistentVolume, if they are limited.
     pub nodes: Option<NodeSelector>,
+    /// UID of the PersistentVolume; `None` for a volume without one.
+    pub object_uid: Option<String>,
 }
 
 /// The settings of a CSIDriver object, or those of a driver without one.
@@ -349,15 +351,17 @@ pub fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Provided,
     let access_mode = mode_label(&modes);
     let annotation = |key: &str| object.metadata.annotations.as_ref().and_then(|all| all.get(key));
     let mut mount_options: Vec<String> = spec.mount_options.clone().unwrap_or_default();
-    if let Some(options) = annotation(MOUNT_OPTIONS) {
-        mount_options = options.split(',').map(|option| option.trim().to_owned()).collect();
-    }
     let group = annotation(GROUP).and_then(|group| group.parse().ok());
+    let object_uid = object.metadata.uid.clone();
     let nodes = spec.node_affinity.clone().and_then(|affinity| affinity.required);
     let is_block = spec.volume_mode.as_deref() == Some("Block");
     if let Some(source) = pod_sync_in_tree::volume::Source::of_persistent_volume(&spec) {
+        // `pkg/volume/util: MountOptionFromSpec`. CSI drivers get the field alone.
+        if let Some(options) = annotation(MOUNT_OPTIONS) {
+            mount_options = options.split(',').map(|option| option.trim().to_owned()).collect();
+        }
         let volume = pod_sync_in_tree::volume::Volume { name, source, is_block, read_only, mount_options };
-        return Ok(Provided { is_for_one_pod, access_mode, group, nodes, ..in_tree(volume) });
+        return Ok(Provided { is_for_one_pod, access_mode, group, nodes, object_uid, ..in_tree(volume) });
     }
     let Some(source) = spec.csi.clone() else {
         let kind = serde_json::to_value(&spec).ok().and_then(|spec| kind_of(&spec)).unwrap_or_default();
@@ -392,6 +396,7 @@ pub fn of_object(object: &PersistentVolume, read_only: bool) -> Result<Provided,
         sizes: None,
         group,
         nodes,
+        object_uid,
     })
 }
 
@@ -420,6 +425,7 @@ pub fn in_tree(volume: pod_sync_in_tree::volume::Volume) -> Provided {
         sizes: None,
         group: None,
         nodes: None,
+        object_uid: None,
     }
 }
 
@@ -466,6 +472,7 @@ pub fn of_inline(pod: &Pod, uid: &PodUid, pod_volume: &str, source: &CSIVolumeSo
         sizes: None,
         group: None,
         nodes: None,
+        object_uid: None,
     }
 }
 

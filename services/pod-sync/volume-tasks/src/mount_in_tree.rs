@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use pod_sync_clients::EventType;
 use pod_sync_in_tree::error::Error;
 use pod_sync_in_tree::iscsi::Chap;
 use pod_sync_in_tree::mount::Group;
@@ -30,7 +31,10 @@ pub(crate) async fn mount(
     released: &CancellationToken,
 ) -> (Mounted, Option<String>) {
     let (mounter, at) = (&tools.in_tree, tell.at);
-    let failed = |step: &str, error: Error, outcome| volume.failure(step, &error.to_string(), outcome);
+    let failed = |step: &str, error: Error, outcome| {
+        report_mismatch(tools, volume, &error);
+        volume.failure(step, &error.to_string(), outcome)
+    };
     at(Step::SetUp);
     let checked = match of.is_block {
         true => mounter.check_block(of).await,
@@ -74,6 +78,17 @@ pub(crate) async fn mount(
         Err(error) => (Err(failed("SetUp", error, Outcome::Uncertain)), None),
     };
     (expanded(tools, volume, uid, attempt, tell, device, result).await, warning)
+}
+
+// Records that the device of a PersistentVolume has another file system (`checkForFailedMount`).
+fn report_mismatch(tools: &Tools, volume: &Resolved, error: &Error) {
+    let Some(uid) = &volume.provided.object_uid else { return };
+    if error.is_other_file_system() {
+        let name = &volume.desired.spec_name;
+        let message = format!("MountVolume failed for volume {name:?} {error}");
+        let reason = "FailedMountOnFilesystemMismatch";
+        tools.events.persistent_volume(name, uid, EventType::Warning, reason, &message);
+    }
 }
 
 /// The device may be mounted or attached. The volume of the pod is as it was before.

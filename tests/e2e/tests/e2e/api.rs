@@ -27,6 +27,7 @@ fn full_pod(node: &Node) -> Value {
     main["env"] = json!([
         {"name": "FROM_CONFIG", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "colour"}}},
         {"name": "FROM_SECRET", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}},
+        {"name": "BYTES", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "bytes"}}},
         {"name": "POD_UID", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
         {"name": "HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
     ]);
@@ -147,7 +148,8 @@ async fn lives_and_goes(options: Options) {
         json!({"metadata": {"name": "settings"}, "data": {"colour": "green"}}),
     )
     .await;
-    let secret = json!({"metadata": {"name": "keys"}, "data": {"token": "c2VjcmV0LXZhbHVl"}});
+    let secret =
+        json!({"metadata": {"name": "keys"}, "data": {"token": "c2VjcmV0LXZhbHVl", "bytes": "QUL//oBa"}});
     api.create("secrets", "default", secret).await;
     let created = api.create_pod(full_pod(&node)).await;
     let uid = created["metadata"]["uid"].as_str().unwrap().to_owned();
@@ -158,6 +160,8 @@ async fn lives_and_goes(options: Options) {
     for line in ["FROM_CONFIG=green", "FROM_SECRET=secret-value", &format!("POD_UID={uid}")] {
         wait_file(&pod, "/tmp/env", line).await;
     }
+    // The runtime's JSON replaces the bytes that are not UTF-8.
+    wait_file(&pod, "/tmp/env", "BYTES=AB").await;
     wait_file(&pod, "/tmp/env", &format!("HOST_IP={}", pod.text("/status/hostIP"))).await;
     wait_file(&pod, "/etc/settings/colour", "green").await;
     wait_file(&pod, "/etc/keys/token", "secret-value").await;

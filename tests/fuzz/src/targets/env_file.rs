@@ -1,6 +1,6 @@
 //! Environment files, which `fileKeyRef` reads.
 
-use pod_sync_cri_config::env_file::parse;
+use pod_sync_cri_config::env_file::EnvFile;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -14,7 +14,8 @@ pub const TARGET: Target = Target { inputs, check, planted };
 type Find = fn(&str, &str) -> Result<Option<String>, usize>;
 
 fn find(text: &str, key: &str) -> Result<Option<String>, usize> {
-    parse(text).map(|mut all| all.remove(key))
+    let found = EnvFile::parse(text.as_bytes()).get(key)?.map(<[u8]>::to_vec);
+    Ok(found.map(|value| String::from_utf8(value).expect("a part of a text between ASCII characters")))
 }
 
 fn inputs() -> Inputs {
@@ -39,24 +40,26 @@ fn check(input: &[u8]) -> Result<(), String> {
 }
 
 fn planted(input: &[u8]) -> Result<(), String> {
-    // A planted bug: the first of two values is used.
-    fn first(text: &str, key: &str) -> Result<Option<String>, usize> {
-        let head = text.find("\nA=").map_or(text, |at| &text[..=at]);
-        if find(text, key).is_ok() && find(head, key).is_ok_and(|found| found.is_some()) {
-            return find(head, key);
+    // A planted bug: the last of two values is used.
+    fn last(text: &str, key: &str) -> Result<Option<String>, usize> {
+        let tail = text.rfind("\nA=").map_or(text, |at| &text[at + 1..]);
+        match (find(text, key)?, find(tail, key)) {
+            (Some(_), Ok(Some(last))) => Ok(Some(last)),
+            (found, _) => Ok(found),
         }
-        find(text, key)
     }
-    against(first, input)
+    against(last, input)
 }
 
 fn against(find: Find, input: &[u8]) -> Result<(), String> {
     let text = String::from_utf8_lossy(input);
     let lines = text.matches('\n').count() + 1;
+    // The carriage return before a line feed is no part of a value.
+    let plain = text.replace("\r\n", "\n");
     for key in ["A", "LONG_NAME"] {
         let found = find(&text, key);
         match &found {
-            Ok(Some(value)) if !value.is_empty() && !text.contains(&format!("{key}='{value}'")) => {
+            Ok(Some(value)) if !value.is_empty() && !plain.contains(&format!("{key}='{value}'")) => {
                 return Err(format!("{key} is {value:?}, which the file does not say"));
             }
             Ok(Some(value)) if value.contains('\'') => {
@@ -72,11 +75,15 @@ fn against(find: Find, input: &[u8]) -> Result<(), String> {
         if shifted != found.clone().map_err(|line| line + 1) {
             return Err(format!("{key}: {found:?}, and after a remark {shifted:?}"));
         }
-        // The last value of a key is used, if the whole file is valid.
-        let more = find(&format!("{text}\n{key}='the last'\n"), key);
-        let want = found.as_ref().map(|_| Some("the last".to_owned())).map_err(|line| *line);
+        // The first value of a key is used, and what follows it is not judged.
+        let more = find(&format!("{text}\n{key}='the last'\nno assignment\n"), key);
+        let want = match &found {
+            Ok(None) => Ok(Some("the last".to_owned())),
+            found => found.clone(),
+        };
+        // A quote that is open at the end is closed by what follows.
         if found.is_ok() && more != want {
-            return Err(format!("{key}: {more:?} in place of the last value"));
+            return Err(format!("{key}: {found:?}, and with another value at the end {more:?}"));
         }
     }
     Ok(())

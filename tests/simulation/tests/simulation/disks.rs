@@ -264,6 +264,30 @@ async fn the_file_system_of_a_local_volume_grows_while_its_pod_runs() {
     sim.finish().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_with_another_file_system_that_cannot_be_mounted_is_reported_for_its_persistent_volume() {
+    let (sim, device, _machine) = started().await;
+    let made = Command::new("mkfs.ext4").args(["-q", "-F", &device.path]).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let on_node = json!([{"key": "kubernetes.io/hostname", "operator": "In", "values": [NODE]}]);
+    let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": on_node}]}});
+    bound_claim(
+        &sim,
+        json!({"local": {"path": device.path, "fsType": "squashfs"}, "nodeAffinity": affinity}),
+    );
+    let uid = sim.create(pod_with("web", json!({"persistentVolumeClaim": {"claimName": "data"}})));
+    let is_it = |e: &quintlet_simulation::seen::EventSeen| {
+        e.reason == "FailedMountOnFilesystemMismatch"
+            && e.message
+                .starts_with("MountVolume failed for volume \"pv-data\" local: failed to mount device")
+    };
+    sim.wait_event("pv-data", "of the PersistentVolume", is_it).await;
+    let is_failed = |e: &quintlet_simulation::seen::EventSeen| e.reason == "FailedMount";
+    sim.wait_event("web", "of the pod", is_failed).await;
+    end(&sim, "web", &uid).await;
+    sim.finish().await;
+}
+
 /// Writes its number, and never ends. A child like mount.nfs does not end either.
 const HANGING_MOUNT: &str =
     "#!/bin/sh\nsleep 1000 & echo $$ $! > BASE/new; mv BASE/new BASE/mounting; wait\n";

@@ -277,6 +277,22 @@ async fn a_missing_cluster_dns_is_reported_for_the_pod_and_for_the_node() {
     sim.finish().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_of_the_nodes_resolv_conf_are_reported_for_the_node() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.disturb();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let domains: Vec<String> = (0..30).map(|n| format!("d{n}.example")).collect();
+    std::fs::write(file.path(), format!("nameserver 192.0.2.1\nsearch {}\n", domains.join(" "))).unwrap();
+    let path = file.path().display().to_string();
+    sim.set_pod_sync_args(&[&format!("--resolv-conf={path}"), "--cluster-domain=cluster.local"]);
+    sim.start_all();
+    let text = format!("Resolv.conf file '{path}' contains search line consisting of more than 29 domains!");
+    let is_it = |e: &EventSeen| e.reason == "CheckLimitsForResolvConf" && e.message == text;
+    sim.wait_event(quintlet_simulation::service::NODE, "of the node", is_it).await;
+    sim.finish().await;
+}
+
 // The machine reboots: the runtime keeps its records and no process, and /run is empty.
 pub(super) async fn go_down(sim: &Sim) {
     for service in Service::ALL {

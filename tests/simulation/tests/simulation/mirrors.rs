@@ -72,3 +72,30 @@ async fn a_terminating_or_outdated_mirror_pod_is_replaced_and_its_pod_keeps_runn
     assert_eq!(sim.runtime.count(Method::StopContainer), 0);
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_manifest_that_is_removed_and_written_again_at_once_is_a_new_pod() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    // No periodic read intervenes.
+    sim.set_pod_sync_args(&["--file-check-frequency=1h"]);
+    sim.start_all();
+    sim.manifest("web", &pods::manifest("web"));
+    sim.manifest("other", &pods::manifest("other"));
+    let (first, other) = (sim.wait_ready(NAME).await, sim.wait_ready("other-sim-node").await);
+    let (path, text) = (sim.manifests_dir().join("web.yaml"), pods::manifest("web").to_string());
+    // The fake runtime writes no logs.
+    let uid = first.0["metadata"]["annotations"]["kubernetes.io/config.hash"].as_str().unwrap();
+    let logs = sim.pod_logs_dir().join(format!("default_{NAME}_{uid}/c-web"));
+    std::fs::write(logs.join("0.log"), "").unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, text).unwrap();
+    let old = first.container("c-web");
+    let new = |p: &quintlet_simulation::Seen| {
+        let container = p.container("c-web");
+        p.is_ready() && container.id != old.id && container.restarts == 1
+    };
+    sim.wait_pod(NAME, "another container, Ready", new).await;
+    let after = sim.wait_ready("other-sim-node").await;
+    assert_eq!((after.uid(), after.container("c-other")), (other.uid(), other.container("c-other")));
+    sim.finish().await;
+}

@@ -140,6 +140,37 @@ async fn a_container_grows_and_shrinks_while_it_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_of_a_downward_volume_follow_a_resize() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    // No periodic refresh intervenes.
+    sim.set_pod_sync_args(&["--sync-frequency=1h"]);
+    sim.start_all();
+    let mut pod = sized("web", both("100m", "64Mi"));
+    let field = |path: &str, resource: &str, divisor: &str| {
+        let of = json!({"containerName": "c-web", "resource": resource, "divisor": divisor});
+        json!({"path": path, "resourceFieldRef": of})
+    };
+    let items = [field("cpu", "limits.cpu", "1m"), field("memory", "requests.memory", "1Mi")];
+    pod["spec"]["volumes"] = json!([{"name": "d", "downwardAPI": {"items": items}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "d", "mountPath": "/d"}]);
+    let _uid = sim.create(pod);
+    let before = sim.wait_ready("web").await;
+    let dir = sim.root_dir().join("pods").join(before.uid()).join("volumes/kubernetes.io~downward-api/d");
+    let read = |file: &str| std::fs::read_to_string(dir.join(file)).unwrap_or_else(|e| e.to_string());
+    assert_eq!((read("cpu"), read("memory")), ("100".to_owned(), "64".to_owned()));
+    let wanted = both("150m", "80Mi");
+    resize(&sim, "web", wanted.clone());
+    sim.wait_pod("web", "resized", |p| has(p, &wanted)).await;
+    until("the files follow", LONG, async || {
+        let got = (read("cpu"), read("memory"));
+        if got == ("150".to_owned(), "80".to_owned()) { Ok(()) } else { Err(format!("{got:?}")) }
+    })
+    .await;
+    assert_eq!(sim.wait_ready("web").await.container("c-web").restarts, 0);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resize_that_does_not_fit_waits_until_another_pod_terminates() {
     let sim = Sim::start(Options::default()).await;
     let large = cpu_milli() - 500;

@@ -45,3 +45,45 @@ async fn a_manifest_that_is_written_in_steps_does_not_affect_its_pod() {
     assert_eq!(made, 1, "{:?}", sim.instances(""));
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_manifest_with_habits_of_installers_becomes_a_running_pod() {
+    let sim = Sim::start(Options::default()).await;
+    let manifest = "
+apiVersion: v1
+kind: Pod
+metadata:
+  creationTimestamp: null
+  name: balancer
+  labels:
+    tier:
+  annotations: {example.com/note: null}
+spec:
+  automountServiceAccountToken: false
+  containers:
+  - name: proxy
+    image: none.test/first:1
+    image: none.test/web:1
+    resources: {}
+    args: [--run, null]
+    volumeMounts: [{name: run, mountPath: /run/proxy}]
+  volumes:
+  - name: run
+status: {}
+";
+    let manifest = manifest.replace("none.test/web:1", &image_of(&pods::manifest("web")));
+    std::fs::write(sim.manifests_dir().join("balancer.yaml"), manifest).unwrap();
+    let seen = sim.wait_ready("balancer-sim-node").await;
+    problems(&sim, 1).await;
+    assert_eq!(seen.0["metadata"]["labels"]["tier"], "");
+    let containers = sim.runtime.containers();
+    let config = &containers.iter().find(|c| c.name() == "proxy").unwrap().config;
+    assert_eq!(config.args, ["--run", ""]);
+    let mount = config.mounts.iter().find(|m| m.container_path == "/run/proxy").unwrap();
+    assert!(mount.host_path.ends_with("volumes/kubernetes.io~empty-dir/run"), "{}", mount.host_path);
+    sim.finish().await;
+}
+
+fn image_of(pod: &serde_json::Value) -> String {
+    pod["spec"]["containers"][0]["image"].as_str().unwrap().to_owned()
+}

@@ -6,6 +6,8 @@ mod node;
 mod resources;
 mod sysctl;
 
+pub use sysctl::normal_sysctl;
+
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use quintlet_model::pod;
 

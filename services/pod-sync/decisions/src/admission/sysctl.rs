@@ -50,17 +50,17 @@ pub(super) fn forbidden(pod: &Pod, view: &NodeView<'_>) -> Option<String> {
     None
 }
 
-// Both `.` and `/` may separate. The first separator in the name decides which.
-fn normal_sysctl(name: &str) -> String {
-    match name.find(['.', '/']) {
-        Some(i) if name.as_bytes()[i] == b'/' => name
-            .chars()
-            .map(|c| match c {
-                '/' => '.',
-                '.' => '/',
-                c => c,
-            })
-            .collect(),
-        Some(_) | None => name.to_owned(),
+/// Returns a sysctl with dots as separators (`k8s.io/component-helpers/node/util/sysctl: NormalizeName`). If the first separator is a
+/// slash, dots and slashes are swapped: `net/ipv4/conf/eno2.100/forwarding` is `net.ipv4.conf.eno2/100.forwarding`.
+#[must_use]
+pub fn normal_sysctl(name: &str) -> String {
+    if !name.find(['.', '/']).is_some_and(|at| name[at..].starts_with('/')) {
+        return name.to_owned();
     }
+    let swapped = |c| match c {
+        '.' => '/',
+        '/' => '.',
+        c => c,
+    };
+    name.chars().map(swapped).collect()
 }

@@ -314,10 +314,11 @@ fn sysctls_are_safe_allowed_or_refused() {
             more(s);
         })
     };
-    let allowed = ["kernel.msg*".to_owned(), "net.core.somaxconn".to_owned()];
+    let allowed = ["kernel.msg*", "net.core.somaxconn", "net.ipv4.conf.eno2/100.*"].map(str::to_owned);
     let v = NodeView { allowed_sysctls: &allowed, kernel: (4, 4), ..view(Some(&n), &a) };
     for (name, pod, want) in [
         ("safe", set("kernel.shm_rmid_forced", |_| {}), ""),
+        ("of an interface with a dot", set("net/ipv4/conf/eno2.100/forwarding", |_| {}), ""),
         ("safe, with slashes", set("net/ipv4/tcp_syncookies", |_| {}), ""),
         ("too new for the kernel", set("net.ipv4.tcp_rmem", |_| {}), "SysctlForbidden"),
         ("unsafe", set("kernel.panic", |_| {}), "SysctlForbidden"),

@@ -56,22 +56,19 @@ impl From<serde_json::Error> for InvalidDockerConfig {
     }
 }
 
-#[derive(Deserialize)]
+// As in Go, `null` is a field that is not set: tools write it for credentials in a helper.
+#[derive(Default, Deserialize)]
 struct WireEntry {
-    #[serde(default)]
-    username: String,
-    #[serde(default)]
-    password: String,
-    #[serde(default)]
+    username: Option<String>,
+    password: Option<String>,
     auth: Option<String>,
 }
 
-type WireEntries = BTreeMap<String, WireEntry>;
+type WireEntries = BTreeMap<String, Option<WireEntry>>;
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct WireFile {
-    #[serde(default)]
-    auths: WireEntries,
+    auths: Option<WireEntries>,
 }
 
 /// Credentials with the keys of their registries.
@@ -82,7 +79,8 @@ pub type Entries<T = Credential> = Vec<(String, T)>;
 /// # Errors
 /// See [`InvalidDockerConfig`].
 pub fn parse_config_json(bytes: &[u8]) -> Result<Entries, InvalidDockerConfig> {
-    entries(serde_json::from_slice::<WireFile>(bytes)?.auths)
+    let file = serde_json::from_slice::<Option<WireFile>>(bytes)?.unwrap_or_default();
+    entries(file.auths)
 }
 
 /// Parses `.dockercfg`, with entries at the top level.
@@ -90,15 +88,20 @@ pub fn parse_config_json(bytes: &[u8]) -> Result<Entries, InvalidDockerConfig> {
 /// # Errors
 /// See [`InvalidDockerConfig`].
 pub fn parse_dockercfg(bytes: &[u8]) -> Result<Entries, InvalidDockerConfig> {
-    entries(serde_json::from_slice::<WireEntries>(bytes)?)
+    entries(serde_json::from_slice(bytes)?)
 }
 
-fn entries(wire: WireEntries) -> Result<Entries, InvalidDockerConfig> {
-    wire.into_iter()
+fn entries(wire: Option<WireEntries>) -> Result<Entries, InvalidDockerConfig> {
+    wire.unwrap_or_default()
+        .into_iter()
         .map(|(key, entry)| {
+            let entry = entry.unwrap_or_default();
             let credential = match entry.auth.as_deref().map(str::trim).filter(|a| !a.is_empty()) {
                 Some(auth) => decode(auth).ok_or_else(|| InvalidDockerConfig::Auth(key.clone()))?,
-                None => Credential { username: entry.username, password: entry.password },
+                None => Credential {
+                    username: entry.username.unwrap_or_default(),
+                    password: entry.password.unwrap_or_default(),
+                },
             };
             Ok((key, credential))
         })
@@ -246,6 +249,30 @@ mod tests {
             ("docker.io/library".into(), user("direct")),
         ]);
         assert_eq!(names(&both, "busybox"), ["direct"], "the second key is for when nothing else matches");
+    }
+
+    #[test]
+    fn null_is_a_field_that_is_not_set() {
+        let empty = Credential { username: String::new(), password: String::new() };
+        let user = Credential { username: "u".into(), ..empty.clone() };
+        for (text, want) in [
+            ("null", vec![]),
+            (r#"{"auths": null}"#, vec![]),
+            (r#"{"auths": {"r": null}}"#, vec![("r".to_owned(), empty.clone())]),
+            (
+                r#"{"auths": {"r": {"auth": null, "username": null, "password": null}}}"#,
+                vec![("r".to_owned(), empty)],
+            ),
+            (
+                r#"{"auths": {"r": {"auth": null, "username": "u", "email": null}}, "credHelpers": null}"#,
+                vec![("r".to_owned(), user.clone())],
+            ),
+        ] {
+            assert_eq!(parse_config_json(text.as_bytes()), Ok(want), "{text}");
+        }
+        assert_eq!(parse_dockercfg(b"null"), Ok(vec![]));
+        let cfg = br#"{"r": {"auth": null, "username": "u", "password": null}}"#;
+        assert_eq!(parse_dockercfg(cfg), Ok(vec![("r".to_owned(), user)]));
     }
 
     #[test]

@@ -297,7 +297,11 @@ pub(super) fn field_ref(field: &ObjectFieldSelector, fields: &[&str], path: &str
         }
         (_, Some(("metadata.labels", key))) => errors.format(path, key, names::qualified(key)),
         (_, Some((name, _))) => errors.invalid(path, name, "does not support subscript"),
-        (whole, None) => errors.word_if_set(format_args!("{path}.fieldPath"), Some(whole), fields),
+        (whole, None) => {
+            // `pkg/apis/core/pods: ConvertDownwardAPIFieldLabel`
+            let name = if whole == "spec.host" { "spec.nodeName" } else { whole };
+            errors.word_if_set(format_args!("{path}.fieldPath"), Some(name), fields);
+        }
     }
 }
 
@@ -353,14 +357,9 @@ fn mounts(c: &Container, volumes: &Volumes<'_>, path: &str, errors: &mut Errors)
             let detail = "must not already exist as a path in volumeDevices";
             errors.invalid(format_args!("{path}.mountPath"), mount.mount_path.as_str(), detail);
         }
-        let is_image = volume.is_some_and(|v| v.image.is_some());
         let sub_paths = [("subPath", &mount.sub_path), ("subPathExpr", &mount.sub_path_expr)];
         for (field, value) in sub_paths {
             let Some(value) = value.as_deref().filter(|v| !v.is_empty()) else { continue };
-            if is_image {
-                let detail = "not allowed in image volume sources";
-                errors.invalid(format_args!("{path}.{field}"), value, detail);
-            }
             errors.format(format_args!("{path}.{field}"), value, names::descending_path(value));
         }
         if sub_paths.iter().all(|(_, value)| value.as_ref().is_some_and(|v| !v.is_empty())) {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, PodSpec, SeccompProfile, WindowsSecurityContextOptions,
 };
+use pod_sync_decisions::admission::normal_sysctl;
 
 use super::errors::Errors;
 use super::names;
@@ -81,7 +82,7 @@ fn host_namespaces(spec: &PodSpec, errors: &mut Errors) {
 
 // ValidateHostSysctl: returns the field that shares the namespace of a sysctl with the node.
 fn host_namespace_of(sysctl: &str, spec: &PodSpec) -> Option<&'static str> {
-    let name = sysctl.replace('/', ".");
+    let name = normal_sysctl(sysctl);
     let is_ipc = ["kernel.shm", "kernel.msg", "fs.mqueue."].iter().any(|prefix| name.starts_with(prefix))
         || name == "kernel.sem";
     if name.starts_with("net.") && spec.host_network == Some(true) {

@@ -111,6 +111,12 @@ fn sources(v: &Volume) -> Vec<&'static str> {
     .collect()
 }
 
+/// Returns whether a volume has no source.
+#[must_use]
+pub(crate) fn has_no_source(volume: &Volume) -> bool {
+    sources(volume).is_empty()
+}
+
 // validateVolumeSource. If several sources are set, the first is checked.
 fn source(v: &Volume, path: &str, errors: &mut Errors) {
     let set = sources(v);

@@ -145,7 +145,7 @@ fn a_volume_that_is_not_the_claims_has_the_kubelets_text() {
 }
 
 #[test]
-fn the_claim_decides_whether_a_volume_is_read_only_and_options_come_from_field_or_annotation() {
+fn the_claim_decides_whether_a_volume_is_read_only_and_a_csi_driver_gets_the_options_of_the_field_alone() {
     let of_pod = |source: Value| {
         let mut volume = json!({"name": "v"});
         volume["persistentVolumeClaim"] = source;
@@ -162,9 +162,14 @@ fn the_claim_decides_whether_a_volume_is_read_only_and_options_come_from_field_o
     assert_eq!(plain.stage_secret, Some(SecretName { namespace: "ns".into(), name: "s".into() }));
     assert!(of(true, json!({})).source.is_read_only());
     let annotations = json!({MOUNT_OPTIONS: "ro, nodev", GROUP: "1234"});
-    let annotated = of(false, json!({"metadata": {"annotations": annotations}}));
-    assert_eq!(csi(&annotated).mount_options, ["ro", "nodev"]);
+    let annotated =
+        of(false, json!({"metadata": {"annotations": annotations}, "spec": {"mountOptions": ["noatime"]}}));
+    assert_eq!(csi(&annotated).mount_options, ["noatime"]);
     assert_eq!(annotated.group, Some(1234));
+    let spec = json!({"nfs": {"server": "s", "path": "/p"}, "mountOptions": ["noatime"], "csi": null});
+    let nfs = of(false, json!({"metadata": {"annotations": annotations}, "spec": spec}));
+    let Source::InTree(nfs) = nfs.source else { panic!("{:?}", nfs.source) };
+    assert_eq!(nfs.mount_options, ["ro", "nodev"]);
 }
 
 #[test]

@@ -1,15 +1,16 @@
 //! Creates containers in a sandbox: image, configuration, restart count.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_clients::EventType;
 use pod_sync_cri_config::container::{ContainerInput, container_config};
-use pod_sync_cri_config::cri_extensions::{CriExtensions, ImageMount};
+use pod_sync_cri_config::cri_extensions::CriExtensions;
 use pod_sync_cri_config::env::{EnvInput, EnvObjects, make_env};
 use pod_sync_cri_config::error::ConfigError;
-use pod_sync_cri_config::mounts::block_devices;
+use pod_sync_cri_config::mounts::{Mounts, block_devices};
 use pod_sync_cri_config::security::ImageUser;
 use pod_sync_cri_config::{cri_extensions, paths};
 use pod_sync_decisions::container_status::WaitingReason;
@@ -52,8 +53,8 @@ impl Worker {
         spec: StartSpec<'_>,
     ) -> Result<(ContainerId, u32), NotStarted> {
         let container = spec.container;
-        let extensions = match self.cri_extensions(container) {
-            Ok(extensions) => extensions,
+        let images = match self.images_of(container) {
+            Ok(images) => images,
             Err(reason) => return Err(self.waits_for_image(pass, spec, reason)),
         };
         self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
@@ -62,8 +63,9 @@ impl Worker {
         self.unless_ending()?;
         self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let restarts = self.next_attempt(pass, &container.name).await;
-        let config = match self.container_config(pass, container, restarts, &image, spec.ips).await {
-            Ok(config) => config,
+        let made = self.container_config(pass, container, restarts, &image, &images, spec.ips).await;
+        let (config, extensions) = match made {
+            Ok(made) => made,
             Err(error) => {
                 let error = error.to_string();
                 self.report_start_error(pass, spec, &error);
@@ -146,27 +148,11 @@ impl Worker {
         self.record.crash_loop.begin_restart(&key, &exited.id, ago, boot, self.ctx.node.crash_loop);
     }
 
-    // Returns the image volumes and the stop signal of a container, or the reason why an image volume is missing.
-    fn cri_extensions(&self, container: &Container) -> Result<CriExtensions, WaitingReason> {
-        // Each volume mount of the spec is one mount of the request, in the same order. The mounts that pod-sync adds follow.
-        let mounts = container.volume_mounts.iter().flatten().enumerate();
-        let mounts = mounts.filter_map(|(place, m)| Some((place, m, self.setup.image_volumes.get(&m.name)?)));
-        let ids = self.setup.user_namespace.as_ref();
-        let mounts = mounts.map(|(place, mount, image)| {
-            let mount = ImageMount {
-                container_path: mount.mount_path.clone(),
-                readonly: true,
-                uid_mappings: ids.map(|ids| ids.uids.clone()).unwrap_or_default(),
-                gid_mappings: ids.map(|ids| ids.gids.clone()).unwrap_or_default(),
-                image: Some(image.clone()?),
-                image_sub_path: mount.sub_path.clone().unwrap_or_default(),
-            };
-            Ok((place, mount))
-        });
-        Ok(CriExtensions {
-            mounts: mounts.collect::<Result<_, _>>()?,
-            stop_signal: cri_extensions::stop_signal(container),
-        })
+    // Returns the images of the container's image volumes, or the reason why one is missing.
+    fn images_of(&self, container: &Container) -> Result<BTreeMap<String, cri::ImageSpec>, WaitingReason> {
+        let mounts = container.volume_mounts.iter().flatten();
+        let images = mounts.filter_map(|m| Some((m.name.clone(), self.setup.image_volumes.get(&m.name)?)));
+        images.map(|(name, image)| Ok((name, image.clone()?))).collect()
     }
 
     async fn container_config(
@@ -175,8 +161,9 @@ impl Worker {
         container: &Container,
         restarts: u32,
         ready: &image::Ready,
+        images: &BTreeMap<String, cri::ImageSpec>,
         ips: &[IpAddr],
-    ) -> Result<cri::ContainerConfig, ConfigError> {
+    ) -> Result<(cri::ContainerConfig, CriExtensions), ConfigError> {
         let (pod, node) = (&pass.pod, &self.ctx.node.settings);
         let objects = EnvObjects::fetch(pod, container, self.ctx.environment.objects.as_ref()).await;
         let volume_paths = self
@@ -194,7 +181,7 @@ impl Worker {
             objects: &objects,
             volume_paths: &volume_paths,
         })?;
-        let mounts = self.mounts(pod, container, &env, ips).await?;
+        let Mounts { plain: mounts, images } = self.mounts(pod, container, images, &env, ips).await?;
         let (of, volumes) = (container.clone(), self.setup.volumes.clone().unwrap_or_default());
         let devices = blocking(move || block_devices(&of, &volumes)).await?;
         let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
@@ -205,7 +192,12 @@ impl Worker {
             ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display()))
         })?;
         let user = ImageUser::from_status(ready.image.uid.as_ref().map(|u| u.value), &ready.image.username);
-        container_config(ContainerInput {
+        let extensions = CriExtensions {
+            mounts: images,
+            stop_signal: cri_extensions::stop_signal(container),
+            variables: cri_extensions::variables(&env).1,
+        };
+        let config = container_config(ContainerInput {
             pod,
             names: &self.pod_ref,
             container,
@@ -221,7 +213,8 @@ impl Worker {
             userns: self.setup.user_namespace.as_ref(),
             volume_groups: &self.ctx.environment.volume_tasks.groups(pod, &self.pod_ref.uid),
             target_id: target(pod, container, &pass.runtime)?.map(ContainerId::as_str),
-        })
+        })?;
+        Ok((config, extensions))
     }
 
     // If no instance is left, the log files give the number of attempts.

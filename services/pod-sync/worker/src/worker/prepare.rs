@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_cri::v1 as cri;
-use k8s_openapi::api::core::v1::{Container, Pod, Secret};
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements, Secret, Volume};
 use pod_sync_clients::EventType;
+use pod_sync_cri_config::env::Env;
 use pod_sync_cri_config::error::ConfigError;
-use pod_sync_cri_config::mounts::{MountedVolumes, MountsInput, make_mounts};
+use pod_sync_cri_config::mounts::{MountedVolumes, Mounts, MountsInput, make_mounts};
 use pod_sync_cri_config::objects::ObjectError;
 use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause, KillOverride, rejection_message};
 use pod_sync_decisions::worker::{Input, KillPodOptions, PodFacts, SyncPodType};
@@ -49,22 +50,45 @@ pub(super) struct VolumeRefresh {
     at: Duration,
     labels: Map,
     annotations: Map,
+    // Resources that files of the downward API show.
+    resources: ShownResources,
     // Number of changes of the ConfigMaps, Secrets and certificates of the pod.
     object_changes: u64,
+}
+
+type ShownResources = Vec<Option<ResourceRequirements>>;
+
+// Returns the resources of the pod and its containers if a volume shows one of them (`resourceFieldRef`).
+fn shown_resources(pod: &Pod) -> ShownResources {
+    let spec = quintlet_model::pod::spec(pod);
+    let projected = |v: &Volume| {
+        let sources = v.projected.iter().flat_map(|p| p.sources.iter().flatten());
+        sources.filter_map(|s| s.downward_api.as_ref()?.items.clone()).flatten().collect::<Vec<_>>()
+    };
+    let files =
+        |v: &Volume| v.downward_api.iter().filter_map(|d| d.items.clone()).flatten().collect::<Vec<_>>();
+    let mut shown = spec.volumes.iter().flatten().flat_map(|v| files(v).into_iter().chain(projected(v)));
+    if !shown.any(|file| file.resource_field_ref.is_some()) {
+        return ShownResources::new();
+    }
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    containers.map(|c| c.resources.clone()).chain([spec.resources.clone()]).collect()
 }
 
 impl VolumeRefresh {
     // `object_changes` is taken before the objects are read: a change during a refresh causes another one.
     fn of(pod: &Pod, object_changes: u64, at: Duration) -> Self {
         let (labels, annotations) = (pod.metadata.labels.clone(), pod.metadata.annotations.clone());
-        Self { at, labels, annotations, object_changes }
+        Self { at, labels, annotations, resources: shown_resources(pod), object_changes }
     }
 
-    // The volumes may be outdated: labels, annotations or objects have changed, or the interval has passed.
+    // The volumes may be outdated: labels, annotations, resources or objects have changed, or the interval has passed. A kubelet sets
+    // up these volumes in each sync of the pod (`pkg/volume/downwardapi: RequiresRemount`).
     fn due(&self, pod: &Pod, object_changes: u64, now: Duration, interval: Duration) -> Again {
         let has_changed = self.object_changes != object_changes
             || self.labels != pod.metadata.labels
-            || self.annotations != pod.metadata.annotations;
+            || self.annotations != pod.metadata.annotations
+            || self.resources != shown_resources(pod);
         if has_changed {
             Again::Changed
         } else if now.saturating_sub(self.at) >= interval {
@@ -313,12 +337,13 @@ impl Worker {
         &self,
         pod: &Pod,
         container: &Container,
-        env: &BTreeMap<String, String>,
+        images: &BTreeMap<String, cri::ImageSpec>,
+        env: &Env,
         pod_ips: &[IpAddr],
-    ) -> Result<Vec<cri::Mount>, ConfigError> {
+    ) -> Result<Mounts, ConfigError> {
         let features = self.features(&self.setup.runtime_handler);
         let userns = self.setup.user_namespace.clone();
-        let (pod, container, env) = (pod.clone(), container.clone(), env.clone());
+        let (pod, container, images, env) = (pod.clone(), container.clone(), images.clone(), env.clone());
         let (uid, node, pod_ips) =
             (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node.settings), pod_ips.to_vec());
         let volumes = self.setup.volumes.clone().unwrap_or_default();
@@ -330,6 +355,7 @@ impl Worker {
                 container: &container,
                 node: &node,
                 volumes: &volumes,
+                images: &images,
                 env: &env,
                 pod_ips: &pod_ips,
                 features,
@@ -337,5 +363,54 @@ impl Worker {
             })
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn pod(cpu: &str, volume: &Value) -> Pod {
+        let resources = json!({"limits": {"cpu": cpu}});
+        let pod = json!({"metadata": {"name": "p", "labels": {"a": "1"}}, "spec": {
+            "containers": [{"name": "c", "resources": resources}], "volumes": [volume]}});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[test]
+    fn files_of_resources_are_outdated_after_a_resize_and_others_are_not() {
+        let file =
+            json!({"path": "cpu", "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu"}});
+        let label = json!({"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}});
+        for (volume, want) in [
+            (json!({"name": "v", "downwardAPI": {"items": [label, file]}}), Again::Changed),
+            (
+                json!({"name": "v", "projected": {"sources": [{"downwardAPI": {"items": [file]}}]}}),
+                Again::Changed,
+            ),
+            (json!({"name": "v", "downwardAPI": {"items": [label]}}), Again::None),
+            (json!({"name": "v", "emptyDir": {}}), Again::None),
+        ] {
+            let (before, after) = (pod("1", &volume), pod("2", &volume));
+            let refresh = VolumeRefresh::of(&before, 0, Duration::ZERO);
+            assert_eq!(refresh.due(&before, 0, Duration::ZERO, HOUR), Again::None, "{volume}");
+            assert_eq!(refresh.due(&after, 0, Duration::ZERO, HOUR), want, "{volume}");
+        }
+    }
+
+    #[test]
+    fn volumes_are_outdated_after_a_change_of_the_pod_or_its_objects_and_after_the_interval() {
+        let before = pod("1", &json!({"name": "v", "emptyDir": {}}));
+        let refresh = VolumeRefresh::of(&before, 3, HOUR);
+        let mut labelled = before.clone();
+        labelled.metadata.labels = None;
+        assert_eq!(refresh.due(&labelled, 3, HOUR, HOUR), Again::Changed);
+        assert_eq!(refresh.due(&before, 4, HOUR, HOUR), Again::Changed);
+        assert_eq!(refresh.due(&before, 3, HOUR, HOUR), Again::None);
+        assert_eq!(refresh.due(&before, 3, HOUR.saturating_mul(2), HOUR), Again::Content);
     }
 }

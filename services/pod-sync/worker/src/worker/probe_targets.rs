@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, Probe};
-use pod_sync_cri_config::expand::{Budget, expand_known};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, EnvVar, Pod, PodStatus, Probe};
+use pod_sync_cri_config::expand::{Budget, expand_text};
 use pod_sync_decisions::probes::{ContainerStarts, resolve_port};
 use quintlet_kit::grant::GrantKey;
 use quintlet_model::ids::ContainerId;
@@ -139,11 +139,14 @@ fn positive(value: Option<i32>, default: u32) -> u32 {
 /// Expands `$(NAME)` with the literal variables of the container; `$$` is a dollar sign
 /// (`pkg/kubelet/container: ExpandContainerCommandOnlyStatic`). A command that would be too long for the runtime stays as it is.
 fn expand_static(command: &[String], c: &Container) -> Vec<String> {
-    let vars: BTreeMap<&str, &str> =
-        c.env.iter().flatten().map(|e| (e.name.as_str(), e.value.as_deref().unwrap_or_default())).collect();
+    let vars: BTreeMap<&str, &[u8]> = c.env.iter().flatten().map(literal).collect();
     let mut budget = Budget::new("the command of a probe");
-    let mut expand = |part: &String| expand_known(part, &mut budget, |name| vars.get(name).copied());
+    let mut expand = |part: &String| expand_text(part, &mut budget, |name| vars.get(name).copied());
     command.iter().map(&mut expand).collect::<Result<_, _>>().unwrap_or_else(|_| command.to_vec())
+}
+
+fn literal(variable: &EnvVar) -> (&str, &[u8]) {
+    (&variable.name, variable.value.as_deref().unwrap_or_default().as_bytes())
 }
 
 /// Returns the status of a regular or init container.

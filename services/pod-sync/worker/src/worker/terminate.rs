@@ -178,6 +178,10 @@ impl Worker {
         if let Err(e) = cleaned.await {
             return Err(Halt::failed(waiting::Waiting::DirectoriesRemoval { error: e.clone() }, e));
         }
+        // The restart counts of a pod that its source added again continue from its logs (`calcRestartCountByLogDir`).
+        if self.ctx.control.pod_workers.read(|workers| workers.is_restart_requested(&self.pod_ref.uid)) {
+            return Ok(Next::Advance);
+        }
         let logs = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
         let dir = logs.clone();
         if let Err(e) = task::blocking(move || failpoint::file!("logs removed", || tree::remove(&logs))).await
