@@ -6,6 +6,7 @@ use std::path::Path;
 use http::StatusCode;
 use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
+use quintlet_kit::task;
 
 use super::gather::{Pod, group_of, network_devices, newest};
 use super::machine_info::MachineInfo;
@@ -37,7 +38,7 @@ impl Stats {
         };
         let (paths, machine, now) = (self.paths.clone(), self.machine(), self.clock.wall().as_millisecond());
         // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
-        let written = tokio::task::spawn_blocking(move || {
+        let written = task::blocking(move || {
             let mut out = Text::default();
             of_machine(&mut out, &machine, now);
             for pod in &pods {
@@ -46,10 +47,7 @@ impl Stats {
             }
             out.finish()
         });
-        match written.await {
-            Ok(text) => with_type(StatusCode::OK, CONTENT_TYPE, text),
-            Err(why) => error(StatusCode::INTERNAL_SERVER_ERROR, why.to_string()),
-        }
+        with_type(StatusCode::OK, CONTENT_TYPE, written.await)
     }
 }
 
