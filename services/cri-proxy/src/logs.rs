@@ -15,7 +15,7 @@ use quintlet_crilog::follow::{Followed, LINGER, Step};
 use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{self, contained_request};
-use quintlet_kit::task;
+use quintlet_kit::{failpoint, task};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Instant;
@@ -119,6 +119,7 @@ impl pb::container_logs_server::ContainerLogs for ContainerLogs {
 /// Opens a log beneath `root`. Finding the last lines of a large file may take long, so this runs on a blocking thread.
 async fn open(root: Arc<Path>, path: PathBuf, tail: Option<u64>) -> Result<Followed, Status> {
     let opening = move || {
+        failpoint::work!("log opened");
         let opened = Dir::open(&root).and_then(|root| Followed::open_beneath(&root, &path, tail));
         opened.map_err(|error| {
             let (code, what) = match error.kind() {
@@ -128,7 +129,7 @@ async fn open(root: Arc<Path>, path: PathBuf, tail: Option<u64>) -> Result<Follo
             Status::new(code, format!("failed to {what} {:?}: {error}", path.display().to_string()))
         })
     };
-    tokio::task::spawn_blocking(opening).await.map_err(|e| Status::internal(e.to_string()))?
+    task::blocking(opening).await
 }
 
 struct Reader {
@@ -181,12 +182,13 @@ impl Reader {
         loop {
             let mut log = self.log.take()?;
             let now = Instant::now().into_std();
-            let reading = tokio::task::spawn_blocking(move || {
+            let reading = task::blocking(move || {
+                failpoint::work!("log read");
                 let mut data = Vec::new();
                 let step = if through { log.read(now, &mut data) } else { log.read_here(&mut data) };
                 (log, step, data)
             });
-            let (log, step, data) = reading.await.ok()?;
+            let (log, step, data) = reading.await;
             self.log = Some(log);
             let chunk = match step {
                 Ok(Step::Dry { rotating }) => return Some(rotating),

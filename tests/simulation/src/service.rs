@@ -10,10 +10,10 @@ use cri_proxy::policy::Socket;
 use futures::future::LocalBoxFuture;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::failpoint;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use quintlet_kit::{failpoint, task};
 use quintlet_telemetry::Lines;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -155,10 +155,7 @@ impl Running {
 }
 
 async fn join(thread: JoinHandle<()>) {
-    tokio::task::spawn_blocking(move || thread.join())
-        .await
-        .expect("joining does not panic")
-        .expect("a service does not panic");
+    task::blocking(move || thread.join()).await.expect("a service does not panic");
 }
 
 async fn run(service: Service, places: Places, stop: CancellationToken) {

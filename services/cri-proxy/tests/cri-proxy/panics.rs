@@ -1,7 +1,7 @@
 //! A panic in one call.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::common::{Act, Bench, eventually, good, got, headers};
 use bytes::Bytes;
@@ -10,7 +10,9 @@ use cri_proxy::reply::{self, Frames};
 use cri_proxy::upstream::Upstream;
 use k8s_cri::v1;
 use quintlet_kit::contain;
-use quintlet_kit::failpoint::{self, Failpoint, Observer};
+use quintlet_kit::failpoint::{self, Failpoint, Observer, When};
+use quintlet_proto::runtime::v1::ReadLogRequest;
+use quintlet_proto::runtime::v1::container_logs_client::ContainerLogsClient;
 use tokio::sync::Semaphore;
 
 const START: &str = "/runtime.v1.RuntimeService/StartContainer";
@@ -68,4 +70,83 @@ async fn a_panic_in_one_call_ends_only_that_call_with_internal_and_its_text() {
     for path in [START, STATUS, LIST] {
         assert_eq!(call(&caller, path, "bad").await.outcome(), "ok", "{path}");
     }
+}
+
+/// Panics on a blocking thread, in work for the pod `bad-log`: at the failpoint `name`, after it was passed `passes` times.
+struct PanicsInLog {
+    name: &'static str,
+    passes: AtomicUsize,
+}
+
+impl Observer for PanicsInLog {
+    fn reached(&self, failpoint: Failpoint) {
+        let is_it = contain::current().is_some_and(|work| work.uid() == "bad-log");
+        if !is_it || failpoint.name != self.name || failpoint.when != When::Before {
+            return;
+        }
+        let left = self.passes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        assert!(left.is_ok(), "injected into {:?}", failpoint.name);
+    }
+}
+
+/// The observer of blocking threads, which have none of their own.
+static IN_LOG: parking_lot::Mutex<Option<PanicsInLog>> = parking_lot::Mutex::new(None);
+
+struct InLog;
+
+impl Observer for InLog {
+    fn reached(&self, failpoint: Failpoint) {
+        // A panic releases the lock.
+        if let Some(panics) = IN_LOG.lock().as_ref() {
+            panics.reached(failpoint);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_panic_while_a_log_is_read_is_an_error_after_the_text_that_was_read() {
+    let bench = Bench::start().await;
+    let log = bench.dir.path().join("pod-logs/0.log");
+    std::fs::create_dir_all(log.parent().unwrap()).unwrap();
+    std::fs::write(&log, "the first line\n").unwrap();
+    let status = v1::ContainerStatus {
+        log_path: log.display().to_string(),
+        state: v1::ContainerState::ContainerRunning.into(),
+        ..Default::default()
+    };
+    let answer = v1::ContainerStatusResponse { status: Some(status), ..Default::default() };
+    bench.script.on(STATUS, [good(&answer)]);
+    failpoint::observe_everywhere(Arc::new(InLog));
+    let mut client = ContainerLogsClient::new(quintlet_kit::socket::channel(bench.path(Socket::NodeApi)));
+    let mut read = async |follow| {
+        let asked = ReadLogRequest { container_id: "c".into(), tail_lines: None, follow };
+        let mut request = tonic::Request::new(asked);
+        request.metadata_mut().insert(contain::POD_UID_HEADER, "bad-log".parse().unwrap());
+        let mut text = Vec::new();
+        let end = async {
+            let mut chunks = client.read(request).await?.into_inner();
+            while let Some(chunk) = chunks.message().await? {
+                text.extend(chunk.data);
+            }
+            Ok::<_, tonic::Status>(())
+        };
+        let end = end.await;
+        (String::from_utf8(text).unwrap(), end)
+    };
+    for follow in [false, true] {
+        for (name, passes, want) in
+            [("log opened", 0, ""), ("log read", 0, ""), ("log read", 1, "the first line\n")]
+        {
+            *IN_LOG.lock() = Some(PanicsInLog { name, passes: passes.into() });
+            let (text, end) = read(follow).await;
+            let error = end.expect_err("a truncated log looks complete");
+            assert_eq!((text.as_str(), error.code()), (want, tonic::Code::Internal), "{name} {passes}");
+            let (panic, injected) = ("cri-proxy panicked at ", format!("injected into {name:?}"));
+            assert!(error.message().starts_with(panic) && error.message().contains(&injected), "{error}");
+        }
+    }
+    *IN_LOG.lock() = None;
+    let (text, end) = read(false).await;
+    assert_eq!(text, "the first line\n");
+    end.unwrap();
 }

@@ -8,7 +8,7 @@ use http::StatusCode;
 use jiff::Timestamp;
 use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
-use quintlet_kit::lists;
+use quintlet_kit::{lists, task};
 
 use super::families::{interfaces, limits, on_disk, render, runtimes_interfaces, used};
 use super::gather::{Pod, fill, group_of, network_devices, newest};
@@ -46,7 +46,7 @@ impl Stats {
         };
         let (paths, machine, time) = (self.paths.clone(), self.machine(), self.clock.wall());
         // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
-        let written = tokio::task::spawn_blocking(move || {
+        let written = task::blocking(move || {
             let mut out = Text::default();
             of_machine(&mut out, &machine, time.as_millisecond());
             node_cgroups::write(&mut out, &paths, &machine, time);
@@ -59,10 +59,7 @@ impl Stats {
             }
             out.finish()
         });
-        match written.await {
-            Ok(text) => with_type(StatusCode::OK, CONTENT_TYPE, text),
-            Err(why) => error(StatusCode::INTERNAL_SERVER_ERROR, why.to_string()),
-        }
+        with_type(StatusCode::OK, CONTENT_TYPE, written.await)
     }
 }
 

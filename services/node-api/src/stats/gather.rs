@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use k8s_cri::v1;
 use parking_lot::Mutex;
 use quintlet_cgroups::stats::{CgroupStats, Usage};
+use quintlet_kit::task;
 use quintlet_model::qos::QosClass;
 use serde_json::Value;
 use tonic::Status;
@@ -120,7 +121,7 @@ impl Stats {
             .collect();
         let (paths, rates, now) = (self.paths.clone(), Arc::clone(&self.rates), self.clock.wall());
         // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
-        let completed = tokio::task::spawn_blocking(move || {
+        let completed = task::blocking(move || {
             add_left_out(&mut pods, objects, &paths);
             find_outside(&mut pods, &paths, Path::new("/proc"));
             complete(&mut pods, &paths, &rates, now, for_summary);
@@ -131,7 +132,7 @@ impl Stats {
             pods.sort_by(|a, b| (&a.namespace, &a.name, &a.uid).cmp(&(&b.namespace, &b.name, &b.uid)));
             pods
         });
-        completed.await.map_err(|e| Status::internal(e.to_string()))
+        Ok(completed.await)
     }
 }
 

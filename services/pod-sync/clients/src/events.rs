@@ -230,7 +230,7 @@ impl Events {
             message: message.to_owned(),
             ..wire::RecordEventRequest::default()
         };
-        self.out.add(request);
+        self.out.add(request, self.now_unix_ns());
     }
 
     /// Records an event about the node.

@@ -9,10 +9,14 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use base64::Engine as _;
+use parking_lot::Mutex;
 use quintlet_kit::atomic_file::{self, Owner};
+use quintlet_kit::contain::contained_request;
+use quintlet_kit::task;
 use serde_json::Value;
 
 /// Interval of refreshes of the copies.
@@ -115,16 +119,14 @@ impl Copies {
     }
 
     /// Refreshes the copies periodically. Does not return while the runtime runs.
-    pub(super) async fn keep_refreshed(mut self) {
+    pub(super) async fn keep_refreshed(self) {
+        let copies = Arc::new(Mutex::new(self));
         loop {
             tokio::time::sleep(REFRESH_PERIOD).await;
-            let refreshing = tokio::task::spawn_blocking(move || {
-                let failed = self.refresh();
-                (self, failed)
-            });
-            // An error means that the runtime is shutting down.
-            let Ok((copies, failed)) = refreshing.await else { return };
-            self = copies;
+            let copies = Arc::clone(&copies);
+            let refreshing = contained_request(None, task::blocking(move || copies.lock().refresh()));
+            // The panic hook has logged a panic. The next refresh follows.
+            let failed = refreshing.await.unwrap_or_default();
             for (file, error) in failed {
                 tracing::warn!(%error, file = %file.from.display(), service = file.service, "copy of file failed, retrying");
             }

@@ -14,6 +14,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
+use quintlet_kit::contain::contained_request;
+use quintlet_kit::task;
 use serde_json::json;
 
 /// Interval of checks of the sizes.
@@ -71,7 +73,7 @@ pub(super) async fn rotate_periodically(dir: PathBuf, names: Vec<&'static str>, 
             }
         };
         // The panic hook has logged a panic.
-        let _ = tokio::task::spawn_blocking(work).await;
+        let _ = contained_request(None, task::blocking(work)).await;
         tokio::time::sleep(CHECK_PERIOD).await;
     }
 }

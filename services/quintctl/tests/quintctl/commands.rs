@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::server::{HealthHandle, NODE, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use quintlet_kit::task;
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use quintlet_proto::debug::v1::{self as debug};
 use quintlet_proto::pleg::v1::pleg_server::{Pleg, PlegServer};
@@ -378,7 +379,7 @@ impl Node {
 
     async fn run(&self, args: &[&str]) -> (i32, String, String) {
         let mut command = self.command(args);
-        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let output = task::blocking(move || command.output().unwrap()).await;
         output_parts(&output)
     }
 }
@@ -519,7 +520,7 @@ async fn watch_merges_all_streams() {
     let node = Node::start(true);
     let mut child = node.command(&["watch", "-o", "json"]).stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let output_parts: Vec<String> = tokio::task::spawn_blocking(move || {
+    let output_parts: Vec<String> = task::blocking(move || {
         let mut output_parts: Vec<String> = lines
             .take(3)
             .map(|l| {
@@ -535,8 +536,7 @@ async fn watch_merges_all_streams() {
         output_parts.sort();
         output_parts
     })
-    .await
-    .unwrap();
+    .await;
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(output_parts[0].starts_with("pleg web ContainerDied app exit=3"), "{output_parts:?}");

@@ -57,6 +57,7 @@ pub async fn main<T>(process: impl Future<Output = T>) -> T {
 /// Cancellation safety: work that has started is completed, and its result is dropped.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let pod = contain::current();
+    #[expect(clippy::disallowed_methods, reason = "the one place that starts blocking work")]
     match tokio::task::spawn_blocking(move || contain::on_blocking_thread(pod, work)).await {
         Ok(Ok(done)) => done,
         Ok(Err(panic)) => panic.resume(),

@@ -67,6 +67,10 @@ impl TelemetryGuard {
     /// Exports the remaining spans, for at most 2 s.
     pub async fn shutdown(mut self) {
         if let Some(provider) = self.provider.take() {
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "kit::task depends on this crate; a panic loses the same spans"
+            )]
             let flush = tokio::task::spawn_blocking(move || provider.shutdown_with_timeout(FLUSH_TIMEOUT));
             // Spans that cannot be exported at the end are lost; that is not an error of the service.
             let _ = tokio::time::timeout(FLUSH_TIMEOUT, flush).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods};
-use quintlet_kit::socket;
+use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::MetricsRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
@@ -101,7 +101,7 @@ async fn a_hundred_exits_are_published_without_one_relist() {
             && let Some((p, c)) = due.pop()
         {
             let fifo = scratch.join(format!("{p}-{c}"));
-            tokio::task::spawn_blocking(move || std::fs::write(fifo, "go\n")).await.unwrap().unwrap();
+            task::blocking(move || std::fs::write(fifo, "go\n")).await.unwrap();
         }
     }
     assert_eq!(relists(&node).await, before, "a relist ran: what was seen may have come from it");

@@ -4,6 +4,7 @@ use nix::sys::stat::Mode;
 use quintlet_e2e::registry::Registry;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_kit::task;
 use serde_json::{Value, json};
 
 async fn explain(node: &Node, pod: &str, more: &[&str]) -> Result<String, String> {
@@ -91,7 +92,7 @@ async fn each_wait_of_a_real_pod_is_reported_with_reason_container_and_cause() {
     let explanation = waits(&node, "stopping", "PreStopHook").await;
     assert_eq!(explanation["container"], "main", "{explanation:#}");
     let go = dir.join("go");
-    tokio::task::spawn_blocking(move || std::fs::write(go, "go\n")).await.unwrap().unwrap();
+    task::blocking(move || std::fs::write(go, "go\n")).await.unwrap();
     node.wait_gone(&uid).await;
     let gone = explain(&node, "stopping", &[]).await.unwrap_err();
     assert!(gone.contains("no pod \"stopping\""), "{gone}");

@@ -7,6 +7,7 @@ use nix::sys::stat::Mode;
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_kit::task;
 use quintlet_testkit::logind::FakeLogind;
 use serde_json::{Value, json};
 
@@ -28,7 +29,7 @@ fn ends(name: &str, priority: i64, dir: &Path, held: bool) -> Value {
 /// Lets a held pod terminate. Returns once the pod has read its FIFO.
 async fn let_go(dir: &Path, name: &str) {
     let fifo = dir.join(name);
-    tokio::task::spawn_blocking(move || std::fs::write(fifo, "go\n")).await.unwrap().unwrap();
+    task::blocking(move || std::fs::write(fifo, "go\n")).await.unwrap();
 }
 
 async fn wait_ready(node: &Node, status: &str, message: &str) {

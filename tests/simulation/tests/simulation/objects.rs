@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use quintlet_kit::task;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ExplainRequest, ListVolumesRequest, VolumeState};
@@ -256,7 +257,7 @@ async fn a_reader_of_a_thousand_updates_never_sees_a_mixed_or_an_older_version()
         sim.api.edit("configmaps", "default", "counts", change).unwrap();
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let seen = tokio::task::spawn_blocking(move || reader.join().unwrap()).await.unwrap();
+    let seen = task::blocking(move || reader.join().unwrap()).await;
     assert_eq!(seen.last(), Some(&UPDATES));
     assert!(seen.len() > 5, "{seen:?}");
     assert_eq!(requests(&sim, "configmaps"), [0, 1, 1]);

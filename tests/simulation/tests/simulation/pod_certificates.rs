@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use jiff::{SignedDuration, Timestamp};
+use quintlet_kit::task;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
@@ -124,7 +125,7 @@ async fn a_pod_runs_once_its_certificate_is_issued_and_each_refresh_replaces_all
         wait_chain(&volume, &chain(&next)).await;
         known.push(next);
     }
-    let seen = tokio::task::spawn_blocking(move || reader.join().unwrap()).await.unwrap();
+    let seen = task::blocking(move || reader.join().unwrap()).await;
     let keys: BTreeSet<&String> = seen.iter().map(|(key, _)| key).collect();
     let chains: BTreeSet<&String> = seen.iter().map(|(_, chain)| chain).collect();
     assert_eq!([seen.len(), keys.len(), chains.len()], [refreshes + 1; 3], "{chains:?}");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quintlet_kit::task;
 use quintlet_localnode::{Containerd, Error};
 use tokio::time::Instant;
 
@@ -50,8 +51,7 @@ impl Faults for Containerd {
 
     async fn power_off(&mut self) {
         let traces = self.traces();
-        let removed = tokio::task::spawn_blocking(move || traces.remove_volatile()).await;
-        removed.expect("the removal does not panic");
+        task::blocking(move || traces.remove_volatile()).await;
         wait_threads(self, &['Z', 'X']).await;
     }
 
