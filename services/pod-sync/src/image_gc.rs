@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pod_sync_clients::{CallError, EventType, Runtime};
+use pod_sync_clients::{CallError, EventType};
 use pod_sync_decisions::image_gc::{
     FsCapacity, Image, ImageGcPolicy, ImageUsage, bytes_to_free, usage_percent,
 };
 use pod_sync_decisions::image_name;
+use pod_sync_metrics::ImageRemoval;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
 use quintlet_model::pod as pods;
@@ -130,7 +131,7 @@ async fn try_to_remove_unused(ctx: &ImageGcContext) -> Result<(usize, u64), Fail
     let mut there: BTreeSet<String> = listed.iter().map(|i| i.id.clone()).collect();
     let (mut removed, mut bytes) = (0_usize, 0_u64);
     for image in unused {
-        match remove(&ctx.runtime.calls, &image, "the node is under pressure").await {
+        match remove(ctx, &image, ImageRemoval::Space).await {
             Ok(()) => {
                 there.remove(&image.id);
                 removed = removed.saturating_add(1);
@@ -159,7 +160,7 @@ async fn pass(ctx: &ImageGcContext) -> Result<(), Failure> {
     };
     let (mut gone, mut refused) = (BTreeSet::new(), Vec::new());
     for image in images.unused_for_max_age(&listed, &in_use, policy, now) {
-        match remove(&ctx.runtime.calls, image, "maximum age").await {
+        match remove(ctx, image, ImageRemoval::Age).await {
             Ok(()) => {
                 gone.insert(image.id.clone());
             }
@@ -233,7 +234,7 @@ async fn free(
         if freed >= wanted {
             break;
         }
-        match remove(&ctx.runtime.calls, image, "disk usage").await {
+        match remove(ctx, image, ImageRemoval::Space).await {
             Ok(()) => {
                 freed = u64::saturating_add(freed, image.size);
                 existing.remove(&image.id);
@@ -270,9 +271,11 @@ pub async fn recover_pulls(ctx: ImageGcContext, stop: CancellationToken) {
     }
 }
 
-async fn remove(runtime: &Runtime, image: &Image, why: &str) -> Result<(), Failure> {
-    tracing::info!(image = image.id, names = ?image.names, bytes = image.size, why, "removing image");
-    runtime.remove_image(&image.id).await.map_err(Failure::from)
+async fn remove(ctx: &ImageGcContext, image: &Image, cause: ImageRemoval) -> Result<(), Failure> {
+    tracing::info!(image = image.id, names = ?image.names, bytes = image.size, ?cause, "removing image");
+    ctx.runtime.calls.remove_image(&image.id).await?;
+    ctx.reporting.metrics.operations.image_removed(cause);
+    Ok(())
 }
 
 // Returns IDs and names of the images in use by containers (running or dead), image volumes and sandboxes.

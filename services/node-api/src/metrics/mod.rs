@@ -4,6 +4,8 @@
 //! `quintlet_service_metrics_stale` reports that, and `quintlet_service_metrics_age_seconds` their age.
 
 pub mod features;
+#[cfg(test)]
+mod kubelet_families;
 pub mod merge;
 pub mod volumes;
 

@@ -83,6 +83,19 @@ async fn a_huge_header_is_rejected_before_it_is_read_completely() {
     assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endless_target_is_rejected() {
+    let api = Api::start(Limits::default(), OPEN).await;
+    let mut client = api.tls(None).await;
+    client.write_all(b"GET /healthz?filler=").await.unwrap();
+    let mut sent = 0;
+    while sent < 64 << 20 && client.write_all(&[b'y'; 1000]).await.is_ok() {
+        sent += 1000;
+    }
+    assert!(sent < 16 << 20, "{sent} bytes of target were taken");
+    assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
+}
+
 /// Opens a connection with an authenticated user.
 async fn trusted(api: &Api) -> TlsStream<TcpStream> {
     let mut stream = api.tls(None).await;

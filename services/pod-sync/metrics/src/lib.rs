@@ -1,16 +1,18 @@
 //! Metrics of pods, under the names of the kubelet (pkg/kubelet/metrics, pkg/volume/util).
 //!
 //! [`PodMetrics`] has counters and histograms of starts, restarts and syncs; [`Census`] counts pods by state; [`StartLatency`] measures the
-//! start latency of the scalability SLO. There are no tasks and no channels.
+//! start latency of the scalability SLO; [`Operations`] measures what is done for pods. There are no tasks and no channels.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod census;
+mod operations;
 mod sli;
 
 pub use crate::census::{Census, Counted};
+pub use crate::operations::{CgroupOperation, ImageRemoval, Operations};
 pub use crate::sli::StartLatency;
 
 use std::sync::atomic::AtomicU64;
@@ -111,6 +113,7 @@ pub struct PodMetrics {
     preemptions: Family<PreemptionLabel, Gauge>,
     pub census: Census,
     pub start_latency: StartLatency,
+    pub operations: Operations,
     /// Start of the last graceful node shutdown, in seconds since 1970.
     pub shutdown_start: Gauge<f64, AtomicU64>,
     /// Time at which all pods had terminated in that shutdown, in seconds since 1970.
@@ -170,9 +173,10 @@ impl Default for PodMetrics {
             ),
             census: Census::default(),
             start_latency: StartLatency::default(),
+            operations: Operations::default(),
             worker: histogram_family_of(
                 "kubelet_pod_worker_duration_seconds",
-                "Duration in seconds of a pass over a pod, by operation type: create, update, sync or kill",
+                "Duration in seconds of a pass over a pod, by operation type: create, update, sync, kill or terminated",
                 WORKER,
             ),
             shutdown_start: float_gauge(

@@ -128,6 +128,11 @@ impl PodManager {
                     .has_terminated(&self.ctx.reporting.views, &view.pod_ref.uid),
             })
             .collect();
+        let desired = views.iter().filter(|view| !view.is_removed);
+        let ephemeral =
+            desired.map(|view| pods::spec(&view.pod).ephemeral_containers.as_ref().map_or(0, Vec::len));
+        let operations = &self.ctx.reporting.metrics.operations;
+        operations.ephemeral_containers.set(i64::try_from(ephemeral.sum::<usize>()).unwrap_or(i64::MAX));
         let removals = self.pods.iter().filter_map(|(_, entry)| entry.orphan_removal.as_ref());
         let orphans = removals.filter(|task| !task.is_finished()).count();
         self.ctx.reporting.metrics.census.set(&counted, self.mirrors.len(), orphans);

@@ -23,6 +23,8 @@ impl PodManager {
         let Some(worker) = self.pods.worker_mut(uid).filter(|w| w.desired_resources != resources) else {
             return;
         };
+        let before = allocation::apply(asked, &worker.desired_resources);
+        self.ctx.reporting.metrics.operations.resize_requested(&before, asked);
         worker.desired_resources = resources;
         if worker.desired.borrow().rejected.is_some() || is_ending(asked) {
             return;
@@ -86,6 +88,9 @@ impl PodManager {
             self.sync(uid, &asked);
             return false;
         };
+        if pending.reason == PendingReason::Infeasible {
+            ctx.reporting.metrics.operations.resize_infeasible(pending.detail);
+        }
         if ctx.checkpoints.allocations.conditions(uid, |c| c.set_pending(&pending, generation, now)) {
             let message = resize_message(&pending.cause, &asked, generation, &pending.message);
             ctx.reporting.events.pod(&asked, EventType::Warning, pending.reason.event(), &message, "");
@@ -116,6 +121,7 @@ impl PodManager {
             reason: PendingReason::Deferred,
             cause: rejection.reason,
             message: rejection.message,
+            detail: "",
         })
     }
 

@@ -600,7 +600,7 @@ mod tests {
         };
         let now = jiff::Timestamp::UNIX_EPOCH;
         let wait = |name: &str, reason| {
-            let pending = PendingResize { reason, cause: String::new(), message: String::new() };
+            let pending = PendingResize { reason, cause: String::new(), message: String::new(), detail: "" };
             all.conditions(&PodUid::parse(name).unwrap(), |c| c.set_pending(&pending, None, now));
         };
         wait("u1", PendingReason::Deferred);

@@ -158,6 +158,7 @@ async fn pull(
             };
             let now = ctx.clock.boot();
             let size = found.size;
+            ctx.reporting.metrics.operations.image_pulled(size, now.saturating_sub(asked));
             let (took, whole) = (ms(now.saturating_sub(began)), ms(now.saturating_sub(asked)));
             let text = format!(
                 "Successfully pulled image {name:?} in {took} ({whole} including waiting). Image size: {size} bytes."

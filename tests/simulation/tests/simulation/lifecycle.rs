@@ -53,6 +53,39 @@ async fn init_containers_and_sidecars_start_in_order_and_sidecars_end_last_in_re
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_operations_of_a_pods_life_are_counted_under_the_names_of_the_kubelet() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::single("counted");
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(600);
+    pod["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    pod["spec"]["containers"][0]["lifecycle"] = json!({"preStop": {"sleep": {"seconds": 500}}});
+    let uid = sim.create(pod);
+    sim.wait_ready("counted").await;
+    let id = sim.runtime.newest(&uid, "c-counted").unwrap().id().to_owned();
+    sim.delete("counted", None);
+    sim.wait_event("counted", "Killing", |e| e.reason == "Killing").await;
+    assert!(sim.runtime.exit(&id, 0));
+    sim.wait_gone("counted").await;
+    sim.wait_nothing_left(&uid).await;
+    let text = quintlet_telemetry::metrics::text();
+    for line in [
+        "kubelet_containers_per_pod_count_count 1",
+        "kubelet_pod_worker_start_duration_seconds_count 1",
+        "kubelet_pod_worker_duration_seconds_count{operation_type=\"create\"} 1",
+        "kubelet_pod_worker_duration_seconds_count{operation_type=\"terminated\"} 1",
+        "kubelet_cgroup_manager_duration_seconds_count{operation_type=\"create\"} 1",
+        "kubelet_cgroup_manager_duration_seconds_count{operation_type=\"destroy\"} 1",
+        "kubelet_sleep_action_terminated_early_total 1",
+        "kubelet_managed_ephemeral_containers 0",
+    ] {
+        assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+    }
+    let pulls = "kubelet_image_pull_duration_seconds_count{image_size_in_bytes=";
+    assert!(text.lines().any(|l| l.starts_with(pulls) && l.ends_with(" 1")), "{text}");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_phase_of_a_pod_follows_its_restart_policy() {
     let sim = Sim::start(Options::default()).await;
     for (name, policy, code) in [

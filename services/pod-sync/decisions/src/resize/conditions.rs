@@ -127,7 +127,7 @@ mod tests {
     use quintlet_testkit::pods::{at, time};
 
     fn waits(reason: PendingReason, message: &str) -> PendingResize {
-        PendingResize { reason, cause: String::new(), message: message.to_owned() }
+        PendingResize { reason, cause: String::new(), message: message.to_owned(), detail: "" }
     }
 
     #[test]

@@ -46,6 +46,8 @@ pub struct PendingResize {
     pub cause: String,
     /// Message of the condition.
     pub message: String,
+    /// The infeasibility as a label of metrics; empty for a deferred resize.
+    pub detail: &'static str,
 }
 
 /// Node settings that make a resize infeasible.
@@ -86,19 +88,25 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: NodeResizePolicy) -> Op
             })
     };
     let guaranteed = || qos::qos_class(allocated) == QosClass::Guaranteed;
-    let why = if pod::is_static(desired) {
-        "In-place resize of static-pods is not supported"
+    let (detail, why) = if pod::is_static(desired) {
+        ("static_pod", "In-place resize of static-pods is not supported")
     } else if swaps() {
-        "In-place resize of containers with swap is not supported."
+        ("swap_limitation", "In-place resize of containers with swap is not supported.")
     } else if rules.static_cpu && guaranteed() && any_changes(desired, allocated, "cpu") {
-        "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
+        (
+            "guaranteed_pod_cpu_manager_static_policy",
+            "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\"",
+        )
     } else if rules.static_memory && guaranteed() && any_changes(desired, allocated, "memory") {
-        "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\""
+        (
+            "guaranteed_pod_memory_manager_static_policy",
+            "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"",
+        )
     } else {
         return None;
     };
     let reason = PendingReason::Infeasible;
-    Some(PendingResize { reason, cause: reason.as_str().to_owned(), message: why.to_owned() })
+    Some(PendingResize { reason, cause: reason.as_str().to_owned(), message: why.to_owned(), detail })
 }
 
 /// A resize in the queue.

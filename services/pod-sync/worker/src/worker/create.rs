@@ -81,7 +81,10 @@ impl Worker {
         }
         self.ctx.checkpoints.allocations.flush().await;
         let (calls, sandbox_config) = (&self.ctx.runtime.calls, spec.sandbox_config.clone());
-        match calls.create_container(spec.sandbox, config, &extensions, sandbox_config).await {
+        let created = calls.create_container(spec.sandbox, config, &extensions, sandbox_config).await;
+        let error = created.as_ref().err().map(|e| e.message.as_str());
+        self.ctx.reporting.metrics.operations.image_volumes_mounted(&pass.pod, container, error);
+        match created {
             Ok(id) => {
                 self.retries.unknown_calls.settled(&container.name, CREATE);
                 self.observed.freshness.container_created(&id, spec.sandbox);

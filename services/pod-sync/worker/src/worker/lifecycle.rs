@@ -183,6 +183,10 @@ impl Worker {
             let name = self.name();
             tracing::info_span!(parent: operation, "pass", pod.uid = %self.pod_ref.uid, pod.name = name, worker = self.phase())
         });
+        if work == Work::Sync && self.work_loop.sync_type == SyncType::Create {
+            let waited = self.ctx.clock.boot().saturating_sub(self.record.accepted);
+            self.ctx.reporting.metrics.operations.pod_begins(&self.pod, waited);
+        }
         // Boxed, so that an idle worker does not hold the memory of a pass.
         let began = Instant::now();
         let first_event = self.ctx.reporting.events.next_number();

@@ -16,6 +16,7 @@ use pod_sync_cri_config::objects::ObjectError;
 use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause, KillOverride, rejection_message};
 use pod_sync_decisions::worker::{Input, KillPodOptions, PodFacts, SyncPodType};
 use pod_sync_decisions::{sync, waiting};
+use pod_sync_metrics::CgroupOperation;
 use pod_sync_volume_tasks::{Again, NotReady};
 use pod_sync_volumes::VolumeContext;
 use pod_sync_volumes::certificates::TrustAnchors;
@@ -110,7 +111,11 @@ impl Worker {
             self.record.limiting = true;
             self.save();
             let (cgroups, wanted, of) = (self.ctx.environment.cgroups.clone(), Arc::clone(pod), uid.clone());
-            if let Err(e) = blocking(move || cgroups.ensure_with_values(&wanted, &of)).await {
+            let began = self.ctx.clock.boot();
+            let ensured = blocking(move || cgroups.ensure_with_values(&wanted, &of)).await;
+            let took = self.ctx.clock.boot().saturating_sub(began);
+            self.ctx.reporting.metrics.operations.cgroup(CgroupOperation::Create, took);
+            if let Err(e) = ensured {
                 let text = format!("unable to ensure pod container exists: {e}");
                 self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedCreatePodContainer", &text, "");
                 return Err(Halt::failed(waiting::Waiting::Cgroup { message: e.to_string() }, text));

@@ -13,6 +13,7 @@ use pod_sync_decisions::resize::plan::{
     self, ContainerUpdate, ResizeActions, ResizeStep, Resource, memory_decrease_error,
     memory_limit_decreases, resize_steps,
 };
+use pod_sync_metrics::CgroupOperation;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
@@ -64,7 +65,11 @@ impl Worker {
         actions: &ResizeActions,
         sandbox: &SandboxId,
     ) -> Result<(), Halt> {
-        match self.resize_all(pass, actions, sandbox).await {
+        let began = self.ctx.clock.boot();
+        let resized = self.resize_all(pass, actions, sandbox).await;
+        let took = self.ctx.clock.boot().saturating_sub(began);
+        self.ctx.reporting.metrics.operations.resized(resized.is_ok(), took);
+        match resized {
             Ok(()) => Ok(()),
             Err(Stopped::Interrupted(halt)) => Err(halt),
             Err(Stopped::Refused(why)) => {
@@ -166,7 +171,10 @@ impl Worker {
         self.update_sandbox(sandbox, overhead.clone(), requested).await?;
         let (cgroups, of, uid) =
             (self.ctx.environment.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
+        let began = self.ctx.clock.boot();
         let written = quintlet_kit::task::blocking(move || cgroups.set_values(&of, &uid, &values)).await;
+        let took = self.ctx.clock.boot().saturating_sub(began);
+        self.ctx.reporting.metrics.operations.cgroup(CgroupOperation::Update, took);
         let Err(e) = written else { return Ok(()) };
         let back = cri::LinuxContainerResources {
             cpu_shares: i64::try_from(now.cpu_shares).unwrap_or(i64::MAX),

@@ -93,7 +93,11 @@ impl Worker {
             return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
         }
         self.save();
+        let has_user_namespace = self.setup.user_namespace.is_some();
         self.ctx.reporting.metrics.started_pods.inc();
+        if has_user_namespace {
+            self.ctx.reporting.metrics.operations.user_namespaced_pods.inc();
+        }
         let began = self.ctx.clock.boot();
         let made = self.ctx.runtime.calls.run_sandbox(config, &self.setup.runtime_handler).await;
         let took = self.ctx.clock.boot().saturating_sub(began);
@@ -102,6 +106,9 @@ impl Worker {
             Ok(id) => id,
             Err(e) => {
                 self.ctx.reporting.metrics.started_pods_errors.inc();
+                if has_user_namespace {
+                    self.ctx.reporting.metrics.operations.user_namespaced_pods_errors.inc();
+                }
                 if !self.is_failure(&e, SANDBOX, "") {
                     return Err(Halt::interrupted(&e));
                 }

@@ -177,7 +177,10 @@ impl ContainerStop<'_> {
         tokio::select! {
             ran = run => ran,
             // The sleep has no further effect.
-            () = has_ended, if is_sleep => Ok(()),
+            () = has_ended, if is_sleep => {
+                self.ctx.reporting.metrics.operations.sleeps_ended.inc();
+                Ok(())
+            }
         }
     }
 }

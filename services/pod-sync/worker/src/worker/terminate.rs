@@ -10,6 +10,7 @@ use pod_sync_cri_config::paths;
 use pod_sync_decisions::admission::Rejection;
 use pod_sync_decisions::gc::{self, PodDisposition};
 use pod_sync_decisions::{grace, status, waiting};
+use pod_sync_metrics::CgroupOperation;
 use quintlet_kit::{failpoint, task, tree};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{Container, ContainerState};
@@ -95,7 +96,11 @@ impl Worker {
             });
         }
         self.ctx.environment.objects.unregister(&self.pod_ref.uid);
-        if let Err(e) = self.ctx.environment.cgroups.remove_by_uid(&self.pod_ref.uid).await {
+        let began = self.ctx.clock.boot();
+        let removed = self.ctx.environment.cgroups.remove_by_uid(&self.pod_ref.uid).await;
+        let took = self.ctx.clock.boot().saturating_sub(began);
+        self.ctx.reporting.metrics.operations.cgroup(CgroupOperation::Destroy, took);
+        if let Err(e) = removed {
             return Err(Halt::failed(waiting::Waiting::CgroupRemoval { error: e.to_string() }, e));
         }
         self.ctx.environment.user_namespaces.release(&self.pod_ref.uid);
