@@ -162,6 +162,9 @@ has default node-api "{ name: node-api-certs, mountPath: /var/lib/quintlet-node-
 has default pod-sync "{ name: system-bus, mountPath: /run/dbus, readOnly: true }"
 has default pod-sync "{ name: logind-drop-ins, mountPath: /etc/systemd/logind.conf.d }"
 has default pod-sync "path: /etc/systemd/logind.conf.d, type: DirectoryOrCreate"
+has default node-api "--kubeconfig=/etc/quintlet/credentials/kubeconfig"
+# The memory of the node is that of the root cgroup, not that of a container. Nothing is written there.
+has default node-api "{ name: cgroup, mountPath: /sys/fs/cgroup, readOnly: true }"
 has_not default node-api "/run/quintlet/runtime"
 has_not default node-api "mountPropagation"
 
@@ -289,8 +292,20 @@ awk '/^---/ { on = 0 } /^kind: Service$/ { on = 1 } on' "$work/monitoring-pod.ya
     fail "a ServiceMonitor renders without a node API"
 grep -qF "metrics.serviceMonitor needs the node API" "$work/error" || fail "the error of a ServiceMonitor without a node API: $(cat "$work/error")"
 
+render client-ca --set nodeApi.clientCAFile=/etc/kubernetes/pki/ca.crt --set kubeconfig.hostPath=/etc/kubernetes/kubelet.conf
+has client-ca node-api "--client-ca-file=/etc/quintlet/client-ca/ca.crt"
+has client-ca node-api "{ path: /etc/kubernetes/pki, type: Directory }"
+has client-ca node-api "--kubeconfig=/etc/quintlet/credentials/kubelet.conf"
+has client-ca pod-sync "{ path: /etc/kubernetes, type: Directory }"
+has pod node "--kubeconfig=/etc/quintlet/credentials/kubeconfig"
+# A mount of one file shows the old file after a rename over it, which is how credentials are replaced. The ID of the machine stays.
+for case in default pod host-runtime config client-ca; do
+    single=$(grep -E 'subPath|type: File' "$work/$case.yaml" | grep -v '/etc/machine-id' || true)
+    [ -z "$single" ] || fail "$case mounts a single file: $single"
+done
+
 # Every mount has its volume.
-for case in default pod host-runtime config; do
+for case in default pod host-runtime config client-ca; do
     awk -v case="$case" 'function flush(  m) { for (m in mounts) if (!(m in volumes)) { print case ": no volume " m; bad = 1 }
             delete mounts; delete volumes; in_volumes = 0 }
         /^---/ { flush() }

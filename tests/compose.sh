@@ -90,7 +90,7 @@ web_is_ready() {
 }
 logs() {
     docker-compose ps >&2 || true
-    for service in containerd cri-proxy pleg-service probe-service status-reporter pod-sync; do
+    for service in network containerd cri-proxy pleg-service probe-service status-reporter pod-sync; do
         docker-compose logs --no-color --tail 30 "$service" >&2 || true
     done
 }
@@ -133,6 +133,18 @@ done
 grep -Eq '^web[^ ]* +1/1 +Running +0( |$)' "$work/pods" || { say "the pod was restarted:"; cat "$work/pods" >&2; logs; exit 1; }
 web_containers > "$work/kept"
 cmp -s "$work/created" "$work/kept" || { say "the pod was created again:"; diff "$work/created" "$work/kept" >&2; logs; exit 1; }
+
+say "killing containerd with its pods; the probes reach their successors"
+container=$(docker-compose ps -q containerd)
+docker kill --signal KILL "$container" > /dev/null
+until_true 30 sh -c "! docker-compose exec -T pod-sync quintctl health" || { logs; exit 1; }
+docker start "$container" > /dev/null
+until_true 60 healthy || { logs; exit 1; }
+# This pod is Ready only if probe-service is in the network namespace in which containerd created the pod.
+pod_named after-containerd > "$work/manifests/after-containerd.yaml"
+until_true 60 ready after-containerd || { logs; exit 1; }
+until_true 90 web_is_ready || { logs; exit 1; }
+rm "$work/manifests/after-containerd.yaml"
 
 say "docker-compose down"
 docker-compose down -v --timeout 20 > "$work/down.log" 2>&1 || { cat "$work/down.log" >&2; exit 1; }

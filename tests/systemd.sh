@@ -51,7 +51,13 @@ for unit in "$units"/*.service; do
             grep -q '^CapabilityBoundingSet=.*CAP_SYS_RESOURCE' "$unit" || fail "pod-sync cannot enlarge a mounted ext4"
             ;;
         *)
-            for option in InaccessiblePaths= ProtectProc=invisible ProtectSystem=strict; do
+            # node-api reads statistics of the machine and of processes of other users.
+            proc=invisible
+            if [ "$name" = node-api.service ]; then
+                proc=default
+                ! grep -E '^(ProcSubset=pid|PrivatePIDs=|PrivateUsers=)' "$unit" || fail "node-api cannot see the network of pods"
+            fi
+            for option in InaccessiblePaths= "ProtectProc=$proc" ProtectSystem=strict; do
                 grep -q "^$option" "$unit" || fail "$name lacks $option"
             done
             ;;

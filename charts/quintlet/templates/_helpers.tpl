@@ -37,6 +37,11 @@ imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
 {{- if or .Values.kubeconfig.hostPath .Values.kubeconfig.secretName }}true{{ end }}
 {{- end }}
 
+{{/* The name of the kubeconfig in its directory or secret. */}}
+{{- define "quintlet.kubeconfigName" -}}
+{{- if .Values.kubeconfig.secretName }}kubeconfig{{ else }}{{ base .Values.kubeconfig.hostPath }}{{ end }}
+{{- end }}
+
 {{/* The node API asks the API server who its clients are: without a node identity there is none. */}}
 {{- define "quintlet.hasNodeApi" -}}
 {{- if and .Values.nodeApi.enabled (include "quintlet.hasKubeconfig" .) }}true{{ end }}
@@ -124,7 +129,7 @@ pod-sync:
 {{- if has .part (list "status-reporter" "pod-sync" "node-api") }}
 - --node-name=$(NODE_NAME){{ $values.node.nameSuffix }}
 {{- if include "quintlet.hasKubeconfig" .root }}
-- --kubeconfig=/etc/quintlet/kubeconfig
+- --kubeconfig=/etc/quintlet/credentials/{{ include "quintlet.kubeconfigName" .root }}
 {{- end }}
 {{- end }}
 {{- if eq .part "node-api" }}
@@ -137,7 +142,7 @@ pod-sync:
 # Logs of the host are available from its kubelet.
 - --enable-system-log-handler=false
 {{- if $values.nodeApi.clientCAFile }}
-- --client-ca-file=/etc/quintlet/client-ca.crt
+- --client-ca-file=/etc/quintlet/client-ca/{{ base $values.nodeApi.clientCAFile }}
 {{- end }}
 {{- end }}
 {{- if has .part (list "status-reporter" "pod-sync") }}
@@ -232,15 +237,15 @@ pod-sync:
     - { name: pod-logs, mountPath: {{ $values.host.podLogsDir }}, readOnly: true }
     - { name: node-api-certs, mountPath: {{ $values.nodeApi.certDir }} }
     {{- if $values.nodeApi.clientCAFile }}
-    - { name: client-ca, mountPath: /etc/quintlet/client-ca.crt, readOnly: true }
+    # A directory: a mount of the file alone would show the old file after it is replaced.
+    - { name: client-ca, mountPath: /etc/quintlet/client-ca, readOnly: true }
     {{- end }}
+    # For the memory of the node and what the runtime omits of pods.
+    - { name: cgroup, mountPath: /sys/fs/cgroup, readOnly: true }
     {{- end }}
     {{- if and (has $part (list "status-reporter" "pod-sync" "node-api")) (include "quintlet.hasKubeconfig" .root) }}
-    {{- if $values.kubeconfig.secretName }}
-    - { name: kubeconfig, mountPath: /etc/quintlet/kubeconfig, subPath: kubeconfig, readOnly: true }
-    {{- else }}
-    - { name: kubeconfig, mountPath: /etc/quintlet/kubeconfig, readOnly: true }
-    {{- end }}
+    # The whole directory or secret: a mount of the file alone would show the old file after it is replaced.
+    - { name: kubeconfig, mountPath: /etc/quintlet/credentials, readOnly: true }
     {{- end }}
     {{- if eq $part "pod-sync" }}
     - { name: root, mountPath: {{ $values.host.rootDir }}, mountPropagation: Bidirectional }
@@ -357,14 +362,14 @@ pod-sync:
 {{- end }}
 {{- if and (has "node-api" .parts) $values.nodeApi.clientCAFile }}
 - name: client-ca
-  hostPath: { path: {{ $values.nodeApi.clientCAFile }}, type: File }
+  hostPath: { path: {{ dir $values.nodeApi.clientCAFile }}, type: Directory }
 {{- end }}
 {{- if and (or (has "pod-sync" .parts) (has "status-reporter" .parts) (has "node-api" .parts)) (include "quintlet.hasKubeconfig" .root) }}
 - name: kubeconfig
   {{- if $values.kubeconfig.secretName }}
   secret: { secretName: {{ $values.kubeconfig.secretName }}, defaultMode: 0440 }
   {{- else }}
-  hostPath: { path: {{ $values.kubeconfig.hostPath }}, type: File }
+  hostPath: { path: {{ dir $values.kubeconfig.hostPath }}, type: Directory }
   {{- end }}
 {{- end }}
 {{- if or (has "pod-sync" .parts) (has "containerd" .parts) (has "node-api" .parts) }}
@@ -375,7 +380,7 @@ pod-sync:
 - name: pod-logs
   hostPath: { path: {{ $values.host.podLogsDir }}, type: DirectoryOrCreate }
 {{- end }}
-{{- if or (has "pod-sync" .parts) (has "containerd" .parts) }}
+{{- if or (has "pod-sync" .parts) (has "containerd" .parts) (has "node-api" .parts) }}
 - name: cgroup
   hostPath: { path: /sys/fs/cgroup, type: Directory }
 {{- end }}
