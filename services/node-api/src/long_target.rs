@@ -128,7 +128,7 @@ impl<S> LongTarget<S> {
             match self.position {
                 Position::End => {
                     end.push(*byte);
-                    // hyper ends a line that goes on, so that no client sends one for ever.
+                    // hyper ends a line that continues, so that none is endless.
                     if end.is_refused {
                         self.position = Position::Behind;
                     }

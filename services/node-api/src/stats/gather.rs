@@ -201,11 +201,9 @@ fn complete(pods: &mut [Pod], paths: &StatsPaths, rates: &Rates, now: Timestamp,
     let mut there = HashSet::new();
     for pod in pods {
         let group = group_of(paths, &pod.object, &pod.uid);
-        let cri_stats =
-            |group: &CgroupStats, has_all: bool| (group.is_v2() || !has_all).then(|| group.usage()).flatten();
         if let Some(group) = &group {
             let (cpu, memory) = (&mut pod.stats.cpu, &mut pod.stats.memory);
-            if let Some(usage) = cri_stats(group, cpu.is_some() && memory.is_some()) {
+            if let Some(usage) = group.usage() {
                 fill(&usage, now, cpu, memory, &mut pod.swap);
             }
             if pressure {
@@ -225,7 +223,7 @@ fn complete(pods: &mut [Pod], paths: &StatsPaths, rates: &Rates, now: Timestamp,
             let Some(id) = container.attributes.as_ref().map(|a| a.id.clone()) else { continue };
             if let Some(group) = groups.get(&id) {
                 let (cpu, memory) = (&mut container.cpu, &mut container.memory);
-                if let Some(usage) = cri_stats(group, cpu.is_some() && memory.is_some()) {
+                if let Some(usage) = group.usage() {
                     fill(&usage, now, cpu, memory, &mut container.swap);
                 }
                 if pressure {

@@ -33,7 +33,7 @@ pub struct Usage {
     pub major_page_faults: u64,
     /// Memory limit in bytes; `None` means no limit.
     pub limit: Option<u64>,
-    /// Bytes of swap; `None` if swap is not counted, as with v1.
+    /// Bytes of swap; `None` if swap is not counted, as with v1 without `swapaccount`.
     pub swap: Option<u64>,
     /// Swap limit in bytes; `None` means no limit.
     pub swap_limit: Option<u64>,
@@ -144,7 +144,7 @@ impl CgroupStats {
         names.into_iter().map(|name| Self { path: self.path.join(name), ..self.clone() }).find(Self::exists)
     }
 
-    /// Returns whether the cgroup is of v2, which also counts pressure and swap.
+    /// Returns whether the cgroup is of v2, which also counts pressure.
     #[must_use]
     pub fn is_v2(&self) -> bool {
         self.is_v2
@@ -262,6 +262,9 @@ fn usage_v1(memory: &Path, cpuacct: &Path) -> Option<Usage> {
     let stat = counters(&memory.join("memory.stat"));
     let of = |name: &str| stat.get(name).copied().unwrap_or(0);
     let usage = number(&memory.join("memory.usage_in_bytes"))?;
+    let memory_limit = limit(&memory.join("memory.limit_in_bytes"));
+    // The limit of memory and swap together.
+    let both = limit(&memory.join("memory.memsw.limit_in_bytes"));
     Some(Usage {
         cpu_nanos: number(&cpuacct.join("cpuacct.usage"))?,
         usage,
@@ -269,9 +272,9 @@ fn usage_v1(memory: &Path, cpuacct: &Path) -> Option<Usage> {
         rss: of("total_rss"),
         page_faults: of("total_pgfault"),
         major_page_faults: of("total_pgmajfault"),
-        limit: limit(&memory.join("memory.limit_in_bytes")),
-        swap: None,
-        swap_limit: None,
+        limit: memory_limit,
+        swap: stat.get("total_swap").copied(),
+        swap_limit: both.map(|both| both.saturating_sub(memory_limit.unwrap_or(both))),
     })
 }
 
@@ -500,6 +503,30 @@ mod tests {
             assert_eq!(found, want, "v2: {is_v2}");
             assert!(CgroupStats::of_containers(&mount, &proc, &BTreeSet::new()).is_empty());
         }
+    }
+
+    #[test]
+    fn a_v1_cgroup_has_swap_if_the_kernel_counts_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |file: &str, text: &str| {
+            let file = dir.path().join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        };
+        for (file, text) in [
+            ("memory/kubepods/memory.usage_in_bytes", "100\n"),
+            ("memory/kubepods/memory.limit_in_bytes", "1000\n"),
+            ("memory/kubepods/memory.memsw.limit_in_bytes", "1500\n"),
+            ("memory/kubepods/memory.stat", "swap 1\ntotal_swap 40\n"),
+            ("cpuacct/kubepods/cpuacct.usage", "7\n"),
+        ] {
+            write(file, text);
+        }
+        let usage = || CgroupStats::of_pods(dir.path(), "").unwrap().usage().unwrap();
+        assert_eq!((usage().swap, usage().swap_limit), (Some(40), Some(500)));
+        write("memory/kubepods/memory.stat", "total_rss 1\n");
+        std::fs::remove_file(dir.path().join("memory/kubepods/memory.memsw.limit_in_bytes")).unwrap();
+        assert_eq!((usage().swap, usage().swap_limit), (None, None));
     }
 
     #[test]

@@ -94,6 +94,13 @@ async fn debug_pages_show_the_pods_and_all_services() {
         assert!(value > 0.0 && time.is_some(), "{name} {value} {time:?}");
     }
     assert!(of("node_cpu_usage_seconds_total", "").1.is_some());
+    let memory = std::fs::read_to_string("/sys/fs/cgroup/memory/memory.stat").unwrap_or_default();
+    // With cgroups v1, swap is counted only if the kernel was started so.
+    if !is_v1 || memory.contains("total_swap ") {
+        for name in ["container_swap_usage_bytes", "pod_swap_usage_bytes", "node_swap_usage_bytes"] {
+            assert!(of(name, "").1.is_some(), "{name}");
+        }
+    }
     assert_eq!(of("resource_scrape_error", "").0, 0.0);
     let (started, time) = of("container_start_time_seconds", "container=\"main\"");
     assert!(started > 1e9 && time.is_none(), "{started} {time:?}");

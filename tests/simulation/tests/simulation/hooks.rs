@@ -104,6 +104,21 @@ async fn a_container_whose_post_start_hook_fails_is_stopped_after_its_pre_stop_h
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_whose_post_start_hook_failed_is_not_ready_while_it_stops() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.on_exec(|_, _| ExecReply { exit_code: 1, ..ExecReply::default() });
+    let mut pod = with_hook("unready", "postStart", exec("bad"));
+    pod["spec"]["containers"][0]["lifecycle"]["preStop"] = json!({"sleep": {"seconds": 10}});
+    let _uid = sim.create(pod);
+    sim.wait_event("unready", "FailedPostStartHook", |e| e.reason == "FailedPostStartHook").await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(sim.runtime.count(Method::StopContainer), 0, "the sleep is not over");
+    let seen = sim.pod("unready");
+    assert_eq!((seen.container("c-unready").kind.as_str(), seen.is_ready()), ("waiting", false), "{seen:?}");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pre_stop_hook_with_a_broken_connection_neither_fails_nor_runs_again() {
     let sim = Sim::start(Options::default()).await;
     let _uid = sim.create(with_hook("cut", "preStop", exec("drain")));

@@ -13,7 +13,7 @@ use quintlet_model::runtime::ContainerState;
 
 use super::hook_http::{self, Sent};
 use super::start::NotStarted;
-use super::stop::find;
+use super::stop::{Kill, Progress, find};
 use super::{Halt, Pass, Worker};
 use crate::context::StopContext;
 
@@ -180,9 +180,15 @@ impl Worker {
             field_path,
         );
         let instance = (id, container.name.as_str());
+        let kill = Kill {
+            message: "FailedPostStartHook",
+            reason: None,
+            override_seconds: None,
+            progress: Progress::Hidden,
+        };
         // An interrupted stop is repeated with the hook, whose result cri-proxy keeps. The kubelet ignores a refusal.
         if let Err(halt @ (Halt::Interrupted(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) =
-            self.kill_named(pod, instance, ips, "FailedPostStartHook", None, None).await
+            self.kill_named(pod, instance, ips, kill).await
         {
             return Err(halt.into());
         }

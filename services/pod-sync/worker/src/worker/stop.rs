@@ -56,6 +56,24 @@ struct ContainerStop<'a> {
 /// The containers of a pod that have ended since its stop began.
 pub(super) type Ended = watch::Receiver<HashSet<ContainerId>>;
 
+/// A stop of one container.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kill<'a> {
+    /// Message of the event `Killing`.
+    pub(super) message: &'a str,
+    pub(super) reason: Option<KillReason>,
+    pub(super) override_seconds: Option<i64>,
+    pub(super) progress: Progress,
+}
+
+/// Whether the status of a pod follows its containers while some of them stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Progress {
+    Reported,
+    /// A container whose postStart hook failed runs, and must not be shown as ready.
+    Hidden,
+}
+
 /// The running preStop hooks of a pod. The view shows the wait for them.
 struct RunningHooks<'a> {
     ctx: &'a StopContext,
@@ -208,7 +226,8 @@ impl Worker {
         override_seconds: Option<i64>,
     ) -> Result<(), Halt> {
         let Some(instance) = runtime.containers.iter().find(|c| c.id == *id) else { return Ok(()) };
-        self.kill_named(pod, (id, &instance.name), runtime.ips(), message, reason, override_seconds).await
+        let kill = Kill { message, reason, override_seconds, progress: Progress::Reported };
+        self.kill_named(pod, (id, &instance.name), runtime.ips(), kill).await
     }
 
     /// Stops a container of the spec, which the runtime state need not show yet.
@@ -217,10 +236,9 @@ impl Worker {
         pod: &Pod,
         (id, name): (&ContainerId, &str),
         ips: &[IpAddr],
-        message: &str,
-        reason: Option<KillReason>,
-        override_seconds: Option<i64>,
+        kill: Kill<'_>,
     ) -> Result<(), Halt> {
+        let Kill { message, reason, override_seconds, progress } = kill;
         let (container, kind) = find(pod, name);
         let began = self.stops_begin([id]).remove(id.as_str());
         let (stopping, uid) = (self.ctx.stop_context(), self.pod_ref.uid.clone());
@@ -240,7 +258,7 @@ impl Worker {
             hooks: &RunningHooks::new(&stopping, &uid),
             ended: ended.subscribe(),
         };
-        let stopped = self.observing(&ended, stop.run(std::future::ready(()))).await;
+        let stopped = self.observing(&ended, progress, stop.run(std::future::ready(()))).await;
         self.acted();
         stopped
     }
@@ -257,7 +275,7 @@ impl Worker {
         let (stopping, ended) = (self.ctx.stop_context(), watch::Sender::default());
         let seen = ended.subscribe();
         let stops = stop_observed(&stopping, Some(&pod), runtime, &plan, override_seconds, &begun, &seen);
-        let result = self.observing(&ended, stops).await;
+        let result = self.observing(&ended, Progress::Reported, stops).await;
         self.acted();
         if let Err(Halt::Failed { error, .. }) = &result {
             self.ctx.reporting.events.pod(
@@ -277,6 +295,7 @@ impl Worker {
     async fn observing<T>(
         &mut self,
         ended: &watch::Sender<HashSet<ContainerId>>,
+        progress: Progress,
         stops: impl Future<Output = T>,
     ) -> T {
         let wakeup = Arc::clone(&self.work_loop.wakeup);
@@ -286,8 +305,10 @@ impl Worker {
                 wakeup.notified().await;
                 is_woken = true;
                 self.note_ended(ended);
-                tokio::time::sleep(SETTLE).await;
-                self.report_progress().await;
+                if progress == Progress::Reported {
+                    tokio::time::sleep(SETTLE).await;
+                    self.report_progress().await;
+                }
             }
         };
         let done = tokio::select! {
