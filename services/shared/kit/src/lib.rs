@@ -19,6 +19,7 @@ pub mod gathered;
 pub mod grant;
 pub mod lists;
 pub mod loop_device;
+pub mod messages;
 pub mod mount_point;
 pub mod mount_table;
 pub mod notify;
