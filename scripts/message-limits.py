@@ -26,7 +26,7 @@ for file in sorted(CONTRACTS.rglob("*.proto")):
 for file in SERVICES:
     text = file.read_text()
     name = file.relative_to(ROOT)
-    product = text.split("#[cfg(test)]\nmod ")[0]
+    product = re.split(r"#\[cfg\(test\)\]\nmod \w+ \{", text)[0]
     for found in re.finditer(r"max_(de|en)coding_message_size", product):
         statement = product[max(0, product.rfind(";", 0, found.start())):found.start()]
         if not RUNTIME.search(statement):
