@@ -1,5 +1,12 @@
-//! Compiles the contracts.
-use std::path::PathBuf;
+//! Compiles the contracts, and gives each generated client and server the limits of `src/limits.rs`.
+use std::path::{Path, PathBuf};
+
+/// Texts that tonic generates, each with its replacement. Each client has the first text once, each server the others once.
+const LIMITS: [(&str, &str); 3] = [
+    ("tonic::client::Grpc::new(inner)", "crate::limits::client(tonic::client::Grpc::new(inner))"),
+    ("max_decoding_message_size: None", "max_decoding_message_size: Some(crate::limits::REQUEST)"),
+    ("max_encoding_message_size: None", "max_encoding_message_size: Some(crate::limits::ANSWER)"),
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let areas = ["common", "runtime", "pleg", "probe", "status", "podsync", "debug"];
@@ -8,6 +15,27 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         .file_descriptor_set_path(out.join("quintlet.bin"))
         .compile_protos(&files, &[".".to_string()])?;
+    for area in areas {
+        limit(&out.join(format!("quintlet.{area}.v1.rs")))?;
+    }
     println!("cargo:rerun-if-changed=quintlet");
+    println!("cargo:rerun-if-changed=build.rs");
+    Ok(())
+}
+
+/// Sets the limits of the clients and servers in a generated file.
+fn limit(file: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let mut code = std::fs::read_to_string(file)?;
+    let services = code.matches("pub trait ").count();
+    for (generated, limited) in LIMITS {
+        let found = code.matches(generated).count();
+        if found != services {
+            return Err(
+                format!("{}: {services} services, {found} times {generated:?}", file.display()).into()
+            );
+        }
+        code = code.replace(generated, limited);
+    }
+    std::fs::write(file, code)?;
     Ok(())
 }

@@ -3,6 +3,8 @@
 //! The wire types end here: each service turns them into the types of `quintlet-model` at its edge.
 #![allow(missing_docs, clippy::all, unreachable_pub)]
 
+pub mod limits;
+
 /// Shared pieces: greeting, trace context.
 pub mod common {
     pub mod v1 {

@@ -20,7 +20,7 @@ pub fn limit(socket: Socket) -> usize {
         // pleg-service inspects pods and reads lists as streams, which have a bound of their own.
         Socket::Read => 64 * MIB,
         Socket::Admin | Socket::NodeApi => 48 * MIB,
-        // The output of a probe is truncated to a few KiB after it was read.
+        // Requests, and a few KiB of output per probe: the rest is dropped as it is read.
         Socket::Probe => 48 * MIB,
     }
 }

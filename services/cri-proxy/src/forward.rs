@@ -31,12 +31,14 @@ use crate::runtime_info::ConnectedRuntime;
 use crate::upstream::Upstream;
 
 mod dispatch;
+mod exec_reply;
 mod listing;
 mod request_body;
 mod stream;
 mod stream_body;
 mod unary;
 
+pub use exec_reply::MAX_OUTPUT;
 pub use listing::{MAX_BUFFERED, MIN_INTERVAL};
 
 /// Maximum size of a request: the CRI's limit of 16 MiB and the gRPC prefix.

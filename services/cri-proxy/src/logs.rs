@@ -3,11 +3,9 @@
 //! The runtime reports the path of a log. The file is opened beneath the log directory without following links, so that no other file of
 //! the host can be read. A follower continues through rotations. It ends when the container has terminated and the log is read.
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::Stream;
 use k8s_cri::v1;
 use notify::Watcher as _;
 use prost::Message as _;
@@ -15,6 +13,7 @@ use quintlet_crilog::follow::{Followed, LINGER, Step};
 use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{self, contained_request};
+use quintlet_kit::messages::Bounded;
 use quintlet_kit::{failpoint, task};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -89,7 +88,7 @@ impl ContainerLogs {
 
 #[tonic::async_trait]
 impl pb::container_logs_server::ContainerLogs for ContainerLogs {
-    type ReadStream = Pin<Box<dyn Stream<Item = Chunk> + Send>>;
+    type ReadStream = Bounded<pb::LogChunk>;
 
     async fn read(&self, request: Request<pb::ReadLogRequest>) -> Result<Response<Self::ReadStream>, Status> {
         let pb::ReadLogRequest { container_id, tail_lines, follow } = request.into_inner();
@@ -112,7 +111,7 @@ impl pb::container_logs_server::ContainerLogs for ContainerLogs {
                 let _ = failed.send(Err(Status::internal(format!("cri-proxy {panic}")))).await;
             }
         }));
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok(Response::new(Bounded::new("ContainerLogs.Read", ReceiverStream::new(receiver))))
     }
 }
 

@@ -1,15 +1,14 @@
 //! The gRPC services that the proxy implements itself: runtime events, information, probe execs.
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::Stream;
 use http::HeaderMap;
 use k8s_cri::v1;
 use parking_lot::RwLock;
 use prost::Message as _;
 use quintlet_kit::grant::GrantKey;
+use quintlet_kit::messages::Bounded;
 use quintlet_kit::task;
 use quintlet_proto::runtime::v1 as pb;
 use tokio::sync::watch;
@@ -17,7 +16,7 @@ use tonic::{Code, Request, Response, Status};
 use tracing::Instrument as _;
 
 use crate::budget::Reservation;
-use crate::forward::{self, Call, Forwarder};
+use crate::forward::{self, Call, Forwarder, MAX_OUTPUT};
 use crate::hints::Hub;
 use crate::policy::{PROBE_EXEC, Socket};
 use crate::reply;
@@ -29,7 +28,7 @@ pub struct RuntimeEventsService(pub Hub);
 
 #[tonic::async_trait]
 impl pb::runtime_events_server::RuntimeEvents for RuntimeEventsService {
-    type WatchStream = Pin<Box<dyn Stream<Item = Result<pb::RuntimeEvent, Status>> + Send>>;
+    type WatchStream = Bounded<pb::RuntimeEvent>;
 
     async fn watch(&self, _: Request<pb::WatchHintsRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let subscriber = self.0.subscribe();
@@ -37,7 +36,7 @@ impl pb::runtime_events_server::RuntimeEvents for RuntimeEventsService {
             let event = subscriber.next().await?;
             Some((Ok(pb::RuntimeEvent { event: Some(event), trace: None }), subscriber))
         });
-        Ok(Response::new(Box::pin(events)))
+        Ok(Response::new(Bounded::new("RuntimeEvents.Watch", events)))
     }
 }
 
@@ -115,9 +114,6 @@ impl GrantVerifier {
         }
     }
 }
-
-/// Maximum output of a probe, as in the kubelet (`pkg/probe/exec`).
-pub const MAX_OUTPUT: usize = 10 * 1024;
 
 #[derive(Debug, Clone)]
 pub struct ProbeExecService {

@@ -1,5 +1,6 @@
 //! Clients of the other services.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -7,12 +8,14 @@ use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::socket;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
-use quintlet_proto::debug::v1::{ConfigRequest, MetricsRequest};
+use quintlet_proto::debug::v1::{ConfigRequest, MetricsRequest, StreamMetricsRequest};
 use quintlet_proto::podsync::v1::checkpoints_client::CheckpointsClient;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::storage_client::StorageClient;
+use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_proto::podsync::v1::{
-    CheckpointRequest, GetPodRequest, ListPodsRequest, ListStorageReply, ListStorageRequest, PodView,
+    CheckpointRequest, GetPodRequest, ListStorageReply, ListStorageRequest, PodView, StreamStorageRequest,
+    WatchPodsRequest,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -24,7 +27,7 @@ use tonic_health::pb::health_client::HealthClient;
 const ANSWER: Duration = Duration::from_secs(5);
 /// Time limit of frequent calls whose result is optional.
 const QUICK: Duration = Duration::from_secs(2);
-/// Maximum size of a message: a few hundred pods with their objects.
+/// Maximum size of an answer of the runtime.
 const MAX_ANSWER: usize = 64 << 20;
 
 #[derive(Debug, Clone)]
@@ -69,8 +72,28 @@ impl Services {
     /// # Errors
     /// Fails if pod-sync does not answer.
     pub async fn pods(&self) -> Result<Vec<PodView>, Status> {
-        let mut client = PodSyncClient::new(self.podsync.clone()).max_decoding_message_size(MAX_ANSWER);
-        Ok(within(ANSWER, client.list_pods(ListPodsRequest::default())).await?.pods)
+        timely(ANSWER, self.snapshot()).await
+    }
+
+    /// Reads the snapshot of a watch, since the answer to ListPods is one message. A pod that is too large for the stream is left out.
+    async fn snapshot(&self) -> Result<Vec<PodView>, Status> {
+        let mut client = PodSyncClient::new(self.podsync.clone());
+        let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: false };
+        let mut events = client.watch_pods(request).await?.into_inner();
+        let mut pods = BTreeMap::new();
+        while let Some(message) = events.message().await? {
+            match message.event {
+                Some(Event::Pod(view)) if view.pod.is_empty() => {
+                    tracing::debug!(pod.uid = view.uid, "pod left out, it is too large");
+                }
+                Some(Event::Pod(view)) => drop(pods.insert(view.uid.clone(), view)),
+                Some(Event::Removed(gone)) => drop(pods.remove(&gone.uid)),
+                Some(Event::SnapshotEnd(_)) => return Ok(pods.into_values().collect()),
+                // An event of a later version, too.
+                Some(Event::Hello(_) | Event::Problems(_)) | None => {}
+            }
+        }
+        Err(Status::unavailable("pod-sync ended the stream of pods before the last one"))
     }
 
     /// Returns a pod by namespace and name.
@@ -78,7 +101,7 @@ impl Services {
     /// # Errors
     /// Fails if pod-sync does not answer.
     pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<PodView>, Status> {
-        let mut client = PodSyncClient::new(self.podsync.clone()).max_decoding_message_size(MAX_ANSWER);
+        let mut client = PodSyncClient::new(self.podsync.clone());
         let request = GetPodRequest { pod: format!("{namespace}/{name}") };
         match within(ANSWER, client.get_pod(request)).await {
             // pod-sync also accepts the name of a static pod without the suffix of the node. kubectl never sends it.
@@ -93,8 +116,23 @@ impl Services {
     /// # Errors
     /// Fails if pod-sync does not answer, or is too old to have the method.
     pub async fn storage(&self) -> Result<ListStorageReply, Status> {
-        let mut client = StorageClient::new(self.podsync.clone()).max_decoding_message_size(MAX_ANSWER);
-        within(ANSWER, client.list(ListStorageRequest {})).await
+        let mut client = StorageClient::new(self.podsync.clone());
+        let pieces = async {
+            let mut whole = ListStorageReply::default();
+            let mut pieces = client.stream(StreamStorageRequest {}).await?.into_inner();
+            while let Some(piece) = pieces.message().await? {
+                whole.pods.extend(piece.pods);
+                whole.runtime.extend(piece.runtime);
+            }
+            Ok(whole)
+        };
+        match timely(ANSWER, pieces).await {
+            // The pod-sync of the previous release.
+            Err(status) if status.code() == Code::Unimplemented => {
+                within(ANSWER, client.list(ListStorageRequest {})).await
+            }
+            answer => answer,
+        }
     }
 
     /// Checkpoints a running container. Returns the path of the file. pod-sync bounds the time.
@@ -168,7 +206,21 @@ impl Services {
     /// Fails if the service does not answer.
     pub async fn metrics(&self, source: &Source) -> Result<String, Status> {
         let mut client = DebugClient::new(socket::channel(source.socket.clone()));
-        Ok(within(QUICK, client.metrics(MetricsRequest {})).await?.text)
+        let pieces = async {
+            let mut text = String::new();
+            let mut pieces = client.stream_metrics(StreamMetricsRequest {}).await?.into_inner();
+            while let Some(piece) = pieces.message().await? {
+                text.push_str(&piece.text);
+            }
+            Ok(text)
+        };
+        match timely(QUICK, pieces).await {
+            // A service of the previous release.
+            Err(status) if status.code() == Code::Unimplemented => {
+                Ok(within(QUICK, client.metrics(MetricsRequest {})).await?.text)
+            }
+            answer => answer,
+        }
     }
 }
 
@@ -180,8 +232,16 @@ async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, Status> {
+    timely(limit, call).await.map(tonic::Response::into_inner)
+}
+
+/// Awaits several messages with a time limit.
+///
+/// # Errors
+/// Returns the error of the call, or DEADLINE_EXCEEDED.
+async fn timely<T>(limit: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
     match tokio::time::timeout(limit, call).await {
-        Ok(answer) => answer.map(tonic::Response::into_inner),
+        Ok(answer) => answer,
         Err(_) => Err(Status::deadline_exceeded(format!("no answer within {}s", limit.as_secs()))),
     }
 }

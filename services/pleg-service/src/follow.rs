@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use futures::stream::BoxStream;
 use parking_lot::Mutex;
+use quintlet_kit::messages::Bounded;
 use quintlet_kit::server::HealthHandle;
 use quintlet_model::convert::pod_runtime;
 use quintlet_model::ids::PodUid;
@@ -35,10 +35,7 @@ use crate::cri::placed;
 use crate::entry::changes;
 use crate::metrics::FollowerMetrics;
 use crate::readers::Readers;
-use crate::server::{WatchStream, parsed_uid};
-
-/// Largest message of the leader.
-const MAX_MESSAGE: usize = 64 << 20;
+use crate::server::parsed_uid;
 
 /// Pause before a reconnection.
 const RECONNECT: Duration = Duration::from_millis(100);
@@ -93,8 +90,7 @@ impl Follower {
         let channel = quintlet_kit::socket::channel(socket.clone());
         Self {
             socket: socket.into(),
-            leader: PlegClient::with_interceptor(channel, PropagatingInterceptor)
-                .max_decoding_message_size(MAX_MESSAGE),
+            leader: PlegClient::with_interceptor(channel, PropagatingInterceptor),
             readers,
             metrics: FollowerMetrics::new(),
             link: watch::Sender::new(Link::Away("not connected yet".to_owned())),
@@ -262,13 +258,13 @@ impl Follower {
 
 #[tonic::async_trait]
 impl Pleg for Follower {
-    type WatchStream = WatchStream;
-    type LifecycleStream = BoxStream<'static, Result<pb::LifecycleEvent, Status>>;
+    type WatchStream = Bounded<pb::WatchEvent>;
+    type LifecycleStream = Bounded<pb::LifecycleEvent>;
 
     async fn watch(&self, request: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let resume = request.into_inner().resume.map(Cursor::from);
         let stream = self.readers.watch(resume).take_until(self.stop.clone().cancelled_owned());
-        Ok(Response::new(stream.boxed()))
+        Ok(Response::new(Bounded::new("Pleg.Watch", stream)))
     }
 
     /// Forwards the call, since only the leader inspects.
@@ -290,7 +286,7 @@ impl Pleg for Follower {
     ) -> Result<Response<Self::LifecycleStream>, Status> {
         let uid = parsed_uid(&request.into_inner().uid)?;
         let stream = self.readers.events(uid).take_until(self.stop.clone().cancelled_owned());
-        Ok(Response::new(stream.boxed()))
+        Ok(Response::new(Bounded::new("Pleg.Lifecycle", stream)))
     }
 
     /// Returns the leader's health, with the epoch and the number of pods of this store.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::messages;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::runtime::Cursor;
 use quintlet_proto::common::v1::Trace;
@@ -152,10 +153,27 @@ fn message(event: Event, cursor: Option<Cursor>) -> pb::WatchEvent {
 
 fn change(cursor: Option<Cursor>, latest: Latest) -> pb::WatchEvent {
     let event = match &latest.pod {
-        Some(pod) => Event::Pod(pod.as_ref().into()),
+        Some(pod) => Event::Pod(bounded(pod.as_ref().into())),
         None => Event::Gone(pb::PodGone { uid: latest.uid.to_string() }),
     };
     pb::WatchEvent { event: Some(event), cursor: cursor.map(Into::into), trace: latest.trace }
+}
+
+/// Returns a record that fits into the stream. One that is too large becomes an error of its pod: its reader decides nothing on an
+/// incomplete record, and other pods are not delayed.
+fn bounded(record: pb::PodRecord) -> pb::PodRecord {
+    let Err(error) = messages::fits(&record) else { return record };
+    messages::count_left_out("Pleg.Watch");
+    tracing::info!(pod.uid = record.uid, bytes = error.bytes, "runtime state of the pod is too large");
+    pb::PodRecord {
+        uid: record.uid,
+        name: record.name,
+        namespace: record.namespace,
+        error: format!("the runtime state of the pod is too large: {error}"),
+        observed_boottime_ns: record.observed_boottime_ns,
+        rev: record.rev,
+        ..pb::PodRecord::default()
+    }
 }
 
 impl Watcher {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use futures::stream::BoxStream;
+use quintlet_kit::messages::Bounded;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::Cursor;
 use quintlet_proto::pleg::v1 as pb;
@@ -41,17 +41,15 @@ pub(crate) fn parsed_uid(text: &str) -> Result<Option<PodUid>, Status> {
     if text.is_empty() { Ok(None) } else { pod_uid(text).map(Some) }
 }
 
-pub(crate) type WatchStream = BoxStream<'static, Result<pb::WatchEvent, Status>>;
-
 #[tonic::async_trait]
 impl Pleg for PlegService {
-    type WatchStream = WatchStream;
-    type LifecycleStream = BoxStream<'static, Result<pb::LifecycleEvent, Status>>;
+    type WatchStream = Bounded<pb::WatchEvent>;
+    type LifecycleStream = Bounded<pb::LifecycleEvent>;
 
     async fn watch(&self, request: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let resume = request.into_inner().resume.map(Cursor::from);
         let stream = self.core.readers.watch(resume).take_until(self.stop.clone().cancelled_owned());
-        Ok(Response::new(stream.boxed()))
+        Ok(Response::new(Bounded::new("Pleg.Watch", stream)))
     }
 
     async fn observe(
@@ -101,7 +99,7 @@ impl Pleg for PlegService {
     ) -> Result<Response<Self::LifecycleStream>, Status> {
         let uid = parsed_uid(&request.into_inner().uid)?;
         let stream = self.core.readers.events(uid).take_until(self.stop.clone().cancelled_owned());
-        Ok(Response::new(stream.boxed()))
+        Ok(Response::new(Bounded::new("Pleg.Lifecycle", stream)))
     }
 
     async fn health(&self, _: Request<pb::HealthRequest>) -> Result<Response<pb::HealthReply>, Status> {

@@ -1,11 +1,10 @@
 //! Serves podsync.v1: pods, decisions and events.
 
 use std::collections::HashMap;
-use std::pin::Pin;
 use std::sync::Arc;
 
-use futures::Stream;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::messages::{self, Bounded};
 use quintlet_kit::socket::Peer;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
@@ -22,6 +21,8 @@ use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAcc
 
 /// Length of the queue of changes to one reader. A slow reader skips states; the workers never wait for it.
 const STREAM: usize = 64;
+/// The stream of pods, in metrics.
+const WATCH_PODS: &str = "PodSync.WatchPods";
 /// Number of events in an explanation.
 const EXPLAIN_EVENTS: usize = 20;
 
@@ -139,6 +140,19 @@ fn wire_view(view: &PodView, brief: bool) -> wire::PodView {
     }
 }
 
+/// Returns the view for a stream. A pod that is too large comes without its JSON.
+fn pod_event(view: &PodView, brief: bool) -> wire::watch_pods_event::Event {
+    let whole = wire_view(view, brief);
+    match messages::fits(&whole) {
+        Ok(()) => wire::watch_pods_event::Event::Pod(whole),
+        Err(error) => {
+            messages::count_left_out(WATCH_PODS);
+            tracing::info!(pod.uid = %view.pod_ref.uid, bytes = error.bytes, "pod is too large for the stream of pods");
+            wire::watch_pods_event::Event::Pod(wire_view(view, true))
+        }
+    }
+}
+
 fn problems(ctx: &ServeContext) -> Vec<wire::SourceProblem> {
     ctx.reporting
         .views
@@ -170,7 +184,7 @@ impl PodSync for Service {
         Ok(Response::new(wire::ListPodsReply { pods, problems: problems(&self.ctx) }))
     }
 
-    type WatchPodsStream = Pin<Box<dyn Stream<Item = Result<wire::WatchPodsEvent, Status>> + Send>>;
+    type WatchPodsStream = Bounded<wire::WatchPodsEvent>;
 
     async fn watch_pods(
         &self,
@@ -208,7 +222,14 @@ impl PodSync for Service {
                     .filter(|v| sent.get(&v.pod_ref.uid).is_none_or(|s| s.version != v.version))
                     .collect();
                 changed.sort_by_key(|v| v.version);
-                out.extend(changed.into_iter().map(|v| Event::Pod(wire_view(v, brief))));
+                // Each view is made when it is sent: together they may have hundreds of megabytes.
+                for e in
+                    out.drain(..).map(event).chain(changed.into_iter().map(|v| event(pod_event(v, brief))))
+                {
+                    if tx.send(e).await.is_err() {
+                        return;
+                    }
+                }
                 let problems = problems(&ctx);
                 if sent_problems.as_ref() != Some(&problems) {
                     out.push(Event::Problems(wire::Problems { problems: problems.clone() }));
@@ -230,7 +251,7 @@ impl PodSync for Service {
                 }
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(rx))))
+        Ok(Response::new(Bounded::new(WATCH_PODS, ReceiverStream::new(rx))))
     }
 
     async fn get_pod(

@@ -1,10 +1,10 @@
 //! Serves `quintlet.probe.v1` over gRPC.
 
 use std::collections::{HashSet, VecDeque};
-use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
-use futures::{Stream, StreamExt as _};
+use futures::StreamExt as _;
+use quintlet_kit::messages::Bounded;
 use quintlet_kit::{error_chain, task};
 use quintlet_proto::probe::v1 as wire;
 use quintlet_proto::probe::v1::drive_report::Report;
@@ -34,12 +34,10 @@ impl ProbeService {
     }
 }
 
-type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
-
 #[tonic::async_trait]
 impl Probe for ProbeService {
-    type DriveStream = Out<wire::DriveReport>;
-    type WatchStream = Out<wire::WatchEvent>;
+    type DriveStream = Bounded<wire::DriveReport>;
+    type WatchStream = Bounded<wire::WatchEvent>;
 
     async fn drive(
         &self,
@@ -91,7 +89,7 @@ impl Probe for ProbeService {
                 }
             }
         });
-        Ok(Response::new(Box::pin(reports)))
+        Ok(Response::new(Bounded::new("Probe.Drive", reports)))
     }
 
     async fn watch(
@@ -105,7 +103,7 @@ impl Probe for ProbeService {
             Some((Ok(event), observer))
         });
         let events = events.take_until(self.stop.clone().cancelled_owned());
-        Ok(Response::new(Box::pin(events)))
+        Ok(Response::new(Bounded::new("Probe.Watch", events)))
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use quintlet_model::ids::PodRef;
 use quintlet_model::probe::{ProbeKey, ProbeMemory, ProbeResult};
+use quintlet_model::text::{self, cut};
 use quintlet_proto::common::v1::Trace;
 use quintlet_proto::probe::v1 as wire;
 use quintlet_telemetry::propagate;
@@ -240,7 +241,7 @@ impl Slot {
             r#type: convert::kind(probe),
             container_id: memory.container_id.to_string(),
             reason: reason.to_owned(),
-            message,
+            message: text::shortened(message, text::EVENT),
         })
     }
 
@@ -265,7 +266,7 @@ impl Slot {
             outcome: outcome as i32,
             run: state.memory.as_ref().map_or(0, |m| m.run),
             seconds: took.as_secs_f64(),
-            output: convert::cut(&state.output, convert::MAX_REPORT_OUTPUT).to_owned(),
+            output: cut(&state.output, convert::MAX_REPORT_OUTPUT).to_owned(),
             at_unix_ns: i64::try_from(shared.clock.wall().as_nanosecond()).unwrap_or_default(),
         }
     }

@@ -5,7 +5,7 @@ use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{EventView, GetPodRequest, ListEventsRequest};
 use serde::Serialize;
 
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
@@ -23,7 +23,7 @@ pub struct EventsArgs {
 
 pub async fn run(args: EventsArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PodSyncClient::new(peer.channel().await?);
     let uid = match args.pod {
         Some(pod) => peer.call(client.get_pod(GetPodRequest { pod })).await?.uid,
         None => String::new(),

@@ -9,7 +9,7 @@ use quintlet_proto::podsync::v1::{
 };
 use serde::Serialize;
 
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::events::EventData;
 use crate::out::{Format, print};
@@ -38,7 +38,7 @@ pub async fn run(args: ExplainArgs, paths: &Paths, format: Format) -> Result<(),
 /// The pod does not exist, or pod-sync does not answer.
 pub async fn fetch(paths: &Paths, pod: &str) -> Result<ExplainReply, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PodSyncClient::new(peer.channel().await?);
     peer.call(client.explain(ExplainRequest { pod: pod.to_owned() })).await
 }
 

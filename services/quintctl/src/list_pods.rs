@@ -6,7 +6,7 @@ use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::ListPodsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::{data, render, sort};
@@ -41,7 +41,7 @@ pub async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Er
         return Box::pin(screen::follow(places, |_| screen::plain_header(paths.run()))).await;
     }
     let brief = matches!(format, Format::Table | Format::Wide);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PodSyncClient::new(peer.channel().await?);
     let mut reply = peer.call(client.list_pods(ListPodsRequest { brief })).await?;
     if let Some(namespace) = &args.namespace {
         reply.pods.retain(|p| p.namespace == *namespace);

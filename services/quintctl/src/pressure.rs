@@ -8,7 +8,7 @@ use quintlet_proto::podsync::v1::{
 };
 use serde::Serialize;
 
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
@@ -19,7 +19,7 @@ const LATE: i64 = 35_000_000_000;
 
 pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PressureClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PressureClient::new(peer.channel().await?);
     let reply = peer.call(client.get(GetPressureRequest {})).await?;
     print(format.render(&PressureData::from(&reply), |wide| render(&reply, now_ns(), wide))?)
 }

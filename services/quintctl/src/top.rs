@@ -19,7 +19,7 @@ use ratatui::widgets::Paragraph;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::display_name;
@@ -144,7 +144,7 @@ async fn sample(paths: &Paths) -> Sample {
 
 async fn pods(paths: &Paths) -> Result<Vec<PodView>, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PodSyncClient::new(peer.channel().await?);
     Ok(peer.call(client.list_pods(ListPodsRequest { brief: true })).await?.pods)
 }
 
@@ -170,8 +170,7 @@ async fn usage(paths: &Paths) -> Result<BTreeMap<String, (u64, u64)>, Error> {
 
 async fn metrics(peer: &Peer) -> String {
     let text = async {
-        let mut client =
-            DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        let mut client = DebugClient::new(peer.channel().await?);
         Ok::<_, Error>(peer.call(client.metrics(MetricsRequest {})).await?.text)
     };
     text.await.unwrap_or_default()

@@ -10,7 +10,7 @@ use quintlet_proto::podsync::v1::GetPodRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use serde::Serialize;
 
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::text::{clean, fit, moment, took};
@@ -101,8 +101,7 @@ pub async fn fetch(paths: &Paths, pod: &str) -> Result<Found, Error> {
 async fn find(paths: &Paths, pod: &str) -> Result<(String, String), Error> {
     let peer = Peer::pod_sync(paths);
     let ask = async {
-        let mut client =
-            PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+        let mut client = PodSyncClient::new(peer.channel().await?);
         peer.call(client.get_pod(GetPodRequest { pod: pod.to_owned() })).await
     };
     match ask.await {
@@ -119,7 +118,7 @@ fn looks_like_uid(text: &str) -> bool {
 }
 
 async fn spans(peer: &Peer) -> Result<Vec<Span>, Error> {
-    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = DebugClient::new(peer.channel().await?);
     // Unfiltered, since only one span of a trace has the attribute of the pod.
     Ok(peer.call(client.traces(TracesRequest::default())).await?.spans)
 }

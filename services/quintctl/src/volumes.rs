@@ -5,7 +5,7 @@ use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListVolumesRequest, VolumeState, VolumeView};
 use serde::Serialize;
 
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
@@ -21,7 +21,7 @@ pub struct VolumesArgs {
 
 pub async fn run(args: VolumesArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = VolumesClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = VolumesClient::new(peer.channel().await?);
     let mut volumes = peer.call(client.list(ListVolumesRequest {})).await?.volumes;
     if let Some(namespace) = &args.namespace {
         volumes.retain(|volume| volume.pod.split_once('/').is_some_and(|(of, _)| of == namespace));

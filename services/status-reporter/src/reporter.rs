@@ -429,10 +429,9 @@ struct Attempt {
     outcome: Outcome,
 }
 
-/// Cuts a text to [`REFUSAL_TEXT`], on a character.
-fn cut(mut text: String) -> String {
-    text.truncate(text.floor_char_boundary(REFUSAL_TEXT));
-    text
+/// Cuts a text to [`REFUSAL_TEXT`].
+fn cut(text: String) -> String {
+    quintlet_model::text::shortened(text, REFUSAL_TEXT)
 }
 
 /// Returns the pause before the next attempt. `failures` and `refusals` are those in a row, this one included.

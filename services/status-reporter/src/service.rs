@@ -1,11 +1,11 @@
 //! Serves `quintlet.status.v1` over gRPC.
 
 use std::collections::HashSet;
-use std::pin::Pin;
 use std::time::Duration;
 
-use futures::{Stream, StreamExt, stream};
+use futures::{StreamExt, stream};
 use quintlet_kit::error_chain;
+use quintlet_kit::messages::Bounded;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::report_reply::Reply;
@@ -99,7 +99,7 @@ fn status(failure: &ApiFailure) -> Status {
 
 #[tonic::async_trait]
 impl StatusReporter for Service {
-    type ReportStream = Pin<Box<dyn Stream<Item = Result<wire::ReportReply, Status>> + Send>>;
+    type ReportStream = Bounded<wire::ReportReply>;
 
     async fn report(
         &self,
@@ -154,7 +154,8 @@ impl StatusReporter for Service {
             .filter_map(futures::future::ready)
             .map(|ack: Result<wire::Ack, Status>| Ok(reply(Reply::Ack(ack?))))
             .take_until(ended.cancelled_owned());
-        Ok(Response::new(Box::pin(stream::iter(opening).map(Ok).chain(acks))))
+        let replies = stream::iter(opening).map(Ok).chain(acks);
+        Ok(Response::new(Bounded::new("StatusReporter.Report", replies)))
     }
 
     async fn record_event(
@@ -211,7 +212,7 @@ impl StatusReporter for Service {
         Ok(Response::new(wire::UpdateNodeReply { has_api: self.api.is_some() }))
     }
 
-    type NodeVolumesStream = Pin<Box<dyn Stream<Item = Result<wire::NodeVolumesReply, Status>> + Send>>;
+    type NodeVolumesStream = Bounded<wire::NodeVolumesReply>;
 
     async fn node_volumes(
         &self,
@@ -229,7 +230,7 @@ impl StatusReporter for Service {
                 () = stop.cancelled() => {}
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok(Response::new(Bounded::new("StatusReporter.NodeVolumes", ReceiverStream::new(receiver))))
     }
 
     async fn ensure_mirror(

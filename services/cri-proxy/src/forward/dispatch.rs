@@ -186,6 +186,9 @@ impl Forwarder {
     async fn send_once(&self, call: &Call, deadline: Option<Instant>) -> Result<Reply, SendError> {
         match lists::list_methods(call.policy) {
             Some(methods) => self.list_once(call, methods, deadline).await,
+            None if call.policy.lane == Lane::ExecProbe => {
+                self.exchange_probe(call, call.policy.method, deadline).await
+            }
             None => self.exchange(call, call.policy.method, deadline, MAX_REPLY).await,
         }
     }

@@ -332,7 +332,7 @@ impl PodSync for OnePod {
         &self,
         _: tonic::Request<wire::ListPodsRequest>,
     ) -> Result<Response<wire::ListPodsReply>, Status> {
-        Ok(Response::new(wire::ListPodsReply { pods: vec![pod(&self.0.lock())], problems: Vec::new() }))
+        Err(Status::out_of_range("the pods have more bytes than a message"))
     }
 
     async fn get_pod(
@@ -349,7 +349,16 @@ impl PodSync for OnePod {
         &self,
         _: tonic::Request<wire::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
-        Err(Status::unimplemented("not asked for"))
+        use wire::watch_pods_event::Event;
+        let events = [
+            Event::Hello(quintlet_proto::hello()),
+            Event::Pod(pod(&self.0.lock())),
+            Event::SnapshotEnd(wire::SnapshotEnd {}),
+        ];
+        let events = events.map(|event| Ok(wire::WatchPodsEvent { event: Some(event), trace: None }));
+        // As in pod-sync, the stream does not end.
+        let events = futures::StreamExt::chain(futures::stream::iter(events), futures::stream::pending());
+        Ok(Response::new(Box::pin(events)))
     }
 
     async fn explain(
@@ -400,6 +409,16 @@ struct TwoVolumes;
 
 #[tonic::async_trait]
 impl Storage for TwoVolumes {
+    type StreamStream = Stream<wire::StoragePiece>;
+
+    // As a pod-sync of the previous release.
+    async fn stream(
+        &self,
+        _: tonic::Request<wire::StreamStorageRequest>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
+        Err(Status::unimplemented("unknown method Stream"))
+    }
+
     async fn list(
         &self,
         _: tonic::Request<wire::ListStorageRequest>,

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use quintlet_kit::clock::Clock;
+use quintlet_model::text;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use quintlet_telemetry::metrics;
@@ -101,7 +102,8 @@ impl Outgoing {
     }
 }
 
-/// Records events about pods and the node, and sends them to status-reporter. Clones share one queue.
+/// Records events about pods and the node, and sends them to status-reporter. Messages have [`text::EVENT`] bytes at most. Clones share
+/// one queue.
 #[derive(Debug, Clone)]
 pub struct Events {
     kept: Arc<Mutex<VecDeque<RecordedEvent>>>,
@@ -130,6 +132,7 @@ impl Events {
 
     /// Records an event about a pod, or about the field `field_path` of the pod.
     pub fn pod(&self, pod: &Pod, kind: EventType, reason: &str, message: &str, field_path: &str) {
+        let message = text::cut(message, text::EVENT);
         let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), namespaced_name(pod));
         match kind {
             EventType::Normal => tracing::debug!(pod.uid = uid, reason, text = message, "event"),
@@ -152,6 +155,7 @@ impl Events {
         message: &str,
         annotations: &BTreeMap<String, String>,
     ) {
+        let message = text::cut(message, text::EVENT);
         let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), namespaced_name(pod));
         tracing::info!(pod.name = name, pod.uid = uid, reason, text = message, "event");
         self.record_of_pod(pod, kind, reason, message, "", annotations.clone());
@@ -160,6 +164,7 @@ impl Events {
     /// Records a Warning about a pod and about the node that follows from the node's configuration. It is logged at INFO, since
     /// every pod like this one has it.
     pub fn pod_and_node(&self, pod: &Pod, node: &str, reason: &str, message: &str, node_message: &str) {
+        let message = text::cut(message, text::EVENT);
         let (uid, name) = (pod.metadata.uid.as_deref().unwrap_or_default(), namespaced_name(pod));
         tracing::info!(pod.name = name, pod.uid = uid, reason, text = message, "warning event");
         self.record_of_pod(pod, EventType::Warning, reason, message, "", BTreeMap::new());
@@ -204,6 +209,7 @@ impl Events {
 
     /// Records an event about a PersistentVolumeClaim.
     pub fn claim(&self, claim: &PersistentVolumeClaim, kind: EventType, reason: &str, message: &str) {
+        let message = text::cut(message, text::EVENT);
         let meta = claim.metadata.clone();
         let request = wire::RecordEventRequest {
             kind: "PersistentVolumeClaim".to_owned(),
@@ -244,6 +250,7 @@ impl Events {
 
     /// Records an event about the node without logging it. For events that are logged with their pod.
     pub fn node_unlogged(&self, name: &str, kind: EventType, reason: &str, message: &str) {
+        let message = text::cut(message, text::EVENT);
         let request = wire::RecordEventRequest {
             kind: "Node".to_owned(),
             name: name.to_owned(),

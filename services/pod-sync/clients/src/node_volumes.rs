@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
 use parking_lot::Mutex;
+use quintlet_kit::messages::bounded_requests;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use tokio::sync::{Notify, mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
@@ -191,7 +191,8 @@ impl NodeVolumes {
         let (tx, rx) = mpsc::channel(STREAM);
         let _ = tx.try_send(self.request(Some(quintlet_proto::hello())));
         let mut client = self.client.clone();
-        let mut replies = client.node_volumes(ReceiverStream::new(rx)).await?.into_inner();
+        let mut replies =
+            client.node_volumes(bounded_requests("StatusReporter.NodeVolumes", rx)).await?.into_inner();
         let write = async {
             loop {
                 self.changed.notified().await;

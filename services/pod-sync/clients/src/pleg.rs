@@ -85,11 +85,7 @@ impl Pleg {
     #[must_use]
     pub fn new(path: PathBuf, wakes: Arc<WorkerWakeups>) -> Self {
         let channel = quintlet_kit::socket::channel(path);
-        Self {
-            client: PlegClient::new(channel).max_decoding_message_size(64 << 20),
-            cache: RwLock::default(),
-            wakes,
-        }
+        Self { client: PlegClient::new(channel), cache: RwLock::default(), wakes }
     }
 
     /// Returns the newest runtime state of a pod.

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use parking_lot::{Mutex, RwLock};
+use quintlet_kit::messages::{TooLarge, bounded_requests, count_left_out, fits};
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -25,7 +26,6 @@ use quintlet_proto::probe::v1 as wire;
 use quintlet_proto::probe::v1::probe_client::ProbeClient;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic_health::pb::HealthCheckRequest;
@@ -48,6 +48,9 @@ const RETRY: Duration = Duration::from_millis(100);
 const STREAM: usize = 256;
 /// Failed probes that wait to become events.
 const FAILURES: usize = 1000;
+
+/// The stream of targets, in metrics.
+const DRIVE: &str = "Probe.Drive";
 
 /// Memory of the probes of one pod, by container name and probe.
 pub type PodMemory = BTreeMap<(String, ProbeType), ProbeMemory>;
@@ -146,8 +149,12 @@ impl Probes {
         merge(all.entry(uid.clone()).or_default(), container, probe, memory);
     }
 
-    /// Sets the probe target of a pod. Its memory and generation are filled in.
-    pub fn set_target(&self, uid: &PodUid, mut target: wire::PodTarget) {
+    /// Sets the probe target of a pod. Its memory and generation are filled in. A target that is too large stops the probes of the pod;
+    /// their memory stays.
+    ///
+    /// # Errors
+    /// The target is too large.
+    pub fn set_target(&self, uid: &PodUid, mut target: wire::PodTarget) -> Result<(), TooLarge> {
         let memory = self.memory(uid);
         let mut desired = self.desired.write();
         let (generation, place) = match desired.pods.get(uid) {
@@ -160,13 +167,23 @@ impl Probes {
         target.generation = generation;
         fill_memory(&mut target, &memory);
         if desired.pods.get(uid).is_some_and(|have| is_same_target(&have.target, &target)) {
-            return;
+            return Ok(());
+        }
+        if let Err(error) = fits(&target) {
+            let gone = desired.pods.remove(uid);
+            drop(desired);
+            count_left_out(DRIVE);
+            if let Some(gone) = gone {
+                self.wake_driver(gone.place.instance());
+            }
+            return Err(error);
         }
         let instance = place.instance().map(str::to_owned);
         let trace = quintlet_telemetry::propagate::current_trace();
         desired.pods.insert(uid.clone(), Assigned { target, place, trace });
         drop(desired);
         self.wake_driver(instance.as_deref());
+        Ok(())
     }
 
     /// Stops probing a pod and drops its probe memory.
@@ -348,7 +365,7 @@ impl Probes {
     ) -> Result<(), tonic::Status> {
         let (tx, rx) = mpsc::channel(STREAM);
         let _ = tx.try_send(request(wire::drive_request::Request::Hello(quintlet_proto::hello()), None));
-        let mut reports = client.drive(ReceiverStream::new(rx)).await?.into_inner();
+        let mut reports = client.drive(bounded_requests(DRIVE, rx)).await?.into_inner();
         // The instance replays its memory first, so that no target carries older memory.
         while let Some(report) = reports.next().await {
             let report = report?;

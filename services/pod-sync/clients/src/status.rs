@@ -10,12 +10,12 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use quintlet_kit::failpoint;
+use quintlet_kit::messages::{TooLarge, bounded_requests, count_left_out, fits};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::common::v1::Trace;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use tokio::sync::{Notify, mpsc};
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
@@ -25,6 +25,9 @@ use crate::WorkerWakeups;
 const RETRY: Duration = Duration::from_millis(100);
 /// Updates that wait in the stream. The map behind it has the latest status of each pod, so a full stream only delays them.
 const STREAM: usize = 64;
+
+/// The stream of statuses, in metrics.
+const REPORT: &str = "StatusReporter.Report";
 
 /// Outcome of a pod status at the API server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -134,15 +137,35 @@ impl Statuses {
         self.client.clone().delete_mirror(request).await.map(drop).map_err(MirrorError::Refused)
     }
 
-    /// Queues a status; it replaces the previous one of the same pod.
-    pub fn report(&self, uid: &PodUid, update: wire::PodStatusUpdate) {
+    /// Queues a status; it replaces the previous one of the same pod. A status that is too large is not sent: it counts as refused, and
+    /// the previous one stays.
+    ///
+    /// # Errors
+    /// The status is too large.
+    pub fn report(&self, uid: &PodUid, update: wire::PodStatusUpdate) -> Result<(), TooLarge> {
+        let version = update.version;
+        let whole = wire::ReportRequest {
+            request: Some(wire::report_request::Request::Update(update)),
+            trace: quintlet_telemetry::propagate::current_trace(),
+        };
+        if let Err(error) = fits(&whole) {
+            count_left_out(REPORT);
+            self.inner.lock().acks.insert(uid.clone(), (version, StatusAck::Refused(error.to_string())));
+            return Err(error);
+        }
+        let wire::ReportRequest { request: Some(wire::report_request::Request::Update(update)), trace } =
+            whole
+        else {
+            return Ok(());
+        };
         failpoint::around!(Status, "status handed over", || {
             let mut inner = self.inner.lock();
-            inner.latest.insert(uid.clone(), (update, quintlet_telemetry::propagate::current_trace()));
+            inner.latest.insert(uid.clone(), (update, trace));
             inner.dirty.insert(uid.clone());
             drop(inner);
             self.changed.notify_one();
         });
+        Ok(())
     }
 
     /// Drops the status and the acknowledgement of a pod.
@@ -196,7 +219,7 @@ impl Statuses {
         };
         let _ = tx.try_send(hello);
         let mut client = self.client.clone();
-        let mut replies = client.report(ReceiverStream::new(rx)).await?.into_inner();
+        let mut replies = client.report(bounded_requests(REPORT, rx)).await?.into_inner();
         {
             let mut inner = self.inner.lock();
             let all: Vec<_> = inner.latest.keys().cloned().collect();
@@ -299,10 +322,8 @@ mod tests {
         let wakes = Arc::new(WorkerWakeups::default());
         let worker = wakes.register(&uid);
         let statuses = Statuses::new(PathBuf::from("/nonexistent"), wakes);
-        statuses.report(
-            &uid,
-            wire::PodStatusUpdate { owner_epoch: 7, version: 3, ..wire::PodStatusUpdate::default() },
-        );
+        let update = wire::PodStatusUpdate { owner_epoch: 7, version: 3, ..wire::PodStatusUpdate::default() };
+        statuses.report(&uid, update).unwrap();
         let ack = |owner_epoch, kind: wire::AckKind, detail: &str| {
             let (uid, detail) = (uid.to_string(), detail.to_owned());
             statuses.acked(&wire::Ack {
@@ -328,5 +349,21 @@ mod tests {
         ack(7, wire::AckKind::Retrying, "policy 'freeze'");
         statuses.forget(&uid);
         assert_eq!(statuses.declined(&uid), None);
+    }
+
+    #[tokio::test]
+    async fn a_status_that_is_too_large_is_refused_and_the_previous_one_stays() {
+        let uid = PodUid::parse("u").unwrap();
+        let statuses = Statuses::new(PathBuf::from("/nonexistent"), Arc::new(WorkerWakeups::default()));
+        let update = |version, bytes| wire::PodStatusUpdate {
+            version,
+            desired_status: vec![b'x'; bytes],
+            ..wire::PodStatusUpdate::default()
+        };
+        assert_eq!(statuses.report(&uid, update(1, 10)), Ok(()));
+        let error = statuses.report(&uid, update(2, quintlet_proto::limits::ITEM)).unwrap_err();
+        assert_eq!(statuses.ack(&uid, 2), Some(StatusAck::Refused(error.to_string())));
+        assert_eq!(statuses.next().unwrap().0.version, 1);
+        assert!(statuses.next().is_none());
     }
 }

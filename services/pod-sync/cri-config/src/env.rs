@@ -435,7 +435,7 @@ mod tests {
         env.extend(
             (1..40).map(|n| json!({"name": format!("V{n}"), "value": format!("$(V{})", n - 1).repeat(10)})),
         );
-        let want = "the environment variables take more than 16777216 bytes";
+        let want = "the environment variables take more than 6291456 bytes";
         assert_eq!(Case::default().run(json!({"name": "c", "env": env})).unwrap_err(), want);
 
         let mut case = Case::default();
@@ -443,7 +443,7 @@ mod tests {
         case.objects.config_maps.insert("cm".to_owned(), Ok(Arc::new(large)));
         let of = |n: usize| json!({"name": format!("V{n}"), "valueFrom": {"configMapKeyRef": {"name": "cm", "key": "k"}}});
         let with = |n: usize| case.run(json!({"name": "c", "env": (0..n).map(of).collect::<Vec<_>>()}));
-        assert_eq!(with(16).unwrap().len(), 16 + Case::default().run(json!({"name": "c"})).unwrap().len());
+        assert_eq!(with(5).unwrap().len(), 5 + Case::default().run(json!({"name": "c"})).unwrap().len());
         assert_eq!(with(10_000).unwrap_err(), want);
         let from: Vec<Value> =
             (0..100).map(|n| json!({"prefix": format!("P{n}"), "configMapRef": {"name": "cm"}})).collect();

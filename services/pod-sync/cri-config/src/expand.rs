@@ -5,14 +5,15 @@
 
 use super::error::ConfigError;
 
-/// Limit of the variables of a container, and of its command with arguments, in bytes each: that of a CRI message. The limit
-/// of `execve(2)` is lower.
-pub const MAX_EXPANDED_BYTES: usize = 16 << 20;
+/// Limit of the variables of a container, and of its command with arguments, in bytes each. `execve(2)` refuses more than 6 MiB of both
+/// (Linux `fs/exec.c: bprm_stack_limits`), and a CRI message has 16 MiB.
+pub const MAX_EXPANDED_BYTES: usize = 6 << 20;
 
 /// The bytes that expanded texts of a container may still take.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Budget {
     left: usize,
+    limit: usize,
     of: &'static str,
 }
 
@@ -20,7 +21,13 @@ impl Budget {
     /// Returns a budget of [`MAX_EXPANDED_BYTES`]. `of` names the texts in errors.
     #[must_use]
     pub fn new(of: &'static str) -> Self {
-        Self { left: MAX_EXPANDED_BYTES, of }
+        Self::with_limit(MAX_EXPANDED_BYTES, of)
+    }
+
+    /// Returns a budget of `limit` bytes.
+    #[must_use]
+    pub fn with_limit(limit: usize, of: &'static str) -> Self {
+        Self { left: limit, limit, of }
     }
 
     /// Takes bytes from the budget.
@@ -28,8 +35,7 @@ impl Budget {
     /// # Errors
     /// Fewer are left.
     pub fn take(&mut self, bytes: usize) -> Result<(), ConfigError> {
-        let too_long =
-            || ConfigError::invalid(format!("{} take more than {MAX_EXPANDED_BYTES} bytes", self.of));
+        let too_long = || ConfigError::invalid(format!("{} take more than {} bytes", self.of, self.limit));
         self.left = self.left.checked_sub(bytes).ok_or_else(too_long)?;
         Ok(())
     }
@@ -166,6 +172,6 @@ mod tests {
         let value = "$(A)".repeat(1 << 18);
         let error =
             expand_known(&value, &mut Budget::new("the texts"), |_| Some(long.as_bytes())).unwrap_err();
-        assert_eq!(error.to_string(), "the texts take more than 16777216 bytes");
+        assert_eq!(error.to_string(), "the texts take more than 6291456 bytes");
     }
 }

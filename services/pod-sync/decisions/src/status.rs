@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::pod;
 use quintlet_model::runtime::PodRuntime;
+use quintlet_model::text;
 
 use super::conditions::{self, condition};
 use super::container_status::{
@@ -389,8 +390,17 @@ fn normalize(pod: &Pod, status: &mut PodStatus) {
     let count =
         spec.containers.len().saturating_add(pod::init_containers(pod).len()).saturating_add(ephemeral);
     let room = TERMINATION_MESSAGES_MAX.checked_div(count).unwrap_or(TERMINATION_MESSAGES_MAX);
+    let room_of_waiting = text::MESSAGES.checked_div(count).unwrap_or(text::MESSAGE).min(text::MESSAGE);
+    let shorten = |text: &mut Option<String>, max| {
+        if let Some(text) = text {
+            text::shorten(text, max);
+        }
+    };
+    shorten(&mut status.message, text::MESSAGE);
+    shorten(&mut status.reason, text::MESSAGE);
     truncated(&mut status.start_time);
     for c in status.conditions.iter_mut().flatten() {
+        shorten(&mut c.message, text::MESSAGE);
         truncated(&mut c.last_probe_time);
         truncated(&mut c.last_transition_time);
     }
@@ -402,11 +412,10 @@ fn normalize(pod: &Pod, status: &mut PodStatus) {
         if let Some(ended) = &mut state.terminated {
             truncated(&mut ended.started_at);
             truncated(&mut ended.finished_at);
-            if let Some(message) = &mut ended.message {
-                let cut =
-                    (0..=room.min(message.len())).rev().find(|i| message.is_char_boundary(*i)).unwrap_or(0);
-                message.truncate(cut);
-            }
+            shorten(&mut ended.message, room);
+        }
+        if let Some(waiting) = &mut state.waiting {
+            shorten(&mut waiting.message, room_of_waiting);
         }
     };
     for list in [

@@ -8,6 +8,7 @@ use pod_sync_decisions::waiting::WaitingFor;
 use pod_sync_sources::SourceKind;
 use quintlet_model::ids::PodRef;
 use quintlet_model::runtime::Cursor;
+use quintlet_model::text;
 
 /// The reason for which a pod waits.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -29,7 +30,7 @@ impl Waiting {
     pub fn of(wait: &WaitingFor, now: jiff::Timestamp) -> Self {
         Self {
             reason: wait.what.reason().to_owned(),
-            message: wait.what.message(),
+            message: text::shortened(wait.what.message(), text::MESSAGE),
             container: wait.what.container().unwrap_or_default().to_owned(),
             since_unix_ns: unix_ns(wait.since.unwrap_or(now)),
             until_unix_ns: wait.until.map_or(0, unix_ns),

@@ -9,8 +9,8 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use super::{Attempt, Broken, MAX_OUTPUT, go_status};
-use crate::convert::cut;
 use quintlet_model::go_duration;
+use quintlet_model::text::cut;
 
 /// Limit of a call beyond the timeout of the command, which the runtime enforces (`runtimeRequestTimeout` of the kubelet).
 const CALL_MARGIN: Duration = Duration::from_secs(120);
@@ -22,7 +22,8 @@ pub(super) async fn probe(
     grant: Vec<u8>,
     timeout: Duration,
 ) -> Attempt {
-    let line = command.join(" ");
+    // The event has at most that much of the command.
+    let line = cut(&command.join(" "), MAX_OUTPUT).to_owned();
     let timeout_seconds = u32::try_from(timeout.as_secs()).unwrap_or(u32::MAX);
     let mut request = tonic::Request::new(ProbeExecRequest { container_id, command, timeout_seconds, grant });
     request.set_timeout(timeout.saturating_add(CALL_MARGIN));

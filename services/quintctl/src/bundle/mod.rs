@@ -141,7 +141,7 @@ type Views = (Vec<Value>, Vec<Value>, Vec<Value>);
 /// Fetches the pods. The full objects serve only to find values to redact.
 async fn views(paths: &Paths) -> Result<Views, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PodSyncClient::new(peer.channel().await?);
     let reply = peer.call(client.list_pods(ListPodsRequest { brief: false })).await?;
     let objects: Vec<Value> =
         reply.pods.iter().map(|p| serde_json::from_slice(&p.pod).unwrap_or_default()).collect();
@@ -167,7 +167,7 @@ async fn views(paths: &Paths) -> Result<Views, Error> {
 
 async fn events(paths: &Paths) -> Result<Vec<Value>, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PodSyncClient::new(peer.channel().await?);
     let request = ListEventsRequest { uid: String::new(), limit: 0 };
     let events = peer.call(client.list_events(request)).await?.events;
     let one = |e: quintlet_proto::podsync::v1::EventView| json!({"at": moment(e.at_unix_ns), "pod": e.pod, "type": e.r#type, "reason": e.reason, "message": e.message, "count": e.count});
@@ -175,12 +175,12 @@ async fn events(paths: &Paths) -> Result<Vec<Value>, Error> {
 }
 
 async fn metrics(peer: &Peer) -> Result<String, Error> {
-    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = DebugClient::new(peer.channel().await?);
     Ok(peer.call(client.metrics(MetricsRequest {})).await?.text)
 }
 
 async fn traces(peer: &Peer) -> Result<Vec<Value>, Error> {
-    let mut client = DebugClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = DebugClient::new(peer.channel().await?);
     let spans = peer.call(client.traces(TracesRequest::default())).await?.spans;
     let one = |s: quintlet_proto::debug::v1::Span| {
         json!({"traceId": s.trace_id, "spanId": s.span_id, "parentSpanId": s.parent_span_id, "service": s.service, "name": s.name,

@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::out::print;
 pub use lines::Lines;
@@ -147,7 +147,7 @@ pub fn tail(
 
 async fn get(paths: &Paths, pod: &str) -> Result<PodView, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PodSyncClient::new(peer.channel().await?);
     peer.call(client.get_pod(GetPodRequest { pod: pod.to_owned() })).await
 }
 

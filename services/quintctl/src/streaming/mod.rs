@@ -17,14 +17,14 @@ use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use serde_json::Value;
 use tonic::transport::Channel;
 
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::logs::choose_container;
 
 /// Fetches a pod by name or UID.
 async fn pod(paths: &Paths, name: &str) -> Result<PodView, Error> {
     let peer = Peer::pod_sync(paths);
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PodSyncClient::new(peer.channel().await?);
     peer.call(client.get_pod(GetPodRequest { pod: name.to_owned() })).await
 }
 

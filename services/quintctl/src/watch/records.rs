@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::link::{Link, Run};
 use super::streams::{ended, say, why};
 use super::{Line, RETRY};
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::text::took;
 
@@ -92,7 +92,7 @@ async fn stream(
     records: &mut Records,
     out: &mpsc::Sender<Line>,
 ) -> Result<(), Error> {
-    let mut client = PlegClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PlegClient::new(peer.channel().await?);
     let request = WatchRequest { hello: Some(quintlet_proto::hello()), resume: None };
     let mut stream = peer.call(client.watch(request)).await?;
     let began = Instant::now();

@@ -26,7 +26,7 @@ use super::lines::{lifecycle_line, probe_line, service_line};
 use super::link::{Link, Run};
 use super::records::read_again;
 use super::{Events, Known, Line, RETRY};
-use crate::client::{MAX_RESPONSE_BYTES, Peer};
+use crate::client::Peer;
 use crate::error::Error;
 use crate::text::now_ns;
 
@@ -92,7 +92,7 @@ async fn follow_pods(
     events: &Events,
     out: &mpsc::Sender<Line>,
 ) -> Result<(), Error> {
-    let mut client = PodSyncClient::new(peer.channel().await?).max_decoding_message_size(MAX_RESPONSE_BYTES);
+    let mut client = PodSyncClient::new(peer.channel().await?);
     let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: true };
     let began = Instant::now();
     let mut stream = peer.call(client.watch_pods(request)).await?;

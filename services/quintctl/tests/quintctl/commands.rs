@@ -634,6 +634,15 @@ impl Debug for FakeDebug {
         Err(Status::unimplemented("not scripted"))
     }
 
+    type StreamMetricsStream = quintlet_kit::messages::Bounded<debug::MetricsPiece>;
+
+    async fn stream_metrics(
+        &self,
+        _: Request<debug::StreamMetricsRequest>,
+    ) -> Result<Response<Self::StreamMetricsStream>, Status> {
+        Err(Status::unimplemented("not scripted"))
+    }
+
     async fn config(&self, _: Request<debug::ConfigRequest>) -> Result<Response<debug::ConfigReply>, Status> {
         Err(Status::unimplemented("not scripted"))
     }

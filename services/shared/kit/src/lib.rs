@@ -21,6 +21,7 @@ pub mod grant;
 pub mod lists;
 pub mod lookup;
 pub mod loop_device;
+pub mod messages;
 pub mod mount_point;
 pub mod mount_table;
 pub mod notify;

@@ -21,6 +21,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::clock::Clock;
 use crate::contain;
+use crate::messages::{self, Bounded};
 use crate::reflection::Reflection;
 use crate::socket::{Peer, PeerPolicy, incoming};
 
@@ -251,6 +252,13 @@ pub fn debug(name: &'static str) -> DebugServer<DebugService> {
     DebugServer::new(DebugService { name, started: clock.boot(), clock })
 }
 
+fn metrics_text() -> Result<String, Status> {
+    let mut text = String::new();
+    encode(&mut text, &quintlet_telemetry::metrics::registry())
+        .map_err(|e| Status::internal(e.to_string()))?;
+    Ok(text)
+}
+
 /// Configuration of the process, which debug.v1 reports.
 static CONFIGURATION: OnceLock<String> = OnceLock::new();
 
@@ -282,10 +290,19 @@ impl Debug for DebugService {
         &self,
         _: Request<wire::MetricsRequest>,
     ) -> Result<Response<wire::MetricsReply>, Status> {
-        let mut text = String::new();
-        encode(&mut text, &quintlet_telemetry::metrics::registry())
-            .map_err(|e| Status::internal(e.to_string()))?;
-        Ok(Response::new(wire::MetricsReply { text }))
+        Ok(Response::new(wire::MetricsReply { text: metrics_text()? }))
+    }
+
+    type StreamMetricsStream = Bounded<wire::MetricsPiece>;
+
+    async fn stream_metrics(
+        &self,
+        _: Request<wire::StreamMetricsRequest>,
+    ) -> Result<Response<Self::StreamMetricsStream>, Status> {
+        let text = metrics_text()?;
+        let pieces: Vec<_> =
+            messages::pieces(&text).map(|piece| Ok(wire::MetricsPiece { text: piece.to_owned() })).collect();
+        Ok(Response::new(Bounded::new("Debug.StreamMetrics", futures::stream::iter(pieces))))
     }
 
     async fn config(&self, _: Request<wire::ConfigRequest>) -> Result<Response<wire::ConfigReply>, Status> {

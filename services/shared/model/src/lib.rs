@@ -18,3 +18,4 @@ pub mod probe;
 pub mod qos;
 pub mod quantity;
 pub mod runtime;
+pub mod text;

@@ -152,7 +152,7 @@ impl Fields {
 
 impl Visit for Fields {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.push(field, Value::String(value.to_owned()));
+        self.push(field, Value::String(cut(value).to_owned()));
     }
     fn record_i64(&mut self, field: &Field, value: i64) {
         self.push(field, value.into());
@@ -167,8 +167,17 @@ impl Visit for Fields {
         self.push(field, value.into());
     }
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.push(field, Value::String(format!("{value:?}")));
+        let text = format!("{value:?}");
+        self.push(field, Value::String(cut(&text).to_owned()));
     }
+}
+
+/// Longest text of a field, in bytes. A field may have a tenant's text, such as the name of an image. Longer than a message of an event,
+/// so that a log has the whole message.
+const MAX_FIELD: usize = 16 << 10;
+
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_FIELD)]
 }
 
 /// The parts of a line other than the event's own fields.

@@ -45,7 +45,7 @@ fn normalize_state(state: &mut Value, limit: usize) {
         truncate(terminated, "startedAt");
         truncate(terminated, "finishedAt");
         if let Some(Value::String(message)) = terminated.get_mut("message") {
-            message.truncate(message.floor_char_boundary(limit));
+            quintlet_model::text::shorten(message, limit);
         }
     }
 }

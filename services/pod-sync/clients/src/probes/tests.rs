@@ -28,7 +28,7 @@ const GONE: Duration = Duration::from_millis(2100);
 /// Instances a and b, with a pod; the instance that has the pod and the other one.
 fn two(probes: &Probes, uid: &PodUid) -> (String, String) {
     probes.update_instances(&ids(&["a", "b"]));
-    probes.set_target(uid, target());
+    probes.set_target(uid, target()).unwrap();
     let at = place(probes, uid).instance().unwrap().to_owned();
     let other = if at == "a" { "b" } else { "a" };
     (at, other.to_owned())
@@ -168,7 +168,7 @@ async fn the_only_instance_keeps_its_pods_however_long_it_is_absent() {
     let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
     let uid = PodUid::parse("u").unwrap();
     probes.update_instances(&ids(&["a"]));
-    probes.set_target(&uid, target());
+    probes.set_target(&uid, target()).unwrap();
     probes.update_instances(&ids(&[]));
     tokio::time::advance(GONE).await;
     probes.update_instances(&ids(&[]));
@@ -193,4 +193,26 @@ async fn an_instance_back_within_two_seconds_keeps_its_pods() {
     probes.update_instances(&others);
     assert_ne!(owner(), first);
     assert_eq!(generation(&probes, &uid), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_target_that_is_too_large_stops_the_probes_of_its_pod_and_the_set_stays_complete() {
+    let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
+    let (large, good) = (PodUid::parse("large").unwrap(), PodUid::parse("good").unwrap());
+    probes.update_instances(&ids(&["a"]));
+    let mut sent = Sent::default();
+    for uid in [&large, &good] {
+        probes.set_target(uid, target()).unwrap();
+    }
+    assert_eq!(probes.difference("a", &mut sent).len(), 2);
+    let mut huge = target();
+    huge.containers[0].name = "x".repeat(quintlet_proto::limits::ITEM);
+    for _ in 0..2 {
+        probes.set_target(&large, huge.clone()).unwrap_err();
+    }
+    let removed = probes.difference("a", &mut sent);
+    assert!(matches!(&removed[..], [(wire::drive_request::Request::Remove(gone), _)] if gone.uid == "large"));
+    assert!(probes.difference("a", &mut sent).is_empty(), "nothing is sent again");
+    probes.set_target(&large, target()).unwrap();
+    assert_eq!(probes.difference("a", &mut sent).len(), 1, "the pod is probed again");
 }

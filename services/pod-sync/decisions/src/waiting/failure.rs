@@ -1,5 +1,7 @@
 //! Why a container was not started.
 
+use quintlet_model::text;
+
 use crate::container_status::WaitingReason;
 
 /// Start failures that become a container's waiting reason (`pkg/kubelet/container: SyncResult`).
@@ -63,8 +65,10 @@ impl StartFailure {
         Self::ALL.into_iter().find(|f| f.as_str() == reason)
     }
 
+    /// Returns the reason with a message, of which at most [`text::MESSAGE`] bytes are kept.
     #[must_use]
     pub fn with_message(self, message: impl Into<String>) -> WaitingReason {
-        WaitingReason { reason: self.as_str().to_owned(), message: message.into() }
+        let message = text::shortened(message.into(), text::MESSAGE);
+        WaitingReason { reason: self.as_str().to_owned(), message }
     }
 }

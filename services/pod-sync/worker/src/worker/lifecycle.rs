@@ -231,6 +231,7 @@ impl Worker {
             Ok(Next::Again) => Outcome::Requeue,
             Ok(Next::Idle(within)) => {
                 self.explain_declined_status();
+                self.explain_left_out();
                 let now = self.ctx.clock.boot();
                 let recheck = self.status_report.recheck_at.map(|at| at.saturating_sub(now));
                 Outcome::Idle(within.into_iter().chain(recheck).min())

@@ -11,10 +11,19 @@ use pod_sync_decisions::worker::freshness::{Freshness, NextObservation};
 use pod_sync_decisions::{status, waiting};
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::ContainerId;
+use quintlet_model::pod;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
 use quintlet_model::runtime::{ContainerState, Cursor, Known, PodRuntime, SharedPodRuntime};
 
 use super::{Halt, Pass, Worker, probe_targets, termination_message};
+
+/// Probes that do not run, since they are too large.
+#[derive(Debug, PartialEq, Eq)]
+struct ProbesLeftOut {
+    /// Empty for all probes of the pod.
+    container: String,
+    message: String,
+}
 
 /// The runtime state of the pod, as the worker last saw it.
 #[derive(Default)]
@@ -25,6 +34,7 @@ pub(super) struct ObservedRuntime {
     termination_messages: HashMap<ContainerId, String>,
     // The probe results of an earlier run were handed to probe-service.
     is_probe_memory_seeded: bool,
+    probes_left_out: Vec<ProbesLeftOut>,
 }
 
 impl Worker {
@@ -185,7 +195,7 @@ impl Worker {
     }
 
     // Registers the probes of the pod with probe-service.
-    pub(super) fn set_targets(&self, pass: &Pass, terminating: bool) {
+    pub(super) fn set_targets(&mut self, pass: &Pass, terminating: bool) {
         let input = probe_targets::TargetInput {
             pod: &pass.pod,
             status: &pass.status,
@@ -194,8 +204,46 @@ impl Worker {
             key: &self.ctx.node.grant_key,
             starts: &self.record.container_starts,
         };
-        if let Some(target) = probe_targets::target(&input) {
-            self.ctx.probes.set_target(&self.pod_ref.uid, target);
+        let probe_targets::Targets { target, left_out } = probe_targets::targets(&input);
+        let mut faults: Vec<ProbesLeftOut> = left_out
+            .into_iter()
+            .map(|(container, probe, error)| ProbesLeftOut {
+                message: format!("{probe} probe errored and resulted in unknown state: {error}"),
+                container,
+            })
+            .collect();
+        if let Some(target) = target
+            && let Err(error) = self.ctx.probes.set_target(&self.pod_ref.uid, target)
+        {
+            let message = format!("The probes of the pod do not run: {error}");
+            faults.push(ProbesLeftOut { container: String::new(), message });
+        }
+        self.report_left_out(pass, faults);
+    }
+
+    // Reports each probe that does not run, once.
+    fn report_left_out(&mut self, pass: &Pass, faults: Vec<ProbesLeftOut>) {
+        let is_sidecar = |name: &str| pod::init_containers(&pass.pod).iter().any(|c| c.name == name);
+        for fault in faults.iter().filter(|fault| !self.observed.probes_left_out.contains(fault)) {
+            let path = match fault.container.as_str() {
+                "" => String::new(),
+                name if is_sidecar(name) => format!("spec.initContainers{{{name}}}"),
+                name => format!("spec.containers{{{name}}}"),
+            };
+            let events = &self.ctx.reporting.events;
+            events.pod(&pass.pod, EventType::Warning, "Unhealthy", &fault.message, &path);
+        }
+        self.observed.probes_left_out = faults;
+    }
+
+    // Adds the probes that do not run to the errors of the view.
+    pub(super) fn explain_left_out(&mut self) {
+        for fault in &self.observed.probes_left_out {
+            let place = if fault.container.is_empty() { "" } else { ": " };
+            let error = format!("{}{place}{}", fault.container, fault.message);
+            if !self.published.decision.errors.contains(&error) {
+                Arc::make_mut(&mut self.published.decision).errors.push(error);
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, EnvVar, Pod, PodStatus, Probe};
+use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::expand::{Budget, expand_text};
 use pod_sync_decisions::probes::{ContainerStarts, resolve_port};
 use quintlet_kit::grant::GrantKey;
@@ -13,7 +14,21 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use quintlet_proto::common::v1::KeyValue;
 use quintlet_proto::probe::v1 as wire;
 
-/// The input of [`target`].
+/// Limit of the expanded commands of all probes of a pod, in bytes. `execve(2)` refuses longer arguments: 128 KiB each, and a quarter of
+/// the stack limit in all, 2 MiB by default. With the rest of a pod's spec (1.5 MiB) the target stays below `quintlet_proto::limits::ITEM`.
+const MAX_COMMANDS: usize = 2 << 20;
+
+/// The probes of a pod.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Targets {
+    /// The target; none if the pod has no probes to run.
+    pub target: Option<wire::PodTarget>,
+    /// Probes whose command exceeds [`MAX_COMMANDS`] after the expansion: container, probe and error. The runtime would refuse each
+    /// attempt, which leaves the result of the probe as it is.
+    pub left_out: Vec<(String, ProbeType, String)>,
+}
+
+/// The input of [`targets`].
 #[derive(Debug)]
 pub(super) struct TargetInput<'a> {
     pub pod: &'a Pod,
@@ -30,13 +45,26 @@ pub(super) struct TargetInput<'a> {
     pub starts: &'a ContainerStarts,
 }
 
-/// Returns the target of a pod; none if it has no probes to run.
+/// The budget for the commands of the probes of a pod, and the probes that exceed it.
+struct Commands {
+    budget: Budget,
+    left_out: Vec<(String, ProbeType, String)>,
+}
+
+/// Returns the target of a pod, and the probes that are not in it.
 #[must_use]
-pub(super) fn target(input: &TargetInput<'_>) -> Option<wire::PodTarget> {
+pub(super) fn targets(input: &TargetInput<'_>) -> Targets {
+    let budget = Budget::with_limit(MAX_COMMANDS, "the commands of the pod's probes");
+    let mut commands = Commands { budget, left_out: Vec::new() };
+    let target = target(input, &mut commands);
+    Targets { target, left_out: commands.left_out }
+}
+
+fn target(input: &TargetInput<'_>, commands: &mut Commands) -> Option<wire::PodTarget> {
     let spec = pod::spec(input.pod);
     let sidecars = pod::init_containers(input.pod).iter().filter(|c| pod::is_sidecar(c));
     let containers: Vec<_> =
-        spec.containers.iter().chain(sidecars).filter_map(|c| container(input, c)).collect();
+        spec.containers.iter().chain(sidecars).filter_map(|c| container(input, commands, c)).collect();
     if containers.is_empty() {
         return None;
     }
@@ -50,7 +78,11 @@ pub(super) fn target(input: &TargetInput<'_>) -> Option<wire::PodTarget> {
     })
 }
 
-fn container(input: &TargetInput<'_>, c: &Container) -> Option<wire::ContainerTarget> {
+fn container(
+    input: &TargetInput<'_>,
+    commands: &mut Commands,
+    c: &Container,
+) -> Option<wire::ContainerTarget> {
     let instance = input.runtime.newest(&c.name);
     let id = instance.map(|i| i.id.as_str().to_owned()).unwrap_or_default();
     let all = [
@@ -61,7 +93,7 @@ fn container(input: &TargetInput<'_>, c: &Container) -> Option<wire::ContainerTa
     let probes: Vec<_> = all
         .into_iter()
         .filter(|(t, _)| !input.terminating || *t == ProbeType::Readiness)
-        .filter_map(|(t, p)| probe(input.key, c, &id, t, p.as_ref()?))
+        .filter_map(|(t, p)| probe(input.key, commands, c, &id, t, p.as_ref()?))
         .collect();
     if probes.is_empty() {
         return None;
@@ -80,7 +112,14 @@ fn container(input: &TargetInput<'_>, c: &Container) -> Option<wire::ContainerTa
     })
 }
 
-fn probe(key: &GrantKey, c: &Container, id: &str, probe: ProbeType, p: &Probe) -> Option<wire::ProbeSpec> {
+fn probe(
+    key: &GrantKey,
+    commands: &mut Commands,
+    c: &Container,
+    id: &str,
+    probe: ProbeType,
+    p: &Probe,
+) -> Option<wire::ProbeSpec> {
     let timeout_seconds = positive(p.timeout_seconds, 1);
     let port = |port| match resolve_port(port, Some(c)) {
         Ok(number) => (number.into(), String::new()),
@@ -114,7 +153,14 @@ fn probe(key: &GrantKey, c: &Container, id: &str, probe: ProbeType, p: &Probe) -
             service: grpc.service.clone().unwrap_or_default(),
         })
     } else if let Some(exec) = &p.exec {
-        let command = expand_static(exec.command.as_deref().unwrap_or_default(), c);
+        let command = exec.command.as_deref().unwrap_or_default();
+        let command = match expand_static(command, c, &mut commands.budget) {
+            Ok(command) => command,
+            Err(error) => {
+                commands.left_out.push((c.name.clone(), probe, error.to_string()));
+                return None;
+            }
+        };
         let grant = key.sign(id, &command, timeout_seconds);
         wire::probe_spec::Handler::Exec(wire::ExecCommand { command, grant })
     } else {
@@ -137,12 +183,17 @@ fn positive(value: Option<i32>, default: u32) -> u32 {
 }
 
 /// Expands `$(NAME)` with the literal variables of the container; `$$` is a dollar sign
-/// (`pkg/kubelet/container: ExpandContainerCommandOnlyStatic`). A command that would be too long for the runtime stays as it is.
-fn expand_static(command: &[String], c: &Container) -> Vec<String> {
+/// (`pkg/kubelet/container: ExpandContainerCommandOnlyStatic`).
+///
+/// # Errors
+/// The command exceeds the budget, which then stays as it is.
+fn expand_static(command: &[String], c: &Container, budget: &mut Budget) -> Result<Vec<String>, ConfigError> {
     let vars: BTreeMap<&str, &[u8]> = c.env.iter().flatten().map(literal).collect();
-    let mut budget = Budget::new("the command of a probe");
-    let mut expand = |part: &String| expand_text(part, &mut budget, |name| vars.get(name).copied());
-    command.iter().map(&mut expand).collect::<Result<_, _>>().unwrap_or_else(|_| command.to_vec())
+    let mut left = budget.clone();
+    let mut expand = |part: &String| expand_text(part, &mut left, |name| vars.get(name).copied());
+    let expanded = command.iter().map(&mut expand).collect::<Result<_, _>>()?;
+    *budget = left;
+    Ok(expanded)
 }
 
 fn literal(variable: &EnvVar) -> (&str, &[u8]) {

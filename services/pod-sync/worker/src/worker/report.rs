@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use pod_sync_clients::StatusAck;
+use pod_sync_clients::{EventType, StatusAck};
 use pod_sync_decisions::reconcile::{self, CorrectionDue, StatusCorrections};
 use quintlet_model::pod as pods;
 use quintlet_proto::status::v1 as status_wire;
@@ -110,7 +110,11 @@ impl Worker {
                 deleting: object.metadata.deletion_timestamp.is_some(),
                 mirror: is_static,
             };
-            self.ctx.reporting.statuses.report(&self.pod_ref.uid, update);
+            if let Err(error) = self.ctx.reporting.statuses.report(&self.pod_ref.uid, update) {
+                let message = format!("The status of the pod is not written: {error}");
+                let events = &self.ctx.reporting.events;
+                events.pod(&object, EventType::Warning, "StatusTooLarge", &message, "");
+            }
         }
         self.status_report.last = Some(reported);
     }

@@ -3,3 +3,4 @@
 
 mod lists;
 mod server;
+mod streams;
