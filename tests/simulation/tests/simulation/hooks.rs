@@ -108,10 +108,11 @@ async fn a_container_whose_post_start_hook_failed_is_not_ready_while_it_stops() 
     let sim = Sim::start(Options::default()).await;
     sim.runtime.on_exec(|_, _| ExecReply { exit_code: 1, ..ExecReply::default() });
     let mut pod = with_hook("unready", "postStart", exec("bad"));
-    pod["spec"]["containers"][0]["lifecycle"]["preStop"] = json!({"sleep": {"seconds": 10}});
+    pod["spec"]["containers"][0]["lifecycle"]["preStop"] = json!({"sleep": {"seconds": 25}});
     let _uid = sim.create(pod);
     sim.wait_event("unready", "FailedPostStartHook", |e| e.reason == "FailedPostStartHook").await;
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    // The start is observed within seconds.
+    tokio::time::sleep(Duration::from_secs(20)).await;
     assert_eq!(sim.runtime.count(Method::StopContainer), 0, "the sleep is not over");
     let seen = sim.pod("unready");
     assert_eq!((seen.container("c-unready").kind.as_str(), seen.is_ready()), ("waiting", false), "{seen:?}");
