@@ -23,6 +23,7 @@ mod hangs;
 mod hooks;
 mod image_access;
 mod images;
+mod large;
 mod lifecycle;
 mod limits;
 mod local_volumes;
