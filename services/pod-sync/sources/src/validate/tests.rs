@@ -67,11 +67,7 @@ fn a_pod_that_a_kubelet_accepts_has_no_errors() {
             json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a.b/c']"}}}]),
             &[],
         ),
-        (
-            "/env",
-            json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.host"}}}]),
-            &[],
-        ),
+        ("/env", json!([{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.host"}}}]), &[]),
         (
             "/env",
             json!([{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.hugepages-2Mi", "divisor": "1024Ki"}}}]),
