@@ -118,7 +118,7 @@ async fn images_are_removed_for_space_and_by_age_unless_used_or_pinned() {
     ];
     node.start_service("pod-sync", &age).await;
     wait_tags(&node, &stay).await;
-    node.wait_log("pod-sync", "maximum age").await;
+    node.wait_log("pod-sync", "cause=Age").await;
     assert_eq!(node.pod("user").await.unwrap().container("main"), before.container("main"));
     node.down().await;
 }

@@ -16,7 +16,7 @@ const WANTED: &[Wanted] = &[
     ("kubelet_running_containers", &["container_state=\"running\""], 1.0),
     ("kubelet_running_containers", &["container_state=\"exited\""], 1.0),
     ("kubelet_pod_start_duration_seconds_count", &[], 1.0),
-    ("kubelet_pod_start_duration_seconds_bucket", &["le=\"3600.0\""], 1.0),
+    ("kubelet_pod_start_duration_seconds_bucket", &["le=\"3600\""], 1.0),
     ("kubelet_pod_worker_duration_seconds_count", &["operation_type=\"create\""], 2.0),
     ("kubelet_pod_worker_duration_seconds_count", &["operation_type=\"sync\""], 1.0),
     ("kubelet_pod_worker_duration_seconds_count", &["operation_type=\"kill\""], 1.0),
