@@ -143,7 +143,7 @@ impl ShortOutput {
     /// Returns the answer, with [`MAX_OUTPUT`] bytes of each stream at most.
     ///
     /// # Errors
-    /// It ended early.
+    /// The answer ended within a field, or before its gRPC prefix.
     pub(super) fn finish(self) -> Result<ExecSyncResponse, Unreadable> {
         match self.next {
             Next::Tag(Varint { read: 0, .. }) => Ok(self.answer),

@@ -13,7 +13,7 @@ use super::{Machine, StatsPaths};
 /// Name of the root cgroup.
 const ROOT: &str = "/";
 
-/// Writes the rows.
+/// Writes a row for the root cgroup, the cgroups of QoS classes, and those of the system.
 pub(super) fn write(out: &mut Text, paths: &StatsPaths, machine: &Machine, time: Timestamp) {
     for group in groups(paths) {
         let id = group.id();
