@@ -116,7 +116,7 @@ test-runtimes:
 vm: build
 	scripts/install.sh vm
 	$(CARGO) build --locked --release -p quintlet-testapi
-	quota_test=$$($(CARGO) test --locked --no-run --lib -p pod-sync-volumes 2>&1 | sed -n 's/.*Executable.*(\(.*\))$$/\1/p') && \
+	quota_test=$$($(CARGO) test --locked --no-run --lib -p pod-sync-direct-volumes 2>&1 | sed -n 's/.*Executable.*(\(.*\))$$/\1/p') && \
 	BIN_DIR=$(CURDIR)/target/release QUOTA_TEST=$$quota_test CASES="$(CASES)" FROM="$(FROM)" ACCEL="$(ACCEL)" tests/vm/run.sh
 
 # Runs CASES random histories of a simulated node (`make test`: 60). A failure prints its seed. Needs root.

@@ -5,7 +5,7 @@
 #   CASES="A B"  cases to run (all of cases/list)
 #   FROM=CASE    the first case to run
 #   BIN_DIR=DIR  directory of quintlet and testapi (target/release)
-#   QUOTA_TEST=FILE  unit tests of pod-sync-volumes, for the case quotas
+#   QUOTA_TEST=FILE  unit tests of pod-sync-direct-volumes, for the case quotas
 #   UNITS=DIR    directory of the units (docker/systemd)
 #   VM_DIR=DIR   directory of the machine's disks, kept between runs (target/vm)
 #   ACCEL=NAME   tcg, which works everywhere, or kvm, which is several times as fast (tcg)

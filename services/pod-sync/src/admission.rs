@@ -11,7 +11,7 @@ use pod_sync_decisions::admission::{
     AdmitResult, NodeView, PressureCondition, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
 };
 use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
-use pod_sync_node::{RuntimeState, declared_features, node_object};
+use pod_sync_node_object::{RuntimeState, declared_features, node_object};
 use pod_sync_sources::api::ClusterView;
 use tokio::sync::watch;
 

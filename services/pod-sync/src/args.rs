@@ -11,9 +11,9 @@ use pod_sync_cri_config::MemoryQos;
 use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
 use pod_sync_decisions::image_gc::ImageGcPolicy;
 use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
+use pod_sync_direct_volumes::quotas::ProjectQuotas;
 use pod_sync_images::pulls::PullSettings;
-use pod_sync_node::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
-use pod_sync_volumes::quotas::ProjectQuotas;
+use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
 use quintlet_config::ConfigArgs;
 use quintlet_config::table::{
     MEMORY_QOS, POD_CERTIFICATES, QOS_RESERVED, QUOTA_MONITORING, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH,
@@ -351,7 +351,7 @@ pub struct ResourceArgs {
     #[arg(long, default_value_t = 0, value_name = "COUNT")]
     pub pods_per_core: u32,
     /// Number of user IDs of a pod with a user namespace, a multiple of 65536.
-    #[arg(long, default_value_t = pod_sync_state::ID_UNIT, value_parser = ids, value_name = "COUNT")]
+    #[arg(long, default_value_t = pod_sync_records::ID_UNIT, value_parser = ids, value_name = "COUNT")]
     pub ids_per_pod: u32,
     /// Maximum number of processes in a pod. -1: no limit.
     #[arg(long, default_value_t = -1, allow_negative_numbers = true, value_name = "COUNT")]
@@ -448,7 +448,7 @@ impl ResourceArgs {
             kube: &self.kube_reserved,
             cpus: &self.reserved_cpus,
         };
-        Reservations::parse(fields, &pod_sync_node::online_cpus())
+        Reservations::parse(fields, &pod_sync_node_object::online_cpus())
     }
 
     /// Returns the cgroups whose limits are the reservations.
@@ -557,10 +557,10 @@ fn index(n: u32) -> usize {
 
 fn ids(text: &str) -> Result<u32, String> {
     let ids: u32 = text.parse().map_err(|e| format!("{e}"))?;
-    if ids > 0 && ids.is_multiple_of(pod_sync_state::ID_UNIT) {
+    if ids > 0 && ids.is_multiple_of(pod_sync_records::ID_UNIT) {
         Ok(ids)
     } else {
-        Err(format!("no multiple of {}", pod_sync_state::ID_UNIT))
+        Err(format!("no multiple of {}", pod_sync_records::ID_UNIT))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Evictions: what the loop of [`pod_sync_evictor`] measures, deletes and terminates.
+//! Evictions: what the loop of [`pod_sync_eviction_loop`] measures, deletes and terminates.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use pod_sync_clients::{EventType, RuntimeMountPoints};
 use pod_sync_decisions::gc::{self, PodDisposition};
 use pod_sync_decisions::status::{KillCause, KillOverride};
 use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
+use pod_sync_direct_volumes::quotas::ProjectQuotas;
 use pod_sync_eviction::layout::{Layout, Reclaim};
 use pod_sync_eviction::limits;
 use pod_sync_eviction::manager::{Eviction, Snapshot};
 use pod_sync_eviction::thresholds::Threshold;
 use pod_sync_eviction::usage::{Candidate, FileUsage, Observations, PodUsages};
 use pod_sync_eviction::{EVICTED, Resource, Signal, THRESHOLD_MET};
-use pod_sync_evictor::measure::{self, Paths, PodSources, RuntimeMounts};
-use pod_sync_evictor::memory_alarm;
-use pod_sync_evictor::{Node, Scope};
-use pod_sync_storage::Measured;
+use pod_sync_eviction_loop::measure::{self, Paths, PodSources, RuntimeMounts};
+use pod_sync_eviction_loop::memory_alarm;
+use pod_sync_eviction_loop::{Node, Scope};
 use pod_sync_views::PodView;
-use pod_sync_volumes::quotas::ProjectQuotas;
+use pod_sync_volume_usage::Measured;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::{ContainerId, PodUid};
@@ -288,7 +288,7 @@ impl Node for EvictionNode {
         let measurement = self
             .measurements
             .with_files
-            .run(move || pod_sync_storage::measure_now(&root_dir, &quotas, &pods, now, VOLUMES_TIMEOUT))
+            .run(move || pod_sync_volume_usage::measure_now(&root_dir, &quotas, &pods, now, VOLUMES_TIMEOUT))
             .await?;
         for fresh in measurement {
             replace_measured(&mut volumes, fresh);

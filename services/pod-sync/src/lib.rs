@@ -4,13 +4,13 @@
 //! - one per source of pods ([`pod_sync_sources`])
 //! - the sync loop ([`pod_manager`]) and one worker per pod ([`pod_sync_worker`])
 //! - clients of pleg-service, probe-service and status-reporter ([`pod_sync_clients`])
-//! - the runtime poll and the reports about the node ([`pod_sync_node`])
+//! - the runtime poll and the reports about the node ([`pod_sync_node_object`])
 //! - the server of podsync.v1 ([`serve`])
 //!
 //! A worker is woken and then reads the newest state; nothing queues work for it. What it decides is in [`pod_sync_decisions`],
 //! which does no I/O.
 //!
-//! [`run`] takes the root directory, restores the records of an earlier run ([`pod_sync_state`]), connects to the other
+//! [`run`] takes the root directory, restores the records of an earlier run ([`pod_sync_records`]), connects to the other
 //! services and starts the sources last. SIGTERM leaves every pod running. SIGUSR1 removes the pods of manifests, then ends.
 
 // A value of a pod, a runtime or a file must not end this process.
@@ -45,8 +45,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use pod_sync_evictor::Published;
-use pod_sync_state::Owner;
+use pod_sync_eviction_loop::Published;
+use pod_sync_records::Owner;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::server::SYNC_LOOP;
 use tokio::sync::{Notify, watch};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::ArgAction;
 use pod_sync_in_tree::commands::{Commands, SystemCommands};
 use pod_sync_in_tree::host::Host;
-use pod_sync_node::MachineRules;
+use pod_sync_node_object::MachineRules;
 
 /// Requirements on the machine. Those of the kubelet apply with a configuration file; without one, any machine will do.
 #[derive(Debug, Clone, Default, clap::Args)]

@@ -8,7 +8,7 @@ use pod_sync_eviction::layout::Reclaim;
 use pod_sync_eviction::rank::RankFacts;
 use pod_sync_eviction::report::{ConditionReport, Report, SignalReport, ThresholdReport};
 use pod_sync_eviction::usage::Candidate;
-use pod_sync_evictor::{LastRound, Scope};
+use pod_sync_eviction_loop::{LastRound, Scope};
 use quintlet_kit::clock::Clock;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::pressure_server::Pressure;

@@ -13,10 +13,10 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use pod_sync_evictor::LastRound;
-use pod_sync_storage::Measured;
+use pod_sync_eviction_loop::LastRound;
 use pod_sync_views::{PodView, columns};
-use pod_sync_volume_tasks::VolumeTasks;
+use pod_sync_volume_manager::VolumeTasks;
+use pod_sync_volume_usage::Measured;
 use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAccess, WorkerControl};
 
 /// Length of the queue of changes to one reader. A slow reader skips states; the workers never wait for it.

@@ -16,10 +16,10 @@ use crate::args::Args;
 /// # Errors
 /// Arguments contradict each other or do not fit this machine.
 pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
-    pod_sync_node::check_addresses(&args.node_ip).map_err(anyhow::Error::msg)?;
+    pod_sync_node_object::check_addresses(&args.node_ip).map_err(anyhow::Error::msg)?;
     let node_name = args.node.node_name();
     let mut settings = NodeSettings {
-        node_ips: pod_sync_node::initial_addresses(&args.node_ip, &node_name),
+        node_ips: pod_sync_node_object::initial_addresses(&args.node_ip, &node_name),
         node_name,
         node_api_port: args.node_api_port,
         root_dir: args.root_dir.clone(),
@@ -64,17 +64,18 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
         ensure!(single || settings.cgroup_v2, "single-process-oom-kill: false needs cgroup v2");
         settings.single_process_oom_kill = single;
     }
-    settings.limited_swap_bytes =
-        (given.memory_swap_behavior == "LimitedSwap" && settings.cgroup_v2).then(pod_sync_node::swap_bytes);
+    settings.limited_swap_bytes = (given.memory_swap_behavior == "LimitedSwap" && settings.cgroup_v2)
+        .then(pod_sync_node_object::swap_bytes);
     settings.memory_qos = given.memory_qos().filter(|_| settings.cgroup_v2);
     settings.cgroup.protects_memory =
         settings.memory_qos.is_some_and(|memory_qos| memory_qos.protects_requests);
     settings.qos_reserved_percent = given.qos_reserved_percent();
-    settings.max_pods = pod_sync_node::max_pods(pod_sync_node::cpus(), given.max_pods, given.pods_per_core);
+    settings.max_pods =
+        pod_sync_node_object::max_pods(pod_sync_node_object::cpus(), given.max_pods, given.pods_per_core);
     settings.enforce_reserved = given.enforces_pods();
     settings.isolates_storage = args.eviction.local_storage_capacity_isolation;
     settings.reserved = given.reservations()?.total();
-    let capacity = pod_sync_node::capacity(settings);
+    let capacity = pod_sync_node_object::capacity(settings);
     settings.eviction_reserve = args.eviction.reservations(&capacity)?;
     for (name, wanted) in settings.reserved.iter().chain(&settings.eviction_reserve) {
         let Some(have) = capacity.get(name).map(Quantity::of) else { continue };
@@ -86,7 +87,7 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
              Expected capacity >= reservation."
         );
     }
-    settings.allocatable = pod_sync_node::allocatable(settings)
+    settings.allocatable = pod_sync_node_object::allocatable(settings)
         .iter()
         .map(|(name, q)| (name.clone(), Quantity::of(q)))
         .collect();
@@ -115,7 +116,7 @@ mod tests {
     use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
     use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
     use pod_sync_eviction::thresholds::Amount;
-    use pod_sync_node::RuntimeState;
+    use pod_sync_node_object::RuntimeState;
     use pod_sync_objects::ChangeDetectionStrategy;
     use pod_sync_sources::api::ClusterView;
     use quintlet_model::quantity::Format;
@@ -374,12 +375,16 @@ mod tests {
         for (cpus, most, per_core, want) in
             [(4, 110, 0, 110), (4, 110, 10, 40), (40, 110, 10, 110), (4, 5, 10, 5)]
         {
-            assert_eq!(pod_sync_node::max_pods(cpus, most, per_core), want, "{cpus} {most} {per_core}");
+            assert_eq!(
+                pod_sync_node_object::max_pods(cpus, most, per_core),
+                want,
+                "{cpus} {most} {per_core}"
+            );
         }
-        let pods = |settings: &NodeSettings| pod_sync_node::capacity(settings)["pods"].0.clone();
+        let pods = |settings: &NodeSettings| pod_sync_node_object::capacity(settings)["pods"].0.clone();
         assert_eq!(pods(&of("maxPods: 7\n", &[])), "7");
         assert_eq!(pods(&of("maxPods: 7\n", &["--max-pods", "9"])), "9");
-        assert_eq!(pods(&of("podsPerCore: 1\n", &[])), pod_sync_node::cpus().min(110).to_string());
+        assert_eq!(pods(&of("podsPerCore: 1\n", &[])), pod_sync_node_object::cpus().min(110).to_string());
         assert_eq!(pods(&of("", &[])), "110");
     }
 
@@ -388,31 +393,32 @@ mod tests {
         let file = "systemReserved: {cpu: 100m, memory: 16Mi, pid: \"100\"}\nkubeReserved: {cpu: 150m}\n";
         let settings = of(file, &[]);
         let whole = of("", &[]);
-        let left =
-            |settings: &NodeSettings, name: &str| Quantity::of(&pod_sync_node::allocatable(settings)[name]);
-        assert_eq!(left(&settings, "cpu").milli_value(), pod_sync_node::cpus() * 1000 - 250);
+        let left = |settings: &NodeSettings, name: &str| {
+            Quantity::of(&pod_sync_node_object::allocatable(settings)[name])
+        };
+        assert_eq!(left(&settings, "cpu").milli_value(), pod_sync_node_object::cpus() * 1000 - 250);
         assert_eq!(
             settings.allocatable["cpu"].milli_value(),
-            pod_sync_node::cpus() * 1000 - 250,
+            pod_sync_node_object::cpus() * 1000 - 250,
             "for the downward API, too"
         );
         assert_eq!(left(&whole, "memory").value() - left(&settings, "memory").value(), 16 << 20);
         assert_eq!(
-            pod_sync_node::capacity(&settings),
-            pod_sync_node::capacity(&whole),
+            pod_sync_node_object::capacity(&settings),
+            pod_sync_node_object::capacity(&whole),
             "capacity is the machine"
         );
-        let limits = pod_sync_node::pod_limits(&settings);
-        assert_eq!(limits.cpu_milli, Some(pod_sync_node::cpus() * 1000 - 250));
+        let limits = pod_sync_node_object::pod_limits(&settings);
+        assert_eq!(limits.cpu_milli, Some(pod_sync_node_object::cpus() * 1000 - 250));
         assert_eq!(limits.memory_bytes, Some(settings.memory_bytes - (16 << 20)));
-        let pids = |settings: &NodeSettings| pod_sync_node::pod_limits(settings).pids.unwrap();
+        let pids = |settings: &NodeSettings| pod_sync_node_object::pod_limits(settings).pids.unwrap();
         assert_eq!(
             pids(&whole) - pids(&settings),
             100,
             "without a reservation, the limit is that of the machine"
         );
         let free = of(&format!("{file}enforceNodeAllocatable: [none]\n"), &[]);
-        assert_eq!(pod_sync_node::pod_limits(&free), pod_sync_node::pod_limits(&whole));
+        assert_eq!(pod_sync_node_object::pod_limits(&free), pod_sync_node_object::pod_limits(&whole));
         assert_eq!(left(&free, "cpu"), left(&settings, "cpu"));
 
         let error = super::settings(&args("kubeReserved: {memory: 1Ei}\n", &[])).unwrap_err().to_string();
@@ -424,7 +430,7 @@ mod tests {
         );
         let cpus = format!("{file}reservedSystemCPUs: \"0\"\n");
         let cpus = of(&cpus, &[]);
-        assert_eq!(left(&cpus, "cpu").milli_value(), pod_sync_node::cpus() * 1000 - 1000);
+        assert_eq!(left(&cpus, "cpu").milli_value(), pod_sync_node_object::cpus() * 1000 - 1000);
         let error = super::settings(&args("reservedSystemCPUs: \"65000\"\n", &[])).unwrap_err().to_string();
         assert!(error.starts_with("reserved-cpus: 65000 is not a subset of online-cpus: 0"), "{error}");
     }
@@ -433,11 +439,11 @@ mod tests {
     fn what_hard_eviction_keeps_free_is_not_allocatable() {
         let kept = |file: &str, flags: &[&str], name: &str| {
             let settings = of(file, flags);
-            let whole = Quantity::of(&pod_sync_node::capacity(&settings)[name]).value();
-            whole - Quantity::of(&pod_sync_node::allocatable(&settings)[name]).value()
+            let whole = Quantity::of(&pod_sync_node_object::capacity(&settings)[name]).value();
+            whole - Quantity::of(&pod_sync_node_object::allocatable(&settings)[name]).value()
         };
-        let disk = Quantity::of(&pod_sync_node::capacity(&of("", &[]))["ephemeral-storage"]).value();
-        let huge: i64 = pod_sync_node::huge_pages(
+        let disk = Quantity::of(&pod_sync_node_object::capacity(&of("", &[]))["ephemeral-storage"]).value();
+        let huge: i64 = pod_sync_node_object::huge_pages(
             std::path::Path::new("/sys/kernel/mm/hugepages"),
             &of("", &[]).hugepage_sizes,
         )
@@ -463,7 +469,7 @@ mod tests {
             "a flag wins"
         );
         let settings = of(file, &[]);
-        let limits = pod_sync_node::pod_limits(&settings);
+        let limits = pod_sync_node_object::pod_limits(&settings);
         assert_eq!(
             limits.memory_bytes,
             Some(settings.memory_bytes - (1 << 20)),
@@ -480,7 +486,8 @@ mod tests {
         for (file, want) in [("", true), (off, false)] {
             let settings = of(file, &[]);
             let has = |list: &std::collections::BTreeMap<String, _>| list.contains_key("ephemeral-storage");
-            let lists = [pod_sync_node::capacity(&settings), pod_sync_node::allocatable(&settings)];
+            let lists =
+                [pod_sync_node_object::capacity(&settings), pod_sync_node_object::allocatable(&settings)];
             assert_eq!(lists.each_ref().map(has), [want; 2], "{file}");
             assert_eq!(settings.allocatable.contains_key("ephemeral-storage"), want, "{file}");
         }
@@ -489,7 +496,7 @@ mod tests {
     #[test]
     fn no_pod_gets_swap_unless_limited_swap_is_set() {
         let given = args("memorySwap: {swapBehavior: LimitedSwap}\n", &[]);
-        for (v2, want) in [(true, Some(pod_sync_node::swap_bytes())), (false, None)] {
+        for (v2, want) in [(true, Some(pod_sync_node_object::swap_bytes())), (false, None)] {
             let mut settings =
                 NodeSettings { cgroup_v2: v2, memory_bytes: 1 << 30, ..NodeSettings::default() };
             resources(&given, &mut settings).unwrap();
@@ -545,7 +552,11 @@ mod tests {
         assert!(!rules("", &["--fail-swap-on=false"]).fail_swap_on, "a flag wins");
         let without =
             read::<Args>(Service::PodSync, vec!["pod-sync".into()]).unwrap().args.machine.rules(false);
-        assert_eq!(without, pod_sync_node::MachineRules::default(), "without a file, any machine will do");
+        assert_eq!(
+            without,
+            pod_sync_node_object::MachineRules::default(),
+            "without a file, any machine will do"
+        );
         let flag = read::<Args>(Service::PodSync, ["pod-sync", "--fail-swap-on"].map(Into::into).to_vec());
         assert!(flag.unwrap().args.machine.rules(false).fail_swap_on);
     }
@@ -579,7 +590,7 @@ mod tests {
     #[test]
     fn a_kubelet_that_takes_the_node_over_finds_no_label_of_ours_to_keep() {
         let held = |flags: &[&str]| {
-            let node = pod_sync_node::managed_node(
+            let node = pod_sync_node_object::managed_node(
                 &of("", &[]),
                 &args("", flags).labels(),
                 &RuntimeState::default(),

@@ -17,26 +17,26 @@ use pod_sync_clients::{Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, Un
 use pod_sync_containment::Containment;
 use pod_sync_cri_config::NodeSettings;
 use pod_sync_decisions::backoff::BackoffDelays;
+use pod_sync_direct_volumes::Volumes;
+use pod_sync_direct_volumes::certificates::{CredentialBundles, TrustAnchors};
+use pod_sync_direct_volumes::mount_table::ProcMountTable;
+use pod_sync_direct_volumes::token::TokenSource;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::credentials::node_files::{ConfigDirs, NodeFiles};
 use pod_sync_images::credentials::plugins::Plugins;
 use pod_sync_images::pull_records::PullRecords;
 use pod_sync_images::pulls::PullLimits;
 use pod_sync_metrics::PodMetrics;
-use pod_sync_node::{EnforcedReservation, EnforcementError, RuntimeState};
+use pod_sync_node_object::{EnforcedReservation, EnforcementError, RuntimeState};
 use pod_sync_objects::ObjectCache;
+use pod_sync_records::{Allocations, IdPool, PodRecord, StateDir, UserNamespaces};
 use pod_sync_sources::api::ClusterView;
 use pod_sync_sources::cluster::{ApiSources, Objects, Tokens};
 use pod_sync_sources::objects::ManifestObjects;
-use pod_sync_state::{Allocations, IdPool, PodRecord, StateDir, UserNamespaces};
-use pod_sync_storage::Measured;
 use pod_sync_views::PodViews;
-use pod_sync_volume_tasks::objects::{ApiObjects, VolumeObjects};
-use pod_sync_volume_tasks::{Inputs, VolumeTasks};
-use pod_sync_volumes::Volumes;
-use pod_sync_volumes::certificates::{CredentialBundles, TrustAnchors};
-use pod_sync_volumes::mount_table::ProcMountTable;
-use pod_sync_volumes::token::TokenSource;
+use pod_sync_volume_manager::objects::{ApiObjects, VolumeObjects};
+use pod_sync_volume_manager::{Inputs, VolumeTasks};
+use pod_sync_volume_usage::Measured;
 use pod_sync_worker::context::{
     Checkpoints, FaultIsolation, ImagePulls, NodeConfig, PodEnvironment, Reporting, RuntimeAccess,
     WorkerContext, WorkerControl,
@@ -203,8 +203,9 @@ impl Agent {
 
 fn create_directories(args: &Args) -> anyhow::Result<()> {
     let root_dir = &args.root_dir;
-    pod_sync_volumes::layout::prepare_root(root_dir).with_context(|| format!("{}", root_dir.display()))?;
-    match pod_sync_volumes::layout::share_root(root_dir, &ProcMountTable) {
+    pod_sync_direct_volumes::layout::prepare_root(root_dir)
+        .with_context(|| format!("{}", root_dir.display()))?;
+    match pod_sync_direct_volumes::layout::share_root(root_dir, &ProcMountTable) {
         Ok(false) => {}
         Ok(true) => tracing::info!(dir = %root_dir.display(), "made the root directory a shared mount"),
         // Only volumes with bidirectional mount propagation need it.

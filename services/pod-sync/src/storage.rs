@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::Pleg;
 use pod_sync_containment::Containment;
-use pod_sync_storage::Pods;
+use pod_sync_volume_usage::Pods;
 use quintlet_kit::messages::Bounded;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::SharedPodRuntime;

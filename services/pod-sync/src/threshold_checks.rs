@@ -2,7 +2,7 @@
 //!
 //! The configuration alone does not show how an amount compares with a percentage. The capacity of the runtime's file systems is not
 //! known at the start: their thresholds are compared, and a contradiction logged, by the loop of evictions
-//! ([`pod_sync_evictor`]).
+//! ([`pod_sync_eviction_loop`]).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use pod_sync_cri_config::NodeSettings;
 use pod_sync_eviction::Signal;
 use pod_sync_eviction::contradictions::{AboveCapacity, WithoutEffect, above_capacity, without_effect};
 use pod_sync_eviction::thresholds::{Amount, Threshold};
-use pod_sync_evictor::measure::{self, Paths, RuntimeMounts};
+use pod_sync_eviction_loop::measure::{self, Paths, RuntimeMounts};
 use quintlet_config::Config;
 use quintlet_config::diagnostics::Diagnostic;
 use quintlet_config::node::{Node, Origin};
@@ -121,7 +121,7 @@ fn capacities(args: &Args) -> BTreeMap<Signal, Quantity> {
 fn memory_of_pods(args: &Args, memory_bytes: i64) -> Option<i64> {
     let reserved = args.resources.reservations().ok()?.total();
     let enforce_reserved = args.resources.enforces_pods();
-    pod_sync_node::pod_limits(&NodeSettings {
+    pod_sync_node_object::pod_limits(&NodeSettings {
         memory_bytes,
         enforce_reserved,
         reserved,

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::{EventType, Events};
 use pod_sync_csi::PLUGIN;
 use pod_sync_csi::client::{Usage, VolumeStats};
-use pod_sync_storage::{Drivers, Health, ProvidedUsage, ProvidedVolume};
-use pod_sync_volume_tasks::{MountedFileSystem, VolumeState, VolumeTasks, VolumeView};
+use pod_sync_volume_manager::{MountedFileSystem, VolumeState, VolumeTasks, VolumeView};
+use pod_sync_volume_usage::{Drivers, Health, ProvidedUsage, ProvidedVolume};
 use quintlet_kit::{error_chain, task};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
@@ -97,7 +97,7 @@ impl Drivers for MountedVolumes {
     async fn usage(&self, volume: &ProvidedVolume) -> Option<ProvidedUsage> {
         if !volume.has_driver {
             let path = volume.path.clone();
-            let usage = task::blocking(move || pod_sync_storage::file_system_usage(&path)).await.ok()?;
+            let usage = task::blocking(move || pod_sync_volume_usage::file_system_usage(&path)).await.ok()?;
             return Some(ProvidedUsage { usage, health: None });
         }
         match self.tasks.mounter().stats_at(&volume.path).await {
@@ -150,7 +150,7 @@ fn disk_usage(stats: VolumeStats) -> wire::DiskUsage {
 mod tests {
     use std::time::Duration;
 
-    use pod_sync_volume_tasks::Step;
+    use pod_sync_volume_manager::Step;
 
     use super::*;
 

@@ -1,4 +1,4 @@
-# emptyDir volumes of pods with user namespaces, measured by project quotas: the ignored test of pod-sync-volumes on real file systems.
+# emptyDir volumes of pods with user namespaces, measured by project quotas: the ignored test of pod-sync-direct-volumes on real file systems.
 
 run() {
     for fs in ext4 xfs; do

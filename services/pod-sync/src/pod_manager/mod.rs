@@ -36,7 +36,7 @@ use crate::housekeeping::{HousekeepingPace, LogSweeper};
 use crate::orphan_listing::OrphanListing;
 use crate::pending_resizes::PendingResizes;
 use pod_sync_cri_config::paths;
-use pod_sync_state::{PodRecord, Termination};
+use pod_sync_records::{PodRecord, Termination};
 use pod_sync_worker::Worker;
 use pod_sync_worker::context::{Desired, WorkerContext};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pod_sync_clients::{EventType, Events};
-use pod_sync_node::{
+use pod_sync_node_object::{
     EnforcedReservation, Machine, MachineWarning, NodeCgroups, ProcessCgroups, RuntimeState,
 };
 use tokio::sync::watch;
@@ -35,7 +35,7 @@ impl Agent {
         let (ctx, stop, resources) = (&self.ctx, &self.stop, &self.args.resources);
         let cgroups = NodeCgroups::new(
             ctx.environment.cgroups.clone(),
-            pod_sync_node::pod_limits(&ctx.node.settings),
+            pod_sync_node_object::pod_limits(&ctx.node.settings),
             reservations,
             ctx.reporting.events.clone(),
             ctx.node.settings.node_name.clone(),
@@ -47,7 +47,7 @@ impl Agent {
             self.tasks.spawn("process-cgroups", processes.keep(stop.clone()));
         }
         let (runtime, clock) = (ctx.runtime.calls.clone(), ctx.clock.clone());
-        let poll = pod_sync_node::poll_runtime(runtime, clock, runtime_state, cgroups, stop.clone());
+        let poll = pod_sync_node_object::poll_runtime(runtime, clock, runtime_state, cgroups, stop.clone());
         let (refusal, stop) = (Arc::clone(&self.refusal), stop.clone());
         self.tasks.spawn("runtime-poll", async move {
             if let Err(error) = poll.await {
@@ -70,7 +70,8 @@ pub(super) fn check(args: &Args, cgroup_v2: bool) -> anyhow::Result<Vec<MachineW
             "no KubeletConfiguration, using requirements that any machine fulfils"
         );
     }
-    let machine = Machine { root: Path::new("/"), cgroup_v2, tmpfs_noswap: pod_sync_node::has_tmpfs_noswap };
+    let machine =
+        Machine { root: Path::new("/"), cgroup_v2, tmpfs_noswap: pod_sync_node_object::has_tmpfs_noswap };
     Ok(machine.check(rules)?)
 }
 

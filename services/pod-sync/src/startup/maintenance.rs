@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use pod_sync_clients::EventType;
 use pod_sync_decisions::status::KillCause;
-use pod_sync_evictor::Published;
-use pod_sync_evictor::kernel_log::{self, SYSTEM_OOM, Victim};
+use pod_sync_eviction_loop::Published;
+use pod_sync_eviction_loop::kernel_log::{self, SYSTEM_OOM, Victim};
 use pod_sync_logs::LogDirs;
-use pod_sync_state::PodRecord;
-use pod_sync_storage::StorageSettings;
+use pod_sync_records::PodRecord;
+use pod_sync_volume_usage::StorageSettings;
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 
@@ -83,7 +83,7 @@ impl Agent {
             let counts = tasks.counts();
             (counts.desired, counts.actual)
         };
-        let count = pod_sync_storage::count_volumes(of_tasks, stop.clone());
+        let count = pod_sync_volume_usage::count_volumes(of_tasks, stop.clone());
         self.tasks.spawn("volume-counts", count);
         let storage = StorageSettings {
             root_dir: root_dir.clone(),
@@ -97,7 +97,7 @@ impl Agent {
             has_health: self.args.resources.reports_volume_health(),
             events: ctx.reporting.events.clone(),
         });
-        let usage = pod_sync_storage::run_provided(
+        let usage = pod_sync_volume_usage::run_provided(
             Arc::clone(&pods),
             mounted,
             Arc::clone(&self.measured),
@@ -105,7 +105,7 @@ impl Agent {
             stop.clone(),
         );
         self.tasks.spawn("volume-usages", usage);
-        let measure = pod_sync_storage::run(pods, Arc::clone(&self.measured), storage, stop.clone());
+        let measure = pod_sync_volume_usage::run(pods, Arc::clone(&self.measured), storage, stop.clone());
         self.tasks.spawn("storage", measure);
     }
 
@@ -157,7 +157,7 @@ impl Agent {
             control: Arc::clone(&ctx.control),
             images: self.image_gc.clone(),
             measured: Arc::clone(&self.measured),
-            paths: pod_sync_evictor::measure::Paths {
+            paths: pod_sync_eviction_loop::measure::Paths {
                 root_dir: ctx.node.settings.root_dir.clone(),
                 pod_logs_dir: ctx.node.settings.pod_logs_dir.clone(),
                 cgroups: PathBuf::from(CGROUP_FS),
@@ -167,6 +167,6 @@ impl Agent {
             evicted: evicted.collect(),
             has_memory_alarm: self.args.eviction.kernel_memcg_notification,
         });
-        Ok(Some(pod_sync_evictor::run(node, settings, published, self.stop.clone())))
+        Ok(Some(pod_sync_eviction_loop::run(node, settings, published, self.stop.clone())))
     }
 }

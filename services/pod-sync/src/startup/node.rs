@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pod_sync_node::NodeInputs;
+use pod_sync_node_object::NodeInputs;
 use tokio::sync::watch;
 
 use super::Agent;
@@ -16,18 +16,22 @@ impl Agent {
         let (settings, runtime) = (&ctx.node.settings, &ctx.runtime);
         let Some(client) = &self.api.client else {
             if !args.pod_cidr.is_empty() {
-                let set =
-                    pod_sync_node::set_pod_cidrs(args.pod_cidr.clone(), runtime.calls.clone(), stop.clone());
+                let set = pod_sync_node_object::set_pod_cidrs(
+                    args.pod_cidr.clone(),
+                    runtime.calls.clone(),
+                    stop.clone(),
+                );
                 self.tasks.spawn("pod-cidr", set);
             }
             return;
         };
         let (images_tx, images) = watch::channel(None);
         let max_images = usize::try_from(args.resources.node_status_max_images).ok();
-        let poll = pod_sync_node::poll_images(runtime.calls.clone(), max_images, images_tx, stop.clone());
+        let poll =
+            pod_sync_node_object::poll_images(runtime.calls.clone(), max_images, images_tx, stop.clone());
         self.tasks.spawn("node-images", poll);
         let (ips_tx, ips) = watch::channel(None);
-        let follow = pod_sync_node::follow_addresses(
+        let follow = pod_sync_node_object::follow_addresses(
             args.node_ip.clone(),
             settings.node_name.clone(),
             settings.node_ips.clone(),
@@ -37,7 +41,7 @@ impl Agent {
         self.tasks.spawn("node-addresses", follow);
         let NodeConditions { shutting_down, pressure } = conditions.clone();
         let runtime_state = runtime.state.clone();
-        let report = pod_sync_node::report_node(
+        let report = pod_sync_node_object::report_node(
             (**settings).clone(),
             args.labels(),
             NodeInputs { runtime: runtime_state, shutting_down, images, ips, pressure },
@@ -64,7 +68,7 @@ impl Agent {
             self.tasks.spawn("idle-object-watches", idle);
         }
         let runtime = self.ctx.runtime.calls.clone();
-        let cidrs = pod_sync_node::follow_pod_cidrs(cluster.nodes(), runtime, stop.clone());
+        let cidrs = pod_sync_node_object::follow_pod_cidrs(cluster.nodes(), runtime, stop.clone());
         self.tasks.spawn("pod-cidrs", cidrs);
     }
 }

@@ -10,7 +10,7 @@ use pod_sync_decisions::conditions::READY;
 use pod_sync_decisions::containment::Suspension;
 use pod_sync_decisions::worker::{Input, Outcome, Work};
 use pod_sync_decisions::{status, waiting};
-use pod_sync_state::Termination;
+use pod_sync_records::Termination;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodRef;
 use tokio::sync::Notify;

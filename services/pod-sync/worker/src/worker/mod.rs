@@ -42,7 +42,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use pod_sync_decisions::probes::ProbeResults;
 use pod_sync_decisions::worker;
-use pod_sync_state::PodRecord;
+use pod_sync_records::PodRecord;
 use pod_sync_views::unix_ns;
 use quintlet_model::ids::PodRef;
 use quintlet_model::runtime::SharedPodRuntime;

@@ -16,12 +16,12 @@ use pod_sync_cri_config::objects::ObjectError;
 use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause, KillOverride, rejection_message};
 use pod_sync_decisions::worker::{Input, KillPodOptions, PodFacts, SyncPodType};
 use pod_sync_decisions::{sync, waiting};
+use pod_sync_direct_volumes::VolumeContext;
+use pod_sync_direct_volumes::certificates::TrustAnchors;
+use pod_sync_direct_volumes::error::VolumeFailure;
+use pod_sync_direct_volumes::token::TokenSource;
 use pod_sync_metrics::CgroupOperation;
-use pod_sync_volume_tasks::{Again, NotReady};
-use pod_sync_volumes::VolumeContext;
-use pod_sync_volumes::certificates::TrustAnchors;
-use pod_sync_volumes::error::VolumeFailure;
-use pod_sync_volumes::token::TokenSource;
+use pod_sync_volume_manager::{Again, NotReady};
 use quintlet_kit::task::blocking;
 
 use super::cancellable::Cancellable;

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use pod_sync_state::{PodRecord, RecordJson, StateDir};
+use pod_sync_records::{PodRecord, RecordJson, StateDir};
 use quintlet_model::ids::PodRef;
 
 /// The record of the pod, which a restarted pod-sync continues from.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pod_sync_decisions::unknown_calls::UnknownCalls;
-use pod_sync_volume_tasks::Again;
+use pod_sync_volume_manager::Again;
 use quintlet_kit::backoff::Backoff;
 
 use super::pending_starts::StartHold;
