@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
-use pod_sync_cri_config::NodeSettings;
 use pod_sync_cri_config::resources::hugepage_sizes;
 use pod_sync_cri_config::security::thermal_throttle_paths;
 use pod_sync_decisions::qos::ResourceList;
+use pod_sync_layout::NodeSettings;
 use quintlet_model::quantity::Quantity;
 
 use crate::args::Args;
@@ -116,7 +116,7 @@ mod tests {
     use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
     use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
     use pod_sync_eviction::thresholds::Amount;
-    use pod_sync_node_object::RuntimeState;
+    use pod_sync_layout::RuntimeState;
     use pod_sync_objects::ChangeDetectionStrategy;
     use pod_sync_sources::api::ClusterView;
     use quintlet_model::quantity::Format;

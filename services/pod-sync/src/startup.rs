@@ -1,5 +1,6 @@
 //! The start of pod-sync. [`Agent::open`] opens the state and makes the clients; the other stages start its tasks.
 
+mod cgroups;
 mod clients;
 mod machine;
 mod maintenance;
@@ -15,19 +16,20 @@ use anyhow::Context as _;
 use pod_sync_certificates::{ClusterTrustBundles, PodCertificateInputs, PodCertificates};
 use pod_sync_clients::{Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, UnsentEvents, WorkerWakeups};
 use pod_sync_containment::Containment;
-use pod_sync_cri_config::NodeSettings;
 use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_direct_volumes::Volumes;
 use pod_sync_direct_volumes::certificates::{CredentialBundles, TrustAnchors};
 use pod_sync_direct_volumes::mount_table::ProcMountTable;
-use pod_sync_direct_volumes::token::TokenSource;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::credentials::node_files::{ConfigDirs, NodeFiles};
 use pod_sync_images::credentials::plugins::Plugins;
 use pod_sync_images::pull_records::PullRecords;
 use pod_sync_images::pulls::PullLimits;
+use pod_sync_layout::NodeSettings;
+use pod_sync_layout::RuntimeState;
+use pod_sync_layout::TokenSource;
 use pod_sync_metrics::PodMetrics;
-use pod_sync_node_object::{EnforcedReservation, EnforcementError, RuntimeState};
+use pod_sync_node_object::{EnforcedReservation, EnforcementError};
 use pod_sync_objects::ObjectCache;
 use pod_sync_records::{Allocations, IdPool, PodRecord, StateDir, UserNamespaces};
 use pod_sync_sources::api::ClusterView;

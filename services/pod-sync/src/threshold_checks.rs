@@ -8,11 +8,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pod_sync_cri_config::NodeSettings;
 use pod_sync_eviction::Signal;
 use pod_sync_eviction::contradictions::{AboveCapacity, WithoutEffect, above_capacity, without_effect};
 use pod_sync_eviction::thresholds::{Amount, Threshold};
 use pod_sync_eviction_loop::measure::{self, Paths, RuntimeMounts};
+use pod_sync_layout::NodeSettings;
 use quintlet_config::Config;
 use quintlet_config::diagnostics::Diagnostic;
 use quintlet_config::node::{Node, Origin};

@@ -15,7 +15,7 @@ use pod_sync_decisions::status::{KillCause, KillOverride};
 use pod_sync_decisions::waiting::Waiting;
 use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
 use pod_sync_decisions::{grace, preempt};
-use pod_sync_sources::SourceKind;
+use pod_sync_layout::SourceKind;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::ContainerState;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_decisions::resize::allocation::PodResources;
-use pod_sync_sources::SourceKind;
+use pod_sync_layout::SourceKind;
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;

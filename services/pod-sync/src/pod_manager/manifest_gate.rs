@@ -5,8 +5,8 @@ use std::time::Duration;
 use quintlet_kit::clock::deadline_after;
 use tokio::time::Instant;
 
-use super::PodManager;
-use pod_sync_sources::{SourceEvent, SourceKind};
+use pod_sync_layout::SourceKind;
+use pod_sync_sources::SourceEvent;
 
 /// Longest time that the API server's pods wait for the manifests: the directory may hang.
 const MAX_WAIT: Duration = Duration::from_secs(2);
@@ -44,7 +44,7 @@ impl ManifestGate {
     }
 
     /// Keeps an update of the API server while the gate is closed. Returns any other update.
-    fn hold(&mut self, source: SourceKind, update: SourceEvent) -> Option<SourceEvent> {
+    pub(super) fn hold(&mut self, source: SourceKind, update: SourceEvent) -> Option<SourceEvent> {
         match self {
             Self::Closed { api, .. } if source == SourceKind::Api => {
                 // A snapshot is complete, so it replaces what came before.
@@ -59,26 +59,10 @@ impl ManifestGate {
     }
 
     /// Opens the gate. Returns the updates of the API server that were kept, in their order.
-    fn open(&mut self) -> Vec<SourceEvent> {
+    pub(super) fn open(&mut self) -> Vec<SourceEvent> {
         match std::mem::replace(self, Self::Open) {
             Self::Closed { api, .. } => api,
             Self::Open => Vec::new(),
-        }
-    }
-}
-
-impl PodManager {
-    pub(super) fn receive(&mut self, source: SourceKind, update: SourceEvent) {
-        let Some(update) = self.manifests.hold(source, update) else { return };
-        self.update(source, update);
-        if source == SourceKind::File {
-            self.manifests_read();
-        }
-    }
-
-    pub(super) fn manifests_read(&mut self) {
-        for update in self.manifests.open() {
-            self.update(SourceKind::Api, update);
         }
     }
 }

@@ -8,7 +8,8 @@ use pod_sync_decisions::admission;
 use pod_sync_decisions::merge::{MergeResult, PodChange, PodOperation, SourceStore};
 use pod_sync_decisions::waiting::{Waiting, WaitingFor};
 use pod_sync_decisions::worker::{Effect, Input, PodFacts, SyncPodType};
-use pod_sync_sources::{SourceEvent, SourceKind};
+use pod_sync_layout::SourceKind;
+use pod_sync_sources::SourceEvent;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::pod as pods;
@@ -19,7 +20,21 @@ use pod_sync_containment::PodWork;
 use pod_sync_views::{self as view, Decision, PodView, unix_ns};
 
 impl PodManager {
-    pub(super) fn update(&mut self, source: SourceKind, update: SourceEvent) {
+    pub(super) fn receive(&mut self, source: SourceKind, update: SourceEvent) {
+        let Some(update) = self.manifests.hold(source, update) else { return };
+        self.update(source, update);
+        if source == SourceKind::File {
+            self.manifests_read();
+        }
+    }
+
+    pub(super) fn manifests_read(&mut self) {
+        for update in self.manifests.open() {
+            self.update(SourceKind::Api, update);
+        }
+    }
+
+    fn update(&mut self, source: SourceKind, update: SourceEvent) {
         let now = self.ctx.clock.wall();
         match update {
             SourceEvent::Problems(problems) => {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pod_sync_sources::{SourceKind, SourceMessage};
+use pod_sync_layout::SourceKind;
+use pod_sync_sources::SourceMessage;
 use tokio::sync::mpsc;
 
 use super::Agent;

@@ -8,22 +8,22 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::{Containment, PodWork};
-use pod_sync_cri_config::NodeSettings;
-use pod_sync_cri_config::objects::ObjectSource;
 use pod_sync_decisions::admission::Rejection;
 use pod_sync_decisions::backoff::BackoffDelays;
 use pod_sync_decisions::gc::GcPolicy;
 use pod_sync_decisions::status::NodeFacts;
 use pod_sync_direct_volumes::Volumes;
 use pod_sync_direct_volumes::certificates::TrustAnchors;
-use pod_sync_direct_volumes::token::TokenSource;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::pull_records::PullRecords;
 use pod_sync_images::pulls::PullLimits;
+use pod_sync_layout::NodeSettings;
+use pod_sync_layout::ObjectSource;
+use pod_sync_layout::RuntimeState;
+use pod_sync_layout::SourceKind;
+use pod_sync_layout::TokenSource;
 use pod_sync_metrics::PodMetrics;
-use pod_sync_node_object::RuntimeState;
 use pod_sync_records::{Allocations, StateDir, UserNamespaces};
-use pod_sync_sources::SourceKind;
 use pod_sync_views::PodViews;
 use pod_sync_volume_manager::VolumeTasks;
 use quintlet_cgroups::Cgroups;
@@ -65,7 +65,7 @@ impl NodeConfig {
     /// Returns the directory of a pod.
     #[must_use]
     pub fn pod_dir(&self, uid: &PodUid) -> PathBuf {
-        pod_sync_cri_config::paths::pod_dir(&self.settings.root_dir, uid)
+        pod_sync_layout::paths::pod_dir(&self.settings.root_dir, uid)
     }
 
     /// Whether a pod of the runtime belongs to this node: its sandbox has this node's label, or its directory is below this

@@ -8,7 +8,7 @@ use quintlet_proto::runtime::v1::probe_exec_client::ProbeExecClient;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::{Attempt, Broken, MAX_OUTPUT, go_status};
+use super::attempt::{Attempt, Broken, MAX_OUTPUT, go_status};
 use quintlet_model::go_duration;
 use quintlet_model::text::cut;
 

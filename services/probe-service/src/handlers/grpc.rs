@@ -11,8 +11,9 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use super::attempt::{Attempt, USER_AGENT, go_status};
 use super::dial::{self, Purpose};
-use super::{Attempt, USER_AGENT, go_status};
+
 use quintlet_model::go_duration;
 
 /// Wait between attempts to connect within the timeout.

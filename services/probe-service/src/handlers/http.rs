@@ -20,9 +20,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
+use super::attempt::{Attempt, Broken, MAX_OUTPUT, USER_AGENT};
 use super::dial::{self, Connection, Purpose, Route};
 use super::url::{self, Url};
-use super::{Attempt, Broken, MAX_OUTPUT, USER_AGENT};
 use crate::target::HttpGet;
 
 /// Requests of one attempt at most: the tenth redirect is an error.

@@ -1,5 +1,6 @@
 //! The four handlers. Texts are those of the kubelet, since tools match on them.
 
+mod attempt;
 mod dial;
 mod exec;
 mod grpc;
@@ -55,45 +56,10 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use tonic::transport::Channel;
 
+pub use self::attempt::{Attempt, Broken, MAX_OUTPUT, USER_AGENT};
 use self::dial::Purpose;
 pub use self::url::LocationError;
 use crate::target::{Handler, Probe};
-
-/// User agent of HTTP and gRPC probes.
-pub const USER_AGENT: &str = "kube-probe/1.36";
-
-/// Longest output of an HTTP body or a command that is kept, in bytes.
-pub const MAX_OUTPUT: usize = 10 * 1024;
-
-/// The outcome of one attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Attempt {
-    /// The output of an attempt that passed.
-    Success(String),
-    /// The output of an attempt that passed and is reported as an event.
-    Warning(String),
-    /// The output or the error of an attempt that failed.
-    Failure(String),
-    /// The attempt could not be made: the result is unknown.
-    Broken(Broken),
-}
-
-/// The error of an attempt that could not be made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Broken {
-    /// The result that the kubelet reports with the error: `unknown` or `failure`.
-    pub state: &'static str,
-    pub error: String,
-    /// Whether to record an event of the pod. False if a service or the runtime is unavailable, which is no fault of the pod.
-    pub event: bool,
-}
-
-impl Attempt {
-    /// Returns an unknown outcome that is recorded as an event.
-    pub(crate) fn unknown(error: impl Into<String>) -> Self {
-        Self::Broken(Broken { state: "unknown", error: error.into(), event: true })
-    }
-}
 
 /// Executes attempts of probes. Tests replace it.
 pub trait Attempts: Send + Sync + 'static {
@@ -165,11 +131,6 @@ async fn tcp(host: &str, port: u16, timeout: Duration) -> Attempt {
         Ok(Err(error)) => Attempt::Failure(error),
         Err(_) => Attempt::Failure(format!("dial tcp {}: i/o timeout", dial::join_host_port(host, port))),
     }
-}
-
-/// Formats a gRPC status as Go does.
-fn go_status(status: &tonic::Status) -> String {
-    format!("rpc error: code = {:?} desc = {}", status.code(), status.message())
 }
 
 #[cfg(test)]

@@ -157,14 +157,6 @@ impl Drop for Restored {
     }
 }
 
-/// The content of a panel.
-#[derive(Debug, Default)]
-struct Content {
-    /// Follows the pod's name in the title.
-    title: String,
-    text: String,
-}
-
 async fn fetch(of: &Of, places: &Places, pod: &PodView) -> Content {
     let mut title = String::new();
     let text = match of.kind {

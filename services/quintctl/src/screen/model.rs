@@ -10,7 +10,6 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::Paragraph;
 
-use super::Content;
 use crate::pods::{INVALID_MANIFEST, Row, rows, sort};
 use crate::text::{clean, fit, table, wrap};
 use crate::view::View;
@@ -52,6 +51,14 @@ impl Kind {
             Self::Trace => "trace",
         }
     }
+}
+
+/// The content of a panel.
+#[derive(Debug, Default)]
+pub(super) struct Content {
+    /// Follows the pod's name in the title.
+    pub(super) title: String,
+    pub(super) text: String,
 }
 
 /// A panel's subject.

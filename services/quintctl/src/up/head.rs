@@ -9,7 +9,7 @@ use std::time::Duration;
 use quintlet_kit::paths::Paths;
 use tokio::sync::watch;
 
-use super::UpArgs;
+use super::args::UpArgs;
 use super::plan::Layout;
 use super::service::State;
 use crate::health::{self, Overview};

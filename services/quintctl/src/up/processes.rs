@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::UpError;
+use super::error::UpError;
 
 /// Interval of checks of a process that was sent a signal.
 const CHECK_PERIOD: Duration = Duration::from_millis(20);

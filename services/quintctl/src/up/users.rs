@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use quintlet_kit::atomic_file::Owner;
 use quintlet_kit::beneath::Dir;
 
-use super::UpArgs;
-use super::plan::{NODE_API, POD_SYNC};
+use super::args::UpArgs;
+use super::names::{NODE_API, POD_SYNC};
 use crate::run_as::User;
 
 /// The users of the services that do not need root.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quintlet_proto::podsync::v1::{PodView, SourceProblem};
 
-use super::Line;
+use super::lines::Line;
 use crate::pods::{INVALID_MANIFEST, Row};
 use crate::text::clean;
 

@@ -4,10 +4,56 @@ use std::time::Duration;
 
 use quintlet_proto::pleg::v1::{Lifecycle, LifecycleKind};
 use quintlet_proto::probe::v1::{Evaluation, Outcome, ProbeType};
+use serde::Serialize;
 
-use super::Line;
 use crate::pods::display_name;
-use crate::text::{clean, now_ns, took};
+use crate::text::{clean, now_ns, time_of_day, took};
+
+/// Width of the text column, in characters.
+const TEXT_WIDTH: usize = 32;
+
+/// One line of the output.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Line {
+    /// Time of the change, nanoseconds since 1970.
+    #[serde(serialize_with = "as_moment")]
+    pub at: i64,
+    /// `pleg`, `status`, `api`, `probe`, or `service` for a line about a service.
+    pub source: &'static str,
+    /// Display name of the pod, or name of the service.
+    pub subject: String,
+    pub text: String,
+    /// Position in the source's sequence, or a duration: `epoch 7 rev 1182`, `rv 88123`, `0.9ms`.
+    pub place: String,
+    /// Nanoseconds since the change that caused this one: from a lifecycle event to the status, from a status to its write to the
+    /// API server.
+    #[serde(rename = "afterNs")]
+    pub after: Option<i64>,
+    /// UID of the pod; empty for a service.
+    pub uid: String,
+    /// The probe of an evaluation, and whether it succeeded.
+    #[serde(skip)]
+    pub probe: Option<(String, bool)>,
+}
+
+fn as_moment<S: serde::Serializer>(at: &i64, s: S) -> Result<S::Ok, S::Error> {
+    s.serialize_str(&crate::text::moment(*at))
+}
+
+#[must_use]
+pub fn render(line: &Line) -> String {
+    let at = time_of_day(line.at);
+    if line.source == "service" {
+        return format!("{at} ------ {} {}\n", line.subject, line.text);
+    }
+    let after = line.after.map(|ns| format!("  +{}", took(ns))).unwrap_or_default();
+    let detail = format!("{}{after}", line.place);
+    let gap = if line.text.chars().count() > TEXT_WIDTH { "  " } else { " " };
+    let text =
+        format!("{at} {:<6} {:<16} {:<TEXT_WIDTH$}{gap}{detail}", line.source, line.subject, line.text);
+    format!("{}\n", text.trim_end())
+}
 
 #[must_use]
 pub fn lifecycle_line(event: &Lifecycle, epoch: u64, rev: u64) -> Line {

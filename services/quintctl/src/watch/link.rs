@@ -1,10 +1,17 @@
 //! Reports the loss and the return of a service.
 
+use std::time::Duration;
+
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Line;
-use super::lines::service_line;
+use super::lines::{Line, service_line};
+use crate::client::Peer;
+use crate::error::Error;
 use crate::text::{clean, took};
+
+/// Interval between attempts to connect to a service.
+pub(super) const RETRY: Duration = Duration::from_millis(100);
 
 /// One process of a service. Another ID means that the service restarted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,10 +65,41 @@ impl Link {
     }
 }
 
+/// Sends a line. Returns false if the reader is gone.
+pub(super) async fn say(out: &mpsc::Sender<Line>, line: Option<Line>) -> bool {
+    match line {
+        Some(line) => out.send(line).await.is_ok(),
+        None => !out.is_closed(),
+    }
+}
+
+pub(super) fn ended(peer: &Peer) -> Error {
+    Error::Unresponsive {
+        service: peer.service.clone(),
+        path: peer.path.clone(),
+        reason: "the stream ended".to_owned(),
+    }
+}
+
+/// Returns the reason of an error without the name of the service, which the line begins with.
+pub(super) fn why(error: &Error) -> String {
+    match error {
+        Error::Unreachable { source, .. } => source.to_string(),
+        Error::Unresponsive { reason, .. } => reason.clone(),
+        Error::Rpc { message, .. } => message.clone(),
+        other => quintlet_kit::error_chain(other),
+    }
+}
+
+/// Formats the cost of a restart.
+pub(super) fn read_again(within: Duration, changed: usize) -> String {
+    let within = took(i64::try_from(within.as_nanos()).unwrap_or(i64::MAX));
+    let noun = if changed == 1 { "pod" } else { "pods" };
+    format!("snapshot received in {within}, {changed} {noun} changed meanwhile")
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     fn run(id: u64) -> Option<Run> {

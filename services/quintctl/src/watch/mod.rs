@@ -10,31 +10,21 @@ mod link;
 mod records;
 mod streams;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::collections::BTreeSet;
 
 use quintlet_kit::paths::Paths;
 use quintlet_kit::task::TaskGroup;
-use serde::Serialize;
 use tokio::sync::mpsc;
 
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use crate::text::{time_of_day, took};
 
 pub use known::Known;
-pub use lines::{lifecycle_line, probe_line};
+pub use lines::{Line, lifecycle_line, probe_line, render};
 
 /// Capacity of the channel of lines. If the terminal does not keep up, the streams wait and their services skip states.
 const LINE_CAPACITY: usize = 256;
-
-/// Interval between attempts to connect to a service.
-const RETRY: Duration = Duration::from_millis(100);
-
-/// Width of the text column, in characters.
-const TEXT_WIDTH: usize = 32;
 
 /// Show changes as they happen.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -44,35 +34,6 @@ pub struct WatchArgs {
     /// Omit probes that continue to succeed
     #[arg(short, long)]
     pub quiet: bool,
-}
-
-/// One line of the output.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Line {
-    /// Time of the change, nanoseconds since 1970.
-    #[serde(serialize_with = "as_moment")]
-    pub at: i64,
-    /// `pleg`, `status`, `api`, `probe`, or `service` for a line about a service.
-    pub source: &'static str,
-    /// Display name of the pod, or name of the service.
-    pub subject: String,
-    pub text: String,
-    /// Position in the source's sequence, or a duration: `epoch 7 rev 1182`, `rv 88123`, `0.9ms`.
-    pub place: String,
-    /// Nanoseconds since the change that caused this one: from a lifecycle event to the status, from a status to its write to the
-    /// API server.
-    #[serde(rename = "afterNs")]
-    pub after: Option<i64>,
-    /// UID of the pod; empty for a service.
-    pub uid: String,
-    /// The probe of an evaluation, and whether it succeeded.
-    #[serde(skip)]
-    pub probe: Option<(String, bool)>,
-}
-
-fn as_moment<S: serde::Serializer>(at: &i64, s: S) -> Result<S::Ok, S::Error> {
-    s.serialize_str(&crate::text::moment(*at))
 }
 
 /// Prints changes until standard output is closed.
@@ -86,7 +47,7 @@ pub async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Result<(), E
     }
     let (lines, mut out) = mpsc::channel(LINE_CAPACITY);
     let tasks = TaskGroup::new();
-    let events = Events::default();
+    let events = streams::Events::default();
     tasks.spawn("watch pods", streams::pods(pod_sync, events.clone(), lines.clone()));
     tasks.spawn("watch lifecycle", streams::lifecycle(Peer::pleg(paths), events, lines.clone()));
     tasks.spawn("watch records", records::follow(Peer::pleg(paths), lines.clone()));
@@ -106,28 +67,6 @@ pub async fn run(args: WatchArgs, paths: &Paths, format: Format) -> Result<(), E
         }
     }
     Ok(())
-}
-
-/// Time of the newest lifecycle event of each pod, nanoseconds since 1970.
-#[derive(Debug, Clone, Default)]
-struct Events(Arc<Mutex<BTreeMap<String, i64>>>);
-
-impl Events {
-    fn record(&self, uid: &str, at: i64) {
-        if let Ok(mut events) = self.0.lock() {
-            events.insert(uid.to_owned(), at);
-        }
-    }
-
-    fn of(&self, uid: &str) -> Option<i64> {
-        self.0.lock().ok()?.get(uid).copied()
-    }
-
-    fn forget(&self, uid: &str) {
-        if let Ok(mut events) = self.0.lock() {
-            events.remove(uid);
-        }
-    }
 }
 
 /// Selects the lines to print.
@@ -160,20 +99,6 @@ impl Filter {
             }
         }
     }
-}
-
-#[must_use]
-pub fn render(line: &Line) -> String {
-    let at = time_of_day(line.at);
-    if line.source == "service" {
-        return format!("{at} ------ {} {}\n", line.subject, line.text);
-    }
-    let after = line.after.map(|ns| format!("  +{}", took(ns))).unwrap_or_default();
-    let detail = format!("{}{after}", line.place);
-    let gap = if line.text.chars().count() > TEXT_WIDTH { "  " } else { " " };
-    let text =
-        format!("{at} {:<6} {:<16} {:<TEXT_WIDTH$}{gap}{detail}", line.source, line.subject, line.text);
-    format!("{}\n", text.trim_end())
 }
 
 #[cfg(test)]

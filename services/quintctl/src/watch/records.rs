@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::time::Duration;
 
 use prost::Message as _;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
@@ -11,12 +10,10 @@ use quintlet_proto::pleg::v1::{PodRecord, WatchRequest, watch_event};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::link::{Link, Run};
-use super::streams::{ended, say, why};
-use super::{Line, RETRY};
+use super::lines::Line;
+use super::link::{Link, RETRY, Run, ended, read_again, say, why};
 use crate::client::Peer;
 use crate::error::Error;
-use crate::text::took;
 
 /// A hash of the last record of each pod.
 #[derive(Debug, Default)]
@@ -126,15 +123,10 @@ async fn stream(
     }
 }
 
-/// Formats the cost of a restart.
-pub(super) fn read_again(within: Duration, changed: usize) -> String {
-    let within = took(i64::try_from(within.as_nanos()).unwrap_or(i64::MAX));
-    let noun = if changed == 1 { "pod" } else { "pods" };
-    format!("snapshot received in {within}, {changed} {noun} changed meanwhile")
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use quintlet_proto::pleg::v1::{Container, ContainerState};
 
     use super::*;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quintlet_kit::paths::Paths;
@@ -22,10 +23,9 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use super::lines::{lifecycle_line, probe_line, service_line};
-use super::link::{Link, Run};
-use super::records::read_again;
-use super::{Events, Known, Line, RETRY};
+use super::known::Known;
+use super::lines::{Line, lifecycle_line, probe_line, service_line};
+use super::link::{Link, RETRY, Run, ended, read_again, say, why};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::text::now_ns;
@@ -33,29 +33,25 @@ use crate::text::now_ns;
 /// Interval between scans for new instances of probe-service.
 const SCAN: Duration = Duration::from_secs(1);
 
-/// Sends a line. Returns false if the reader is gone.
-pub(super) async fn say(out: &mpsc::Sender<Line>, line: Option<Line>) -> bool {
-    match line {
-        Some(line) => out.send(line).await.is_ok(),
-        None => !out.is_closed(),
-    }
-}
+/// Time of the newest lifecycle event of each pod, nanoseconds since 1970.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Events(Arc<Mutex<BTreeMap<String, i64>>>);
 
-pub(super) fn ended(peer: &Peer) -> Error {
-    Error::Unresponsive {
-        service: peer.service.clone(),
-        path: peer.path.clone(),
-        reason: "the stream ended".to_owned(),
+impl Events {
+    fn record(&self, uid: &str, at: i64) {
+        if let Ok(mut events) = self.0.lock() {
+            events.insert(uid.to_owned(), at);
+        }
     }
-}
 
-/// Returns the reason of an error without the name of the service, which the line begins with.
-pub(super) fn why(error: &Error) -> String {
-    match error {
-        Error::Unreachable { source, .. } => source.to_string(),
-        Error::Unresponsive { reason, .. } => reason.clone(),
-        Error::Rpc { message, .. } => message.clone(),
-        other => quintlet_kit::error_chain(other),
+    fn of(&self, uid: &str) -> Option<i64> {
+        self.0.lock().ok()?.get(uid).copied()
+    }
+
+    fn forget(&self, uid: &str) {
+        if let Ok(mut events) = self.0.lock() {
+            events.remove(uid);
+        }
     }
 }
 

@@ -6,7 +6,18 @@ use std::path::{Path, PathBuf};
 
 use quintlet_model::qos::{self, CgroupState, PodCgroup};
 
-use super::{CgroupError, UNLIMITED, V2_CONTROLLERS, io_error};
+use crate::error::{CgroupError, io_error};
+
+// From this value on, the kernel treats a limit as none. v1 rounds limits to pages.
+pub(crate) const UNLIMITED: i64 = 1 << 62;
+// v2: controllers that are enabled for descendants if the root has them.
+pub(crate) const V2_CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
+
+/// Returns whether `root` is a cgroup v2 mount.
+#[must_use]
+pub fn is_v2(root: &Path) -> bool {
+    root.join("cgroup.controllers").exists()
+}
 
 /// The CPUs of a cgroup.
 pub(super) const CPUS: &str = "cpuset.cpus";

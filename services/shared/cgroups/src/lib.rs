@@ -13,6 +13,7 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
+mod error;
 mod files;
 mod names;
 mod owner_mark;
@@ -34,34 +35,25 @@ use quintlet_model::cpu_list::CpuList;
 use quintlet_model::ids::PodUid;
 use quintlet_model::qos::{self, CgroupSettings, CgroupState, PodCgroup, QosClass, QosTiers};
 
+use self::error::io_error;
 use self::files::{
-    CPUS, current_v1, current_v2, fill_cpuset, make_v1, make_v2, mkdir_below, page_size_is, put, v1_files,
-    v2_files,
+    CPUS, UNLIMITED, V2_CONTROLLERS, current_v1, current_v2, fill_cpuset, make_v1, make_v2, mkdir_below,
+    page_size_is, put, v1_files, v2_files,
 };
 use self::names::{BESTEFFORT, BURSTABLE, KUBEPODS};
 use self::removal::{kill_all, remove_dirs};
 use self::systemd::Systemd;
 
+pub use self::error::{CgroupError, SystemdError};
+pub use self::files::is_v2;
 pub use self::names::{CgroupDriver, parent_name};
 pub use self::processes::is_kernel_thread;
-pub use self::systemd::SystemdError;
 
 const MIN_SHARES: u64 = 2;
-// From this value on, the kernel treats a limit as none. v1 rounds limits to pages.
-const UNLIMITED: i64 = 1 << 62;
 // v1: a pod's cgroup must exist in these controllers if they are mounted.
 const V1_REQUIRED: [&str; 7] = ["cpu", "cpuacct", "cpuset", "memory", "pids", "systemd", "hugetlb"];
 // v1: the v2 hierarchy of a hybrid system. It has no controllers, and the runtime ignores it as well.
 const UNIFIED: &str = "unified";
-// v2: controllers that are enabled for descendants if the root has them.
-const V2_CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
-
-/// Returns whether `root` is a cgroup v2 mount.
-#[must_use]
-pub fn is_v2(root: &Path) -> bool {
-    root.join("cgroup.controllers").exists()
-}
-
 /// Returns whether cgroups v2 have a swap limit, judged by the cgroup of this process.
 #[must_use]
 pub fn has_swap_controller() -> bool {
@@ -69,46 +61,6 @@ pub fn has_swap_controller() -> bool {
     own.lines().find_map(|l| l.strip_prefix("0::")).is_some_and(|own| {
         Path::new("/sys/fs/cgroup").join(own.trim_start_matches('/')).join("memory.swap.max").exists()
     })
-}
-
-/// A cgroup operation failed.
-#[derive(Debug, thiserror::Error)]
-pub enum CgroupError {
-    /// A controller is not available in a cgroup.
-    #[error("cgroup {group:?} has some missing controllers: {}", missing.join(", "))]
-    Missing { group: String, missing: Vec<String> },
-    /// A cgroup of the configuration does not exist, or not in all hierarchies.
-    #[error("cgroup {group:?} has some missing paths: {}", missing.join(", "))]
-    MissingPaths { group: Vec<String>, missing: Vec<String> },
-    /// A directory could not be created, or a value not written.
-    #[error("{what} {path}: {source}")]
-    Io {
-        /// The failed operation.
-        what: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
-    /// Processes survived five rounds of SIGKILL.
-    #[error("failed to kill all the processes attached to the {group} cgroups : {left:?}")]
-    Kill {
-        group: String,
-        /// PIDs of the remaining processes.
-        left: Vec<i32>,
-    },
-    #[error("failed to delete cgroup paths for {group} : {source}")]
-    Delete { group: String, source: io::Error },
-    /// A call to systemd failed.
-    #[error("systemd: {what} {unit}: {source}")]
-    Systemd {
-        /// The failed operation.
-        what: &'static str,
-        unit: String,
-        source: SystemdError,
-    },
-}
-
-fn io_error<'a>(what: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> CgroupError + 'a {
-    move |source| CgroupError::Io { what, path: path.to_owned(), source }
 }
 
 /// Limits of `kubepods`, the cgroup of all pods. `None` leaves a value unchanged.

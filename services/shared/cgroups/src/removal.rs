@@ -15,7 +15,7 @@ use quintlet_kit::clock::FAR;
 use quintlet_kit::tree::{self, Entry, Visitor};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
-use super::CgroupError;
+use crate::error::CgroupError;
 
 // As in the kubelet. A process that forks faster than this is killed by the next attempt.
 const KILL_ROUNDS: u32 = 5;

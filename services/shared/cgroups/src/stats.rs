@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use quintlet_model::qos::QosClass;
 
+use crate::files::{UNLIMITED, is_v2};
 use crate::names::{self, CgroupDriver};
-use crate::{UNLIMITED, is_v2};
 
 pub use detail::{Detail, DeviceIo, Memory, Stalls, Throttling};
 

@@ -8,7 +8,7 @@ use quintlet_model::cpu_list::CpuList;
 use quintlet_model::qos::{self, PodCgroup};
 use zbus::{Connection, OwnedObjectPath, Variant};
 
-use super::CgroupError;
+use crate::error::{CgroupError, SystemdError};
 
 /// systemd rounds CPU time to hundredths of a CPU (10 ms per second).
 const QUOTA_STEP_US: u64 = 10_000;
@@ -46,22 +46,6 @@ trait Manager {
 
     #[zbus(signal)]
     fn job_removed(&self, id: u32, job: OwnedObjectPath, unit: String, result: String);
-}
-
-/// The reason why systemd did not do what was requested.
-#[derive(Debug, thiserror::Error)]
-pub enum SystemdError {
-    #[error(transparent)]
-    Bus(#[from] zbus::Error),
-    #[error("failed to start a runtime: {0}")]
-    Runtime(io::Error),
-    #[error("no answer within {} s", LIMIT.as_secs())]
-    Timeout,
-    /// The job ended with this result.
-    #[error("the job ended with the result {0:?}")]
-    Job(String),
-    #[error("the system bus closed the connection")]
-    Closed,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

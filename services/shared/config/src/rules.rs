@@ -2,9 +2,11 @@
 //! before.
 
 mod resources;
+mod view;
 
 use std::collections::BTreeMap;
 
+use self::view::View;
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, Node};
@@ -18,54 +20,6 @@ pub(crate) fn check(config: &Config, out: &mut Vec<Diagnostic>) {
         rule(&view, out);
     }
     resources::check(&view, out);
-}
-
-struct View<'a> {
-    config: &'a Config,
-}
-
-impl View<'_> {
-    fn node(&self, field: &str) -> Option<&Node> {
-        self.config.value(Document::Kubelet, field)
-    }
-
-    fn int(&self, field: &str) -> Option<i64> {
-        match self.node(field)?.data {
-            Data::Int(number) => Some(number),
-            _ => None,
-        }
-    }
-
-    fn is(&self, field: &str) -> bool {
-        self.node(field).is_some_and(|n| n.data == Data::Bool(true))
-    }
-
-    /// Returns whether a feature gate that is off by default is on.
-    fn gate(&self, name: &str) -> bool {
-        self.node("featureGates")
-            .and_then(|gates| gates.get(name))
-            .is_some_and(|n| n.data == Data::Bool(true))
-    }
-
-    fn text(&self, field: &str) -> &str {
-        self.node(field).and_then(Node::text).unwrap_or_default()
-    }
-
-    fn nanos(&self, field: &str) -> i64 {
-        go_duration::parse(self.text(field)).unwrap_or(0)
-    }
-
-    fn words(&self, field: &str) -> Vec<&str> {
-        self.node(field).map(Node::elements).unwrap_or_default().iter().filter_map(Node::text).collect()
-    }
-
-    /// Returns an error for the first of `fields` that is set, or for the first one if none is set.
-    fn blame(&self, fields: &[&str], message: String) -> Diagnostic {
-        let set = fields.iter().find(|f| self.node(f).is_some_and(|n| n.origin.is_set()));
-        let field = set.or(fields.first()).copied().unwrap_or_default();
-        let origin = self.node(field).map_or(crate::node::Origin::Default, |n| n.origin.clone());
-        Diagnostic::error(origin, field, message)
-    }
 }
 
 fn refused(view: &View<'_>, out: &mut Vec<Diagnostic>) {

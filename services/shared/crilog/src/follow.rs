@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use flate2::read::GzDecoder;
 use quintlet_kit::beneath::Dir;
 
-use crate::tail_start;
+use crate::tail::tail_start;
 
 /// Largest read, in bytes.
 pub const BLOCK: usize = 64 << 10;

@@ -1,8 +1,9 @@
 //! Manifests of pods.
 
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_layout::SourceKind;
 use pod_sync_sources::decode::{self, ManifestOrigin};
-use pod_sync_sources::{Snapshot, SourceKind, validate};
+use pod_sync_sources::{Snapshot, validate};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

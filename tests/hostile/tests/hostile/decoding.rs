@@ -4,8 +4,9 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
+use pod_sync_layout::SourceKind;
+use pod_sync_sources::Snapshot;
 use pod_sync_sources::decode::{self, ManifestOrigin};
-use pod_sync_sources::{Snapshot, SourceKind};
 use quintlet_hostile::cases::{Case, Cases};
 use quintlet_hostile::outcomes::{Expected, Outcomes};
 

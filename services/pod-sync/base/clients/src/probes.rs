@@ -52,9 +52,6 @@ const FAILURES: usize = 1000;
 /// The stream of targets, in metrics.
 const DRIVE: &str = "Probe.Drive";
 
-/// Memory of the probes of one pod, by container name and probe.
-pub type PodMemory = BTreeMap<(String, ProbeType), ProbeMemory>;
-
 /// A probe that failed.
 #[derive(Debug, Clone)]
 pub struct ProbeFailure {

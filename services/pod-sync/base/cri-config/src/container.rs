@@ -15,7 +15,8 @@ use super::env::{Env, expand_argument};
 use super::error::ConfigError;
 use super::expand::Budget;
 use super::security::ImageUser;
-use super::{HandlerFeatures, NodeSettings, go_json, paths, resources, security};
+use super::{go_json, resources, security};
+use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 
 /// Input of [`container_config`].
 #[derive(Debug, Clone, Copy)]

@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
 use quintlet_model::ids::PodRef;
 use quintlet_model::pod;
 
-use super::NodeSettings;
 use super::error::ConfigError;
+use pod_sync_layout::NodeSettings;
 
 const MAX_SERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;

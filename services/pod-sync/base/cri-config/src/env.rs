@@ -11,13 +11,13 @@ use k8s_openapi::api::core::v1::{
 };
 use quintlet_model::pod;
 
-use super::NodeSettings;
 use super::env_file::EnvFile;
 use super::error::ConfigError;
 use super::expand::{Budget, expand, expand_known, expand_text};
 use super::fields::{ResourceField, metadata_field, resource_field};
-use super::objects::{ObjectError, ObjectSource};
 use super::services::{MASTER_NAMESPACE, service_variables};
+use pod_sync_layout::NodeSettings;
+use pod_sync_layout::{ObjectError, ObjectSource};
 
 /// The API objects that a container's variables refer to, fetched once per start. Each has its own error.
 #[derive(Debug, Clone, Default)]
@@ -353,7 +353,7 @@ pub fn expand_sub_path(expression: &str, env: &Env) -> Result<String, ConfigErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::objects::ObjectKind;
+    use pod_sync_layout::ObjectKind;
     use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::objects::ObjectError;
+use pod_sync_layout::ObjectError;
 
 /// A configuration cannot be generated. The message is shown to the user as that of the waiting container.
 #[derive(Debug, thiserror::Error)]

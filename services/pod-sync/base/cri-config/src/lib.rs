@@ -1,17 +1,13 @@
 //! Builds the CRI configuration of a pod's sandbox and containers: the content of RunPodSandbox and CreateContainer requests.
 //!
 //! The crate has no tasks and no channels. Its functions are pure, with three exceptions: [`env::EnvObjects::fetch`] asks an
-//! [`objects::ObjectSource`]; [`subpath`] and [`mounts::make_mounts`] prepare files below the pod's directory; and
+//! [`ObjectSource`](pod_sync_layout::ObjectSource); [`subpath`] and [`mounts::make_mounts`] prepare files below the pod's directory; and
 //! [`dns::read_resolv_conf`] reads the node's file. The messages of [`error::ConfigError`] are the kubelet's, since they become
 //! the message of a container that waits with reason `CreateContainerConfigError`.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
-
-use std::path::PathBuf;
-
-use pod_sync_decisions::qos::{CgroupSettings, QosTierSettings, ResourceList};
 
 pub mod container;
 pub mod cri_extensions;
@@ -25,149 +21,8 @@ mod go_json;
 mod hostname;
 mod hosts;
 pub mod mounts;
-pub mod node_ips;
-pub mod objects;
-pub mod paths;
 pub mod resources;
 pub mod sandbox;
 pub mod security;
 mod services;
 pub mod subpath;
-
-use self::node_ips::NodeIps;
-
-/// Default of `maxPods`.
-const MAX_PODS: u32 = 110;
-
-/// Settings of the feature gate MemoryQoS.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct MemoryQos {
-    /// `memoryThrottlingFactor`.
-    pub throttling_factor: f64,
-    /// `memoryReservationPolicy` is `TieredReservation`.
-    pub protects_requests: bool,
-    /// Size of a page of memory, in bytes.
-    pub page_bytes: i64,
-}
-
-/// Settings of the node and facts about it.
-#[derive(Debug, Clone)]
-pub struct NodeSettings {
-    pub node_name: String,
-    pub node_ips: NodeIps,
-    /// Port of the kubelet API; 0 if it is not served.
-    pub node_api_port: u16,
-    /// The kubelet's root directory.
-    pub root_dir: PathBuf,
-    /// `podLogsDir`.
-    pub pod_logs_dir: PathBuf,
-    /// `clusterDomain`; may be empty.
-    pub cluster_domain: String,
-    /// `clusterDNS`; may be empty.
-    pub cluster_dns: Vec<String>,
-    /// `resolvConf`; `None` if it is set to an empty string.
-    pub resolv_conf: Option<PathBuf>,
-    /// `seccompDefault`.
-    pub seccomp_default: bool,
-    /// Limit by `maxPods` and `podsPerCore`.
-    pub max_pods: u32,
-    /// Sum of `systemReserved` and `kubeReserved`.
-    pub reserved: ResourceList,
-    /// `localStorageCapacityIsolation`: ephemeral storage is a resource of the node.
-    pub isolates_storage: bool,
-    /// Resources that hard eviction thresholds keep free.
-    pub eviction_reserve: ResourceList,
-    /// The limits of the cgroup of all pods exclude reserved resources (`enforceNodeAllocatable` contains `pods`).
-    pub enforce_reserved: bool,
-    /// Allocatable resources, for limits in the downward API.
-    pub allocatable: ResourceList,
-    pub cgroup: CgroupSettings,
-    /// Memory of the machine, in bytes.
-    pub memory_bytes: i64,
-    /// cgroup v2 is in use.
-    pub cgroup_v2: bool,
-    /// Huge page sizes of the machine, in bytes.
-    pub hugepage_sizes: Vec<u64>,
-    /// The swap controller is available.
-    pub swap_controller: bool,
-    /// Swap of the machine in bytes, if `swapBehavior` is `LimitedSwap`.
-    pub limited_swap_bytes: Option<i64>,
-    /// Throttling and protection of the memory of containers; `None` without the feature gate MemoryQoS or without cgroup v2.
-    pub memory_qos: Option<MemoryQos>,
-    /// `qosReserved` of memory, in percent; `None` without the feature gate QOSReserved.
-    pub qos_reserved_percent: Option<i64>,
-    /// `singleProcessOOMKill`.
-    pub single_process_oom_kill: bool,
-    /// SELinux is enabled, so volumes are relabelled.
-    pub selinux: bool,
-    /// `allowedUnsafeSysctls`.
-    pub allowed_sysctls: Vec<String>,
-    /// AppArmor is enabled in the kernel.
-    pub app_armor: bool,
-    /// The existing directories `/sys/devices/system/cpu/cpu<N>/thermal_throttle`, which are masked in containers.
-    pub thermal_throttle: Vec<String>,
-}
-
-impl NodeSettings {
-    /// Returns the memory of the machine without `systemReserved` and `kubeReserved`, in bytes
-    /// (`pkg/kubelet/cm: GetNodeAllocatableAbsolute`).
-    #[must_use]
-    pub fn memory_without_reservations(&self) -> i64 {
-        let reserved = self.reserved.get("memory").map_or(0, |q| q.value());
-        self.memory_bytes.saturating_sub(reserved).max(0)
-    }
-
-    /// Returns the settings of the cgroups of QoS classes.
-    #[must_use]
-    pub fn qos_tiers(&self) -> QosTierSettings {
-        QosTierSettings {
-            reserved_percent: self.qos_reserved_percent,
-            allocatable_memory: self.memory_without_reservations(),
-            protects_memory: self.memory_qos.map(|memory_qos| memory_qos.protects_requests),
-        }
-    }
-}
-
-impl Default for NodeSettings {
-    fn default() -> Self {
-        Self {
-            node_name: String::new(),
-            node_ips: NodeIps::default(),
-            node_api_port: 0,
-            root_dir: PathBuf::from("/var/lib/kubelet"),
-            pod_logs_dir: PathBuf::from("/var/log/pods"),
-            cluster_domain: String::new(),
-            cluster_dns: Vec::new(),
-            resolv_conf: Some(PathBuf::from("/etc/resolv.conf")),
-            seccomp_default: false,
-            max_pods: MAX_PODS,
-            reserved: ResourceList::new(),
-            isolates_storage: true,
-            eviction_reserve: ResourceList::new(),
-            enforce_reserved: true,
-            allocatable: ResourceList::new(),
-            cgroup: CgroupSettings::default(),
-            memory_bytes: 0,
-            cgroup_v2: false,
-            hugepage_sizes: Vec::new(),
-            swap_controller: false,
-            limited_swap_bytes: None,
-            memory_qos: None,
-            qos_reserved_percent: None,
-            single_process_oom_kill: false,
-            selinux: false,
-            allowed_sysctls: Vec::new(),
-            app_armor: false,
-            thermal_throttle: Vec::new(),
-        }
-    }
-}
-
-/// Features of a runtime handler, from the CRI's Status.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct HandlerFeatures {
-    pub recursive_read_only_mounts: bool,
-    pub user_namespaces: bool,
-    /// `supplementalGroupsPolicy: Strict`.
-    pub supplemental_groups_policy: bool,
-}

@@ -18,7 +18,8 @@ use super::cri_extensions::ImageMount;
 use super::env::{Env, expand_sub_path, sort_pod_ips};
 use super::error::ConfigError;
 use super::hostname::pod_hostname;
-use super::{HandlerFeatures, NodeSettings, hosts, paths, subpath};
+use super::{hosts, subpath};
+use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 
 const ETC_HOSTS: &str = "/etc/hosts";
 

@@ -6,8 +6,8 @@ use k8s_cri::v1::{HugepageLimit, LinuxContainerResources};
 use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::pod;
 
-use super::NodeSettings;
 use pod_sync_decisions::qos::{self, ResourceList};
+use pod_sync_layout::NodeSettings;
 use quintlet_model::quantity::Quantity;
 
 fn linux(requests: &ResourceList, limits: &ResourceList, node: &NodeSettings) -> LinuxContainerResources {
@@ -157,7 +157,7 @@ pub fn hugepage_sizes(dir: &Path) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryQos;
+    use pod_sync_layout::MemoryQos;
     use quintlet_testkit::pods::pod_of;
     use serde_json::{Value, json};
 

@@ -14,7 +14,8 @@ use quintlet_model::{labels, pod};
 
 use super::error::ConfigError;
 use super::hostname::{kernel_hostname, pod_hostname};
-use super::{HandlerFeatures, NodeSettings, paths, resources, security};
+use super::{resources, security};
+use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
 
 /// Input of [`sandbox_config`].
 #[derive(Debug, Clone, Copy)]

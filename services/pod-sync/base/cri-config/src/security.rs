@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, SELinuxOptions
 use quintlet_model::pod;
 
 use super::error::ConfigError;
-use super::{HandlerFeatures, NodeSettings};
+use pod_sync_layout::{HandlerFeatures, NodeSettings};
 
 const MASKED: [&str; 12] = [
     "/proc/asound",

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use k8s_cri::v1 as cri;
 use parking_lot::Mutex;
-use pod_sync_cri_config::paths;
+use pod_sync_layout::paths;
 use quintlet_kit::command::{Commands, Ended};
 use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use parking_lot::RwLock;
-use pod_sync_sources::{ManifestProblem, SourceKind};
+use pod_sync_layout::{ManifestProblem, SourceKind};
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use pod_sync_decisions::waiting::WaitingFor;
-use pod_sync_sources::SourceKind;
+use pod_sync_layout::SourceKind;
 use quintlet_model::ids::PodRef;
 use quintlet_model::runtime::Cursor;
 use quintlet_model::text;

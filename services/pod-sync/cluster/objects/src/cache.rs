@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::GetParams;
 use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
-use pod_sync_cri_config::objects::{ObjectError, ObjectKind};
+use pod_sync_layout::{ObjectError, ObjectKind};
 use quintlet_model::ids::PodUid;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;

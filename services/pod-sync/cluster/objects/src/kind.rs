@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::Resource;
-use pod_sync_cri_config::objects::ObjectKind;
+use pod_sync_layout::ObjectKind;
 use serde::de::DeserializeOwned;
 
 /// Namespace and name of an object of one kind.

@@ -5,7 +5,7 @@
 //!
 //! - `Watch`: one LIST and one WATCH per referenced object, by one task named `object-watch` for each. A read returns the
 //!   watched object. It waits at most one second for the first list, and fails with
-//!   [`ObjectError::NotReady`](pod_sync_cri_config::objects::ObjectError::NotReady) after that. A change wakes the workers of
+//!   [`ObjectError::NotReady`](pod_sync_layout::ObjectError::NotReady) after that. A change wakes the workers of
 //!   the pods that refer to the object.
 //! - `Cache`: a read returns the last read object until its time to live has elapsed.
 //! - `Get`: a read is a request.
@@ -24,7 +24,6 @@
 mod cache;
 mod get;
 mod kind;
-mod lag;
 mod references;
 mod registry;
 mod ttl;
@@ -34,5 +33,4 @@ mod watched;
 mod tests;
 
 pub use cache::{ChangeDetectionStrategy, ObjectCache, Settings};
-pub use lag::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
 pub use references::References;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kube::api::GetParams;
 use parking_lot::Mutex;
-use pod_sync_cri_config::objects::ObjectError;
+use pod_sync_layout::ObjectError;
 use tokio::time::Instant;
 
 use crate::get::get;

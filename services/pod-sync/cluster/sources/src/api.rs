@@ -18,7 +18,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::lenient::{Lenient, Undecodable};
-use super::{ManifestProblem, Snapshot, SourceEvent, SourceKind, SourceSender};
+use super::{Snapshot, SourceEvent, SourceSender};
+use pod_sync_layout::{ManifestProblem, SourceKind};
 
 /// Shortest interval between requests while the API server fails (ARCHITECTURE.md, invariant 9).
 const RETRY: Duration = Duration::from_secs(1);

@@ -9,9 +9,10 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret, Service, ServiceAccount};
 use kube::api::{Api, PostParams};
 use pod_sync_clients::WorkerWakeups;
-use pod_sync_cri_config::objects::{ObjectError, ObjectKind, ObjectSource};
-use pod_sync_direct_volumes::token::{Token, TokenError, TokenKey, TokenSource};
-use pod_sync_objects::{ChangeDetectionStrategy, ObjectCache, REQUEST_TIMEOUT, Settings, retry_on_lag};
+use pod_sync_clients::{REQUEST_TIMEOUT, retry_on_lag};
+use pod_sync_layout::{ObjectError, ObjectKind, ObjectSource};
+use pod_sync_layout::{Token, TokenError, TokenKey, TokenSource};
+use pod_sync_objects::{ChangeDetectionStrategy, ObjectCache, Settings};
 use quintlet_model::ids::PodUid;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;

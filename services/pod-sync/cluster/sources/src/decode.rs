@@ -14,7 +14,8 @@ use quintlet_model::labels;
 
 use super::defaults::set_defaults;
 use super::zero::ZeroForNull;
-use super::{ManifestProblem, Snapshot, SourceKind, validate};
+use super::{Snapshot, validate};
+use pod_sync_layout::{ManifestProblem, SourceKind};
 
 /// Origin of a manifest, which is part of the pod's UID.
 #[derive(Debug, Clone, Copy)]

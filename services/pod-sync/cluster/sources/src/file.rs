@@ -14,7 +14,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::decode::{self, ManifestOrigin};
-use super::{MAX_MANIFEST, ManifestProblem, Snapshot, SourceEvent, SourceKind, SourceSender};
+use super::{MAX_MANIFEST, Snapshot, SourceEvent, SourceSender};
+use pod_sync_layout::{ManifestProblem, SourceKind};
 
 /// Wait after an event for further ones: editors write in several steps.
 const SETTLE: Duration = Duration::from_millis(20);

@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::decode::{self, ManifestOrigin};
 use super::proxy::{Proxies, ProxyConnector};
-use super::{MAX_MANIFEST, ManifestProblem, Snapshot, SourceEvent, SourceKind, SourceSender};
+use super::{MAX_MANIFEST, Snapshot, SourceEvent, SourceSender};
+use pod_sync_layout::{ManifestProblem, SourceKind};
 use quintlet_kit::redirect;
 
 /// Timeout of a request (`pkg/kubelet/config: NewSourceURL`).

@@ -2,8 +2,9 @@
 
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
+use crate::Snapshot;
 use crate::decode::{ManifestOrigin, manifest};
-use crate::{Snapshot, SourceKind};
+use pod_sync_layout::SourceKind;
 
 const KUBEADM_API_SERVER: &str = r#"
 apiVersion: v1

@@ -5,6 +5,7 @@
 
 mod containers;
 mod errors;
+mod field_ref;
 mod handlers;
 mod names;
 mod resources;
@@ -76,7 +77,7 @@ fn metadata(meta: &ObjectMeta, errors: &mut Errors) {
     if let Some(generation) = meta.generation.filter(|g| *g < 0) {
         errors.invalid("metadata.generation", generation, names::NOT_NEGATIVE);
     }
-    labels(meta.labels.as_ref(), "metadata.labels", errors);
+    names::labels(meta.labels.as_ref(), "metadata.labels", errors);
     annotations(meta.annotations.as_ref(), errors);
     owners(meta.owner_references.as_deref().unwrap_or_default(), errors);
     for (i, finalizer) in meta.finalizers.iter().flatten().enumerate() {
@@ -89,14 +90,6 @@ fn metadata(meta: &ObjectMeta, errors: &mut Errors) {
     }
     for (i, entry) in meta.managed_fields.iter().flatten().enumerate() {
         managed_fields(entry, &format!("metadata.managedFields[{i}]"), errors);
-    }
-}
-
-// apimachinery/pkg/apis/meta/v1/validation: ValidateLabels
-fn labels(labels: Option<&BTreeMap<String, String>>, path: &str, errors: &mut Errors) {
-    for (key, value) in labels.into_iter().flatten() {
-        errors.format(path, key, names::qualified(key));
-        errors.format(path, value, names::label_value(value));
     }
 }
 
@@ -221,7 +214,7 @@ fn pod_spec(pod: &Pod, spec: &PodSpec, errors: &mut Errors) {
         spec.dns_policy.as_deref(),
         &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"],
     );
-    labels(spec.node_selector.as_ref(), "spec.nodeSelector", errors);
+    names::labels(spec.node_selector.as_ref(), "spec.nodeSelector", errors);
     security::of_pod(spec, errors);
     scheduling::all(spec, errors);
     dns_config(spec.dns_config.as_ref(), spec.dns_policy.as_deref(), errors);

@@ -8,13 +8,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pod_sync_cri_config::paths;
 use pod_sync_decisions::qos;
 use pod_sync_eviction::Signal;
 use pod_sync_eviction::layout::Layout;
 use pod_sync_eviction::usage::{
     Candidate, ContainerUsage, FileUsage, Observation, Observations, PodUsage, PodUsages,
 };
+use pod_sync_layout::paths;
 use quintlet_cgroups::stats::CgroupStats;
 use quintlet_model::ids::{ContainerId, PodUid};
 use quintlet_model::pod;

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 
 use links::Link;
 use pod_sync_containment::{Containment, PodWork};
-use pod_sync_cri_config::paths;
+use pod_sync_layout::paths;
 
 /// Time without progress after which an operation on a log counts as hanging.
 const STALL: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use pod_sync_cri_config::node_ips::NodeIps;
+use pod_sync_layout::NodeIps;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

@@ -1,16 +1,16 @@
 //! The node as pod-sync reports it: addresses, resources, runtime state, the Node object.
 //!
 //! Futures that the caller spawns, each until its `stop`:
-//! - [`poll_runtime`] asks the runtime for its Status and publishes [`RuntimeState`] on a `watch` channel.
+//! - [`poll_runtime`] asks the runtime for its Status and publishes [`RuntimeState`](pod_sync_layout::RuntimeState) on a `watch` channel.
 //! - [`NodeCgroups::keep`] writes the limits of the node's cgroups again.
 //! - [`ProcessCgroups::keep`] moves processes into the cgroups of the configuration.
 //! - [`poll_images`] lists images for `Node.status.images`.
-//! - [`follow_addresses`] keeps the node's addresses up to date, in [`NodeIps`](pod_sync_cri_config::node_ips::NodeIps) and on a
+//! - [`follow_addresses`] keeps the node's addresses up to date, in [`NodeIps`](pod_sync_layout::NodeIps) and on a
 //!   `watch` channel.
 //! - [`follow_pod_cidrs`] and [`set_pod_cidrs`] send the pod CIDRs to the runtime.
 //! - [`report_node`] reads these channels ([`NodeInputs`]) and reports the Node to status-reporter.
 //!
-//! The rest are functions of [`NodeSettings`](pod_sync_cri_config::NodeSettings) and of files below `/proc` and `/sys`.
+//! The rest are functions of [`NodeSettings`](pod_sync_layout::NodeSettings) and of files below `/proc` and `/sys`.
 
 // A value of a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -27,7 +27,6 @@ mod report;
 mod reservations;
 mod resources;
 mod runtime;
-mod runtime_state;
 mod status;
 
 pub use crate::addresses::{AddressesError, check_addresses, follow_addresses, initial_addresses};
@@ -43,5 +42,4 @@ pub use crate::reservations::{
 };
 pub use crate::resources::{allocatable, capacity, cpus, max_pods, online_cpus, pod_limits, swap_bytes};
 pub use crate::runtime::poll_runtime;
-pub use crate::runtime_state::RuntimeState;
 pub use crate::status::{declared_features, poll_images};

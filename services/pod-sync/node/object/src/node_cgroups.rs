@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::reservations::EnforcedReservation;
 use crate::resources::online_cpus;
-use crate::runtime_state::RuntimeState;
+use pod_sync_layout::RuntimeState;
 
 /// Interval of writes. Another process, such as systemd when it reloads its units, may have changed the limits.
 const PERIOD: Duration = Duration::from_secs(60);

@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::{
     NodeSystemInfo,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use pod_sync_cri_config::NodeSettings;
+use pod_sync_layout::NodeSettings;
 
 use crate::resources::{allocatable, capacity, swap_bytes};
-use crate::runtime_state::RuntimeState;
 use crate::{machine, status};
+use pod_sync_layout::RuntimeState;
 
 /// Version of the kubelet that Quintlet implements. The API server applies its version skew rules to it.
 const KUBELET_VERSION: &str = "v1.36.0";

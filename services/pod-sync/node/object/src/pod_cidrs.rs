@@ -1,9 +1,10 @@
 //! Pod CIDRs for the runtime, which may write its network configuration from them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Node;
 use pod_sync_clients::Runtime;
-use pod_sync_sources::api::SharedNode;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
@@ -13,13 +14,13 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// Sends each new value of the Node's `podCIDRs` to the runtime, until `stop`.
 pub async fn follow_pod_cidrs(
-    mut node: watch::Receiver<Option<SharedNode>>,
+    mut node: watch::Receiver<Option<Arc<Node>>>,
     runtime: Runtime,
     stop: CancellationToken,
 ) {
     let mut sent = String::new();
     loop {
-        let wanted = node.borrow_and_update().as_ref().map(joined).unwrap_or_default();
+        let wanted = node.borrow_and_update().as_deref().map(joined).unwrap_or_default();
         // If the Node loses its CIDRs, the runtime keeps the last ones.
         let retry = !wanted.is_empty() && wanted != sent && {
             let failed = !send(&runtime, &wanted).await;
@@ -48,7 +49,7 @@ pub async fn set_pod_cidrs(cidr: String, runtime: Runtime, stop: CancellationTok
     }
 }
 
-fn joined(node: &SharedNode) -> String {
+fn joined(node: &Node) -> String {
     let cidrs = node.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_deref()).unwrap_or_default();
     cidrs.join(",")
 }

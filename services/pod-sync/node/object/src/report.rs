@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerImage, NodeCondition};
 use pod_sync_clients::{Pleg, Statuses};
-use pod_sync_cri_config::NodeSettings;
 use pod_sync_decisions::admission::PressureCondition;
+use pod_sync_layout::NodeSettings;
 use quintlet_kit::clock::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::object::{addresses, managed_node};
-use crate::runtime_state::RuntimeState;
 use crate::status;
+use pod_sync_layout::RuntimeState;
 
 /// Longest interval between reports; status-reporter treats a report as stale after 30 s.
 const REPORT_PERIOD: Duration = Duration::from_secs(10);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use pod_sync_cri_config::NodeSettings;
+use pod_sync_layout::NodeSettings;
 use quintlet_cgroups::KubepodsLimits;
 use quintlet_model::cpu_list::CpuList;
 use quintlet_model::quantity::{Format, Quantity as Amount};

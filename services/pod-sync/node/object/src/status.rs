@@ -10,7 +10,7 @@ use pod_sync_decisions::image_gc::Image;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::runtime_state::RuntimeState;
+use pod_sync_layout::RuntimeState;
 
 /// Interval between lists of images (pkg/kubelet/images/image_gc_manager.go).
 const PERIOD: Duration = Duration::from_secs(30);
@@ -118,7 +118,7 @@ pub fn declared_features(has_node_api: bool) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pod_sync_cri_config::HandlerFeatures;
+    use pod_sync_layout::HandlerFeatures;
 
     fn image(id: &str, size: u64, names: &[&str]) -> Image {
         let names = names.iter().map(|n| (*n).to_owned()).collect();

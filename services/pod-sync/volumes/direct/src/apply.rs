@@ -10,7 +10,8 @@ use crate::empty_dir::EmptyDir;
 use crate::error::{VolumeFailure, VolumeStep};
 use crate::mount_table::MountTable;
 use crate::plan::Plan;
-use crate::{SetUp, host_path, ownership};
+use crate::set_up::SetUp;
+use crate::{host_path, ownership};
 
 /// Sets a volume up.
 pub(crate) fn apply(

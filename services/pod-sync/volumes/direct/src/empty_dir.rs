@@ -14,8 +14,8 @@ use rustix::mount::MountFlags;
 
 use super::mount_table::{self, MountEntry, MountTable};
 use super::ownership;
-use pod_sync_cri_config::NodeSettings;
 use pod_sync_decisions::qos;
+use pod_sync_layout::NodeSettings;
 use quintlet_model::quantity::Quantity;
 
 /// Medium of an emptyDir.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pod_sync_cri_config::paths;
+use pod_sync_layout::paths;
 use quintlet_model::ids::PodUid;
 
 use crate::teardown::SUPPORTED_PLUGINS;

@@ -27,6 +27,7 @@ use tokio::time::Instant;
 mod apply;
 mod atomic;
 pub mod certificates;
+mod context;
 mod empty_dir;
 pub mod error;
 pub mod found;
@@ -38,71 +39,29 @@ pub mod ownership;
 mod payload;
 mod plan;
 pub mod quotas;
+mod set_up;
 mod spec;
 mod teardown;
-pub mod token;
 
 #[cfg(test)]
 mod tests;
 
+pub use context::VolumeContext;
+pub use set_up::SetUp;
 pub use spec::{became_csi, is_direct, referenced};
 pub use teardown::OrphanError;
 
 use apply::apply;
-use certificates::{CredentialBundles, TrustAnchors};
+use certificates::CredentialBundles;
 use error::{TearDownError, VolumeFailure, VolumeStep};
 use metrics::VolumeMetrics;
 use mount_table::{MountTable, ProcMountTable};
+use payload::MAX_FILE_BYTES;
+use plan::Planner;
 use pod_sync_cri_config::mounts::{MountedVolume, MountedVolumes};
-use pod_sync_cri_config::objects::ObjectSource;
-use pod_sync_cri_config::{NodeSettings, paths};
+use pod_sync_layout::{TokenCache, paths};
 use quotas::ProjectQuotas;
 use spec::{fs_group, nested_mount_points};
-use token::{TokenCache, TokenSource};
-
-/// Progress of the set-up of a volume.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum SetUp {
-    /// The objects of the volume are being read.
-    Begun,
-    /// The volume is ready and has the content of its objects.
-    Ready,
-    /// The volume is ready, and keeps its old content.
-    Stale(VolumeFailure),
-    /// The volume is not ready.
-    Failed {
-        failure: VolumeFailure,
-        /// Directories, files or a mount may be left.
-        is_partial: bool,
-    },
-}
-
-impl SetUp {
-    fn failure(&self) -> Option<&VolumeFailure> {
-        match self {
-            Self::Begun | Self::Ready => None,
-            Self::Stale(failure) | Self::Failed { failure, .. } => Some(failure),
-        }
-    }
-}
-
-/// External inputs of volumes.
-#[derive(Clone)]
-pub struct VolumeContext {
-    /// ConfigMaps and Secrets.
-    pub objects: Arc<dyn ObjectSource>,
-    /// Service account tokens; `None` without an API server.
-    pub tokens: Option<Arc<dyn TokenSource>>,
-    /// Certificates of ClusterTrustBundles; `None` without an API server, and while the feature gate is off.
-    pub trust_anchors: Option<Arc<dyn TrustAnchors>>,
-    pub node: Arc<NodeSettings>,
-    /// Wall time, for the names of versions and the expiry of tokens.
-    pub now: Timestamp,
-}
-
-/// Limit of the files of all ConfigMaps, Secrets and projected volumes of one pod, in bytes. They are in memory at the same
-/// time, and one key of an object may be in any number of them.
-const MAX_FILE_BYTES: usize = 128 << 20;
 
 /// Volumes of this node's pods.
 #[derive(Clone)]
@@ -208,12 +167,13 @@ impl Volumes {
         mut progress: impl FnMut(&str, SetUp) + Send + 'static,
     ) -> io::Result<Vec<VolumeFailure>> {
         let mut plans = Vec::with_capacity(volumes.len());
+        let planner = self.planner(pod, uid, ctx);
         let mut left = self.bytes_beside(uid, volumes);
         let mut nested = if volumes.is_empty() { BTreeMap::new() } else { nested_mount_points(pod) };
         for volume in volumes {
             progress(&volume.name, SetUp::Begun);
             let mount = Mount::begin(&self.metrics, volume);
-            let plan = self.plan(pod, uid, volume, ctx).await.map(|plan| {
+            let plan = planner.plan(volume).await.map(|plan| {
                 let (plan, size) = plan.within(&mut left);
                 if let Some(size) = size {
                     self.sizes.lock().entry(uid.clone()).or_default().insert(volume.name.clone(), size);
@@ -275,7 +235,7 @@ impl Volumes {
                 return at(PathBuf::new(), true, false);
             }
             let dir = plugin.rsplit_once('/').map_or(plugin, |(_, name)| name);
-            at(self.path(uid, dir, &volume.name), volume.empty_dir.is_none(), true)
+            at(paths::direct_volume_dir(&self.root, uid, dir, &volume.name), volume.empty_dir.is_none(), true)
         };
         let all = referenced(pod).into_iter().filter(|volume| is_direct(volume));
         all.map(|volume| (volume.name.clone(), place(volume))).collect()
@@ -349,14 +309,16 @@ impl Volumes {
         self.tokens.remove_expired(now);
     }
 
-    fn path(&self, uid: &PodUid, plugin: &str, volume: &str) -> PathBuf {
-        let pod_dir = paths::pod_dir(&self.root, uid);
-        pod_dir.join("volumes").join(format!("kubernetes.io~{plugin}")).join(volume)
-    }
-
-    /// Returns the directory of an emptyDir's marker.
-    fn marker_dir(&self, uid: &PodUid, volume: &str) -> PathBuf {
-        paths::pod_dir(&self.root, uid).join("plugins").join("kubernetes.io~empty-dir").join(volume)
+    fn planner<'a>(&'a self, pod: &'a Pod, uid: &'a PodUid, ctx: &'a VolumeContext) -> Planner<'a> {
+        Planner {
+            pod,
+            uid,
+            ctx,
+            root: &self.root,
+            tokens: &self.tokens,
+            credentials: self.credentials.as_deref(),
+            quotas: &self.quotas,
+        }
     }
 }
 

@@ -6,9 +6,13 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, DownwardAPIVolumeFile, Ke
 use quintlet_model::pod;
 
 use super::atomic::{FileProjection, Payload};
-use pod_sync_cri_config::NodeSettings;
 use pod_sync_cri_config::container::container_of_ephemeral;
 use pod_sync_cri_config::fields::{ResourceField, metadata_field, resource_field};
+use pod_sync_layout::NodeSettings;
+
+/// Limit of the files of all ConfigMaps, Secrets and projected volumes of one pod, in bytes. They are in memory at the same
+/// time, and one key of an object may be in any number of them.
+pub(crate) const MAX_FILE_BYTES: usize = 128 << 20;
 
 /// Selection of the keys of an object that become files, and the modes of these files.
 #[derive(Debug, Clone, Copy)]
@@ -49,8 +53,8 @@ fn select(
             Some(bytes) => {
                 // The same key may be in any number of items.
                 size = size.saturating_add(bytes.len());
-                if size > super::MAX_FILE_BYTES {
-                    return Err(too_large(super::MAX_FILE_BYTES));
+                if size > MAX_FILE_BYTES {
+                    return Err(too_large(MAX_FILE_BYTES));
                 }
                 out.insert(item.path.clone(), file(bytes, item.mode));
             }

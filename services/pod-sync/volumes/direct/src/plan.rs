@@ -1,26 +1,25 @@
 //! What the set-up of a volume has to do, decided from its source and the API objects that it names.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ProjectedVolumeSource, Secret, Volume, VolumeProjection};
-use pod_sync_cri_config::objects::ObjectError;
+use pod_sync_layout::{ObjectError, TokenCache, TokenKey, paths};
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use quintlet_model::quantity::Quantity;
 use rand::RngExt as _;
 
 use crate::atomic::Payload;
-use crate::certificates;
+use crate::certificates::{self, CredentialBundles};
+use crate::context::VolumeContext;
 use crate::empty_dir::{self, EmptyDir, Medium};
 use crate::error::{VolumeFailure, VolumeStep};
-use crate::payload::{self, KeySelection};
+use crate::payload::{self, KeySelection, MAX_FILE_BYTES};
 use crate::quotas::ProjectQuotas;
 use crate::spec::fs_group;
-use crate::token::TokenKey;
-use crate::{MAX_FILE_BYTES, VolumeContext, Volumes};
 
 /// Tokens are refreshed up to this much earlier, so that the requests of a node's pods are spread.
 const TOKEN_JITTER: Duration = Duration::from_secs(10);
@@ -71,14 +70,24 @@ impl Plan {
     }
 }
 
-impl Volumes {
-    pub(crate) async fn plan(
-        &self,
-        pod: &Pod,
-        uid: &PodUid,
-        volume: &Volume,
-        ctx: &VolumeContext,
-    ) -> Result<Plan, VolumeFailure> {
+/// What the plans of the volumes of one pod are made from.
+#[derive(Clone, Copy)]
+pub(crate) struct Planner<'a> {
+    pub(crate) pod: &'a Pod,
+    pub(crate) uid: &'a PodUid,
+    pub(crate) ctx: &'a VolumeContext,
+    /// The kubelet's root directory.
+    pub(crate) root: &'a Path,
+    pub(crate) tokens: &'a TokenCache,
+    /// `None` without an API server, and while the feature gate `PodCertificateRequest` is off.
+    pub(crate) credentials: Option<&'a dyn CredentialBundles>,
+    pub(crate) quotas: &'a ProjectQuotas,
+}
+
+impl Planner<'_> {
+    /// Fetches the objects of a volume, and returns what its set-up has to do.
+    pub(crate) async fn plan(&self, volume: &Volume) -> Result<Plan, VolumeFailure> {
+        let Self { pod, uid, ctx, .. } = *self;
         let fail = |step, problem: String| VolumeFailure { volume: volume.name.clone(), step, problem };
         if let Some(source) = &volume.host_path {
             return Ok(Plan::HostPath {
@@ -94,8 +103,8 @@ impl Volumes {
             let counts = medium == Medium::Disk && self.quotas.applies_to(pod);
             let quotas = if counts { self.quotas.clone() } else { ProjectQuotas::default() };
             let dir = EmptyDir {
-                path: self.path(uid, "empty-dir", &volume.name),
-                marker_dir: Some(self.marker_dir(uid, &volume.name)),
+                path: paths::direct_volume_dir(self.root, uid, "empty-dir", &volume.name),
+                marker_dir: Some(paths::empty_dir_marker_dir(self.root, uid, &volume.name)),
                 medium,
                 fs_group: fs_group(pod),
             };
@@ -123,7 +132,7 @@ impl Volumes {
             let items = source.items.as_deref().unwrap_or_default();
             ("downward-api", memory, payload::downward_api(pod, items, source.default_mode, &ctx.node))
         } else if let Some(source) = &volume.projected {
-            ("projected", memory, self.projected(pod, uid, (&volume.name, source), ctx).await)
+            ("projected", memory, self.projected(&volume.name, source).await)
         } else {
             let kind = unsupported_kind(volume);
             return Err(fail(
@@ -131,7 +140,7 @@ impl Volumes {
                 format!("no volume plugin matched: {kind} is not supported"),
             ));
         };
-        let path = self.path(uid, plugin, &volume.name);
+        let path = paths::direct_volume_dir(self.root, uid, plugin, &volume.name);
         Ok(Plan::Files {
             dir: EmptyDir { path, marker_dir: None, medium, fs_group: None },
             payload,
@@ -139,20 +148,14 @@ impl Volumes {
         })
     }
 
-    async fn projected(
-        &self,
-        pod: &Pod,
-        uid: &PodUid,
-        (volume, source): (&str, &ProjectedVolumeSource),
-        ctx: &VolumeContext,
-    ) -> Result<Payload, String> {
+    async fn projected(&self, volume: &str, source: &ProjectedVolumeSource) -> Result<Payload, String> {
         let Some(default_mode) = source.default_mode else {
             return Err("no defaultMode used, not even the default value for it".to_owned());
         };
         let mut out = Payload::new();
         let mut problems = Vec::new();
         for (index, part) in source.sources.iter().flatten().enumerate() {
-            match self.projection(pod, uid, (volume, index, part), default_mode, ctx).await {
+            match self.projection(volume, index, part, default_mode).await {
                 Ok(files) => out.extend(files),
                 Err(problem) => problems.push(problem),
             }
@@ -165,12 +168,12 @@ impl Volumes {
 
     async fn projection(
         &self,
-        pod: &Pod,
-        uid: &PodUid,
-        (volume, index, part): (&str, usize, &VolumeProjection),
+        volume: &str,
+        index: usize,
+        part: &VolumeProjection,
         default_mode: i32,
-        ctx: &VolumeContext,
     ) -> Result<Payload, String> {
+        let Self { pod, uid, ctx, .. } = *self;
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         if let Some(source) = &part.config_map {
             let optional = source.optional.unwrap_or(false);
@@ -213,7 +216,7 @@ impl Volumes {
         }
         if let Some(source) = &part.pod_certificate {
             // The kubelet has this text without an API server, and while the feature gate is off.
-            let credentials = self.credentials.as_ref().ok_or("unimplemented")?;
+            let credentials = self.credentials.ok_or("unimplemented")?;
             let bundle = credentials.read(pod, uid, volume, index, source)?;
             return Ok(certificates::files_of_bundle(pod, &bundle, source, default_mode));
         }

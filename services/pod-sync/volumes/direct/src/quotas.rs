@@ -6,6 +6,7 @@
 //! walk. IDs are in `/etc/projects` and `/etc/projid`, where a restarted pod-sync finds them.
 
 mod files;
+mod interface;
 mod projects;
 mod tool;
 
@@ -21,42 +22,13 @@ use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use quintlet_model::pod;
 
+pub use interface::{Mount, QuotaTool, QuotaUsage};
+
 use files::ProjectFiles;
 use tool::Tools;
 
 /// File systems with projects.
 const FILE_SYSTEMS: [&str; 2] = ["ext4", "xfs"];
-
-/// Usage of a project.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct QuotaUsage {
-    pub bytes: u64,
-    pub inodes: u64,
-}
-
-/// A mounted file system.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mount {
-    pub path: PathBuf,
-    pub fs_type: String,
-    /// The line of the mount in `/proc/self/mounts`.
-    pub line: String,
-}
-
-/// The commands on projects of a file system. Each blocks, and fails if the file system or its tool does.
-#[allow(clippy::missing_errors_doc, reason = "all commands have the same error")]
-pub trait QuotaTool: Send + Sync {
-    /// Returns whether the file system counts the usage of projects.
-    fn has_accounting(&self, mount: &Mount) -> io::Result<bool>;
-
-    /// Returns the project of a directory; 0 is none.
-    fn project_of(&self, dir: &Path) -> io::Result<u32>;
-
-    /// Moves a directory and what is in it to a project. What is created in it belongs to the project, too.
-    fn set_project(&self, mount: &Mount, dir: &Path, id: u32) -> io::Result<()>;
-
-    fn usage(&self, mount: &Mount, id: u32) -> io::Result<QuotaUsage>;
-}
 
 /// The projects of volumes. Clones share them. The default has none, and volumes are walked.
 #[derive(Clone, Default)]

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::certificates::CredentialBundle;
-use crate::token::{Token, TokenKey};
-use pod_sync_cri_config::objects::{ObjectError, ObjectKind};
+use pod_sync_layout::{ObjectError, ObjectKind};
+use pod_sync_layout::{Token, TokenKey};
 use quintlet_model::pod;
 use quintlet_testkit::pods::pod_of;
 
@@ -48,7 +48,7 @@ struct Tokens;
 
 #[async_trait]
 impl TokenSource for Tokens {
-    async fn request(&self, key: &TokenKey) -> Result<Token, token::TokenError> {
+    async fn request(&self, key: &TokenKey) -> Result<Token, TokenError> {
         let token = format!("{}/{}:{:?}", key.namespace, key.service_account, key.audiences);
         Ok(Token { token, expires: now() + jiff::SignedDuration::from_hours(1), expiration_seconds: 3600 })
     }
@@ -225,7 +225,7 @@ async fn every_kind_is_set_up_once_and_taken_down_without_a_trace() {
     assert_eq!(fs::read_link(at("proj").join("..data")).unwrap(), version);
     assert!(at("disk").join("mine").exists());
 
-    let dirs = pod_sync_cri_config::paths::pod_dir(node.dir.path(), &node.uid).join("volumes");
+    let dirs = pod_sync_layout::paths::pod_dir(node.dir.path(), &node.uid).join("volumes");
     let left = || {
         fs::read_dir(&dirs)
             .into_iter()

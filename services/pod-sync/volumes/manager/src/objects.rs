@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use kube::api::{Api, Patch, PatchParams};
-use pod_sync_objects::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
+use pod_sync_clients::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
 use serde_json::Value;
 
 /// Reads objects that describe volumes.

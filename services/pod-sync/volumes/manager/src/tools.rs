@@ -7,7 +7,7 @@ use pod_sync_clients::Events;
 use pod_sync_csi::mount::Mounter;
 use pod_sync_csi::paths::Root;
 use pod_sync_csi::volume::Secrets;
-use pod_sync_direct_volumes::token::{TokenCache, TokenSource};
+use pod_sync_layout::{TokenCache, TokenSource};
 use quintlet_kit::clock::Clock;
 use tokio::sync::watch;
 

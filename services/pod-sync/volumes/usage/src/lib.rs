@@ -27,10 +27,10 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
-use pod_sync_cri_config::paths;
 use pod_sync_direct_volumes::metrics::plugin;
 use pod_sync_direct_volumes::quotas::{ProjectQuotas, QuotaUsage};
 use pod_sync_direct_volumes::referenced;
+use pod_sync_layout::paths;
 use pod_sync_metrics::PodMetrics;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::stalls::{Pass, Stalls};

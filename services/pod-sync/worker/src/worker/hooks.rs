@@ -5,16 +5,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ExecAction, LifecycleHandler, Pod};
 use pod_sync_clients::{CallError, EventType, ExecOutput};
-use pod_sync_decisions::waiting::{Hook, StartFailure, Waiting};
 use quintlet_kit::clock;
 use quintlet_model::ids::ContainerId;
-use quintlet_model::outcome::Outcome;
-use quintlet_model::runtime::ContainerState;
 
 use super::hook_http::{self, Sent};
-use super::start::NotStarted;
-use super::stop::{Kill, Progress, find};
-use super::{Halt, Pass, Worker};
 use crate::context::StopContext;
 
 /// Limit of the output of a hook in a status, bytes per stream.
@@ -92,16 +86,7 @@ pub(super) async fn run(
     Err(HookError::failed("invalid handler"))
 }
 
-/// Waits for a postStart hook, which has no time limit in the kubelet either, or for the end of its pod. Returns none if the pod
-/// ends first; the hook is then dropped.
-async fn unless_ending<T>(hook: impl Future<Output = T>, ending: impl Future<Output = ()>) -> Option<T> {
-    tokio::select! {
-        done = hook => Some(done),
-        () = ending => None,
-    }
-}
-
-fn command(exec: &ExecAction) -> Vec<String> {
+pub(super) fn command(exec: &ExecAction) -> Vec<String> {
     exec.command.clone().unwrap_or_default()
 }
 
@@ -109,7 +94,7 @@ fn failed(e: &CallError) -> HookError {
     HookError::failed(e.to_string())
 }
 
-fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
+pub(super) fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
     if output.exit_code == 0 {
         return Ok(());
     }
@@ -117,156 +102,4 @@ fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookError> {
     let (words, stderr) = (command(exec).join(" "), text(&output.stderr));
     let error = format!("command '{words}' exited with {}: {stderr}", output.exit_code);
     Err(HookError::Failed { error, output: text(&[output.stdout, output.stderr].concat()) })
-}
-
-/// Returns the message of a failed postStart hook, with the text of the kubelet (`pkg/kubelet/lifecycle/handlers.go`).
-fn failure_text(hook: &LifecycleHandler, container: &str, pod: &str, error: &str, output: &str) -> String {
-    let of = format!("for Container {container:?} in Pod {pod:?} failed - error: {error}");
-    if let Some(exec) = &hook.exec {
-        return format!("Exec lifecycle hook ([{}]) {of}, message: {output:?}", command(exec).join(" "));
-    }
-    if let Some(get) = &hook.http_get {
-        return format!("HTTP lifecycle hook ({}) {of}", get.path.as_deref().unwrap_or_default());
-    }
-    format!("Cannot run handler: {error}")
-}
-
-impl Worker {
-    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the container is stopped, with
-    /// its preStop hook (`pkg/kubelet/kuberuntime: startContainer, killContainer`).
-    pub(super) async fn post_start(
-        &mut self,
-        pod: &Pod,
-        container: &Container,
-        id: &ContainerId,
-        ips: &[IpAddr],
-        field_path: &str,
-    ) -> Result<(), NotStarted> {
-        let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
-            return Ok(());
-        };
-        self.meanwhile(Waiting::HookRunning { container: container.name.clone(), hook: Hook::PostStart });
-        self.report_sandbox_ready();
-        let now = self.ctx.clock.boot();
-        let began = self.record.post_starts.get(id.as_str()).copied().flatten();
-        self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
-        self.save();
-        // If the pod terminates meanwhile, the runtime ends a command with its container, and a request is dropped.
-        let stopping = self.ctx.stop_context();
-        let ran = run(&stopping, Some(pod), Some(container), hook, id, ips, began);
-        let Some(ran) = unless_ending(ran, self.until_ending()).await else { return Err(NotStarted::Ends) };
-        let why = match ran {
-            Ok(()) => {
-                self.record.post_starts.remove(id.as_str());
-                return Ok(());
-            }
-            Err(HookError::Interrupted(e)) => {
-                // The hook never started: a later pass runs it.
-                if e.outcome == Outcome::NotDispatched && began.is_none() {
-                    self.record.post_starts.insert(id.to_string(), None);
-                    self.save();
-                }
-                return Err(Halt::interrupted(&e).into());
-            }
-            Err(HookError::Failed { error, output }) => {
-                failure_text(hook, &container.name, &self.pod_ref.to_string(), &error, &output)
-            }
-        };
-        self.ctx.reporting.events.pod(
-            pod,
-            EventType::Warning,
-            "FailedPostStartHook",
-            "PostStartHook failed",
-            field_path,
-        );
-        let instance = (id, container.name.as_str());
-        let kill = Kill {
-            message: "FailedPostStartHook",
-            reason: None,
-            override_seconds: None,
-            progress: Progress::Hidden,
-        };
-        // An interrupted stop is repeated with the hook, whose result cri-proxy keeps. The kubelet ignores a refusal.
-        if let Err(halt @ (Halt::Interrupted(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) =
-            self.kill_named(pod, instance, ips, kill).await
-        {
-            return Err(halt.into());
-        }
-        self.record.post_starts.remove(id.as_str());
-        Err(NotStarted::Waits(StartFailure::PostStartHookError.with_message(why)))
-    }
-
-    // Takes wake-ups of any cause. None is lost, since another pass follows each hook.
-    async fn until_ending(&self) {
-        while !self.is_ending() {
-            self.work_loop.wakeup.notified().await;
-        }
-    }
-
-    /// Finishes the postStart hooks of containers that an earlier pod-sync started. Returns whether there were any.
-    pub(super) async fn finish_post_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
-        let is = |id: &str, state: ContainerState| {
-            pass.runtime.containers.iter().find(|c| c.id.as_str() == id && c.state == state)
-        };
-        // A container that is only created runs its hook when a pass starts it.
-        self.record.post_starts.retain(|id, _| {
-            is(id, ContainerState::Running).or_else(|| is(id, ContainerState::Created)).is_some()
-        });
-        let owed: Vec<_> = self
-            .record
-            .post_starts
-            .keys()
-            .filter_map(|id| is(id, ContainerState::Running))
-            .cloned()
-            .collect();
-        for instance in &owed {
-            let (Some(container), kind) = find(&pass.pod, &instance.name) else {
-                self.record.post_starts.remove(instance.id.as_str());
-                continue;
-            };
-            let path = kind.field_path(&instance.name);
-            match self.post_start(&pass.pod, container, &instance.id, pass.runtime.ips(), &path).await {
-                Ok(()) => {}
-                Err(NotStarted::Waits(reason)) => self.record_failed_start(container, reason),
-                Err(NotStarted::Ends) => return Ok(true),
-                Err(NotStarted::Halt(halt)) => return Err(halt),
-            }
-        }
-        Ok(!owed.is_empty())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_post_start_hook_may_take_a_day_and_ends_with_its_pod() {
-        let day = Duration::from_secs(24 * 3600);
-        let hook = |takes| async move { tokio::time::sleep(takes).await };
-        assert_eq!(unless_ending(hook(day), std::future::pending()).await, Some(()));
-        let ending = tokio::time::sleep(Duration::from_secs(1));
-        assert_eq!(unless_ending(hook(day), ending).await, None);
-    }
-
-    #[test]
-    fn a_failed_hook_reads_as_with_the_kubelet() {
-        let output = ExecOutput { exit_code: 7, stdout: b"out \"x\"\n".to_vec(), stderr: b"err".to_vec() };
-        let hook = |v: serde_json::Value| serde_json::from_value::<LifecycleHandler>(v).unwrap();
-        let exec = hook(json!({"exec": {"command": ["sh", "-c", "exit 7"]}}));
-        let Err(HookError::Failed { error, output }) = judge(exec.exec.as_ref().unwrap(), output) else {
-            panic!("it failed")
-        };
-        assert_eq!(
-            failure_text(&exec, "main", "p_ns(uid)", &error, &output),
-            r#"Exec lifecycle hook ([sh -c exit 7]) for Container "main" in Pod "p_ns(uid)" failed - error: command 'sh -c exit 7' exited with 7: err, message: "out \"x\"\nerr""#
-        );
-        let get = hook(json!({"httpGet": {"path": "/x", "port": 1}}));
-        assert_eq!(
-            failure_text(&get, "main", "p_ns(uid)", "no", ""),
-            r#"HTTP lifecycle hook (/x) for Container "main" in Pod "p_ns(uid)" failed - error: no"#
-        );
-    }
 }

@@ -17,6 +17,7 @@ mod image_volumes;
 mod lifecycle;
 mod observe;
 mod pending_starts;
+mod post_start;
 mod prepare;
 mod probe_targets;
 mod publish_view;

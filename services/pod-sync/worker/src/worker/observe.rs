@@ -97,7 +97,7 @@ impl Worker {
         if !exited.is_empty() {
             let pod = self.ctx.node.pod_dir(&self.pod_ref.uid);
             let logs =
-                pod_sync_cri_config::paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
+                pod_sync_layout::paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
             let read = move || {
                 let places = termination_message::Places { pod: &pod, logs: &logs };
                 exited.into_iter().map(|c| (c.id.clone(), termination_message::of(&c, places))).collect()

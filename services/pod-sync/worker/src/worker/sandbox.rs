@@ -5,10 +5,11 @@ use std::net::IpAddr;
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
+use pod_sync_cri_config::dns;
 use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::sandbox::{SandboxInput, sandbox_config};
-use pod_sync_cri_config::{dns, paths};
 use pod_sync_decisions::waiting::Waiting;
+use pod_sync_layout::paths;
 use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::SandboxId;
@@ -77,7 +78,7 @@ impl Worker {
         )
     }
 
-    pub(super) fn features(&self, handler: &str) -> pod_sync_cri_config::HandlerFeatures {
+    pub(super) fn features(&self, handler: &str) -> pod_sync_layout::HandlerFeatures {
         self.ctx.runtime.state.borrow().handlers.get(handler).copied().unwrap_or_default()
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::View;
+use super::view::View;
 use crate::diagnostics::Diagnostic;
 use crate::node::Node;
 use crate::table::{Document, MEMORY_QOS, QOS_RESERVED};

@@ -4,7 +4,10 @@ use quintlet_model::convert;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
 use quintlet_proto::probe::v1 as wire;
 
-use super::PodMemory;
+use std::collections::BTreeMap;
+
+/// Memory of the probes of one pod, by container name and probe.
+pub type PodMemory = BTreeMap<(String, ProbeType), ProbeMemory>;
 
 /// Stores the memory of a probe, unless the stored one is of the same container with an equal or higher counter. Returns
 /// whether it was stored.

@@ -3,10 +3,18 @@
 mod app_armor;
 mod features;
 mod node;
+mod rejection;
 mod resources;
+mod result;
 mod sysctl;
+mod view;
 
+pub use rejection::Rejection;
+pub use result::AdmitResult;
 pub use sysctl::normal_sysctl;
+pub use view::{NodeView, PressureCondition};
+
+use result::reject;
 
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use quintlet_model::pod;
@@ -16,74 +24,8 @@ use super::qos::{self, QosClass, ResourceList};
 pub use node::{NODE_AFFINITY, predicate_failure, tolerates};
 pub use resources::{InsufficientResource, insufficient_resources};
 
-/// Reason and message of the event and status of a pod that is not admitted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rejection {
-    /// For example `OutOfcpu`.
-    pub reason: String,
-    /// Message without the prefix `Pod was rejected: `, which the status adds.
-    pub message: String,
-}
-
-/// Result of admission (`pkg/kubelet/lifecycle: PodAdmitResult`).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AdmitResult {
-    Admit,
-    /// The pod is rejected and becomes Failed.
-    Reject(Rejection),
-    /// A critical pod that fits after other pods are preempted, with the resources that are insufficient.
-    Preempt(Vec<InsufficientResource>),
-}
-
-/// A pressure condition of the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum PressureCondition {
-    Memory,
-    Disk,
-    Pid,
-}
-
-impl PressureCondition {
-    /// Returns the type of the condition in the API.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Memory => "MemoryPressure",
-            Self::Disk => "DiskPressure",
-            Self::Pid => "PIDPressure",
-        }
-    }
-}
-
 /// Reason for a pod with supplementalGroupsPolicy Strict on a runtime that does not support it.
 pub const SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED: &str = "SupplementalGroupsPolicyNotSupported";
-
-/// The facts about the node that admission uses.
-#[derive(Debug, Clone, Copy)]
-pub struct NodeView<'a> {
-    /// The Node object, or the one to be registered. `None` rejects every pod.
-    pub node: Option<&'a Node>,
-    /// Allocatable resources, including `pods`.
-    pub allocatable: &'a ResourceList,
-    /// PressureCondition conditions that are True now.
-    pub pressure: &'a [PressureCondition],
-    /// `allowedUnsafeSysctls`; a trailing `*` matches any suffix.
-    pub allowed_sysctls: &'a [String],
-    /// Kernel version (major, minor).
-    pub kernel: (u32, u32),
-    /// Whether the runtime supports supplementalGroupsPolicy Strict.
-    pub strict_supplemental_groups: bool,
-    /// AppArmor is enabled in the kernel.
-    pub app_armor: bool,
-    /// `status.declaredFeatures` of the Node.
-    pub declared: &'a [&'a str],
-    /// Whether the node is shutting down.
-    pub shutting_down: bool,
-}
-
-fn reject(reason: &str, message: impl Into<String>) -> AdmitResult {
-    AdmitResult::Reject(Rejection { reason: reason.to_owned(), message: message.into() })
-}
 
 /// Decides whether to admit a pod. `others` are the other active pods with their allocated resources.
 #[must_use]

@@ -3,7 +3,8 @@
 use k8s_openapi::api::core::v1::{Node, Pod, Taint, Toleration};
 use quintlet_model::{node_selector, pod};
 
-use super::{AdmitResult, Rejection, reject};
+use super::rejection::Rejection;
+use super::result::{AdmitResult, reject};
 
 pub(super) fn wrong_os(pod: &Pod, node: &Node) -> Option<AdmitResult> {
     const OS: &str = "kubernetes.io/os";

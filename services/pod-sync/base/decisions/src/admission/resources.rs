@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 
-use super::Rejection;
+use super::rejection::Rejection;
 use crate::qos::{self, ResourceList};
 use crate::quantity::Quantity;
 

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
-use super::NodeView;
+use super::view::NodeView;
 
 // Safe sysctls, each with the first kernel version in which it is namespaced.
 const SAFE_SYSCTLS: [(&str, (u32, u32)); 12] = [

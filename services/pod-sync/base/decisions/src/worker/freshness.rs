@@ -5,7 +5,10 @@ use std::time::Duration;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::runtime::{Known, PodRuntime};
 
-use super::active_policy as policy;
+#[cfg(not(test))]
+use super::policy;
+#[cfg(test)]
+use super::tests::faulty_policy as policy;
 
 /// The last action and the last inspection that a worker knows of.
 #[derive(Debug, Clone, PartialEq, Eq)]

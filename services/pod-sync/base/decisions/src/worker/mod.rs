@@ -1,8 +1,8 @@
 //! Decides the next work of each pod worker (`pkg/kubelet: podWorkers`) with one pure transition function,
 //! [`PodSyncStatuses::step`].
 //!
-//! State and [`Input`] give a new state and [`Effect`]s; time and randomness are arguments. The caller (`fleet`, `table` of
-//! pod-sync) reports inputs and executes the effects. Each transition that a step takes is named by a [`Rule`].
+//! State and [`Input`] give a new state and [`Effect`]s; time and randomness are arguments. The caller
+//! (`pod_workers` of pod-sync-worker) reports inputs and executes the effects. Each transition that a step takes is named by a [`Rule`].
 //!
 //! A worker asks for work with [`Input::TakeWork`], reports with [`Input::RuntimeReached`] that its sync can no longer be
 //! cancelled, and reports the outcome with [`Input::Done`]. The conditions inside are
@@ -28,10 +28,6 @@ use super::grace::PodGrace;
 use super::status::KillOverride;
 use super::sync::FullNameWaiter;
 use full_name_queue::FullNameQueue;
-#[cfg(not(test))]
-use policy as active_policy;
-#[cfg(test)]
-use tests::faulty_policy as active_policy;
 
 /// Wait while another static pod has the full name. The worker is woken when the name is free.
 const NAME_WAIT: Duration = Duration::from_secs(10);

@@ -5,11 +5,15 @@ use std::time::Duration;
 
 use quintlet_model::ids::PodUid;
 
+#[cfg(not(test))]
+use super::policy;
+#[cfg(test)]
+use super::tests::faulty_policy as policy;
 use super::{
     ContentRemoval, Effect, FullNameQueue, FullNameWaiter, InFlightWork, Input, KillPodOptions, NAME_WAIT,
     ORPHAN_GRACE, OrphanState, Outcome, PodFacts, PodGrace, PodSyncStatus, PodSyncStatuses, Rule,
     SourceState, Step, SyncPodType, Termination, TerminationCause, TerminationProgress, Work, WorkerPhase,
-    active_policy as policy, jitter,
+    jitter,
 };
 
 /// Time and randomness of a step.

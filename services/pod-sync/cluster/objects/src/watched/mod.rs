@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use kube::api::Api;
 use parking_lot::Mutex;
-use pod_sync_cri_config::objects::ObjectError;
+use pod_sync_layout::ObjectError;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::item::{Content, Item, Phase};
 use self::reachability::Reachability;
+pub(crate) use self::reflector::Changed;
 use self::reflector::Reflector;
 use crate::kind::{Key, Kind};
 use crate::ttl::{NodeTtl, TtlStore};
@@ -34,9 +35,6 @@ const IDLE_PERIODS: u32 = 5;
 pub(crate) const MAX_WATCHES: usize = 1000;
 /// Objects of one kind in a pod whose objects are watched. Those of a pod with more are not, so that it leaves watches to others.
 pub(crate) const MAX_WATCHED_PER_POD: usize = 100;
-
-/// Called after each change of an object, at most every [`reflector::NOTIFY_INTERVAL`].
-pub(crate) type Changed = Arc<dyn Fn(&Key) + Send + Sync>;
 
 /// The objects of one kind.
 pub(crate) struct WatchStore<K> {

@@ -10,12 +10,14 @@ use rand::RngExt as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Changed;
 use super::item::Item;
 use super::reachability::{RETRY, Reachability};
 use crate::get::trimmed;
-use crate::kind::Kind;
-use crate::lag::{LAG, may_be_lag};
+use crate::kind::{Key, Kind};
+use pod_sync_clients::{LAG, may_be_lag};
+
+/// Called after each change of an object, at most every [`NOTIFY_INTERVAL`].
+pub(crate) type Changed = Arc<dyn Fn(&Key) + Send + Sync>;
 
 /// Back-off after failed requests (`client-go/tools/cache: NewReflectorWithOptions`), with jitter up to as much again.
 const BACKOFF: Duration = Duration::from_millis(800);

@@ -2,7 +2,10 @@
 //!
 //! Each function returns the rules that a text violates.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
+
+use super::errors::Errors;
 
 type Broken = Vec<&'static str>;
 
@@ -30,6 +33,14 @@ fn is_word(text: &str, edge: impl Fn(u8) -> bool, inner: &[u8]) -> bool {
 
 fn rules<const N: usize>(all: [(bool, &'static str); N]) -> Broken {
     all.into_iter().filter(|(is_broken, _)| *is_broken).map(|(_, rule)| rule).collect()
+}
+
+// apimachinery/pkg/apis/meta/v1/validation: ValidateLabels
+pub(super) fn labels(labels: Option<&BTreeMap<String, String>>, path: &str, errors: &mut Errors) {
+    for (key, value) in labels.into_iter().flatten() {
+        errors.format(path, key, qualified(key));
+        errors.format(path, value, label_value(value));
+    }
 }
 
 /// `IsDNS1123Label`

@@ -147,7 +147,7 @@ fn node_field(r: &NodeSelectorRequirement, path: &str, errors: &mut Errors) {
 // ValidateLabelSelector
 fn selector(selector: Option<&LabelSelector>, path: &str, errors: &mut Errors) {
     let Some(selector) = selector else { return };
-    super::labels(selector.match_labels.as_ref(), &format!("{path}.matchLabels"), errors);
+    names::labels(selector.match_labels.as_ref(), &format!("{path}.matchLabels"), errors);
     for (i, r) in selector.match_expressions.iter().flatten().enumerate() {
         let path = format!("{path}.matchExpressions[{i}]");
         let values = r.values.as_deref().unwrap_or_default();

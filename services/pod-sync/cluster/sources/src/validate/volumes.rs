@@ -8,7 +8,8 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::errors::Errors;
-use super::{containers, names, resources};
+use super::field_ref::field_ref;
+use super::{names, resources};
 
 const FIELDS_OF_FILES: [&str; 5] =
     ["metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid"];
@@ -203,7 +204,7 @@ fn downward_file(file: &DownwardAPIVolumeFile, path: &str, errors: &mut Errors) 
     required(&[("path", Some(&file.path))], path, errors);
     errors.format(format_args!("{path}.path"), &file.path, names::unreserved_path(&file.path));
     if let Some(field) = file.field_ref.as_ref() {
-        containers::field_ref(field, &FIELDS_OF_FILES, &format!("{path}.fieldRef"), errors);
+        field_ref(field, &FIELDS_OF_FILES, &format!("{path}.fieldRef"), errors);
         if file.resource_field_ref.is_some() {
             let detail = "fieldRef and resourceFieldRef can not be specified simultaneously";
             errors.invalid(path, "resource", detail);

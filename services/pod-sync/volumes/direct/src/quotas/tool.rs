@@ -9,7 +9,7 @@ use std::time::Duration;
 use quintlet_kit::command::Commands;
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::{Mount, QuotaTool, QuotaUsage};
+use super::interface::{Mount, QuotaTool, QuotaUsage};
 
 /// Longest run of a command.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -1,19 +1,24 @@
 //! Runs the program of a credential provider plugin.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::Semaphore;
 
-use super::{Plugin, PluginAccount};
+use super::account::PluginAccount;
+use super::config::ProviderConfig;
 
 /// Timeout of a plugin (`pkg/credentialprovider/plugin: ExecPlugin`).
 const LIMIT: Duration = Duration::from_secs(60);
 /// Size limit of a response, in bytes. Credentials take a few thousand.
 const MAX_ANSWER: u64 = 1 << 20;
+/// Concurrent processes of one plugin.
+pub(super) const RUNS: usize = 16;
 /// Bytes of stderr that an error quotes. The rest is discarded.
 const MAX_STDERR: u64 = 256;
 
@@ -37,7 +42,15 @@ pub(super) struct ResponseAuth {
     pub(super) password: String,
 }
 
-impl Plugin {
+/// The program of a plugin.
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) config: ProviderConfig,
+    pub(super) path: PathBuf,
+    pub(super) runs: Semaphore,
+}
+
+impl Program {
     /// Runs the program with a request on stdin once one of [`RUNS`] slots is free. Returns its output and exit status. Dropping
     /// the call kills the program.
     async fn exchange(
@@ -46,7 +59,7 @@ impl Plugin {
     ) -> Result<(Vec<u8>, Vec<u8>, std::process::ExitStatus), String> {
         let text = |e: std::io::Error| e.to_string();
         let _place = self.runs.acquire().await.map_err(|e| e.to_string())?;
-        let mut child = tokio::process::Command::new(&self.program)
+        let mut child = tokio::process::Command::new(&self.path)
             .args(&self.config.args)
             .envs(self.config.env.iter().map(|e| (&e.name, &e.value)))
             .stdin(Stdio::piped())

@@ -1,62 +1,40 @@
 //! Exec credential providers: programs that return credentials for an image (`pkg/credentialprovider/plugin`).
 
+mod account;
 mod config;
 mod exec;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task;
-use serde_json::json;
 use tokio::sync::{Semaphore, watch};
 
+pub use self::account::PluginAccount;
 pub use self::config::{ConfigError, TokenAttributes};
 
 use self::config::{ConfigFile, ProviderConfig, parse_duration};
-use self::exec::Response;
+use self::exec::{Program, Response};
 use super::keyring::{self, Credential, Keyring};
 use pod_sync_decisions::image_access::ImagePullServiceAccount;
 use pod_sync_decisions::image_name;
 
 /// Responses in the cache. Usually there is one per registry.
 const CACHED: usize = 256;
-/// Concurrent processes of one plugin.
-const RUNS: usize = 16;
 const API_GROUP: &str = "credentialprovider.kubelet.k8s.io";
-
-/// A pod's service account, for a plugin that uses it.
-#[derive(Clone, Default)]
-pub struct PluginAccount {
-    /// A token for the plugin's audience.
-    pub token: String,
-    pub account: ImagePullServiceAccount,
-    /// Annotations that the plugin requested.
-    pub annotations: BTreeMap<String, String>,
-}
-
-impl PluginAccount {
-    // Cache key of the account. Other annotations make another key.
-    fn key(&self) -> String {
-        let ImagePullServiceAccount { uid, namespace, name } = &self.account;
-        let annotations = json!(self.annotations);
-        format!("{namespace}/{name}\0{uid}\0{annotations}")
-    }
-}
 
 /// Service accounts by index of the plugin in the configuration. `None`: the plugin is skipped for this pod.
 pub type PluginAccounts = BTreeMap<usize, Option<PluginAccount>>;
 
 #[derive(Debug)]
 struct Plugin {
-    config: ProviderConfig,
-    program: PathBuf,
+    program: Program,
     default_cache: Duration,
     state: Mutex<State>,
-    runs: Semaphore,
 }
 
 /// Cached responses and processes in flight.
@@ -132,7 +110,7 @@ impl Plugins {
         repository: &'a str,
     ) -> impl Iterator<Item = (usize, &'a TokenAttributes)> + 'a {
         let all = self.plugins.iter().enumerate().filter(|(_, p)| p.is_for(repository));
-        all.filter_map(|(place, p)| Some((place, p.config.token_attributes.as_ref()?)))
+        all.filter_map(|(place, p)| Some((place, p.program.config.token_attributes.as_ref()?)))
     }
 
     /// Returns the credentials of all plugins for a repository, each with the service account that it was issued for. A plugin that
@@ -145,7 +123,7 @@ impl Plugins {
     ) -> Vec<(Credential, Option<ImagePullServiceAccount>)> {
         let mut out = Vec::new();
         for (place, plugin) in self.plugins.iter().enumerate().filter(|(_, p)| p.is_for(repository)) {
-            let account = match (&plugin.config.token_attributes, accounts.get(&place)) {
+            let account = match (&plugin.program.config.token_attributes, accounts.get(&place)) {
                 (None, _) => None,
                 (Some(_), Some(None)) => continue,
                 (Some(t), None) if t.require_service_account => continue,
@@ -158,7 +136,12 @@ impl Plugins {
                     out.extend(keyring.lookup(repository).into_iter().map(|c| (c, used.clone())));
                 }
                 Err(why) => {
-                    tracing::warn!(plugin = plugin.config.name, image, why, "credential provider failed");
+                    tracing::warn!(
+                        plugin = plugin.program.config.name,
+                        image,
+                        why,
+                        "credential provider failed"
+                    );
                 }
             }
         }
@@ -174,7 +157,7 @@ impl Plugins {
         repository: &str,
         account: Option<&PluginAccount>,
     ) -> Result<Arc<Keyring>, String> {
-        let attributes = plugin.config.token_attributes.as_ref();
+        let attributes = plugin.program.config.token_attributes.as_ref();
         let by_token = attributes.is_some_and(|t| t.cache_type == "Token");
         let who = account.map_or_else(String::new, |a| {
             if by_token { format!("{}\0{}", a.token, a.key()) } else { a.key() }
@@ -217,7 +200,8 @@ impl Plugin {
         if let Some(t) = &config.token_attributes {
             t.check().map_err(|why| format!("providers.tokenAttributes of {name}: {why}"))?;
         }
-        Ok(Self { config, program, default_cache, state: Mutex::default(), runs: Semaphore::new(RUNS) })
+        let program = Program { config, path: program, runs: Semaphore::new(exec::RUNS) };
+        Ok(Self { program, default_cache, state: Mutex::default() })
     }
 
     /// Returns the cached response, or else the run in flight for this account and registry, which is started if there is none.
@@ -243,7 +227,7 @@ impl Plugin {
         let (plugin, keys, clock) = (Arc::clone(self), keys.clone(), clock.clone());
         let (image, account) = (image.to_owned(), account.cloned());
         drop(task::spawn("credential provider", async move {
-            let answered = plugin.run(&image, account.as_ref()).await;
+            let answered = plugin.program.run(&image, account.as_ref()).await;
             let outcome = plugin.keep(answered, &keys, &clock);
             plugin.state.lock().in_flight.remove(&keys.registry);
             ended.send_replace(Some(outcome));
@@ -278,7 +262,7 @@ impl Plugin {
     }
 
     fn is_for(&self, repository: &str) -> bool {
-        self.config.match_images.iter().any(|pattern| keyring::matches(pattern, repository))
+        self.program.config.match_images.iter().any(|pattern| keyring::matches(pattern, repository))
     }
 }
 

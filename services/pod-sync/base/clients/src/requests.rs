@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Pauses between attempts. The API server's authorizer and admission follow pods by watches of their own. Just after a pod
 /// was created, they may not have it, and refuse a request that refers to it.
-pub(crate) const LAG: [Duration; 5] = [
+pub const LAG: [Duration; 5] = [
     Duration::from_millis(10),
     Duration::from_millis(30),
     Duration::from_millis(100),
@@ -51,7 +51,8 @@ where
 }
 
 /// Returns whether a refusal may be due to a lag of the API server.
-pub(crate) fn may_be_lag(status: &kube::core::Status) -> bool {
+#[must_use]
+pub fn may_be_lag(status: &kube::core::Status) -> bool {
     // The storage of the API server calls the kind pods, its NodeRestriction plugin pod.
     let of_pod =
         || status.details.as_ref().is_some_and(|details| matches!(details.kind.as_str(), "pods" | "pod"));

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use pod_sync_cri_config::HandlerFeatures;
-
 /// State of the container runtime, as its last Status had it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuntimeState {
@@ -32,4 +30,13 @@ impl RuntimeState {
     pub fn is_known(&self) -> bool {
         !self.name.is_empty()
     }
+}
+
+/// Features of a runtime handler, from the CRI's Status.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HandlerFeatures {
+    pub recursive_read_only_mounts: bool,
+    pub user_namespaces: bool,
+    /// `supplementalGroupsPolicy: Strict`.
+    pub supplemental_groups_policy: bool,
 }

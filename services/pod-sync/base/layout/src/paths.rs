@@ -16,6 +16,18 @@ pub fn pod_dir(root: &Path, uid: &PodUid) -> PathBuf {
     pods_dir(root).join(uid.as_str())
 }
 
+/// Returns the directory of a volume that the pod's worker sets up itself: `<root>/pods/<uid>/volumes/kubernetes.io~<plugin>/<volume>`.
+#[must_use]
+pub fn direct_volume_dir(root: &Path, uid: &PodUid, plugin: &str, volume: &str) -> PathBuf {
+    pod_dir(root, uid).join("volumes").join(format!("kubernetes.io~{plugin}")).join(volume)
+}
+
+/// Returns the directory of the marker of an emptyDir that is set up.
+#[must_use]
+pub fn empty_dir_marker_dir(root: &Path, uid: &PodUid, volume: &str) -> PathBuf {
+    pod_dir(root, uid).join("plugins").join("kubernetes.io~empty-dir").join(volume)
+}
+
 /// Returns the log directory of a pod: `<podLogsDir>/<namespace>_<name>_<uid>`.
 #[must_use]
 pub fn pod_log_dir(pod_logs_dir: &Path, pod: &PodRef) -> PathBuf {
