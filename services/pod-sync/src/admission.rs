@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use pod_sync_decisions::admission::{
-    AdmitResult, NodeView, PressureCondition, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
-};
 use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
 use pod_sync_layout::NodeSettings;
 use pod_sync_layout::RuntimeState;
+use pod_sync_node_decisions::admission::{
+    AdmitResult, NodeView, PressureCondition, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
+};
 use pod_sync_node_object::{declared_features, node_object};
 use pod_sync_sources::api::ClusterView;
 use tokio::sync::watch;

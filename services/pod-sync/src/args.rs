@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Parser};
-use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
-use pod_sync_decisions::image_gc::ImageGcPolicy;
-use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_direct_volumes::quotas::ProjectQuotas;
 use pod_sync_images::pulls::PullSettings;
 use pod_sync_layout::MemoryQos;
+use pod_sync_node_decisions::image_access::{Allowlist, VerificationPolicy};
+use pod_sync_node_decisions::image_gc::ImageGcPolicy;
+use pod_sync_node_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
 use quintlet_config::ConfigArgs;
 use quintlet_config::table::{
@@ -507,8 +507,8 @@ impl ResourceArgs {
 
     /// Returns which dead containers are kept.
     #[must_use]
-    pub fn dead_containers(&self) -> pod_sync_decisions::gc::GcPolicy {
-        pod_sync_decisions::gc::GcPolicy {
+    pub fn dead_containers(&self) -> pod_sync_node_decisions::gc::GcPolicy {
+        pod_sync_node_decisions::gc::GcPolicy {
             per_container: self.maximum_dead_containers_per_container,
             min_age: self.minimum_container_ttl_duration,
         }

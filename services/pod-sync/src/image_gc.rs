@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pod_sync_clients::{CallError, EventType};
-use pod_sync_decisions::image_gc::{
+use pod_sync_metrics::ImageRemoval;
+use pod_sync_node_decisions::image_gc::{
     FsCapacity, Image, ImageGcPolicy, ImageUsage, bytes_to_free, usage_percent,
 };
-use pod_sync_decisions::image_name;
-use pod_sync_metrics::ImageRemoval;
+use pod_sync_node_decisions::image_name;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
 use quintlet_model::pod as pods;

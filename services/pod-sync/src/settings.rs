@@ -112,11 +112,11 @@ mod tests {
     use crate::admission::NodeConditions;
     use crate::pod_manager::Admission as _;
     use pod_sync_cri_config::resources::container_resources;
-    use pod_sync_decisions::admission::AdmitResult;
-    use pod_sync_decisions::image_access::{Allowlist, VerificationPolicy};
-    use pod_sync_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
     use pod_sync_eviction::thresholds::Amount;
     use pod_sync_layout::RuntimeState;
+    use pod_sync_node_decisions::admission::AdmitResult;
+    use pod_sync_node_decisions::image_access::{Allowlist, VerificationPolicy};
+    use pod_sync_node_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
     use pod_sync_objects::ChangeDetectionStrategy;
     use pod_sync_sources::api::ClusterView;
     use quintlet_model::quantity::Format;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
-use pod_sync_decisions::shutdown::pod_grace;
 use pod_sync_decisions::status::{KillCause, KillOverride};
 use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
+use pod_sync_node_decisions::shutdown::pod_grace;
 use pod_sync_shutdown::Pods;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
-use pod_sync_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
-use pod_sync_decisions::preempt;
 use pod_sync_decisions::resize::allocation;
 use pod_sync_decisions::resize::feasibility::{self, PendingReason, PendingResize, QueuedResize};
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::worker::{Input, PodFacts, SyncPodType};
+use pod_sync_node_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
+use pod_sync_node_decisions::preempt;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
-use pod_sync_decisions::admission;
 use pod_sync_decisions::merge::{MergeResult, PodChange, PodOperation, SourceStore};
 use pod_sync_decisions::waiting::{Waiting, WaitingFor};
 use pod_sync_decisions::worker::{Effect, Input, PodFacts, SyncPodType};
 use pod_sync_layout::SourceKind;
+use pod_sync_node_decisions::admission;
 use pod_sync_sources::SourceEvent;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::{PodRef, PodUid};

@@ -9,14 +9,14 @@ use k8s_openapi::api::core::v1::{Pod, Secret};
 use pod_sync_clients::{CallError, EventType};
 use pod_sync_decisions::backoff::{BackoffDecision, BackoffDelays, ImagePullBackoffs};
 use pod_sync_decisions::container_status::WaitingReason;
-use pod_sync_decisions::image_access::PullCredentials;
 use pod_sync_decisions::waiting::StartFailure;
 use pod_sync_images::credentials::keyring::Credential;
 use pod_sync_images::credentials::{InvalidPullSecret, PresentedCredential};
 use pod_sync_images::pull_records::{Access, PullInProgress};
+use pod_sync_node_decisions::image_access::PullCredentials;
 
 use crate::context::PullContext;
-pub(crate) use pod_sync_decisions::image_name::with_tag;
+pub(crate) use pod_sync_node_decisions::image_name::with_tag;
 
 /// Texts in pull errors of a runtime that have a waiting reason of their own.
 const SPECIAL: [(StartFailure, &str); 2] = [

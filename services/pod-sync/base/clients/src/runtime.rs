@@ -14,7 +14,7 @@ use pod_sync_cri_config::cri_extensions::{
     CreateContainerRequestWithExtensions, CriExtensions, UpdatePodSandboxResourcesRequest,
     UpdatePodSandboxResourcesResponse,
 };
-use pod_sync_decisions::image_gc::Image;
+use pod_sync_node_decisions::image_gc::Image;
 use prometheus_client::metrics::counter::Counter;
 use quintlet_cgroups::CgroupDriver;
 use quintlet_kit::clock::{self, Clock, FAR, bounded};

@@ -8,7 +8,7 @@ use k8s_cri::v1::{
     UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, Pod};
-use pod_sync_decisions::admission::normal_sysctl;
+use pod_sync_node_decisions::admission::normal_sysctl;
 use quintlet_model::ids::PodRef;
 use quintlet_model::{labels, pod};
 

@@ -16,7 +16,7 @@
 //! [`worker::PodSyncStatuses::step`] decides what a worker does next. Termination uses [`grace::effective_grace`] for the
 //! pod, [`grace::termination_plan`] for its containers, `generate` with `is_terminal`, and [`status::terminate`] at the end.
 //! [`status::with_kill_override`] is for pods that the node agent itself ends. [`merge::SourceStore`] merges snapshots of
-//! sources, [`admission::admit`] admits new pods, and [`preempt::pods_to_preempt`] selects pods to preempt for critical ones.
+//! sources. Decisions about the node, its images and its room for pods are in the crate `pod-sync-node-decisions`.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -24,28 +24,21 @@
 
 pub mod actions;
 pub mod active;
-pub mod admission;
 pub mod backoff;
 pub mod conditions;
 pub mod container_status;
 pub mod containment;
-pub mod gc;
 pub mod grace;
-pub mod image_access;
-pub mod image_gc;
-pub mod image_name;
 pub mod merge;
 pub mod phase;
 #[cfg(test)]
 mod pod_fields_tests;
-pub mod preempt;
 pub mod probes;
 pub mod reconcile;
 pub mod resize;
-mod restart;
+pub mod restart;
 mod restart_all;
 pub mod sandbox;
-pub mod shutdown;
 #[cfg(test)]
 mod simulation_tests;
 pub mod status;

@@ -32,7 +32,7 @@ impl Row {
 }
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../..")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../..")
 }
 
 /// Returns the rows of the page, by `Type.field`.

@@ -105,7 +105,7 @@ pub(crate) fn pod_is_restartable(pod: &Pod) -> bool {
 
 /// Returns whether a container of the pod has a rule that restarts all containers.
 #[must_use]
-pub(crate) fn has_restart_all_rule(pod: &Pod) -> bool {
+pub fn has_restart_all_rule(pod: &Pod) -> bool {
     pod::spec(pod).containers.iter().chain(pod::init_containers(pod)).any(|c| {
         c.restart_policy.is_some() && c.restart_policy_rules.iter().flatten().any(|r| r.action == RESTART_ALL)
     })

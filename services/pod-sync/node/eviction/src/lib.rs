@@ -34,7 +34,7 @@ mod properties;
 #[cfg(test)]
 mod support;
 
-pub use pod_sync_decisions::admission::PressureCondition;
+pub use pod_sync_node_decisions::admission::PressureCondition;
 
 pub use crate::signal::{Resource, Signal};
 

@@ -10,7 +10,7 @@ use crate::limits;
 use crate::message::{EvictionMessage, eviction_message};
 use crate::pressure::{Pressure, is_relieved};
 use crate::rank::rank;
-use pod_sync_decisions::admission::PressureCondition;
+use pod_sync_node_decisions::admission::PressureCondition;
 
 use crate::signal::{Resource, Signal};
 use crate::thresholds::{Threshold, with_container_fs};

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::layout::Layout;
 use crate::manager::{Decision, EvictionManager, EvictionSettings, Snapshot};
 use crate::pressure::is_relieved;
-use pod_sync_decisions::admission::PressureCondition;
+use pod_sync_node_decisions::admission::PressureCondition;
 
 use crate::signal::Signal;
 use crate::support::{candidate, hard, soft};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pod_sync_decisions::admission::PressureCondition;
+use pod_sync_node_decisions::admission::PressureCondition;
 
 use crate::layout::Reclaim;
 use crate::manager::{EvictionManager, Snapshot};

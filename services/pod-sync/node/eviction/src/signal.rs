@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pod_sync_decisions::admission::PressureCondition;
+use pod_sync_node_decisions::admission::PressureCondition;
 
 /// The quantity that a threshold limits (`pkg/kubelet/eviction/api: Signal`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

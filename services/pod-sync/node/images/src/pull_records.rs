@@ -15,12 +15,12 @@ use quintlet_kit::clock::Clock;
 use serde::{Deserialize, Serialize};
 use sha2::Digest as _;
 
-use pod_sync_decisions::image_access::{
+use pod_sync_node_decisions::image_access::{
     self, CredentialCheck, CredentialMapping, ImageOrigin, ImagePullSecret, ImagePullServiceAccount,
     PolicyCheck, PullCredentials, VerificationPolicy,
 };
-use pod_sync_decisions::image_gc::Image;
-use pod_sync_decisions::image_name;
+use pod_sync_node_decisions::image_gc::Image;
+use pod_sync_node_decisions::image_name;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// API versions that can be read.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pod_sync_decisions::image_name;
+use pod_sync_node_decisions::image_name;
 use quintlet_kit::rate::{Rate, RateLimiter};
 use tokio::sync::Semaphore;
 

@@ -7,7 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use pod_sync_decisions::gc;
+use pod_sync_node_decisions::gc;
 use quintlet_model::ids::PodUid;
 
 /// Calls `remove` with the log directories in `dir` of pods that are unknown when it is their turn. Blocks.

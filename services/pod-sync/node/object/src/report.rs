@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerImage, NodeCondition};
 use pod_sync_clients::{Pleg, Statuses};
-use pod_sync_decisions::admission::PressureCondition;
 use pod_sync_layout::NodeSettings;
+use pod_sync_node_decisions::admission::PressureCondition;
 use quintlet_kit::clock::Clock;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
     ContainerImage, NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeStatus,
 };
 use pod_sync_clients::Runtime;
-use pod_sync_decisions::image_gc::Image;
+use pod_sync_node_decisions::image_gc::Image;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

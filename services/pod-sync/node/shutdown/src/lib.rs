@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use pod_sync_clients::{EventType, Events};
-use pod_sync_decisions::shutdown::{ShutdownGroup, ShutdownPlan};
 use pod_sync_metrics::PodMetrics;
+use pod_sync_node_decisions::shutdown::{ShutdownGroup, ShutdownPlan};
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::FAR;
 use quintlet_kit::clock::{Clock, bounded};

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::*;
-use pod_sync_decisions::shutdown::PriorityGracePeriod;
+use pod_sync_node_decisions::shutdown::PriorityGracePeriod;
 
 // Pods that take so many seconds to stop and to be unmounted.
 

@@ -376,7 +376,7 @@ impl Worker {
 
     pub(super) fn reject(
         &mut self,
-        rejection: &pod_sync_decisions::admission::Rejection,
+        rejection: &pod_sync_node_decisions::admission::Rejection,
     ) -> Result<Next, Halt> {
         self.ctx.reporting.events.pod(
             &self.pod,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, PodSpec, SeccompProfile, WindowsSecurityContextOptions,
 };
-use pod_sync_decisions::admission::normal_sysctl;
+use pod_sync_node_decisions::admission::normal_sysctl;
 
 use super::errors::Errors;
 use super::names;

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use sha2::Digest as _;
 
 use super::glob;
-use pod_sync_decisions::image_name::{DEFAULT_DOMAIN, LEGACY_DEFAULT_DOMAIN, registry};
+use pod_sync_node_decisions::image_name::{DEFAULT_DOMAIN, LEGACY_DEFAULT_DOMAIN, registry};
 
 /// Credentials for a registry.
 #[derive(Clone, PartialEq, Eq)]
@@ -132,7 +132,7 @@ impl<T: Clone> Keyring<T> {
         Self { by_key: by_key.into_iter().rev().collect() }
     }
 
-    /// Returns the credentials for `repository` (see [`image_name::repository`](pod_sync_decisions::image_name::repository)), best match first.
+    /// Returns the credentials for `repository` (see [`image_name::repository`](pod_sync_node_decisions::image_name::repository)), best match first.
     #[must_use]
     pub fn lookup(&self, repository: &str) -> Vec<T> {
         let matching: Vec<T> = self
@@ -178,7 +178,7 @@ pub fn matches(key: &str, repository: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pod_sync_decisions::image_name::repository;
+    use pod_sync_node_decisions::image_name::repository;
 
     fn user(name: &str) -> Credential {
         Credential { username: name.to_owned(), password: format!("{name}-pass") }

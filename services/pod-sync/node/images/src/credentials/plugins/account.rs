@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pod_sync_decisions::image_access::ImagePullServiceAccount;
+use pod_sync_node_decisions::image_access::ImagePullServiceAccount;
 use serde_json::json;
 
 /// A pod's service account, for a plugin that uses it.

@@ -20,8 +20,8 @@ pub use self::config::{ConfigError, TokenAttributes};
 use self::config::{ConfigFile, ProviderConfig, parse_duration};
 use self::exec::{Program, Response};
 use super::keyring::{self, Credential, Keyring};
-use pod_sync_decisions::image_access::ImagePullServiceAccount;
-use pod_sync_decisions::image_name;
+use pod_sync_node_decisions::image_access::ImagePullServiceAccount;
+use pod_sync_node_decisions::image_name;
 
 /// Responses in the cache. Usually there is one per registry.
 const CACHED: usize = 256;

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::Node;
 
-use crate::qos::ResourceList;
+use quintlet_model::qos::ResourceList;
 
 /// A pressure condition of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::quantity::Quantity;
+use quintlet_model::quantity::Quantity;
 use quintlet_testkit::pods::pod_json;
 use serde_json::{Value, json};
 

@@ -19,7 +19,7 @@ use result::reject;
 use k8s_openapi::api::core::v1::{Node, Pod, Taint};
 use quintlet_model::pod;
 
-use super::qos::{self, QosClass, ResourceList};
+use quintlet_model::qos::{self, QosClass, ResourceList};
 
 pub use node::{NODE_AFFINITY, predicate_failure, tolerates};
 pub use resources::{InsufficientResource, insufficient_resources};

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
 use super::admission::InsufficientResource;
-use super::qos::{self, QosClass};
+use quintlet_model::qos::{self, QosClass};
 
 /// Reason of a preempted pod's event and status.
 pub const PREEMPTING: &str = "Preempting";

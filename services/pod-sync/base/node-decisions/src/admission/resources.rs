@@ -3,8 +3,8 @@
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 use super::rejection::Rejection;
-use crate::qos::{self, ResourceList};
-use crate::quantity::Quantity;
+use quintlet_model::qos::{self, ResourceList};
+use quintlet_model::quantity::Quantity;
 
 /// A resource of which the node has too little (`pkg/kubelet/lifecycle: InsufficientResourceError`).
 #[derive(Debug, Clone, PartialEq, Eq)]

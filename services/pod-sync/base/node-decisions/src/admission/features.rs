@@ -6,7 +6,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use quintlet_model::pod;
 
-use crate::restart::has_restart_all_rule;
+use pod_sync_decisions::restart::has_restart_all_rule;
 
 /// Returns the features that the pod requires and the node does not declare, sorted by name.
 pub(super) fn missing(pod: &Pod, declared: &[&str]) -> Vec<&'static str> {
