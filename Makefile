@@ -62,6 +62,7 @@ check-files:
 	scripts/crate-lints.sh
 	scripts/paused-clock.py
 	scripts/module-graph.py
+	scripts/unused-dependencies.py
 	scripts/message-limits.py
 	scripts/words.py
 	$$(scripts/tool.sh cargo-deny) --locked --all-features check --hide-inclusion-graph bans licenses sources
