@@ -70,7 +70,7 @@ impl Plan {
     }
 }
 
-/// What the plans of the volumes of one pod are made from.
+/// Makes the plans of the volumes of one pod.
 #[derive(Clone, Copy)]
 pub(crate) struct Planner<'a> {
     pub(crate) pod: &'a Pod,
