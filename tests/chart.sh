@@ -79,11 +79,11 @@ for pair in "admin cri-proxy" "sync cri-proxy pod-sync" "read cri-proxy pleg-ser
         esac
     done
 done
-# Users, directories and lists of users are those of the tables in ARCHITECTURE.md, in the chart and in docker/compose.yaml.
+# Users, directories and lists of users are those of the tables in docs/design/sockets.md, in the chart and in docker/compose.yaml.
 repo=$(cd "$(dirname "$0")/.." && pwd)
 rows() {
     awk -v head="| $1 |" 'index($0, head) == 1 { on = 1; next } on && !/^\|/ { exit } on && !/^\|-/ { gsub(/[|`]/, " "); gsub(/, /, ","); print }' \
-        "$repo/ARCHITECTURE.md"
+        "$repo/docs/design/sockets.md"
 }
 id_of() {
     rows service | awk -v name="$1" '$2 == name { print $3; exit }'
@@ -97,7 +97,7 @@ compose() {
 }
 rows service > "$work/users"
 rows socket > "$work/sockets"
-[ "$(wc -l < "$work/users")" = 7 ] && [ "$(wc -l < "$work/sockets")" = 10 ] || fail "ARCHITECTURE.md: not the expected tables"
+[ "$(wc -l < "$work/users")" = 7 ] && [ "$(wc -l < "$work/sockets")" = 10 ] || fail "docs/design/sockets.md: not the expected tables"
 while read -r service name id _; do
     [ "$id" != 0 ] && [ "$service" != – ] || continue
     has default "$service" "runAsUser: $id"

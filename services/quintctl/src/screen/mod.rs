@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::text::{clean, now_ns};
 use crate::view::{self, View};
 use crate::{explain, logs, trace};
-use model::{Kind, Model, Of, Step};
+use model::{Content, Kind, Model, Of, Step};
 
 /// Interval of updates of ages and of the open panel.
 const TICK: Duration = Duration::from_secs(1);

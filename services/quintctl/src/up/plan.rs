@@ -252,6 +252,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
+    use crate::up::names::STOP_ORDER;
 
     #[derive(Parser)]
     struct Cli {

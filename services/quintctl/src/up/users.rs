@@ -1,4 +1,4 @@
-//! The user of each service, and the owner, group and mode of the directory of each socket. ARCHITECTURE.md has the table.
+//! The user of each service, and the owner, group and mode of the directory of each socket. docs/design/sockets.md has the table.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;

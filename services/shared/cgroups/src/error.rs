@@ -2,6 +2,10 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Time limit of a call to systemd with its job.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// A cgroup operation failed.
 #[derive(Debug, thiserror::Error)]

@@ -1,14 +1,11 @@
 //! Manages slices through systemd's D-Bus interface, as the kubelet does (`github.com/opencontainers/cgroups/systemd`).
 
-use std::io;
-use std::time::Duration;
-
 use futures::StreamExt as _;
 use quintlet_model::cpu_list::CpuList;
 use quintlet_model::qos::{self, PodCgroup};
 use zbus::{Connection, OwnedObjectPath, Variant};
 
-use crate::error::{CgroupError, SystemdError};
+use crate::error::{CgroupError, LIMIT, SystemdError};
 
 /// systemd rounds CPU time to hundredths of a CPU (10 ms per second).
 const QUOTA_STEP_US: u64 = 10_000;
@@ -18,9 +15,6 @@ const ALLOWED_CPUS: &str = "AllowedCPUs";
 const QUOTA_PERIOD: &str = "CPUQuotaPeriodUSec";
 /// Versions of systemd from which on it has a property. An older one refuses all properties of the call.
 const SINCE: [(&str, u32); 2] = [(QUOTA_PERIOD, 242), (ALLOWED_CPUS, 244)];
-/// Time limit of a call with its job.
-const LIMIT: Duration = Duration::from_secs(30);
-
 #[zbus::proxy(
     interface = "org.freedesktop.systemd1.Manager",
     default_service = "org.freedesktop.systemd1",

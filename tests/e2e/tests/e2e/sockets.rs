@@ -1,4 +1,4 @@
-//! Permissions of the sockets: the tables in ARCHITECTURE.md compared with the built services under `quintctl
+//! Permissions of the sockets: the tables in docs/design/sockets.md compared with the built services under `quintctl
 //! up`, the systemd units and the files of docker.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use quintlet_testapi::TestApi;
 use quintlet_testkit::fake_runtime::{FakeRuntime, Options};
 
 const LIMIT: Duration = Duration::from_secs(60);
-const ARCHITECTURE: &str = include_str!("../../../../ARCHITECTURE.md");
+const PAGE: &str = include_str!("../../../../docs/design/sockets.md");
 const SYSUSERS: &str = include_str!("../../../../docker/systemd/quintlet.sysusers");
 const TMPFILES: &str = include_str!("../../../../docker/systemd/quintlet.tmpfiles");
 /// A UID and GID without an entry in any table.
@@ -44,10 +44,10 @@ struct User {
 /// Returns the cells of the table whose header begins with `first`.
 fn table(first: &str) -> Vec<Vec<String>> {
     let clean = |cell: &str| cell.trim().trim_matches('`').to_owned();
-    let rows = ARCHITECTURE.lines().skip_while(|line| !line.starts_with(&format!("| {first} |"))).skip(2);
+    let rows = PAGE.lines().skip_while(|line| !line.starts_with(&format!("| {first} |"))).skip(2);
     let cells = |line: &str| line.trim_matches('|').split('|').map(clean).collect::<Vec<_>>();
     let rows: Vec<_> = rows.take_while(|line| line.starts_with('|')).map(cells).collect();
-    assert!(!rows.is_empty(), "ARCHITECTURE.md has no table {first:?}");
+    assert!(!rows.is_empty(), "docs/design/sockets.md has no table {first:?}");
     rows
 }
 

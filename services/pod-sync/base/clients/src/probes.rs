@@ -10,7 +10,7 @@ mod shards;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +32,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 use self::discovery::{sockets, watch};
+pub use self::memory::PodMemory;
 use self::memory::{fill_memory, is_same_target, merge};
 use self::shards::{Instances, Place, Step};
 use crate::WorkerWakeups;

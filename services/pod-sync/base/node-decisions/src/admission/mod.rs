@@ -16,10 +16,10 @@ pub use view::{NodeView, PressureCondition};
 
 use result::reject;
 
-use k8s_openapi::api::core::v1::{Node, Pod, Taint};
+use k8s_openapi::api::core::v1::{Pod, Taint};
 use quintlet_model::pod;
 
-use quintlet_model::qos::{self, QosClass, ResourceList};
+use quintlet_model::qos::{self, QosClass};
 
 pub use node::{NODE_AFFINITY, predicate_failure, tolerates};
 pub use resources::{InsufficientResource, insufficient_resources};
