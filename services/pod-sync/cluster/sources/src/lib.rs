@@ -28,6 +28,7 @@ pub use lenient::Undecodable;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use pod_sync_layout::{ManifestProblem, SourceKind};
 use quintlet_model::ids::PodUid;
 use tokio::sync::mpsc;
 
