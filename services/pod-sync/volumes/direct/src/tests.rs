@@ -8,9 +8,11 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::certificates::CredentialBundle;
-use pod_sync_layout::{ObjectError, ObjectKind};
-use pod_sync_layout::{Token, TokenKey};
+use pod_sync_layout::{
+    NodeSettings, ObjectError, ObjectKind, ObjectSource, Token, TokenError, TokenKey, TokenSource,
+};
+
+use crate::certificates::{CredentialBundle, TrustAnchors};
 use quintlet_model::pod;
 use quintlet_testkit::pods::pod_of;
 

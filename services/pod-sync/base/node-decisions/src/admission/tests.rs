@@ -1,3 +1,6 @@
+use k8s_openapi::api::core::v1::Node;
+use quintlet_model::qos::ResourceList;
+
 use super::*;
 use quintlet_model::quantity::Quantity;
 use quintlet_testkit::pods::pod_json;

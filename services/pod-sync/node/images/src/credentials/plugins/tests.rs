@@ -1,6 +1,6 @@
 use std::os::unix::fs::PermissionsExt as _;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -130,10 +130,10 @@ async fn an_endless_response_and_endless_stderr_are_bounded() {
     let scene = Scene::new();
     scene.plugin("p", "cat /dev/zero");
     let plugins = scene.load(&json!([provider("p")])).unwrap();
-    let error = plugins.plugins[0].run("a.test/x", None).await.err().unwrap();
+    let error = plugins.plugins[0].program.run("a.test/x", None).await.err().unwrap();
     assert_eq!(error, "response is longer than 1048576 bytes");
     scene.plugin("p", "head -c 10000000 /dev/zero | tr '\\0' e >&2; exit 3");
-    let error = plugins.plugins[0].run("a.test/x", None).await.err().unwrap();
+    let error = plugins.plugins[0].program.run("a.test/x", None).await.err().unwrap();
     assert_eq!(error, format!("exit status: 3: {}", "e".repeat(256)));
 }
 
@@ -161,7 +161,7 @@ async fn a_failing_plugin_returns_no_credentials_and_does_not_affect_others() {
     let all: Vec<Value> = ["exits", "garbage", "wrong", "works"].into_iter().map(provider).collect();
     let plugins = scene.load(&json!(all)).unwrap();
     assert_eq!(lookup(&plugins, "a.test/x").await.len(), 1);
-    let why = plugins.plugins[1].run("a.test/x", None).await.err().unwrap();
+    let why = plugins.plugins[1].program.run("a.test/x", None).await.err().unwrap();
     assert!(!why.contains("hunter2"), "{why}");
 }
 
