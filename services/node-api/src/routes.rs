@@ -275,7 +275,10 @@ impl Routes {
             }
         }
         let light = asked.iter().any(|(k, v)| k == "only_cpu_and_memory" && v == "true");
-        self.state.stats.summary(&self.state.services, light).await
+        let pages = &self.state.pages;
+        let page = if light { &pages.light_summary } else { &pages.summary };
+        let state = Arc::clone(&self.state);
+        page.get(|| async move { state.stats.summary(&state.services, light).await }).await
     }
 
     async fn system_log(&self, root: &Path, path: &str, asked: Vec<(String, String)>) -> Answer {
@@ -290,12 +293,17 @@ impl Routes {
     }
 
     async fn metrics(&self, path: &str) -> Answer {
-        let State { services: node, stats, metrics_cache, node_name, features, clock, started, .. } =
+        let State { services: node, pages, metrics_cache, node_name, features, clock, started, .. } =
             &*self.state;
+        let state = Arc::clone(&self.state);
         match path {
             "/metrics" => metrics_cache.page(node, node_name, features).await,
-            "/metrics/resource" => stats.resource(node).await,
-            "/metrics/cadvisor" => stats.cadvisor(node).await,
+            "/metrics/resource" => {
+                pages.resource.get(|| async move { state.stats.resource(&state.services).await }).await
+            }
+            "/metrics/cadvisor" => {
+                pages.cadvisor.get(|| async move { state.stats.cadvisor(&state.services).await }).await
+            }
             "/metrics/probes" => {
                 let up = clock.boot().saturating_sub(*started);
                 let up = jiff::SignedDuration::try_from(up).unwrap_or_default();

@@ -16,8 +16,19 @@ use crate::limits::Limits;
 use crate::log_query::LogQuery;
 use crate::metrics::MetricsCache;
 use crate::services::Services;
+use crate::shared_page::SharedPage;
 use crate::stats::Stats;
 use crate::zpages::Settings;
+
+/// The pages of statistics.
+#[derive(Debug, Default)]
+pub struct StatsPages {
+    pub summary: SharedPage,
+    /// The summary with CPU and memory only.
+    pub light_summary: SharedPage,
+    pub resource: SharedPage,
+    pub cadvisor: SharedPage,
+}
 
 #[derive(Debug)]
 pub struct State {
@@ -44,7 +55,8 @@ pub struct State {
     pub system_logs: Option<PathBuf>,
     /// Runs log queries; none if they are disabled.
     pub log_query: Option<LogQuery>,
-    pub stats: Stats,
+    pub stats: Arc<Stats>,
+    pub pages: StatsPages,
     /// The last metrics of each service.
     pub metrics_cache: MetricsCache,
     /// The metric of feature gates.
