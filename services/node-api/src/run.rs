@@ -31,7 +31,7 @@ use crate::reload::ReloadedFiles;
 use crate::routes::{Port, Routes};
 use crate::server::{GRACE, Listener, STUCK_AFTER};
 use crate::services::Services;
-use crate::state::{State, StatsPages};
+use crate::state::{RequestSlots, State, StatsPages};
 use crate::stats::{Stats, StatsPaths, SystemCgroups};
 use crate::tls::{self, ServingCertificate, TlsError};
 use crate::zpages::Settings;
@@ -151,6 +151,7 @@ impl NodeApi {
             authz,
             counters: Counters::default(),
             limits,
+            requests: RequestSlots::default(),
             upgrades: Arc::new(Semaphore::new(limits.upgrades)),
             tasks: TaskTracker::new(),
             abort: CancellationToken::new(),

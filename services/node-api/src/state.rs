@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::authn::Authenticator;
 use crate::auth::authz::Authorizer;
 use crate::counters::Counters;
-use crate::limits::Limits;
+use crate::limits::{Client, Limits, Pool, Slots};
 use crate::log_query::LogQuery;
 use crate::metrics::MetricsCache;
 use crate::services::Services;
@@ -30,6 +30,22 @@ pub struct StatsPages {
     pub cadvisor: SharedPage,
 }
 
+/// Slots of requests in flight, of each [`Pool`].
+#[derive(Debug, Default)]
+pub struct RequestSlots {
+    certificates: Slots<Client>,
+    others: Slots<Client>,
+}
+
+impl RequestSlots {
+    pub(crate) fn of(&self, pool: Pool) -> &Slots<Client> {
+        match pool {
+            Pool::Certificates => &self.certificates,
+            Pool::Others => &self.others,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub struct State {
     pub services: Services,
@@ -38,6 +54,8 @@ pub struct State {
     pub authz: Authorizer,
     pub counters: Counters,
     pub limits: Limits,
+    /// Requests in flight by user.
+    pub requests: RequestSlots,
     /// Slots for upgraded connections.
     pub upgrades: Arc<Semaphore>,
     /// Tasks of connections.
