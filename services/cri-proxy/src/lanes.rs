@@ -200,8 +200,8 @@ impl Default for Lanes {
             Lane::Inspect => 16,
             Lane::List => 4,
             Lane::Pull => PULLS,
-            Lane::ExecHook | Lane::ExecProbe | Lane::ExecUser => 16,
-            Lane::Stats => 4,
+            Lane::ExecHook | Lane::ExecProbe | Lane::ExecUser | Lane::RunUser => 16,
+            Lane::Stats | Lane::StatsUser | Lane::ListUser => 4,
             // Checkpoints are requested by users and write to the disk that pods use.
             Lane::Checkpoint => 2,
         };

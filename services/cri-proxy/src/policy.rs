@@ -1,4 +1,5 @@
 //! The table of the methods that each caller may call, and of how a call is forwarded. Does no I/O.
+use std::sync::LazyLock;
 use std::time::Duration;
 
 pub use quintlet_kit::paths::CriSocket as Socket;
@@ -33,13 +34,19 @@ pub enum Lane {
     ExecProbe,
     /// Exec, Attach and PortForward.
     ExecUser,
+    /// ExecSync of node-api: `/run`, whose commands may run for hours.
+    RunUser,
     Stats,
+    /// Statistics that node-api requests, which do not delay those of evictions.
+    StatsUser,
+    /// Lists that node-api requests, which do not delay relists.
+    ListUser,
     /// CheckpointContainer, which writes all memory of a container to disk.
     Checkpoint,
 }
 
 impl Lane {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 14] = [
         Self::Start,
         Self::Stop,
         Self::Remove,
@@ -49,7 +56,10 @@ impl Lane {
         Self::ExecHook,
         Self::ExecProbe,
         Self::ExecUser,
+        Self::RunUser,
         Self::Stats,
+        Self::StatsUser,
+        Self::ListUser,
         Self::Checkpoint,
     ];
 
@@ -66,7 +76,10 @@ impl Lane {
             Self::ExecHook => "exec-hook",
             Self::ExecProbe => "exec-probe",
             Self::ExecUser => "exec-user",
+            Self::RunUser => "run-user",
             Self::Stats => "stats",
+            Self::StatsUser => "stats-user",
+            Self::ListUser => "list-user",
             Self::Checkpoint => "checkpoint",
         }
     }
@@ -83,8 +96,32 @@ impl Lane {
             | Self::List
             | Self::Pull
             | Self::ExecUser
+            | Self::RunUser
             | Self::Stats
+            | Self::StatsUser
+            | Self::ListUser
             | Self::Checkpoint => Hold::UntilDone,
+        }
+    }
+
+    /// Returns the lane of the calls that node-api sends for its users, so that these do not delay the calls of other services.
+    fn of_users(self) -> Self {
+        match self {
+            Self::List => Self::ListUser,
+            Self::Stats => Self::StatsUser,
+            // node-api sends no other calls of the lanes of services.
+            lane @ (Self::Start
+            | Self::Stop
+            | Self::Remove
+            | Self::Inspect
+            | Self::Pull
+            | Self::ExecHook
+            | Self::ExecProbe
+            | Self::ExecUser
+            | Self::RunUser
+            | Self::StatsUser
+            | Self::ListUser
+            | Self::Checkpoint) => lane,
         }
     }
 }
@@ -122,7 +159,7 @@ pub const RUNTIME: &str = "runtime.v1.RuntimeService";
 pub const IMAGE: &str = "runtime.v1.ImageService";
 
 /// A row of the table.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     /// Full name of the service.
     pub service: &'static str,
@@ -263,10 +300,16 @@ pub const USER_EXEC: Policy = Policy {
     method: "ExecSync",
     sockets: NODE_API_ONLY,
     class: Class::Read,
-    lane: Lane::ExecUser,
+    lane: Lane::RunUser,
     deadline: Deadline::CallerOnly,
     retry: false,
 };
+
+/// The rows for the socket of node-api, which come before those of the table.
+static NODE_API_TABLE: LazyLock<Vec<Policy>> = LazyLock::new(|| {
+    let reads = TABLE.iter().filter(|row| row.sockets.contains(&NodeApi));
+    reads.map(|row| Policy { lane: row.lane.of_users(), ..*row }).chain([USER_EXEC]).collect()
+});
 
 /// Services that the proxy implements itself, and their sockets.
 const LOCAL_SERVICES: &[(&str, &[Socket])] = &[
@@ -307,10 +350,13 @@ pub fn verdict(socket: Socket, service: &str, method: &str) -> Verdict {
     if let Some((_, sockets)) = LOCAL_SERVICES.iter().find(|(own, _)| *own == service) {
         return if sockets.contains(&socket) { Verdict::Local } else { Verdict::WrongSocket };
     }
-    if socket == NodeApi && (service, method) == (USER_EXEC.service, USER_EXEC.method) {
-        return Verdict::Forward(&USER_EXEC);
+    let is_called = |row: &&Policy| row.service == service && row.method == method;
+    if socket == NodeApi
+        && let Some(policy) = NODE_API_TABLE.iter().find(is_called)
+    {
+        return Verdict::Forward(policy);
     }
-    match TABLE.iter().find(|p| p.service == service && p.method == method) {
+    match TABLE.iter().find(is_called) {
         Some(policy) if socket == Socket::Admin || policy.sockets.contains(&socket) => {
             Verdict::Forward(policy)
         }
@@ -375,6 +421,37 @@ mod tests {
         }
         assert_eq!(verdict(NodeApi, "quintlet.runtime.v1.ContainerLogs", "Read"), Verdict::Local);
         assert_eq!(verdict(Socket::Read, "quintlet.runtime.v1.ContainerLogs", "Read"), Verdict::WrongSocket);
+    }
+
+    #[test]
+    fn calls_of_users_share_no_lane_with_services_or_with_commands_that_may_run_for_hours() {
+        let lane = |socket, service, method| match verdict(socket, service, method) {
+            Verdict::Forward(policy) => policy.lane,
+            other => panic!("{method}: {other:?}"),
+        };
+        for (service, method, of_users, of_services) in [
+            (IMAGE, "ImageFsInfo", Lane::StatsUser, Lane::Stats),
+            (RUNTIME, "ListPodSandboxStats", Lane::StatsUser, Lane::Stats),
+            (RUNTIME, "StreamContainerStats", Lane::StatsUser, Lane::Stats),
+            (RUNTIME, "ListPodSandbox", Lane::ListUser, Lane::List),
+            (RUNTIME, "StreamContainers", Lane::ListUser, Lane::List),
+            (RUNTIME, "ExecSync", Lane::RunUser, Lane::ExecHook),
+        ] {
+            assert_eq!(lane(NodeApi, service, method), of_users, "{method}");
+            assert_eq!(lane(Sync, service, method), of_services, "{method}");
+        }
+        for method in ["Exec", "Attach", "PortForward"] {
+            assert_eq!(lane(NodeApi, RUNTIME, method), Lane::ExecUser, "{method}");
+        }
+        // node-api does not send the calls of the lane of inspections.
+        for row in TABLE.iter().filter(|row| row.sockets == READ_SOCKETS && row.lane != Lane::Inspect) {
+            assert_ne!(
+                lane(NodeApi, row.service, row.method),
+                lane(Read, row.service, row.method),
+                "{}",
+                row.method
+            );
+        }
     }
 
     #[test]

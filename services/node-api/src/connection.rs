@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 
-use crate::limits::{ConnectionSlot, Limits};
+use crate::limits::{Client, ConnectionSlot, Limits, Pool, ShareExceeded};
 
 #[derive(Debug, Clone, Copy)]
 struct State {
@@ -99,13 +99,29 @@ impl ConnectionState {
         Self { pass, limits, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Marks the connection as trusted: a request on it was authorized.
-    pub fn trust(&self) {
-        let was = std::mem::replace(&mut self.state.lock().trusted, true);
-        if !was {
-            self.pass.trust();
-            self.changed.notify_one();
+    /// Takes a slot of a client that is known from its certificate, so that untrusted connections do not displace this one. The
+    /// connection remains untrusted if there is none: [`ConnectionState::trust`] reports that.
+    pub(crate) fn identify(&self, client: &Client) {
+        let _ = self.pass.claim(client, &self.limits);
+    }
+
+    /// Marks the connection as trusted: a request of the client was authorized on it. The connection counts for its first client.
+    ///
+    /// # Errors
+    /// Fails if the client has its share of connections.
+    pub fn trust(&self, client: &Client) -> Result<(), ShareExceeded> {
+        if self.state.lock().trusted {
+            return Ok(());
         }
+        self.pass.claim(client, &self.limits)?;
+        self.state.lock().trusted = true;
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// Returns the kind of slot that the connection has, or none while it is untrusted.
+    pub(crate) fn pool(&self) -> Option<Pool> {
+        self.pass.pool()
     }
 
     /// Records a refused request. If no request was authorized before, the connection is closed after the response.
@@ -120,12 +136,13 @@ impl ConnectionState {
         self.changed.notify_one();
     }
 
-    /// Records a request, which is in flight until the returned guard is dropped.
+    /// Records a request or an upgraded connection, which is in flight until the returned guard is dropped.
     pub(crate) fn request(self: &Arc<Self>) -> RequestGuard {
         let mut state = self.state.lock();
         state.received_request = true;
         state.in_flight = state.in_flight.saturating_add(1);
         drop(state);
+        self.pass.begin();
         self.changed.notify_one();
         RequestGuard(self.clone())
     }
@@ -154,6 +171,7 @@ impl Drop for RequestGuard {
         state.in_flight = state.in_flight.saturating_sub(1);
         state.idle = Instant::now();
         drop(state);
+        self.0.pass.end();
         self.0.changed.notify_one();
     }
 }

@@ -1,7 +1,7 @@
 //! Metrics of this process.
 
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task;
 
 use axum::body::{Body, Bytes};
@@ -15,6 +15,8 @@ use quintlet_telemetry::metrics::{
     Buckets, counter, counter_family, gauge, gauge_family, histogram_family_of,
 };
 use tokio::time::Instant;
+
+use crate::limits::{Client, Pool, Slot};
 
 /// Default buckets of Prometheus, in seconds.
 const DURATION: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -32,6 +34,35 @@ struct CodeLabel {
     code: u16,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ClientLabel {
+    client: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabels {
+    client: &'static str,
+    limit: &'static str,
+}
+
+/// The share that a user has used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShareOf {
+    Connections,
+    Requests,
+}
+
+impl ShareOf {
+    /// Returns the label in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::Requests => "requests",
+        }
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Counters {
     requests: Family<RequestLabels, Counter>,
@@ -39,7 +70,8 @@ pub struct Counters {
     inflight: Family<RequestLabels, Gauge>,
     refused: Family<CodeLabel, Counter>,
     connections: Counter,
-    displaced: Counter,
+    displaced: Family<ClientLabel, Counter>,
+    limited: Family<LimitLabels, Counter>,
     reviews: Counter,
     handshakes: Counter,
     pub upgrades: Gauge,
@@ -67,9 +99,13 @@ impl Default for Counters {
                 "quintlet_node_api_refused_connections",
                 "Connections refused because too many are open",
             ),
-            displaced: counter(
+            displaced: counter_family(
                 "quintlet_node_api_displaced_connections",
-                "Untrusted connections closed in favour of a new one",
+                "Untrusted or idle connections closed in favour of a new one, by client (untrusted, certificate, other)",
+            ),
+            limited: counter_family(
+                "quintlet_node_api_limited_requests",
+                "Requests answered with 429 because their user has its share of connections or requests, by limit and client",
             ),
             reviews: counter(
                 "quintlet_node_api_unreviewed_requests",
@@ -98,7 +134,7 @@ impl Counters {
         };
         self.requests.get_or_create(&labels).inc();
         self.inflight.get_or_create(&labels).inc();
-        InFlightRequest { labels, began: Instant::now(), of: self.clone() }
+        InFlightRequest { labels, began: Instant::now(), of: self.clone(), slot: OnceLock::new() }
     }
 
     pub fn refused(&self, code: http::StatusCode) {
@@ -116,9 +152,21 @@ impl Counters {
         self.connections.inc();
     }
 
-    /// Counts an untrusted connection that was closed in favour of a new one.
-    pub fn displaced_connection(&self) {
-        self.displaced.inc();
+    /// Counts a connection that was closed in favour of a new one. `pool` is none for an untrusted one.
+    pub fn displaced_connection(&self, pool: Option<Pool>) {
+        let client = pool.map_or("untrusted", Pool::name);
+        self.displaced.get_or_create(&ClientLabel { client }).inc();
+    }
+
+    /// Counts a request that was refused because its user has its share.
+    pub fn limited_request(&self, share: ShareOf, pool: Pool) {
+        self.limited.get_or_create(&LimitLabels { client: pool.name(), limit: share.name() }).inc();
+    }
+
+    /// Returns the number of requests that were refused because their users have their share.
+    #[must_use]
+    pub fn limited_so_far(&self, share: ShareOf, pool: Pool) -> u64 {
+        self.limited.get_or_create(&LimitLabels { client: pool.name(), limit: share.name() }).get()
     }
 
     /// Counts a request that was refused because too many wait for a TokenReview.
@@ -141,6 +189,16 @@ pub struct InFlightRequest {
     labels: RequestLabels,
     began: Instant,
     of: Counters,
+    /// The slot of the user; not set before the request is authorized.
+    slot: OnceLock<Slot<Client>>,
+}
+
+impl InFlightRequest {
+    /// Holds a slot for as long as the request is in flight.
+    pub(crate) fn hold(&self, slot: Slot<Client>) {
+        // A request is authorized once.
+        let _ = self.slot.set(slot);
+    }
 }
 
 impl Drop for InFlightRequest {

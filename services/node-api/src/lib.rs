@@ -42,6 +42,7 @@ mod run;
 pub mod runtime_stats;
 pub mod server;
 pub mod services;
+pub mod shared_page;
 pub mod state;
 pub mod stats;
 pub mod streaming;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use quintlet_kit::task;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::review::Reviewer;
@@ -28,9 +29,10 @@ impl ReloadedFiles {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(EVERY) => {}
             }
-            log_result("serving certificate", self.serving.refresh());
-            if let Some(ca) = &self.ca {
-                log_result("client CA", ca.refresh());
+            let serving = Arc::clone(&self.serving);
+            log_result("serving certificate", task::blocking(move || serving.refresh()).await);
+            if let Some(ca) = self.ca.clone() {
+                log_result("client CA", task::blocking(move || ca.refresh()).await);
             }
             if let Some(reviewer) = &self.reviewer {
                 log_result("kubeconfig", reviewer.refresh().await);

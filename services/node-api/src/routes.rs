@@ -9,13 +9,15 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use quintlet_kit::contain::{Work, contained_request};
 use quintlet_kit::failpoint;
+use rustls::pki_types::CertificateDer;
 
 use crate::answer::{Answer, disabled, error, not_found, text};
 use crate::audit::{PodAction, Verdict};
 use crate::auth::User;
-use crate::auth::authn::AuthenticationError;
+use crate::auth::authn::{AuthenticationError, Identity};
 use crate::auth::authz::{AuthorizationError, required_permission};
-use crate::counters::CountedBody;
+use crate::counters::{CountedBody, InFlightRequest, ShareOf};
+use crate::limits::{Client, Network, Pool};
 use crate::remote_command::Action;
 use crate::server::{Handler, Peer};
 use crate::services::Services;
@@ -97,6 +99,10 @@ fn route(path: &str) -> &'static str {
 const DISABLED: &str = "Debug endpoints are disabled.";
 
 impl Handler for Routes {
+    fn certified(&self, chain: &[CertificateDer<'static>]) -> Option<Client> {
+        self.state.authn.certified(chain)
+    }
+
     async fn handle(&self, mut request: Request<Incoming>) -> Answer {
         if self.port == Port::Healthz {
             return self.answer(request).await;
@@ -118,8 +124,11 @@ impl Routes {
             Port::Main => self.main(request).await,
             // These ports need no authentication.
             Port::ReadOnly | Port::Healthz => {
-                if let Some(peer) = request.extensions().get::<Peer>() {
-                    peer.life.trust();
+                if let Some(peer) = request.extensions().get::<Peer>()
+                    && peer.life.trust(&Client::Anonymous(Network::from(peer.address.ip()))).is_err()
+                {
+                    peer.life.refuse();
+                    return self.over_share(ShareOf::Connections, Pool::Others);
                 }
                 match (self.port, request.uri().path()) {
                     (Port::ReadOnly, _) => self.page(request, false).await,
@@ -135,16 +144,12 @@ impl Routes {
         let pod_action = PodAction::from_path(request.uri().path());
         let (user, answer, verdict) = match self.admit(peer.as_ref(), &request).await {
             Ok(user) => {
-                if let Some(peer) = &peer {
-                    peer.life.trust();
-                }
                 // Contained here as well, so that a panic is recorded in the audit log.
                 let path = request.uri().path().to_owned();
                 let answer = unless_panicked(&path, Box::pin(self.page(request, self.state.debugging))).await;
                 (user, answer, Verdict::Allowed)
             }
             Err((user, answer)) => {
-                self.state.counters.refused(answer.status());
                 if let Some(peer) = &peer {
                     peer.life.refuse();
                 }
@@ -163,28 +168,56 @@ impl Routes {
         let chain = peer.map(|p| p.chain.clone()).unwrap_or_default();
         let from = peer.map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |p| p.address.ip());
         let path = request.uri().path();
-        let user = match state.authn.user(&chain, request.headers(), from.into()).await {
-            Ok(user) => user,
+        let identity = match state.authn.identity(&chain, request.headers(), from.into()).await {
+            Ok(identity) => identity,
             Err(AuthenticationError::Invalid(why)) => {
                 tracing::debug!(%from, path, why, "authentication failed");
+                state.counters.refused(StatusCode::UNAUTHORIZED);
                 return Err((User::default(), text(StatusCode::UNAUTHORIZED, "Unauthorized")));
             }
             Err(AuthenticationError::Busy) => {
                 state.counters.refused_review();
-                let mut answer =
-                    text(StatusCode::TOO_MANY_REQUESTS, "too many requests are waiting for a token review");
-                answer.headers_mut().insert(http::header::RETRY_AFTER, http::HeaderValue::from_static("1"));
-                return Err((User::default(), answer));
+                return Err((User::default(), busy("too many requests are waiting for a token review")));
             }
         };
         let required = required_permission(request.method(), path);
-        match state.authz.check(&user, required, &state.node_name).await {
-            Ok(()) => Ok(user),
-            Err(refusal) => {
-                let answer = refused(&user, required, &refusal);
-                Err((user, answer))
-            }
+        let Identity { user, client } = identity;
+        if let Err(refusal) = state.authz.check(&user, required, &state.node_name).await {
+            let answer = refused(&user, required, &refusal);
+            state.counters.refused(answer.status());
+            return Err((user, answer));
         }
+        match self.hold(&client, peer, request.extensions().get::<Arc<InFlightRequest>>()) {
+            Ok(()) => Ok(user),
+            Err(share) => Err((user, self.over_share(share, client.pool()))),
+        }
+    }
+
+    /// Takes the slots that an authorized request needs: for the request itself, and for its connection if it is the first one.
+    fn hold(
+        &self,
+        client: &Client,
+        peer: Option<&Peer>,
+        request: Option<&Arc<InFlightRequest>>,
+    ) -> Result<(), ShareOf> {
+        let share = self.state.limits.requests.of(client.pool());
+        let slot = self.state.requests.of(client.pool()).enter(client.clone(), share);
+        let slot = slot.ok_or(ShareOf::Requests)?;
+        if let Some(peer) = peer {
+            peer.life.trust(client).map_err(|_| ShareOf::Connections)?;
+        }
+        if let Some(request) = request {
+            request.hold(slot);
+        }
+        Ok(())
+    }
+
+    fn over_share(&self, share: ShareOf, pool: Pool) -> Answer {
+        self.state.counters.limited_request(share, pool);
+        busy(match share {
+            ShareOf::Connections => "too many connections of this user are open",
+            ShareOf::Requests => "too many requests of this user are in flight",
+        })
     }
 
     async fn page(&self, request: Request<Incoming>, debugging: bool) -> Answer {
@@ -275,7 +308,10 @@ impl Routes {
             }
         }
         let light = asked.iter().any(|(k, v)| k == "only_cpu_and_memory" && v == "true");
-        self.state.stats.summary(&self.state.services, light).await
+        let pages = &self.state.pages;
+        let page = if light { &pages.light_summary } else { &pages.summary };
+        let state = Arc::clone(&self.state);
+        page.get(|| async move { state.stats.summary(&state.services, light).await }).await
     }
 
     async fn system_log(&self, root: &Path, path: &str, asked: Vec<(String, String)>) -> Answer {
@@ -290,12 +326,17 @@ impl Routes {
     }
 
     async fn metrics(&self, path: &str) -> Answer {
-        let State { services: node, stats, metrics_cache, node_name, features, clock, started, .. } =
+        let State { services: node, pages, metrics_cache, node_name, features, clock, started, .. } =
             &*self.state;
+        let state = Arc::clone(&self.state);
         match path {
             "/metrics" => metrics_cache.page(node, node_name, features).await,
-            "/metrics/resource" => stats.resource(node).await,
-            "/metrics/cadvisor" => stats.cadvisor(node).await,
+            "/metrics/resource" => {
+                pages.resource.get(|| async move { state.stats.resource(&state.services).await }).await
+            }
+            "/metrics/cadvisor" => {
+                pages.cadvisor.get(|| async move { state.stats.cadvisor(&state.services).await }).await
+            }
             "/metrics/probes" => {
                 let up = clock.boot().saturating_sub(*started);
                 let up = jiff::SignedDuration::try_from(up).unwrap_or_default();
@@ -322,6 +363,13 @@ fn pod_of(path: &str) -> Option<Work> {
 async fn unless_panicked(path: &str, answer: impl Future<Output = Answer>) -> Answer {
     let answered = contained_request(pod_of(path), answer).await;
     answered.unwrap_or_else(|panic| error(StatusCode::INTERNAL_SERVER_ERROR, format!("node-api {panic}")))
+}
+
+/// Returns 429 with the time after which the client may try again.
+fn busy(why: &'static str) -> Answer {
+    let mut answer = text(StatusCode::TOO_MANY_REQUESTS, why);
+    answer.headers_mut().insert(http::header::RETRY_AFTER, http::HeaderValue::from_static("1"));
+    answer
 }
 
 fn refused(

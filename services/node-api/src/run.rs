@@ -31,7 +31,7 @@ use crate::reload::ReloadedFiles;
 use crate::routes::{Port, Routes};
 use crate::server::{GRACE, Listener, STUCK_AFTER};
 use crate::services::Services;
-use crate::state::State;
+use crate::state::{RequestSlots, State, StatsPages};
 use crate::stats::{Stats, StatsPaths, SystemCgroups};
 use crate::tls::{self, ServingCertificate, TlsError};
 use crate::zpages::Settings;
@@ -140,7 +140,8 @@ impl NodeApi {
         let stats = Stats::new(node_name.clone(), stats_paths, clock.clone());
         let state = State {
             settings: Settings::new(args, &loaded.config),
-            stats,
+            stats: Arc::new(stats),
+            pages: StatsPages::default(),
             metrics_cache: MetricsCache::default(),
             started: clock.boot(),
             system_logs: args.enable_system_log_handler.then(|| args.system_log_dir.clone()),
@@ -150,6 +151,7 @@ impl NodeApi {
             authz,
             counters: Counters::default(),
             limits,
+            requests: RequestSlots::default(),
             upgrades: Arc::new(Semaphore::new(limits.upgrades)),
             tasks: TaskTracker::new(),
             abort: CancellationToken::new(),

@@ -26,7 +26,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::connection::{ConnectionState, ResponseBody, Streams, Verdict, WriteTimeout};
 use crate::counters::Counters;
-use crate::limits::{ConnectionLimiter, Limits};
+use crate::limits::{Client, ConnectionLimiter, Limits};
 use crate::long_target::{LongTarget, Rest};
 
 /// How long requests in flight may continue after the stop.
@@ -53,6 +53,9 @@ pub struct Peer {
 
 /// Handles requests.
 pub trait Handler: Clone + Send + Sync + 'static {
+    /// Returns the client of a certificate chain that is valid.
+    fn certified(&self, chain: &[CertificateDer<'static>]) -> Option<Client>;
+
     fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Response<Body>> + Send;
 }
 
@@ -117,12 +120,15 @@ impl<H: Handler> Listener<H> {
         };
         let shaken = tokio::select! {
             shaken = tokio::time::timeout(self.limits.handshake, tls.accept(stream)) => shaken,
-            () = life.displaced() => return self.counters.displaced_connection(),
+            () = life.displaced() => return self.counters.displaced_connection(life.pool()),
         };
         match shaken {
             Ok(Ok(stream)) => {
                 let shown = stream.get_ref().1.peer_certificates().unwrap_or_default();
-                let chain = shown.iter().map(|c| c.clone().into_owned()).collect();
+                let chain: Arc<[_]> = shown.iter().map(|c| c.clone().into_owned()).collect();
+                if let Some(client) = self.handler.certified(&chain) {
+                    life.identify(&client);
+                }
                 self.serve(stream, Peer { address, chain, life }).await;
             }
             Ok(Err(error)) => {
@@ -195,7 +201,7 @@ impl<H: Handler> Listener<H> {
                 }
                 () = abort.cancelled() => return,
                 () = stop.cancelled(), if !ends => {}
-                () = life.displaced() => return counters.displaced_connection(),
+                () = life.displaced() => return counters.displaced_connection(life.pool()),
                 () = life.changed() => {}
                 () = tokio::time::sleep_until(next) => {}
             }
@@ -213,6 +219,10 @@ mod tests {
     struct Nothing;
 
     impl Handler for Nothing {
+        fn certified(&self, _: &[CertificateDer<'static>]) -> Option<Client> {
+            None
+        }
+
         async fn handle(&self, _: Request<Incoming>) -> Response<Body> {
             crate::answer::text(StatusCode::OK, "")
         }

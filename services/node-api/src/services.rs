@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::paths::{CriSocket, Paths};
-use quintlet_kit::socket;
+use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{ConfigRequest, MetricsRequest, StreamMetricsRequest};
 use quintlet_proto::podsync::v1::checkpoints_client::CheckpointsClient;
@@ -161,8 +161,12 @@ impl Services {
     }
 
     /// Returns all services that have metrics, with every instance of probe-service.
-    #[must_use]
-    pub fn sources(&self) -> Vec<Source> {
+    pub async fn sources(&self) -> Vec<Source> {
+        let node = self.clone();
+        task::blocking(move || node.find_sources()).await
+    }
+
+    fn find_sources(&self) -> Vec<Source> {
         let one = |service: &str, socket: PathBuf| Source {
             service: service.to_owned(),
             instance: String::new(),

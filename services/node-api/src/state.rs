@@ -12,12 +12,39 @@ use tokio_util::task::TaskTracker;
 use crate::auth::authn::Authenticator;
 use crate::auth::authz::Authorizer;
 use crate::counters::Counters;
-use crate::limits::Limits;
+use crate::limits::{Client, Limits, Pool, Slots};
 use crate::log_query::LogQuery;
 use crate::metrics::MetricsCache;
 use crate::services::Services;
+use crate::shared_page::SharedPage;
 use crate::stats::Stats;
 use crate::zpages::Settings;
+
+/// The pages of statistics.
+#[derive(Debug, Default)]
+pub struct StatsPages {
+    pub summary: SharedPage,
+    /// The summary with CPU and memory only.
+    pub light_summary: SharedPage,
+    pub resource: SharedPage,
+    pub cadvisor: SharedPage,
+}
+
+/// Slots of requests in flight, of each [`Pool`].
+#[derive(Debug, Default)]
+pub struct RequestSlots {
+    certificates: Slots<Client>,
+    others: Slots<Client>,
+}
+
+impl RequestSlots {
+    pub(crate) fn of(&self, pool: Pool) -> &Slots<Client> {
+        match pool {
+            Pool::Certificates => &self.certificates,
+            Pool::Others => &self.others,
+        }
+    }
+}
 
 #[derive(Debug)]
 pub struct State {
@@ -27,6 +54,8 @@ pub struct State {
     pub authz: Authorizer,
     pub counters: Counters,
     pub limits: Limits,
+    /// Requests in flight by user.
+    pub requests: RequestSlots,
     /// Slots for upgraded connections.
     pub upgrades: Arc<Semaphore>,
     /// Tasks of connections.
@@ -44,7 +73,8 @@ pub struct State {
     pub system_logs: Option<PathBuf>,
     /// Runs log queries; none if they are disabled.
     pub log_query: Option<LogQuery>,
-    pub stats: Stats,
+    pub stats: Arc<Stats>,
+    pub pages: StatsPages,
     /// The last metrics of each service.
     pub metrics_cache: MetricsCache,
     /// The metric of feature gates.

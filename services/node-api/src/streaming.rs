@@ -212,7 +212,8 @@ async fn proxy(
     if let Some(headers) = stream_protocol.client_headers() {
         *answer.headers_mut() = headers;
     }
-    let life = request.extensions().get::<Peer>().map(|p| p.life.clone());
+    // The connection remains in use after the response.
+    let connection = request.extensions().get::<Peer>().map(|p| p.life.request());
     let in_flight = request.extensions().get::<Arc<InFlightRequest>>().cloned();
     let open = state.counters.upgrades.clone();
     let (abort, half_open, wait) = (state.abort.clone(), state.limits.half_open, state.limits.upgrade);
@@ -239,7 +240,7 @@ async fn proxy(
             let _ = abort.run_until_cancelled(carried).await;
         }
         open.dec();
-        drop((permit, life, in_flight));
+        drop((permit, connection, in_flight));
     };
     drop(task::spawn_contained("node-api-upgraded", contain::current(), state.tasks.track_future(work)));
     answer.map(|_| Body::empty())

@@ -90,7 +90,7 @@ impl Settings {
     /// that it honours. For one that does not answer, its last answer is used, or else the configuration of this process.
     pub async fn configz(&self, node: &Services) -> Answer {
         let others = Service::ALL.into_iter().filter(|service| *service != Service::NodeApi);
-        let sources = node.sources();
+        let sources = node.sources().await;
         let from_accept = others.filter_map(|service| {
             let source = sources.iter().find(|source| source.service == service.name())?;
             Some(async move { (service, node.configuration(source).await) })

@@ -5,7 +5,8 @@ mod common;
 
 use common::{Api, Ca, Identity};
 use http::{Method, StatusCode};
-use node_api::limits::Limits;
+use node_api::counters::ShareOf;
+use node_api::limits::{Limits, Pool, Share, Shares};
 
 /// Every endpoint, the permissions of which each suffices, and the status for an authorized user without a
 /// runtime or an upgrade.
@@ -127,4 +128,23 @@ async fn every_endpoint_requires_an_authorized_user() {
     let count = ENDPOINTS.len() as u64;
     assert_eq!(refused(StatusCode::UNAUTHORIZED) - before.0, 3 * count);
     assert_eq!(refused(StatusCode::FORBIDDEN) - before.1, 2 * count);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_above_the_share_of_its_user_is_counted() {
+    for limit in [ShareOf::Connections, ShareOf::Requests] {
+        let none = Share { all: 0, each: 0 };
+        let mut limits = Limits::default();
+        match limit {
+            ShareOf::Connections => limits.connections = Shares { others: none, ..limits.connections },
+            ShareOf::Requests => limits.requests = Shares { others: none, ..limits.requests },
+        }
+        let api = Api::start(limits, &[]).await;
+        api.test_api.set_token("t", "u", &[]);
+        api.test_api.allow("u", "get", "nodes/healthz");
+        let counted = || Pool::ALL.map(|pool| api.state.counters.limited_so_far(limit, pool));
+        let before = counted();
+        assert_eq!(api.get("/healthz", Some("t")).await.0, StatusCode::TOO_MANY_REQUESTS, "{limit:?}");
+        assert_eq!(counted(), [before[0], before[1] + 1], "{limit:?}");
+    }
 }

@@ -5,6 +5,7 @@ mod common;
 mod configured;
 mod forward;
 mod hints;
+mod lanes;
 mod limits;
 mod lists;
 mod panics;

@@ -16,9 +16,9 @@ use tokio::time::Instant;
 use super::User;
 use super::cache::Cache;
 use super::review::Reviewer;
-use super::x509::ClientCa;
+use super::x509::{ClientCa, X509Error};
 use crate::digest;
-use crate::limits::{Limits, Network, ReviewQueue};
+use crate::limits::{Client, Limits, Network, Slots};
 
 /// Prefix of a WebSocket subprotocol that carries a token, since browsers cannot set headers.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";
@@ -44,7 +44,7 @@ pub struct Tokens {
     reviewer: Arc<Reviewer>,
     ttl: Duration,
     known: Cache<Option<User>>,
-    waiting: ReviewQueue,
+    waiting: Slots<Network>,
     limits: Limits,
 }
 
@@ -52,7 +52,7 @@ impl Tokens {
     /// Creates an authenticator that caches results for `ttl`, and bounds the requests that wait for a review.
     #[must_use]
     pub fn new(reviewer: Arc<Reviewer>, ttl: Duration, limits: Limits) -> Self {
-        Self { reviewer, ttl, known: Cache::default(), waiting: ReviewQueue::default(), limits }
+        Self { reviewer, ttl, known: Cache::default(), waiting: Slots::default(), limits }
     }
 
     async fn user(&self, token: &str, from: Network) -> Result<User, AuthenticationError> {
@@ -61,7 +61,7 @@ impl Tokens {
         if let Some(known) = self.known.get(&key, Instant::now()) {
             return known.ok_or_else(invalid);
         }
-        let _turn = self.waiting.enter(from, &self.limits).ok_or(AuthenticationError::Busy)?;
+        let _turn = self.waiting.enter(from, self.limits.reviews).ok_or(AuthenticationError::Busy)?;
         let user = self
             .reviewer
             .token(token)
@@ -69,6 +69,23 @@ impl Tokens {
             .map_err(|error| AuthenticationError::Invalid(quintlet_kit::error_chain(&error)))?;
         self.known.put(key, user.clone(), Instant::now(), self.ttl);
         user.ok_or_else(invalid)
+    }
+}
+
+/// A user, with the client whose share the user's requests use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub user: User,
+    pub client: Client,
+}
+
+impl Identity {
+    fn certificate(user: User) -> Self {
+        Self { client: Client::Certificate(user.name.clone()), user }
+    }
+
+    fn token(user: User) -> Self {
+        Self { client: Client::Token(user.name.clone()), user }
     }
 }
 
@@ -82,35 +99,46 @@ pub enum AuthenticationError {
 }
 
 impl Authenticator {
+    /// Returns the client of a certificate chain, or none if it is empty or not valid.
+    #[must_use]
+    pub fn certified(&self, chain: &[CertificateDer<'static>]) -> Option<Client> {
+        Some(Identity::certificate(self.of_chain(chain)?.ok()?).client)
+    }
+
+    /// Verifies a certificate chain. Returns none without one, or if certificates are ignored.
+    fn of_chain(&self, chain: &[CertificateDer<'static>]) -> Option<Result<User, X509Error>> {
+        let ca = self.ca.as_ref().filter(|_| !chain.is_empty())?;
+        let now = u64::try_from(self.clock.wall().as_second()).unwrap_or(0);
+        Some(ca.user(chain, UnixTime::since_unix_epoch(Duration::from_secs(now))))
+    }
+
     /// Returns the user of a request.
     ///
     /// # Errors
     /// Fails if the credentials are missing or invalid.
-    pub async fn user(
+    pub async fn identity(
         &self,
         chain: &[CertificateDer<'static>],
         headers: &HeaderMap,
         from: Network,
-    ) -> Result<User, AuthenticationError> {
+    ) -> Result<Identity, AuthenticationError> {
         let mut failures = Vec::new();
-        if let Some(ca) = self.ca.as_ref().filter(|_| !chain.is_empty()) {
-            let now = u64::try_from(self.clock.wall().as_second()).unwrap_or(0);
-            match ca.user(chain, UnixTime::since_unix_epoch(Duration::from_secs(now))) {
-                Ok(user) => return Ok(user),
-                Err(error) => failures.push(quintlet_kit::error_chain(&error)),
-            }
+        match self.of_chain(chain) {
+            None => {}
+            Some(Ok(user)) => return Ok(Identity::certificate(user)),
+            Some(Err(error)) => failures.push(quintlet_kit::error_chain(&error)),
         }
         match (&self.tokens, credential(headers)) {
             (None, _) | (_, Credential::Absent) => {}
             (Some(_), Credential::Invalid(why)) => failures.push(why.to_owned()),
             (Some(tokens), Credential::Token(token)) => match tokens.user(&token, from).await {
-                Ok(user) => return Ok(user),
+                Ok(user) => return Ok(Identity::token(user)),
                 Err(AuthenticationError::Invalid(why)) => failures.push(why),
                 Err(AuthenticationError::Busy) => return Err(AuthenticationError::Busy),
             },
         }
         match (failures.is_empty(), self.anonymous) {
-            (true, true) => Ok(User::anonymous()),
+            (true, true) => Ok(Identity { user: User::anonymous(), client: Client::Anonymous(from) }),
             (true, false) => Err(AuthenticationError::Invalid("no credentials".to_owned())),
             (false, _) => Err(AuthenticationError::Invalid(failures.join("; "))),
         }

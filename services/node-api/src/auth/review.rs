@@ -12,6 +12,7 @@ use kube::api::{Api, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use parking_lot::{Mutex, RwLock};
 use quintlet_kit::backoff::Backoff;
+use quintlet_kit::task;
 use tokio::sync::Semaphore;
 
 use super::User;
@@ -95,7 +96,8 @@ impl Reviewer {
     /// # Errors
     /// Fails as [`Reviewer::load`], once per change.
     pub async fn refresh(&self) -> Result<bool, ReviewError> {
-        let found = digest::of_files(&files(&self.path));
+        let path = self.path.clone();
+        let found = task::blocking(move || digest::of_files(&files(&path))).await;
         if std::mem::replace(&mut *self.seen.lock(), found) == found {
             return Ok(false);
         }
@@ -200,7 +202,8 @@ fn files(path: &Path) -> Vec<PathBuf> {
 
 async fn client(path: &Path) -> Result<kube::Client, ReviewError> {
     let unusable = |source| ReviewError::Kubeconfig { path: path.to_owned(), source };
-    let read = Kubeconfig::read_from(path).map_err(unusable)?;
+    let file = path.to_owned();
+    let read = task::blocking(move || Kubeconfig::read_from(file)).await.map_err(unusable)?;
     let mut config =
         kube::Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.map_err(unusable)?;
     config.connect_timeout = Some(Duration::from_secs(5));

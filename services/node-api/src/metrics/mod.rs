@@ -40,7 +40,7 @@ pub struct MetricsCache {
 impl MetricsCache {
     /// Scrapes all services. Returns the last metrics of each service, also of those that do not answer.
     async fn scrape(&self, node: &Services) -> Vec<(Source, LastMetrics)> {
-        let sources = node.sources();
+        let sources = node.sources().await;
         let answers = futures::future::join_all(sources.iter().map(|source| node.metrics(source))).await;
         let now = Instant::now();
         let mut last = self.last.lock();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use http::StatusCode;
 use jiff::Timestamp;
@@ -38,21 +39,22 @@ struct Counted {
 
 impl Stats {
     /// Responds to `/metrics/cadvisor`.
-    pub async fn cadvisor(&self, node: &Services) -> Answer {
+    pub async fn cadvisor(self: &Arc<Self>, node: &Services) -> Answer {
         let (pods, sandboxes) = tokio::join!(self.pods(node, false), sandboxes(node));
         let pods = match pods {
             Ok(pods) => pods,
             Err(status) => return error(StatusCode::INTERNAL_SERVER_ERROR, status.message()),
         };
-        let (paths, machine, time) = (self.paths.clone(), self.machine(), self.clock.wall());
-        // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
+        let stats = Arc::clone(self);
+        // A full node has thousands of files in cgroupfs.
         let written = task::blocking(move || {
+            let (paths, machine, time) = (&stats.paths, stats.machine(), stats.clock.wall());
             let mut out = Text::default();
             of_machine(&mut out, &machine, time.as_millisecond());
-            node_cgroups::write(&mut out, &paths, &machine, time);
+            node_cgroups::write(&mut out, paths, &machine, time);
             for pod in &pods {
                 let sandbox = sandboxes.get(&pod.uid).map_or("", String::as_str);
-                let group = group_of(&paths, &pod.object, &pod.uid);
+                let group = group_of(paths, &pod.object, &pod.uid);
                 let counted = counted(pod, group.clone(), sandbox, Path::new("/proc"));
                 write(&mut out, pod, &counted, time.as_millisecond());
                 of_sandbox(&mut out, pod, group.and_then(|group| group.container(sandbox)), &counted, time);

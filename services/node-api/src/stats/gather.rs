@@ -14,13 +14,14 @@ use parking_lot::Mutex;
 use quintlet_cgroups::stats::{CgroupStats, Usage};
 use quintlet_kit::task;
 use quintlet_model::qos::QosClass;
+use quintlet_proto::podsync::v1::PodView;
 use serde_json::Value;
 use tonic::Status;
 
 use super::{Rate, Stats, StatsPaths};
 use crate::host;
 use crate::pod_lookup;
-use crate::runtime_stats;
+use crate::runtime_stats::{self, SandboxStats};
 use crate::services::Services;
 
 /// A pod with its containers.
@@ -106,22 +107,11 @@ impl Stats {
     /// omits of network and processes.
     pub(super) async fn pods(&self, node: &Services, for_summary: bool) -> Result<Vec<Pod>, Status> {
         let (stats, views) = tokio::join!(runtime_stats::all(node), node.pods());
-        let objects: BTreeMap<String, Value> =
-            views?.into_iter().map(|v| (v.uid, serde_json::from_slice(&v.pod).unwrap_or_default())).collect();
-        let mut pods: Vec<Pod> = stats?
-            .into_iter()
-            .map(|(metadata, stats)| Pod {
-                object: objects.get(&metadata.uid).cloned().unwrap_or_default(),
-                name: metadata.name,
-                namespace: metadata.namespace,
-                uid: metadata.uid,
-                stats,
-                ..Pod::default()
-            })
-            .collect();
+        let (views, stats) = (views?, stats?);
         let (paths, rates, now) = (self.paths.clone(), Arc::clone(&self.rates), self.clock.wall());
-        // A full node has thousands of files in cgroupfs, so this reads on a blocking thread.
+        // A full node has megabytes of objects, and thousands of files in cgroupfs.
         let completed = task::blocking(move || {
+            let (mut pods, objects) = with_objects(stats, views);
             add_left_out(&mut pods, objects, &paths);
             find_outside(&mut pods, &paths, Path::new("/proc"));
             complete(&mut pods, &paths, &rates, now, for_summary);
@@ -134,6 +124,21 @@ impl Stats {
         });
         Ok(completed.await)
     }
+}
+
+/// Returns the pods of the runtime, and the objects of pod-sync by UID.
+fn with_objects(stats: Vec<SandboxStats>, views: Vec<PodView>) -> (Vec<Pod>, BTreeMap<String, Value>) {
+    let objects: BTreeMap<String, Value> =
+        views.into_iter().map(|v| (v.uid, serde_json::from_slice(&v.pod).unwrap_or_default())).collect();
+    let pods = stats.into_iter().map(|(metadata, stats)| Pod {
+        object: objects.get(&metadata.uid).cloned().unwrap_or_default(),
+        name: metadata.name,
+        namespace: metadata.namespace,
+        uid: metadata.uid,
+        stats,
+        ..Pod::default()
+    });
+    (pods.collect(), objects)
 }
 
 pub(super) fn group_of(paths: &StatsPaths, object: &Value, uid: &str) -> Option<CgroupStats> {

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use http::StatusCode;
 use jiff::Timestamp;
 use k8s_cri::v1;
+use quintlet_kit::task;
 use serde_json::Value;
 
 use super::Stats;
-use super::gather::{newest, pod_swap};
+use super::gather::{Pod, newest, pod_swap};
 use crate::answer::{Answer, with_type};
 use crate::metrics::CONTENT_TYPE;
 use crate::pod_lookup;
@@ -17,10 +19,17 @@ use crate::services::Services;
 
 impl Stats {
     /// Responds to `/metrics/resource`.
-    pub async fn resource(&self, node: &Services) -> Answer {
+    pub async fn resource(self: &Arc<Self>, node: &Services) -> Answer {
         let pods = self.pods(node, false).await;
+        let stats = Arc::clone(self);
+        let text = task::blocking(move || stats.resources(pods.as_deref().ok())).await;
+        with_type(StatusCode::OK, CONTENT_TYPE, text)
+    }
+
+    /// Returns the metrics of the node and its pods. Without pods, the page says only that.
+    fn resources(&self, pods: Option<&[Pod]>) -> String {
         let mut out = Text::default();
-        if let Ok(pods) = &pods {
+        if let Some(pods) = pods {
             let m = self.machine();
             let ms = Some(m.time.as_millisecond());
             out.sample("node_cpu_usage_seconds_total", "counter", "", seconds(m.cpu_nanos), ms);
@@ -49,8 +58,8 @@ impl Stats {
                 }
             }
         }
-        out.sample("resource_scrape_error", "gauge", "", if pods.is_err() { 1.0 } else { 0.0 }, None);
-        with_type(StatusCode::OK, CONTENT_TYPE, out.finish())
+        out.sample("resource_scrape_error", "gauge", "", if pods.is_none() { 1.0 } else { 0.0 }, None);
+        out.finish()
     }
 }
 
@@ -140,7 +149,6 @@ pub(super) fn seconds(nanos: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::gather::Pod;
     use super::*;
 
     #[test]

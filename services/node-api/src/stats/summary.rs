@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use http::StatusCode;
 use k8s_cri::v1;
+use quintlet_kit::task;
 use quintlet_proto::podsync::v1::PodStorage;
 use serde_json::{Value, json};
 
@@ -19,17 +21,15 @@ use crate::services::Services;
 
 impl Stats {
     /// Responds to `/stats/summary`.
-    pub async fn summary(&self, node: &Services, only_cpu_and_memory: bool) -> Answer {
-        let storage = async { if only_cpu_and_memory { Storage::default() } else { storage(node).await } };
+    pub async fn summary(self: &Arc<Self>, node: &Services, only_cpu_and_memory: bool) -> Answer {
+        let storage = async { if only_cpu_and_memory { None } else { Some(storage(node).await) } };
         let (pods, storage) = tokio::join!(self.pods(node, true), storage);
         match pods {
             Ok(pods) => {
-                let time = self.clock.wall().to_string();
-                let disk = Disk { fs: file_system(&self.paths.root_dir, &time), time, storage };
-                let disk = (!only_cpu_and_memory).then_some(&disk);
-                let pods: Vec<Value> = pods.iter().map(|p| self.pod(p, disk)).collect();
-                let node = self.node(node, disk).await;
-                json_answer(json!({"node": node, "pods": pods}).to_string())
+                let stats = Arc::clone(self);
+                // Log directories, cgroups and file systems are read.
+                let body = task::blocking(move || stats.whole(&pods, storage).to_string());
+                json_answer(body.await)
             }
             Err(status) => {
                 error(StatusCode::INTERNAL_SERVER_ERROR, format!("Internal Error: {}", status.message()))
@@ -37,8 +37,18 @@ impl Stats {
         }
     }
 
+    /// Returns the summary, without disks if there is no `storage`.
+    fn whole(&self, pods: &[Pod], storage: Option<Storage>) -> Value {
+        let disk = storage.map(|storage| {
+            let time = self.clock.wall().to_string();
+            Disk { fs: file_system(&self.paths.root_dir, &time), time, storage }
+        });
+        let pods: Vec<Value> = pods.iter().map(|p| self.pod(p, disk.as_ref())).collect();
+        json!({"node": self.node(disk.as_ref()), "pods": pods})
+    }
+
     /// Returns the statistics of the node, without `disk` if only CPU and memory are requested.
-    async fn node(&self, node: &Services, disk: Option<&Disk>) -> Value {
+    fn node(&self, disk: Option<&Disk>) -> Value {
         let m = self.machine();
         let time = m.time.to_string();
         let boot = jiff::SignedDuration::try_from(self.clock.boot()).unwrap_or_default();
@@ -81,13 +91,9 @@ impl Stats {
         }
         out["fs"] = file_system(&self.paths.root_dir, &time);
         out["rlimit"] = rlimit(&time);
-        let mut images = k8s_cri::v1::image_service_client::ImageServiceClient::new(node.cri());
-        if let Ok(info) = images.image_fs_info(v1::ImageFsInfoRequest {}).await
-            && let info = info.into_inner()
-            && let Some(images) = info.image_filesystems.first()
-        {
+        if let Some(images) = disk.storage.images.image_filesystems.first() {
             // The container file system is reported if it differs from that of images.
-            let containers = info.container_filesystems.first().unwrap_or(images);
+            let containers = disk.storage.images.container_filesystems.first().unwrap_or(images);
             let of = |fs| image_fs(fs, &disk.storage.runtime);
             out["runtime"] = json!({"imageFs": of(images), "containerFs": of(containers)});
         }
@@ -158,24 +164,30 @@ struct Disk {
     storage: Storage,
 }
 
-/// Measurements of pod-sync.
+/// Measurements of pod-sync and the runtime.
 #[derive(Default)]
 struct Storage {
+    /// File systems of images and containers; none if the runtime does not answer.
+    images: v1::ImageFsInfoResponse,
     /// Volumes by pod.
     pods: BTreeMap<String, PodStorage>,
     runtime: RuntimeFiles,
 }
 
 async fn storage(node: &Services) -> Storage {
-    match node.storage().await {
+    let mut runtime = v1::image_service_client::ImageServiceClient::new(node.cri());
+    let (images, volumes) = tokio::join!(runtime.image_fs_info(v1::ImageFsInfoRequest {}), node.storage());
+    let images = images.map(tonic::Response::into_inner).unwrap_or_default();
+    match volumes {
         Ok(reply) => Storage {
+            images,
             pods: reply.pods.into_iter().map(|pod| (pod.uid.clone(), pod)).collect(),
             runtime: reply.runtime.into_iter().filter_map(|fs| Some((fs.mountpoint, fs.usage?))).collect(),
         },
         // An older pod-sync does not measure.
         Err(status) => {
             tracing::debug!(error = status.message(), "failed to get volume statistics");
-            Storage::default()
+            Storage { images, ..Storage::default() }
         }
     }
 }

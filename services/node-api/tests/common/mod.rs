@@ -137,7 +137,17 @@ impl Api {
 
     /// Requests an upgrade to SPDY. Returns the header of the response and the connection.
     pub(crate) async fn upgrade(&self, path: &str, more: &str) -> (String, TlsStream<TcpStream>) {
-        let mut stream = self.tls(None).await;
+        self.upgrade_as(None, path, more).await
+    }
+
+    /// Does the same as [`Api::upgrade`] with a client certificate.
+    pub(crate) async fn upgrade_as(
+        &self,
+        identity: Option<&Identity>,
+        path: &str,
+        more: &str,
+    ) -> (String, TlsStream<TcpStream>) {
+        let mut stream = self.tls(identity).await;
         let asked = format!(
             "POST {path} HTTP/1.1\r\nhost: n\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n{more}content-length: 0\r\n\r\n"
         );

@@ -6,7 +6,7 @@ use crate::common::{Api, Ca, PATIENCE, get_on, tls};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Method, Request, StatusCode};
-use node_api::limits::Limits;
+use node_api::limits::{Limits, Share};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -105,20 +105,6 @@ async fn trusted(api: &Api) -> TlsStream<TcpStream> {
         answer.push(timeout(PATIENCE, stream.read_u8()).await.expect("an answer").unwrap());
     }
     stream
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_above_the_limit_are_closed_and_a_freed_slot_is_reused() {
-    let limits = Limits { connections: 8, per_address: 4, ..Limits::default() };
-    let api = Api::start(limits, OPEN).await;
-    let mut open = Vec::new();
-    for _ in 0..4 {
-        open.push(trusted(&api).await);
-    }
-    assert!(tls(api.address, None).await.is_err(), "a fifth connection of one address was let in");
-    open.pop();
-    wait_open(&api, 3).await;
-    assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -291,7 +277,7 @@ async fn a_client_that_does_not_read_responses_is_disconnected() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_unknown_tokens_does_not_affect_cached_users() {
     let ca = Ca::new();
-    let limits = Limits { reviews: 64, reviews_per_address: 40, ..Limits::default() };
+    let limits = Limits { reviews: Share { all: 64, each: 40 }, ..Limits::default() };
     let api = Api::start_with(limits, |dir| {
         std::fs::write(dir.join("ca.pem"), &ca.pem).unwrap();
         vec![format!("--client-ca-file={}", dir.join("ca.pem").display())]

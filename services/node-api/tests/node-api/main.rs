@@ -6,6 +6,7 @@ mod checkpoint;
 #[path = "../common/mod.rs"]
 mod common;
 mod exhaustion;
+mod fairness;
 mod full_node;
 mod long_commands;
 mod panics;

@@ -1,10 +1,22 @@
 //! `/stats/summary` with a runtime in memory.
 
-use crate::common::Api;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::common::{Api, PATIENCE};
 use http::StatusCode;
+use node_api::answer::Answer;
 use node_api::limits::Limits;
+use node_api::services::Services;
+use node_api::stats::{Stats, StatsPaths};
+use quintlet_kit::clock::Clock;
+use quintlet_kit::paths::Paths;
 use quintlet_testkit::fake_runtime::Method;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tonic::Code;
 
 const OPEN: &[&str] = &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
@@ -43,8 +55,16 @@ async fn without_pod_statistics_the_runtime_is_asked_for_container_statistics() 
     for method in [Method::ListContainerStats, Method::StreamContainerStats] {
         runtime.fail(method, Code::Unavailable, "broken", u32::MAX);
     }
-    let (code, body) = api.get("/stats/summary", None).await;
-    assert_eq!((code.as_u16(), body.as_str()), (500, "Internal Error: broken\n"));
+    // The last summary is served for a second.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (code, body) = api.get("/stats/summary", None).await;
+        if (code.as_u16(), body.as_str()) == (500, "Internal Error: broken\n") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{code}: {body}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -54,4 +74,73 @@ async fn the_usage_of_claims_is_in_the_metrics() {
     let line = "kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"c1\"} 8192\n";
     assert!(code == StatusCode::OK && page.contains(line), "{page}");
     assert!(!page.contains("scratch"), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_at_the_same_time_share_one_gathering() {
+    let (api, runtime) = Api::with_runtime(Limits::default(), OPEN).await;
+    for path in ["/stats/summary", "/metrics/resource", "/metrics/cadvisor"] {
+        runtime.forget_calls();
+        let all = (0..20).map(|_| api.get(path, None));
+        for (code, body) in futures::future::join_all(all).await {
+            assert_eq!(code, StatusCode::OK, "{path}: {body}");
+        }
+        let calls = runtime.count(Method::ListPodSandboxStats) + runtime.count(Method::StreamPodSandboxStats);
+        // A slow machine may take more than a second for twenty requests.
+        assert!((1..=4).contains(&calls), "{path}: {calls}");
+    }
+}
+
+/// Reads a FIFO in the place of a file of cgroupfs, which waits for its other end. The only thread of the runtime has to work meanwhile,
+/// and opens the other end.
+#[tokio::test]
+async fn statistics_are_read_on_a_thread_for_blocking_work() {
+    let (api, _runtime) = Api::with_runtime(Limits::default(), OPEN).await;
+    let node = Services::new(Paths::new(&api.dir.path().join("run")));
+    let cgroups = api.dir.path().join("cgroup");
+    std::fs::create_dir(&cgroups).unwrap();
+    std::fs::write(cgroups.join("cgroup.controllers"), "memory").unwrap();
+    let fifo = cgroups.join("memory.stat");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let paths = StatsPaths { cgroups, cgroup_root: "/".to_owned(), ..StatsPaths::default() };
+    let stats = Arc::new(Stats::new("n1".to_owned(), paths, Clock::system()));
+    type Page<'a> = std::pin::Pin<Box<dyn Future<Output = Answer> + 'a>>;
+    let pages: [(&str, Page<'_>); 3] = [
+        ("/stats/summary", Box::pin(stats.summary(&node, false))),
+        ("/metrics/resource", Box::pin(stats.resource(&node))),
+        ("/metrics/cadvisor", Box::pin(stats.cadvisor(&node))),
+    ];
+    for (path, page) in pages {
+        let (free, freed) = std::sync::mpsc::channel::<()>();
+        let is_done = Arc::new(AtomicBool::new(false));
+        let (fifo, stop) = (fifo.clone(), is_done.clone());
+        let writer = std::thread::spawn(move || {
+            let mut blocked = 0;
+            while !stop.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(5));
+                // Succeeds while the page reads.
+                let flags = nix::fcntl::OFlag::O_NONBLOCK.bits();
+                let opened = std::fs::OpenOptions::new().write(true).custom_flags(flags).open(&fifo);
+                let Ok(mut end) = opened else { continue };
+                while freed.try_recv().is_ok() {}
+                // The runtime works while the page reads, unless its thread is the one that does.
+                blocked += u32::from(freed.recv_timeout(PATIENCE).is_err());
+                end.write_all(b"anon 1\nfile 1\ninactive_file 1\n").unwrap();
+            }
+            blocked
+        });
+        let ticking = async {
+            loop {
+                let _ = free.send(());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let answer = tokio::select! {
+            answer = page => answer,
+            () = ticking => unreachable!(),
+        };
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(answer.status(), StatusCode::OK, "{path}");
+        assert_eq!(writer.join().unwrap(), 0, "{path} is read on the runtime's thread");
+    }
 }

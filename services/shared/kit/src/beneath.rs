@@ -95,10 +95,21 @@ impl Dir {
     /// # Errors
     /// Fails if the directory cannot be read.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
+        self.first_names(usize::MAX)
+    }
+
+    /// Returns the names of at most `most` entries of this directory, in no particular order.
+    ///
+    /// # Errors
+    /// Fails if the directory cannot be read.
+    pub fn first_names(&self, most: usize) -> io::Result<Vec<OsString>> {
         let fd = self.resolve(Path::new("."), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::new(fd)? {
             let name = OsStr::from_bytes(entry?.file_name().to_bytes()).to_owned();
+            if names.len() >= most {
+                break;
+            }
             if name != "." && name != ".." {
                 names.push(name);
             }
@@ -274,6 +285,7 @@ mod tests {
         let mut names = inner.names().unwrap();
         names.sort();
         assert_eq!(names, ["file", "link"]);
+        assert_eq!(inner.first_names(1).unwrap().len(), 1);
     }
 
     #[test]

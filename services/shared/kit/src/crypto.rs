@@ -157,9 +157,9 @@ impl Signer for P521Key {
 #[cfg(test)]
 mod tests {
     use rustls::pki_types::pem::PemObject as _;
-    use rustls::pki_types::{CertificateDer, PrivateSec1KeyDer, ServerName};
+    use rustls::pki_types::{CertificateDer, PrivateSec1KeyDer};
     use rustls::sign::{CertifiedKey, SingleCertAndKey};
-    use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+    use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
     use super::*;
 
@@ -198,19 +198,7 @@ mod tests {
             .with_protocol_versions(&[version])?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(served));
-        let mut client = ClientConnection::new(Arc::new(client), ServerName::try_from("node").unwrap())?;
-        let mut server = ServerConnection::new(Arc::new(server))?;
-        while client.is_handshaking() || server.is_handshaking() {
-            let mut wire = Vec::new();
-            client.write_tls(&mut wire).unwrap();
-            server.read_tls(&mut wire.as_slice()).unwrap();
-            server.process_new_packets()?;
-            let mut wire = Vec::new();
-            server.write_tls(&mut wire).unwrap();
-            client.read_tls(&mut wire.as_slice()).unwrap();
-            client.process_new_packets()?;
-        }
-        Ok(())
+        crate::tls::handshake::perform(client, server)
     }
 
     #[test]

@@ -150,6 +150,9 @@ impl ServerCertVerifier for Unverified {
 }
 
 #[cfg(test)]
+pub(crate) mod handshake;
+
+#[cfg(test)]
 mod tests {
     use rsa::RsaPrivateKey;
     use rsa::pkcs1::EncodeRsaPublicKey as _;
@@ -159,9 +162,7 @@ mod tests {
     use rustls::pki_types::PrivateKeyDer;
     use rustls::server::{ClientHello, ResolvesServerCert};
     use rustls::sign::{CertifiedKey, Signer, SigningKey};
-    use rustls::{
-        ClientConnection, ServerConfig, ServerConnection, SignatureAlgorithm, SupportedProtocolVersion,
-    };
+    use rustls::{ServerConfig, SignatureAlgorithm, SupportedProtocolVersion};
 
     use super::*;
 
@@ -197,20 +198,7 @@ mod tests {
             .with_protocol_versions(&[version])?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(serves));
-        let name = ServerName::try_from("anybody").unwrap();
-        let mut client = ClientConnection::new(Arc::new(client), name)?;
-        let mut server = ServerConnection::new(Arc::new(server))?;
-        while client.is_handshaking() || server.is_handshaking() {
-            let mut wire = Vec::new();
-            client.write_tls(&mut wire).unwrap();
-            server.read_tls(&mut wire.as_slice()).unwrap();
-            server.process_new_packets()?;
-            let mut wire = Vec::new();
-            server.write_tls(&mut wire).unwrap();
-            client.read_tls(&mut wire.as_slice()).unwrap();
-            client.process_new_packets()?;
-        }
-        Ok(())
+        handshake::perform(client, server)
     }
 
     fn with(verifier: Arc<dyn ServerCertVerifier>) -> ClientConfig {
