@@ -28,6 +28,10 @@ const IN_FLIGHT: usize = 16;
 /// Capacity in pods: far more than a node runs. A pod takes a few KiB.
 const PODS: usize = 4096;
 
+/// Time after which the streams are ended if an update was turned away because so many pods are known. pod-sync then sends every status
+/// again, and which pods it has, so that pods that it no longer has make room.
+const AFTER_FULL: Duration = Duration::from_secs(10);
+
 /// Acks that are queued for one stream: several for each pod of a full node. A slower stream is ended.
 const ACKS: usize = 4096;
 
@@ -102,6 +106,8 @@ struct State {
     /// The highest epoch of pod-sync so far.
     epoch: u64,
     listeners: Vec<mpsc::Sender<Ack>>,
+    /// An update was turned away, and the streams will be ended.
+    is_full: bool,
 }
 
 struct Shared {
@@ -113,6 +119,8 @@ struct Shared {
     idle: Notify,
     metrics: Metrics,
     deferral: Duration,
+    /// Pods that may be known at once.
+    capacity: usize,
 }
 
 /// Writes updates. Clones share the state.
@@ -131,6 +139,18 @@ impl Reporter {
     /// Creates a reporter as [`Self::new`] does, with another limit in place of [`DEFERRAL`].
     #[must_use]
     pub fn with_deferral(api: Option<ApiClient>, clock: Clock, metrics: Metrics, deferral: Duration) -> Self {
+        Self::with_limits(api, clock, metrics, deferral, PODS)
+    }
+
+    /// Creates a reporter as [`Self::with_deferral`] does, which knows at most `capacity` pods at once.
+    #[must_use]
+    pub fn with_limits(
+        api: Option<ApiClient>,
+        clock: Clock,
+        metrics: Metrics,
+        deferral: Duration,
+        capacity: usize,
+    ) -> Self {
         let shared = Shared {
             api,
             clock,
@@ -139,6 +159,7 @@ impl Reporter {
             idle: Notify::new(),
             metrics,
             deferral,
+            capacity,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -166,14 +187,20 @@ impl Reporter {
         if shared.api.is_none() {
             return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::NoApi });
         }
+        // Only one process owns the root directory, and each has a higher epoch than the one before: the sender has ended, and what it
+        // sent is outdated.
         if stamp.epoch < state.epoch {
             let why = format!("owner epoch {} has been replaced by {}", stamp.epoch, state.epoch);
             return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::Refused(why) });
         }
         state.epoch = stamp.epoch;
-        if !state.pods.contains_key(&uid) && state.pods.len() >= PODS {
-            let why = format!("more than {PODS} pods are known");
-            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::Refused(why) });
+        if !state.pods.contains_key(&uid) && state.pods.len() >= shared.capacity {
+            let why = format!("more than {} pods are known", shared.capacity);
+            if !std::mem::replace(&mut state.is_full, true) {
+                warn!(pods = shared.capacity, "too many pods are known, further statuses wait");
+                Shared::end_streams_later(Arc::clone(shared));
+            }
+            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::Queued(why) });
         }
         let entry = state.pods.entry(uid.clone()).or_default();
         entry.forgotten = false;
@@ -244,6 +271,15 @@ impl Shared {
                 false
             }
             Err(mpsc::error::TrySendError::Closed(_)) => false,
+        });
+    }
+
+    fn end_streams_later(self: Arc<Self>) {
+        quintlet_kit::task::spawn("status-capacity", async move {
+            tokio::time::sleep(AFTER_FULL).await;
+            let mut state = self.state.lock();
+            state.is_full = false;
+            state.listeners.clear();
         });
     }
 

@@ -50,11 +50,13 @@ pub enum Verdict {
     Gone,
     /// The object has another UID.
     UidMismatch(String),
-    /// status-reporter does not take the update, which has an older owner or is invalid.
+    /// status-reporter does not take the update: it has an older owner, which has ended, or it is invalid, which it stays. pod-sync sends
+    /// an invalid update again to the next process of status-reporter, which may be of another release.
     Refused(String),
     /// There is no API server (standalone mode).
     NoApi,
-    /// The write failed for the given reason and will be retried.
+    /// The write failed for the given reason and will be retried, or there is no room for the update, which pod-sync sends again on the
+    /// next stream.
     Queued(String),
     /// The API server declined the write with this answer. The write is repeated until a newer update replaces it.
     Retrying(String),

@@ -108,6 +108,37 @@ fn ready(pod: &Value) -> &str {
 }
 
 #[tokio::test]
+async fn a_pod_beyond_the_capacity_waits_and_is_written_once_forgotten_pods_make_room() {
+    let api = TestApi::start().await;
+    let client = Some(ApiClient::new(api.client()));
+    let reporter = Reporter::with_limits(client, Clock::system(), Metrics::register(), DEFERRAL, 2);
+    let (_, acks) = reporter.listen();
+    let mut bench = Bench { api, reporter, acks };
+    let [forgotten, kept, late] = ["forgotten", "kept", "late"].map(|name| bench.pod(name));
+    for pod in [&forgotten, &kept] {
+        bench.reporter.submit(update(pod, 1, running("True")));
+        bench.written().await;
+    }
+    tokio::time::pause();
+    bench.reporter.submit(update(&late, 1, running("True")));
+    let turned_away = Verdict::Queued("more than 2 pods are known".to_owned());
+    assert_eq!(bench.acks.recv().await.unwrap().verdict, turned_away);
+    // pod-sync sends everything again when its stream ends, and then which pods it has.
+    assert_eq!(bench.acks.recv().await, None);
+    let uid = |pod: &Value| PodUid::parse(pod["metadata"]["uid"].as_str().unwrap()).unwrap();
+    bench.acks = bench.reporter.listen().1;
+    bench.reporter.submit(update(&late, 1, running("True")));
+    bench.reporter.retain(&HashSet::from([uid(&kept), uid(&late)]));
+    assert_eq!(bench.acks.recv().await.unwrap().verdict, turned_away);
+    assert_eq!(bench.acks.recv().await, None);
+    tokio::time::resume();
+    bench.acks = bench.reporter.listen().1;
+    bench.reporter.submit(update(&late, 1, running("True")));
+    bench.written().await;
+    assert_eq!(ready(&bench.live("late")), "True");
+}
+
+#[tokio::test]
 async fn an_ordinary_pod_causes_one_patch_per_change_and_no_read() {
     let mut bench = Bench::start().await;
     let pod = bench.pod("web");

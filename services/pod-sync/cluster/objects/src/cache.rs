@@ -100,16 +100,18 @@ impl ObjectCache {
         }
     }
 
-    /// Registers a pod, or takes over its new spec. Does not wait. `is_local` says which objects another source has: these are
+    /// Registers a pod at the beginning of a sync, or takes over its new spec. Does not wait. Objects without a watch are read again by
+    /// this sync. `is_local` says which objects another source has: these are
     /// not watched before they are read.
     pub fn register(&self, uid: &PodUid, pod: &Arc<Pod>, is_local: impl Fn(ObjectKind, &str) -> bool) {
-        {
+        let is_known = {
             let mut registered = self.pods.registered.lock();
             let known = registered.entry(uid.clone()).or_default();
-            if known.pod.as_ref().is_some_and(|known| Arc::ptr_eq(known, pod)) {
-                return;
-            }
-            known.pod = Some(Arc::clone(pod));
+            known.pod.replace(Arc::clone(pod)).is_some_and(|known| Arc::ptr_eq(&known, pod))
+        };
+        if is_known {
+            self.config_maps.synced(uid);
+            return self.secrets.synced(uid);
         }
         let names = References::of(pod);
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
@@ -239,6 +241,17 @@ impl<K: Kind> Objects<K> {
             }
         }
         self.remove(&changes.unreferenced);
+        drop(registry);
+        self.synced(uid);
+    }
+
+    fn synced(&self, uid: &PodUid) {
+        let registry = self.registry.lock();
+        match &self.store {
+            // With `Cache`, the time to live alone decides.
+            Store::Get(_) | Store::Cache(_) => {}
+            Store::Watch(store) => store.synced(registry.objects(uid)),
+        }
     }
 
     fn unregister(&self, uid: &PodUid) {

@@ -49,6 +49,11 @@ impl Registry {
         changes.unreferenced
     }
 
+    /// Returns the objects that a pod refers to.
+    pub(crate) fn objects(&self, uid: &PodUid) -> impl Iterator<Item = &Key> {
+        self.objects.get(uid).into_iter().flatten()
+    }
+
     /// Returns the pods that refer to an object.
     pub(crate) fn pods(&self, key: &Key) -> impl Iterator<Item = &PodUid> {
         self.pods.get(key).into_iter().flatten()

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kube::api::GetParams;
@@ -22,16 +23,28 @@ pub(crate) type NodeTtl = Arc<dyn Fn() -> Option<Duration> + Send + Sync>;
 struct Read<K> {
     object: Result<Arc<K>, ObjectError>,
     at: Instant,
+    // The syncs of pods that had begun before the request.
+    syncs: u64,
 }
 
-// Readers of one object wait for each other, so that one request serves them all.
-type Slot<K> = Arc<tokio::sync::Mutex<Option<Read<K>>>>;
+struct Item<K> {
+    // Syncs of pods that refer to the object.
+    syncs: AtomicU64,
+    // Readers of one object wait for each other, so that one request serves them all.
+    last: tokio::sync::Mutex<Option<Read<K>>>,
+}
+
+impl<K> Default for Item<K> {
+    fn default() -> Self {
+        Self { syncs: AtomicU64::new(0), last: tokio::sync::Mutex::new(None) }
+    }
+}
 
 /// The objects of one kind.
 pub(crate) struct TtlStore<K> {
     client: kube::Client,
     ttl: NodeTtl,
-    items: Mutex<HashMap<Key, Slot<K>>>,
+    items: Mutex<HashMap<Key, Arc<Item<K>>>>,
 }
 
 impl<K: Kind> TtlStore<K> {
@@ -41,7 +54,16 @@ impl<K: Kind> TtlStore<K> {
 
     /// Adds a reference. The next read is a request.
     pub(crate) fn add(&self, key: &Key) {
-        self.items.lock().insert(key.clone(), Slot::default());
+        self.items.lock().insert(key.clone(), Arc::default());
+    }
+
+    /// Records that a pod which refers to these objects is synced: the next read of each is a request, as in the kubelet
+    /// (`pkg/kubelet: SyncPod`, `RegisterPod`). So no container starts with an older version.
+    pub(crate) fn synced<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) {
+        let items = self.items.lock();
+        for item in keys.into_iter().filter_map(|key| items.get(key)) {
+            item.syncs.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn remove(&self, key: &Key) {
@@ -49,22 +71,25 @@ impl<K: Kind> TtlStore<K> {
     }
 
     pub(crate) async fn get(&self, key: &Key) -> Result<Arc<K>, ObjectError> {
-        let Some(slot) = self.items.lock().get(key).cloned() else {
+        let Some(item) = self.items.lock().get(key).cloned() else {
             return Err(ObjectError::NotRegistered {
                 namespace: key.namespace.clone(),
                 name: key.name.clone(),
             });
         };
-        let mut read = slot.lock().await;
-        let ttl = (self.ttl)().unwrap_or(DEFAULT_TTL);
-        if let Some(Read { object: Ok(object), at }) = &*read
+        let mut read = item.last.lock().await;
+        let (ttl, syncs) = ((self.ttl)().unwrap_or(DEFAULT_TTL), item.syncs.load(Ordering::Relaxed));
+        let is_of_sync = read.as_ref().is_some_and(|read| read.syncs == syncs);
+        if let Some(Read { object: Ok(object), at, .. }) = &*read
+            && is_of_sync
             && at.elapsed() < ttl
         {
             return Ok(Arc::clone(object));
         }
         // A repeated read may be answered from the cache of the API server.
         let known = read.as_ref().and_then(|read| read.object.as_ref().ok());
-        let params = if known.is_some() { GetParams::any() } else { GetParams::default() };
+        let is_repeated = known.is_some() && is_of_sync;
+        let params = if is_repeated { GetParams::any() } else { GetParams::default() };
         let fetched = get::<K>(&self.client, key, &params).await;
         let replaces = match (&fetched, known) {
             (Ok(new), Some(old)) => !is_older(new, old),
@@ -72,7 +97,7 @@ impl<K: Kind> TtlStore<K> {
             (Err(_), _) => false,
         };
         if replaces {
-            *read = Some(Read { object: fetched.map(Arc::new), at: Instant::now() });
+            *read = Some(Read { object: fetched.map(Arc::new), at: Instant::now(), syncs });
         } else if read.is_none() {
             return fetched.map(Arc::new);
         }

@@ -116,6 +116,39 @@ async fn a_pod_with_very_many_objects_has_no_watches_and_reads_its_objects_all_t
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_object_without_a_watch_is_read_again_by_each_sync_and_for_each_new_pod() {
+    let node = Node::new();
+    let names: Vec<String> = (0..=MAX_WATCHED_PER_POD).map(|n| format!("m{n}")).collect();
+    let greedy = pod(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let sync = |uid: &str| node.cache.register(&PodUid::parse(uid).unwrap(), &greedy, |_, _| false);
+    node.api.put("configmaps/m0", "1", false);
+    sync("p1");
+    for _ in 0..2 {
+        assert_eq!(node.read("m0").await.as_deref(), Ok("1"));
+    }
+    let gets = || node.api.requests("get configmaps/m0");
+    assert_eq!(gets(), 1, "one request in a sync");
+    node.api.put("configmaps/m0", "2", false);
+    assert_eq!(node.read("m0").await.as_deref(), Ok("1"));
+    sync("p1");
+    assert_eq!(
+        node.read("m0").await.as_deref(),
+        Ok("2"),
+        "a container that starts again has the new version"
+    );
+    node.api.put("configmaps/m0", "3", false);
+    sync("p2");
+    assert_eq!(node.read("m0").await.as_deref(), Ok("3"), "another pod has the new version");
+    sync("p1");
+    node.api.fail("*", Fault::Refused);
+    assert_eq!(node.read("m0").await.as_deref(), Ok("3"), "the last version stands in");
+    node.api.heal();
+    node.api.put("configmaps/m0", "4", false);
+    assert_eq!(node.read("m0").await.as_deref(), Ok("4"), "a failed request does not count");
+    assert_eq!(node.api.watched().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_more_objects_are_watched_than_there_are_connections_for() {
     let node = Node::new();
     let pods = MAX_WATCHES / MAX_WATCHED_PER_POD;

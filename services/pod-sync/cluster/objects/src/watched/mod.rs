@@ -71,7 +71,7 @@ impl<K: Kind> WatchStore<K> {
     }
 
     /// Adds an object unless it is there. Without `is_started`, its first read starts the watch. Without `is_watchable`, no read does,
-    /// and the object is read again when its time to live has elapsed.
+    /// and the object is read again in each sync of a pod and when its time to live has elapsed.
     pub(crate) fn add(&self, key: &Key, is_started: bool, is_watchable: bool) {
         let mut items = self.items.lock();
         if items.contains_key(key) {
@@ -83,6 +83,11 @@ impl<K: Kind> WatchStore<K> {
         if is_started {
             self.start_if_stopped(&item);
         }
+    }
+
+    /// Records that a pod which refers to these objects is synced. The next read of each that has no watch is a request.
+    pub(crate) fn synced<'a>(&self, keys: impl IntoIterator<Item = &'a Key>) {
+        self.unwatched.synced(keys);
     }
 
     /// Removes an object and stops its watch.
