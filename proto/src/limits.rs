@@ -20,8 +20,8 @@ pub const ITEM: usize = 4 << 20;
 /// Largest request of a unary call and largest item that a server decodes: that of the CRI, four times [`ITEM`].
 pub const REQUEST: usize = 16 << 20;
 
-/// Largest answer of a unary call and largest item that a client decodes. Unary methods that list pods exist for earlier releases:
-/// 64 MiB have 45 pods of 1.4 MB. What grows with the number of pods has a stream with items of at most [`ITEM`].
+/// Largest answer of a unary call and largest item that a client decodes: that of an earlier release, whose lists of pods are one message.
+/// What grows with the number of pods is a stream with items of at most [`ITEM`].
 pub const ANSWER: usize = 64 << 20;
 
 /// Size of the pieces of a text or list that a stream splits: one MiB, so that a stream holds few MiB per caller.

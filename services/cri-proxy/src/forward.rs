@@ -104,6 +104,8 @@ pub struct Call {
     pub budget: ByteBudget,
     /// Reservation of its body.
     pub held: Reservation,
+    /// Bytes of each output stream of a command that the caller reads; none if it reads all.
+    pub short_output: Option<usize>,
 }
 
 impl Call {

@@ -65,6 +65,7 @@ impl ContainerLogs {
             info: RequestInfo::default(),
             budget: self.forwarder.budget(Socket::NodeApi),
             held: Reservation::default(),
+            short_output: None,
         };
         let answer = self.forwarder.run(&call, None).await;
         let status = answer.status();

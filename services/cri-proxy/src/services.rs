@@ -151,6 +151,7 @@ impl pb::probe_exec_server::ProbeExec for ProbeExecService {
             info: RequestInfo { seconds: Some(seconds), ..RequestInfo::default() },
             budget: self.forwarder.budget(Socket::Probe),
             held: Reservation::default(),
+            short_output: Some(MAX_OUTPUT),
         };
         let span = forward::span(call.policy.service, call.policy.method, Socket::Probe, metadata.as_ref());
         let reply = self.forwarder.run(&call, None).instrument(span).await;

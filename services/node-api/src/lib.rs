@@ -39,6 +39,7 @@ mod reload;
 pub mod remote_command;
 pub mod routes;
 mod run;
+mod run_output;
 pub mod runtime_stats;
 pub mod server;
 pub mod services;

@@ -5,17 +5,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_kit::messages::whole;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
-use quintlet_proto::debug::v1::{ConfigRequest, MetricsRequest, StreamMetricsRequest};
+use quintlet_proto::debug::v1::{ConfigRequest, MetricsRequest};
 use quintlet_proto::podsync::v1::checkpoints_client::CheckpointsClient;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::storage_client::StorageClient;
 use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_proto::podsync::v1::{
-    CheckpointRequest, GetPodRequest, ListStorageReply, ListStorageRequest, PodView, StreamStorageRequest,
-    WatchPodsRequest,
+    CheckpointRequest, GetPodRequest, ListStorageReply, ListStorageRequest, PodView, WatchPodsRequest,
 };
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -75,7 +75,8 @@ impl Services {
         timely(ANSWER, self.snapshot()).await
     }
 
-    /// Reads the snapshot of a watch, since the answer to ListPods is one message. A pod that is too large for the stream is left out.
+    /// Reads the snapshot of a watch, since ListPods of the previous release is one message. A pod that is too large for a message is left
+    /// out.
     async fn snapshot(&self) -> Result<Vec<PodView>, Status> {
         let mut client = PodSyncClient::new(self.podsync.clone());
         let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: false };
@@ -117,22 +118,7 @@ impl Services {
     /// Fails if pod-sync does not answer, or is too old to have the method.
     pub async fn storage(&self) -> Result<ListStorageReply, Status> {
         let mut client = StorageClient::new(self.podsync.clone());
-        let pieces = async {
-            let mut whole = ListStorageReply::default();
-            let mut pieces = client.stream(StreamStorageRequest {}).await?.into_inner();
-            while let Some(piece) = pieces.message().await? {
-                whole.pods.extend(piece.pods);
-                whole.runtime.extend(piece.runtime);
-            }
-            Ok(whole)
-        };
-        match timely(ANSWER, pieces).await {
-            // The pod-sync of the previous release.
-            Err(status) if status.code() == Code::Unimplemented => {
-                within(ANSWER, client.list(ListStorageRequest {})).await
-            }
-            answer => answer,
-        }
+        within(ANSWER, whole(client.list(ListStorageRequest {}))).await
     }
 
     /// Checkpoints a running container. Returns the path of the file. pod-sync bounds the time.
@@ -210,21 +196,7 @@ impl Services {
     /// Fails if the service does not answer.
     pub async fn metrics(&self, source: &Source) -> Result<String, Status> {
         let mut client = DebugClient::new(socket::channel(source.socket.clone()));
-        let pieces = async {
-            let mut text = String::new();
-            let mut pieces = client.stream_metrics(StreamMetricsRequest {}).await?.into_inner();
-            while let Some(piece) = pieces.message().await? {
-                text.push_str(&piece.text);
-            }
-            Ok(text)
-        };
-        match timely(QUICK, pieces).await {
-            // A service of the previous release.
-            Err(status) if status.code() == Code::Unimplemented => {
-                Ok(within(QUICK, client.metrics(MetricsRequest {})).await?.text)
-            }
-            answer => answer,
-        }
+        Ok(within(QUICK, whole(client.metrics(MetricsRequest {}))).await?.text)
     }
 }
 

@@ -20,6 +20,7 @@ use crate::counters::InFlightRequest;
 use crate::pod_lookup;
 use crate::relay;
 use crate::remote_command::{Action, Streams, Target};
+use crate::run_output;
 use crate::server::Peer;
 use crate::state::State;
 use crate::uri::query;
@@ -297,11 +298,5 @@ async fn run_in(state: &State, target: &Target, query: &[(String, String)]) -> R
     };
     let reply =
         state.services.runtime().exec_sync(request).await.map_err(|s| runtime_error(&s))?.into_inner();
-    let mut out = reply.stdout;
-    out.extend(reply.stderr);
-    if reply.exit_code != 0 {
-        let out = String::from_utf8_lossy(&out);
-        return Err(server_error(format!("command '{cmd}' exited with {}: {out}", reply.exit_code)));
-    }
-    Ok(crate::answer::json(out))
+    Ok(run_output::response(cmd, reply))
 }

@@ -21,8 +21,12 @@ use pod_sync_worker::context::{FaultIsolation, NodeConfig, Reporting, RuntimeAcc
 
 /// Length of the queue of changes to one reader. A slow reader skips states; the workers never wait for it.
 const STREAM: usize = 64;
-/// The stream of pods, in metrics.
+/// The same for a reader of whole pods, which have up to 4 MiB each.
+const WHOLE_STREAM: usize = 2;
+/// The streams of pods and of events, in metrics.
 const WATCH_PODS: &str = "PodSync.WatchPods";
+const LIST_PODS: &str = "PodSync.ListPods";
+const LIST_EVENTS: &str = "PodSync.ListEvents";
 /// Number of events in an explanation.
 const EXPLAIN_EVENTS: usize = 20;
 
@@ -141,14 +145,14 @@ fn wire_view(view: &PodView, brief: bool) -> wire::PodView {
 }
 
 /// Returns the view for a stream. A pod that is too large comes without its JSON.
-fn pod_event(view: &PodView, brief: bool) -> wire::watch_pods_event::Event {
+fn bounded_view(view: &PodView, brief: bool, stream: &'static str) -> wire::PodView {
     let whole = wire_view(view, brief);
-    match messages::fits(&whole) {
-        Ok(()) => wire::watch_pods_event::Event::Pod(whole),
+    match messages::fits_inside(&whole) {
+        Ok(()) => whole,
         Err(error) => {
-            messages::count_left_out(WATCH_PODS);
+            messages::count_left_out(stream);
             tracing::info!(pod.uid = %view.pod_ref.uid, bytes = error.bytes, "pod is too large for the stream of pods");
-            wire::watch_pods_event::Event::Pod(wire_view(view, true))
+            wire_view(view, true)
         }
     }
 }
@@ -174,14 +178,20 @@ fn event(event: wire::watch_pods_event::Event) -> Result<wire::WatchPodsEvent, S
 
 #[tonic::async_trait]
 impl PodSync for Service {
+    type ListPodsStream = Bounded<wire::ListPodsReply>;
+
     async fn list_pods(
         &self,
         request: Request<wire::ListPodsRequest>,
-    ) -> Result<Response<wire::ListPodsReply>, Status> {
+    ) -> Result<Response<Self::ListPodsStream>, Status> {
         let brief = request.into_inner().brief;
         self.ctx.reporting.views.restored().await;
-        let pods = self.ctx.reporting.views.all().iter().map(|v| wire_view(v, brief)).collect();
-        Ok(Response::new(wire::ListPodsReply { pods, problems: problems(&self.ctx) }))
+        let views = self.ctx.reporting.views.all().into_iter();
+        let pods = messages::chunks(views.map(move |v| bounded_view(&v, brief, LIST_PODS)));
+        let pods = pods.map(|pods| wire::ListPodsReply { pods, problems: Vec::new() });
+        let problems = messages::chunks(problems(&self.ctx));
+        let problems = problems.map(|problems| wire::ListPodsReply { pods: Vec::new(), problems });
+        Ok(Response::new(Bounded::of_chunks(LIST_PODS, pods.chain(problems))))
     }
 
     type WatchPodsStream = Bounded<wire::WatchPodsEvent>;
@@ -192,7 +202,7 @@ impl PodSync for Service {
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use wire::watch_pods_event::Event;
         let brief = request.into_inner().brief;
-        let (tx, rx) = mpsc::channel(STREAM);
+        let (tx, rx) = mpsc::channel(if brief { STREAM } else { WHOLE_STREAM });
         let ctx = Arc::clone(&self.ctx);
         quintlet_kit::task::spawn("watch-pods", async move {
             let mut versions = ctx.reporting.views.subscribe();
@@ -223,8 +233,10 @@ impl PodSync for Service {
                     .collect();
                 changed.sort_by_key(|v| v.version);
                 // Each view is made when it is sent: together they may have hundreds of megabytes.
-                for e in
-                    out.drain(..).map(event).chain(changed.into_iter().map(|v| event(pod_event(v, brief))))
+                for e in out
+                    .drain(..)
+                    .map(event)
+                    .chain(changed.into_iter().map(|v| event(Event::Pod(bounded_view(v, brief, WATCH_PODS)))))
                 {
                     if tx.send(e).await.is_err() {
                         return;
@@ -318,13 +330,17 @@ impl PodSync for Service {
         Ok(Response::new(wire::RetryReply { uid: uid.to_string(), waited }))
     }
 
+    type ListEventsStream = Bounded<wire::ListEventsReply>;
+
     async fn list_events(
         &self,
         request: Request<wire::ListEventsRequest>,
-    ) -> Result<Response<wire::ListEventsReply>, Status> {
+    ) -> Result<Response<Self::ListEventsStream>, Status> {
         let request = request.into_inner();
         let limit = if request.limit == 0 { usize::MAX } else { request.limit as usize };
-        Ok(Response::new(wire::ListEventsReply { events: self.events(&request.uid, limit) }))
+        let events = messages::chunks(self.events(&request.uid, limit));
+        let events = events.map(|events| wire::ListEventsReply { events });
+        Ok(Response::new(Bounded::of_chunks(LIST_EVENTS, events)))
     }
 }
 

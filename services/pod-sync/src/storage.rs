@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::Pleg;
 use pod_sync_containment::Containment;
 use pod_sync_volume_usage::Pods;
-use quintlet_kit::messages::Bounded;
+use quintlet_kit::messages::{self, Bounded};
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::SharedPodRuntime;
 use quintlet_proto::podsync::v1 as wire;
@@ -56,33 +56,16 @@ impl pod_sync_logs::Pods for LoggedPods {
 
 #[async_trait]
 impl Storage for Service {
-    type StreamStream = Bounded<wire::StoragePiece>;
+    type ListStream = Bounded<wire::ListStorageReply>;
 
-    async fn stream(
-        &self,
-        _: Request<wire::StreamStorageRequest>,
-    ) -> Result<Response<Self::StreamStream>, Status> {
-        let wire::ListStorageReply { pods, runtime } = self.measured().await;
-        let first = wire::StoragePiece { pods: Vec::new(), runtime };
-        let pods = pods.into_iter().map(|pod| wire::StoragePiece { pods: vec![pod], runtime: Vec::new() });
-        let pieces = futures::stream::iter(std::iter::once(first).chain(pods).map(Ok));
-        Ok(Response::new(Bounded::new("Storage.Stream", pieces)))
-    }
-
-    async fn list(
-        &self,
-        _: Request<wire::ListStorageRequest>,
-    ) -> Result<Response<wire::ListStorageReply>, Status> {
-        Ok(Response::new(self.measured().await))
-    }
-}
-
-impl Service {
-    async fn measured(&self) -> wire::ListStorageReply {
+    async fn list(&self, _: Request<wire::ListStorageRequest>) -> Result<Response<Self::ListStream>, Status> {
         let measured = &self.ctx.measured;
         let calls = &self.ctx.runtime.calls;
         let mount_points = || async { Ok(calls.mount_points().await?.distinct()) };
-        let runtime = measured.runtime_file_systems(mount_points).await;
-        wire::ListStorageReply { pods: measured.all(), runtime }
+        let runtime = messages::chunks(measured.runtime_file_systems(mount_points).await);
+        let runtime = runtime.map(|runtime| wire::ListStorageReply { pods: Vec::new(), runtime });
+        let pods = messages::chunks(measured.all());
+        let pods = pods.map(|pods| wire::ListStorageReply { pods, runtime: Vec::new() });
+        Ok(Response::new(Bounded::of_chunks("Storage.List", runtime.chain(pods))))
     }
 }

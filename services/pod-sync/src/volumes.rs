@@ -10,6 +10,7 @@ use pod_sync_csi::PLUGIN;
 use pod_sync_csi::client::{Usage, VolumeStats};
 use pod_sync_volume_manager::{MountedFileSystem, VolumeState, VolumeTasks, VolumeView};
 use pod_sync_volume_usage::{Drivers, Health, ProvidedUsage, ProvidedVolume};
+use quintlet_kit::messages::{self, Bounded};
 use quintlet_kit::{error_chain, task};
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
@@ -20,12 +21,13 @@ use crate::serve::Service;
 
 #[tonic::async_trait]
 impl Volumes for Service {
-    async fn list(
-        &self,
-        _: Request<wire::ListVolumesRequest>,
-    ) -> Result<Response<wire::ListVolumesReply>, Status> {
+    type ListStream = Bounded<wire::ListVolumesReply>;
+
+    async fn list(&self, _: Request<wire::ListVolumesRequest>) -> Result<Response<Self::ListStream>, Status> {
         self.ctx.reporting.views.restored().await;
-        Ok(Response::new(wire::ListVolumesReply { volumes: self.volumes(None) }))
+        let volumes = messages::chunks(self.volumes(None));
+        let volumes = volumes.map(|volumes| wire::ListVolumesReply { volumes });
+        Ok(Response::new(Bounded::of_chunks("Volumes.List", volumes)))
     }
 }
 

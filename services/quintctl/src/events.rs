@@ -1,5 +1,6 @@
 //! `quintctl events`: the newest events of pods, from pod-sync's memory.
 
+use quintlet_kit::messages::whole;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{EventView, GetPodRequest, ListEventsRequest};
@@ -28,7 +29,8 @@ pub async fn run(args: EventsArgs, paths: &Paths, format: Format) -> Result<(), 
         Some(pod) => peer.call(client.get_pod(GetPodRequest { pod })).await?.uid,
         None => String::new(),
     };
-    let events = peer.call(client.list_events(ListEventsRequest { uid, limit: args.limit })).await?.events;
+    let request = ListEventsRequest { uid, limit: args.limit };
+    let events = peer.call(whole(client.list_events(request))).await?.events;
     let data: Vec<EventData> = events.iter().map(EventData::from).collect();
     print(format.render(&data, |_| render(&events, now_ns()))?)
 }

@@ -135,10 +135,12 @@ mod tests {
             Ok(tonic::Response::new(tokio_stream::iter(events.collect::<Vec<_>>())))
         }
 
+        type ListPodsStream = tokio_stream::Empty<Result<ListPodsReply, tonic::Status>>;
+
         async fn list_pods(
             &self,
             _: tonic::Request<ListPodsRequest>,
-        ) -> Result<tonic::Response<ListPodsReply>, tonic::Status> {
+        ) -> Result<tonic::Response<Self::ListPodsStream>, tonic::Status> {
             Err(tonic::Status::unimplemented("not scripted"))
         }
 
@@ -156,10 +158,12 @@ mod tests {
             Err(tonic::Status::unimplemented("not scripted"))
         }
 
+        type ListEventsStream = tokio_stream::Empty<Result<ListEventsReply, tonic::Status>>;
+
         async fn list_events(
             &self,
             _: tonic::Request<ListEventsRequest>,
-        ) -> Result<tonic::Response<ListEventsReply>, tonic::Status> {
+        ) -> Result<tonic::Response<Self::ListEventsStream>, tonic::Status> {
             Err(tonic::Status::unimplemented("not scripted"))
         }
 

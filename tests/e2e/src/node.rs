@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use quintlet_kit::messages::whole;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::socket;
 use quintlet_localnode::Containerd;
@@ -27,7 +28,7 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus}
 use crate::bins::{self, SERVICES};
 use crate::cluster::{Cluster, Real};
 use crate::recorder::{API, Before, PODSYNC, Recorder};
-use crate::runtime::{self, Listed, MAX_ANSWER};
+use crate::runtime::{self, Listed};
 use crate::seen::Seen;
 use crate::service::{Plan, Service};
 use crate::wait::{LONG, until};
@@ -326,7 +327,7 @@ impl Node {
     pub async fn metrics(&self, service: &str) -> String {
         let mut client = DebugClient::new(self.health_channel(service));
         let what = format!("metrics of {service}");
-        let reply = until(&what, LONG, async || client.metrics(MetricsRequest::default()).await);
+        let reply = until(&what, LONG, async || whole(client.metrics(MetricsRequest::default())).await);
         reply.await.into_inner().text
     }
 
@@ -492,8 +493,8 @@ impl Node {
     /// # Errors
     /// The error of pod-sync.
     pub async fn list(&self) -> Result<(Vec<Seen>, Vec<podsync::SourceProblem>), Status> {
-        let mut client = PodSyncClient::new(self.podsync()).max_decoding_message_size(MAX_ANSWER);
-        let reply = client.list_pods(podsync::ListPodsRequest::default()).await?.into_inner();
+        let mut client = PodSyncClient::new(self.podsync());
+        let reply = whole(client.list_pods(podsync::ListPodsRequest::default())).await?.into_inner();
         Ok((reply.pods.into_iter().map(Seen::from_view).collect(), reply.problems))
     }
 

@@ -15,7 +15,7 @@ use tonic::transport::Channel;
 /// Label with the name of a container (`k8s.io/kubelet/pkg/types: KubernetesContainerNameLabel`).
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 /// Largest answer, in bytes, as for `quintctl`. Pods of extreme sizes have lists above tonic's 4 MiB.
-pub(crate) const MAX_ANSWER: usize = 64 << 20;
+const MAX_ANSWER: usize = 64 << 20;
 /// Label with the UID of a pod.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 

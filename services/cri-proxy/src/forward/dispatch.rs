@@ -184,12 +184,10 @@ impl Forwarder {
     }
 
     async fn send_once(&self, call: &Call, deadline: Option<Instant>) -> Result<Reply, SendError> {
-        match lists::list_methods(call.policy) {
-            Some(methods) => self.list_once(call, methods, deadline).await,
-            None if call.policy.lane == Lane::ExecProbe => {
-                self.exchange_probe(call, call.policy.method, deadline).await
-            }
-            None => self.exchange(call, call.policy.method, deadline, MAX_REPLY).await,
+        match (lists::list_methods(call.policy), call.short_output) {
+            (Some(methods), _) => self.list_once(call, methods, deadline).await,
+            (None, Some(max)) => self.exchange_exec(call, max, deadline).await,
+            (None, None) => self.exchange(call, call.policy.method, deadline, MAX_REPLY).await,
         }
     }
 
@@ -238,7 +236,7 @@ impl Forwarder {
             let left = deadline.saturating_duration_since(Instant::now());
             headers.insert("grpc-timeout", reply::grpc_timeout_value(left));
         }
-        if lists::list_methods(call.policy).is_some() {
+        if lists::list_methods(call.policy).is_some() || call.short_output.is_some() {
             // The messages are parsed here, so they must not be compressed.
             headers.remove("grpc-accept-encoding");
         }

@@ -1,7 +1,7 @@
-//! Reads the answer to an exec probe and keeps only the output that a probe has.
+//! Reads the answer to an exec probe or a hook and keeps only the output that its caller reads.
 //!
-//! The output of a command has up to 16 MiB. The bytes after [`MAX_OUTPUT`] of each stream are dropped as they arrive, so that they take
-//! nothing from the limit of the socket (`crate::budget`), which all probes share.
+//! The output of a command has up to 16 MiB. The bytes after the limit of each stream are dropped as they arrive, so that they take
+//! nothing from the limit of the socket (`crate::budget`), which all probes or hooks share.
 
 use http_body_util::BodyExt as _;
 use k8s_cri::v1::ExecSyncResponse;
@@ -74,11 +74,13 @@ impl Varint {
 pub(super) struct ShortOutput {
     next: Next,
     answer: ExecSyncResponse,
+    /// Bytes of each stream that are kept.
+    max: usize,
 }
 
 impl ShortOutput {
-    pub(super) fn new() -> Self {
-        Self { next: Next::Prefix(0), answer: ExecSyncResponse::default() }
+    pub(super) fn new(max: usize) -> Self {
+        Self { next: Next::Prefix(0), answer: ExecSyncResponse::default(), max }
     }
 
     /// Reads the next bytes.
@@ -136,11 +138,11 @@ impl ShortOutput {
             2 => &mut self.answer.stderr,
             _ => return,
         };
-        let room = MAX_OUTPUT.saturating_sub(output.len()).min(content.len());
+        let room = self.max.saturating_sub(output.len()).min(content.len());
         output.extend_from_slice(&content[..room]);
     }
 
-    /// Returns the answer, with [`MAX_OUTPUT`] bytes of each stream at most.
+    /// Returns the answer, with the kept bytes of each stream.
     ///
     /// # Errors
     /// The answer ended within a field, or before its gRPC prefix.
@@ -173,18 +175,19 @@ fn content_of(field: u64, left: u64) -> Next {
 }
 
 impl Forwarder {
-    /// Sends an exec probe. Returns its reply with the output of a probe.
-    pub(super) async fn exchange_probe(
+    /// Sends an exec of a command. Returns its reply with `max` bytes of each output stream at most.
+    pub(super) async fn exchange_exec(
         &self,
         call: &Call,
-        method: &'static str,
+        max: usize,
         deadline: Option<Instant>,
     ) -> Result<Reply, SendError> {
+        let method = call.policy.method;
         let response = self.send_as(call, method, deadline).await?;
         let (head, mut body) = response.into_parts();
         let mut reply = Reply::from_head(head.status, head.headers);
         let (mut size, mut has_message) = (0_usize, false);
-        let mut output = ShortOutput::new();
+        let mut output = ShortOutput::new(max);
         let mut readable = Ok(());
         while let Some(frame) = body.frame().await {
             match frame.map_err(SendError::Interrupted)?.into_data() {
@@ -227,7 +230,7 @@ mod tests {
 
     fn read_in_pieces(message: &ExecSyncResponse, piece: usize) -> ExecSyncResponse {
         let frame = reply::frame(message);
-        let mut output = ShortOutput::new();
+        let mut output = ShortOutput::new(MAX_OUTPUT);
         for piece in frame.chunks(piece) {
             output.read(piece).unwrap();
         }
@@ -258,14 +261,14 @@ mod tests {
     fn a_compressed_a_cut_and_a_corrupt_answer_are_errors() {
         let whole = reply::frame(&ExecSyncResponse { stdout: vec![7; 20], stderr: vec![], exit_code: 300 });
         for cut in 0..whole.len() {
-            let mut output = ShortOutput::new();
+            let mut output = ShortOutput::new(MAX_OUTPUT);
             output.read(&whole[..cut]).unwrap();
             // After the prefix or a field, the answer is a shorter one.
             assert_eq!(output.finish().is_ok(), cut == 5 || cut == 27, "{cut}");
         }
-        assert_eq!(ShortOutput::new().read(&[1]), Err(Unreadable));
-        assert_eq!(ShortOutput::new().read(&[0, 0, 0, 0, 9, 0x0b]), Err(Unreadable), "a group");
+        assert_eq!(ShortOutput::new(MAX_OUTPUT).read(&[1]), Err(Unreadable));
+        assert_eq!(ShortOutput::new(MAX_OUTPUT).read(&[0, 0, 0, 0, 9, 0x0b]), Err(Unreadable), "a group");
         let endless = [[0; 5].as_slice(), &[0xff; 11]].concat();
-        assert_eq!(ShortOutput::new().read(&endless), Err(Unreadable));
+        assert_eq!(ShortOutput::new(MAX_OUTPUT).read(&endless), Err(Unreadable));
     }
 }

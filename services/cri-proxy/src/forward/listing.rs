@@ -105,8 +105,15 @@ impl Forwarder {
             }
         };
         headers.remove(http::header::CONTENT_LENGTH);
-        let call =
-            Call { policy: row, headers, body, info: RequestInfo::default(), budget, held: request_bytes };
+        let call = Call {
+            policy: row,
+            headers,
+            body,
+            info: RequestInfo::default(),
+            budget,
+            held: request_bytes,
+            short_output: None,
+        };
         let held = BufferedBytes::new(&self.metrics);
         let (to, from) = mpsc::channel(1);
         let (head, started) = oneshot::channel();

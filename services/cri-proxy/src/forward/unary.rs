@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use quintlet_kit::contain::{self, Work};
 use quintlet_kit::task;
 use quintlet_model::outcome::{JOIN_ONLY_HEADER, Outcome};
+use quintlet_model::text::HOOK_OUTPUT;
 use tokio::sync::watch;
 use tonic::Code;
 use tracing::{Instrument as _, Span};
@@ -55,7 +56,11 @@ impl Forwarder {
             Ok(message) => message,
             Err(error) => return self.refused(row.method, invalid(&error)),
         };
-        let call = Call { policy: row, headers, body, info: RequestInfo::default(), budget, held };
+        // The commands of pod-sync are hooks, of which it reads the beginning of the output.
+        let is_hook = socket == Socket::Sync && row.method == EXEC_SYNC;
+        let short_output = is_hook.then_some(HOOK_OUTPUT);
+        let call =
+            Call { policy: row, headers, body, info: RequestInfo::default(), budget, held, short_output };
         if row.class != Class::Read {
             return self.mutation(socket, given, call, &message).await;
         }

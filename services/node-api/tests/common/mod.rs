@@ -338,11 +338,13 @@ type Stream<T> = Pin<Box<dyn futures::Stream<Item = Result<T, Status>> + Send>>;
 impl PodSync for OnePod {
     type WatchPodsStream = Stream<wire::WatchPodsEvent>;
 
+    type ListPodsStream = Stream<wire::ListPodsReply>;
+
     async fn list_pods(
         &self,
         _: tonic::Request<wire::ListPodsRequest>,
-    ) -> Result<Response<wire::ListPodsReply>, Status> {
-        Err(Status::out_of_range("the pods have more bytes than a message"))
+    ) -> Result<Response<Self::ListPodsStream>, Status> {
+        Err(Status::unimplemented("not asked for"))
     }
 
     async fn get_pod(
@@ -378,10 +380,12 @@ impl PodSync for OnePod {
         Err(Status::unimplemented("not asked for"))
     }
 
+    type ListEventsStream = Stream<wire::ListEventsReply>;
+
     async fn list_events(
         &self,
         _: tonic::Request<wire::ListEventsRequest>,
-    ) -> Result<Response<wire::ListEventsReply>, Status> {
+    ) -> Result<Response<Self::ListEventsStream>, Status> {
         Err(Status::unimplemented("not asked for"))
     }
 
@@ -419,20 +423,12 @@ struct TwoVolumes;
 
 #[tonic::async_trait]
 impl Storage for TwoVolumes {
-    type StreamStream = Stream<wire::StoragePiece>;
-
-    // As a pod-sync of the previous release.
-    async fn stream(
-        &self,
-        _: tonic::Request<wire::StreamStorageRequest>,
-    ) -> Result<Response<Self::StreamStream>, Status> {
-        Err(Status::unimplemented("unknown method Stream"))
-    }
+    type ListStream = Stream<wire::ListStorageReply>;
 
     async fn list(
         &self,
         _: tonic::Request<wire::ListStorageRequest>,
-    ) -> Result<Response<wire::ListStorageReply>, Status> {
+    ) -> Result<Response<Self::ListStream>, Status> {
         let usage = |used_bytes| Some(wire::DiskUsage { used_bytes, ..wire::DiskUsage::default() });
         let volume = wire::VolumeStorage {
             name: "scratch".into(),
@@ -452,7 +448,8 @@ impl Storage for TwoVolumes {
         };
         let volumes = vec![volume, claimed];
         let pod = wire::PodStorage { uid: "u1".into(), volumes, hosts: usage(512), termination_logs: None };
-        Ok(Response::new(wire::ListStorageReply { pods: vec![pod], runtime: Vec::new() }))
+        let reply = wire::ListStorageReply { pods: vec![pod], runtime: Vec::new() };
+        Ok(Response::new(Box::pin(futures::stream::once(async { Ok(reply) }))))
     }
 }
 

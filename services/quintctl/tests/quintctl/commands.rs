@@ -34,6 +34,11 @@ fn events<T: Send + 'static>(events: Vec<T>) -> Response<Events<T>> {
     Response::new(Box::pin(open))
 }
 
+/// Returns an answer that these chunks make up.
+fn chunks<T: Send + 'static>(chunks: Vec<T>) -> Response<Events<T>> {
+    Response::new(Box::pin(tokio_stream::iter(chunks.into_iter().map(Ok))))
+}
+
 /// Returns a stream of these events that stays open until `stop`, like that of a process.
 fn events_until<T: Send + 'static>(all: Vec<T>, stop: &CancellationToken) -> Response<Events<T>> {
     let stop = stop.clone();
@@ -88,10 +93,12 @@ impl FakePodSync {
 
 #[tonic::async_trait]
 impl PodSync for FakePodSync {
+    type ListPodsStream = Events<podsync::ListPodsReply>;
+
     async fn list_pods(
         &self,
         _: Request<podsync::ListPodsRequest>,
-    ) -> Result<Response<podsync::ListPodsReply>, Status> {
+    ) -> Result<Response<Self::ListPodsStream>, Status> {
         let problem = podsync::SourceProblem {
             source: "file".into(),
             origin: "/m/broken.yaml".into(),
@@ -99,7 +106,8 @@ impl PodSync for FakePodSync {
             message: "required".into(),
             since_unix_ns: 1,
         };
-        Ok(Response::new(podsync::ListPodsReply { pods: vec![self.pod()], problems: vec![problem] }))
+        let pods = podsync::ListPodsReply { pods: vec![self.pod()], problems: Vec::new() };
+        Ok(chunks(vec![pods, podsync::ListPodsReply { pods: Vec::new(), problems: vec![problem] }]))
     }
 
     type WatchPodsStream = Events<podsync::WatchPodsEvent>;
@@ -131,14 +139,16 @@ impl PodSync for FakePodSync {
         Ok(Response::new(podsync::ExplainReply { pod, ..podsync::ExplainReply::default() }))
     }
 
+    type ListEventsStream = Events<podsync::ListEventsReply>;
+
     async fn list_events(
         &self,
         request: Request<podsync::ListEventsRequest>,
-    ) -> Result<Response<podsync::ListEventsReply>, Status> {
+    ) -> Result<Response<Self::ListEventsStream>, Status> {
         let usual = || format!("of {:?}", request.get_ref().uid);
         let message = if self.event.is_empty() { usual() } else { self.event.clone() };
         let event = podsync::EventView { message, reason: "Started".into(), ..podsync::EventView::default() };
-        Ok(Response::new(podsync::ListEventsReply { events: vec![event] }))
+        Ok(chunks(vec![podsync::ListEventsReply { events: vec![event] }]))
     }
 
     async fn retry(
@@ -154,10 +164,12 @@ struct FakeVolumes;
 
 #[tonic::async_trait]
 impl Volumes for FakeVolumes {
+    type ListStream = Events<podsync::ListVolumesReply>;
+
     async fn list(
         &self,
         _: Request<podsync::ListVolumesRequest>,
-    ) -> Result<Response<podsync::ListVolumesReply>, Status> {
+    ) -> Result<Response<Self::ListStream>, Status> {
         let volume = |pod: &str| podsync::VolumeView {
             pod_uid: UID.into(),
             pod: pod.into(),
@@ -169,8 +181,8 @@ impl Volumes for FakeVolumes {
             call_since_unix_ns: 1,
             ..podsync::VolumeView::default()
         };
-        let volumes = vec![volume("default/web"), volume("other/db")];
-        Ok(Response::new(podsync::ListVolumesReply { volumes }))
+        let chunk = |pod: &str| podsync::ListVolumesReply { volumes: vec![volume(pod)] };
+        Ok(chunks(vec![chunk("default/web"), chunk("other/db")]))
     }
 }
 
@@ -606,7 +618,9 @@ struct FakeDebug;
 
 #[tonic::async_trait]
 impl Debug for FakeDebug {
-    async fn traces(&self, _: Request<debug::TracesRequest>) -> Result<Response<debug::TracesReply>, Status> {
+    type TracesStream = Events<debug::TracesReply>;
+
+    async fn traces(&self, _: Request<debug::TracesRequest>) -> Result<Response<Self::TracesStream>, Status> {
         let span = |ids: [&str; 3], service: &str, name: &str, from: i64, uid: &str| debug::Span {
             trace_id: ids[0].into(),
             span_id: ids[1].into(),
@@ -624,22 +638,17 @@ impl Debug for FakeDebug {
             span(["22222222aa", "c", ""], "pod-sync", "pod pass", 950, UID),
             span(["33333333aa", "d", ""], "pod-sync", "pod pass", 950, "another"),
         ];
-        Ok(Response::new(debug::TracesReply { spans, dropped: 0 }))
+        Ok(chunks(
+            spans.into_iter().map(|span| debug::TracesReply { spans: vec![span], dropped: 0 }).collect(),
+        ))
     }
+
+    type MetricsStream = Events<debug::MetricsReply>;
 
     async fn metrics(
         &self,
         _: Request<debug::MetricsRequest>,
-    ) -> Result<Response<debug::MetricsReply>, Status> {
-        Err(Status::unimplemented("not scripted"))
-    }
-
-    type StreamMetricsStream = quintlet_kit::messages::Bounded<debug::MetricsPiece>;
-
-    async fn stream_metrics(
-        &self,
-        _: Request<debug::StreamMetricsRequest>,
-    ) -> Result<Response<Self::StreamMetricsStream>, Status> {
+    ) -> Result<Response<Self::MetricsStream>, Status> {
         Err(Status::unimplemented("not scripted"))
     }
 

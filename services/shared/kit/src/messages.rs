@@ -10,10 +10,10 @@ use std::task::{Context, Poll};
 
 use futures::{Stream, StreamExt as _};
 use prost::Message;
-use quintlet_proto::limits;
+use quintlet_proto::{debug::v1 as debug, limits, podsync::v1 as podsync};
 use quintlet_telemetry::metrics;
 use tokio::sync::mpsc;
-use tonic::Status;
+use tonic::{Response, Status, Streaming};
 
 /// An item exceeds [`limits::ITEM`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -35,14 +35,43 @@ pub fn fits(message: &impl Message) -> Result<(), TooLarge> {
     if bytes <= limits::ITEM { Ok(()) } else { Err(TooLarge { bytes }) }
 }
 
+/// Bytes of a message around the only message that it has: a tag and a length, twice.
+const AROUND: usize = 16;
+
+/// Returns whether a message that contains only `message`, such as an event or a chunk, may be an item of a stream.
+///
+/// # Errors
+/// It is too large.
+pub fn fits_inside(message: &impl Message) -> Result<(), TooLarge> {
+    let bytes = message.encoded_len().saturating_add(AROUND);
+    if bytes <= limits::ITEM { Ok(()) } else { Err(TooLarge { bytes }) }
+}
+
 /// Counts an item that `stream` does not carry, such as `Probe.Drive`.
 pub fn count_left_out(stream: &'static str) {
+    add_left_out(stream, 1);
+}
+
+/// Counts a stream that a client opens or a server serves. A stream that its receiver ends at an item is opened again and again.
+fn count_opened(stream: &'static str) {
+    metrics::counter_family::<[(&str, &str); 1]>(
+        "quintlet_streams_opened",
+        "Streams between services that were opened",
+    )
+    .get_or_create(&[("stream", stream)])
+    .inc();
+    // The series of each open stream exists: an alert does not observe the first increase of a series that appears with it.
+    add_left_out(stream, 0);
+}
+
+/// Adds to the items that `stream` does not carry.
+fn add_left_out(stream: &'static str, items: u64) {
     metrics::counter_family::<[(&str, &str); 1]>(
         "quintlet_messages_left_out",
         "Items of a stream between services that were not sent because they were too large",
     )
     .get_or_create(&[("stream", stream)])
-    .inc();
+    .inc_by(items);
 }
 
 /// Returns whether an item is sent, and counts and logs an item that is not.
@@ -60,8 +89,15 @@ impl<T: Message + 'static> Bounded<T> {
     /// Returns the items of `stream` that may be sent. `name` is that of the service and its method.
     #[must_use]
     pub fn new(name: &'static str, stream: impl Stream<Item = Result<T, Status>> + Send + 'static) -> Self {
+        count_opened(name);
         let sent = move |item: &Result<T, Status>| item.as_ref().map_or(true, |item| may_send(name, item));
         Self(Box::pin(stream.filter(move |item| std::future::ready(sent(item)))))
+    }
+
+    /// Returns an answer that is split by [`chunks`]. Each chunk is made when it is sent.
+    #[must_use]
+    pub fn of_chunks(name: &'static str, chunks: impl Iterator<Item = T> + Send + 'static) -> Self {
+        Self::new(name, futures::stream::iter(chunks.map(Ok)))
     }
 }
 
@@ -84,6 +120,7 @@ pub fn bounded_requests<T: Message + 'static>(
     name: &'static str,
     mut items: mpsc::Receiver<T>,
 ) -> impl Stream<Item = T> + Send + 'static {
+    count_opened(name);
     let items = futures::stream::poll_fn(move |cx| items.poll_recv(cx));
     items.filter(move |item| std::future::ready(may_send(name, item)))
 }
@@ -98,9 +135,110 @@ pub fn pieces(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Bytes that a chunk counts for an item beside those of the item itself.
+const FRAME: usize = 8;
+
+/// Splits a list into chunks of [`limits::PIECE`] at most. A larger item has a chunk of its own. An empty list has one empty chunk, which a
+/// client of the previous release expects.
+pub fn chunks<T: Message>(items: impl IntoIterator<Item = T>) -> impl Iterator<Item = Vec<T>> {
+    let mut items = items.into_iter();
+    let (mut next, mut is_first) = (items.next(), true);
+    std::iter::from_fn(move || {
+        let (mut chunk, mut bytes) = (Vec::new(), 0_usize);
+        while let Some(item) = next.take() {
+            bytes = bytes.saturating_add(item.encoded_len()).saturating_add(FRAME);
+            if bytes > limits::PIECE && !chunk.is_empty() {
+                next = Some(item);
+                break;
+            }
+            chunk.push(item);
+            next = items.next();
+        }
+        (std::mem::take(&mut is_first) || !chunk.is_empty()).then_some(chunk)
+    })
+}
+
+/// A message that has a part of a list.
+pub trait Chunk: Default {
+    /// Appends the items of the next chunk.
+    fn append(&mut self, next: Self);
+}
+
+impl Chunk for podsync::ListPodsReply {
+    fn append(&mut self, next: Self) {
+        self.pods.extend(next.pods);
+        self.problems.extend(next.problems);
+    }
+}
+
+impl Chunk for podsync::ListEventsReply {
+    fn append(&mut self, next: Self) {
+        self.events.extend(next.events);
+    }
+}
+
+impl Chunk for podsync::ListVolumesReply {
+    fn append(&mut self, next: Self) {
+        self.volumes.extend(next.volumes);
+    }
+}
+
+impl Chunk for podsync::ListStorageReply {
+    fn append(&mut self, next: Self) {
+        self.pods.extend(next.pods);
+        self.runtime.extend(next.runtime);
+    }
+}
+
+impl Chunk for debug::MetricsReply {
+    fn append(&mut self, next: Self) {
+        self.text.push_str(&next.text);
+    }
+}
+
+impl Chunk for debug::TracesReply {
+    fn append(&mut self, next: Self) {
+        self.spans.extend(next.spans);
+        self.dropped = next.dropped;
+    }
+}
+
+/// Calls a method whose answer is a stream of chunks, and joins them. A server of the previous release sends one chunk.
+///
+/// # Errors
+/// The error of the call or of the stream.
+pub async fn whole<T: Chunk>(
+    call: impl Future<Output = Result<Response<Streaming<T>>, Status>>,
+) -> Result<Response<T>, Status> {
+    let (metadata, mut chunks, extensions) = call.await?.into_parts();
+    let mut list = T::default();
+    while let Some(chunk) = chunks.message().await? {
+        list.append(chunk);
+    }
+    Ok(Response::from_parts(metadata, list, extensions))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_list_is_split_into_chunks_that_fit_and_keep_the_order() {
+        let event = |bytes: usize| podsync::EventView { message: "m".repeat(bytes), ..Default::default() };
+        let sizes = |items: Vec<usize>| -> Vec<Vec<usize>> {
+            let split = chunks(items.into_iter().map(event));
+            split.map(|chunk| chunk.iter().map(|event| event.message.len()).collect()).collect()
+        };
+        let half = limits::PIECE / 2 - 12;
+        assert_eq!(sizes(vec![]), [[0_usize; 0]], "one empty chunk");
+        assert_eq!(sizes(vec![1, half, half, 3]), [vec![1, half], vec![half, 3]]);
+        assert_eq!(sizes(vec![half, half]), [[half, half]]);
+        assert_eq!(sizes(vec![1, limits::ITEM, 2, 3]), [vec![1], vec![limits::ITEM], vec![2, 3]]);
+        for chunk in chunks(vec![podsync::EventView::default(); limits::PIECE]) {
+            let reply = podsync::ListEventsReply { events: chunk };
+            assert!(reply.encoded_len() <= limits::PIECE, "{} bytes", reply.encoded_len());
+        }
+    }
 
     #[test]
     fn a_text_is_split_into_pieces_on_characters() {

@@ -278,31 +278,29 @@ pub struct DebugService {
 
 #[tonic::async_trait]
 impl Debug for DebugService {
+    type TracesStream = Bounded<wire::TracesReply>;
+
     async fn traces(
         &self,
         request: Request<wire::TracesRequest>,
-    ) -> Result<Response<wire::TracesReply>, Status> {
+    ) -> Result<Response<Self::TracesStream>, Status> {
         let request = request.into_inner();
-        Ok(Response::new(quintlet_telemetry::ring().query(&request.trace_id, &request.pod_uid)))
+        let wire::TracesReply { spans, dropped } =
+            quintlet_telemetry::ring().query(&request.trace_id, &request.pod_uid);
+        let chunk = move |spans| wire::TracesReply { spans, dropped };
+        Ok(Response::new(Bounded::of_chunks("Debug.Traces", messages::chunks(spans).map(chunk))))
     }
+
+    type MetricsStream = Bounded<wire::MetricsReply>;
 
     async fn metrics(
         &self,
         _: Request<wire::MetricsRequest>,
-    ) -> Result<Response<wire::MetricsReply>, Status> {
-        Ok(Response::new(wire::MetricsReply { text: metrics_text()? }))
-    }
-
-    type StreamMetricsStream = Bounded<wire::MetricsPiece>;
-
-    async fn stream_metrics(
-        &self,
-        _: Request<wire::StreamMetricsRequest>,
-    ) -> Result<Response<Self::StreamMetricsStream>, Status> {
+    ) -> Result<Response<Self::MetricsStream>, Status> {
         let text = metrics_text()?;
         let pieces: Vec<_> =
-            messages::pieces(&text).map(|piece| Ok(wire::MetricsPiece { text: piece.to_owned() })).collect();
-        Ok(Response::new(Bounded::new("Debug.StreamMetrics", futures::stream::iter(pieces))))
+            messages::pieces(&text).map(|piece| wire::MetricsReply { text: piece.to_owned() }).collect();
+        Ok(Response::new(Bounded::of_chunks("Debug.Metrics", pieces.into_iter())))
     }
 
     async fn config(&self, _: Request<wire::ConfigRequest>) -> Result<Response<wire::ConfigReply>, Status> {

@@ -11,6 +11,9 @@ pub const MESSAGES: usize = 128 << 10;
 /// Longest message of an event, in bytes: the output of a probe (10 KiB, `pkg/probe/exec: maxReadLength`) and the text around it.
 pub const EVENT: usize = 12 << 10;
 
+/// Longest output of a hook in the message of its failure, in bytes per stream.
+pub const HOOK_OUTPUT: usize = 1 << 10;
+
 /// Returns the longest prefix of `text` that has at most `max` bytes and ends on a character.
 #[must_use]
 pub fn cut(text: &str, max: usize) -> &str {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods};
+use quintlet_kit::messages::whole;
 use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::MetricsRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
@@ -38,7 +39,7 @@ fn pod(index: usize, scratch: &std::path::Path) -> Value {
 
 async fn relists(node: &Node) -> u64 {
     let mut client = DebugClient::new(socket::channel(node.paths().pleg()));
-    let text = client.metrics(MetricsRequest::default()).await.unwrap().into_inner().text;
+    let text = whole(client.metrics(MetricsRequest::default())).await.unwrap().into_inner().text;
     let count = text.lines().find_map(|l| l.strip_prefix("kubelet_pleg_relist_duration_seconds_count "));
     count.expect("relists are counted").trim().parse().unwrap()
 }

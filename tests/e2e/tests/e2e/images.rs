@@ -5,6 +5,7 @@ use std::time::Duration;
 use quintlet_e2e::registry::Registry;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods};
+use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::ListEventsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use serde_json::{Value, json};
@@ -21,7 +22,7 @@ fn pod(name: &str, image: &str, policy: &str) -> Value {
 async fn events(node: &Node, name: &str) -> Vec<String> {
     let uid = node.pod(name).await.unwrap().uid().to_owned();
     let request = ListEventsRequest { uid, limit: 100 };
-    let reply = PodSyncClient::new(node.podsync()).list_events(request).await.unwrap().into_inner();
+    let reply = whole(PodSyncClient::new(node.podsync()).list_events(request)).await.unwrap().into_inner();
     reply.events.into_iter().map(|e| e.message).collect()
 }
 

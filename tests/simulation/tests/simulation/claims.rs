@@ -8,6 +8,7 @@ use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_kit::failpoint::{Kind, When};
+use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ExplainRequest, ListVolumesRequest, VolumeState, VolumeView};
@@ -83,7 +84,7 @@ pub(super) fn is_mounted(path: &Path) -> bool {
 pub(super) async fn wait_volume(sim: &Sim, what: &str, wanted: impl Fn(&VolumeView) -> bool) -> VolumeView {
     let client = VolumesClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
     until(what, LONG, async || {
-        let listed = client.clone().list(ListVolumesRequest {}).await.map_err(|error| error.to_string())?;
+        let listed = whole(client.clone().list(ListVolumesRequest {})).await.map_err(|e| e.to_string())?;
         match &listed.into_inner().volumes[..] {
             [one] if wanted(one) => Ok(one.clone()),
             other => Err(format!("{other:?}")),

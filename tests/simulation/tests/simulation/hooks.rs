@@ -227,6 +227,61 @@ async fn a_post_start_hook_that_fails_under_the_next_pod_sync_stops_its_containe
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hook_with_much_output_that_fails_between_two_pod_syncs_fails_under_the_second() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.on_exec(|_, _| ExecReply {
+        exit_code: 1,
+        stdout: vec![b'o'; 1 << 20],
+        stderr: vec![b'e'; 1 << 20],
+        ..ExecReply::default()
+    });
+    let hung = sim.runtime.script(Rule::on(Method::ExecSync).hang());
+    let uid = sim.create(with_hook("loud", "postStart", exec("first")));
+    sim.runtime.wait_count(Method::ExecSync, 1).await;
+    sim.kill(Service::PodSync).await;
+    sim.runtime.unscript(hung);
+    quintlet_testkit::wait::until("the hook ends", quintlet_simulation::sim::LONG, async || {
+        if sim.runtime.in_flight(Method::ExecSync) == 0 { Ok(()) } else { Err("it runs") }
+    })
+    .await;
+    sim.up(Service::PodSync);
+    let failed = |p: &quintlet_simulation::seen::Seen| p.container("c-loud").reason == "PostStartHookError";
+    let seen = sim.wait_pod("loud", "PostStartHookError", failed).await;
+    let message = seen.container("c-loud").message;
+    assert!(
+        message.contains(&format!("exited with 1: {}, message: \"{}\"", "e".repeat(1024), "o".repeat(1024))),
+        "{message}"
+    );
+    let first = sim.runtime.containers().into_iter().find(|c| c.pod_uid() == uid).unwrap();
+    assert_eq!(sim.calls_about(Method::ExecSync, first.id()), 1, "its result is kept");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hooks_with_much_output_leave_room_for_the_calls_of_other_pods() {
+    // Together they have more than the limit of pod-sync's socket, which is 96 MiB.
+    const LOUD: usize = 8;
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.on_exec(|_, _| ExecReply { stdout: vec![b'o'; 15 << 20], ..ExecReply::default() });
+    let hung = sim.runtime.script(Rule::on(Method::ExecSync).hang());
+    for n in 0..LOUD {
+        let _uid = sim.create(with_hook(&format!("loud-{n}"), "postStart", exec("loud")));
+    }
+    quintlet_testkit::wait::until("the hooks run", quintlet_simulation::sim::LONG, async || {
+        let running = sim.runtime.in_flight(Method::ExecSync);
+        if running == LOUD { Ok(()) } else { Err(running) }
+    })
+    .await;
+    sim.runtime.unscript(hung);
+    for n in 0..LOUD {
+        let name = format!("loud-{n}");
+        assert_eq!(sim.wait_ready(&name).await.restarts(), 0, "{name}");
+        assert_eq!(sim.warnings(&name), []);
+    }
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_pre_stop_hook_of_a_recreated_container_runs_once_despite_kills() {
     let sim = Sim::start(Options::default()).await;
     let uid = sim.create(with_hook("changed", "preStop", exec("drain")));

@@ -8,6 +8,7 @@ use pod_sync_csi::paths::attachment_name;
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_kit::failpoint::{Kind, When};
+use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::storage_client::StorageClient;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListStorageRequest, ListVolumesRequest, VolumeState};
@@ -130,7 +131,7 @@ async fn the_usage_of_a_local_volume_is_that_of_its_file_system_and_has_its_clai
     let client = StorageClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
     let volume = until("the volume is measured", LONG, async || {
         let mut client = client.clone();
-        let reply = client.list(ListStorageRequest {}).await.map_err(|e| e.to_string())?.into_inner();
+        let reply = whole(client.list(ListStorageRequest {})).await.map_err(|e| e.to_string())?.into_inner();
         let of_pod = reply.pods.iter().find(|pod| pod.uid == uid);
         let volume = of_pod.and_then(|pod| pod.volumes.iter().find(|volume| volume.name == "data"));
         volume.cloned().ok_or_else(|| format!("{:?}", reply.pods))
@@ -380,7 +381,7 @@ async fn sources_that_are_swapped_while_they_are_mounted_are_neither_followed_no
     let mount = mount_of(&sim, &uids[0], "pv-local");
     let client = VolumesClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
     until("the volumes are set up again", LONG, async || {
-        let listed = client.clone().list(ListVolumesRequest {}).await.map_err(|e| e.to_string())?;
+        let listed = whole(client.clone().list(ListVolumesRequest {})).await.map_err(|e| e.to_string())?;
         let volumes = listed.into_inner().volumes;
         let is_done = volumes.len() == 3 && volumes.iter().all(|v| v.state() == VolumeState::Mounted);
         if is_done { Ok(()) } else { Err(format!("{volumes:?}")) }

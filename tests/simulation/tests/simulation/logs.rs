@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use quintlet_kit::messages::whole;
 use quintlet_kit::socket;
 use quintlet_proto::podsync::v1::ListEventsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
@@ -55,7 +56,7 @@ async fn a_standalone_node_without_cluster_dns_reports_it_for_pods_and_logs_noth
     sim.manifest("alone", &pods::manifest("alone"));
     sim.wait_view("alone", "runs", |v| v.status == "Running").await;
     let mut client = PodSyncClient::new(socket::channel(sim.paths().podsync()));
-    let events = client.list_events(ListEventsRequest::default()).await.unwrap().into_inner().events;
+    let events = whole(client.list_events(ListEventsRequest::default())).await.unwrap().into_inner().events;
     let is_reported = events.iter().any(|e| e.r#type == "Warning" && e.reason == "MissingClusterDNS");
     assert!(is_reported, "{events:?}");
     assert_eq!(sim.log(), Vec::<Value>::new());

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use quintlet_kit::messages::whole;
 use quintlet_kit::task;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
@@ -280,7 +281,7 @@ async fn a_config_map_that_appears_ends_the_back_off_of_the_pods_that_wait_for_i
 /// Returns state and last error of each volume that `quintctl volumes` lists, by the name in its pod.
 async fn listed(sim: &Sim) -> Result<Vec<(String, VolumeState, String)>, String> {
     let mut client = VolumesClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
-    let reply = client.list(ListVolumesRequest {}).await.map_err(|error| error.to_string())?;
+    let reply = whole(client.list(ListVolumesRequest {})).await.map_err(|error| error.to_string())?;
     let volumes = reply.into_inner().volumes.into_iter();
     Ok(volumes.map(|volume| (volume.name.clone(), volume.state(), volume.error)).collect())
 }

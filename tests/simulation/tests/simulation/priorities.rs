@@ -1,5 +1,6 @@
 //! The order of calls to a runtime that is busy.
 
+use quintlet_kit::messages::whole;
 use quintlet_kit::paths::CriSocket;
 use quintlet_kit::socket;
 use quintlet_proto::debug::v1::MetricsRequest;
@@ -17,7 +18,7 @@ const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 /// Returns the number of calls that wait in the lane of starts.
 async fn queued(sim: &Sim) -> usize {
     let mut client = DebugClient::new(socket::channel(sim.paths().cri(CriSocket::Admin)));
-    let text = client.metrics(MetricsRequest::default()).await.unwrap().into_inner().text;
+    let text = whole(client.metrics(MetricsRequest::default())).await.unwrap().into_inner().text;
     let series = r#"quintlet_cri_queue_depth{lane="start"} "#;
     text.lines().find_map(|line| line.strip_prefix(series)).map_or(0, |count| count.trim().parse().unwrap())
 }

@@ -1,5 +1,6 @@
 //! Invalid manifests.
 
+use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::ListPodsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_simulation::sim::LONG;
@@ -11,7 +12,7 @@ async fn problems(sim: &Sim, want: usize) {
     let mut client = PodSyncClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
     until(&format!("{want} problems of manifests"), LONG, async || {
         let request = ListPodsRequest { brief: true };
-        let reply = client.list_pods(request).await.map_err(|e| format!("{e:?}"))?.into_inner();
+        let reply = whole(client.list_pods(request)).await.map_err(|e| format!("{e:?}"))?.into_inner();
         if reply.problems.len() == want { Ok(()) } else { Err(format!("{:?}", reply.problems)) }
     })
     .await;

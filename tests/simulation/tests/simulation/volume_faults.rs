@@ -5,6 +5,7 @@ use std::process::Command;
 
 use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::volumes::{mounts_below, unmount};
+use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListVolumesRequest, VolumeState};
 use quintlet_simulation::sim::LONG;
@@ -68,7 +69,8 @@ async fn a_driver_that_hangs_in_any_call_is_named_and_delays_no_other_pod() {
         if let Some(shown) = shown {
             let client = VolumesClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
             until("the call is listed", LONG, async || {
-                let listed = client.clone().list(ListVolumesRequest {}).await.map_err(|e| e.to_string())?;
+                let listed =
+                    whole(client.clone().list(ListVolumesRequest {})).await.map_err(|e| e.to_string())?;
                 let volumes = listed.into_inner().volumes;
                 let spec_name = format!("pv-{name}");
                 let is_it = volumes.iter().any(|v| v.spec_name == spec_name && v.call == shown);

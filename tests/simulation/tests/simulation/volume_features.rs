@@ -6,6 +6,7 @@ use pod_sync_csi::paths::attachment_name;
 use quintlet_csi_driver::fault::{self, Fault};
 use quintlet_csi_driver::thread::DriverThread;
 use quintlet_csi_driver::volumes::mounts_below;
+use quintlet_kit::messages::whole;
 use quintlet_kit::socket;
 use quintlet_proto::podsync::v1::ListStorageRequest;
 use quintlet_proto::podsync::v1::storage_client::StorageClient;
@@ -484,7 +485,7 @@ fn tree(dir: &std::path::Path) -> Vec<std::path::PathBuf> {
 /// Returns the health of the volumes of a pod in podsync.v1, by volume.
 async fn health(sim: &Sim, uid: &str) -> Vec<(String, Option<bool>)> {
     let mut client = StorageClient::new(socket::channel(sim.paths().podsync()));
-    let Ok(reply) = client.list(ListStorageRequest {}).await else { return Vec::new() };
+    let Ok(reply) = whole(client.list(ListStorageRequest {})).await else { return Vec::new() };
     let pods = reply.into_inner().pods.into_iter().filter(|pod| pod.uid == uid);
     let volumes = pods.flat_map(|pod| pod.volumes);
     volumes.map(|volume| (volume.name, volume.health.map(|health| health.is_abnormal))).collect()

@@ -7,12 +7,10 @@ use k8s_openapi::api::core::v1::{Container, ExecAction, LifecycleHandler, Pod};
 use pod_sync_clients::{CallError, EventType, ExecOutput};
 use quintlet_kit::clock;
 use quintlet_model::ids::ContainerId;
+use quintlet_model::text::HOOK_OUTPUT;
 
 use super::hook_http::{self, Sent};
 use crate::context::StopContext;
-
-/// Limit of the output of a hook in a status, bytes per stream.
-const SAID: usize = 1024;
 
 /// The error of a hook.
 #[derive(Debug)]
@@ -98,7 +96,7 @@ pub(super) fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookErr
     if output.exit_code == 0 {
         return Ok(());
     }
-    let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(SAID)]).into_owned();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(HOOK_OUTPUT)]).into_owned();
     let (words, stderr) = (command(exec).join(" "), text(&output.stderr));
     let error = format!("command '{words}' exited with {}: {stderr}", output.exit_code);
     Err(HookError::Failed { error, output: text(&[output.stdout, output.stderr].concat()) })

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use quintlet_kit::messages::whole;
 use quintlet_kit::server::{HealthHandle, Server};
 use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix, channel, wait_ready};
 use quintlet_proto::debug::v1::TracesRequest;
@@ -155,7 +156,7 @@ async fn a_trace_propagates_from_client_to_server_and_into_the_ring() {
 
     let mut debug = DebugClient::new(channel(server.path.clone()));
     let asked = TracesRequest { trace_id: mine.clone(), pod_uid: "u-1".to_owned() };
-    let spans = debug.traces(asked).await.unwrap().into_inner().spans;
+    let spans = whole(debug.traces(asked)).await.unwrap().into_inner().spans;
     let find =
         |name: &str| spans.iter().find(|s| s.name == name).unwrap_or_else(|| panic!("{name}: {spans:?}"));
     let (pass, exec) = (find("pass"), find("Exec"));

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _};
 use prost::Message;
+use prost_types::field_descriptor_proto::{Label, Type};
 use quintlet_kit::messages::{Bounded, bounded_requests};
 use quintlet_proto::limits;
 use quintlet_proto::{debug, pleg, podsync, probe, runtime, status};
@@ -90,11 +91,22 @@ fn cases() -> BTreeMap<(String, Sender), Case> {
     let mut all = BTreeMap::new();
     case!(
         all,
-        "Debug.StreamMetrics",
+        "Debug.Metrics",
         Server,
-        debug::v1::MetricsPiece,
-        |text| debug::v1::MetricsPiece { text },
+        debug::v1::MetricsReply,
+        |text| debug::v1::MetricsReply { text },
         |item| Some(item.text)
+    );
+    case!(
+        all,
+        "Debug.Traces",
+        Server,
+        debug::v1::TracesReply,
+        |name| {
+            let spans = vec![debug::v1::Span { name, ..Default::default() }];
+            debug::v1::TracesReply { spans, dropped: 0 }
+        },
+        |item| Some(item.spans.first()?.name.clone())
     );
     case!(
         all,
@@ -143,12 +155,45 @@ fn cases() -> BTreeMap<(String, Sender), Case> {
     );
     case!(
         all,
-        "Storage.Stream",
+        "PodSync.ListPods",
         Server,
-        podsync::v1::StoragePiece,
+        podsync::v1::ListPodsReply,
+        |name| {
+            let pods = vec![podsync::v1::PodView { name, ..Default::default() }];
+            podsync::v1::ListPodsReply { pods, problems: Vec::new() }
+        },
+        |item| Some(item.pods.first()?.name.clone())
+    );
+    case!(
+        all,
+        "PodSync.ListEvents",
+        Server,
+        podsync::v1::ListEventsReply,
+        |message| {
+            let events = vec![podsync::v1::EventView { message, ..Default::default() }];
+            podsync::v1::ListEventsReply { events }
+        },
+        |item| Some(item.events.first()?.message.clone())
+    );
+    case!(
+        all,
+        "Volumes.List",
+        Server,
+        podsync::v1::ListVolumesReply,
+        |error| {
+            let volumes = vec![podsync::v1::VolumeView { error, ..Default::default() }];
+            podsync::v1::ListVolumesReply { volumes }
+        },
+        |item| Some(item.volumes.first()?.error.clone())
+    );
+    case!(
+        all,
+        "Storage.List",
+        Server,
+        podsync::v1::ListStorageReply,
         |uid| {
             let pods = vec![podsync::v1::PodStorage { uid, ..Default::default() }];
-            podsync::v1::StoragePiece { pods, runtime: Vec::new() }
+            podsync::v1::ListStorageReply { pods, runtime: Vec::new() }
         },
         |item| Some(item.pods.first()?.uid.clone())
     );
@@ -293,7 +338,7 @@ fn streams() -> Vec<(String, Sender)> {
 #[tokio::test]
 async fn an_item_over_the_limit_delays_no_other_item_of_any_stream() {
     let (mut cases, streams) = (cases(), streams());
-    assert!(streams.len() >= 14, "{streams:?}");
+    assert!(streams.len() >= 18, "{streams:?}");
     for stream in streams {
         let case = cases.remove(&stream).unwrap_or_else(|| panic!("{stream:?} has no case in this test"));
         for large in 0..=GOOD {
@@ -303,4 +348,45 @@ async fn an_item_over_the_limit_delays_no_other_item_of_any_stream() {
         }
     }
     assert!(cases.is_empty(), "no such streams: {:?}", cases.keys());
+}
+
+/// Unary answers that contain a list, each with its bound.
+const BOUNDED_LISTS: [(&str, &str); 3] = [
+    ("Pleg.Observe", "the sandboxes and containers of one pod"),
+    ("Pressure.Get", "the signals of evictions and their thresholds"),
+    ("PodSync.Explain", "one pod: its containers, volumes and newest events"),
+];
+
+#[test]
+fn a_list_that_grows_with_the_pods_is_a_stream() {
+    let set = prost_types::FileDescriptorSet::decode(quintlet_proto::FILE_DESCRIPTOR_SET).unwrap();
+    let messages: BTreeMap<String, &prost_types::DescriptorProto> = set
+        .file
+        .iter()
+        .flat_map(|file| {
+            file.message_type.iter().map(move |m| (format!(".{}.{}", file.package(), m.name()), m))
+        })
+        .collect();
+    let mut unary = Vec::new();
+    for service in set.file.iter().flat_map(|file| &file.service) {
+        for method in service.method.iter().filter(|method| !method.server_streaming()) {
+            let (mut reached, mut open) = (BTreeMap::new(), vec![method.output_type()]);
+            while let Some(name) = open.pop() {
+                let fields = messages.get(name).map(|message| &message.field[..]).unwrap_or_default();
+                if reached.insert(name, fields).is_none() {
+                    open.extend(fields.iter().filter_map(|field| field.type_name.as_deref()));
+                }
+            }
+            let is_list = |field: &prost_types::FieldDescriptorProto| {
+                field.label() == Label::Repeated && field.r#type() == Type::Message
+            };
+            if reached.values().any(|fields| fields.iter().any(is_list)) {
+                unary.push(format!("{}.{}", service.name(), method.name()));
+            }
+        }
+    }
+    unary.sort();
+    let mut want: Vec<&str> = BOUNDED_LISTS.iter().map(|(method, _)| *method).collect();
+    want.sort_unstable();
+    assert_eq!(unary, want, "a unary answer with a list needs a bound here, or is a stream");
 }

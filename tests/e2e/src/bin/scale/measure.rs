@@ -25,13 +25,14 @@ pub(crate) fn usage(pid: i32) -> anyhow::Result<Usage> {
 pub(crate) mod metric {
     use std::path::Path;
 
+    use quintlet_kit::messages::whole;
     use quintlet_kit::socket::channel;
     use quintlet_proto::debug::v1::MetricsRequest;
     use quintlet_proto::debug::v1::debug_client::DebugClient;
 
     pub(crate) async fn text(socket: &Path) -> anyhow::Result<String> {
         let mut client = DebugClient::new(channel(socket.to_owned()));
-        Ok(client.metrics(MetricsRequest {}).await?.into_inner().text)
+        Ok(whole(client.metrics(MetricsRequest {})).await?.into_inner().text)
     }
 
     /// Returns the value of a metric without labels; 0 if it does not exist.
