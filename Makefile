@@ -61,6 +61,7 @@ check: install
 check-files:
 	scripts/crate-lints.sh
 	scripts/paused-clock.py
+	scripts/blocking.py
 	scripts/module-graph.py
 	scripts/unused-dependencies.py
 	scripts/message-limits.py

@@ -150,7 +150,8 @@ impl Reader {
 
     async fn follow(mut self) {
         let grown = Arc::new(Notify::new());
-        let _watcher = watch(&self.path, &grown);
+        let (path, wake) = (self.path.clone(), Arc::clone(&grown));
+        let _watcher = task::blocking(move || watch(&path, &wake)).await;
         let mut next_question = deadline_after(Instant::now(), POLL);
         let mut ended = false;
         loop {

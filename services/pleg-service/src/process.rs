@@ -28,6 +28,7 @@ pub fn main() -> ExitCode {
 
 async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
     let paths = args.common.paths();
+    // Blocks: the service has no work before it listens.
     if let Some(leader) = args.follow.as_ref().filter(|leader| is_same(leader, &paths.pleg())) {
         anyhow::bail!(
             "{} is where this one would serve: a follower needs a --run-dir of its own",

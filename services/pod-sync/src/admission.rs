@@ -42,6 +42,8 @@ pub(crate) struct NodeAdmission {
     client: Option<kube::Client>,
     runtime: watch::Receiver<RuntimeState>,
     conditions: NodeConditions,
+    /// Major and minor version of the kernel.
+    kernel: (u32, u32),
 }
 
 impl NodeAdmission {
@@ -55,7 +57,7 @@ impl NodeAdmission {
         conditions: NodeConditions,
     ) -> Self {
         let own = node_object(&settings, labels, &RuntimeState::default());
-        Self { settings, own, view, client, runtime, conditions }
+        Self { settings, own, view, client, runtime, conditions, kernel: kernel() }
     }
 }
 
@@ -102,7 +104,7 @@ impl Admission for NodeAdmission {
                 allocatable: &self.settings.allocatable,
                 pressure: &pressure,
                 allowed_sysctls: &self.settings.allowed_sysctls,
-                kernel: kernel(),
+                kernel: self.kernel,
                 strict_supplemental_groups,
                 app_armor: self.settings.app_armor,
                 declared: &declared_features(self.settings.node_api_port != 0),

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use pod_sync_containment::PodWork;
 use pod_sync_worker::NextWork;
-use pod_sync_worker::context::{NodeConfig, PodEnvironment, WorkerContext};
+use pod_sync_worker::context::{NodeConfig, PodDirs, PodEnvironment, WorkerContext};
 use pod_sync_worker::{Halt, stop_all_containers};
 
 /// Containers of a pod whose spec is lost get this long, seconds (pkg/kubelet/pod_workers.go: grace 1, raised to the
@@ -233,22 +233,13 @@ pub async fn orphaned(
 ) -> BTreeSet<PodUid> {
     task::blocking(move || {
         let marked = environment.cgroups.owned_pods(&known);
-        list(&paths::pods_dir(&node.settings.root_dir), &known).into_iter().chain(marked).collect()
+        unknown(&node.pod_dirs, &node.settings.root_dir, &known).into_iter().chain(marked).collect()
     })
     .await
 }
 
-fn list(dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
-    std::fs::read_dir(dir)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|e| {
-            let name = e.file_name();
-            let uid = name.to_str().filter(|uid| !known.contains(*uid))?;
-            PodUid::parse(uid).ok()
-        })
-        .collect()
+fn unknown(dirs: &PodDirs, root_dir: &Path, known: &HashSet<PodUid>) -> Vec<PodUid> {
+    dirs.list(root_dir).into_iter().filter(|uid| !known.contains(uid)).collect()
 }
 
 /// Removes the volumes and the cgroup of a pod, then its directory, by which an unfinished removal is found again. Mounted
@@ -286,7 +277,7 @@ async fn take_down(ctx: &WorkerContext, uid: &PodUid) -> Result<(), String> {
     };
     task::blocking(cleared).await?;
     ctx.environment.cgroups.remove_by_uid(uid).await.map_err(|e| e.to_string())?;
-    ctx.environment.user_namespaces.release(uid);
+    ctx.release_user_namespace(uid).await;
     let (volumes, gone) = (ctx.environment.volumes.clone(), uid.clone());
     task::blocking(move || volumes.remove_orphaned_pod_dir(&gone).map_err(|e| e.to_string())).await
 }
@@ -324,12 +315,12 @@ mod tests {
 
     #[test]
     fn only_directories_of_unknown_pods_are_orphaned() {
-        let dir = tempfile::tempdir().unwrap();
+        let root = tempfile::tempdir().unwrap();
         for name in ["u1", "u2", ".hidden"] {
-            std::fs::create_dir(dir.path().join(name)).unwrap();
+            std::fs::create_dir_all(paths::pods_dir(root.path()).join(name)).unwrap();
         }
-        let known = [PodUid::parse("u1").unwrap()].into();
-        assert_eq!(list(dir.path(), &known), [PodUid::parse("u2").unwrap()]);
-        assert!(list(&dir.path().join("nowhere"), &known).is_empty());
+        let (dirs, known) = (PodDirs::default(), [PodUid::parse("u1").unwrap()].into());
+        assert_eq!(unknown(&dirs, root.path(), &known), [PodUid::parse("u2").unwrap()]);
+        assert!(unknown(&dirs, &root.path().join("nowhere"), &known).is_empty());
     }
 }

@@ -141,7 +141,7 @@ async fn try_to_remove_unused(ctx: &ImageGcContext) -> Result<(usize, u64), Fail
             Err(unavailable @ Failure::Unavailable(_)) => return Err(unavailable),
         }
     }
-    ctx.images.pull_records.prune(&there, began);
+    prune(ctx, there, began).await;
     Ok((removed, bytes))
 }
 
@@ -183,12 +183,18 @@ async fn pass(ctx: &ImageGcContext) -> Result<(), Failure> {
         let unused = images.least_recently_used(&listed, &in_use, policy, now);
         let freed = free(ctx, unused, wanted, &mut there).await?;
         if freed < wanted {
-            ctx.images.pull_records.prune(&there, began);
+            prune(ctx, there, began).await;
             return Err(Failure::Failed(report_insufficient_space(ctx, disk, freed)));
         }
     }
-    ctx.images.pull_records.prune(&there, began);
+    prune(ctx, there, began).await;
     if refused.is_empty() { Ok(()) } else { Err(Failure::Failed(refused.join("; "))) }
+}
+
+/// Removes the pull records of images that no longer exist.
+async fn prune(ctx: &ImageGcContext, existing: BTreeSet<String>, since: Duration) {
+    let records = ctx.images.pull_records.clone();
+    blocking(move || records.prune(&existing, since)).await;
 }
 
 /// Measures a file system, which may hang: on a blocking thread, and not again while one hangs.
@@ -260,7 +266,10 @@ fn report_insufficient_space(ctx: &ImageGcContext, disk: FsCapacity, freed: u64)
 pub async fn recover_pulls(ctx: ImageGcContext, stop: CancellationToken) {
     while ctx.images.pull_records.has_stale_intents() {
         match ctx.runtime.calls.images().await {
-            Ok(images) => return ctx.images.pull_records.recover(&images),
+            Ok(images) => {
+                let records = ctx.images.pull_records.clone();
+                return blocking(move || records.recover(&images)).await;
+            }
             Err(error) => tracing::debug!(%error, "failed to list images"),
         }
         // Both branches only wait.

@@ -71,6 +71,7 @@ const STUCK: Duration = Duration::from_secs(300);
 /// server is no error.
 pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationToken) -> anyhow::Result<()> {
     let clock = Clock::system();
+    // Blocks: there is no pod before the start.
     let owner = Owner::take(&args.root_dir, &clock)?;
     let stuck_after = STUCK.max(args.sync_frequency.saturating_mul(2));
     // Boxed, so that the process does not keep the memory of its start.
@@ -78,6 +79,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     agent.start_clients(inputs);
     let shutting_down = agent.start_shutdown()?;
     agent.start_maintenance();
+    // Blocks: there is no pod before the start.
     let records = agent.load_records();
     let (pressure_tx, pressure) = watch::channel(BTreeSet::new());
     let (rounds_tx, rounds) = watch::channel(None);
@@ -90,6 +92,7 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
     let (serving, health) =
         agent.serve(evictions.is_some().then_some(EvictionRounds { last: rounds, full_round })).await?;
     agent.serve_metrics();
+    // Blocks: pods are managed after it.
     let (mut manager, sources) = agent.pod_manager(conditions);
     manager.restore(records);
     if let Some(evictions) = evictions {

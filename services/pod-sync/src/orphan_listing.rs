@@ -65,6 +65,7 @@ impl OrphanListing {
         }
     }
 
+    // Blocks: the first pass watches the directory, which the start has made.
     fn watch(&self) -> Option<notify::RecommendedWatcher> {
         let changed = Arc::clone(&self.changed);
         let on_change = move |_: notify::Result<notify::Event>| changed.store(true, Ordering::Relaxed);

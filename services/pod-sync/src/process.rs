@@ -31,6 +31,7 @@ pub fn main() -> ExitCode {
 
 /// Serves until `stop`. SIGUSR1 removes the pods of manifests, then ends the service.
 async fn serve(mut args: Args, stop: CancellationToken) -> anyhow::Result<()> {
+    // Blocks: the service has no work before it listens.
     args.process.limits().apply();
     args.process.kernel_log = Some(PathBuf::from("/dev/kmsg"));
     let (drain_tx, drain) = watch::channel(false);

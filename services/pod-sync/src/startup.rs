@@ -40,14 +40,15 @@ use pod_sync_volume_manager::objects::{ApiObjects, VolumeObjects};
 use pod_sync_volume_manager::{Inputs, VolumeTasks};
 use pod_sync_volume_usage::Measured;
 use pod_sync_worker::context::{
-    Checkpoints, FaultIsolation, ImagePulls, NodeConfig, PodEnvironment, Reporting, RuntimeAccess,
-    WorkerContext, WorkerControl,
+    Checkpoints, ENV_FILES, FaultIsolation, ImagePulls, NodeConfig, PodDirs, PodEnvironment, Reporting,
+    RuntimeAccess, WorkerContext, WorkerControl,
 };
 use pod_sync_worker::{PodWorkers, StaticPodGate};
 use quintlet_cgroups::Cgroups;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
 use quintlet_kit::paths::{CriSocket, Paths};
+use quintlet_kit::stalls::Stalls;
 use quintlet_kit::task::TaskGroup;
 use quintlet_model::ids::PodUid;
 use tokio::sync::{mpsc, watch};
@@ -98,6 +99,7 @@ pub(crate) struct ClientInputs {
 }
 
 impl Agent {
+    // Blocks: there is no pod before the start.
     /// Opens the state and makes the clients. Only the volume tasks run already.
     pub(crate) async fn open(
         args: Args,
@@ -169,6 +171,7 @@ impl Agent {
                 &args.root_dir,
                 IdPool::of_host(node.settings.max_pods, args.resources.ids_per_pod)?,
             ),
+            env_files: Stalls::new("variable file", ENV_FILES),
         });
         let control = Arc::new(WorkerControl {
             pod_workers: PodWorkers::new(args.sync_frequency, clock.clone(), Arc::clone(&wakeups)),
@@ -226,6 +229,9 @@ fn container_logs_dir(args: &Args) -> Option<PathBuf> {
 }
 
 fn node_config(args: &Args, paths: &Paths, settings: NodeSettings, epoch: u64) -> anyhow::Result<NodeConfig> {
+    let pod_dirs = PodDirs::default();
+    // For pods of a kubelet that had this root directory before.
+    let _known = pod_dirs.list(&args.root_dir);
     Ok(NodeConfig {
         settings: Arc::new(settings),
         has_api: args.node.kubeconfig.is_some(),
@@ -239,6 +245,7 @@ fn node_config(args: &Args, paths: &Paths, settings: NodeSettings, epoch: u64) -
         },
         grant_key: GrantKey::load_or_create(&paths.grant_key())
             .context("failed to load the key of exec grants")?,
+        pod_dirs,
     })
 }
 
@@ -337,6 +344,7 @@ impl ApiAccess {
     }
 }
 
+// Blocks: there is no pod before the start.
 async fn api_client(args: &Args) -> anyhow::Result<Option<kube::Client>> {
     let Some(path) = &args.node.kubeconfig else { return Ok(None) };
     let kubeconfig =

@@ -86,6 +86,7 @@ pub async fn run(
     let served = server.add_service(service).serve(listener, PeerPolicy::root_and_self(), stop).await;
     prober.shutdown();
     // pod-sync waits for an instance as long as its socket exists.
+    // Blocks: the service has ended.
     let _ = std::fs::remove_file(&socket);
     served.map_err(RunError::Serve)
 }

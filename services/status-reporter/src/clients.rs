@@ -5,13 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use tokio::sync::watch;
+use quintlet_kit::task::blocking;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 /// Intervals between checks of the files: until they are usable, and after that.
 const LOOK_FOR_EVERY: Duration = Duration::from_millis(500);
 const LOOK_AGAIN_EVERY: Duration = Duration::from_secs(5);
+
+/// Longest wait for the first attempt to load the kubeconfig.
+const FIRST: Duration = Duration::from_secs(1);
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
@@ -44,6 +48,7 @@ impl Clients {
         .clone()
     }
 
+    // Blocks: the caller is on a blocking thread.
     async fn load(path: &Path) -> Result<Self, kube::Error> {
         let kubeconfig = Kubeconfig::read_from(path).map_err(kube::Error::InferKubeconfig)?;
         let options = KubeConfigOptions::default();
@@ -65,29 +70,41 @@ impl Clients {
 /// The newest clients, or none while the kubeconfig is unusable.
 pub type Current = watch::Receiver<Option<Arc<Clients>>>;
 
-/// Spawns the task that loads the kubeconfig, and reloads it when the file or a file that it names changes.
-#[must_use]
-pub fn follow(path: PathBuf, stop: CancellationToken) -> Current {
+/// Spawns the task that loads the kubeconfig, and reloads it when the file or a file that it names changes. Returns after the first
+/// attempt, so that the first request has a client. A disk that does not answer delays that by [`FIRST`] at most.
+pub async fn follow(path: PathBuf, stop: CancellationToken) -> Current {
     let (sender, receiver) = watch::channel(None);
+    let (looked, first) = oneshot::channel();
     quintlet_kit::task::spawn("kubeconfig", async move {
         // A dropped check loses nothing.
         tokio::select! {
-            () = look(path, sender) => {}
+            () = look(path, sender, looked) => {}
             () = stop.cancelled() => {}
         }
     });
+    // It is tried again in any case.
+    let _attempted = tokio::time::timeout(FIRST, first).await;
     receiver
 }
 
 type Fingerprint = Vec<(PathBuf, Option<(SystemTime, u64)>)>;
 
-async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>) {
+async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>, looked: oneshot::Sender<()>) {
     let mut known = None::<Fingerprint>;
+    let mut looked = Some(looked);
     let mut complained = false;
     loop {
-        let seen = fingerprint(&path);
-        if known.as_ref() != Some(&seen) {
-            match Clients::load(&path).await {
+        let (of, before) = (path.clone(), known.clone());
+        let runtime = tokio::runtime::Handle::current();
+        // The client library reads the files as it loads the configuration.
+        let read = move || {
+            let seen = fingerprint(&of);
+            let loaded = (before.as_ref() != Some(&seen)).then(|| runtime.block_on(Clients::load(&of)));
+            (seen, loaded)
+        };
+        let (seen, loaded) = blocking(read).await;
+        if let Some(loaded) = loaded {
+            match loaded {
                 Ok(clients) => {
                     info!(path = %path.display(), "loaded kubeconfig");
                     current.send_replace(Some(Arc::new(clients)));
@@ -100,6 +117,9 @@ async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>) {
                 }
                 Err(_) => {}
             }
+        }
+        if let Some(looked) = looked.take() {
+            let _ = looked.send(());
         }
         quintlet_kit::timers::pause(if known.is_some() { LOOK_AGAIN_EVERY } else { LOOK_FOR_EVERY }).await;
     }

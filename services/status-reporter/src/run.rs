@@ -103,7 +103,10 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
     let listener = socket::bind_unix(&path, 0o660)?;
     let metrics = Metrics::register();
     let (facts, volumes) = (FactBoard::default(), VolumeBoard::default());
-    let followed = config.kubeconfig.clone().map(|path| clients::follow(path, stop.clone()));
+    let followed = match config.kubeconfig.clone() {
+        Some(path) => Some(clients::follow(path, stop.clone()).await),
+        None => None,
+    };
     let events = match &followed {
         Some(clients) => {
             let api = ApiClient::following(clients.clone(), Purpose::Events).limited(config.settings.events);

@@ -35,12 +35,32 @@ pub struct Cuts {
     reached: watch::Sender<Option<Failpoint>>,
     // A kind of step, and the name of the pod whose work panics there.
     panic: Mutex<Option<(String, String)>>,
+    // A kind of step, and the name of the pod whose work hangs there, like a file system or systemd that does not answer.
+    hang: Mutex<Option<(String, String)>>,
+    answers: Condvar,
+    hanging: watch::Sender<usize>,
 }
 
 impl Default for Cuts {
     fn default() -> Self {
-        Self { armed: Mutex::default(), reached: watch::Sender::new(None), panic: Mutex::default() }
+        Self {
+            armed: Mutex::default(),
+            reached: watch::Sender::new(None),
+            panic: Mutex::default(),
+            hang: Mutex::default(),
+            answers: Condvar::new(),
+            hanging: watch::Sender::new(0),
+        }
     }
+}
+
+fn is_at(step: Option<&(String, String)>, failpoint: Failpoint) -> bool {
+    let is_step = |(step, name): &(String, String)| {
+        failpoint.when == When::Before
+            && step == failpoint.name
+            && contain::current().is_some_and(|work| work.name() == name)
+    };
+    step.is_some_and(is_step)
 }
 
 impl Cuts {
@@ -81,13 +101,28 @@ impl Cuts {
     }
 
     fn panics(&self, failpoint: Failpoint) -> bool {
-        let panic = self.panic.lock().clone();
-        let is_step = |(step, name): &(String, String)| {
-            failpoint.when == When::Before
-                && step == failpoint.name
-                && contain::current().is_some_and(|work| work.name() == name)
-        };
-        panic.as_ref().is_some_and(is_step)
+        is_at(self.panic.lock().as_ref(), failpoint)
+    }
+
+    /// Makes each step of this kind hang in the work of pod `name` in namespace `default`. `None` ends that, also for those that hang.
+    pub fn hang_at(&self, at: Option<(&str, &str)>) {
+        *self.hang.lock() = at.map(|(step, name)| (step.to_owned(), format!("default/{name}")));
+        self.answers.notify_all();
+    }
+
+    /// Waits until a step hangs.
+    pub async fn hung(&self) {
+        // The sender exists as long as `self`.
+        let _ = self.hanging.subscribe().wait_for(|steps| *steps > 0).await;
+    }
+
+    fn hang(&self, failpoint: Failpoint) {
+        let mut hang = self.hang.lock();
+        if is_at(hang.as_ref(), failpoint) {
+            self.hanging.send_modify(|steps| *steps = steps.saturating_add(1));
+            self.answers.wait_while(&mut hang, |hang| is_at(hang.as_ref(), failpoint));
+            self.hanging.send_modify(|steps| *steps = steps.saturating_sub(1));
+        }
     }
 
     fn is_here(&self, failpoint: Failpoint) -> bool {
@@ -150,6 +185,7 @@ impl Observer for Life {
     fn reached(&self, failpoint: Failpoint) {
         if !self.is_over() {
             assert!(!self.cuts.panics(failpoint), "injected into {:?}", failpoint.name);
+            self.cuts.hang(failpoint);
             if !self.cuts.is_here(failpoint) {
                 return;
             }

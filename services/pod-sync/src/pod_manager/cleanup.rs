@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_decisions::merge::SourceStore;
@@ -16,10 +15,6 @@ use super::entry::PodEntry;
 use crate::housekeeping;
 use pod_sync_containment::PodWork;
 use pod_sync_metrics::Counted;
-
-/// Interval of writes of the QoS cgroups without a change (`pkg/kubelet/cm: periodicQOSCgroupUpdateInterval`). Another process,
-/// such as systemd when it reloads its units, may have changed the values.
-const QOS_CGROUP_PERIOD: Duration = Duration::from_secs(60);
 
 impl PodManager {
     pub(super) fn housekeeping(&mut self) {
@@ -138,8 +133,8 @@ impl PodManager {
         self.ctx.reporting.metrics.census.set(&counted, self.mirrors.len(), orphans);
     }
 
-    // Writes what the active pods request together to the cgroups of QoS classes.
-    fn update_qos_cgroups(&mut self) {
+    // Publishes what the active pods request together, for the cgroups of QoS classes.
+    fn update_qos_cgroups(&self) {
         let active: Vec<Arc<Pod>> = self
             .pods
             .workers()
@@ -147,22 +142,12 @@ impl PodManager {
             .map(|(_, worker)| Arc::clone(&worker.desired.borrow().pod))
             .collect();
         let tiers = qos_tiers(active.iter().map(AsRef::as_ref), self.ctx.node.settings.qos_tiers());
-        let now = self.ctx.clock.boot();
-        let is_written = self
-            .qos_tiers
-            .is_some_and(|(written, at)| written == tiers && now.saturating_sub(at) < QOS_CGROUP_PERIOD);
-        if is_written {
+        if !self.qos_cgroups.set(tiers) {
             return;
         }
         if let (Some(all), Some(low)) = (tiers.memory_min, tiers.memory_low) {
             // memory.min of all pods includes the requests of burstable pods.
             pod_sync_metrics::set_memory_qos(all.saturating_sub(low), low);
-        }
-        match self.ctx.environment.cgroups.update_qos_cgroups(&tiers) {
-            Ok(()) => self.qos_tiers = Some((tiers, now)),
-            Err(e) => {
-                tracing::warn!(error = quintlet_kit::error_chain(&e), "QoS cgroups not written, retrying")
-            }
         }
     }
 

@@ -6,6 +6,7 @@ mod admission;
 mod cleanup;
 mod entry;
 mod manifest_gate;
+mod qos_cgroups;
 mod resize;
 mod updates;
 
@@ -17,7 +18,6 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_decisions::merge::SourceStore;
-use pod_sync_decisions::qos::QosTiers;
 use pod_sync_decisions::resize::allocation::PodResources;
 use pod_sync_decisions::worker::{Input, PodFacts};
 use pod_sync_layout::SourceKind;
@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::entry::{PodEntries, WorkerHandle};
 use self::manifest_gate::ManifestGate;
+use self::qos_cgroups::QosCgroups;
 use crate::housekeeping::{HousekeepingPace, LogSweeper};
 use crate::orphan_listing::OrphanListing;
 use crate::pending_resizes::PendingResizes;
@@ -58,8 +59,7 @@ pub struct PodManager {
     // Rings when the Node, or the runtime's status, was read for the pending admissions.
     node_read: Arc<Notify>,
     draining: bool,
-    // Values that the QoS cgroups were last given, and the boottime of the write.
-    qos_tiers: Option<(QosTiers, Duration)>,
+    qos_cgroups: QosCgroups,
     // Lists directories of unknown pods.
     listing: Option<JoinHandle<BTreeSet<PodUid>>>,
     orphan_listing: OrphanListing,
@@ -90,7 +90,7 @@ async fn listed(listing: &mut Option<JoinHandle<BTreeSet<PodUid>>>) -> BTreeSet<
 }
 
 impl PodManager {
-    /// Returns a pod manager without pods.
+    /// Returns a pod manager without pods. Spawns the task that writes the cgroups of QoS classes.
     #[must_use]
     pub fn new(
         ctx: Arc<WorkerContext>,
@@ -101,6 +101,9 @@ impl PodManager {
         let heartbeat = Heartbeat::new(ctx.clock.clone());
         let orphan_listing = OrphanListing::new(paths::pods_dir(&ctx.node.settings.root_dir));
         let stores = sources.iter().map(|s| (*s, SourceStore::new(s.name()))).collect();
+        let cgroups = ctx.environment.cgroups.clone();
+        let write =
+            move |tiers: &_| cgroups.update_qos_cgroups(tiers).map_err(|e| quintlet_kit::error_chain(&e));
         Self {
             ctx,
             objects,
@@ -112,7 +115,7 @@ impl PodManager {
             resizes: PendingResizes::new(),
             node_read: Arc::default(),
             draining: false,
-            qos_tiers: None,
+            qos_cgroups: QosCgroups::spawn(write),
             listing: None,
             orphan_listing,
             sweeper: LogSweeper::default(),

@@ -1,11 +1,12 @@
 //! What pod workers and the other tasks of pod-sync share, grouped by purpose.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use parking_lot::RwLock;
 use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::{Containment, PodWork};
 use pod_sync_decisions::backoff::BackoffDelays;
@@ -30,6 +31,8 @@ use quintlet_cgroups::Cgroups;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::contain::Panic;
 use quintlet_kit::grant::GrantKey;
+use quintlet_kit::stalls::Stalls;
+use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::PodRuntime;
 use tokio::sync::watch;
@@ -39,6 +42,9 @@ use crate::static_pod_gate::StaticPodGate;
 
 /// Reason of the event and of the wait after a panic or a crash of a process in the work of a pod.
 pub const INTERNAL_ERROR: &str = "InternalError";
+
+/// Longest read of the files that variables of a container refer to.
+pub const ENV_FILES: Duration = Duration::from_secs(10);
 
 /// Settings of this node, which do not change while pod-sync runs.
 #[derive(Debug)]
@@ -59,6 +65,26 @@ pub struct NodeConfig {
     pub crash_loop: BackoffDelays,
     /// Signs the commands of exec probes.
     pub grant_key: GrantKey,
+    pub pod_dirs: PodDirs,
+}
+
+/// The pods that have a directory below the root directory, as of the last list.
+#[derive(Debug, Default)]
+pub struct PodDirs(RwLock<HashSet<PodUid>>);
+
+impl PodDirs {
+    /// Lists the directories. Blocks.
+    pub fn list(&self, root_dir: &Path) -> HashSet<PodUid> {
+        let entries = std::fs::read_dir(pod_sync_layout::paths::pods_dir(root_dir));
+        let names = entries.into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let all: HashSet<PodUid> = names.filter_map(|name| PodUid::parse(name.to_str()?).ok()).collect();
+        self.0.write().clone_from(&all);
+        all
+    }
+
+    fn contains(&self, uid: &PodUid) -> bool {
+        self.0.read().contains(uid)
+    }
 }
 
 impl NodeConfig {
@@ -69,13 +95,13 @@ impl NodeConfig {
     }
 
     /// Whether a pod of the runtime belongs to this node: its sandbox has this node's label, or its directory is below this
-    /// root directory.
+    /// root directory, as of the last list.
     #[must_use]
     pub fn is_ours(&self, runtime: &PodRuntime) -> bool {
         let marked = |key: &BTreeMap<String, String>| {
             key.get(quintlet_model::labels::OWNER_NODE).is_some_and(|node| *node == self.settings.node_name)
         };
-        runtime.sandboxes.iter().any(|s| marked(&s.annotations)) || self.pod_dir(&runtime.pod.uid).is_dir()
+        runtime.sandboxes.iter().any(|s| marked(&s.annotations)) || self.pod_dirs.contains(&runtime.pod.uid)
     }
 }
 
@@ -126,6 +152,8 @@ pub struct PodEnvironment {
     pub trust_anchors: Option<Arc<dyn TrustAnchors>>,
     /// User and group id ranges of pods with a user namespace.
     pub user_namespaces: UserNamespaces,
+    /// Reads of the files that variables of containers refer to.
+    pub env_files: Stalls,
 }
 
 impl PodEnvironment {
@@ -239,6 +267,14 @@ impl WorkerContext {
             runtime_name: runtime.name.clone(),
             host_ips: self.node.settings.node_ips.get(),
             recursive_read_only: runtime.handlers.get(handler).is_some_and(|h| h.recursive_read_only_mounts),
+        }
+    }
+
+    /// Releases the range of a pod's user namespace, and wakes the pods that wait for one.
+    pub async fn release_user_namespace(&self, uid: &PodUid) {
+        let (environment, uid) = (Arc::clone(&self.environment), uid.clone());
+        for waiting in blocking(move || environment.user_namespaces.release(&uid)).await {
+            self.control.wakeups.wake(&waiting);
         }
     }
 

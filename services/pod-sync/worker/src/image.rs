@@ -14,6 +14,7 @@ use pod_sync_images::credentials::keyring::Credential;
 use pod_sync_images::credentials::{InvalidPullSecret, PresentedCredential};
 use pod_sync_images::pull_records::{Access, PullInProgress};
 use pod_sync_node_decisions::image_access::PullCredentials;
+use quintlet_kit::task::blocking;
 
 use crate::context::PullContext;
 pub(crate) use pod_sync_node_decisions::image_name::with_tag;
@@ -150,7 +151,8 @@ async fn pull(
                 ctx.runtime.calls.image_status(cri::ImageSpec { image: image_ref.clone(), ..spec }).await;
             // Recorded under the name that a later lookup uses.
             let id = found.as_ref().ok().and_then(Option::as_ref).map_or(&image_ref, |i| &i.id);
-            begun.pulled(id, pull_credentials);
+            let id = id.clone();
+            blocking(move || begun.pulled(&id, pull_credentials)).await;
             let found = inspected(found, name)?;
             let ms = |d: Duration| {
                 let whole = u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
@@ -207,11 +209,11 @@ fn inspected(found: Result<Option<cri::Image>, CallError>, name: &str) -> Result
     Err(waits(StartFailure::CreateContainerConfigError, text))
 }
 
-struct Pulled<'a> {
+struct Pulled {
     image_ref: String,
     // The credentials that may use the image.
     pull_credentials: PullCredentials,
-    begun: PullInProgress<'a>,
+    begun: PullInProgress,
 }
 
 // Whether the pod may use an image that is there (`pkg/kubelet/images/pullmanager: MustAttemptImagePull`).
@@ -229,7 +231,8 @@ async fn may_use(ctx: &PullContext, wanted: Wanted<'_>, image: &str, id: &str) -
         secrets.extend(pull_credentials.kubernetes_secrets);
         accounts.extend(pull_credentials.kubernetes_service_accounts);
     }
-    ctx.images.pull_records.may_use(image, id, &secrets, &accounts)
+    let (records, image, id) = (ctx.images.pull_records.clone(), image.to_owned(), id.to_owned());
+    blocking(move || records.may_use(&image, &id, &secrets, &accounts)).await
 }
 
 async fn credentials(
@@ -249,11 +252,7 @@ enum NotPulled {
 }
 
 // Pulls with each credential in order until one is accepted. The pull is anonymous only if there are no credentials.
-async fn try_all<'a>(
-    ctx: &'a PullContext,
-    wanted: Wanted<'_>,
-    spec: &cri::ImageSpec,
-) -> Result<Pulled<'a>, NotPulled> {
+async fn try_all(ctx: &PullContext, wanted: Wanted<'_>, spec: &cri::ImageSpec) -> Result<Pulled, NotPulled> {
     if !ctx.images.pulls.try_start(ctx.clock.boot()) {
         return Err(NotPulled::Failed("pull QPS exceeded".to_owned()));
     }
@@ -269,7 +268,8 @@ async fn try_all<'a>(
     if tries.is_empty() {
         tries.push((None, PullCredentials::node_wide()));
     }
-    let begun = ctx.images.pull_records.begin(&spec.image);
+    let (records, image) = (ctx.images.pull_records.clone(), spec.image.clone());
+    let begun = blocking(move || records.begin(&image)).await;
     let begun = begun.map_err(|e| NotPulled::Failed(format!("failed to record image pull intent: {e}")))?;
     let mut errors: Vec<String> = Vec::new();
     for (credential, pull_credentials) in tries {
@@ -288,7 +288,7 @@ async fn try_all<'a>(
             Err(e) => return Err(NotPulled::Interrupted(e)),
         }
     }
-    begun.failed();
+    blocking(move || begun.failed()).await;
     Err(NotPulled::Failed(match &mut errors[..] {
         [one] => std::mem::take(one),
         many => format!("[{}]", many.join(", ")),

@@ -194,6 +194,25 @@ impl AsFd for Dir {
 /// Returns `XDEV` if the path leaves the directory, `LOOP` if it contains a link, and other errors as `open(2)`.
 pub fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags, mode: Mode) -> rustix::io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    open(root, path, flags, mode, resolve)
+}
+
+/// Opens `path` beneath `root`, follows links that stay beneath it, and enters no other file system. The flag `CLOEXEC` is added.
+///
+/// # Errors
+/// Returns `XDEV` if the path leaves the directory or its file system, and other errors as `open(2)`.
+pub fn follow(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_MAGICLINKS;
+    open(root, path, flags, Mode::empty(), resolve)
+}
+
+fn open(
+    root: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+    mode: Mode,
+    resolve: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
     let mut last = Errno::AGAIN;
     for _ in 0..ATTEMPTS {
         match rustix::fs::openat2(root, path, flags | OFlags::CLOEXEC, mode, resolve) {

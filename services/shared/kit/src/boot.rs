@@ -1,5 +1,6 @@
 //! Identifies the current boot of the machine.
 
+// Blocks: the kernel has the file in memory.
 /// Returns the kernel's boot id, or `unknown-boot` if it cannot be read.
 #[must_use]
 pub fn boot_id() -> String {

@@ -34,6 +34,7 @@ const DIR_MODE: u32 = 0o750;
 /// # Errors
 /// Returns `AddrInUse` if another process serves the socket: its clients must not be taken over. Fails if the directory or the
 /// socket cannot be created.
+// Blocks: the service has no work before it listens.
 pub fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !dir.is_dir() {
@@ -247,6 +248,7 @@ pub async fn connect(path: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(path).await?;
     let server = stream.peer_cred()?.uid();
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Blocks: the path of the socket was just resolved by connect(2).
     let owner = std::fs::metadata(dir)?.uid();
     if !is_trusted(server, owner) {
         let message = format!(

@@ -119,6 +119,39 @@ async fn a_user_namespace_is_mapped_if_the_handler_supports_it_and_refused_other
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_without_a_free_range_of_ids_waits_and_starts_when_another_pod_releases_one() {
+    let handlers = vec![handler("", true)];
+    let options =
+        Options { runtime: fake_runtime::Options { handlers, ..Default::default() }, ..Options::default() };
+    let mut sim = Sim::prepare(options).await;
+    // Two ranges of this size fit behind that of the host.
+    sim.set_pod_sync_args(&["--ids-per-pod=1073741824"]);
+    sim.start_all();
+    let with_users = |name: &str| {
+        let mut pod = pods::single(name);
+        pod["spec"]["hostUsers"] = json!(false);
+        pod
+    };
+    for name in ["a", "b"] {
+        let _uid = sim.create(with_users(name));
+        sim.wait_ready(name).await;
+    }
+    let uid = sim.create(with_users("waits"));
+    sim.wait_event("waits", "no range is free", |e| {
+        e.reason == "FailedCreatePodSandBox"
+            && e.message
+                .contains("could not find an empty slot to allocate a user namespace: all 2 are in use")
+    })
+    .await;
+    assert!(sim.sandboxes(&uid).is_empty());
+    sim.delete("a", Some(1));
+    sim.wait_gone("a").await;
+    sim.wait_ready("waits").await;
+    assert_eq!(sim.sandboxes(&uid).len(), 1);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_image_volume_is_pulled_and_its_failure_affects_only_containers_that_mount_it() {
     let sim = Sim::start(Options::default()).await;
     let volume = |reference: &str| json!([{"name": "data", "image": {"reference": reference, "pullPolicy": "Always"}}]);

@@ -46,6 +46,67 @@ async fn a_call_that_hangs_for_one_pod_delays_no_other() {
     sim.finish().await;
 }
 
+/// Steps of a start on files and cgroups: those of the node, and one that a container writes.
+const STARTS: [&str; 9] = [
+    "pod directory made",
+    "cgroup made",
+    "cgroup limited",
+    "volume directory made",
+    "log directory made",
+    "variable files read",
+    "sub path bound",
+    "hosts file written",
+    "container's log directory made",
+];
+/// Steps of a removal.
+const REMOVALS: [&str; 2] = ["cgroup removed", "logs removed"];
+
+/// Returns a pod with a variable from a file that a container may write, and with a sub path of a volume.
+fn with_files(name: &str) -> serde_json::Value {
+    let mut pod = pods::single(name);
+    pod["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+    let container = &mut pod["spec"]["containers"][0];
+    container["volumeMounts"] = json!([{"name": "v", "mountPath": "/v", "subPath": "sub"}]);
+    let file = json!({"volumeName": "v", "path": "f", "key": "K", "optional": true});
+    container["env"] = json!([{"name": "E", "valueFrom": {"fileKeyRef": file}}]);
+    pod
+}
+
+/// Starts and removes a pod, while a step of another one hangs.
+async fn come_and_go(sim: &Sim, name: &str, step: &str) {
+    tokio::time::timeout(LONG, sim.cuts().hung())
+        .await
+        .unwrap_or_else(|_| panic!("{step}: it is not reached"));
+    let _uid = sim.create(with_files(name));
+    sim.wait_ready(name).await;
+    sim.delete(name, Some(1));
+    sim.wait_gone(name).await;
+}
+
+// pod-sync has one thread for its tasks here, so a step that hangs on it stops everything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_or_a_cgroup_that_hangs_for_one_pod_delays_no_other() {
+    let sim = Sim::start(Options::default()).await;
+    for (number, step) in STARTS.iter().enumerate() {
+        let stuck = format!("stuck{number}");
+        sim.cuts().hang_at(Some((step, &stuck)));
+        let _uid = sim.create(with_files(&stuck));
+        come_and_go(&sim, &format!("other{number}"), step).await;
+        assert!(!sim.pod(&stuck).is_ready(), "{step}");
+        sim.cuts().hang_at(None);
+        sim.wait_ready(&stuck).await;
+    }
+    for (number, step) in REMOVALS.iter().enumerate() {
+        let stuck = format!("stuck{number}");
+        sim.cuts().hang_at(Some((step, &stuck)));
+        sim.delete(&stuck, Some(1));
+        come_and_go(&sim, &format!("last{number}"), step).await;
+        sim.cuts().hang_at(None);
+        sim.wait_gone(&stuck).await;
+    }
+    sim.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_can_be_deleted_while_its_start_hangs() {
     let sim = Sim::start(Options::default()).await;

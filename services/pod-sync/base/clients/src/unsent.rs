@@ -59,6 +59,7 @@ struct Unsent {
 }
 
 impl UnsentEvents {
+    // Blocks: the state directory is on a tmpfs, see `pod_sync_records::records`.
     /// Reads the events that the previous process of this boot has left in the file at `path`. A missing file is created.
     ///
     /// A failure is logged. Events are then in memory only.
@@ -133,6 +134,7 @@ impl UnsentEvents {
         Some(at)
     }
 
+    // Blocks: the state directory is on a tmpfs, see `pod_sync_records::records`.
     // The next process would send again what is sent from now on. So the file is removed.
     fn abandon(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.is_failing, true) {
@@ -142,6 +144,7 @@ impl UnsentEvents {
         let _ = std::fs::remove_file(&self.path);
     }
 
+    // Blocks: the state directory is on a tmpfs, see `pod_sync_records::records`.
     // Replaces the file by one with the unsent events only.
     fn rewrite(&mut self) {
         let mut bytes = self.header.clone();

@@ -164,6 +164,7 @@ impl Containment {
         tracing::warn!(process, ?cause, ?in_work, ?aside, "service crashed while it worked on pods");
     }
 
+    // Blocks: the state directory is on a tmpfs, see `pod_sync_records::records`.
     fn change<T>(&self, change: impl FnOnce(&mut ContainmentRecords, Duration) -> T) -> T {
         let mut ledger = self.ledger.lock();
         let changed = change(&mut ledger, self.clock.boot());

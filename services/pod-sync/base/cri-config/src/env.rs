@@ -1,17 +1,15 @@
 //! Computes the environment variables of a container (`pkg/kubelet: makeEnvironmentVariables`).
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Container, EnvVar, EnvVarSource, FileKeySelector, ObjectFieldSelector, Pod, Secret, Service,
+    ConfigMap, Container, EnvVar, EnvVarSource, ObjectFieldSelector, Pod, Secret, Service,
 };
 use quintlet_model::pod;
 
-use super::env_file::EnvFile;
+use super::env_files::EnvFiles;
 use super::error::ConfigError;
 use super::expand::{Budget, expand, expand_known, expand_text};
 use super::fields::{ResourceField, metadata_field, resource_field};
@@ -109,15 +107,13 @@ pub struct EnvInput<'a> {
     /// IP addresses of the sandbox, the primary one first.
     pub pod_ips: &'a [IpAddr],
     pub objects: &'a EnvObjects,
-    /// Paths of the pod's emptyDir volumes, for `fileKeyRef`.
-    pub volume_paths: &'a BTreeMap<String, PathBuf>,
 }
 
-/// Returns the environment variables of a container, by name.
+/// Returns the environment variables of a container, by name. `files` has those that its variables refer to.
 ///
 /// # Errors
 /// The message is for the user; see [`ConfigError`].
-pub fn make_env(input: EnvInput<'_>) -> Result<Env, ConfigError> {
+pub fn make_env(input: EnvInput<'_>, mut files: EnvFiles) -> Result<Env, ConfigError> {
     let spec = pod::spec(input.pod);
     let links = spec.enable_service_links.ok_or_else(|| {
         ConfigError::invalid("nil pod.spec.enableServiceLinks encountered, cannot construct envvars")
@@ -132,7 +128,6 @@ pub fn make_env(input: EnvInput<'_>) -> Result<Env, ConfigError> {
 
     let mut budget = Budget::new("the environment variables");
     let mut env = env_from(input, &mut budget)?;
-    let mut files = EnvFiles { read: BTreeMap::new(), budget: Budget::new("the files of fileKeyRef") };
     for var in input.container.env.iter().flatten() {
         if let Some(value) = variable(input, var, &env, &services, &mut budget, &mut files)? {
             env.insert(var.name.clone(), value);
@@ -142,13 +137,6 @@ pub fn make_env(input: EnvInput<'_>) -> Result<Env, ConfigError> {
         env.entry(name).or_insert_with(|| value.into_bytes());
     }
     Ok(env)
-}
-
-/// Variable files that were read for a container. Each is read once, however many variables refer to it.
-struct EnvFiles {
-    /// Files by volume and path; `None` if there is no such file.
-    read: BTreeMap<(String, String), Option<EnvFile>>,
-    budget: Budget,
 }
 
 fn env_from(input: EnvInput<'_>, budget: &mut Budget) -> Result<Env, ConfigError> {
@@ -237,7 +225,7 @@ fn from_source(
         };
     }
     if let Some(r) = &source.file_key_ref {
-        return file_key(input, r, files);
+        return files.value(r);
     }
     Ok(Some(Vec::new()))
 }
@@ -276,51 +264,6 @@ pub fn sort_pod_ips(pod_ips: &[IpAddr], node_ip: Option<IpAddr>) -> Vec<IpAddr> 
     [of(v4_first), of(!v4_first)].into_iter().flatten().collect()
 }
 
-fn file_key(
-    input: EnvInput<'_>,
-    r: &FileKeySelector,
-    files: &mut EnvFiles,
-) -> Result<Option<Vec<u8>>, ConfigError> {
-    let optional = r.optional.unwrap_or(false);
-    let is_empty_dir = |name: &str| {
-        pod::spec(input.pod).volumes.iter().flatten().any(|v| v.name == name && v.empty_dir.is_some())
-    };
-    let path = input.volume_paths.get(&r.volume_name).filter(|_| is_empty_dir(&r.volume_name));
-    let root = path.ok_or_else(|| {
-        ConfigError::invalid(format!("cannot find the volume {:?} referenced by FileKeyRef", r.volume_name))
-    })?;
-    let missing = || {
-        if optional {
-            Ok(None)
-        } else {
-            Err(ConfigError::invalid(format!(
-                "environment variable key {:?} not found in file {:?}",
-                r.key, r.path
-            )))
-        }
-    };
-    let file = match files.read.entry((r.volume_name.clone(), r.path.clone())) {
-        Entry::Occupied(read) => read.into_mut(),
-        Entry::Vacant(place) => {
-            let file = match super::subpath::read_beneath(root, &r.path) {
-                Ok(bytes) => {
-                    files.budget.take(bytes.len())?;
-                    Some(EnvFile::parse(&bytes))
-                }
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-                Err(e) => return Err(ConfigError::io("couldn't parse env file", e)),
-            };
-            place.insert(file)
-        }
-    };
-    let Some(file) = file else { return missing() };
-    match file.get(&r.key) {
-        Ok(Some(value)) if !value.is_empty() => Ok(Some(value.to_vec())),
-        Ok(_) => missing(),
-        Err(line) => Err(ConfigError::invalid(format!("couldn't parse env file: line {line}"))),
-    }
-}
-
 /// Expands a command or argument with the container's variables. In the CRI it is text, unlike a variable.
 ///
 /// # Errors
@@ -352,6 +295,8 @@ pub fn expand_sub_path(expression: &str, env: &Env) -> Result<String, ConfigErro
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
     use pod_sync_layout::ObjectKind;
     use quintlet_testkit::pods::pod_of;
@@ -412,15 +357,11 @@ mod tests {
             if self.static_pod {
                 p.metadata.annotations = Some([("kubernetes.io/config.source".into(), "file".into())].into());
             }
-            make_env(EnvInput {
-                pod: &p,
-                container: &p.spec.as_ref().unwrap().containers[0],
-                node: &self.node,
-                pod_ips: &self.ips,
-                objects: &self.objects,
-                volume_paths: &self.paths,
-            })
-            .map_err(|e| e.to_string())
+            let container = &p.spec.as_ref().unwrap().containers[0];
+            let files = EnvFiles::read(&p, container, &self.paths);
+            let input =
+                EnvInput { pod: &p, container, node: &self.node, pod_ips: &self.ips, objects: &self.objects };
+            make_env(input, files).map_err(|e| e.to_string())
         }
 
         fn one(&self, source: Value) -> Result<Option<String>, String> {
@@ -555,14 +496,14 @@ mod tests {
         assert!(case.run(json!({"name": "c"})).unwrap().is_empty());
         let mut p = pod_of(json!({"containers": [{"name": "c"}]}));
         p.spec.as_mut().unwrap().enable_service_links = None;
-        let got = make_env(EnvInput {
+        let input = EnvInput {
             pod: &p,
             container: &p.spec.as_ref().unwrap().containers[0],
             node: &case.node,
             pod_ips: &[],
             objects: &case.objects,
-            volume_paths: &case.paths,
-        });
+        };
+        let got = make_env(input, EnvFiles::default());
         assert_eq!(
             got.unwrap_err().to_string(),
             "nil pod.spec.enableServiceLinks encountered, cannot construct envvars"

@@ -14,6 +14,7 @@ pub mod cri_extensions;
 pub mod dns;
 pub mod env;
 pub mod env_file;
+pub mod env_files;
 pub mod error;
 pub mod expand;
 pub mod fields;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use quintlet_kit::{beneath, failpoint};
 use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
 /// Size of a variable file from which on it is not read.
@@ -45,13 +46,18 @@ fn open_resolved(volume: &Path, sub: &Path, between: impl FnOnce()) -> io::Resul
     Ok(beneath::resolve(root.as_fd(), &inside, OFlags::PATH, Mode::empty())?)
 }
 
-/// Reads a file in a volume.
+/// Reads a file in a volume. Links are followed within the volume, and other file systems are not entered: a link of a container must
+/// not lead to a server that does not answer.
 ///
 /// # Errors
 /// It leaves the volume, is not a regular file, or has 1 MiB or more.
 pub fn read_beneath(volume: &Path, sub: &str) -> io::Result<Vec<u8>> {
     use io::Read as _;
-    let fd = open_beneath(volume, Path::new(sub))?;
+    let fd =
+        beneath::follow(open_volume(volume)?.as_fd(), Path::new(sub), OFlags::PATH).map_err(|e| match e {
+            Errno::XDEV => escape(Path::new(sub)),
+            e => e.into(),
+        })?;
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let meta = fs::metadata(&link)?;
     if !meta.is_file() {
@@ -199,7 +205,14 @@ mod tests {
             assert_eq!(open_beneath(&p.volume, Path::new(sub)).is_ok(), fine, "{sub}");
         }
         assert_eq!(read_beneath(&p.volume, "in/file").unwrap(), b"mine");
-        assert!(read_beneath(&p.volume, "relative-out/secret").is_err());
+        symlink("magic/self", p.volume.join("chain")).unwrap();
+        for sub in ["relative-out/secret", "absolute-out/secret", "around/secret", "../outside/secret"] {
+            let error = read_beneath(&p.volume, sub).unwrap_err();
+            assert_eq!(error.to_string(), format!("{sub} leaves its volume"));
+        }
+        for sub in ["magic/etc/passwd", "chain", "missing", "/etc/passwd"] {
+            assert!(read_beneath(&p.volume, sub).is_err(), "{sub}");
+        }
         assert!(read_beneath(&p.volume, "a").is_err());
     }
 

@@ -3,6 +3,10 @@
 //! A record has four lines: version, boot ID and checksum (CRC-32); the pod, its status, and the rest as JSON. The pod and the status
 //! are lines of their own since most records change neither, so that their JSON is kept ([`RecordJson`]). A record that is damaged, of
 //! another version or of another boot is dropped with a warning.
+//!
+//! Records are written and read on the threads of async tasks, as are the other small files below the run directory: the ledger of
+//! containment, unsent events and the position in the kernel's log. That directory is on a tmpfs, so no disk is waited for, and a write
+//! takes microseconds. A change is recorded before the action that follows it, and a thread of its own would cost more than the write.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -210,6 +214,7 @@ impl StateDir {
         self.dir.join(uid.as_str())
     }
 
+    // Blocks: the state directory is on a tmpfs, see above.
     /// Replaces the record of a pod. `json` is kept for the next record of the same pod.
     pub fn save(&self, uid: &PodUid, record: &PodRecord, json: &mut RecordJson) -> Result<(), StateError> {
         let path = self.path(uid);
@@ -237,6 +242,7 @@ impl StateDir {
         quintlet_kit::atomic_file::write(&path, &bytes, 0o600).map_err(error)
     }
 
+    // Blocks: the state directory is on a tmpfs, see above.
     /// Removes the record of a pod.
     pub fn remove(&self, uid: &PodUid) {
         let path = self.path(uid);
@@ -247,6 +253,7 @@ impl StateDir {
         }
     }
 
+    // Blocks: the state directory is on a tmpfs, see above.
     /// Returns the record of a pod, or `None` if it is missing or unusable.
     #[must_use]
     pub fn read(&self, uid: &PodUid) -> Option<PodRecord> {

@@ -2,10 +2,16 @@
 //!
 //! The range of a pod is in `pods/<uid>/userns`, which is written before the sandbox is created and read again at the next start.
 //! No two pods share an ID. No pod has the first range, which is the host's, or the last ID of 32 bits, which means "no ID".
+//!
+//! A pod keeps its range until its volumes are unmounted, which may be long after another pod has its place on the node. The user
+//! `kubelet` may have just as many ranges as the node has pods (`pkg/kubelet/userns: MakeUserNsManager` requires no more), so a pod may
+//! find no free one. It waits, and is woken when a range is released.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use k8s_cri::v1 as cri;
@@ -83,9 +89,12 @@ impl Range {
 /// A pod did not get a range.
 #[derive(Debug, thiserror::Error)]
 pub enum UserNamespaceError {
-    /// All ranges are in use.
-    #[error("could not find an empty slot to allocate a user namespace")]
-    Exhausted,
+    /// All ranges are in use. The pod is woken when one is released.
+    #[error(
+        "could not find an empty slot to allocate a user namespace: all {ranges} are in use, \
+         also by pods that wait until their volumes are unmounted"
+    )]
+    Exhausted { ranges: u32 },
     /// The file of the pod has no usable range, or that of another pod.
     #[error("{}: range of IDs is invalid or in use", .0.display())]
     Bad(PathBuf),
@@ -212,7 +221,11 @@ impl IdPool {
 pub struct UserNamespaces {
     root: PathBuf,
     pool: IdPool,
+    // Held while files are accessed.
     taken: Mutex<Vec<(Range, PodUid)>>,
+    // Pods that found no free range.
+    waiting: Mutex<BTreeSet<PodUid>>,
+    releases: AtomicU64,
 }
 
 impl UserNamespaces {
@@ -232,7 +245,18 @@ impl UserNamespaces {
                 Err(e) => tracing::warn!(pod.uid = %uid, error = %e, "failed to read user namespace of pod"),
             }
         }
-        Self { root: root.to_owned(), pool, taken: Mutex::new(taken) }
+        Self {
+            root: root.to_owned(),
+            pool,
+            taken: Mutex::new(taken),
+            waiting: Mutex::default(),
+            releases: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the number of releases. A pod that found no free range tries again when it has changed. Does not block.
+    pub fn releases(&self) -> u64 {
+        self.releases.load(Ordering::Relaxed)
     }
 
     /// Returns the mappings of a pod, which are allocated on first use. Reads and writes a file.
@@ -249,7 +273,10 @@ impl UserNamespaces {
             taken.push((range, uid.clone()));
             return Ok(range.namespace());
         }
-        let range = self.pool.ranges().find(|r| is_free(&taken, *r)).ok_or(UserNamespaceError::Exhausted)?;
+        let Some(range) = self.pool.ranges().find(|r| is_free(&taken, *r)) else {
+            self.waiting.lock().insert(uid.clone());
+            return Err(UserNamespaceError::Exhausted { ranges: self.pool.ranges });
+        };
         let bytes = serde_json::to_vec(&WireFile::of(range)).unwrap_or_default();
         quintlet_kit::atomic_file::write_durable(&path, &bytes, 0o644)
             .map_err(|source| UserNamespaceError::Io { path, source })?;
@@ -257,17 +284,27 @@ impl UserNamespaces {
         Ok(range.namespace())
     }
 
-    /// Gives a pod's range back; its containers are gone.
-    pub fn release(&self, uid: &PodUid) {
+    /// Releases the range of a pod whose containers are gone. Returns the pods that waited for a range, which the caller wakes.
+    /// Removes a file.
+    #[must_use]
+    pub fn release(&self, uid: &PodUid) -> BTreeSet<PodUid> {
         let mut taken = self.taken.lock();
+        self.waiting.lock().remove(uid);
         let path = paths::pod_dir(&self.root, uid).join("userns");
         if let Err(e) = std::fs::remove_file(&path)
             && e.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(path = %path.display(), error = %e, "user namespace not released");
-            return;
+            return BTreeSet::new();
         }
+        let before = taken.len();
         taken.retain(|(_, owner)| owner != uid);
+        if taken.len() == before {
+            return BTreeSet::new();
+        }
+        self.releases.fetch_add(1, Ordering::Relaxed);
+        // Those that find no range again are added again.
+        std::mem::take(&mut *self.waiting.lock())
     }
 }
 
@@ -315,10 +352,13 @@ mod tests {
         let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| pod(dir.path(), n));
         assert_eq!([&a, &b, &c].map(|u| first(&all, u)), [65_536, 131_072, 196_608]);
         assert_eq!(first(&all, &b), 131_072);
-        assert!(matches!(all.mappings(&d), Err(UserNamespaceError::Exhausted)));
+        assert!(matches!(all.mappings(&d), Err(UserNamespaceError::Exhausted { ranges: 3 })));
         let all = make();
-        assert!(matches!(all.mappings(&d), Err(UserNamespaceError::Exhausted)), "those on disk are taken");
-        all.release(&b);
+        assert!(
+            matches!(all.mappings(&d), Err(UserNamespaceError::Exhausted { .. })),
+            "those on disk are taken"
+        );
+        let _woken = all.release(&b);
         assert_eq!(first(&all, &d), 131_072);
         assert_eq!(first(&all, &a), 65_536);
         let text = std::fs::read_to_string(paths::pod_dir(dir.path(), &a).join("userns")).unwrap();
@@ -339,7 +379,7 @@ mod tests {
             (n.uids[0].host_id, n.uids[0].length)
         };
         assert_eq!([&a, &b].map(ids), [(2 * ID_UNIT, 2 * ID_UNIT), (4 * ID_UNIT, 2 * ID_UNIT)]);
-        all.release(&old);
+        let _woken = all.release(&old);
         let all = UserNamespaces::new(dir.path(), IdPool::after_the_host(9, ID_UNIT));
         let more = ["c", "d", "e"].map(|n| first(&all, &pod(dir.path(), n)));
         assert_eq!(
@@ -348,6 +388,26 @@ mod tests {
             "what is taken with another length is not given again"
         );
         assert_eq!(IdPool::after_the_host(110, 1 << 30).ranges, 2, "as far as ids go");
+    }
+
+    #[test]
+    fn pods_without_a_range_are_woken_by_each_release_until_they_have_one_or_are_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let [a, b, c, d, e] = ["a", "b", "c", "d", "e"].map(|n| pod(dir.path(), n));
+        let all = UserNamespaces::new(dir.path(), IdPool::after_the_host(2, ID_UNIT));
+        let _both = [&a, &b].map(|uid| first(&all, uid));
+        for waiting in [&c, &d, &e] {
+            assert!(all.mappings(waiting).is_err());
+        }
+        assert!(all.release(&e).is_empty() && all.releases() == 0, "e had no range, and waits no longer");
+        assert_eq!(all.release(&a), [c.clone(), d.clone()].into());
+        assert_eq!(all.releases(), 1);
+        let _taken = first(&all, &c);
+        assert!(all.mappings(&d).is_err());
+        assert!(all.release(&a).is_empty(), "nothing was released");
+        assert_eq!(all.release(&b), [d.clone()].into());
+        let _taken = first(&all, &d);
+        assert!(all.release(&c).is_empty(), "no pod waits");
     }
 
     #[test]

@@ -207,7 +207,8 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         if watcher.is_none() {
-            watcher = watch(&path, wake.clone(), Arc::clone(&removed));
+            let (path, wake, removed) = (path.clone(), wake.clone(), Arc::clone(&removed));
+            watcher = task::blocking(move || watch(&path, wake, removed)).await;
         }
         // Dropping either arm loses nothing: any of them leads to a complete read.
         let why = tokio::select! {
@@ -219,7 +220,9 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
                 ReadTrigger::Event
             }
         };
-        let was_missing = std::mem::replace(&mut is_missing, !path.exists());
+        let looked = path.clone();
+        let exists = task::blocking(move || looked.exists()).await;
+        let was_missing = std::mem::replace(&mut is_missing, !exists);
         if is_missing {
             // A recreated directory is another inode and needs a new watch.
             watcher = None;

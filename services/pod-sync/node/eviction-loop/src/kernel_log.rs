@@ -97,6 +97,7 @@ struct Position {
 }
 
 impl Position {
+    // Blocks: the run directory is on a tmpfs.
     fn load(file: PathBuf, boot_id: String) -> Self {
         let text = std::fs::read_to_string(&file).unwrap_or_default();
         let reported = text.split_once(' ').filter(|(boot, _)| *boot == boot_id);
@@ -104,6 +105,7 @@ impl Position {
         Self { file, boot_id, reported }
     }
 
+    // Blocks: the run directory is on a tmpfs.
     fn store(&mut self, sequence: u64) {
         self.reported = Some(sequence);
         let text = format!("{} {sequence}\n", self.boot_id);
@@ -122,6 +124,7 @@ pub async fn watch(log: &Path, position: PathBuf, boot_id: String, report: impl 
         "Whether kills by the kernel cannot be reported, since its log cannot be read (1 or 0)",
     );
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    // Blocks: the log is a device of the kernel.
     let opened = rustix::fs::open(log, flags, Mode::empty()).map_err(io::Error::from);
     unreadable.set(i64::from(opened.is_err()));
     let followed = match opened {

@@ -14,6 +14,7 @@ use pod_sync_eviction::Signal;
 use pod_sync_eviction::thresholds::Threshold;
 use pod_sync_eviction::usage::Observations;
 use quintlet_cgroups::stats::CgroupStats;
+use quintlet_kit::task::blocking;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::net::unix::pipe::Receiver;
@@ -38,7 +39,9 @@ pub async fn wait(paths: &Paths, thresholds: &[Threshold], observed: &Observatio
             future::pending::<()>().await;
         }
     };
-    let alarms: Vec<_> = alarms(paths, thresholds, observed).into_iter().map(ring).map(Box::pin).collect();
+    let (paths, thresholds, observed) = (paths.clone(), thresholds.to_vec(), observed.clone());
+    let alarms = blocking(move || alarms(&paths, &thresholds, &observed)).await;
+    let alarms: Vec<_> = alarms.into_iter().map(ring).map(Box::pin).collect();
     if alarms.is_empty() {
         future::pending::<()>().await;
     }
@@ -75,26 +78,34 @@ fn usage(dir: &Path) -> io::Result<u64> {
 impl Alarm {
     async fn ring(&self) -> io::Result<()> {
         match self {
-            Self::Usage { dir, level } => crosses(dir, *level).await,
-            Self::Events { file } => changes(file).await,
+            Self::Usage { dir, level } => crosses(dir.clone(), *level).await,
+            Self::Events { file } => changes(file.clone()).await,
         }
     }
 }
 
 /// Returns when the usage of a cgroup of v1 crosses `level`, in either direction.
-async fn crosses(dir: &Path, level: u64) -> io::Result<()> {
-    let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-    let usage = File::open(dir.join("memory.usage_in_bytes"))?;
-    let request = format!("{} {} {level}", event.as_raw_fd(), usage.as_raw_fd());
-    fs::write(dir.join("cgroup.event_control"), request)?;
+async fn crosses(dir: PathBuf, level: u64) -> io::Result<()> {
+    let request = move || {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let usage = File::open(dir.join("memory.usage_in_bytes"))?;
+        let request = format!("{} {} {level}", event.as_raw_fd(), usage.as_raw_fd());
+        fs::write(dir.join("cgroup.event_control"), request)?;
+        io::Result::Ok(event)
+    };
+    let event = blocking(request).await?;
     // The kernel forgets the request when the event is closed.
     Receiver::from_file_unchecked(File::from(event))?.readable().await
 }
 
 /// Returns when the kernel changes a file of a cgroup.
-async fn changes(file: &Path) -> io::Result<()> {
-    let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-    inotify::add_watch(&watch, file, WatchFlags::MODIFY)?;
+async fn changes(file: PathBuf) -> io::Result<()> {
+    let request = move || {
+        let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        inotify::add_watch(&watch, &file, WatchFlags::MODIFY)?;
+        io::Result::Ok(watch)
+    };
+    let watch = blocking(request).await?;
     Receiver::from_file_unchecked(File::from(watch))?.readable().await
 }
 

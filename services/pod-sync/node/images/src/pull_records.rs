@@ -3,10 +3,13 @@
 //!
 //! An intent is written before a pull and removed once the result is recorded. An intent that remains means that the image may
 //! have been pulled with unknown credentials. Files are small and written only when a pull begins or ends.
+//!
+//! Methods that write block, and belong on a blocking thread. [`PullRecords::access`] waits for no disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -49,8 +52,14 @@ struct PulledFile {
 
 #[derive(Debug, Default)]
 struct Intent {
-    // Pulls in progress.
-    running: usize,
+    // Each pull in progress has a clone.
+    running: Arc<()>,
+}
+
+impl Intent {
+    fn is_running(&self) -> bool {
+        Arc::strong_count(&self.running) > 1
+    }
 }
 
 #[derive(Debug)]
@@ -70,14 +79,22 @@ struct Inner {
     unreadable: BTreeSet<String>,
 }
 
-/// The records of one node.
+/// The directories of the records.
 #[derive(Debug)]
+struct Files {
+    pulling: PathBuf,
+    pulled: PathBuf,
+}
+
+/// The records of one node. Clones share them.
+#[derive(Debug, Clone)]
 pub struct PullRecords {
-    pulling_dir: PathBuf,
-    pulled_dir: PathBuf,
-    policy: VerificationPolicy,
+    // Held while files are written, and then before `inner`.
+    files: Arc<Mutex<Files>>,
+    policy: Arc<VerificationPolicy>,
     clock: Clock,
-    inner: Mutex<Inner>,
+    // Never held while a file is accessed.
+    inner: Arc<Mutex<Inner>>,
 }
 
 /// Permission of pods to use an image that is present.
@@ -93,10 +110,10 @@ pub enum Access {
 
 /// A pull in progress. If it is dropped, the result of the pull is unknown.
 #[derive(Debug)]
-pub struct PullInProgress<'a> {
-    records: &'a PullRecords,
+pub struct PullInProgress {
+    records: PullRecords,
     image: String,
-    ended: bool,
+    running: Arc<()>,
 }
 
 impl PullRecords {
@@ -107,20 +124,21 @@ impl PullRecords {
     pub fn open(root: &Path, policy: VerificationPolicy, clock: Clock) -> io::Result<Self> {
         use std::os::unix::fs::DirBuilderExt as _;
         let base = root.join("image_manager");
-        let (pulling_dir, pulled_dir) = (base.join("pulling"), base.join("pulled"));
-        for dir in [&pulling_dir, &pulled_dir] {
+        let (pulling, pulled) = (base.join("pulling"), base.join("pulled"));
+        for dir in [&pulling, &pulled] {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         }
         let mut inner = Inner::default();
         let bad = &mut inner.unreadable;
-        for file in read_all::<IntentFile>(&pulling_dir, |f| (&f.kind, &f.api_version), INTENT, bad)? {
+        for file in read_all::<IntentFile>(&pulling, |f| (&f.kind, &f.api_version), INTENT, bad)? {
             inner.intents.insert(file.image, Intent::default());
         }
-        for file in read_all::<PulledFile>(&pulled_dir, |f| (&f.kind, &f.api_version), PULLED, bad)? {
-            let pulled = Pulled { known: file.credential_mapping, changed: Duration::ZERO };
-            inner.pulled.insert(file.image_ref, pulled);
+        for file in read_all::<PulledFile>(&pulled, |f| (&f.kind, &f.api_version), PULLED, bad)? {
+            let record = Pulled { known: file.credential_mapping, changed: Duration::ZERO };
+            inner.pulled.insert(file.image_ref, record);
         }
-        Ok(Self { pulling_dir, pulled_dir, policy, clock, inner: Mutex::new(inner) })
+        let files = Arc::new(Mutex::new(Files { pulling, pulled }));
+        Ok(Self { files, policy: Arc::new(policy), clock, inner: Arc::new(Mutex::new(inner)) })
     }
 
     /// Returns whether a pod may use image `image` that is present as `id`.
@@ -143,8 +161,8 @@ impl PullRecords {
         secrets: &[ImagePullSecret],
         accounts: &[ImagePullServiceAccount],
     ) -> bool {
-        let mut inner = self.inner.lock();
-        let answer = match inner.look(&self.policy, image, id) {
+        let files = self.files.lock();
+        let answer = match self.inner.lock().look(&self.policy, image, id) {
             PolicyCheck::Allowed => CredentialCheck::Allowed,
             PolicyCheck::MustPull => CredentialCheck::MustPull,
             PolicyCheck::NeedsCredentials(pull_credentials) => {
@@ -158,7 +176,7 @@ impl PullRecords {
                 let pull_credentials =
                     PullCredentials { kubernetes_secrets: vec![secret], ..PullCredentials::default() };
                 // Without the record the pod's credentials are checked again.
-                if let Err(error) = self.merge(&mut inner, image, id, pull_credentials) {
+                if let Err(error) = self.merge(&files, image, id, pull_credentials) {
                     tracing::warn!(image, %error, "failed to write record of pulled image");
                 }
                 true
@@ -170,32 +188,33 @@ impl PullRecords {
     ///
     /// # Errors
     /// The intent cannot be written. Without it the image would look preloaded.
-    pub fn begin(&self, image: &str) -> io::Result<PullInProgress<'_>> {
-        let mut inner = self.inner.lock();
+    pub fn begin(&self, image: &str) -> io::Result<PullInProgress> {
+        let files = self.files.lock();
         let file = IntentFile {
             kind: INTENT.to_owned(),
             api_version: API_VERSION.to_owned(),
             image: image.to_owned(),
         };
-        write(&self.pulling_dir.join(file_name(image)), &file)?;
-        let intent = inner.intents.entry(image.to_owned()).or_default();
-        intent.running = intent.running.saturating_add(1);
-        Ok(PullInProgress { records: self, image: image.to_owned(), ended: false })
+        write(&files.pulling.join(file_name(image)), &file)?;
+        let running = Arc::clone(&self.inner.lock().intents.entry(image.to_owned()).or_default().running);
+        Ok(PullInProgress { records: self.clone(), image: image.to_owned(), running })
     }
 
     /// Converts intents of earlier processes: those whose image is in `images`, the runtime's list, become records of pulls with
     /// unknown credentials. The others are removed.
     pub fn recover(&self, images: &[Image]) {
-        let mut inner = self.inner.lock();
-        let left: Vec<String> =
-            inner.intents.iter().filter(|(_, i)| i.running == 0).map(|(image, _)| image.clone()).collect();
+        let files = self.files.lock();
+        let left: Vec<String> = {
+            let inner = self.inner.lock();
+            inner.intents.iter().filter(|(_, i)| !i.is_running()).map(|(image, _)| image.clone()).collect()
+        };
         for image in left {
             let name = image_name::full_name(&image);
             let mut matching = images.iter().filter(|i| i.names.contains(&name));
             let recorded =
-                matching.try_for_each(|i| self.merge(&mut inner, &image, &i.id, PullCredentials::default()));
+                matching.try_for_each(|i| self.merge(&files, &image, &i.id, PullCredentials::default()));
             match recorded {
-                Ok(()) => self.drop_intent(&mut inner, &image),
+                Ok(()) => self.drop_intent(&files, &image),
                 Err(error) => tracing::warn!(image, %error, "failed to write record of pulled image"),
             }
         }
@@ -204,23 +223,22 @@ impl PullRecords {
     /// Returns whether there are intents of an earlier process.
     #[must_use]
     pub fn has_stale_intents(&self) -> bool {
-        self.inner.lock().intents.values().any(|i| i.running == 0)
+        self.inner.lock().intents.values().any(|i| !i.is_running())
     }
 
     /// Removes records of images that are not in `images`, as listed at CLOCK_BOOTTIME `since`.
     ///
     /// The kubelet also removes records of images in use, which gives every pod access to them. Here they stay.
     pub fn prune(&self, images: &BTreeSet<String>, since: Duration) {
-        let mut inner = self.inner.lock();
-        let gone: Vec<String> = inner
-            .pulled
-            .iter()
-            .filter(|(id, pulled)| !images.contains(*id) && pulled.changed < since)
-            .map(|(id, _)| id.clone())
-            .collect();
+        let files = self.files.lock();
+        let gone: Vec<String> = {
+            let inner = self.inner.lock();
+            let unused = |(id, pulled): &(&String, &Pulled)| !images.contains(*id) && pulled.changed < since;
+            inner.pulled.iter().filter(unused).map(|(id, _)| id.clone()).collect()
+        };
         for id in gone {
-            match remove(&self.pulled_dir.join(file_name(&id))) {
-                Ok(()) => drop(inner.pulled.remove(&id)),
+            match remove(&files.pulled.join(file_name(&id))) {
+                Ok(()) => drop(self.inner.lock().pulled.remove(&id)),
                 Err(error) => tracing::warn!(image = id, %error, "failed to remove record of pulled image"),
             }
         }
@@ -228,17 +246,17 @@ impl PullRecords {
 
     fn merge(
         &self,
-        inner: &mut Inner,
+        files: &Files,
         image: &str,
         id: &str,
         pull_credentials: PullCredentials,
     ) -> io::Result<()> {
-        let old = inner.pulled.get(id).map(|p| &p.known);
-        let mut known = old.cloned().unwrap_or_default();
+        let old = self.inner.lock().pulled.get(id).map(|p| p.known.clone());
+        let mut known = old.clone().unwrap_or_default();
         if pull_credentials != PullCredentials::default() {
             known.entry(image_name::repository(image)).or_default().merge(pull_credentials);
         }
-        if old == Some(&known) {
+        if old.as_ref() == Some(&known) {
             return Ok(());
         }
         let now = Timestamp::from_second(self.clock.wall().as_second()).unwrap_or(Timestamp::UNIX_EPOCH);
@@ -249,19 +267,22 @@ impl PullRecords {
             image_ref: id.to_owned(),
             credential_mapping: known.clone(),
         };
-        write(&self.pulled_dir.join(file_name(id)), &file)?;
+        write(&files.pulled.join(file_name(id)), &file)?;
+        let mut inner = self.inner.lock();
         inner.unreadable.remove(&file_name(id));
         inner.pulled.insert(id.to_owned(), Pulled { known, changed: self.clock.boot() });
         Ok(())
     }
 
     // An intent that another pull of the same image needs stays.
-    fn drop_intent(&self, inner: &mut Inner, image: &str) {
-        if inner.intents.get(image).is_none_or(|i| i.running > 0) {
+    fn drop_intent(&self, files: &Files, image: &str) {
+        // No pull begins meanwhile, since that writes a file.
+        if self.inner.lock().intents.get(image).is_none_or(Intent::is_running) {
             return;
         }
-        match remove(&self.pulling_dir.join(file_name(image))) {
+        match remove(&files.pulling.join(file_name(image))) {
             Ok(()) => {
+                let mut inner = self.inner.lock();
                 inner.intents.remove(image);
                 inner.unreadable.remove(&file_name(image));
             }
@@ -287,41 +308,25 @@ impl Inner {
     }
 }
 
-impl PullInProgress<'_> {
+impl PullInProgress {
     /// Records that the image was pulled as `id` with `pull_credentials`.
-    pub fn pulled(mut self, id: &str, pull_credentials: PullCredentials) {
-        self.ended = true;
-        let mut inner = self.records.inner.lock();
-        self.leave(&mut inner);
-        match self.records.merge(&mut inner, &self.image, id, pull_credentials) {
-            Ok(()) => self.records.drop_intent(&mut inner, &self.image),
+    pub fn pulled(self, id: &str, pull_credentials: PullCredentials) {
+        let Self { records, image, running } = self;
+        let files = records.files.lock();
+        drop(running);
+        match records.merge(&files, &image, id, pull_credentials) {
+            Ok(()) => records.drop_intent(&files, &image),
             // The intent stays, so that the image does not look preloaded.
-            Err(error) => {
-                tracing::warn!(image = self.image, %error, "failed to write record of pulled image")
-            }
+            Err(error) => tracing::warn!(image, %error, "failed to write record of pulled image"),
         }
     }
 
     /// Records that the pull failed.
-    pub fn failed(mut self) {
-        self.ended = true;
-        let mut inner = self.records.inner.lock();
-        self.leave(&mut inner);
-        self.records.drop_intent(&mut inner, &self.image);
-    }
-
-    fn leave(&self, inner: &mut Inner) {
-        if let Some(intent) = inner.intents.get_mut(&self.image) {
-            intent.running = intent.running.saturating_sub(1);
-        }
-    }
-}
-
-impl Drop for PullInProgress<'_> {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.leave(&mut self.records.inner.lock());
-        }
+    pub fn failed(self) {
+        let Self { records, image, running } = self;
+        let files = records.files.lock();
+        drop(running);
+        records.drop_intent(&files, &image);
     }
 }
 

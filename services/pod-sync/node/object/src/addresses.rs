@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use pod_sync_layout::NodeIps;
+use quintlet_kit::task::blocking;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -182,7 +183,7 @@ pub async fn follow_addresses(
     let mut logged = None;
     let mut limit = FIRST_LOOKUP;
     loop {
-        let mut machine = Machine::read();
+        let mut machine = blocking(Machine::read).await;
         if given.iter().all(IpAddr::is_unspecified) && name.parse::<IpAddr>().is_err() {
             machine.resolved = lookup(&name, std::mem::replace(&mut limit, LOOKUP)).await;
         }

@@ -5,12 +5,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ContainerImage, NodeCondition};
+use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeCondition};
 use pod_sync_clients::{Pleg, Statuses};
 use pod_sync_layout::NodeSettings;
 use pod_sync_node_decisions::admission::PressureCondition;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::task::{self, blocking};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::object::{addresses, managed_node};
@@ -23,6 +26,8 @@ const REPORT_PERIOD: Duration = Duration::from_secs(10);
 const NOT_READY_PERIOD: Duration = Duration::from_millis(500);
 /// Interval between attempts while status-reporter does not take the report.
 const RETRY: Duration = Duration::from_millis(100);
+/// Longest wait for the files of the machine and the size of its disk. A disk may not answer, and the reports keep the Node Ready.
+const READ: Duration = Duration::from_secs(1);
 /// Reason against Ready while the machine shuts down (pkg/kubelet/nodeshutdown).
 const SHUTTING_DOWN: &str = "node is shutting down";
 
@@ -40,6 +45,39 @@ pub struct NodeInputs {
     pub pressure: watch::Receiver<BTreeSet<PressureCondition>>,
 }
 
+/// Reads what the Node shows of the machine.
+struct Machine<R> {
+    read: Arc<R>,
+    // A read that has not ended. No other one begins meanwhile.
+    reading: Option<JoinHandle<Node>>,
+    last: Option<Node>,
+}
+
+impl<R: Fn(&RuntimeState) -> Node + Send + Sync + 'static> Machine<R> {
+    fn new(read: R) -> Self {
+        Self { read: Arc::new(read), reading: None, last: None }
+    }
+
+    /// Returns the Node. While the machine does not answer, that is the last one that was read; `None` if there is none.
+    async fn node(&mut self, state: &RuntimeState) -> Option<Node> {
+        let reading = self.reading.get_or_insert_with(|| {
+            let (read, state) = (Arc::clone(&self.read), state.clone());
+            task::spawn("read-machine", blocking(move || read(&state)))
+        });
+        match timeout(READ, reading).await {
+            Ok(read) => {
+                self.reading = None;
+                // A panic of the read ends the process.
+                self.last = read.ok().or(self.last.take());
+            }
+            Err(_) => {
+                tracing::warn!("the disk of the node does not answer, its Node shows what was read last")
+            }
+        }
+        self.last.clone()
+    }
+}
+
 /// Reports the Node to status-reporter on every change and at least every 10 s, until `stop`.
 pub async fn report_node(
     settings: NodeSettings,
@@ -51,6 +89,9 @@ pub async fn report_node(
     stop: CancellationToken,
 ) {
     let NodeInputs { mut runtime, mut shutting_down, mut images, mut ips, mut pressure } = inputs;
+    let (name, serves_api) = (settings.node_name.clone(), settings.node_api_port != 0);
+    // Blocks: `Machine` calls it on a blocking thread.
+    let mut machine = Machine::new(move |state: &RuntimeState| managed_node(&settings, &labels, state));
     let mut wait = Duration::ZERO;
     loop {
         // Each branch only wakes the loop, which reads all inputs again.
@@ -73,18 +114,15 @@ pub async fn report_node(
         if *shutting_down.borrow_and_update() {
             not_ready.push(SHUTTING_DOWN.to_owned());
         }
-        let mut node = managed_node(&settings, &labels, &state);
+        let Some(mut node) = machine.node(&state).await else {
+            wait = NOT_READY_PERIOD;
+            continue;
+        };
         let node_status = node.status.get_or_insert_default();
         // `None` leaves the addresses that the API server has.
-        node_status.addresses =
-            ips.borrow_and_update().as_ref().map(|ips| addresses(&settings.node_name, ips));
+        node_status.addresses = ips.borrow_and_update().as_ref().map(|ips| addresses(&name, ips));
         node_status.conditions = conditions(&pressure.borrow_and_update());
-        status::set_runtime_status(
-            node_status,
-            &state,
-            images.borrow_and_update().clone(),
-            settings.node_api_port != 0,
-        );
+        status::set_runtime_status(node_status, &state, images.borrow_and_update().clone(), serves_api);
         let is_ready = not_ready.is_empty();
         wait = match statuses.report_node(&node, not_ready, clock.boot()).await {
             Ok(()) if is_ready => REPORT_PERIOD,
@@ -105,4 +143,38 @@ fn conditions(pressure: &BTreeSet<PressureCondition>) -> Option<Vec<NodeConditio
         ..NodeCondition::default()
     };
     (!pressure.is_empty()).then(|| pressure.iter().map(condition).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_disk_that_hangs_delays_no_report_and_holds_one_thread() {
+        let (answer, answers) = mpsc::channel::<&'static str>();
+        let answers = Mutex::new(answers);
+        let reads = Arc::new(Mutex::new(0));
+        let counted = Arc::clone(&reads);
+        let mut machine = Machine::new(move |_: &RuntimeState| {
+            *counted.lock() += 1;
+            let name = answers.lock().recv().unwrap_or_default().to_owned();
+            Node { metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() }, ..Node::default() }
+        });
+        let state = RuntimeState::default();
+        assert_eq!(machine.node(&state).await, None, "nothing was read yet");
+        answer.send("first").unwrap();
+        let name = |node: Option<Node>| node.and_then(|node| node.metadata.name);
+        assert_eq!(name(machine.node(&state).await).as_deref(), Some("first"));
+        for _ in 0..2 {
+            assert_eq!(name(machine.node(&state).await).as_deref(), Some("first"), "the last one");
+        }
+        assert_eq!(*reads.lock(), 2, "a second read while one hangs");
+        answer.send("second").unwrap();
+        assert_eq!(name(machine.node(&state).await).as_deref(), Some("second"));
+    }
 }

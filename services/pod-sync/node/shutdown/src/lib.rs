@@ -23,6 +23,7 @@ use pod_sync_node_decisions::shutdown::{ShutdownGroup, ShutdownPlan};
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::FAR;
 use quintlet_kit::clock::{Clock, bounded};
+use quintlet_kit::task::blocking;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -91,7 +92,8 @@ pub async fn run<P: Pods>(
         return;
     }
     let mut is_logged = false;
-    let mut times = Times::load(&node.root_dir, node.metrics.clone());
+    let (root_dir, metrics) = (node.root_dir.clone(), node.metrics.clone());
+    let mut times = blocking(move || Times::load(&root_dir, metrics)).await;
     loop {
         let session = session(&pods, &node, &plan, login.as_ref(), &shutting_down, &mut times);
         // Dropping a session releases the inhibitor.
@@ -154,12 +156,12 @@ async fn session<P: Pods>(
             next = session.prepare_for_shutdown().await;
             continue;
         }
-        times.begin(node.clock.wall());
+        times.begin(node.clock.wall()).await;
         let killing = kill_groups(pods, plan.groups(pods.active()));
         // The dropped branch is either a cancelled termination, or a wait for a signal, which loses nothing.
         next = tokio::select! {
             () = killing => {
-                times.end(node.clock.wall());
+                times.end(node.clock.wall()).await;
                 drop(lock.take());
                 tracing::info!("terminated pods, released shutdown inhibitor");
                 session.prepare_for_shutdown().await

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt as _;
+use quintlet_kit::task::blocking;
 use zbus::Connection;
 
 /// Name of the drop-in file; the same as that of the kubelet, so that there is one.
@@ -123,9 +124,12 @@ impl Session for BusSession {
             "# Written by pod-sync for shutdownGracePeriod\n\n[Login]\nInhibitDelayMaxSec={}\n",
             delay.as_secs()
         );
-        std::fs::create_dir_all(&self.drop_ins)
-            .and_then(|()| quintlet_kit::atomic_file::write_durable(&path, text.as_bytes(), 0o644))
-            .map_err(|source| LoginError::Write { path, source })?;
+        let (dir, file) = (self.drop_ins.clone(), path.clone());
+        let write = move || {
+            std::fs::create_dir_all(dir)?;
+            quintlet_kit::atomic_file::write_durable(&file, text.as_bytes(), 0o644)
+        };
+        blocking(write).await.map_err(|source| LoginError::Write { path, source })?;
         let systemd = SystemdManagerProxy::new(&self.connection).await.map_err(call("connect to systemd"))?;
         systemd.kill_unit("systemd-logind.service", "all", SIGHUP).await.map_err(call("reload logind"))
     }

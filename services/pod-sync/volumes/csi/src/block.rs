@@ -144,12 +144,13 @@ impl Mounter {
     /// Fails as [`Mounter::unstage`] does. The volume then counts as staged.
     pub async fn unstage_block(&self, volume: &str) -> Result<(), CsiError> {
         let paths = self.root.block(volume)?;
-        let data_dir = paths.data();
+        let (data_dir, staging) = (paths.data(), paths.staging.clone());
         let data = task::blocking(move || VolumeData::load(&data_dir)).await;
         let data = data.map_err(|e| e.while_unmounting("unmapper failed to load volume data file"))?;
         let in_use = "blockMapper.TearDownDevice failed to remove the directories of the volume's devices";
         remove_published(&paths).await.map_err(|e| e.while_unmounting(in_use))?;
-        if let Some(data) = data.filter(|_| paths.staging.exists()) {
+        let is_staged = task::blocking(move || staging.exists()).await;
+        if let Some(data) = data.filter(|_| is_staged) {
             let driver = self
                 .drivers
                 .get(&data.driver_name)

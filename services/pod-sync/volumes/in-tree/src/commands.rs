@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use quintlet_kit::failpoint;
+use quintlet_kit::task::blocking;
 use rustix::process::{Pid, Signal};
 use tokio_util::sync::CancellationToken;
 
@@ -68,13 +69,18 @@ impl Commands for SystemCommands {
         arguments: &[OsString],
         until: Until<'_>,
     ) -> io::Result<Ended> {
-        let found = self.first.as_ref().map(|first| first.join(program)).filter(|path| path.exists());
-        let program = found.unwrap_or_else(|| PathBuf::from(program));
-        let mut command = tokio::process::Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (first, arguments) = (self.first.clone(), arguments.to_vec());
         // A mount in progress outlives the process. The next process finds it in the mount table.
         let kill_on_drop = matches!(until, Until::Limit(_));
-        let child = command.process_group(0).kill_on_drop(kill_on_drop).spawn()?;
+        // The start of a program reads it from the disk.
+        let spawn = move || {
+            let found = first.map(|first| first.join(program)).filter(|path| path.exists());
+            let program = found.unwrap_or_else(|| PathBuf::from(program));
+            let mut command = tokio::process::Command::new(program);
+            command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.process_group(0).kill_on_drop(kill_on_drop).spawn()
+        };
+        let child = blocking(spawn).await?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         // The child is not reaped before `output` ends, so that the number is that of its group until then.
         let kill = || {

@@ -113,9 +113,11 @@ impl Run {
         let (wake, mut changed) = mpsc::channel(1);
         let mut watched: Option<(u64, notify::RecommendedWatcher)> = None;
         loop {
-            watched = rewatch(&self.dir, watched, &wake);
-            let dir = self.dir.clone();
-            match task::blocking(move || scan(&dir)).await {
+            let (dir, wake) = (self.dir.clone(), wake.clone());
+            let before = watched.take();
+            let (after, scanned) = task::blocking(move || (rewatch(&dir, before, &wake), scan(&dir))).await;
+            watched = after;
+            match scanned {
                 Ok(scan) => self.observe(scan),
                 Err(error) => {
                     tracing::error!(directory = %self.dir.display(), %error, "failed to read the plugin directory");

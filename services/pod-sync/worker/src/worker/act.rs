@@ -109,8 +109,9 @@ impl Worker {
                 () = self.work_loop.cancel.cancelled() => {}
             }
         }
+        let host = self.read_resolv_conf().await;
         self.enter_runtime()?;
-        self.sandbox_config(pod, actions.attempt, actions.create_sandbox)
+        self.sandbox_config(pod, actions.attempt, actions.create_sandbox, host)
     }
 
     // Returns the sandbox of the pod and its addresses. Creates the sandbox if the actions demand it.

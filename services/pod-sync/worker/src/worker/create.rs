@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -10,6 +11,7 @@ use pod_sync_cri_config::container::{ContainerInput, container_config};
 use pod_sync_cri_config::cri_extensions;
 use pod_sync_cri_config::cri_extensions::CriExtensions;
 use pod_sync_cri_config::env::{EnvInput, EnvObjects, make_env};
+use pod_sync_cri_config::env_files::EnvFiles;
 use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::mounts::{Mounts, block_devices};
 use pod_sync_cri_config::security::ImageUser;
@@ -26,6 +28,7 @@ use quintlet_model::runtime::PodRuntime;
 use super::pending_starts::ContainerKind;
 use super::start::{NotStarted, StartSpec};
 use super::{Halt, Pass, Worker};
+use crate::context::ENV_FILES;
 use crate::image;
 use crate::image::NoImage;
 
@@ -170,21 +173,8 @@ impl Worker {
     ) -> Result<(cri::ContainerConfig, CriExtensions), ConfigError> {
         let (pod, node) = (&pass.pod, &self.ctx.node.settings);
         let objects = EnvObjects::fetch(pod, container, self.ctx.environment.objects.as_ref()).await;
-        let volume_paths = self
-            .setup
-            .volumes
-            .iter()
-            .flatten()
-            .map(|(name, v)| (name.clone(), v.host_path.clone()))
-            .collect();
-        let env = make_env(EnvInput {
-            pod,
-            container,
-            node,
-            pod_ips: ips,
-            objects: &objects,
-            volume_paths: &volume_paths,
-        })?;
+        let files = self.env_files(pod, container).await?;
+        let env = make_env(EnvInput { pod, container, node, pod_ips: ips, objects: &objects }, files)?;
         let Mounts { plain: mounts, images } = self.mounts(pod, container, images, &env, ips).await?;
         let (of, volumes) = (container.clone(), self.setup.volumes.clone().unwrap_or_default());
         let devices = blocking(move || block_devices(&of, &volumes)).await?;
@@ -219,6 +209,22 @@ impl Worker {
             target_id: target(pod, container, &pass.runtime)?.map(ContainerId::as_str),
         })?;
         Ok((config, extensions))
+    }
+
+    async fn env_files(&self, pod: &Arc<Pod>, container: &Container) -> Result<EnvFiles, ConfigError> {
+        if !EnvFiles::are_used(container) {
+            return Ok(EnvFiles::default());
+        }
+        let volumes = self.setup.volumes.iter().flatten();
+        let paths: BTreeMap<_, _> = volumes.map(|(name, v)| (name.clone(), v.host_path.clone())).collect();
+        // The next attempt begins no second read while this one hangs.
+        let place = self.ctx.node.pod_dir(&self.pod_ref.uid).join(&container.name);
+        let (pod, container) = (Arc::clone(pod), container.clone());
+        let read =
+            move || failpoint::file!("variable files read", || EnvFiles::read(&pod, &container, &paths));
+        self.ctx.environment.env_files.run_one(&place, ENV_FILES, read).await.ok_or_else(|| {
+            ConfigError::invalid("couldn't read the files of FileKeyRef: the file system does not answer")
+        })
     }
 
     // If no instance is left, the log files give the number of attempts.

@@ -96,8 +96,8 @@ pub(super) fn judge(exec: &ExecAction, output: ExecOutput) -> Result<(), HookErr
     if output.exit_code == 0 {
         return Ok(());
     }
-    let text = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(HOOK_OUTPUT)]).into_owned();
-    let (words, stderr) = (command(exec).join(" "), text(&output.stderr));
+    let shown = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(HOOK_OUTPUT)]).into_owned();
+    let (words, stderr) = (command(exec).join(" "), shown(&output.stderr));
     let error = format!("command '{words}' exited with {}: {stderr}", output.exit_code);
-    Err(HookError::Failed { error, output: text(&[output.stdout, output.stderr].concat()) })
+    Err(HookError::Failed { error, output: shown(&[output.stdout, output.stderr].concat()) })
 }

@@ -21,6 +21,7 @@ use pod_sync_direct_volumes::error::VolumeFailure;
 use pod_sync_layout::ObjectError;
 use pod_sync_layout::TokenSource;
 use pod_sync_metrics::CgroupOperation;
+use pod_sync_records::UserNamespaceError;
 use pod_sync_volume_manager::{Again, NotReady};
 use quintlet_kit::task::blocking;
 
@@ -106,7 +107,7 @@ impl Worker {
         let pod = &pass.pod;
         let uid = self.pod_ref.uid.clone();
         // An existing cgroup has the values of its creation or of the last resize.
-        let exists = self.ctx.environment.cgroups.exists(pod, &uid) && !self.record.limiting;
+        let exists = self.has_cgroup(pod).await && !self.record.limiting;
         if sync::cgroup_plan(pod, exists, &pass.runtime).ensure {
             self.record.limiting = true;
             self.save();
@@ -216,11 +217,16 @@ impl Worker {
         self.setup.user_namespace = None;
         if spec.host_users == Some(false) && self.features(&self.setup.runtime_handler).user_namespaces {
             let (ctx, uid) = (Arc::clone(&self.ctx), self.pod_ref.uid.clone());
+            let releases = ctx.environment.user_namespaces.releases();
+            self.retries.without_range = None;
             self.setup.user_namespace = match blocking(move || ctx.environment.user_namespaces.mappings(&uid))
                 .await
             {
                 Ok(mapped) => Some(mapped),
                 Err(e) => {
+                    if matches!(e, UserNamespaceError::Exhausted { .. }) {
+                        self.retries.without_range = Some(releases);
+                    }
                     return Err(self.no_sandbox(pod, "Failed to generate sandbox config", &e.to_string()));
                 }
             };
@@ -258,13 +264,19 @@ impl Worker {
 
     /// Kills containers that run outside of the pod's cgroup and thus without its limits. Returns whether there were any.
     pub(super) async fn leave_lost_cgroup(&mut self, pass: &Pass) -> Result<bool, Halt> {
-        let exists = self.ctx.environment.cgroups.exists(&pass.pod, &self.pod_ref.uid);
+        let exists = self.has_cgroup(&pass.pod).await;
         let lost = sync::cgroup_plan(&pass.pod, exists, &pass.runtime).kill_first;
         if lost {
             tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, "pod cgroup is missing, killing its containers");
             self.kill_pod(&pass.runtime, None).await?;
         }
         Ok(lost)
+    }
+
+    async fn has_cgroup(&self, pod: &Arc<Pod>) -> bool {
+        let (cgroups, pod, uid) =
+            (self.ctx.environment.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
+        blocking(move || cgroups.exists(&pod, &uid)).await
     }
 
     fn volume_context(&self) -> VolumeContext {
@@ -352,7 +364,7 @@ impl Worker {
         let (uid, node, pod_ips) =
             (self.pod_ref.uid.clone(), Arc::clone(&self.ctx.node.settings), pod_ips.to_vec());
         let volumes = self.setup.volumes.clone().unwrap_or_default();
-        // Blocks: it mounts and writes files.
+        // It mounts and writes files.
         blocking(move || {
             make_mounts(MountsInput {
                 pod: &pod,

@@ -14,6 +14,7 @@ use pod_sync_decisions::resize::plan::{
     memory_limit_decreases, resize_steps,
 };
 use pod_sync_metrics::CgroupOperation;
+use quintlet_kit::task::blocking;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
@@ -100,7 +101,9 @@ impl Worker {
             if updates.is_empty() && !actions.pod {
                 continue;
             }
-            let now = self.ctx.environment.cgroups.current_values(pod, &self.pod_ref.uid)?;
+            let (cgroups, of, uid) =
+                (self.ctx.environment.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
+            let now = blocking(move || cgroups.current_values(&of, &uid)).await?;
             if resource == Resource::Memory {
                 let usage = self.usage(updates).await?;
                 if let Some(why) = memory_decrease_error(&now, &wanted, updates, |id| usage.get(id).copied())
@@ -172,7 +175,7 @@ impl Worker {
         let (cgroups, of, uid) =
             (self.ctx.environment.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
         let began = self.ctx.clock.boot();
-        let written = quintlet_kit::task::blocking(move || cgroups.set_values(&of, &uid, &values)).await;
+        let written = blocking(move || cgroups.set_values(&of, &uid, &values)).await;
         let took = self.ctx.clock.boot().saturating_sub(began);
         self.ctx.reporting.metrics.operations.cgroup(CgroupOperation::Update, took);
         let Err(e) = written else { return Ok(()) };

@@ -28,6 +28,8 @@ pub(super) struct RetryTimes {
     pub(super) volumes: Again,
     // The changes of the pod's objects before the last set-up of volumes, if it failed.
     pub(super) failed_with: Option<u64>,
+    // The releases of ranges for user namespaces before the last set-up, if the pod found no free one.
+    pub(super) without_range: Option<u64>,
     // Calls whose outcome stays unknown, which count as failures after some tries.
     pub(super) unknown_calls: UnknownCalls,
 }
@@ -41,6 +43,7 @@ impl Default for RetryTimes {
             mounts: Backoff::new(MOUNT_WAIT, 2.0, MOUNT_WAIT_MAX),
             volumes: Again::All,
             failed_with: None,
+            without_range: None,
             unknown_calls: UnknownCalls::default(),
         }
     }
@@ -62,12 +65,44 @@ impl RetryTimes {
         self.failed_with = None;
     }
 
+    /// Ends the wait for a range of a user namespace if one was released since.
+    pub(super) fn ranges_released(&mut self, releases: u64) {
+        if self.without_range.take_if(|before| *before != releases).is_some() {
+            self.pod = Duration::ZERO;
+        }
+    }
+
     /// Ends the wait after a failed set-up of volumes if an object of the pod has changed since.
     pub(super) fn objects_changed(&mut self, changes: u64) {
         if self.failed_with.is_some_and(|before| before != changes) {
             self.pod = Duration::ZERO;
             self.mounts.reset();
             self.failed_with = Some(changes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_of_a_range_ends_the_wait_of_a_pod_that_found_none_and_of_no_other() {
+        let held = Duration::from_secs(100);
+        // (releases before the attempt that found no range, releases now) and whether the pod still waits.
+        for (before, now, waits) in [(None, 7, true), (Some(7), 7, true), (Some(7), 8, false)] {
+            let mut retries = RetryTimes {
+                pod: held,
+                without_range: before,
+                failed_with: Some(1),
+                ..RetryTimes::default()
+            };
+            retries.ranges_released(now);
+            assert_eq!(retries.pod == held, waits, "{before:?} {now}");
+            // The next failure has its own wait.
+            retries.pod = held;
+            retries.ranges_released(now.wrapping_add(u64::from(!waits)));
+            assert_eq!(retries.pod, held, "{before:?} {now}");
         }
     }
 }

@@ -21,18 +21,24 @@ use super::{Halt, Step, Worker};
 const SANDBOX: &str = "";
 
 impl Worker {
+    /// Reads the node's resolver configuration.
+    pub(super) async fn read_resolv_conf(&self) -> Result<dns::ResolvConf, ConfigError> {
+        match self.ctx.node.settings.resolv_conf.clone() {
+            Some(path) => blocking(move || dns::read_resolv_conf(&path)).await,
+            None => Ok(dns::ResolvConf::default()),
+        }
+    }
+
+    /// Returns the configuration of the sandbox. `host` is the node's resolver configuration.
     pub(super) fn sandbox_config(
         &self,
         pod: &Pod,
         attempt: u32,
         is_new: bool,
+        host: Result<dns::ResolvConf, ConfigError>,
     ) -> Result<cri::PodSandboxConfig, Halt> {
         let node = &self.ctx.node.settings;
         let cgroup_parent = self.ctx.environment.cgroups.pod_cgroup_parent(pod, &self.pod_ref.uid);
-        let host = match &node.resolv_conf {
-            Some(path) => dns::read_resolv_conf(path),
-            None => Ok(dns::ResolvConf::default()),
-        };
         let build = || {
             let (dns, warnings) = dns::pod_dns(pod, node, &host?);
             // Each warning is reported once per sandbox.

@@ -50,6 +50,7 @@ impl Worker {
             return self.rest(&pass, &due).await;
         }
         self.retries.objects_changed(self.ctx.environment.volume_changes(&self.pod_ref.uid));
+        self.retries.ranges_released(self.ctx.environment.user_namespaces.releases());
         let hold = self.retries.pod.saturating_sub(self.ctx.clock.boot());
         if !hold.is_zero() && actions.containers_to_kill.is_empty() {
             self.keep_waiting();

@@ -103,7 +103,7 @@ impl Worker {
         if let Err(e) = removed {
             return Err(Halt::failed(waiting::Waiting::CgroupRemoval { error: e.to_string() }, e));
         }
-        self.ctx.environment.user_namespaces.release(&self.pod_ref.uid);
+        self.ctx.release_user_namespace(&self.pod_ref.uid).await;
         let last = status::terminate(&self.pod, self.record.status.as_deref(), self.ctx.clock.wall());
         if let Some(t) = self.record.termination.as_mut() {
             t.finished = true;

@@ -6,6 +6,7 @@ use std::path::Path;
 use notify::Watcher as _;
 use tokio::sync::mpsc;
 
+// Blocks: the run directory is on a tmpfs.
 /// Returns the IDs of the instances whose sockets are in `dir`.
 pub(super) fn sockets(dir: &Path) -> BTreeSet<String> {
     let Ok(entries) = std::fs::read_dir(dir) else { return BTreeSet::new() };
@@ -15,6 +16,7 @@ pub(super) fn sockets(dir: &Path) -> BTreeSet<String> {
         .collect()
 }
 
+// Blocks: the run directory is on a tmpfs.
 /// Watches the directory, and sends to `wake` after each change. Returns `None` if the watch fails.
 pub(super) fn watch(dir: &Path, wake: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
     let woken = move |_: notify::Result<notify::Event>| {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use quintlet_kit::task::blocking;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
@@ -59,15 +60,16 @@ impl Program {
     ) -> Result<(Vec<u8>, Vec<u8>, std::process::ExitStatus), String> {
         let text = |e: std::io::Error| e.to_string();
         let _place = self.runs.acquire().await.map_err(|e| e.to_string())?;
-        let mut child = tokio::process::Command::new(&self.path)
+        let mut command = tokio::process::Command::new(&self.path);
+        command
             .args(&self.config.args)
             .envs(self.config.env.iter().map(|e| (&e.name, &e.value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(text)?;
+            .kill_on_drop(true);
+        // The start of a program reads it from the disk.
+        let mut child = blocking(move || command.spawn()).await.map_err(text)?;
         let mut stdin = child.stdin.take().ok_or("no stdin")?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let write = async {
