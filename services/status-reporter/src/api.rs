@@ -16,6 +16,10 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Cause of a refusal (k8s.io/api/core/v1: NamespaceTerminatingCause).
 const NAMESPACE_TERMINATING: &str = "NamespaceTerminating";
 
+/// Texts of etcd and of its client about an object that is too large. The API server answers with the code 500 and no reason.
+const TOO_LARGE_FOR_ETCD: [&str; 2] =
+    ["etcdserver: request is too large", "trying to send message larger than max"];
+
 const JSON: &str = "application/json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
@@ -57,6 +61,9 @@ pub enum ApiFailure {
     /// Another 4xx. The same call may succeed later: after a webhook, a policy or the API server has changed.
     #[error("refused: {0}")]
     Refused(Answer),
+    /// 413, or etcd does not take the object: the request or the object is too large.
+    #[error("too large: {0}")]
+    TooLarge(Answer),
     /// 401 or 403, which may change with credentials, rules or policies.
     #[error("denied: {0}")]
     Denied(Answer),
@@ -85,7 +92,11 @@ impl ApiFailure {
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::AlreadyExists(_) | Self::Invalid(_) | Self::Refused(_) | Self::NamespaceEnding(_) => true,
+            Self::AlreadyExists(_)
+            | Self::Invalid(_)
+            | Self::Refused(_)
+            | Self::TooLarge(_)
+            | Self::NamespaceEnding(_) => true,
             Self::NotFound(_)
             | Self::Conflict(_)
             | Self::Denied(_)
@@ -111,7 +122,9 @@ impl ApiFailure {
             Self::Invalid(_) => Some(422),
             Self::NamespaceEnding(_) => Some(403),
             Self::TooMany { .. } => Some(429),
-            Self::Refused(answer) | Self::Denied(answer) | Self::Server(answer) => answer.code,
+            Self::Refused(answer) | Self::TooLarge(answer) | Self::Denied(answer) | Self::Server(answer) => {
+                answer.code
+            }
             Self::Unreachable(_) | Self::Panicked(_) => None,
         }
     }
@@ -126,6 +139,7 @@ impl ApiFailure {
             | Self::Conflict(_)
             | Self::Invalid(_)
             | Self::Refused(_)
+            | Self::TooLarge(_)
             | Self::Denied(_)
             | Self::NamespaceEnding(_)
             | Self::Server(_)
@@ -163,7 +177,11 @@ impl From<kube::Error> for ApiFailure {
                             status.details.as_ref().map(|d| d.retry_after_seconds).filter(|s| *s > 0);
                         Self::TooMany { retry_after: seconds.map(|s| Duration::from_secs(u64::from(s))) }
                     }
+                    (413, _) => Self::TooLarge(answer()),
                     (400..=499, _) => Self::Refused(answer()),
+                    (500..=599, _) if TOO_LARGE_FOR_ETCD.iter().any(|text| message.contains(text)) => {
+                        Self::TooLarge(answer())
+                    }
                     _ => Self::Server(answer()),
                 }
             }

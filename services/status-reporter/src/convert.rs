@@ -40,6 +40,7 @@ pub fn update(wire: wire::PodStatusUpdate, trace: Option<Trace>) -> Result<Updat
 pub fn ack(ack: Ack) -> wire::Ack {
     let (kind, resource_version, detail) = match ack.verdict {
         Verdict::Written(rv) => (wire::AckKind::Written, rv, String::new()),
+        Verdict::Shortened { version, without } => (wire::AckKind::Written, version, without.to_string()),
         Verdict::Gone => (wire::AckKind::Gone, String::new(), String::new()),
         Verdict::UidMismatch(detail) => (wire::AckKind::UidMismatch, String::new(), detail),
         Verdict::Refused(detail) => (wire::AckKind::Refused, String::new(), detail),

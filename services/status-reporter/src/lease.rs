@@ -73,6 +73,7 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
         ) => Next::Ensure,
         Err(
             ApiFailure::Refused(_)
+            | ApiFailure::TooLarge(_)
             | ApiFailure::Denied(_)
             | ApiFailure::NamespaceEnding(_)
             | ApiFailure::TooMany { .. }

@@ -91,7 +91,7 @@ impl Metrics {
 
     pub(crate) fn acked(&self, verdict: &Verdict) {
         let verdict = match verdict {
-            Verdict::Written(_) => "written",
+            Verdict::Written(_) | Verdict::Shortened { .. } => "written",
             Verdict::Gone => "gone",
             Verdict::UidMismatch(_) => "uid_mismatch",
             Verdict::Refused(_) => "refused",

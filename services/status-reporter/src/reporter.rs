@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 use crate::status::normalize::{normalize, seconds};
 use crate::status::{is_terminal, is_true, phase};
 use crate::update::{Ack, Stamp, Update, Verdict};
-use crate::write::{self, Memory, Outcome};
+use crate::write::{self, Memory, Outcome, Room};
 
 /// Concurrent writes. More than an API server nearby needs for the limit of writes per second; with HTTP/1.1 each takes a connection.
 const IN_FLIGHT: usize = 16;
@@ -70,6 +70,7 @@ struct Entry {
     /// The queue that has the pod. An entry in the other queue is stale.
     queued: Option<Lane>,
     memory: Option<Memory>,
+    room: Room,
     done: Option<(Stamp, Verdict)>,
     failures: u32,
     /// Refused attempts in a row, of any update.
@@ -328,10 +329,11 @@ impl Shared {
                 let (update, since) = entry.waiting.take()?;
                 entry.writing = Some(update.stamp);
                 let may_defer = entry.deferred.is_none_or(|first| first.elapsed() < self.deferral);
-                Some((update, since, entry.memory.take(), may_defer))
+                Some((update, since, entry.memory.take(), entry.room, may_defer))
             })
         };
-        let (Some(api), Some((update, since, mut memory, may_defer))) = (self.api.as_ref(), begun) else {
+        let (Some(api), Some((update, since, mut memory, mut room, may_defer))) = (self.api.as_ref(), begun)
+        else {
             return Self::ended(&self, &uid, None);
         };
         let span = info_span!("write_status", pod.uid = %uid, version = update.stamp.version);
@@ -340,7 +342,7 @@ impl Shared {
         let name = format!("{}/{}", update.namespace, update.name);
         let writing = Box::pin(async {
             failpoint::work!("write of a status");
-            write::write(api, &update, &mut memory, may_defer, &now).instrument(span).await
+            write::write(api, &update, &mut memory, &mut room, may_defer, &now).instrument(span).await
         });
         let written = contained(Work::new(uid.as_str(), name), writing).await;
         let outcome = written.unwrap_or_else(|panic| {
@@ -353,7 +355,7 @@ impl Shared {
             Outcome::Later(_) | Outcome::Done(_) => self.gate.answered(),
             Outcome::Deferred => {}
         }
-        Self::ended(&self, &uid, Some(Attempt { update, since, memory, outcome }));
+        Self::ended(&self, &uid, Some(Attempt { update, since, memory, room, outcome }));
     }
 
     fn ended(shared: &Arc<Self>, uid: &PodUid, attempt: Option<Attempt>) {
@@ -388,9 +390,10 @@ impl Shared {
 
     /// Records an attempt. Returns the ack, and the pause before the next attempt.
     fn settle(&self, entry: &mut Entry, attempt: Attempt) -> (Option<Ack>, Option<Duration>) {
-        let Attempt { update, since, memory, outcome } = attempt;
+        let Attempt { update, since, memory, room, outcome } = attempt;
         let (uid, stamp) = (update.uid.clone(), update.stamp);
         entry.memory = memory;
+        entry.room = room;
         match outcome {
             Outcome::Done(verdict) => {
                 (entry.failures, entry.refusals) = (0, 0);
@@ -462,6 +465,7 @@ struct Attempt {
     update: Update,
     since: Instant,
     memory: Option<Memory>,
+    room: Room,
     outcome: Outcome,
 }
 

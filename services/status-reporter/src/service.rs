@@ -89,7 +89,9 @@ fn status(failure: &ApiFailure) -> Status {
         ApiFailure::NotFound(_) => Status::not_found(text),
         ApiFailure::AlreadyExists(_) => Status::already_exists(text),
         ApiFailure::Conflict(_) => Status::aborted(text),
-        ApiFailure::Invalid(_) | ApiFailure::Refused(_) => Status::invalid_argument(text),
+        ApiFailure::Invalid(_) | ApiFailure::Refused(_) | ApiFailure::TooLarge(_) => {
+            Status::invalid_argument(text)
+        }
         ApiFailure::Denied(_) | ApiFailure::NamespaceEnding(_) => Status::permission_denied(text),
         ApiFailure::TooMany { .. } => Status::resource_exhausted(text),
         ApiFailure::Server(_) | ApiFailure::Unreachable(_) => Status::unavailable(text),

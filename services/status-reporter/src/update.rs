@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use quintlet_model::ids::PodUid;
+use quintlet_model::pod_status::shorten::Part;
 use quintlet_proto::common::v1::Trace;
 use serde_json::Value;
 
@@ -46,6 +47,13 @@ pub struct Update {
 pub enum Verdict {
     /// The API server has the status, with this `resourceVersion`.
     Written(String),
+    /// The API server has the status without this part and those before it, since it did not take the whole one.
+    Shortened {
+        /// `resourceVersion` of the object.
+        version: String,
+        /// The last part that was left out.
+        without: Part,
+    },
     /// The object does not exist.
     Gone,
     /// The object has another UID.

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use quintlet_model::pod_status::shorten::{self, Part};
 use serde::Deserialize;
 use serde_json::Value;
-use tracing::debug;
+use tracing::{debug, info};
 
 use crate::api::{ApiClient, ApiFailure, pod_path};
 use crate::status::patch::{self, Base};
@@ -71,14 +72,53 @@ pub enum Outcome {
     Deferred,
 }
 
-/// Writes an update. Reads and updates `memory`, also if the attempt fails.
+/// The largest statuses of one pod that the API server takes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Room {
+    /// Bytes of the smallest status that was too large, as JSON; none if no status was.
+    too_large: Option<usize>,
+    /// A status without any part that can be left out was too large.
+    is_least_refused: bool,
+}
+
+impl Room {
+    /// Shortens a status to less than was refused. Returns the last part that was left out.
+    fn fit(self, status: &mut Value) -> Option<Part> {
+        shorten::shorten_to(status, self.too_large?.saturating_sub(1))
+    }
+
+    /// Records a status that was too large. Returns whether it can be shorter.
+    fn refuse(&mut self, status: &Value) -> bool {
+        let bytes = shorten::size(status);
+        self.too_large = Some(self.too_large.map_or(bytes, |known| known.min(bytes)));
+        let mut shorter = status.clone();
+        self.fit(&mut shorter).is_some()
+    }
+
+    /// Records that a status was too large from which no part can be left out. Returns whether an earlier attempt had that answer, too.
+    fn refuse_least(&mut self) -> bool {
+        std::mem::replace(&mut self.is_least_refused, true)
+    }
+
+    /// Records a status that was written: the object may have become smaller since an earlier refusal.
+    fn accept(&mut self, status: &Value) {
+        self.is_least_refused = false;
+        if self.too_large.is_some_and(|refused| shorten::size(status) >= refused) {
+            self.too_large = None;
+        }
+    }
+}
+
+/// Writes an update. Reads and updates `memory` and `room`, also if the attempt fails.
 ///
 /// Most updates need one PATCH. The live object is read only after a conflict. With `may_defer`, an update that can wait for the next
-/// one is not written.
+/// one is not written. A status that is too large for the API server is shortened. A finished pod of which the API server has refused
+/// the least status twice is deleted without one.
 pub async fn write(
     api: &ApiClient,
     update: &Update,
     memory: &mut Option<Memory>,
+    room: &mut Room,
     may_defer: bool,
     now: &str,
 ) -> Outcome {
@@ -100,23 +140,36 @@ pub async fn write(
     let mut last = None;
     // The difference from a claimed base may be smaller than that from the object.
     let may_defer = may_defer && update.deleting && !update.finished && trust == Base::Known;
-    for _ in 0..ROUNDS {
-        let merged = merge::merge(&base, &update.desired, update.could_run, now);
+    let mut rounds = 1..ROUNDS;
+    loop {
+        let mut merged = merge::merge(&base, &update.desired, update.could_run, now);
+        let without = room.fit(&mut merged);
         let Some(patch) = patch::pod_status(&update.api_uid, &base, &merged, trust) else {
-            return finish(api, update, &path, phase(&merged), version).await;
+            return finish(api, update, &path, phase(&merged), written(version, without)).await;
         };
         if may_defer && last.is_none() && patch::is_of_generation_alone(&base, &merged) {
             return Outcome::Deferred;
         }
         let failure = match api.patch_as(&format!("{path}/status"), &patch).await {
             Ok(pod) => {
-                let written = memory.insert(Memory::of(pod));
-                let (phase, version) = (phase(&written.status).to_owned(), written.version);
-                return finish(api, update, &path, &phase, version).await;
+                room.accept(&merged);
+                let answer = memory.insert(Memory::of(pod));
+                let (phase, version) = (phase(&answer.status).to_owned(), answer.version);
+                return finish(api, update, &path, &phase, written(version, without)).await;
             }
             Err(failure) => failure,
         };
         match failure {
+            // Each time the status has fewer bytes, until it has no part left that can be left out.
+            ApiFailure::TooLarge(_) if room.refuse(&merged) => {
+                debug!(pod.uid = %update.uid, %failure, "status is too large, shortening it");
+                continue;
+            }
+            // The first such answer may be that of a proxy or a webhook, which changes.
+            ApiFailure::TooLarge(_) if room.refuse_least() && is_removable(update, phase(&merged)) => {
+                info!(pod.uid = %update.uid, %failure, "no status of the finished pod can be written");
+                return remove(api, update, &path).await;
+            }
             ApiFailure::NotFound(_) => return Outcome::Done(Verdict::Gone),
             // The patch may be invalid for the live object alone, such as a phase that is no longer allowed.
             ApiFailure::Invalid(_) if last.is_none() => {}
@@ -136,16 +189,31 @@ pub async fn write(
         }
         (base, version, trust) = (Arc::clone(&live.status), live.version, Base::Known);
         *memory = Some(live);
+        if rounds.next().is_none() {
+            let changing = || ApiFailure::Conflict("the object keeps changing".to_owned());
+            return Outcome::Later(last.unwrap_or_else(changing));
+        }
     }
-    Outcome::Later(last.unwrap_or_else(|| ApiFailure::Conflict("the object keeps changing".to_owned())))
+}
+
+fn written(version: u64, without: Option<Part>) -> Verdict {
+    let version = version.to_string();
+    match without {
+        None => Verdict::Written(version),
+        Some(without) => Verdict::Shortened { version, without },
+    }
+}
+
+fn is_removable(update: &Update, phase: &str) -> bool {
+    update.finished && update.deleting && !update.mirror && is_terminal(phase)
 }
 
 /// Deletes the object if the pod has finished.
-async fn finish(api: &ApiClient, update: &Update, path: &str, phase: &str, version: u64) -> Outcome {
-    let removable = update.finished && update.deleting && !update.mirror && is_terminal(phase);
-    if !removable {
-        return Outcome::Done(Verdict::Written(version.to_string()));
-    }
+async fn finish(api: &ApiClient, update: &Update, path: &str, phase: &str, written: Verdict) -> Outcome {
+    if is_removable(update, phase) { remove(api, update, path).await } else { Outcome::Done(written) }
+}
+
+async fn remove(api: &ApiClient, update: &Update, path: &str) -> Outcome {
     match api.delete_now(path, &update.api_uid).await {
         Ok(()) | Err(ApiFailure::NotFound(_)) => Outcome::Done(Verdict::Deleted),
         Err(ApiFailure::Conflict(why)) => Outcome::Done(Verdict::UidMismatch(why)),

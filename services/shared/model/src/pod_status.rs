@@ -1,5 +1,7 @@
 //! Pod statuses as JSON: the owners of their fields, and the comparison of two statuses.
 
+pub mod shorten;
+
 use serde_json::{Map, Value};
 
 /// Conditions that only the node agent writes (`pkg/kubelet/types: PodConditionByKubelet`).

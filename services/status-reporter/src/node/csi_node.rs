@@ -351,9 +351,12 @@ impl CsiNodeKeeper {
                     Err(ApiFailure::Conflict(_) | ApiFailure::AlreadyExists(_) | ApiFailure::NotFound(_)),
                     _,
                 ) => {}
-                (Err(failure @ (ApiFailure::Invalid(_) | ApiFailure::Refused(_))), Some(driver)) => {
-                    failed.add(memory, &driver, failure);
-                }
+                (
+                    Err(
+                        failure @ (ApiFailure::Invalid(_) | ApiFailure::Refused(_) | ApiFailure::TooLarge(_)),
+                    ),
+                    Some(driver),
+                ) => failed.add(memory, &driver, failure),
                 (Err(failure), _) => return Err(failure),
             }
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
 use quintlet_model::ids::PodUid;
+use quintlet_model::pod_status::shorten::Part;
 use quintlet_testapi::{Failure, TestApi};
 use quintlet_testkit::pod_panics::PodPanics;
 use serde_json::{Value, json};
@@ -650,4 +651,60 @@ async fn a_panic_in_one_status_write_affects_no_other_pod_and_the_next_write_suc
     bench.reporter.submit(update(&bad, 2, running("True")));
     bench.written().await;
     assert_eq!(ready(&bench.live("bad")), "True");
+}
+
+/// Returns a status whose container waits with a message of this length.
+fn waiting(phase: &str, message: usize) -> Value {
+    let container = json!({"name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+        "resources": {"limits": {"cpu": "1"}}, "state": {"waiting": {"reason": "R", "message": "m".repeat(message)}}});
+    json!({"phase": phase, "qosClass": "BestEffort", "containerStatuses": [container]})
+}
+
+#[tokio::test]
+async fn a_status_that_the_api_server_does_not_take_is_written_without_parts() {
+    let mut bench = Bench::start().await;
+    let pod = bench.pod("web");
+    bench.api.limit_objects(4000);
+    let message = |bench: &Bench| {
+        let state = bench.live("web")["status"]["containerStatuses"][0]["state"].clone();
+        state["waiting"]["message"].as_str().map(str::len)
+    };
+    let patches = |bench: &Bench| bench.api.counts().of("patch pods/status");
+    bench.reporter.submit(update(&pod, 1, waiting("Pending", 4000)));
+    let shortened = |verdict: Verdict, part: Part| matches!(verdict, Verdict::Shortened { without, .. } if without == part);
+    assert!(shortened(bench.verdict().await, Part::LongTexts));
+    assert_eq!((message(&bench), patches(&bench)), (Some(128), 2));
+    // The size that was refused is known.
+    bench.reporter.submit(update(&pod, 2, waiting("Running", 4001)));
+    assert!(shortened(bench.verdict().await, Part::LongTexts));
+    assert_eq!((message(&bench), patches(&bench)), (Some(128), 3));
+    bench.reporter.submit(update(&pod, 3, waiting("Running", 200)));
+    bench.written().await;
+    assert_eq!((message(&bench), patches(&bench)), (Some(200), 4));
+    // The request itself is too large.
+    bench.api.faults().fail("patch pods/status", 2, policy(413));
+    bench.reporter.submit(update(&pod, 4, waiting("Running", 201)));
+    assert!(shortened(bench.verdict().await, Part::Repeated));
+    assert_eq!((message(&bench), patches(&bench)), (Some(128), 7));
+    let live = bench.live("web");
+    assert!(live["status"]["containerStatuses"][0].get("resources").is_none(), "{live}");
+}
+
+#[tokio::test]
+async fn a_finished_pod_is_deleted_even_if_no_status_of_it_can_be_written() {
+    let mut bench = Bench::start().await;
+    let pod = bench.pod("web");
+    bench.api.limit_objects(1);
+    bench.reporter.submit(update(&pod, 1, waiting("Running", 10)));
+    let Verdict::Retrying(answer) = bench.ack().await.verdict else { panic!("the answer is acked") };
+    assert_eq!(answer, "too large: etcdserver: request is too large");
+    bench.api.delete("pods", "default", "web", Some(30)).unwrap();
+    let ended = Update { could_run: false, deleting: true, ..update(&pod, 2, waiting("Failed", 10)) };
+    bench.reporter.submit(ended.clone());
+    assert!(matches!(bench.ack().await.verdict, Verdict::Retrying(_)), "something is left on the node");
+    let stamp = Stamp { epoch: 1, version: 3 };
+    bench.reporter.submit(Update { finished: true, stamp, ..ended });
+    assert_eq!(bench.verdict().await, Verdict::Deleted);
+    assert_eq!(bench.live("web"), Value::Null);
+    assert_eq!(bench.api.counts().of("delete pods"), 1);
 }

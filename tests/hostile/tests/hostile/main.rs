@@ -9,4 +9,5 @@
 
 mod decoding;
 mod node;
+mod repeated;
 mod simulation;

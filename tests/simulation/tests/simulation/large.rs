@@ -100,3 +100,36 @@ async fn probes_with_much_output_leave_room_for_those_of_other_pods() {
     }
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_status_that_the_api_server_does_not_take_is_shortened_and_the_pod_is_deleted() {
+    let sim = Sim::start(Options::default()).await;
+    sim.api.limit_objects(1536 << 10);
+    // The status repeats the name of the image.
+    let mut image = pods::single("image");
+    image["spec"]["containers"][0]["image"] = json!("A".repeat(1_150_000));
+    // No status fits beside the spec.
+    let mut full = pods::single("full");
+    full["spec"]["containers"][0]["env"] = json!([{"name": "V", "value": "x".repeat((1536 << 10) - 1500)}]);
+    for pod in [image, full] {
+        let _uid = sim.create(pod);
+    }
+    ordinary_pods_come_and_go(&sim).await;
+    let reason = |p: &quintlet_simulation::seen::Seen| p.container("c-image").reason == "InvalidImageName";
+    let seen = sim.wait_pod("image", "the status is written", reason).await;
+    assert_eq!(seen.text("/status/containerStatuses/0/image"), "A".repeat(128));
+    let want = "The status of the pod is too large and is written without long messages and names of images";
+    sim.wait_event("image", "the event", |e| e.reason == "StatusTooLarge" && e.message == want).await;
+    sim.wait_view("full", "the answer of the API server", |view| view.status == "Running").await;
+    assert_eq!(sim.pod("full").phase(), "Pending");
+    let patches = || sim.api.requests("patch pods/status default/image").len();
+    let written = patches();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(patches(), written, "the status is not written again because it differs");
+    for name in ["image", "full"] {
+        sim.delete(name, Some(0));
+        sim.wait_gone(name).await;
+    }
+    ordinary_pods_come_and_go(&sim).await;
+    sim.finish().await;
+}

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -66,6 +67,8 @@ pub(crate) struct Store {
     data: Mutex<Data>,
     history: usize,
     changed: watch::Sender<u64>,
+    /// Bytes of JSON that an update may leave of an object.
+    object_limit: AtomicUsize,
 }
 
 impl Store {
@@ -77,7 +80,18 @@ impl Store {
             tables: RESOURCES.iter().map(|r| (r.plural, Table { floor: 100, ..Table::default() })).collect(),
             services: 0,
         };
-        Self { data: Mutex::new(data), history, changed: watch::channel(100).0 }
+        let object_limit = AtomicUsize::new(usize::MAX);
+        Self { data: Mutex::new(data), history, changed: watch::channel(100).0, object_limit }
+    }
+
+    /// Sets the largest object that an update may leave, in bytes of JSON. etcd has a limit of 1.5 MiB for the binary form of an object.
+    pub(crate) fn limit_objects(&self, bytes: usize) {
+        self.object_limit.store(bytes, Ordering::Relaxed);
+    }
+
+    fn is_too_large(&self, object: &Value) -> bool {
+        let limit = self.object_limit.load(Ordering::Relaxed);
+        limit < usize::MAX && object.to_string().len() > limit
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
@@ -225,6 +239,10 @@ impl Store {
         if new == *old {
             // A write without a change creates no new version.
             return Ok(old);
+        }
+        if self.is_too_large(&new) {
+            // The answer has no reason.
+            return Err(ApiError::new(500, "", "etcdserver: request is too large"));
         }
         let key = key(resource, namespace, name);
         let stored = self.commit(&mut data, resource, key.clone(), ChangeKind::Modified, new);

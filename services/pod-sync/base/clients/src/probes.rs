@@ -33,7 +33,7 @@ use tonic_health::pb::health_client::HealthClient;
 
 use self::discovery::{sockets, watch};
 pub use self::memory::PodMemory;
-use self::memory::{fill_memory, is_same_target, merge};
+use self::memory::{clear_memory, fill_memory, merge};
 use self::shards::{Instances, Place, Step};
 use crate::WorkerWakeups;
 
@@ -66,7 +66,9 @@ pub struct ProbeFailure {
 
 #[derive(Debug, Clone)]
 struct Assigned {
-    target: wire::PodTarget,
+    // Without memory, which comes from the instance itself and is filled in when the target is sent. Shared with the streams, since a target
+    // may have megabytes.
+    target: Arc<wire::PodTarget>,
     place: Place,
     // Trace of the sync that produced the target.
     trace: Option<Trace>,
@@ -76,7 +78,8 @@ impl Assigned {
     /// Assigns the pod to an instance. A pod that had no instance keeps its generation, which is the first.
     fn assign(&mut self, instance: String) {
         if self.place != Place::Nowhere {
-            self.target.generation = self.target.generation.saturating_add(1);
+            let target = Arc::make_mut(&mut self.target);
+            target.generation = target.generation.saturating_add(1);
         }
         self.place = Place::At(instance);
     }
@@ -91,7 +94,7 @@ struct Desired {
 /// Targets and releases that were sent on one stream.
 #[derive(Debug, Default)]
 struct Sent {
-    targets: HashMap<PodUid, wire::PodTarget>,
+    targets: HashMap<PodUid, Arc<wire::PodTarget>>,
     /// Generations of the pods that the instance was asked to release.
     releases: HashMap<PodUid, u64>,
 }
@@ -147,27 +150,23 @@ impl Probes {
         merge(all.entry(uid.clone()).or_default(), container, probe, memory);
     }
 
-    /// Sets the probe target of a pod. Its memory and generation are filled in. A target that is too large stops the probes of the pod;
+    /// Sets the probe target of a pod, which has no memory. Its generation is filled in. A target that is too large stops the probes of the pod;
     /// their memory stays.
     ///
     /// # Errors
     /// The target is too large.
     pub fn set_target(&self, uid: &PodUid, mut target: wire::PodTarget) -> Result<(), TooLarge> {
-        let memory = self.memory(uid);
-        let mut desired = self.desired.write();
-        let (generation, place) = match desired.pods.get(uid) {
-            Some(have) => (have.target.generation, have.place.clone()),
-            None => {
-                let best = desired.instances.best(uid, Instant::now());
-                (1, best.map_or(Place::Nowhere, |id| Place::At(id.to_owned())))
+        if let Some(have) = self.desired.read().pods.get(uid) {
+            target.generation = have.target.generation;
+            if *have.target == target {
+                return Ok(());
             }
-        };
-        target.generation = generation;
-        fill_memory(&mut target, &memory);
-        if desired.pods.get(uid).is_some_and(|have| is_same_target(&have.target, &target)) {
-            return Ok(());
         }
-        if let Err(error) = fits(&target) {
+        fill_memory(&mut target, &self.memory(uid));
+        let fitting = fits(&target);
+        clear_memory(&mut target);
+        let mut desired = self.desired.write();
+        if let Err(error) = fitting {
             let gone = desired.pods.remove(uid);
             drop(desired);
             count_left_out(DRIVE);
@@ -176,6 +175,15 @@ impl Probes {
             }
             return Err(error);
         }
+        let (generation, place) = match desired.pods.get(uid) {
+            Some(have) => (have.target.generation, have.place.clone()),
+            None => {
+                let best = desired.instances.best(uid, Instant::now());
+                (1, best.map_or(Place::Nowhere, |id| Place::At(id.to_owned())))
+            }
+        };
+        target.generation = generation;
+        let target = Arc::new(target);
         let instance = place.instance().map(str::to_owned);
         let trace = quintlet_telemetry::propagate::current_trace();
         desired.pods.insert(uid.clone(), Assigned { target, place, trace });
@@ -429,11 +437,14 @@ impl Probes {
             keep
         });
         for (uid, assigned) in desired.pods.iter().filter(|(_, a)| is_mine(a)) {
-            if sent.targets.get(uid).is_some_and(|have| *have == assigned.target) {
+            if sent.targets.get(uid).is_some_and(|have| Arc::ptr_eq(have, &assigned.target)) {
                 continue;
             }
-            sent.targets.insert(uid.clone(), assigned.target.clone());
-            let mut target = assigned.target.clone();
+            let before = sent.targets.insert(uid.clone(), Arc::clone(&assigned.target));
+            if before.is_some_and(|before| before == assigned.target) {
+                continue;
+            }
+            let mut target = wire::PodTarget::clone(&assigned.target);
             fill_memory(&mut target, &self.memory(uid));
             out.push((wire::drive_request::Request::Target(target), assigned.trace.clone()));
         }

@@ -10,11 +10,14 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use quintlet_kit::failpoint;
-use quintlet_kit::messages::{TooLarge, bounded_requests, count_left_out, fits};
+use quintlet_kit::messages::{bounded_requests, fits_inside};
 use quintlet_model::ids::PodUid;
+use quintlet_model::pod_status::shorten::{self, Part};
 use quintlet_proto::common::v1::Trace;
+use quintlet_proto::limits;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
+use serde_json::Value;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
@@ -33,6 +36,8 @@ const REPORT: &str = "StatusReporter.Report";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StatusAck {
     Written,
+    /// The status was written without this part and those before it, since the API server did not take the whole one.
+    Shortened(String),
     /// The API server has no such pod.
     Gone,
     /// The pod of that name has another UID.
@@ -74,6 +79,22 @@ struct Inner {
     declined: HashMap<PodUid, String>,
     // resourceVersion that the last write returned.
     written: HashMap<PodUid, String>,
+}
+
+/// Shortens an update to the size of a message. The base is the first part that is left out: without it, status-reporter writes all fields
+/// of the status. Returns the last part of the status that was left out.
+fn shorten_to_item(update: &mut wire::PodStatusUpdate) -> Option<Part> {
+    if fits_inside(update).is_ok() {
+        return None;
+    }
+    update.base_status = Vec::new();
+    update.base_resource_version = String::new();
+    let too_large = fits_inside(update).err()?;
+    let mut status: Value = serde_json::from_slice(&update.desired_status).ok()?;
+    let excess = too_large.bytes.saturating_sub(limits::ITEM);
+    let without = shorten::shorten_to(&mut status, update.desired_status.len().saturating_sub(excess));
+    update.desired_status = serde_json::to_vec(&status).ok()?;
+    without
 }
 
 /// Client of status-reporter. Holds the latest status of every pod until it is acknowledged.
@@ -137,27 +158,11 @@ impl Statuses {
         self.client.clone().delete_mirror(request).await.map(drop).map_err(MirrorError::Refused)
     }
 
-    /// Queues a status; it replaces the previous one of the same pod. A status that is too large is not sent: it counts as refused, and
-    /// the previous one stays.
-    ///
-    /// # Errors
-    /// The status is too large.
-    pub fn report(&self, uid: &PodUid, update: wire::PodStatusUpdate) -> Result<(), TooLarge> {
-        let version = update.version;
-        let whole = wire::ReportRequest {
-            request: Some(wire::report_request::Request::Update(update)),
-            trace: quintlet_telemetry::propagate::current_trace(),
-        };
-        if let Err(error) = fits(&whole) {
-            count_left_out(REPORT);
-            self.inner.lock().acks.insert(uid.clone(), (version, StatusAck::Refused(error.to_string())));
-            return Err(error);
-        }
-        let wire::ReportRequest { request: Some(wire::report_request::Request::Update(update)), trace } =
-            whole
-        else {
-            return Ok(());
-        };
+    /// Queues a status; it replaces the previous one of the same pod. A status that is too large for a message is shortened. Returns the
+    /// last part that was left out.
+    pub fn report(&self, uid: &PodUid, mut update: wire::PodStatusUpdate) -> Option<Part> {
+        let without = shorten_to_item(&mut update);
+        let trace = quintlet_telemetry::propagate::current_trace();
         failpoint::around!(Status, "status handed over", || {
             let mut inner = self.inner.lock();
             inner.latest.insert(uid.clone(), (update, trace));
@@ -165,7 +170,7 @@ impl Statuses {
             drop(inner);
             self.changed.notify_one();
         });
-        Ok(())
+        without
     }
 
     /// Drops the status and the acknowledgement of a pod.
@@ -274,7 +279,8 @@ impl Statuses {
     fn acked(&self, ack: &wire::Ack) {
         let Ok(uid) = PodUid::parse(&ack.uid) else { return };
         let kind = match wire::AckKind::try_from(ack.kind) {
-            Ok(wire::AckKind::Written) => StatusAck::Written,
+            Ok(wire::AckKind::Written) if ack.detail.is_empty() => StatusAck::Written,
+            Ok(wire::AckKind::Written) => StatusAck::Shortened(ack.detail.clone()),
             Ok(wire::AckKind::Gone) => StatusAck::Gone,
             Ok(wire::AckKind::UidMismatch) => StatusAck::UidMismatch,
             Ok(wire::AckKind::Refused) => StatusAck::Refused(ack.detail.clone()),
@@ -289,7 +295,8 @@ impl Statuses {
             if inner.latest.get(&uid).is_none_or(|(u, _)| u.owner_epoch != ack.owner_epoch) {
                 return;
             }
-            if kind == StatusAck::Written && !ack.resource_version.is_empty() {
+            let is_written = matches!(kind, StatusAck::Written | StatusAck::Shortened(_));
+            if is_written && !ack.resource_version.is_empty() {
                 inner.written.insert(uid.clone(), ack.resource_version.clone());
             }
             inner.acks.insert(uid.clone(), (ack.version, kind));
@@ -314,6 +321,8 @@ impl Statuses {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[tokio::test]
@@ -323,7 +332,7 @@ mod tests {
         let worker = wakes.register(&uid);
         let statuses = Statuses::new(PathBuf::from("/nonexistent"), wakes);
         let update = wire::PodStatusUpdate { owner_epoch: 7, version: 3, ..wire::PodStatusUpdate::default() };
-        statuses.report(&uid, update).unwrap();
+        assert_eq!(statuses.report(&uid, update), None);
         let ack = |owner_epoch, kind: wire::AckKind, detail: &str| {
             let (uid, detail) = (uid.to_string(), detail.to_owned());
             statuses.acked(&wire::Ack {
@@ -352,18 +361,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_status_that_is_too_large_is_refused_and_the_previous_one_stays() {
+    async fn a_status_that_is_too_large_for_a_message_is_sent_without_parts() {
         let uid = PodUid::parse("u").unwrap();
         let statuses = Statuses::new(PathBuf::from("/nonexistent"), Arc::new(WorkerWakeups::default()));
-        let update = |version, bytes| wire::PodStatusUpdate {
-            version,
-            desired_status: vec![b'x'; bytes],
-            ..wire::PodStatusUpdate::default()
+        let report = |base: usize, message: usize, name: usize| {
+            let state = json!({"waiting": {"message": "m".repeat(message)}});
+            let container = json!({"name": "n".repeat(name), "state": state});
+            let status = json!({"phase": "Failed", "containerStatuses": [container]});
+            let update = wire::PodStatusUpdate {
+                base_status: vec![b' '; base],
+                base_resource_version: "7".to_owned(),
+                desired_status: serde_json::to_vec(&status).unwrap(),
+                ..wire::PodStatusUpdate::default()
+            };
+            let without = statuses.report(&uid, update);
+            let (sent, _) = statuses.next().unwrap();
+            assert!(fits_inside(&sent).is_ok());
+            let now: Value = serde_json::from_slice(&sent.desired_status).unwrap();
+            let left = now["containerStatuses"].as_array().map(Vec::len);
+            (without, sent.base_status.len(), sent.base_resource_version, left)
         };
-        assert_eq!(statuses.report(&uid, update(1, 10)), Ok(()));
-        let error = statuses.report(&uid, update(2, quintlet_proto::limits::ITEM)).unwrap_err();
-        assert_eq!(statuses.ack(&uid, 2), Some(StatusAck::Refused(error.to_string())));
-        assert_eq!(statuses.next().unwrap().0.version, 1);
-        assert!(statuses.next().is_none());
+        let large = limits::ITEM;
+        for (base, message, name, want) in [
+            (10, 10, 2, (None, 10, "7".to_owned(), Some(1))),
+            // The base makes the difference.
+            (large, 10, 2, (None, 0, String::new(), Some(1))),
+            (10, large, 2, (Some(Part::LongTexts), 0, String::new(), Some(1))),
+            (10, 10, large, (Some(Part::Containers), 0, String::new(), None)),
+        ] {
+            assert_eq!(report(base, message, name), want, "{base} {message} {name}");
+        }
     }
 }

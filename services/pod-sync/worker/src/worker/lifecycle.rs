@@ -132,7 +132,7 @@ impl Worker {
         }
         self.ctx.control.static_pod_gate.release(&self.pod_ref.uid);
         self.ctx.reporting.statuses.forget(&self.pod_ref.uid);
-        self.ctx.probes.remove(&self.pod_ref.uid);
+        self.remove_targets();
         self.ctx.reporting.views.remove(&self.pod_ref.uid);
         self.ctx.checkpoints.records.remove(&self.pod_ref.uid);
         self.ctx.faults.containment.forget(&self.pod_ref.uid);

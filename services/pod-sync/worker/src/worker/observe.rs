@@ -35,6 +35,8 @@ pub(super) struct ObservedRuntime {
     // The probe results of an earlier run were handed to probe-service.
     is_probe_memory_seeded: bool,
     probes_left_out: Vec<ProbesLeftOut>,
+    // The last targets are of these.
+    targets_of: Option<probe_targets::Basis>,
 }
 
 impl Worker {
@@ -204,6 +206,10 @@ impl Worker {
             key: &self.ctx.node.grant_key,
             starts: &self.record.container_starts,
         };
+        let basis = probe_targets::Basis::of(&pass.pod, &input);
+        if self.observed.targets_of.as_ref() == Some(&basis) {
+            return;
+        }
         let probe_targets::Targets { target, left_out } = probe_targets::targets(&input);
         let mut faults: Vec<ProbesLeftOut> = left_out
             .into_iter()
@@ -219,6 +225,13 @@ impl Worker {
             faults.push(ProbesLeftOut { container: String::new(), message });
         }
         self.report_left_out(pass, faults);
+        self.observed.targets_of = Some(basis);
+    }
+
+    // Ends the probes of the pod.
+    pub(super) fn remove_targets(&mut self) {
+        self.ctx.probes.remove(&self.pod_ref.uid);
+        self.observed.targets_of = None;
     }
 
     // Reports each probe that does not run, once.

@@ -1,6 +1,8 @@
 //! Builds the probe target of a pod from its spec, its status and the runtime state.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, EnvVar, Pod, PodStatus, Probe};
 use pod_sync_cri_config::error::ConfigError;
@@ -26,6 +28,61 @@ pub(super) struct Targets {
     /// Probes whose command exceeds [`MAX_COMMANDS`] after the expansion: container, probe and error. The runtime would refuse each
     /// attempt, which leaves the result of the probe as it is.
     pub left_out: Vec<(String, ProbeType, String)>,
+}
+
+/// The part of the input on which [`targets`] depends. Targets of an equal basis are not built again: they may have megabytes, and a grant is
+/// signed for each command.
+#[derive(Debug)]
+pub(super) struct Basis {
+    pod: Arc<Pod>,
+    terminating: bool,
+    pod_ip: Option<String>,
+    containers: Vec<ContainerBasis>,
+}
+
+/// The part of a [`Basis`] that is about one container.
+#[derive(Debug, PartialEq)]
+struct ContainerBasis {
+    name: String,
+    /// ID and state of the newest instance.
+    instance: Option<(ContainerId, ContainerState)>,
+    /// Start of that instance (CLOCK_BOOTTIME).
+    start: Option<Duration>,
+    /// The container has started, as in its status.
+    started: Option<bool>,
+}
+
+impl PartialEq for Basis {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { pod, terminating, pod_ip, containers } = self;
+        *terminating == other.terminating
+            && *pod_ip == other.pod_ip
+            && *containers == other.containers
+            // A worker has one pod, whose metadata and status change more often.
+            && (Arc::ptr_eq(pod, &other.pod) || pod.spec == other.pod.spec)
+    }
+}
+
+impl Basis {
+    /// Returns the basis of a pass over `pod`.
+    pub(super) fn of(pod: &Arc<Pod>, input: &TargetInput<'_>) -> Self {
+        let spec = pod::spec(pod);
+        let all = spec.containers.iter().chain(pod::init_containers(pod)).map(|container| {
+            let newest = input.runtime.newest(&container.name);
+            ContainerBasis {
+                name: container.name.clone(),
+                instance: newest.map(|instance| (instance.id.clone(), instance.state)),
+                start: newest.and_then(|instance| input.starts.get(instance.id.as_str()).copied()),
+                started: container_status(input.status, &container.name).and_then(|s| s.started),
+            }
+        });
+        Self {
+            pod: Arc::clone(pod),
+            terminating: input.terminating,
+            pod_ip: input.status.pod_ip.clone(),
+            containers: all.collect(),
+        }
+    }
 }
 
 /// The input of [`targets`].

@@ -41,6 +41,10 @@ pub(super) struct StatusReport {
     compared: Option<(String, u64, bool)>,
     /// CLOCK_BOOTTIME at which a status that another client changed is compared again.
     pub(super) recheck_at: Option<Duration>,
+    /// The last report was too large for a message.
+    is_shortened: bool,
+    /// The last part of the status that was left out, in the event about it.
+    without: Option<String>,
 }
 
 impl StatusReport {
@@ -51,6 +55,8 @@ impl StatusReport {
             corrections: StatusCorrections::default(),
             compared: None,
             recheck_at: None,
+            is_shortened: false,
+            without: None,
         }
     }
 }
@@ -73,6 +79,11 @@ impl Worker {
         };
         let base = object.metadata.resource_version.as_deref().unwrap_or_default();
         let boot = self.ctx.clock.boot();
+        if let Some(StatusAck::Shortened(without)) =
+            self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version)
+        {
+            self.report_shortened(&object, &without);
+        }
         self.status_report.recheck_at = None;
         if self.status_report.last.as_ref() == Some(&reported) {
             if !self.is_changed_by_others(&object, &status) {
@@ -110,13 +121,23 @@ impl Worker {
                 deleting: object.metadata.deletion_timestamp.is_some(),
                 mirror: is_static,
             };
-            if let Err(error) = self.ctx.reporting.statuses.report(&self.pod_ref.uid, update) {
-                let message = format!("The status of the pod is not written: {error}");
-                let events = &self.ctx.reporting.events;
-                events.pod(&object, EventType::Warning, "StatusTooLarge", &message, "");
+            let without = self.ctx.reporting.statuses.report(&self.pod_ref.uid, update);
+            self.status_report.is_shortened = without.is_some();
+            if let Some(part) = without {
+                self.report_shortened(&object, &part.to_string());
             }
         }
         self.status_report.last = Some(reported);
+    }
+
+    // Emits an event about a status that is written without a part, once per part.
+    fn report_shortened(&mut self, object: &Pod, without: &str) {
+        if self.status_report.without.as_deref() == Some(without) {
+            return;
+        }
+        let message = format!("The status of the pod is too large and is written without {without}");
+        self.ctx.reporting.events.pod(object, EventType::Warning, "StatusTooLarge", &message, "");
+        self.status_report.without = Some(without.to_owned());
     }
 
     pub(super) fn could_run(&self) -> bool {
@@ -131,7 +152,9 @@ impl Worker {
             return false;
         }
         let settled = match self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version) {
-            Some(StatusAck::Written | StatusAck::Refused(_)) => true,
+            Some(StatusAck::Written | StatusAck::Refused(_)) => !self.status_report.is_shortened,
+            // The object lacks what was left out.
+            Some(StatusAck::Shortened(_)) => false,
             Some(StatusAck::Gone | StatusAck::UidMismatch | StatusAck::NoApi | StatusAck::Deleted) | None => {
                 false
             }

@@ -65,7 +65,7 @@ impl Worker {
             let waiting = waiting::Waiting::StopFailing { message: message.clone() };
             return Err(Halt::failed(waiting, message).after(Duration::from_secs(1)));
         }
-        self.ctx.probes.remove(&self.pod_ref.uid);
+        self.remove_targets();
         if let Some(t) = self.record.termination.as_mut() {
             t.stopped = true;
         }

@@ -34,14 +34,9 @@ pub(super) fn fill_memory(target: &mut wire::PodTarget, memory: &PodMemory) {
     }
 }
 
-/// Compares targets without their memory, which comes from the instance itself.
-pub(super) fn is_same_target(a: &wire::PodTarget, b: &wire::PodTarget) -> bool {
-    let strip = |t: &wire::PodTarget| {
-        let mut t = t.clone();
-        for spec in t.containers.iter_mut().flat_map(|c| c.probes.iter_mut()) {
-            spec.memory = None;
-        }
-        t
-    };
-    strip(a) == strip(b)
+/// Removes the memory of a target.
+pub(super) fn clear_memory(target: &mut wire::PodTarget) {
+    for spec in target.containers.iter_mut().flat_map(|container| container.probes.iter_mut()) {
+        spec.memory = None;
+    }
 }

@@ -216,3 +216,23 @@ async fn a_target_that_is_too_large_stops_the_probes_of_its_pod_and_the_set_stay
     probes.set_target(&large, target()).unwrap();
     assert_eq!(probes.difference("a", &mut sent).len(), 1, "the pod is probed again");
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_equal_target_is_neither_replaced_nor_sent_again() {
+    let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
+    let uid = PodUid::parse("u").unwrap();
+    probes.update_instances(&ids(&["a"]));
+    let mut sent = Sent::default();
+    let kept = || Arc::clone(&probes.desired.read().pods[&uid].target);
+    probes.set_target(&uid, target()).unwrap();
+    let first = kept();
+    assert_eq!(probes.difference("a", &mut sent).len(), 1);
+    assert!(Arc::ptr_eq(&sent.targets[&uid], &first), "a stream shares the target");
+    probes.set_target(&uid, target()).unwrap();
+    assert!(Arc::ptr_eq(&kept(), &first));
+    assert!(probes.difference("a", &mut sent).is_empty());
+    let mut other = target();
+    other.pod_ip = "10.0.0.9".to_owned();
+    probes.set_target(&uid, other).unwrap();
+    assert_eq!(probes.difference("a", &mut sent).len(), 1);
+}
