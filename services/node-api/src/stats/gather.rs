@@ -29,6 +29,8 @@ pub(super) struct Pod {
     pub(super) name: String,
     pub(super) namespace: String,
     pub(super) uid: String,
+    /// ID of the sandbox; empty if the statistics of the runtime do not have it.
+    pub(super) sandbox: String,
     /// The object of pod-sync; null for a pod of another agent.
     pub(super) object: Value,
     pub(super) stats: v1::LinuxPodSandboxStats,
@@ -110,12 +112,13 @@ impl Stats {
             views?.into_iter().map(|v| (v.uid, serde_json::from_slice(&v.pod).unwrap_or_default())).collect();
         let mut pods: Vec<Pod> = stats?
             .into_iter()
-            .map(|(metadata, stats)| Pod {
-                object: objects.get(&metadata.uid).cloned().unwrap_or_default(),
-                name: metadata.name,
-                namespace: metadata.namespace,
-                uid: metadata.uid,
-                stats,
+            .map(|found| Pod {
+                object: objects.get(&found.metadata.uid).cloned().unwrap_or_default(),
+                name: found.metadata.name,
+                namespace: found.metadata.namespace,
+                uid: found.metadata.uid,
+                sandbox: found.sandbox,
+                stats: found.stats,
                 ..Pod::default()
             })
             .collect();

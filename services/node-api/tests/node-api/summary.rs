@@ -1,4 +1,4 @@
-//! `/stats/summary` with a runtime in memory.
+//! `/stats/summary` and `/metrics/cadvisor` with a runtime in memory.
 
 use crate::common::Api;
 use http::StatusCode;
@@ -54,4 +54,20 @@ async fn the_usage_of_claims_is_in_the_metrics() {
     let line = "kubelet_volume_stats_used_bytes{namespace=\"default\",persistentvolumeclaim=\"c1\"} 8192\n";
     assert!(code == StatusCode::OK && page.contains(line), "{page}");
     assert!(!page.contains("scratch"), "{page}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_are_listed_for_cadvisor_only_if_their_statistics_do_not_have_them() {
+    let (api, runtime) = Api::with_runtime(Limits::default(), OPEN).await;
+    let lists_of_a_scrape = async || {
+        runtime.forget_calls();
+        let (code, page) = api.get("/metrics/cadvisor", None).await;
+        assert_eq!(code, StatusCode::OK, "{page}");
+        [Method::ListPodSandbox, Method::StreamPodSandboxes].map(|method| runtime.count(method))
+    };
+    assert_eq!(lists_of_a_scrape().await, [0, 0]);
+    for method in [Method::ListPodSandboxStats, Method::StreamPodSandboxStats] {
+        runtime.fail(method, Code::Unimplemented, "not here", u32::MAX);
+    }
+    assert_eq!(lists_of_a_scrape().await, [1, 0]);
 }
