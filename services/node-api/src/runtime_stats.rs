@@ -13,8 +13,14 @@ use crate::services::Services;
 /// Maximum number of pods that are requested concurrently if there is no list.
 const AT_ONCE: usize = 8;
 
-/// A sandbox and its statistics.
-pub type SandboxStats = (v1::PodSandboxMetadata, v1::LinuxPodSandboxStats);
+/// The statistics of a pod.
+#[derive(Debug)]
+pub struct SandboxStats {
+    pub metadata: v1::PodSandboxMetadata,
+    /// ID of the sandbox; empty if the runtime has statistics of containers only.
+    pub sandbox: String,
+    pub stats: v1::LinuxPodSandboxStats,
+}
 
 /// Returns the statistics of all pods.
 ///
@@ -43,7 +49,8 @@ pub async fn all(node: &Services) -> Result<Vec<SandboxStats>, Status> {
 }
 
 fn kept(stats: v1::PodSandboxStats) -> Option<SandboxStats> {
-    Some((stats.attributes?.metadata?, stats.linux?))
+    let attributes = stats.attributes?;
+    Some(SandboxStats { metadata: attributes.metadata?, sandbox: attributes.id, stats: stats.linux? })
 }
 
 /// Returns whether a container has statistics. containerd 1.6 lists those that do not run, without any.
@@ -64,8 +71,12 @@ async fn by_containers(node: &Services) -> Result<Vec<SandboxStats>, Status> {
         let of = |label: &str| labels.get(label).cloned().unwrap_or_default();
         let (uid, name, namespace) = (of(POD_UID), of(POD_NAME), of(POD_NAMESPACE));
         let metadata = v1::PodSandboxMetadata { name, namespace, uid: uid.clone(), attempt: 0 };
-        let (_, stats) = pods.entry(uid).or_insert_with(|| (metadata, v1::LinuxPodSandboxStats::default()));
-        stats.containers.push(container);
+        let pod = pods.entry(uid).or_insert_with(|| SandboxStats {
+            metadata,
+            sandbox: String::new(),
+            stats: v1::LinuxPodSandboxStats::default(),
+        });
+        pod.stats.containers.push(container);
     }
     Ok(pods.into_values().collect())
 }
@@ -119,8 +130,9 @@ mod tests {
         assert_eq!(runtime.count(Method::PodSandboxStats), 0);
         runtime.fail(Method::ListPodSandboxStats, Code::Unknown, GONE, 1);
         let found = all(&node).await.unwrap();
-        let names: Vec<&str> = found.iter().map(|(metadata, _)| metadata.name.as_str()).collect();
+        let names: Vec<&str> = found.iter().map(|found| found.metadata.name.as_str()).collect();
         assert_eq!(names, ["runs"]);
+        assert!(found.iter().all(|found| !found.sandbox.is_empty()), "{found:?}");
         assert_eq!(runtime.count(Method::PodSandboxStats), 1, "one that has ended has no figures");
     }
 
@@ -136,7 +148,7 @@ mod tests {
         runtime.fail(Method::ListPodSandboxStats, Code::Unknown, NO_CGROUP, 1);
         runtime.fail(Method::PodSandboxStats, Code::Unknown, NO_CGROUP, 3);
         let found = all(&node).await.unwrap();
-        let [(metadata, stats)] = found.as_slice() else { panic!("{found:?}") };
+        let [SandboxStats { metadata, sandbox: _, stats }] = found.as_slice() else { panic!("{found:?}") };
         assert_eq!((metadata.name.as_str(), metadata.uid.as_str()), ("busy", "u3"));
         assert_eq!((stats.containers.len(), stats.cpu), (1, None));
     }

@@ -6,6 +6,7 @@ use k8s_cri::v1;
 use quintlet_model::ids::{ContainerId, PodRef, PodUid, SandboxId};
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState, Mount, Resources, Sandbox, SandboxState, User};
+use quintlet_model::stop_signal;
 use quintlet_proto::runtime::v1 as hints;
 
 use crate::traits::{HintEvent, HintKind, ListedContainer, ListedSandbox, ReadError};
@@ -80,6 +81,57 @@ pub(crate) struct ContainerItem {
     labels: HashMap<String, String>,
 }
 
+/// The answer of ContainerStatus, with the stop signal, which the bindings lack (CRI of Kubernetes 1.33).
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ContainerAnswer {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) status: Option<ContainerStatus>,
+}
+
+/// The fields of [`v1::ContainerStatus`], and the stop signal.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ContainerStatus {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(message, optional, tag = "2")]
+    metadata: Option<v1::ContainerMetadata>,
+    #[prost(enumeration = "v1::ContainerState", tag = "3")]
+    state: i32,
+    #[prost(int64, tag = "4")]
+    created_at: i64,
+    #[prost(int64, tag = "5")]
+    started_at: i64,
+    #[prost(int64, tag = "6")]
+    finished_at: i64,
+    #[prost(int32, tag = "7")]
+    exit_code: i32,
+    #[prost(message, optional, tag = "8")]
+    image: Option<v1::ImageSpec>,
+    #[prost(string, tag = "9")]
+    image_ref: String,
+    #[prost(string, tag = "10")]
+    reason: String,
+    #[prost(string, tag = "11")]
+    message: String,
+    #[prost(map = "string, string", tag = "12")]
+    labels: HashMap<String, String>,
+    #[prost(map = "string, string", tag = "13")]
+    annotations: HashMap<String, String>,
+    #[prost(message, repeated, tag = "14")]
+    mounts: Vec<v1::Mount>,
+    #[prost(string, tag = "15")]
+    log_path: String,
+    #[prost(message, optional, tag = "16")]
+    resources: Option<v1::ContainerResources>,
+    #[prost(string, tag = "17")]
+    image_id: String,
+    #[prost(message, optional, tag = "18")]
+    user: Option<v1::ContainerUser>,
+    /// A number of `runtime.v1.Signal`; 0 from a runtime that does not report it.
+    #[prost(int32, tag = "19")]
+    stop_signal: i32,
+}
+
 pub(crate) fn listed_sandbox(s: SandboxItem) -> ListedSandbox {
     let mut pod = labelled(&s.labels);
     if let (Some(pod), Some(meta)) = (&mut pod, s.metadata) {
@@ -140,10 +192,7 @@ pub(crate) fn sandbox(status: Option<v1::PodSandboxStatus>) -> Result<(PodRef, S
 }
 
 /// Converts and validates the answer of ContainerStatus (`k8s.io/cri-client: verifyContainerStatus`).
-pub(crate) fn container(
-    status: Option<v1::ContainerStatus>,
-    sandbox_id: &str,
-) -> Result<Container, ReadError> {
+pub(crate) fn container(status: Option<ContainerStatus>, sandbox_id: &str) -> Result<Container, ReadError> {
     let c = status.ok_or_else(|| bad("container status is nil"))?;
     let id = ContainerId::parse(&c.id).map_err(|e| bad(format_args!("container.id: {e}")))?;
     let at = |field: &str, problem: &str| bad(format_args!("container {id}: {field}: {problem}"));
@@ -197,6 +246,7 @@ pub(crate) fn container(
             gid: u.gid,
             supplemental_groups: u.supplemental_groups,
         }),
+        stop_signal: stop_signal::name(c.stop_signal).unwrap_or_default().to_owned(),
         id,
     })
 }
@@ -238,6 +288,59 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
+
+    /// A status with a value in each field of the bindings.
+    fn full_status() -> v1::ContainerStatus {
+        v1::ContainerStatus {
+            id: "c1".into(),
+            metadata: Some(v1::ContainerMetadata { name: "main".into(), attempt: 2 }),
+            state: v1::ContainerState::ContainerExited as i32,
+            created_at: 3,
+            started_at: 4,
+            finished_at: 5,
+            exit_code: 6,
+            image: Some(v1::ImageSpec { image: "i".into(), ..Default::default() }),
+            image_ref: "r".into(),
+            reason: "Error".into(),
+            message: "m".into(),
+            labels: [(labels::CONTAINER_NAME.to_owned(), "main".to_owned())].into(),
+            annotations: [("a".to_owned(), "b".to_owned())].into(),
+            mounts: vec![v1::Mount { host_path: "/h".into(), ..Default::default() }],
+            log_path: "/l".into(),
+            resources: Some(v1::ContainerResources {
+                linux: Some(v1::LinuxContainerResources { cpu_shares: 7, ..Default::default() }),
+                windows: None,
+            }),
+            image_id: "x".into(),
+            user: Some(v1::ContainerUser {
+                linux: Some(v1::LinuxContainerUser { uid: 8, ..Default::default() }),
+            }),
+        }
+    }
+
+    #[test]
+    fn the_fields_of_a_container_status_have_the_numbers_of_the_cri() {
+        let answer = v1::ContainerStatusResponse { status: Some(full_status()), ..Default::default() };
+        let read = ContainerAnswer::decode(&*answer.encode_to_vec()).unwrap();
+        let again = v1::ContainerStatusResponse::decode(&*read.encode_to_vec()).unwrap();
+        assert_eq!(again, answer);
+    }
+
+    #[test]
+    fn the_stop_signal_of_a_container_is_read_from_runtimes_that_report_it() {
+        let signal_of = |tail: &[u8]| {
+            let mut bytes = full_status().encode_to_vec();
+            bytes.extend(tail);
+            let status = ContainerStatus::decode(&*bytes).unwrap();
+            container(Some(status), "s1").unwrap().stop_signal
+        };
+        // Field 19 of `ContainerStatus`, a varint: 23 is SIGTERM, 29 SIGUSR1, 99 of a later CRI.
+        assert_eq!(signal_of(&[]), "", "containerd 1.6, 1.7 and 2.1");
+        assert_eq!(signal_of(&[0x98, 0x01, 0]), "", "RUNTIME_DEFAULT");
+        assert_eq!(signal_of(&[0x98, 0x01, 23]), "SIGTERM");
+        assert_eq!(signal_of(&[0x98, 0x01, 29]), "SIGUSR1");
+        assert_eq!(signal_of(&[0x98, 0x01, 99]), "");
+    }
 
     #[test]
     fn list_fields_are_read_at_the_numbers_of_the_cri() {

@@ -16,8 +16,8 @@ use pod_sync_node_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
 use quintlet_config::ConfigArgs;
 use quintlet_config::table::{
-    MEMORY_QOS, POD_CERTIFICATES, QOS_RESERVED, QUOTA_MONITORING, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH,
-    has_gate,
+    MEMORY_QOS, POD_CERTIFICATES, QOS_RESERVED, QUOTA_MONITORING, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION,
+    VOLUME_HEALTH, has_gate,
 };
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use quintlet_kit::own_limits::OwnLimits;
@@ -477,6 +477,12 @@ impl ResourceArgs {
     #[must_use]
     pub fn reports_volume_health(&self) -> bool {
         self.has_gate(VOLUME_HEALTH)
+    }
+
+    /// Returns whether containers have stop signals of their own.
+    #[must_use]
+    pub fn has_stop_signals(&self) -> bool {
+        self.has_gate(STOP_SIGNALS)
     }
 
     /// Returns the projects that count the usage of volumes below `root_dir`. There are none while the feature gate is off.

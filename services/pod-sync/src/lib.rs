@@ -47,13 +47,16 @@ use std::time::Duration;
 use anyhow::Context as _;
 use pod_sync_eviction_loop::Published;
 use pod_sync_records::Owner;
+use pod_sync_sources::SourceMessage;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::server::SYNC_LOOP;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::NodeConditions;
 use crate::args::Args;
+use crate::pod_manager::PodManager;
 use crate::serve::EvictionRounds;
 use crate::startup::Agent;
 
@@ -64,13 +67,47 @@ const GRACE: Duration = Duration::from_secs(3);
 /// (`pkg/kubelet/kubelet.go: syncLoopHealthCheck`).
 const STUCK: Duration = Duration::from_secs(300);
 
-/// Runs until `stop`, or until `drain` is true and no pod is left.
+/// pod-sync after its set-up: all tasks but the sync loop run.
+struct Started {
+    owner: Owner,
+    agent: Agent,
+    manager: PodManager,
+    sources: mpsc::Receiver<SourceMessage>,
+    serving: JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+/// Runs until `stop`, or until `drain` is true and no pod is left. If the set-up fails, the Node gets the event `KubeletSetupFailed`.
 ///
 /// # Errors
 /// Another process owns the root directory, or a directory, file or socket cannot be created. A missing runtime, service or API
 /// server is no error.
 pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationToken) -> anyhow::Result<()> {
+    let (status, node) = (args.common.paths().status(), args.node.node_name());
     let clock = Clock::system();
+    let Started { owner, agent, manager, sources, serving } =
+        match Box::pin(set_up(args, clock.clone(), stop.clone())).await {
+            Ok(started) => *started,
+            Err(error) => {
+                let text = quintlet_kit::error_chain(&*error);
+                let recorded = pod_sync_clients::record_setup_failure(status, &node, &text, &clock);
+                Box::pin(stop.run_until_cancelled(recorded)).await;
+                return Err(error);
+            }
+        };
+    manager.run(sources, drain, stop.clone()).await;
+
+    stop.cancel();
+    let late = agent.tasks.shutdown(GRACE).await;
+    if !late.is_empty() {
+        tracing::warn!(tasks = ?late, "tasks did not end in time");
+    }
+    agent.write_allocations().await;
+    serving.await?.context("server")?;
+    drop(owner);
+    agent.refusal()
+}
+
+async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Result<Box<Started>> {
     // Blocks: there is no pod before the start.
     let owner = Owner::take(&args.root_dir, &clock)?;
     let stuck_after = STUCK.max(args.sync_frequency.saturating_mul(2));
@@ -99,16 +136,6 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
         agent.tasks.spawn("eviction", evictions);
     }
     let heartbeat = manager.heartbeat();
-    agent.tasks.spawn("watch-sync-loop", heartbeat.watch(SYNC_LOOP, stuck_after, health, stop.clone()));
-    manager.run(sources, drain, stop.clone()).await;
-
-    stop.cancel();
-    let late = agent.tasks.shutdown(GRACE).await;
-    if !late.is_empty() {
-        tracing::warn!(tasks = ?late, "tasks did not end in time");
-    }
-    agent.write_allocations().await;
-    serving.await?.context("server")?;
-    drop(owner);
-    agent.refusal()
+    agent.tasks.spawn("watch-sync-loop", heartbeat.watch(SYNC_LOOP, stuck_after, health, stop));
+    Ok(Box::new(Started { owner, agent, manager, sources, serving }))
 }

@@ -69,6 +69,7 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     settings.memory_qos = given.memory_qos().filter(|_| settings.cgroup_v2);
     settings.cgroup.protects_memory =
         settings.memory_qos.is_some_and(|memory_qos| memory_qos.protects_requests);
+    settings.stop_signals = given.has_stop_signals();
     settings.qos_reserved_percent = given.qos_reserved_percent();
     settings.max_pods =
         pod_sync_node_object::max_pods(pod_sync_node_object::cpus(), given.max_pods, given.pods_per_core);
@@ -522,6 +523,17 @@ mod tests {
         assert_eq!(resources_of(&with_gates, false), (None, false, Some(40)), "cgroup v1 has no memory.high");
         let flag = ["--qos-reserved=memory=30%", "--feature-gates=QOSReserved=true"];
         assert_eq!(args(file, &flag).resources.qos_reserved_percent(), Some(30), "a flag wins");
+    }
+
+    #[test]
+    fn stop_signals_are_off_without_their_feature_gate() {
+        let stop_signals = |file: &str| {
+            let mut settings = NodeSettings { memory_bytes: 1 << 30, ..NodeSettings::default() };
+            resources(&args(file, &[]), &mut settings).unwrap();
+            settings.stop_signals
+        };
+        assert!(!stop_signals(""));
+        assert!(stop_signals("featureGates: {ContainerStopSignals: true}\n"));
     }
 
     #[test]

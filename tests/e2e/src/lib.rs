@@ -29,6 +29,7 @@ pub mod claims;
 pub mod cluster;
 pub mod cost;
 mod local_images;
+pub mod mixin;
 pub mod monitoring;
 pub mod node;
 pub mod otlp;

@@ -40,11 +40,11 @@ struct Counted {
 impl Stats {
     /// Responds to `/metrics/cadvisor`.
     pub async fn cadvisor(self: &Arc<Self>, node: &Services) -> Answer {
-        let (pods, sandboxes) = tokio::join!(self.pods(node, false), sandboxes(node));
-        let pods = match pods {
+        let mut pods = match self.pods(node, false).await {
             Ok(pods) => pods,
             Err(status) => return error(StatusCode::INTERNAL_SERVER_ERROR, status.message()),
         };
+        add_sandboxes(node, &mut pods).await;
         let stats = Arc::clone(self);
         // A full node has thousands of files in cgroupfs.
         let written = task::blocking(move || {
@@ -53,15 +53,27 @@ impl Stats {
             of_machine(&mut out, &machine, time.as_millisecond());
             node_cgroups::write(&mut out, paths, &machine, time);
             for pod in &pods {
-                let sandbox = sandboxes.get(&pod.uid).map_or("", String::as_str);
                 let group = group_of(paths, &pod.object, &pod.uid);
-                let counted = counted(pod, group.clone(), sandbox, Path::new("/proc"));
+                let counted = counted(pod, group.clone(), Path::new("/proc"));
                 write(&mut out, pod, &counted, time.as_millisecond());
-                of_sandbox(&mut out, pod, group.and_then(|group| group.container(sandbox)), &counted, time);
+                let of_pause = group.and_then(|group| group.container(&pod.sandbox));
+                of_sandbox(&mut out, pod, of_pause, &counted, time);
             }
             out.finish()
         });
         with_type(StatusCode::OK, CONTENT_TYPE, written.await)
+    }
+}
+
+/// Lists the sandboxes if the statistics of the runtime do not have that of each pod: if containerd before 1.6.22 has statistics of
+/// containers only, or omits a pod.
+async fn add_sandboxes(node: &Services, pods: &mut [Pod]) {
+    if pods.iter().all(|pod| !pod.sandbox.is_empty()) {
+        return;
+    }
+    let mut sandboxes = sandboxes(node).await;
+    for pod in pods.iter_mut().filter(|pod| pod.sandbox.is_empty()) {
+        pod.sandbox = sandboxes.remove(&pod.uid).unwrap_or_default();
     }
 }
 
@@ -94,7 +106,8 @@ fn of_machine(out: &mut Text, machine: &Machine, now: i64) {
     info.write(out, machine.of("MemTotal"), machine.of("SwapTotal"), now);
 }
 
-fn counted(pod: &Pod, group: Option<CgroupStats>, sandbox: &str, proc: &Path) -> Counted {
+fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
+    let sandbox = pod.sandbox.as_str();
     let containers = newest(&pod.stats.containers).into_values().filter_map(|c| {
         let id = c.attributes.as_ref()?.id.clone();
         let group = pod.container_cgroup(group.as_ref(), &id)?;
@@ -307,7 +320,7 @@ mod tests {
         let pod = |host: bool| Pod { object: json!({"spec": {"hostNetwork": host}}), ..Pod::default() };
         let of = |host| {
             let group = CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u");
-            counted(&pod(host), group, "", dir.path()).network
+            counted(&pod(host), group, dir.path()).network
         };
         assert_eq!((of(false).as_deref(), of(true)), (Some("cri_stats"), None));
     }
@@ -329,9 +342,15 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("12/net")).unwrap();
         let dev = "head\nhead\neth0: 100 10 1 2 0 0 0 0 200 20 3 4 0 0 0 0\n";
         std::fs::write(dir.path().join("12/net/dev"), dev).unwrap();
-        let pod = Pod { name: "p".into(), namespace: "n".into(), uid: "u".into(), ..Pod::default() };
+        let pod = Pod {
+            name: "p".into(),
+            namespace: "n".into(),
+            uid: "u".into(),
+            sandbox: "s1".into(),
+            ..Pod::default()
+        };
         let group = CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u");
-        let counted = counted(&pod, group.clone(), "s1", dir.path());
+        let counted = counted(&pod, group.clone(), dir.path());
         let (mut out, time) = (Text::default(), Timestamp::from_second(1_700_000_000).unwrap());
         write(&mut out, &pod, &counted, time.as_millisecond());
         of_sandbox(&mut out, &pod, group.and_then(|group| group.container("s1")), &counted, time);

@@ -177,3 +177,17 @@ pub(super) fn limits(out: &mut Text, labels: &str, limits: &str, now: i64) {
         out.sample("container_ulimits_soft", "gauge", &labels, soft, Some(now));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_have_the_names_that_dashboards_select() {
+        let devices = std::fs::read_dir("/sys/dev/block").into_iter().flatten().flatten();
+        for number in devices.map(|device| device.file_name().to_string_lossy().into_owned()) {
+            assert!(device_name(&number).starts_with("/dev/"), "{number}");
+        }
+        assert_eq!(device_name("0:0"), "0:0", "no device");
+    }
+}

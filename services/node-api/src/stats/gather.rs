@@ -30,6 +30,8 @@ pub(super) struct Pod {
     pub(super) name: String,
     pub(super) namespace: String,
     pub(super) uid: String,
+    /// ID of the sandbox; empty if the statistics of the runtime do not have it.
+    pub(super) sandbox: String,
     /// The object of pod-sync; null for a pod of another agent.
     pub(super) object: Value,
     pub(super) stats: v1::LinuxPodSandboxStats,
@@ -130,12 +132,13 @@ impl Stats {
 fn with_objects(stats: Vec<SandboxStats>, views: Vec<PodView>) -> (Vec<Pod>, BTreeMap<String, Value>) {
     let objects: BTreeMap<String, Value> =
         views.into_iter().map(|v| (v.uid, serde_json::from_slice(&v.pod).unwrap_or_default())).collect();
-    let pods = stats.into_iter().map(|(metadata, stats)| Pod {
-        object: objects.get(&metadata.uid).cloned().unwrap_or_default(),
-        name: metadata.name,
-        namespace: metadata.namespace,
-        uid: metadata.uid,
-        stats,
+    let pods = stats.into_iter().map(|found| Pod {
+        object: objects.get(&found.metadata.uid).cloned().unwrap_or_default(),
+        name: found.metadata.name,
+        namespace: found.metadata.namespace,
+        uid: found.metadata.uid,
+        sandbox: found.sandbox,
+        stats: found.stats,
         ..Pod::default()
     });
     (pods.collect(), objects)

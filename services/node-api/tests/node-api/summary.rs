@@ -1,4 +1,4 @@
-//! `/stats/summary` with a runtime in memory.
+//! `/stats/summary` and `/metrics/cadvisor` with a runtime in memory.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -143,4 +143,20 @@ async fn statistics_are_read_on_a_thread_for_blocking_work() {
         assert_eq!(answer.status(), StatusCode::OK, "{path}");
         assert_eq!(writer.join().unwrap(), 0, "{path} is read on the runtime's thread");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_are_listed_for_cadvisor_only_if_their_statistics_do_not_have_them() {
+    let (api, runtime) = Api::with_runtime(Limits::default(), OPEN).await;
+    let lists_of_a_scrape = async || {
+        runtime.forget_calls();
+        let (code, page) = api.get("/metrics/cadvisor", None).await;
+        assert_eq!(code, StatusCode::OK, "{page}");
+        [Method::ListPodSandbox, Method::StreamPodSandboxes].map(|method| runtime.count(method))
+    };
+    assert_eq!(lists_of_a_scrape().await, [0, 0]);
+    for method in [Method::ListPodSandboxStats, Method::StreamPodSandboxStats] {
+        runtime.fail(method, Code::Unimplemented, "not here", u32::MAX);
+    }
+    assert_eq!(lists_of_a_scrape().await, [1, 0]);
 }

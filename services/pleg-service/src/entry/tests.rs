@@ -45,6 +45,7 @@ fn container(id: &str, state: ContainerState) -> Container {
         mounts: Vec::new(),
         resources: None,
         user: None,
+        stop_signal: String::new(),
     }
 }
 

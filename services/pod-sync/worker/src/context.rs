@@ -267,6 +267,7 @@ impl WorkerContext {
             runtime_name: runtime.name.clone(),
             host_ips: self.node.settings.node_ips.get(),
             recursive_read_only: runtime.handlers.get(handler).is_some_and(|h| h.recursive_read_only_mounts),
+            stop_signals: self.node.settings.stop_signals,
         }
     }
 

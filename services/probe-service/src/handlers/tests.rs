@@ -124,6 +124,10 @@ async fn an_answer_may_have_a_thousand_headers() {
     let many: String = (0..1000).map(|n| format!("X-{n}: {}\r\n", "v".repeat(100))).collect();
     let (address, _requests) = serve(None, move |_| page("200 OK", &many, "fine")).await;
     assert_eq!(http_get(get(address, "/")).await, Attempt::Success("fine".into()));
+    // Above the limit that hyper has by default.
+    let large = format!("X: {}\r\n", "v".repeat(800 << 10));
+    let (address, _requests) = serve(None, move |_| page("200 OK", &large, "fine")).await;
+    assert_eq!(http_get(get(address, "/")).await, Attempt::Success("fine".into()));
     let huge = format!("X: {}\r\n", "v".repeat(2 << 20));
     let (address, _requests) = serve(None, move |_| page("200 OK", &huge, "fine")).await;
     let Attempt::Failure(error) = http_get(get(address, "/")).await else { panic!("2 MiB are too much") };

@@ -192,7 +192,7 @@ mod tests {
         cert: &CertificateDer<'static>,
         key: Arc<dyn SigningKey>,
     ) -> Result<(), Error> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(crate::crypto::provider());
         let serves = Serves(Arc::new(CertifiedKey::new(vec![cert.clone()], key)));
         let server = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[version])?
@@ -232,7 +232,7 @@ mod tests {
         let cert = CertificateDer::from(der);
         let theirs = rustls::client::WebPkiServerVerifier::builder_with_provider(
             Arc::new(roots(made.der())),
-            Arc::new(rustls::crypto::ring::default_provider()),
+            Arc::new(crate::crypto::provider()),
         );
         let theirs = theirs.build().unwrap();
         for version in VERSIONS {

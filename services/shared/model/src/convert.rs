@@ -154,6 +154,7 @@ impl TryFrom<pleg::Container> for Container {
                 memory_limit_bytes: r.memory_limit_bytes,
             }),
             user: c.user.map(|u| User { uid: u.uid, gid: u.gid, supplemental_groups: u.supplemental_groups }),
+            stop_signal: c.stop_signal,
         })
     }
 }
@@ -203,6 +204,7 @@ impl From<&Container> for pleg::Container {
                 gid: u.gid,
                 supplemental_groups: u.supplemental_groups.clone(),
             }),
+            stop_signal: c.stop_signal.clone(),
         }
     }
 }

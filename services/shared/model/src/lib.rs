@@ -18,4 +18,5 @@ pub mod probe;
 pub mod qos;
 pub mod quantity;
 pub mod runtime;
+pub mod stop_signal;
 pub mod text;

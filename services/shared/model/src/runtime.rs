@@ -142,6 +142,8 @@ pub struct Container {
     pub resources: Option<Resources>,
     /// User, if reported.
     pub user: Option<User>,
+    /// Signal that stops the container, such as `SIGTERM`; empty if the runtime does not report it.
+    pub stop_signal: String,
 }
 
 impl Container {

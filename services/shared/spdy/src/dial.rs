@@ -91,7 +91,7 @@ mod tests {
         let cert = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap().self_signed(&key).unwrap();
         let mut roots = RootCertStore::empty();
         roots.add(cert.der().clone()).unwrap();
-        let config = ServerConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
+        let config = ServerConfig::builder_with_provider(quintlet_kit::crypto::provider().into())
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()

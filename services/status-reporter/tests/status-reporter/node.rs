@@ -254,6 +254,73 @@ async fn events_are_created_counted_and_recreated_after_they_expired() {
 }
 
 #[tokio::test]
+async fn a_cache_that_lags_behind_does_not_take_the_node_back() {
+    let api = TestApi::start().await;
+    let settings = Settings { update_every: Duration::from_millis(50), ..Settings::default() };
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
+    service.facts(&[]).await;
+    let earlier = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    let cordon = |is: bool| {
+        api.edit("nodes", "", "n1", move |node| node["spec"]["unschedulable"] = json!(is)).unwrap();
+    };
+    let seen = async |reason: &str| {
+        let event = async || api.list("events").into_iter().find(|e| e["reason"] == reason).ok_or(());
+        quintlet_testkit::wait::until(reason, PATIENCE, event).await
+    };
+    let reads = async |more: u64| {
+        let before = api.counts().of("get nodes");
+        api.wait_for_requests("get nodes", before + more, PATIENCE).await;
+    };
+    cordon(true);
+    seen("NodeNotSchedulable").await;
+    api.faults().lag(earlier);
+    reads(3).await;
+    api.faults().clear();
+    reads(3).await;
+    cordon(false);
+    reads(3).await;
+    for reason in ["NodeNotSchedulable", "NodeSchedulable"] {
+        let event = seen(reason).await;
+        assert_eq!(event["count"], 1, "{event}");
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn an_event_without_a_time_has_that_of_its_arrival_however_long_it_waits() {
+    let api = TestApi::start().await;
+    api.faults().block("create events");
+    let stop = CancellationToken::new();
+    let client = status_reporter::api::ApiClient::new(api.client());
+    let clock = Clock::fixed(jiff::Timestamp::from_second(1_700_000_000).unwrap(), Duration::ZERO);
+    let recorder = Recorder::start(client, "n1", clock.clone(), Metrics::register(), stop.clone());
+    // The second event waits behind the first one.
+    for name in ["first", "second"] {
+        let event = Occurrence {
+            kind: "Pod".into(),
+            namespace: "default".into(),
+            name: name.into(),
+            event_type: "Normal".into(),
+            reason: "Started".into(),
+            ..Occurrence::default()
+        };
+        assert!(recorder.record(event));
+    }
+    api.wait_for_requests("create events", 1, PATIENCE).await;
+    clock.advance(Duration::from_secs(600));
+    api.faults().clear();
+    api.wait_for_requests("create events", 2, PATIENCE).await;
+    let both = async || {
+        let all = api.list("events");
+        if all.len() == 2 { Ok(all) } else { Err(all) }
+    };
+    for event in quintlet_testkit::wait::until("both events", PATIENCE, both).await {
+        assert_eq!(event["firstTimestamp"], "2023-11-14T22:13:20Z", "{event}");
+    }
+    stop.cancel();
+}
+
+#[tokio::test]
 async fn an_event_that_waited_for_the_api_server_has_the_time_of_its_cause() {
     let api = TestApi::start().await;
     let mut service = Running::start(Some(&api)).await;

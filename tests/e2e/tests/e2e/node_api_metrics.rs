@@ -1,5 +1,6 @@
 //! Tests the metrics that other tools, the chart's dashboard and its alerts rely on, on a real runtime, through the API server's proxy.
 
+use quintlet_e2e::mixin;
 use quintlet_e2e::monitoring::{Scrape, queries};
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
@@ -110,7 +111,11 @@ async fn metrics_have_the_names_and_labels_that_other_tools_the_dashboard_and_th
     waits["spec"]["containers"][0]["image"] = json!("127.0.0.1:1/none:1");
     waits["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
     api.create_pod(pods::bound(waits));
+    let mut limited = pods::sleeper("limited");
+    limited["spec"]["containers"][0]["resources"] = json!({"limits": {"cpu": "500m", "memory": "64Mi"}});
+    api.create_pod(pods::bound(limited));
     node.wait_ready("runs").await;
+    node.wait_ready("limited").await;
 
     until("the kubelet's metrics", LONG, async || {
         let text = page(&node, "/metrics").await?;
@@ -119,9 +124,10 @@ async fn metrics_have_the_names_and_labels_that_other_tools_the_dashboard_and_th
     })
     .await;
 
-    let queries = queries();
+    let mut queries = queries();
     assert!(queries.len() > 100, "{} expressions", queries.len());
-    until("the metrics of the dashboard and of the alerts", LONG, async || {
+    queries.extend(mixin::queries());
+    until("the metrics of the dashboard, of the alerts and of kubernetes-mixin", LONG, async || {
         let mut scrape = Scrape::default();
         for path in ["/metrics", "/metrics/cadvisor"] {
             scrape.add(&page(&node, path).await?);

@@ -262,6 +262,13 @@ async fn a_pod_above_a_limit_of_local_storage_is_evicted_and_its_neighbour_is_no
     other["name"] = json!("other");
     one["spec"]["containers"].as_array_mut().unwrap().push(other);
     api.create_pod(one);
+    let mut sidecar =
+        with_limits(after("x", &write("/file", 8)), &storage("4Mi"))["spec"]["containers"][0].clone();
+    sidecar["name"] = json!("side");
+    sidecar["restartPolicy"] = json!("Always");
+    let mut with_sidecar = with_limits(after("sidecar", "true"), &storage("1Gi"));
+    with_sidecar["spec"]["initContainers"] = json!([sidecar]);
+    api.create_pod(with_sidecar);
     // Neither the writable layer nor the volume is above the limit.
     let both = format!("{}; {}", write("/file", 4), write("/v/file", 4));
     api.create_pod(with_volume(with_limits(after("pod", &both), &storage("6Mi")), &json!({})));
@@ -280,6 +287,10 @@ async fn a_pod_above_a_limit_of_local_storage_is_evicted_and_its_neighbour_is_no
         "Container main exceeded its local ephemeral storage limit \"4Mi\". "
     );
     assert_eq!(
+        evicted_by_request(&node, "sidecar").await,
+        "Container side exceeded its local ephemeral storage limit \"4Mi\". "
+    );
+    assert_eq!(
         evicted_by_request(&node, "pod").await,
         "Pod ephemeral local storage usage exceeds the total limit of containers 6Mi. "
     );
@@ -291,7 +302,7 @@ async fn a_pod_above_a_limit_of_local_storage_is_evicted_and_its_neighbour_is_no
     let below = now(&node, "below");
     assert!(below.is_ready(), "{:?}", below.pod["status"]);
     for (signal, want) in
-        [("ephemeralcontainerfs.limit", 1), ("ephemeralpodfs.limit", 1), ("emptydirfs.limit", 0)]
+        [("ephemeralcontainerfs.limit", 2), ("ephemeralpodfs.limit", 1), ("emptydirfs.limit", 0)]
     {
         let name = format!("kubelet_evictions{{eviction_signal=\"{signal}\"}}");
         assert_eq!(node.counter("pod-sync", &name).await, want, "{signal}");

@@ -159,11 +159,10 @@ async fn an_image_volume_is_pulled_and_its_failure_affects_only_containers_that_
     pod["spec"]["volumes"] = volume("data.test/set:1");
     pod["spec"]["containers"][0]["volumeMounts"] =
         json!([{"name": "data", "mountPath": "/data", "subPath": "part"}]);
-    pod["spec"]["containers"][0]["lifecycle"] = json!({"stopSignal": "SIGUSR1"});
     let uid = sim.create(pod.clone());
     sim.wait_ready("both").await;
     assert_eq!(sim.calls_about(Method::PullImage, "data.test/set:1"), 1);
-    // The fake runtime does not have sub paths of images and stop signals; `cri_extensions` tests them.
+    // The fake runtime does not have sub paths of images; `cri_extensions` tests them.
     let config = sim.runtime.newest(&uid, "mounts").unwrap().config;
     let mount = config.mounts.iter().find(|m| m.container_path == "/data").unwrap();
     let image = mount.image.clone().unwrap();
@@ -194,4 +193,33 @@ async fn an_image_volume_is_pulled_and_its_failure_affects_only_containers_that_
     sim.runtime.unscript(rule);
     sim.wait_ready("half").await;
     sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_signals_reach_the_runtime_and_the_status_with_the_feature_gate() {
+    type Case<'a> = (&'a [&'a str], bool, i32, [Option<&'a str>; 2]);
+    let gate = ["--feature-gates=ContainerStopSignals=true"];
+    let cases: [Case<'_>; 3] = [
+        (&gate, true, 29, [Some("SIGUSR1"), Some("SIGTERM")]),
+        // containerd 1.6, 1.7 and 2.1 do not report the signal.
+        (&gate, false, 29, [None, None]),
+        (&[], true, 0, [None, None]),
+    ];
+    for (args, reports, number, names) in cases {
+        let runtime = fake_runtime::Options { stop_signals: reports, ..Default::default() };
+        let mut sim = Sim::prepare(Options { runtime, ..Options::default() }).await;
+        sim.set_pod_sync_args(args);
+        sim.start_all();
+        let mut pod = pods::pod("signalled", &[pods::container("own"), pods::container("plain")]);
+        pod["spec"]["os"] = json!({"name": "linux"});
+        pod["spec"]["containers"][0]["lifecycle"] = json!({"stopSignal": "SIGUSR1"});
+        let uid = sim.create(pod);
+        sim.wait_ready("signalled").await;
+        let sent = ["own", "plain"].map(|name| sim.runtime.newest(&uid, name).unwrap().stop_signal);
+        let shown = sim.api.get("pods", "default", "signalled").unwrap();
+        let statuses = shown["status"]["containerStatuses"].as_array().unwrap();
+        let shown = [0, 1].map(|i| statuses[i]["stopSignal"].as_str());
+        assert_eq!((sent, shown), ([number, 0], names), "{args:?}, reported: {reports}");
+        sim.finish().await;
+    }
 }

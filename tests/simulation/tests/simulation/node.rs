@@ -1,5 +1,6 @@
 //! The Node object, and UpdateRuntimeConfig.
 
+use clap::Parser as _;
 use k8s_cri::v1;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
@@ -7,6 +8,8 @@ use quintlet_simulation::{Options, Service, Sim};
 use quintlet_testkit::fake_runtime::Method;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
 async fn wait_node(sim: &Sim, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
@@ -175,5 +178,24 @@ async fn a_reservation_without_its_cgroup_ends_pod_sync_with_an_error() {
     let error = tokio::time::timeout(LONG, ended).await.expect("pod-sync ends").unwrap_err().to_string();
     let want = "Failed to enforce Kube Reserved Cgroup Limits on \"/quintlet-absent\": ";
     assert!(error.starts_with(want), "{error}");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_sync_that_cannot_start_records_an_event_of_the_node() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    let file = sim.root_dir().with_file_name("file");
+    std::fs::write(&file, "").unwrap();
+    sim.set_pod_sync_args(&[&format!("--root-dir={}", file.join("root").display())]);
+    sim.up(Service::Status);
+    let args = pod_sync::args::Args::try_parse_from(sim.pod_sync_line()).unwrap();
+    let (_never, drain) = watch::channel(false);
+    let error = pod_sync::run(args, drain, CancellationToken::new()).await.unwrap_err();
+    let text = quintlet_kit::error_chain(&*error);
+    assert!(text.starts_with("failed to access ") && text.contains("Not a directory"), "{text}");
+    // The event is written before the process ends.
+    let events: Vec<_> = sim.events(NODE).into_iter().filter(|e| e.reason == "KubeletSetupFailed").collect();
+    let seen: Vec<_> = events.iter().map(|e| (e.kind.as_str(), e.message.as_str())).collect();
+    assert_eq!(seen, [("Warning", text.as_str())]);
     sim.finish().await;
 }

@@ -134,6 +134,8 @@ struct State {
     rules: Vec<Rule>,
     latencies: Vec<(Requests, Duration)>,
     blocks: Vec<Requests>,
+    /// Earlier versions of objects, which reads from the cache return.
+    lagging: Vec<Value>,
 }
 
 /// The faults of a server. They can be changed while the server runs.
@@ -180,6 +182,17 @@ impl Faults {
     /// Blocks matching requests until [`Faults::clear`].
     pub fn block(&self, requests: impl Into<Requests>) {
         self.state.lock().blocks.push(requests.into());
+    }
+
+    /// Answers reads of an object from the cache (`resourceVersion=0`) with this earlier version of it, until [`Faults::clear`].
+    pub fn lag(&self, earlier: Value) {
+        self.state.lock().lagging.push(earlier);
+    }
+
+    /// Returns the version of an object that reads from the cache return, if it is not the newest one.
+    pub(crate) fn cached(&self, newest: &Value) -> Option<Value> {
+        let uid = &newest["metadata"]["uid"];
+        self.state.lock().lagging.iter().find(|earlier| earlier["metadata"]["uid"] == *uid).cloned()
     }
 
     /// Ends all open watches without an error event.

@@ -18,10 +18,10 @@ fn identity() -> &'static Identity {
         let made =
             rcgen::generate_simple_self_signed(names).expect("a certificate for fixed names can be made");
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
-        let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
+        let provider = Arc::new(quintlet_kit::crypto::provider());
         let mut config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .expect("ring serves the default versions")
+            .expect("the provider has the default versions")
             .with_no_client_auth()
             .with_single_cert(vec![made.cert.der().clone()], key)
             .expect("the key belongs to the certificate");

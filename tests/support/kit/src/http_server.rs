@@ -70,12 +70,11 @@ fn acceptor(roots: &mut RootCertStore) -> tokio_rustls::TlsAcceptor {
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
     roots.add(made.cert.der().clone()).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
-    let config =
-        rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![made.cert.der().clone()], key)
-            .unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(Arc::new(quintlet_kit::crypto::provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![made.cert.der().clone()], key)
+        .unwrap();
     tokio_rustls::TlsAcceptor::from(Arc::new(config))
 }

@@ -142,6 +142,7 @@ impl RuntimeBuilder {
             mounts: Vec::new(),
             resources: None,
             user: None,
+            stop_signal: String::new(),
         });
         self
     }

@@ -26,6 +26,8 @@ use crate::unsent::UnsentEvents;
 const KEPT: usize = 1000;
 /// Interval between attempts while status-reporter is down.
 const RETRY: Duration = Duration::from_millis(100);
+/// Longest wait of [`record_setup_failure`].
+const SETUP_FAILURE_WAIT: Duration = Duration::from_secs(3);
 /// Attempts after an error that may be the event's fault.
 const RETRIES: u32 = 10;
 
@@ -204,7 +206,7 @@ impl Events {
 
     // Events have the time of their cause, however late they are written (`client-go/tools/record: makeEvent`).
     fn now_unix_ns(&self) -> i64 {
-        i64::try_from(self.clock.wall().as_nanosecond()).unwrap_or(i64::MAX)
+        unix_ns(&self.clock)
     }
 
     /// Records an event about a PersistentVolumeClaim.
@@ -250,17 +252,7 @@ impl Events {
 
     /// Records an event about the node without logging it. For events that are logged with their pod.
     pub fn node_unlogged(&self, name: &str, kind: EventType, reason: &str, message: &str) {
-        let message = text::cut(message, text::EVENT);
-        let request = wire::RecordEventRequest {
-            kind: "Node".to_owned(),
-            name: name.to_owned(),
-            uid: name.to_owned(),
-            r#type: kind.name().to_owned(),
-            reason: reason.to_owned(),
-            message: message.to_owned(),
-            ..wire::RecordEventRequest::default()
-        };
-        self.out.add(request, self.now_unix_ns());
+        self.out.add(node_event(name, kind, reason, message), self.now_unix_ns());
     }
 
     fn keep(&self, uid: &str, pod: &str, kind: EventType, reason: &str, message: &str, field_path: &str) {
@@ -311,6 +303,43 @@ impl Events {
             kept.iter().rev().filter(|e| uid.is_empty() || e.uid == uid).take(limit).cloned().collect();
         out.reverse();
         out
+    }
+}
+
+/// Records that this process cannot start, as a Warning of the node (`pkg/kubelet: Run`). Returns once status-reporter has written the
+/// event, or after three seconds.
+pub async fn record_setup_failure(socket: PathBuf, node: &str, error: &str, clock: &Clock) {
+    let event = wire::RecordEventRequest {
+        id: rand::random(),
+        at_unix_ns: unix_ns(clock),
+        ..node_event(node, EventType::Warning, "KubeletSetupFailed", error)
+    };
+    let mut client = StatusReporterClient::new(quintlet_kit::socket::channel(socket));
+    let written = tokio::time::timeout(SETUP_FAILURE_WAIT, async {
+        while let Err(status) = client.record_event(event.clone()).await
+            && !is_refusal(status.code(), 0)
+        {
+            tokio::time::sleep(RETRY).await;
+        }
+    });
+    if written.await.is_err() {
+        tracing::info!("status-reporter has not written the event of the failed start in time");
+    }
+}
+
+fn unix_ns(clock: &Clock) -> i64 {
+    i64::try_from(clock.wall().as_nanosecond()).unwrap_or(i64::MAX)
+}
+
+fn node_event(name: &str, kind: EventType, reason: &str, message: &str) -> wire::RecordEventRequest {
+    wire::RecordEventRequest {
+        kind: "Node".to_owned(),
+        name: name.to_owned(),
+        uid: name.to_owned(),
+        r#type: kind.name().to_owned(),
+        reason: reason.to_owned(),
+        message: text::cut(message, text::EVENT).to_owned(),
+        ..wire::RecordEventRequest::default()
     }
 }
 
@@ -383,6 +412,32 @@ mod tests {
             (Code::Internal, 10, true),
         ] {
             assert_eq!(is_refusal(code, failures), refusal, "{code:?} after {failures}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_event_that_waits_has_the_time_of_its_cause() {
+        let dir = tempfile::tempdir().unwrap();
+        let unsent = UnsentEvents::open(dir.path().join("events"), "boot");
+        let begin = jiff::Timestamp::from_second(1_700_000_000).unwrap();
+        let clock = Clock::fixed(begin, Duration::ZERO);
+        let events = Events::new("/nowhere".into(), unsent, clock.clone(), CancellationToken::new());
+        let warning = EventType::Warning;
+        let step = Duration::from_secs(60);
+        events.pod(&Pod::default(), warning, "P", "", "");
+        clock.advance(step);
+        events.node("n1", warning, "N", "");
+        clock.advance(step);
+        events.claim(&PersistentVolumeClaim::default(), warning, "C", "");
+        clock.advance(step);
+        events.persistent_volume("v", "u", warning, "V", "");
+        clock.advance(step);
+        let mut unsent = events.out.unsent.lock();
+        for (reason, seconds) in [("P", 0), ("N", 60), ("C", 120), ("V", 180)] {
+            let event = unsent.first().unwrap();
+            let at = (1_700_000_000 + seconds) * 1_000_000_000;
+            assert_eq!((event.reason.as_str(), event.at_unix_ns), (reason, at));
+            unsent.remove_first();
         }
     }
 

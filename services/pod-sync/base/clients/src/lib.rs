@@ -22,6 +22,8 @@
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod broken_calls;
+#[cfg(test)]
+mod event_reasons;
 mod events;
 mod node_volumes;
 mod pleg;
@@ -33,7 +35,7 @@ mod unsent;
 mod wakeups;
 
 pub use crate::broken_calls::BrokenCalls;
-pub use crate::events::{EventNumber, EventType, Events, RecordedEvent};
+pub use crate::events::{EventNumber, EventType, Events, RecordedEvent, record_setup_failure};
 pub use crate::node_volumes::{NodeCsiDriver, NodeCsiDrivers, NodeVolumes, NodeVolumesState};
 pub use crate::pleg::{ObserveError, Observed, Pleg, PlegHealthError};
 pub use crate::probes::{PodMemory, ProbeFailure, Probes};

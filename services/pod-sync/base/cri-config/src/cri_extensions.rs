@@ -9,84 +9,16 @@
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Container;
 use prost::Message as _;
+use quintlet_model::stop_signal;
 
 use super::env::Env;
-
-/// Names of signals by their number in the CRI, from 1 on; 0 leaves the choice to the runtime.
-const SIGNALS: [&str; 65] = [
-    "SIGABRT",
-    "SIGALRM",
-    "SIGBUS",
-    "SIGCHLD",
-    "SIGCLD",
-    "SIGCONT",
-    "SIGFPE",
-    "SIGHUP",
-    "SIGILL",
-    "SIGINT",
-    "SIGIO",
-    "SIGIOT",
-    "SIGKILL",
-    "SIGPIPE",
-    "SIGPOLL",
-    "SIGPROF",
-    "SIGPWR",
-    "SIGQUIT",
-    "SIGSEGV",
-    "SIGSTKFLT",
-    "SIGSTOP",
-    "SIGSYS",
-    "SIGTERM",
-    "SIGTRAP",
-    "SIGTSTP",
-    "SIGTTIN",
-    "SIGTTOU",
-    "SIGURG",
-    "SIGUSR1",
-    "SIGUSR2",
-    "SIGVTALRM",
-    "SIGWINCH",
-    "SIGXCPU",
-    "SIGXFSZ",
-    "SIGRTMIN",
-    "SIGRTMIN+1",
-    "SIGRTMIN+2",
-    "SIGRTMIN+3",
-    "SIGRTMIN+4",
-    "SIGRTMIN+5",
-    "SIGRTMIN+6",
-    "SIGRTMIN+7",
-    "SIGRTMIN+8",
-    "SIGRTMIN+9",
-    "SIGRTMIN+10",
-    "SIGRTMIN+11",
-    "SIGRTMIN+12",
-    "SIGRTMIN+13",
-    "SIGRTMIN+14",
-    "SIGRTMIN+15",
-    "SIGRTMAX-14",
-    "SIGRTMAX-13",
-    "SIGRTMAX-12",
-    "SIGRTMAX-11",
-    "SIGRTMAX-10",
-    "SIGRTMAX-9",
-    "SIGRTMAX-8",
-    "SIGRTMAX-7",
-    "SIGRTMAX-6",
-    "SIGRTMAX-5",
-    "SIGRTMAX-4",
-    "SIGRTMAX-3",
-    "SIGRTMAX-2",
-    "SIGRTMAX-1",
-    "SIGRTMAX",
-];
 
 /// The second part of a container's configuration.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CriExtensions {
     /// Image mounts with their index among all mounts, in that order.
     pub mounts: Vec<(usize, ImageMount)>,
-    /// `lifecycle.stopSignal`; 0 if not set.
+    /// `lifecycle.stopSignal`; 0 if it is not set, or without the feature gate ContainerStopSignals.
     pub stop_signal: i32,
     /// All variables, if the value of one is not UTF-8. The first part has none then.
     pub variables: Vec<Variable>,
@@ -214,8 +146,7 @@ impl CreateContainerRequestWithExtensions {
 #[must_use]
 pub fn stop_signal(container: &Container) -> i32 {
     let name = container.lifecycle.as_ref().and_then(|l| l.stop_signal.as_deref());
-    let place = name.and_then(|name| SIGNALS.iter().position(|s| *s == name));
-    place.and_then(|i| i32::try_from(i.saturating_add(1)).ok()).unwrap_or(0)
+    name.and_then(stop_signal::number).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -55,6 +55,8 @@ pub(crate) struct Context<'a> {
     pub(crate) termination_messages: &'a HashMap<ContainerId, String>,
     pub(crate) runtime_name: &'a str,
     pub(crate) recursive_read_only: bool,
+    /// Whether a status has the stop signal that the runtime reports.
+    pub(crate) stop_signals: bool,
     /// Whether all containers are being restarted.
     pub(crate) restarting_all: bool,
     /// Resources last sent to the runtime; `None` if there is no record.
@@ -311,6 +313,7 @@ fn from_instance(
                 supplemental_groups: Some(u.supplemental_groups.clone()).filter(|g| !g.is_empty()),
             }),
         }),
+        stop_signal: some(&instance.stop_signal).filter(|_| context.stop_signals),
         ..ContainerStatus::default()
     };
     if let Some(old) = old {

@@ -9,6 +9,7 @@ struct World {
     waiting: BTreeMap<String, WaitingReason>,
     messages: HashMap<ContainerId, String>,
     restarting_all: bool,
+    stop_signals: bool,
     actuated: Option<PodResources>,
 }
 
@@ -21,6 +22,7 @@ impl World {
             waiting: BTreeMap::new(),
             messages: HashMap::new(),
             restarting_all: false,
+            stop_signals: false,
             actuated: None,
         }
     }
@@ -34,6 +36,7 @@ impl World {
             termination_messages: &self.messages,
             runtime_name: "containerd",
             recursive_read_only: false,
+            stop_signals: self.stop_signals,
             restarting_all: self.restarting_all,
             actuated: self.actuated.as_ref(),
         }
@@ -441,4 +444,15 @@ fn volume_mounts_are_listed_and_stay_as_first_shown() {
     assert_eq!(mounts[0].recursive_read_only.as_deref(), Some("Disabled"));
     assert_eq!((mounts[0].read_only, mounts[1].read_only), (Some(true), None));
     assert_eq!(mounts[1].recursive_read_only, None);
+}
+
+#[test]
+fn the_stop_signal_of_the_runtime_is_in_the_status_with_the_feature_gate() {
+    let of = |signal: &str, gate| {
+        let runtime = RuntimeBuilder::ready().running("c").edit(|c| c.stop_signal = signal.to_owned());
+        World { stop_signals: gate, ..World::new(one("Always"), runtime) }.regular(&[]).stop_signal
+    };
+    assert_eq!(of("SIGUSR1", true).as_deref(), Some("SIGUSR1"));
+    assert_eq!(of("", true), None, "a runtime that does not report it");
+    assert_eq!(of("SIGUSR1", false), None);
 }

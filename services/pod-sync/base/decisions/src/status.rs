@@ -49,6 +49,8 @@ pub struct NodeFacts {
     pub host_ips: Vec<IpAddr>,
     /// The runtime handler of the pod supports recursive read-only mounts.
     pub recursive_read_only: bool,
+    /// The feature gate ContainerStopSignals is on.
+    pub stop_signals: bool,
 }
 
 /// Input of [`generate`].
@@ -107,6 +109,7 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         termination_messages: input.termination_messages,
         runtime_name: &input.node.runtime_name,
         recursive_read_only: input.node.recursive_read_only,
+        stop_signals: input.node.stop_signals,
         restarting_all: triggered,
         actuated: input.actuated,
     };

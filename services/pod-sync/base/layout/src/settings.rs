@@ -70,6 +70,8 @@ pub struct NodeSettings {
     pub single_process_oom_kill: bool,
     /// SELinux is enabled, so volumes are relabelled.
     pub selinux: bool,
+    /// The feature gate ContainerStopSignals is on: containers get their `lifecycle.stopSignal`, and statuses have the signal in use.
+    pub stop_signals: bool,
     /// `allowedUnsafeSysctls`.
     pub allowed_sysctls: Vec<String>,
     /// AppArmor is enabled in the kernel.
@@ -126,6 +128,7 @@ impl Default for NodeSettings {
             qos_reserved_percent: None,
             single_process_oom_kill: false,
             selinux: false,
+            stop_signals: false,
             allowed_sysctls: Vec::new(),
             app_armor: false,
             thermal_throttle: Vec::new(),

@@ -224,7 +224,7 @@ mod tests {
     }
 
     fn trust(roots: RootCertStore) -> ClientConfig {
-        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        ClientConfig::builder_with_provider(Arc::new(quintlet_kit::crypto::provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_root_certificates(roots)

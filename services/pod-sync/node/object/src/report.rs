@@ -26,8 +26,9 @@ const REPORT_PERIOD: Duration = Duration::from_secs(10);
 const NOT_READY_PERIOD: Duration = Duration::from_millis(500);
 /// Interval between attempts while status-reporter does not take the report.
 const RETRY: Duration = Duration::from_millis(100);
-/// Longest wait for the files of the machine and the size of its disk. A disk may not answer, and the reports keep the Node Ready.
-const READ: Duration = Duration::from_secs(1);
+/// Longest wait for the files of the machine and the size of its disk. A disk may not answer, and the reports keep the Node Ready: this
+/// wait and [`REPORT_PERIOD`] are less than the 30 s of status-reporter.
+const READ: Duration = Duration::from_secs(10);
 /// Reason against Ready while the machine shuts down (pkg/kubelet/nodeshutdown).
 const SHUTTING_DOWN: &str = "node is shutting down";
 
@@ -50,12 +51,14 @@ struct Machine<R> {
     read: Arc<R>,
     // A read that has not ended. No other one begins meanwhile.
     reading: Option<JoinHandle<Node>>,
+    // The read in progress took longer than [`READ`]. No report waits for it.
+    hangs: bool,
     last: Option<Node>,
 }
 
 impl<R: Fn(&RuntimeState) -> Node + Send + Sync + 'static> Machine<R> {
     fn new(read: R) -> Self {
-        Self { read: Arc::new(read), reading: None, last: None }
+        Self { read: Arc::new(read), reading: None, hangs: false, last: None }
     }
 
     /// Returns the Node. While the machine does not answer, that is the last one that was read; `None` if there is none.
@@ -64,14 +67,17 @@ impl<R: Fn(&RuntimeState) -> Node + Send + Sync + 'static> Machine<R> {
             let (read, state) = (Arc::clone(&self.read), state.clone());
             task::spawn("read-machine", blocking(move || read(&state)))
         });
-        match timeout(READ, reading).await {
+        let limit = if self.hangs { Duration::ZERO } else { READ };
+        match timeout(limit, reading).await {
             Ok(read) => {
-                self.reading = None;
+                (self.reading, self.hangs) = (None, false);
                 // A panic of the read ends the process.
                 self.last = read.ok().or(self.last.take());
             }
+            Err(_) if self.hangs => {}
             Err(_) => {
-                tracing::warn!("the disk of the node does not answer, its Node shows what was read last")
+                self.hangs = true;
+                tracing::warn!("the disk of the node does not answer, its Node shows what was read last");
             }
         }
         self.last.clone()
@@ -151,11 +157,13 @@ mod tests {
 
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use parking_lot::Mutex;
+    use tokio::time::Instant;
 
     use super::*;
 
     #[tokio::test]
-    async fn a_disk_that_hangs_delays_no_report_and_holds_one_thread() {
+    async fn a_disk_that_hangs_delays_one_report_and_holds_one_thread() {
+        quintlet_virtual_time::start();
         let (answer, answers) = mpsc::channel::<&'static str>();
         let answers = Mutex::new(answers);
         let reads = Arc::new(Mutex::new(0));
@@ -166,15 +174,24 @@ mod tests {
             Node { metadata: ObjectMeta { name: Some(name), ..ObjectMeta::default() }, ..Node::default() }
         });
         let state = RuntimeState::default();
-        assert_eq!(machine.node(&state).await, None, "nothing was read yet");
-        answer.send("first").unwrap();
         let name = |node: Option<Node>| node.and_then(|node| node.metadata.name);
-        assert_eq!(name(machine.node(&state).await).as_deref(), Some("first"));
-        for _ in 0..2 {
-            assert_eq!(name(machine.node(&state).await).as_deref(), Some("first"), "the last one");
+        assert_eq!(machine.node(&state).await, None, "nothing was read yet");
+        for (number, (next, last)) in [("first", None), ("second", Some("first"))].into_iter().enumerate() {
+            let began = Instant::now();
+            for _ in 0..20 {
+                assert_eq!(name(machine.node(&state).await).as_deref(), last, "the last one");
+            }
+            // The first report after an answer waits for the read that hangs.
+            let waits = READ.saturating_mul(u32::try_from(number).unwrap());
+            assert!(began.elapsed() >= waits && began.elapsed() < waits + READ, "{:?}", began.elapsed());
+            assert_eq!(*reads.lock(), number + 1, "a second read while one hangs");
+            answer.send(next).unwrap();
+            let answered = async {
+                while name(machine.node(&state).await).as_deref() != Some(next) {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            };
+            timeout(READ, answered).await.expect("the disk answers again");
         }
-        assert_eq!(*reads.lock(), 2, "a second read while one hangs");
-        answer.send("second").unwrap();
-        assert_eq!(name(machine.node(&state).await).as_deref(), Some("second"));
     }
 }

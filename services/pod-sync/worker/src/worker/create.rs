@@ -188,7 +188,7 @@ impl Worker {
         let user = ImageUser::from_status(ready.image.uid.as_ref().map(|u| u.value), &ready.image.username);
         let extensions = CriExtensions {
             mounts: images,
-            stop_signal: cri_extensions::stop_signal(container),
+            stop_signal: if node.stop_signals { cri_extensions::stop_signal(container) } else { 0 },
             variables: cri_extensions::variables(&env).1,
         };
         let config = container_config(ContainerInput {

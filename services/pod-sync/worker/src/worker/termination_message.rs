@@ -135,6 +135,7 @@ mod tests {
             }],
             resources: None,
             user: None,
+            stop_signal: String::new(),
         }
     }
 

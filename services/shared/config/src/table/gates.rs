@@ -57,8 +57,11 @@ pub const VOLUME_HEALTH: &str = "CSIVolumeHealth";
 /// If true, emptyDir volumes of pods with a user namespace are measured by project quotas.
 pub const QUOTA_MONITORING: &str = "LocalStorageCapacityIsolationFSQuotaMonitoring";
 
+/// If true, containers get their `lifecycle.stopSignal`, and statuses have the stop signal that the runtime reports.
+pub const STOP_SIGNALS: &str = "ContainerStopSignals";
+
 /// The gates that can be set to either value.
-pub const SETTABLE: [&str; 10] = [
+pub const SETTABLE: [&str; 11] = [
     CRASH_LOOP_MAX,
     SPLIT_STREAMS,
     CHECKPOINTS,
@@ -69,10 +72,11 @@ pub const SETTABLE: [&str; 10] = [
     POD_CERTIFICATES,
     VOLUME_HEALTH,
     QUOTA_MONITORING,
+    STOP_SIGNALS,
 ];
 
 /// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 10] = [
+pub const DEFAULTS: [Gate; 11] = [
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
@@ -83,6 +87,7 @@ pub const DEFAULTS: [Gate; 10] = [
     off(POD_CERTIFICATES, BETA),
     off(VOLUME_HEALTH, ALPHA),
     off(QUOTA_MONITORING, BETA),
+    off(STOP_SIGNALS, ALPHA),
 ];
 
 /// Returns whether a gate is on in a list of `Name=true` and `Name=false`. The last occurrence applies.
@@ -102,7 +107,6 @@ pub const GATES: &[Gate] = &[
     on("ComponentFlagz", BETA),
     on("ComponentStatusz", BETA),
     on("ContainerRestartRules", BETA),
-    on("ContainerStopSignals", ALPHA),
     on("CustomCPUCFSQuotaPeriod", GA),
     off("DynamicResourceAllocation", GA),
     on("EnvFiles", BETA),

@@ -10,9 +10,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::Shared;
-use super::lists;
 use super::script::Method;
 use super::world::{no_container, no_sandbox};
+use super::{cri_extensions, lists};
 
 pub(crate) struct Cri(pub(crate) Arc<Shared>);
 
@@ -153,8 +153,9 @@ impl RuntimeService for Cri {
             subjects.extend(config.metadata.iter().map(|m| m.name.clone()));
             subjects.extend(config.labels.values().cloned());
         }
-        let call = self.0.call(Method::CreateContainer, q, subjects, |shared, mut plan, q| async move {
-            let result = Box::pin(shared.create(&mut plan, q)).await;
+        let signal = cri_extensions::stop_signal(&q);
+        let call = self.0.call(Method::CreateContainer, q, subjects, move |shared, mut plan, q| async move {
+            let result = Box::pin(shared.create(&mut plan, q, signal)).await;
             (plan, result.map(|container_id| v1::CreateContainerResponse { container_id }))
         });
         Box::pin(call).await

@@ -120,6 +120,8 @@ pub struct ContainerRecord {
     pub status: v1::ContainerStatus,
     /// Configuration of its creation.
     pub config: v1::ContainerConfig,
+    /// Number of the stop signal in the configuration, which the bindings lack; 0 if there is none.
+    pub stop_signal: i32,
     /// ID of its sandbox.
     pub sandbox_id: String,
     starting: bool,
@@ -381,6 +383,7 @@ impl World {
         let record = ContainerRecord {
             status,
             config,
+            stop_signal: 0,
             sandbox_id: sandbox.to_owned(),
             starting: false,
             exiting: false,
