@@ -112,7 +112,7 @@ impl Services {
         }
     }
 
-    /// Returns the disk usage of volumes, as last runtime_stats, and the file systems of the runtime.
+    /// Returns the disk usage of volumes, as last measured, and the file systems of the runtime.
     ///
     /// # Errors
     /// Fails if pod-sync does not answer, or is too old to have the method.

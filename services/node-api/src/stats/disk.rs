@@ -16,7 +16,7 @@ const BLOCK: u64 = 512;
 /// Directories of the runtime with the statistics of their file systems. pod-sync measures them: node-api may not enter the directories.
 pub(super) type RuntimeFiles = BTreeMap<String, wire::DiskUsage>;
 
-/// Returns a file system of the runtime, as pod-sync runtime_stats it, or else as this process sees it.
+/// Returns a file system of the runtime, as pod-sync reports it, or else as this process sees it.
 pub(super) fn of_runtime(place: &str, reported: &RuntimeFiles, time: &str) -> Value {
     reported.get(place).map_or_else(
         || file_system(Path::new(place), time),
@@ -121,11 +121,11 @@ pub(super) fn ephemeral(
     let files: Vec<&Value> = layered.flat_map(|c| [&c["rootfs"], &c["logs"]]).chain([pod_logs]).collect();
     let volumes = storage.into_iter().flat_map(|s| &s.volumes).filter(|v| v.is_ephemeral);
     let own_files = storage.into_iter().flat_map(|s| [s.hosts.as_ref(), s.termination_logs.as_ref()]);
-    let runtime_stats: Vec<&wire::DiskUsage> =
+    let measured: Vec<&wire::DiskUsage> =
         volumes.filter_map(|v| v.usage.as_ref()).chain(own_files.flatten()).collect();
     let sum = |field: &str, of: fn(&wire::DiskUsage) -> u64| {
         let reported = files.iter().filter_map(|f| f[field].as_u64());
-        reported.chain(runtime_stats.iter().map(|u| of(u))).reduce(u64::saturating_add)
+        reported.chain(measured.iter().map(|u| of(u))).reduce(u64::saturating_add)
     };
     let (bytes, inodes) = (sum("usedBytes", |u| u.used_bytes), sum("inodesUsed", |u| u.inodes_used));
     within(fs, json!(now), bytes, inodes)

@@ -46,7 +46,7 @@ pub struct Stats {
     rates: Arc<Rates>,
 }
 
-/// The runtime_stats directories.
+/// Directories that statistics are read from.
 #[derive(Debug, Clone, Default)]
 pub struct StatsPaths {
     pub root_dir: PathBuf,

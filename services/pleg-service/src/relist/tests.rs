@@ -106,6 +106,7 @@ impl ContainerRuntime for Full {
             mounts: Vec::new(),
             resources: None,
             user: None,
+            stop_signal: String::new(),
         }))
     }
 }

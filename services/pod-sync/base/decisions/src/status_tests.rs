@@ -27,6 +27,7 @@ impl World {
                 runtime_name: "containerd".into(),
                 host_ips: vec!["192.168.0.2".parse().unwrap()],
                 recursive_read_only: false,
+                stop_signals: false,
             },
             is_terminal: false,
             actuated: None,
