@@ -71,7 +71,7 @@ impl Clients {
 pub type Current = watch::Receiver<Option<Arc<Clients>>>;
 
 /// Spawns the task that loads the kubeconfig, and reloads it when the file or a file that it names changes. Returns after the first
-/// attempt, so that the first request has a client. A disk that does not answer delays that by [`FIRST`] at most.
+/// attempt, so that the first request has a client. A disk that does not answer delays that by a second at most.
 pub async fn follow(path: PathBuf, stop: CancellationToken) -> Current {
     let (sender, receiver) = watch::channel(None);
     let (looked, first) = oneshot::channel();
