@@ -17,14 +17,17 @@ const CAUGHT_UP: Duration = Duration::from_secs(2);
 
 const NAMES: [&str; 3] = ["web-0", "web-1", "plain"];
 
-/// Asserts that a pod created during a fault is Ready soon after its end. `ordinary` is the start time of a
-/// pod without a fault on this machine.
-async fn assert_catches_up(node: &Node, what: &str, pod: &Value, ended: Instant, ordinary: Duration) {
+/// Asserts that a pod created during a fault is Ready soon after its end. `before` is the start time of a pod before the faults. Other
+/// tests may have made the machine busy since then: a pod that takes longer is compared with one that is created after it.
+async fn assert_catches_up(node: &Node, what: &str, pod: &Value, ended: Instant, before: Duration) {
     let name = pod["metadata"]["name"].as_str().unwrap();
     node.wait_ready(name).await;
     let took = ended.elapsed();
     println!("{what}: {name} Ready {} ms after the end", took.as_millis());
-    let limit = ordinary + CAUGHT_UP;
+    let mut limit = before + CAUGHT_UP;
+    if took > limit {
+        limit = limit.max(ordinary(node, &format!("beside-{name}")).await + CAUGHT_UP);
+    }
     assert!(
         took <= limit,
         "{what}: {name} became Ready only {took:?} after the end of the fault, not {limit:?}"
@@ -32,10 +35,10 @@ async fn assert_catches_up(node: &Node, what: &str, pod: &Value, ended: Instant,
 }
 
 /// Returns the time of a pod from its manifest to Ready without a fault.
-async fn ordinary(node: &Node) -> Duration {
+async fn ordinary(node: &Node, name: &str) -> Duration {
     let began = Instant::now();
-    node.pod_manifest(&pods::sleeper("ordinary"));
-    node.wait_ready("ordinary").await;
+    node.pod_manifest(&pods::sleeper(name));
+    node.wait_ready(name).await;
     println!("a pod without a fault: Ready after {} ms", began.elapsed().as_millis());
     began.elapsed()
 }
@@ -50,7 +53,7 @@ async fn hangs_and_a_dead_runtime_change_no_pod() {
     for name in NAMES {
         node.wait_ready(name).await;
     }
-    let ordinary = ordinary(&node).await;
+    let ordinary = ordinary(&node, "ordinary").await;
     let before = node.steady(&NAMES).await;
     let recorder = node.record().await;
 
