@@ -5,7 +5,7 @@
 //! - [`pulls::PullLimits`] limits concurrent pulls per registry and in total.
 //! - [`pull_records::PullRecords`] keeps the kubelet's records of pulled images and decides which pods may use an image.
 //!
-//! Decisions about images are in [`pod_sync_decisions`]: `image_access`, `image_gc` and `image_name`.
+//! Decisions about images are in [`pod_sync_node_decisions`]: `image_access`, `image_gc` and `image_name`.
 //!
 //! Tasks: `credential provider`, one per plugin process. There are no channels, and nothing here calls a runtime.
 
