@@ -7,8 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
-use pod_sync_layout::NodeSettings;
-use pod_sync_layout::RuntimeState;
+use pod_sync_layout::{NodeSettings, RuntimeState};
 use pod_sync_node_decisions::admission::{
     AdmitResult, NodeView, PressureCondition, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
 };

@@ -110,7 +110,7 @@ impl Table {
     }
 }
 
-/// The open connections.
+/// Admits connections to slots, and counts the open ones.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionLimiter(Arc<Mutex<Table>>);
 

@@ -80,16 +80,19 @@ mod tests {
 
     use super::*;
 
+    /// Writes that a test has not taken yet.
+    const WRITES: usize = 16;
+
     fn shares(burstable_shares: u64) -> QosTiers {
         QosTiers { burstable_shares, ..QosTiers::default() }
     }
 
     /// Writes that are recorded, the first of which fail.
-    fn recorded(failures: usize) -> (QosCgroups, tokio::sync::mpsc::UnboundedReceiver<u64>) {
-        let (sender, writes) = tokio::sync::mpsc::unbounded_channel();
+    fn recorded(failures: usize) -> (QosCgroups, tokio::sync::mpsc::Receiver<u64>) {
+        let (sender, writes) = tokio::sync::mpsc::channel(WRITES);
         let left = Mutex::new(failures);
         let cgroups = QosCgroups::spawn(move |tiers: &QosTiers| {
-            let _ = sender.send(tiers.burstable_shares);
+            sender.try_send(tiers.burstable_shares).unwrap();
             let mut left = left.lock();
             if *left == 0 {
                 return Ok(());
@@ -119,10 +122,10 @@ mod tests {
     #[tokio::test]
     async fn a_write_that_hangs_delays_only_the_next_write_which_has_the_newest_values() {
         let (release, hangs) = mpsc::channel::<()>();
-        let (sender, mut writes) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, mut writes) = tokio::sync::mpsc::channel(WRITES);
         let hangs = Mutex::new(hangs);
         let cgroups = QosCgroups::spawn(move |tiers: &QosTiers| {
-            let _ = sender.send(tiers.burstable_shares);
+            sender.try_send(tiers.burstable_shares).unwrap();
             let _ended = hangs.lock().recv();
             Ok(())
         });

@@ -14,8 +14,7 @@ use super::error::ConfigError;
 use super::expand::{Budget, expand, expand_known, expand_text};
 use super::fields::{ResourceField, metadata_field, resource_field};
 use super::services::{MASTER_NAMESPACE, service_variables};
-use pod_sync_layout::NodeSettings;
-use pod_sync_layout::{ObjectError, ObjectSource};
+use pod_sync_layout::{NodeSettings, ObjectError, ObjectSource};
 
 /// The API objects that a container's variables refer to, fetched once per start. Each has its own error.
 #[derive(Debug, Clone, Default)]

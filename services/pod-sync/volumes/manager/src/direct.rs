@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
-use pod_sync_direct_volumes::error::VolumeFailure;
-use pod_sync_direct_volumes::metrics::plugin;
-use pod_sync_direct_volumes::{SetUp, VolumeContext, Volumes, is_direct, referenced};
+use pod_sync_direct_volumes::{
+    SetUp, VolumeContext, Volumes, error::VolumeFailure, is_direct, metrics::plugin, referenced,
+};
 use pod_sync_volume_reconcile::VolumeName;
 use pod_sync_volume_reconcile::actual::MountState;
 use pod_sync_volume_reconcile::desired::{DesiredVolume, Reach};

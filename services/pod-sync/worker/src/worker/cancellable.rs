@@ -9,8 +9,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use pod_sync_direct_volumes::certificates::TrustAnchors;
-use pod_sync_layout::{ObjectError, ObjectSource};
-use pod_sync_layout::{Token, TokenError, TokenKey, TokenSource};
+use pod_sync_layout::{ObjectError, ObjectSource, Token, TokenError, TokenKey, TokenSource};
 use tokio_util::sync::CancellationToken;
 
 const CANCELLED: &str = "the pod changed meanwhile";
