@@ -8,7 +8,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use http::uri::PathAndQuery;
 use k8s_cri::v1;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::contain::NamingInterceptor;
@@ -18,13 +17,11 @@ use quintlet_model::labels;
 use quintlet_model::runtime::{Container, Sandbox};
 use quintlet_proto::runtime::v1::WatchHintsRequest;
 use quintlet_proto::runtime::v1::runtime_events_client::RuntimeEventsClient;
-use tonic::client::Grpc;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
-use tonic_prost::ProstCodec;
 
-use crate::convert::{self, ContainerAnswer, Containers, Sandboxes};
+use crate::convert::{self, Containers, Sandboxes};
 use crate::traits::{
     ContainerRuntime, Filter, HintEvent, HintStream, ListedContainer, ListedSandbox, ReadError,
 };
@@ -82,16 +79,6 @@ impl CriRuntime {
         let listing = of.each(self.service.clone(), Request::new(request), |m| take(m, &mut items));
         self.call(method, async { listing.await.map(Response::new) }).await?;
         Ok(items)
-    }
-
-    /// Calls ContainerStatus. The answer has the stop signal, which that of the bindings lacks.
-    async fn container_status(&self, id: &str) -> Result<Response<ContainerAnswer>, Status> {
-        let service = self.service.clone();
-        let mut client = Grpc::new(service).max_decoding_message_size(MAX_MESSAGE);
-        client.ready().await.map_err(|e| Status::unavailable(quintlet_kit::error_chain(&e)))?;
-        let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
-        let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/ContainerStatus");
-        client.unary(Request::new(request), path, ProstCodec::default()).await
     }
 }
 
@@ -154,7 +141,9 @@ impl ContainerRuntime for CriRuntime {
     }
 
     async fn container(&self, id: &str, sandbox_id: &str) -> Result<Option<Container>, ReadError> {
-        match known(self.call("ContainerStatus", self.container_status(id)).await)? {
+        let mut client = self.client.clone();
+        let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
+        match known(self.call("ContainerStatus", client.container_status(request)).await)? {
             Some(answer) => convert::container(answer.status, sandbox_id).map(Some),
             None => Ok(None),
         }

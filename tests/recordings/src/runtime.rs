@@ -39,7 +39,7 @@ pub fn options() -> Options {
     };
     Options {
         cgroup_driver: Some(cri::CgroupDriver::Cgroupfs),
-        features: Some(cri::RuntimeFeatures { supplemental_groups_policy: true }),
+        features: Some(cri::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() }),
         handlers: vec![handler(""), handler("fast")],
         ..Options::default()
     }

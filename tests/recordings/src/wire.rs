@@ -222,7 +222,7 @@ mod tests {
     fn the_field_table_equals_the_bindings() {
         let config = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: "c".into(), attempt: 2 }),
-            envs: vec![cri::KeyValue { key: "A".into(), value: "1".into() }],
+            envs: vec![cri::KeyValue { key: "A".into(), value: b"1".to_vec() }],
             args: vec!["a".into(), String::new()],
             labels: [("k".to_owned(), "v".to_owned())].into(),
             tty: true,

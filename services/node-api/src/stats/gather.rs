@@ -318,6 +318,7 @@ fn add_up(stats: &mut v1::LinuxPodSandboxStats) {
             timestamp,
             usage_core_nano_seconds: of_cpus(|cpu| cpu.usage_core_nano_seconds),
             usage_nano_cores: of_cpus(|cpu| cpu.usage_nano_cores),
+            ..Default::default()
         });
     }
     if let (None, Some(timestamp)) = (&stats.memory, memories.iter().map(|memory| memory.timestamp).min()) {
@@ -329,6 +330,7 @@ fn add_up(stats: &mut v1::LinuxPodSandboxStats) {
             rss_bytes: of_memories(|memory| memory.rss_bytes),
             page_faults: of_memories(|memory| memory.page_faults),
             major_page_faults: of_memories(|memory| memory.major_page_faults),
+            ..Default::default()
         });
     }
 }
@@ -346,6 +348,7 @@ pub(super) fn fill(
         timestamp,
         usage_core_nano_seconds: number(usage.cpu_nanos),
         usage_nano_cores: None,
+        ..Default::default()
     });
     memory.get_or_insert_with(|| v1::MemoryUsage {
         timestamp,
@@ -355,6 +358,7 @@ pub(super) fn fill(
         rss_bytes: number(usage.rss),
         page_faults: number(usage.page_faults),
         major_page_faults: number(usage.major_page_faults),
+        ..Default::default()
     });
     if let (None, Some(used)) = (&swap, usage.swap) {
         *swap = Some(v1::SwapUsage {
@@ -544,6 +548,7 @@ mod tests {
             timestamp: 5,
             usage_core_nano_seconds: number(2_000_000_000),
             usage_nano_cores: number(10),
+            ..Default::default()
         });
         a.memory =
             Some(v1::MemoryUsage { timestamp: 5, working_set_bytes: number(1000), ..Default::default() });
@@ -638,8 +643,12 @@ mod tests {
         let paths = paths(dir.path());
         make_group(dir.path(), "kubepods/burstable/podu1", 9);
         let number = |value| Some(v1::UInt64Value { value });
-        let cpu =
-            v1::CpuUsage { timestamp: 1, usage_core_nano_seconds: number(5), usage_nano_cores: number(6) };
+        let cpu = v1::CpuUsage {
+            timestamp: 1,
+            usage_core_nano_seconds: number(5),
+            usage_nano_cores: number(6),
+            ..Default::default()
+        };
         let stats = v1::LinuxPodSandboxStats { cpu: Some(cpu), ..Default::default() };
         let mut pods = vec![Pod { uid: "u1".into(), object: object("Running"), stats, ..Pod::default() }];
         add_left_out(&mut pods, [("u1".to_owned(), object("Running"))].into(), &paths);

@@ -68,6 +68,7 @@ fn of_machine(machine: &Machine, time: Timestamp) -> (Option<v1::CpuUsage>, Opti
         timestamp,
         usage_core_nano_seconds: number(machine.cpu_nanos),
         usage_nano_cores: None,
+        ..Default::default()
     };
     let memory = v1::MemoryUsage {
         timestamp,
@@ -77,6 +78,7 @@ fn of_machine(machine: &Machine, time: Timestamp) -> (Option<v1::CpuUsage>, Opti
         rss_bytes: number(machine.rss()),
         page_faults: number(machine.page_faults),
         major_page_faults: number(machine.major_page_faults),
+        ..Default::default()
     };
     (Some(cpu), Some(memory))
 }

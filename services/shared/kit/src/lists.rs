@@ -1,7 +1,7 @@
 //! Calls the list methods of the CRI as streams (Kubernetes 1.36), since a whole list may exceed the size limit of a message.
 //!
-//! The CRI bindings do not have the streaming methods yet. These methods take the same requests as the unary ones, and their
-//! messages have the items in field 1, too. cri-proxy offers the streams even if the runtime does not. An older cri-proxy passes
+//! The methods of a pair take the same request on the wire, and both have their items in field 1, so that one type of messages serves
+//! for both. cri-proxy offers the streams even if the runtime does not. An older cri-proxy passes
 //! on the runtime's UNIMPLEMENTED; the client then falls back to the unary method.
 
 use http::uri::PathAndQuery;

@@ -29,7 +29,8 @@ async fn a_pod_that_needs_a_feature_is_not_rejected_before_the_runtimes_features
     };
     for able in [true, false] {
         let mut options = Options::default();
-        options.runtime.features = Some(v1::RuntimeFeatures { supplemental_groups_policy: able });
+        options.runtime.features =
+            Some(v1::RuntimeFeatures { supplemental_groups_policy: able, ..Default::default() });
         options.runtime.handlers = vec![v1::RuntimeHandler::default()];
         let sim = Sim::prepare(options).await;
         sim.runtime.down();

@@ -12,7 +12,8 @@ use tonic::Code;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_running_pod_with_pending_admission_is_no_orphan() {
     let mut options = Options::default();
-    options.runtime.features = Some(v1::RuntimeFeatures { supplemental_groups_policy: true });
+    options.runtime.features =
+        Some(v1::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() });
     options.runtime.handlers = vec![v1::RuntimeHandler::default()];
     let sim = Sim::start(options).await;
     let mut strict = pods::single("strict");

@@ -212,7 +212,8 @@ fn main_with(name: &str, field: &str, value: Value) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_wait_before_a_worker_starts_is_reported() {
     let mut options = Options::default();
-    options.runtime.features = Some(v1::RuntimeFeatures { supplemental_groups_policy: true });
+    options.runtime.features =
+        Some(v1::RuntimeFeatures { supplemental_groups_policy: true, ..Default::default() });
     options.runtime.handlers = vec![v1::RuntimeHandler::default()];
     let sim = Sim::prepare(options).await;
     let unread = sim.runtime.hang(Method::Status);

@@ -162,12 +162,12 @@ async fn an_image_volume_is_pulled_and_its_failure_affects_only_containers_that_
     let uid = sim.create(pod.clone());
     sim.wait_ready("both").await;
     assert_eq!(sim.calls_about(Method::PullImage, "data.test/set:1"), 1);
-    // The fake runtime does not have sub paths of images; `cri_extensions` tests them.
     let config = sim.runtime.newest(&uid, "mounts").unwrap().config;
     let mount = config.mounts.iter().find(|m| m.container_path == "/data").unwrap();
     let image = mount.image.clone().unwrap();
     assert_eq!(image.user_specified_image, "data.test/set:1");
     assert!(image.image.starts_with("sha256:") && mount.readonly && mount.host_path.is_empty(), "{mount:?}");
+    assert_eq!(mount.image_sub_path, "part");
     let plain = sim.runtime.newest(&uid, "plain").unwrap().config;
     assert!(!plain.mounts.iter().any(|m| m.container_path == "/data"));
 
@@ -215,7 +215,7 @@ async fn stop_signals_reach_the_runtime_and_the_status_with_the_feature_gate() {
         pod["spec"]["containers"][0]["lifecycle"] = json!({"stopSignal": "SIGUSR1"});
         let uid = sim.create(pod);
         sim.wait_ready("signalled").await;
-        let sent = ["own", "plain"].map(|name| sim.runtime.newest(&uid, name).unwrap().stop_signal);
+        let sent = ["own", "plain"].map(|name| sim.runtime.newest(&uid, name).unwrap().config.stop_signal);
         let shown = sim.api.get("pods", "default", "signalled").unwrap();
         let statuses = shown["status"]["containerStatuses"].as_array().unwrap();
         let shown = [0, 1].map(|i| statuses[i]["stopSignal"].as_str());

@@ -4,10 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_cri::v1;
+use k8s_cri::v1::UpdatePodSandboxResourcesRequest;
 use nix::mount::MsFlags;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Seen, Service, Sim, pods};
-use quintlet_testkit::fake_runtime::{Method, Rule, UpdatePodSandboxResourcesRequest};
+use quintlet_testkit::fake_runtime::{Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tonic::Code;

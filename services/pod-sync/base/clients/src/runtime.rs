@@ -6,14 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::uri::PathAndQuery;
 use k8s_cri::v1 as cri;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use pod_sync_cri_config::cri_extensions::{
-    CreateContainerRequestWithExtensions, CriExtensions, UpdatePodSandboxResourcesRequest,
-    UpdatePodSandboxResourcesResponse,
-};
 use pod_sync_node_decisions::image_gc::Image;
 use prometheus_client::metrics::counter::Counter;
 use quintlet_cgroups::CgroupDriver;
@@ -271,7 +266,6 @@ impl Runtime {
         &self,
         sandbox: &SandboxId,
         config: cri::ContainerConfig,
-        extensions: &CriExtensions,
         sandbox_config: cri::PodSandboxConfig,
     ) -> Result<ContainerId, CallError> {
         let request = cri::CreateContainerRequest {
@@ -279,31 +273,8 @@ impl Runtime {
             config: Some(config),
             sandbox_config: Some(sandbox_config),
         };
-        let reply = if extensions.is_empty() {
-            call!(self, runtime, create_container, "CreateContainer", self.call, request)?
-        } else {
-            let request =
-                self.request(CreateContainerRequestWithExtensions::new(request, extensions), self.call);
-            let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/CreateContainer");
-            let sent = Box::pin(self.call_extended::<_, cri::CreateContainerResponse>(request, path));
-            self.counted(self.finish("CreateContainer", self.call, sent).await)?
-        };
+        let reply = call!(self, runtime, create_container, "CreateContainer", self.call, request)?;
         ContainerId::parse(&reply.container_id).map_err(|e| invalid_reply("CreateContainer", &e))
-    }
-
-    // Sends a message that has fields or methods which the CRI bindings lack.
-    async fn call_extended<M, R>(
-        &self,
-        request: Request<M>,
-        path: PathAndQuery,
-    ) -> Result<Response<R>, Status>
-    where
-        M: prost::Message + Send + 'static,
-        R: prost::Message + Default + Send + 'static,
-    {
-        let mut client = tonic::client::Grpc::new(self.channel.clone());
-        client.ready().await.map_err(|e| Status::unavailable(quintlet_kit::error_chain(&e)))?;
-        client.unary(request, path, tonic_prost::ProstCodec::<M, R>::default()).await
     }
 
     pub async fn start_container(&self, id: &ContainerId) -> Result<(), CallError> {
@@ -340,17 +311,13 @@ impl Runtime {
         overhead: cri::LinuxContainerResources,
         resources: cri::LinuxContainerResources,
     ) -> Result<(), CallError> {
-        let message = UpdatePodSandboxResourcesRequest {
+        let request = cri::UpdatePodSandboxResourcesRequest {
             pod_sandbox_id: id.to_string(),
             overhead: Some(overhead),
             resources: Some(resources),
         };
-        let path = PathAndQuery::from_static("/runtime.v1.RuntimeService/UpdatePodSandboxResources");
-        let sent =
-            Box::pin(self.call_extended::<_, UpdatePodSandboxResourcesResponse>(
-                self.request(message, self.call),
-                path,
-            ));
+        let mut client = self.runtime.clone();
+        let sent = Box::pin(client.update_pod_sandbox_resources(self.request(request, self.call)));
         self.finish("UpdatePodSandboxResources", self.call, sent).await.map(|_| ())
     }
 

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, Device, ImageSpec, LinuxContainerConfig, Mount, UserNamespace,
+    ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
+    UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::PodRef;
-use quintlet_model::labels;
+use quintlet_model::{labels, stop_signal};
 
-use super::cri_extensions::variables;
 use super::env::{Env, expand_argument};
 use super::error::ConfigError;
 use super::expand::Budget;
@@ -50,8 +50,7 @@ pub struct ContainerInput<'a> {
     pub target_id: Option<&'a str>,
 }
 
-/// Returns the configuration of a container. It has no variables if the value of one is not UTF-8: see
-/// [`super::cri_extensions::variables`].
+/// Returns the configuration of a container.
 ///
 /// # Errors
 /// The message becomes that of waiting reason `CreateContainerConfigError`.
@@ -83,7 +82,7 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
         command,
         args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: variables(env).0,
+        envs: env.iter().map(|(key, value)| KeyValue { key: key.clone(), value: value.clone() }).collect(),
         mounts: input.mounts.to_vec(),
         devices: input.devices.to_vec(),
         labels: container_labels(names, container),
@@ -92,12 +91,19 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
         stdin: container.stdin.unwrap_or(false),
         stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
+        stop_signal: if node.stop_signals { stop_signal(container) } else { 0 },
         linux: Some(LinuxContainerConfig {
             resources: Some(resources::container_resources(pod, container, node)),
             security_context: Some(context),
         }),
         ..ContainerConfig::default()
     })
+}
+
+/// Returns the CRI's number of the container's stop signal; 0 if there is none or it is unknown.
+fn stop_signal(container: &Container) -> i32 {
+    let name = container.lifecycle.as_ref().and_then(|l| l.stop_signal.as_deref());
+    name.and_then(stop_signal::number).unwrap_or(0)
 }
 
 fn container_labels(names: &PodRef, container: &Container) -> HashMap<String, String> {
@@ -188,9 +194,13 @@ mod tests {
     use serde_json::{Value, json};
 
     fn build(container: Value) -> Result<ContainerConfig, String> {
+        build_on(&NodeSettings::default(), container)
+    }
+
+    fn build_on(node: &NodeSettings, container: Value) -> Result<ContainerConfig, String> {
         let mut p = pod_of(json!({"terminationGracePeriodSeconds": 30, "containers": [container]}));
         p.metadata.deletion_grace_period_seconds = Some(5);
-        let env = [("A".to_owned(), b"1".to_vec())].into();
+        let env = [("A".to_owned(), b"1".to_vec()), ("B64".to_owned(), b"\xff\x00".to_vec())].into();
         container_config(ContainerInput {
             pod: &p,
             names: &quintlet_model::pod::pod_ref(&p).unwrap(),
@@ -198,7 +208,7 @@ mod tests {
             restarts: 3,
             image_ref: "sha256:abc",
             image_user: &ImageUser::Uid(0),
-            node: &NodeSettings::default(),
+            node,
             env: &env,
             devices: &[],
             mounts: &[],
@@ -226,8 +236,8 @@ mod tests {
         assert_eq!(c.args, ["x1"]);
         assert_eq!(c.log_path, "foo/3.log");
         assert_eq!((c.stdin, c.stdin_once, c.tty, c.working_dir.as_str()), (true, false, true, "/w"));
-        let envs: Vec<_> = c.envs.iter().map(|v| (v.key.as_str(), v.value.as_str())).collect();
-        assert_eq!(envs, [("A", "1")]);
+        let envs: Vec<_> = c.envs.iter().map(|v| (v.key.as_str(), v.value.as_slice())).collect();
+        assert_eq!(envs, [("A", &b"1"[..]), ("B64", &b"\xff\x00"[..])]);
         assert_eq!(c.labels.len(), 4);
         assert_eq!(c.labels[labels::CONTAINER_NAME], "foo");
         for (key, want) in [
@@ -241,6 +251,25 @@ mod tests {
             (labels::CONTAINER_PORTS, "[{\"containerPort\":80}]"),
         ] {
             assert_eq!(c.annotations[key], want, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_stop_signal_is_converted_to_the_enum_of_the_cri_with_the_feature_gate() {
+        let number = |gate: bool, name: Option<&str>| {
+            let node = NodeSettings { stop_signals: gate, ..NodeSettings::default() };
+            let lifecycle = json!({"stopSignal": name});
+            build_on(&node, json!({"name": "c", "lifecycle": lifecycle})).unwrap().stop_signal
+        };
+        for (name, want) in [
+            (None, 0),
+            (Some("SIGABRT"), 1),
+            (Some("SIGTERM"), 23),
+            (Some("SIGRTMAX"), 65),
+            (Some("TERM"), 0),
+        ] {
+            assert_eq!(number(true, name), want, "{name:?}");
+            assert_eq!(number(false, name), 0, "{name:?}");
         }
     }
 

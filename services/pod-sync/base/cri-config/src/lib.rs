@@ -10,7 +10,6 @@
 #![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
 pub mod container;
-pub mod cri_extensions;
 pub mod dns;
 pub mod env;
 pub mod env_file;

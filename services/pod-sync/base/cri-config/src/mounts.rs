@@ -14,7 +14,6 @@ use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use rand::RngExt as _;
 
-use super::cri_extensions::ImageMount;
 use super::env::{Env, expand_sub_path, sort_pod_ips};
 use super::error::ConfigError;
 use super::hostname::pod_hostname;
@@ -60,32 +59,23 @@ pub struct MountsInput<'a> {
     pub id_mappings: Option<(&'a [IdMapping], &'a [IdMapping])>,
 }
 
-/// Mounts of a container.
-#[derive(Debug, Default)]
-pub struct Mounts {
-    /// Mounts of paths on the node, in the kubelet's order.
-    pub plain: Vec<Mount>,
-    /// Mounts of images with their index among all mounts, in that order.
-    pub images: Vec<(usize, ImageMount)>,
-}
-
-/// Returns the mounts of a container. Binds subpaths, writes the hosts file and creates a termination
+/// Returns the mounts of a container, in the kubelet's order. Binds subpaths, writes the hosts file and creates a termination
 /// log. Blocks; called for each start of a container.
 ///
 /// # Errors
 /// The message becomes that of waiting reason `CreateContainerConfigError`.
-pub fn make_mounts(input: MountsInput<'_>) -> Result<Mounts, ConfigError> {
+pub fn make_mounts(input: MountsInput<'_>) -> Result<Vec<Mount>, ConfigError> {
     let pod_dir = paths::pod_dir(&input.node.root_dir, input.uid);
-    let (mut out, mut images) = (Vec::new(), Vec::new());
+    let mut out = Vec::new();
     let mut own_hosts = false;
     for (index, mount) in input.container.volume_mounts.iter().flatten().enumerate() {
         own_hosts |= mount.mount_path == ETC_HOSTS;
         let sub = sub_path(mount, input.env)?;
         let made = volume_mount(input, mount)?;
-        match input.images.get(&mount.name) {
-            Some(image) => images.push((index, image_mount(made, image, sub))),
-            None => out.push(Mount { host_path: host_path(input, mount, &sub, index, &pod_dir)?, ..made }),
-        }
+        out.push(match input.images.get(&mount.name) {
+            Some(image) => image_mount(made, image, sub),
+            None => Mount { host_path: host_path(input, mount, &sub, index, &pod_dir)?, ..made },
+        });
     }
     if !own_hosts && (pod::host_network(input.pod) || !input.pod_ips.is_empty()) {
         let path = write_hosts(input, &pod_dir)?;
@@ -101,12 +91,8 @@ pub fn make_mounts(input: MountsInput<'_>) -> Result<Mounts, ConfigError> {
             mount.uid_mappings = uids.to_vec();
             mount.gid_mappings = gids.to_vec();
         }
-        for (_, mount) in &mut images {
-            mount.uid_mappings = uids.to_vec();
-            mount.gid_mappings = gids.to_vec();
-        }
     }
-    Ok(Mounts { plain: out, images })
+    Ok(out)
 }
 
 /// Returns the block devices of a container (`pkg/kubelet: makeBlockVolumes`). A volume whose link to its device is absent is
@@ -179,16 +165,8 @@ fn volume_mount(input: MountsInput<'_>, mount: &VolumeMount) -> Result<Mount, Co
     })
 }
 
-fn image_mount(mount: Mount, image: &ImageSpec, sub: String) -> ImageMount {
-    ImageMount {
-        container_path: mount.container_path,
-        readonly: true,
-        propagation: mount.propagation,
-        recursive_read_only: mount.recursive_read_only,
-        image: Some(image.clone()),
-        image_sub_path: sub,
-        ..ImageMount::default()
-    }
+fn image_mount(mount: Mount, image: &ImageSpec, sub: String) -> Mount {
+    Mount { readonly: true, image: Some(image.clone()), image_sub_path: sub, ..mount }
 }
 
 // Returns the path within the volume; empty for the whole volume.
@@ -371,10 +349,6 @@ mod tests {
         }
 
         fn run(&self, spec: Value, ips: &[&str], features: HandlerFeatures) -> Result<Vec<Mount>, String> {
-            self.all(spec, ips, features).map(|mounts| mounts.plain)
-        }
-
-        fn all(&self, spec: Value, ips: &[&str], features: HandlerFeatures) -> Result<Mounts, String> {
             let p = pod_of(spec);
             let ips: Vec<IpAddr> = ips.iter().map(|i| i.parse().unwrap()).collect();
             let env = [("SUB".to_owned(), b"made".to_vec()), ("UP".to_owned(), b"..".to_vec())].into();
@@ -576,20 +550,22 @@ mod tests {
             {"name": "image", "mountPath": "/all", "readOnly": true, "recursiveReadOnly": "IfPossible"},
             {"name": "image", "mountPath": "/part", "subPath": "a/b", "mountPropagation": "HostToContainer"}]}]});
         let features = HandlerFeatures { recursive_read_only_mounts: true, ..HandlerFeatures::default() };
-        let got = root.all(spec, &[], features).unwrap();
-        let short = |(place, m): &(usize, ImageMount)| {
+        let got = root.run(spec, &[], features).unwrap();
+        let short = |m: &Mount| {
+            let image = m.image.as_ref().map(|i| i.image.clone()).unwrap_or_default();
             let flags = (m.readonly, m.recursive_read_only, m.propagation);
-            (*place, m.container_path.clone(), m.image_sub_path.clone(), flags)
+            (m.container_path.clone(), image, m.image_sub_path.clone(), m.host_path.is_empty(), flags)
         };
-        let row = |place, at: &str, sub: &str, flags| (place, at.to_owned(), sub.to_owned(), flags);
+        let row = |path: &str, image: &str, sub: &str, flags| {
+            (path.to_owned(), image.to_owned(), sub.to_owned(), !image.is_empty(), flags)
+        };
         let want = [
-            row(0, "/models", "v1/made", (true, false, 0)),
-            row(2, "/all", "", (true, true, 0)),
-            row(3, "/part", "a/b", (true, false, 1)),
+            row("/models", "sha256:1", "v1/made", (true, false, 0)),
+            row("/v", "", "", (false, false, 0)),
+            row("/all", "sha256:1", "", (true, true, 0)),
+            row("/part", "sha256:1", "a/b", (true, false, 1)),
         ];
-        assert_eq!(got.images.iter().map(short).collect::<Vec<_>>(), want);
-        assert!(got.images.iter().all(|(_, m)| m.image.as_ref().unwrap().image == "sha256:1"));
-        assert_eq!(got.plain.len(), 1);
+        assert_eq!(got.iter().map(short).collect::<Vec<_>>(), want);
         assert!(!root.dir.path().join("pods/u1/volume-subpaths").exists(), "nothing is made on the node");
     }
 

@@ -8,12 +8,10 @@ use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_clients::EventType;
 use pod_sync_cri_config::container::{ContainerInput, container_config};
-use pod_sync_cri_config::cri_extensions;
-use pod_sync_cri_config::cri_extensions::CriExtensions;
 use pod_sync_cri_config::env::{EnvInput, EnvObjects, make_env};
 use pod_sync_cri_config::env_files::EnvFiles;
 use pod_sync_cri_config::error::ConfigError;
-use pod_sync_cri_config::mounts::{Mounts, block_devices};
+use pod_sync_cri_config::mounts::block_devices;
 use pod_sync_cri_config::security::ImageUser;
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::waiting::{StartFailure, Waiting};
@@ -68,7 +66,7 @@ impl Worker {
         self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let restarts = self.next_attempt(pass, &container.name).await;
         let made = self.container_config(pass, container, restarts, &image, &images, spec.ips).await;
-        let (config, extensions) = match made {
+        let config = match made {
             Ok(made) => made,
             Err(error) => {
                 let error = error.to_string();
@@ -85,7 +83,7 @@ impl Worker {
         }
         self.ctx.checkpoints.allocations.flush().await;
         let (calls, sandbox_config) = (&self.ctx.runtime.calls, spec.sandbox_config.clone());
-        let created = calls.create_container(spec.sandbox, config, &extensions, sandbox_config).await;
+        let created = calls.create_container(spec.sandbox, config, sandbox_config).await;
         let error = created.as_ref().err().map(|e| e.message.as_str());
         self.ctx.reporting.metrics.operations.image_volumes_mounted(&pass.pod, container, error);
         match created {
@@ -170,12 +168,12 @@ impl Worker {
         ready: &image::Ready,
         images: &BTreeMap<String, cri::ImageSpec>,
         ips: &[IpAddr],
-    ) -> Result<(cri::ContainerConfig, CriExtensions), ConfigError> {
+    ) -> Result<cri::ContainerConfig, ConfigError> {
         let (pod, node) = (&pass.pod, &self.ctx.node.settings);
         let objects = EnvObjects::fetch(pod, container, self.ctx.environment.objects.as_ref()).await;
         let files = self.env_files(pod, container).await?;
         let env = make_env(EnvInput { pod, container, node, pod_ips: ips, objects: &objects }, files)?;
-        let Mounts { plain: mounts, images } = self.mounts(pod, container, images, &env, ips).await?;
+        let mounts = self.mounts(pod, container, images, &env, ips).await?;
         let (of, volumes) = (container.clone(), self.setup.volumes.clone().unwrap_or_default());
         let devices = blocking(move || block_devices(&of, &volumes)).await?;
         let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
@@ -186,12 +184,7 @@ impl Worker {
             ConfigError::invalid(format!("create container log directory {}: {e}", log_dir.display()))
         })?;
         let user = ImageUser::from_status(ready.image.uid.as_ref().map(|u| u.value), &ready.image.username);
-        let extensions = CriExtensions {
-            mounts: images,
-            stop_signal: if node.stop_signals { cri_extensions::stop_signal(container) } else { 0 },
-            variables: cri_extensions::variables(&env).1,
-        };
-        let config = container_config(ContainerInput {
+        container_config(ContainerInput {
             pod,
             names: &self.pod_ref,
             container,
@@ -207,8 +200,7 @@ impl Worker {
             userns: self.setup.user_namespace.as_ref(),
             volume_groups: &self.ctx.environment.volume_tasks.groups(pod, &self.pod_ref.uid),
             target_id: target(pod, container, &pass.runtime)?.map(ContainerId::as_str),
-        })?;
-        Ok((config, extensions))
+        })
     }
 
     async fn env_files(&self, pod: &Arc<Pod>, container: &Container) -> Result<EnvFiles, ConfigError> {

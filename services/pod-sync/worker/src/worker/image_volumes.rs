@@ -43,6 +43,7 @@ impl Worker {
                     user_specified_image: wanted.image.to_owned(),
                     runtime_handler: self.setup.runtime_handler.clone(),
                     annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
+                    ..cri::ImageSpec::default()
                 }),
                 Err(NoImage::Waits(reason)) => Err(reason),
                 // The containers that mount the volume wait with this reason.

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements, Secret, V
 use pod_sync_clients::EventType;
 use pod_sync_cri_config::env::Env;
 use pod_sync_cri_config::error::ConfigError;
-use pod_sync_cri_config::mounts::{MountedVolumes, Mounts, MountsInput, make_mounts};
+use pod_sync_cri_config::mounts::{MountedVolumes, MountsInput, make_mounts};
 use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause, KillOverride, rejection_message};
 use pod_sync_decisions::worker::{Input, KillPodOptions, PodFacts, SyncPodType};
 use pod_sync_decisions::{sync, waiting};
@@ -357,7 +357,7 @@ impl Worker {
         images: &BTreeMap<String, cri::ImageSpec>,
         env: &Env,
         pod_ips: &[IpAddr],
-    ) -> Result<Mounts, ConfigError> {
+    ) -> Result<Vec<cri::Mount>, ConfigError> {
         let features = self.features(&self.setup.runtime_handler);
         let userns = self.setup.user_namespace.clone();
         let (pod, container, images, env) = (pod.clone(), container.clone(), images.clone(), env.clone());

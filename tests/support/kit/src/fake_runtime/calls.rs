@@ -112,7 +112,6 @@ impl Shared {
         self: &Arc<Self>,
         plan: &mut Plan,
         q: v1::CreateContainerRequest,
-        stop_signal: i32,
     ) -> Result<String, Status> {
         let config = q.config.ok_or_else(|| Status::invalid_argument("container config is nil"))?;
         let id = {
@@ -133,13 +132,7 @@ impl Shared {
         };
         let _reserved = Reserved(Arc::clone(self), id.clone());
         self.script.pass(plan).await?;
-        {
-            let mut world = self.world.lock();
-            world.insert_container(id.clone(), &q.pod_sandbox_id, config);
-            if let Some(made) = world.containers.get_mut(&id) {
-                Arc::make_mut(made).stop_signal = stop_signal;
-            }
-        }
+        self.world.lock().insert_container(id.clone(), &q.pod_sandbox_id, config);
         self.touch();
         self.bus.containerd(Event::Created { id: id.clone() });
         self.cri_event(&id, v1::ContainerEventType::ContainerCreatedEvent);

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use k8s_cri::v1;
@@ -10,9 +11,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::Shared;
+use super::lists::{self, ListStream};
 use super::script::Method;
 use super::world::{no_container, no_sandbox};
-use super::{cri_extensions, lists};
 
 pub(crate) struct Cri(pub(crate) Arc<Shared>);
 
@@ -24,6 +25,91 @@ fn not_implemented<T>(method: &str) -> Result<T, Status> {
 #[tonic::async_trait]
 impl RuntimeService for Cri {
     type GetContainerEventsStream = ReceiverStream<Result<v1::ContainerEventResponse, Status>>;
+    type StreamContainerStatsStream = ListStream<v1::StreamContainerStatsResponse>;
+    type StreamContainersStream = ListStream<v1::StreamContainersResponse>;
+    type StreamPodSandboxMetricsStream = ListStream<v1::StreamPodSandboxMetricsResponse>;
+    type StreamPodSandboxStatsStream = ListStream<v1::StreamPodSandboxStatsResponse>;
+    type StreamPodSandboxesStream = ListStream<v1::StreamPodSandboxesResponse>;
+
+    async fn stream_pod_sandboxes(
+        &self,
+        q: Request<v1::StreamPodSandboxesRequest>,
+    ) -> Result<Response<Self::StreamPodSandboxesStream>, Status> {
+        let subjects = lists::sandbox_subjects(q.get_ref().filter.as_ref());
+        let find =
+            |shared: &Shared, q: v1::StreamPodSandboxesRequest| lists::found_sandboxes(shared, q.filter);
+        let message =
+            |s: Arc<_>| v1::StreamPodSandboxesResponse { pod_sandboxes: vec![lists::sandbox_item(&s)] };
+        lists::stream(&self.0, Method::StreamPodSandboxes, q, subjects, find, message).await
+    }
+
+    async fn stream_containers(
+        &self,
+        q: Request<v1::StreamContainersRequest>,
+    ) -> Result<Response<Self::StreamContainersStream>, Status> {
+        let subjects = lists::container_subjects(q.get_ref().filter.as_ref());
+        let find =
+            |shared: &Shared, q: v1::StreamContainersRequest| lists::found_containers(shared, q.filter);
+        let message =
+            |c: Arc<_>| v1::StreamContainersResponse { containers: vec![lists::container_item(&c)] };
+        lists::stream(&self.0, Method::StreamContainers, q, subjects, find, message).await
+    }
+
+    async fn stream_container_stats(
+        &self,
+        q: Request<v1::StreamContainerStatsRequest>,
+    ) -> Result<Response<Self::StreamContainerStatsStream>, Status> {
+        let find = |shared: &Shared, _| lists::container_stats(shared);
+        let message = |item| v1::StreamContainerStatsResponse { container_stats: vec![item] };
+        lists::stream(&self.0, Method::StreamContainerStats, q, Vec::new(), find, message).await
+    }
+
+    async fn stream_pod_sandbox_stats(
+        &self,
+        q: Request<v1::StreamPodSandboxStatsRequest>,
+    ) -> Result<Response<Self::StreamPodSandboxStatsStream>, Status> {
+        let find = |shared: &Shared, _| lists::all_sandbox_stats(shared);
+        let message = |item| v1::StreamPodSandboxStatsResponse { pod_sandbox_stats: vec![item] };
+        lists::stream(&self.0, Method::StreamPodSandboxStats, q, Vec::new(), find, message).await
+    }
+
+    async fn stream_pod_sandbox_metrics(
+        &self,
+        _: Request<v1::StreamPodSandboxMetricsRequest>,
+    ) -> Result<Response<Self::StreamPodSandboxMetricsStream>, Status> {
+        not_implemented("StreamPodSandboxMetrics")
+    }
+
+    async fn checkpoint_pod(
+        &self,
+        _: Request<v1::CheckpointPodRequest>,
+    ) -> Result<Response<v1::CheckpointPodResponse>, Status> {
+        not_implemented("CheckpointPod")
+    }
+
+    async fn restore_pod(
+        &self,
+        _: Request<v1::RestorePodRequest>,
+    ) -> Result<Response<v1::RestorePodResponse>, Status> {
+        not_implemented("RestorePod")
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        q: Request<v1::UpdatePodSandboxResourcesRequest>,
+    ) -> Result<Response<v1::UpdatePodSandboxResourcesResponse>, Status> {
+        if !self.0.sandbox_updates.load(Ordering::Relaxed) {
+            return not_implemented("UpdatePodSandboxResources");
+        }
+        self.0
+            .simple(
+                Method::UpdatePodSandboxResources,
+                q,
+                |q| vec![q.pod_sandbox_id.clone()],
+                |_, _| Ok(v1::UpdatePodSandboxResourcesResponse {}),
+            )
+            .await
+    }
 
     async fn version(&self, q: Request<v1::VersionRequest>) -> Result<Response<v1::VersionResponse>, Status> {
         self.0
@@ -138,9 +224,12 @@ impl RuntimeService for Cri {
         q: Request<v1::ListPodSandboxRequest>,
     ) -> Result<Response<v1::ListPodSandboxResponse>, Status> {
         self.0
-            .simple(Method::ListPodSandbox, q, lists::sandbox_subjects, |shared, q| {
-                Ok(v1::ListPodSandboxResponse { items: lists::sandboxes(shared, q) })
-            })
+            .simple(
+                Method::ListPodSandbox,
+                q,
+                |q| lists::sandbox_subjects(q.filter.as_ref()),
+                |shared, q| Ok(v1::ListPodSandboxResponse { items: lists::sandboxes(shared, q) }),
+            )
             .await
     }
 
@@ -153,9 +242,8 @@ impl RuntimeService for Cri {
             subjects.extend(config.metadata.iter().map(|m| m.name.clone()));
             subjects.extend(config.labels.values().cloned());
         }
-        let signal = cri_extensions::stop_signal(&q);
         let call = self.0.call(Method::CreateContainer, q, subjects, move |shared, mut plan, q| async move {
-            let result = Box::pin(shared.create(&mut plan, q, signal)).await;
+            let result = Box::pin(shared.create(&mut plan, q)).await;
             (plan, result.map(|container_id| v1::CreateContainerResponse { container_id }))
         });
         Box::pin(call).await
@@ -213,9 +301,12 @@ impl RuntimeService for Cri {
         q: Request<v1::ListContainersRequest>,
     ) -> Result<Response<v1::ListContainersResponse>, Status> {
         self.0
-            .simple(Method::ListContainers, q, lists::container_subjects, |shared, q| {
-                Ok(v1::ListContainersResponse { containers: lists::containers(shared, q) })
-            })
+            .simple(
+                Method::ListContainers,
+                q,
+                |q| lists::container_subjects(q.filter.as_ref()),
+                |shared, q| Ok(v1::ListContainersResponse { containers: lists::containers(shared, q) }),
+            )
             .await
     }
 
@@ -232,8 +323,14 @@ impl RuntimeService for Cri {
                     let world = shared.world.lock();
                     let container =
                         world.containers.get(&q.container_id).ok_or_else(|| no_container(&q.container_id))?;
+                    let mut status = container.status.clone();
+                    if shared.options.stop_signals {
+                        let default = v1::Signal::Sigterm as i32;
+                        status.stop_signal =
+                            Some(container.config.stop_signal).filter(|s| *s != 0).unwrap_or(default);
+                    }
                     Ok(v1::ContainerStatusResponse {
-                        status: Some(container.status.clone()),
+                        status: Some(status),
                         info: if q.verbose { container.info() } else { HashMap::new() },
                     })
                 },

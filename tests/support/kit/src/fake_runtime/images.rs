@@ -7,7 +7,7 @@ use k8s_cri::v1::image_service_server::ImageService;
 use tonic::{Request, Response, Status};
 
 use super::Shared;
-use super::lists;
+use super::lists::{self, ListStream};
 use super::script::Method;
 
 pub(crate) struct Images(pub(crate) Arc<Shared>);
@@ -18,6 +18,17 @@ fn name(spec: &Option<v1::ImageSpec>) -> String {
 
 #[tonic::async_trait]
 impl ImageService for Images {
+    type StreamImagesStream = ListStream<v1::StreamImagesResponse>;
+
+    async fn stream_images(
+        &self,
+        request: Request<v1::StreamImagesRequest>,
+    ) -> Result<Response<Self::StreamImagesStream>, Status> {
+        let find = |shared: &Shared, q: v1::StreamImagesRequest| lists::images(shared, q.filter);
+        let message = |item| v1::StreamImagesResponse { images: vec![item] };
+        lists::stream(&self.0, Method::StreamImages, request, Vec::new(), find, message).await
+    }
+
     async fn list_images(
         &self,
         request: Request<v1::ListImagesRequest>,
@@ -27,7 +38,7 @@ impl ImageService for Images {
                 Method::ListImages,
                 request,
                 |_| Vec::new(),
-                |shared, q| Ok(v1::ListImagesResponse { images: lists::images(shared, q) }),
+                |shared, q| Ok(v1::ListImagesResponse { images: lists::images(shared, q.filter) }),
             )
             .await
     }

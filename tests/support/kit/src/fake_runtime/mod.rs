@@ -9,7 +9,6 @@
 
 mod calls;
 mod cri;
-mod cri_extensions;
 mod events;
 mod faults;
 mod images;
@@ -31,7 +30,6 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use cri_extensions::UpdatePodSandboxResourcesRequest;
 pub use options::{ExecReply, Options, WALL_BASE_UNIX_NS};
 pub use script::{Call, Method, Rule, RuleId};
 pub use world::{Behaviour, ContainerRecord, ContainerSeed, SandboxRecord, StopReply};

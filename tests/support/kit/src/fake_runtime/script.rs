@@ -84,7 +84,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Returns the bytes of the request, including fields that the bindings lack.
+    /// Returns the bytes of the request, including fields of a later CRI.
     #[must_use]
     pub fn raw(&self) -> &Bytes {
         &self.request

@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -24,7 +23,6 @@ use super::Shared;
 use super::cri::Cri;
 use super::events::EventsServer;
 use super::images::Images;
-use super::{cri_extensions, lists};
 
 /// Size of the gRPC message prefix: a flag for compression, which is not used here, and the length.
 const FRAME_HEAD: usize = 5;
@@ -32,13 +30,13 @@ const FRAME_HEAD: usize = 5;
 /// Size limit of a CRI message, as in the kubelet.
 pub(super) const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 
-/// Bytes of a request, including fields that the bindings lack.
+/// Bytes of a request, including fields of a later CRI.
 #[derive(Clone)]
 pub(super) struct Raw(pub(super) Bytes);
 
 /// Keeps the bytes of each request: every CRI request is one message.
 #[derive(Clone)]
-struct Keep(Routes, Arc<Shared>);
+struct Keep(Routes);
 
 impl Service<http::Request<Incoming>> for Keep {
     type Response = http::Response<tonic::body::Body>;
@@ -50,21 +48,13 @@ impl Service<http::Request<Incoming>> for Keep {
     }
 
     fn call(&mut self, request: http::Request<Incoming>) -> Self::Future {
-        let (mut routes, shared) = (self.0.clone(), Arc::clone(&self.1));
+        let mut routes = self.0.clone();
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
             // The received part of an incomplete request is processed, and nothing is returned.
             let bytes = body.collect().await.map(Collected::to_bytes).unwrap_or_default();
             parts.extensions.insert(Raw(bytes.slice(FRAME_HEAD.min(bytes.len())..)));
             let request = http::Request::from_parts(parts, Full::new(bytes));
-            if shared.list_streams.load(Ordering::Relaxed)
-                && let Some(answer) = lists::stream(&shared, &request)
-            {
-                return answer.await;
-            }
-            if let Some(answer) = cri_extensions::answer(&shared, &request) {
-                return answer.await;
-            }
             routes.call(request).await
         })
     }
@@ -108,10 +98,9 @@ pub(super) fn start(shared: &Arc<Shared>, path: &Path) -> io::Result<Cancellatio
     .prepare();
     let token = CancellationToken::new();
     let mortal = Mortal(token.clone());
-    let shared = Arc::clone(shared);
     crate::spawn(token.clone().run_until_cancelled_owned(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let service = TowerToHyperService::new(Keep(routes.clone(), Arc::clone(&shared)));
+            let service = TowerToHyperService::new(Keep(routes.clone()));
             let connection = hyper::server::conn::http2::Builder::new(mortal.clone())
                 .max_concurrent_streams(100_000)
                 .serve_connection(TokioIo::new(stream), service);

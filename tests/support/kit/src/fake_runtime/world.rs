@@ -120,8 +120,6 @@ pub struct ContainerRecord {
     pub status: v1::ContainerStatus,
     /// Configuration of its creation.
     pub config: v1::ContainerConfig,
-    /// Number of the stop signal in the configuration, which the bindings lack; 0 if there is none.
-    pub stop_signal: i32,
     /// ID of its sandbox.
     pub sandbox_id: String,
     starting: bool,
@@ -142,7 +140,12 @@ impl ContainerRecord {
 
     /// Returns what a verbose ContainerStatus adds, as containerd has it: the OCI runtime specification, with the environment.
     pub(crate) fn info(&self) -> HashMap<String, String> {
-        let env: Vec<String> = self.config.envs.iter().map(|e| format!("{}={}", e.key, e.value)).collect();
+        let env: Vec<String> = self
+            .config
+            .envs
+            .iter()
+            .map(|e| format!("{}={}", e.key, String::from_utf8_lossy(&e.value)))
+            .collect();
         let info = serde_json::json!({"runtimeSpec": {"process": {"env": env}}});
         HashMap::from([("info".to_owned(), info.to_string())])
     }
@@ -329,7 +332,7 @@ impl World {
             envs: seed
                 .envs
                 .iter()
-                .map(|(key, value)| v1::KeyValue { key: key.clone(), value: value.clone() })
+                .map(|(key, value)| v1::KeyValue { key: key.clone(), value: value.clone().into_bytes() })
                 .collect(),
             ..Default::default()
         }
@@ -383,7 +386,6 @@ impl World {
         let record = ContainerRecord {
             status,
             config,
-            stop_signal: 0,
             sandbox_id: sandbox.to_owned(),
             starting: false,
             exiting: false,
