@@ -35,7 +35,6 @@ ALLOWED = {
     ("impl", "cri-proxy Forwarder"): 6,
     ("impl", "node-api Stats"): 6,
     ("impl", "pod-sync Agent"): 7,
-    ("impl", "pod-sync PodManager"): 5,
     ("impl", "pod-sync Service"): 5,
     ("impl", "pod-sync/volumes/in-tree Mounter"): 4,
     ("impl", "pod-sync/worker Worker"): 17,
