@@ -19,7 +19,7 @@ use crate::orphan_listing::OrphanListing;
 use pod_sync_metrics::Counted;
 use pod_sync_worker::context::WorkerContext;
 
-/// What periodic cleanup keeps between two runs.
+/// The state of periodic cleanup between two runs.
 pub(super) struct Cleanup {
     ctx: Arc<WorkerContext>,
     qos_cgroups: QosCgroups,
