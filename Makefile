@@ -63,6 +63,7 @@ check-files:
 	scripts/paused-clock.py
 	scripts/blocking.py
 	scripts/module-graph.py
+	scripts/parts.py
 	scripts/unused-dependencies.py
 	scripts/message-limits.py
 	scripts/words.py

@@ -1,5 +1,6 @@
 //! Runs a target on a limited number of inputs, or for a limited time.
-#![allow(clippy::disallowed_methods)] // Processor time and the budget of a run are real time: nothing here is paused.
+// Processor time and the budget of a run are real time: nothing here is paused.
+#![allow(clippy::disallowed_methods)]
 
 use std::hash::Hasher as _;
 use std::path::PathBuf;

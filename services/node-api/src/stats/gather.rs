@@ -4,13 +4,12 @@
 //! pods, and from its cgroup if it runs nevertheless. A pod without a cgroup has the sums of its containers. Network interfaces that the
 //! runtime omits are those of the network namespace.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_cri::v1;
-use parking_lot::Mutex;
 use quintlet_cgroups::stats::{CgroupStats, Usage};
 use quintlet_kit::task;
 use quintlet_model::qos::QosClass;
@@ -18,7 +17,9 @@ use quintlet_proto::podsync::v1::PodView;
 use serde_json::Value;
 use tonic::Status;
 
-use super::{Rate, Stats, StatsPaths};
+use super::Stats;
+use super::paths::StatsPaths;
+use super::rates::Rates;
 use crate::host;
 use crate::pod_lookup;
 use crate::runtime_stats::{self, SandboxStats};
@@ -79,28 +80,6 @@ impl Pressure {
         let [cpu, memory, io] =
             ["cpu", "memory", "io"].map(|resource| host::pressure(&cgroup.pressure(resource)));
         Self { cpu, memory, io }
-    }
-}
-
-/// The previous CPU time of everything for which the runtime reports no usage rate.
-#[derive(Debug, Default)]
-pub(super) struct Rates(Mutex<HashMap<String, Rate>>);
-
-impl Rates {
-    fn complete(&self, key: &str, cpu: &mut v1::CpuUsage) {
-        let Some(total) = cpu.usage_core_nano_seconds else { return };
-        if cpu.usage_nano_cores.is_some() {
-            return;
-        }
-        let time = Timestamp::from_nanosecond(i128::from(cpu.timestamp)).unwrap_or_default();
-        let mut all = self.0.lock();
-        let rate = all.entry(key.to_owned()).or_default().nano_cores(time, total.value);
-        cpu.usage_nano_cores = rate.map(|value| v1::UInt64Value { value });
-    }
-
-    /// Removes entries of pods and containers that no longer exist.
-    fn keep(&self, there: &HashSet<String>) {
-        self.0.lock().retain(|key, _| there.contains(key));
     }
 }
 

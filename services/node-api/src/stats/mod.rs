@@ -10,22 +10,21 @@ mod families;
 mod gather;
 mod machine_info;
 mod node_cgroups;
+mod paths;
 mod prometheus;
+mod rates;
 mod summary;
 mod system;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use parking_lot::Mutex;
 use quintlet_cgroups::stats::{CgroupStats, RootMemory};
 use quintlet_kit::clock::Clock;
 
-use gather::Rates;
-pub use system::SystemCgroups;
-use system::SystemRates;
+pub use paths::{StatsPaths, SystemCgroups};
+use rates::{Rate, Rates, SystemRates};
 
 /// Ticks per second in /proc/stat: USER_HZ, which is 100 on all supported platforms.
 const NANOS_PER_TICK: u64 = 10_000_000;
@@ -44,43 +43,6 @@ pub struct Stats {
     started: Timestamp,
     /// Previous CPU times of pods and containers that the runtime omits.
     rates: Arc<Rates>,
-}
-
-/// Directories that statistics are read from.
-#[derive(Debug, Clone, Default)]
-pub struct StatsPaths {
-    pub root_dir: PathBuf,
-    /// Directory of container logs.
-    pub pod_logs_dir: PathBuf,
-    /// Mount point of cgroupfs.
-    pub cgroups: PathBuf,
-    /// Cgroup that contains `kubepods`.
-    pub cgroup_root: String,
-    /// Cgroups of processes that are not those of pods.
-    pub system: SystemCgroups,
-}
-
-/// The CPU time of the previous request, to compute a rate.
-#[derive(Debug, Default)]
-struct Rate(Mutex<Option<(Timestamp, u64)>>);
-
-impl Rate {
-    /// Returns the CPU usage since the previous request, in nanocores. None for the first request.
-    fn nano_cores(&self, time: Timestamp, cpu_nanos: u64) -> Option<u64> {
-        let mut last = self.0.lock();
-        let before = last.filter(|(at, _)| *at < time);
-        // The rate over a very short time would be inaccurate.
-        let is_due = before.is_none_or(|(at, _)| time.duration_since(at).as_secs_f64() >= 1.0);
-        if is_due {
-            *last = Some((time, cpu_nanos));
-        }
-        before.and_then(|(at, nanos)| {
-            let seconds = time.duration_since(at).as_secs_f64();
-            let used = cpu_nanos.saturating_sub(nanos);
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
-            (seconds > 0.0).then(|| (used as f64 / seconds) as u64)
-        })
-    }
 }
 
 /// Statistics of the machine.

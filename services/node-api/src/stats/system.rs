@@ -1,35 +1,18 @@
 //! System containers in `/stats/summary`: the cgroups of the services, of the runtime, of other processes and of all pods
 //! (`pkg/kubelet/server/stats: GetSystemContainersStats`).
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use jiff::Timestamp;
-use parking_lot::Mutex;
 use quintlet_cgroups::stats::{CgroupStats, Usage};
 use serde_json::{Value, json};
 
+use super::Stats;
 use super::cri_stats::{io, object};
 use super::gather::Pressure;
-use super::{Rate, Stats};
 
 /// Prefix and suffix of the units of the services under systemd. Each has a cgroup of its own.
 const UNITS: (&str, &str) = ("quintlet-", ".service");
-
-/// Cgroups of the configuration, as paths from the root of the hierarchies. Empty: not set.
-#[derive(Debug, Clone, Default)]
-pub struct SystemCgroups {
-    /// `kubeletCgroups`.
-    pub kubelet: String,
-    /// `--runtime-cgroups`.
-    pub runtime: String,
-    /// `systemCgroups`.
-    pub system: String,
-}
-
-/// Previous CPU times by system container.
-#[derive(Debug, Default)]
-pub(super) struct SystemRates(Mutex<BTreeMap<&'static str, Rate>>);
 
 impl Stats {
     /// Returns the system containers that exist, with CPU and memory only if `light`.
@@ -70,7 +53,7 @@ impl Stats {
         light: bool,
     ) -> Option<Value> {
         let u = groups.iter().filter_map(CgroupStats::usage).reduce(|sum, one| sum.plus(&one))?;
-        let nano_cores = self.last_of_system.0.lock().entry(name).or_default().nano_cores(time, u.cpu_nanos);
+        let nano_cores = self.last_of_system.nano_cores(name, time, u.cpu_nanos);
         // Pressures of several cgroups cannot be added.
         let pressure = match groups {
             [one] => Pressure::of(one),
@@ -165,7 +148,7 @@ mod tests {
 
     use quintlet_kit::clock::Clock;
 
-    use super::super::StatsPaths;
+    use super::super::{StatsPaths, SystemCgroups};
     use super::*;
 
     /// Makes a cgroup v2 with this CPU time and memory.

@@ -8,28 +8,25 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
 use pod_sync_decisions::grace;
-use pod_sync_decisions::merge::creation_time;
 use pod_sync_decisions::resize::allocation;
-use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
+use pod_sync_decisions::resize::feasibility::{NodeResizePolicy, PendingReason, PendingResize};
 use pod_sync_decisions::status::{KillCause, KillOverride};
-use pod_sync_decisions::waiting::Waiting;
 use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
-use pod_sync_layout::SourceKind;
 use pod_sync_node_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
 use pod_sync_node_decisions::preempt;
-use quintlet_model::ids::{PodRef, PodUid};
+use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::ContainerState;
+use tokio::sync::Notify;
 
-use super::PodManager;
-use super::entry::PendingAdmission;
+use super::entry::PodEntries;
 use pod_sync_containment::PodWork;
-use pod_sync_worker::context::{Desired, Victim};
+use pod_sync_worker::context::{Victim, WorkerContext};
 
 /// How long a pod waits for the API server to return the Node before it is rejected.
 const NODE_READ: Duration = Duration::from_secs(5);
 /// Reason of a rejection for which Kubernetes has no reason (`pkg/kubelet/lifecycle: UnexpectedAdmissionError`).
-pub(super) const UNEXPECTED: &str = "UnexpectedAdmissionError";
+const UNEXPECTED: &str = "UnexpectedAdmissionError";
 
 /// The node as admission sees it.
 #[async_trait]
@@ -56,102 +53,55 @@ pub(super) fn is_ending(pod: &Pod) -> bool {
         || pods::is_terminal_phase(pod.status.as_ref().and_then(|s| s.phase.as_deref()))
 }
 
-impl PodManager {
-    pub(super) fn awaits_runtime(&self, admitted: &Result<Vec<Victim>, Rejection>) -> bool {
-        admitted.as_ref().is_err_and(|rejection| self.admission.awaits_runtime(rejection))
+/// Admits pods beside those that the node has, and preempts pods for critical ones.
+pub(super) struct Admitter {
+    ctx: Arc<WorkerContext>,
+    node: Arc<dyn Admission>,
+    // Rings when the Node, or the runtime's status, was read for the pending admissions.
+    node_read: Arc<Notify>,
+}
+
+impl Admitter {
+    pub(super) fn new(ctx: Arc<WorkerContext>, node: Arc<dyn Admission>) -> Self {
+        Self { ctx, node, node_read: Arc::default() }
     }
 
-    // The Node may have been labelled for this very pod, while the watch of Nodes is behind the watch of pods.
-    pub(super) fn postpone_admission(
-        &mut self,
-        uid: PodUid,
-        pending: PendingAdmission,
-        awaits_runtime: bool,
-    ) {
-        let is_first = !self.pods.is_any_pending();
-        let what = if awaits_runtime {
-            "the runtime has not reported its features"
-        } else {
-            "the Node does not match and is read again"
-        };
-        if let Ok(pod_ref) = pods::pod_ref(&pending.pod) {
-            self.show_waiting(&pod_ref, pending.source, &pending.pod, Waiting::NotAdmitted { what });
-        }
-        if pods::is_static(&pending.pod) {
-            self.ctx.control.static_pod_gate.register(&uid);
-        }
-        self.pods.set_pending(&uid, pending);
-        if !is_first {
-            return;
-        }
-        let (admission, node_read) = (Arc::clone(&self.admission), Arc::clone(&self.node_read));
+    /// Rings when the pending admissions can be decided.
+    pub(super) fn node_read(&self) -> Arc<Notify> {
+        Arc::clone(&self.node_read)
+    }
+
+    /// Reads the Node for the pending admissions, after the runtime has reported its features if they wait for that.
+    pub(super) fn read_node(&self, awaits_runtime: bool) {
+        let (node, node_read) = (Arc::clone(&self.node), Arc::clone(&self.node_read));
         quintlet_kit::task::spawn("read-node", async move {
             if awaits_runtime {
-                admission.runtime_known().await;
+                node.runtime_known().await;
             }
-            let read = tokio::time::timeout(NODE_READ, admission.refresh()).await;
+            let read = tokio::time::timeout(NODE_READ, node.refresh()).await;
             tracing::debug!(?read, "node read for a pending admission");
             node_read.notify_one();
         });
     }
 
-    pub(super) fn admit_pending(&mut self) {
-        let mut pending = self.pods.take_all_pending();
-        // The oldest pod has the first choice.
-        pending.sort_by_key(|pending| creation_time(&pending.pod));
-        for PendingAdmission { source, pod } in pending {
-            let Ok(pod_ref) = pods::pod_ref(&pod) else { continue };
-            if self.draining && source != SourceKind::Api {
-                self.ctx.reporting.views.remove(&pod_ref.uid);
-                continue;
-            }
-            let admitted = self.admit(&pod);
-            if self.awaits_runtime(&admitted) {
-                self.postpone_admission(pod_ref.uid, PendingAdmission { source, pod }, true);
-            } else {
-                self.start(pod_ref, source, pod, admitted);
-            }
-        }
+    /// Returns the properties of the node that make a resize infeasible.
+    pub(super) fn resize_rules(&self) -> NodeResizePolicy {
+        self.node.resize_rules()
     }
 
-    // Makes the worker of a pod that was admitted or rejected.
-    pub(super) fn start(
-        &mut self,
-        pod_ref: PodRef,
-        source: SourceKind,
-        pod: Arc<Pod>,
-        admitted: Result<Vec<Victim>, Rejection>,
-    ) {
-        let (rejected, after) = match admitted {
-            Ok(after) => (None, after),
-            Err(rejection) => {
-                self.ctx.reporting.metrics.pod_rejected(&rejection.reason);
-                (Some(rejection), Vec::new())
-            }
-        };
-        if source == SourceKind::Api && rejected.is_none() {
-            self.ctx.reporting.metrics.start_latency.pod_accepted(&pod_ref.uid, &pod);
-        }
-        let key = (pod_ref.namespace.to_string(), pod_ref.name.to_string());
-        let mirror = self.mirrors.get(&key).cloned();
-        if rejected.is_none() && !is_ending(&pod) {
-            self.ctx.checkpoints.allocations.allocate(&pod_ref.uid, &pod);
-            if pods::is_static(&pod) {
-                self.ctx.control.static_pod_gate.register(&pod_ref.uid);
-            }
-        }
-        let desired = Desired { pod, source, mirror, removed: false, rejected, after };
-        self.spawn(pod_ref, desired, None, false);
+    /// Whether a rejection only means that the runtime has not reported its features yet.
+    pub(super) fn awaits_runtime(&self, admitted: &Result<Vec<Victim>, Rejection>) -> bool {
+        admitted.as_ref().is_err_and(|rejection| self.node.awaits_runtime(rejection))
     }
 
-    // Returns the pods that are preempted for this pod, or why the node rejects it.
-    pub(super) fn admit(&self, pod: &Pod) -> Result<Vec<Victim>, Rejection> {
+    /// Returns the pods that are preempted for this pod, or why the node rejects it.
+    pub(super) fn admit(&self, managed: &PodEntries, pod: &Pod) -> Result<Vec<Victim>, Rejection> {
         if is_ending(pod) {
             return Ok(Vec::new());
         }
-        let others = self.active(None);
+        let others = self.active(managed, None);
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
-        match self.admission.admit(pod, &others) {
+        match self.node.admit(pod, &others) {
             AdmitResult::Admit => Ok(Vec::new()),
             AdmitResult::Reject(rejection) => Err(rejection),
             AdmitResult::Preempt(short) => {
@@ -164,12 +114,15 @@ impl PodManager {
 
     // Returns the pods that hold resources of this node, with the larger of what was allocated to them and what their running
     // containers have.
-    pub(super) fn active(&self, but: Option<&PodUid>) -> Vec<Arc<Pod>> {
-        self.pods
+    fn active(&self, managed: &PodEntries, but: Option<&PodUid>) -> Vec<Arc<Pod>> {
+        managed
             .workers()
             .filter(|(uid, worker)| {
                 let d = worker.desired.borrow();
-                Some(*uid) != but && !d.removed && d.rejected.is_none() && !self.is_over(uid)
+                Some(*uid) != but
+                    && !d.removed
+                    && d.rejected.is_none()
+                    && !self.ctx.control.pod_workers.read(|w| w.is_known_terminated(uid))
             })
             .map(|(uid, worker)| self.with_actuated(uid, &worker.desired.borrow().pod))
             .collect()
@@ -191,7 +144,7 @@ impl PodManager {
     }
 
     // Terminates a victim and then wakes the worker of the pod that needs its resources. `short` are the insufficient resources.
-    pub(super) fn preempt(&self, victim: &Pod, by: &Pod, short: &[InsufficientResource]) -> Option<Victim> {
+    fn preempt(&self, victim: &Pod, by: &Pod, short: &[InsufficientResource]) -> Option<Victim> {
         let victim_ref = pods::pod_ref(victim).ok()?;
         let by = pods::pod_ref(by).ok()?.uid;
         let message = preempt::PREEMPTED_MESSAGE;
@@ -229,5 +182,41 @@ impl PodManager {
             let _ = ctx.faults.contained(&work, Box::pin(kill_victim)).await;
         });
         Some(Victim { uid, until })
+    }
+
+    /// Returns why the resize does not fit beside the other pods now. A critical pod preempts others, and waits for them.
+    pub(super) fn deferred(
+        &self,
+        managed: &PodEntries,
+        uid: &PodUid,
+        desired: &Pod,
+    ) -> Option<PendingResize> {
+        let others = self.active(managed, Some(uid));
+        let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
+        let rejection = match self.node.admit(desired, &others) {
+            AdmitResult::Admit => return None,
+            AdmitResult::Reject(rejection) => rejection,
+            AdmitResult::Preempt(short) => match preempt::pods_to_preempt(desired, &others, &short) {
+                Err(e) => Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() },
+                Ok(victims) => {
+                    for victim in victims.into_iter().filter(|v| !self.is_terminating(v)) {
+                        self.preempt(victim, desired, &short);
+                    }
+                    let unknown = || Rejection { reason: UNEXPECTED.to_owned(), message: String::new() };
+                    short.first().map_or_else(unknown, InsufficientResource::rejection)
+                }
+            },
+        };
+        Some(PendingResize {
+            reason: PendingReason::Deferred,
+            cause: rejection.reason,
+            message: rejection.message,
+            detail: "",
+        })
+    }
+
+    fn is_terminating(&self, pod: &Pod) -> bool {
+        pods::pod_ref(pod)
+            .is_ok_and(|r| self.ctx.control.pod_workers.read(|w| w.is_termination_requested(&r.uid)))
     }
 }

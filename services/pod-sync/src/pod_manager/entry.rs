@@ -187,6 +187,11 @@ impl PodEntries {
         self.0.get(uid).is_some_and(|entry| entry.orphan_removal.is_some())
     }
 
+    /// A pod with this UID is neither desired nor being removed.
+    pub(super) fn may_be_orphan(&self, uid: &PodUid) -> bool {
+        !self.get(uid).is_some_and(PodEntry::is_desired) && !self.is_removing_orphan(uid)
+    }
+
     /// Forgets removals of orphans that have ended, then entries that say nothing any more. Returns whether a removal has ended.
     pub(super) fn prune(&mut self) -> bool {
         let mut has_ended = false;

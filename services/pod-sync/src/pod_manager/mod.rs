@@ -1,23 +1,24 @@
 //! The sync loop: merges the pods of all sources and keeps one worker per pod (`pkg/kubelet: syncLoop, podManager`).
 //!
-//! One task owns the [`PodManager`]. Updates of the sources are its only queue; everything else wakes it.
+//! One task owns the [`PodManager`]. Updates of the sources are its only queue; everything else wakes it. Its parts have what they work
+//! with: `Stores` the pods of the sources, `PodEntries` the workers, `Mirrors`, `Admitter`, `Resizes` and `Cleanup`.
 
 mod admission;
 mod cleanup;
 mod entry;
 mod manifest_gate;
+mod mirrors;
 mod qos_cgroups;
 mod resize;
+mod starts;
+mod stores;
 mod updates;
 
 pub use admission::Admission;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
-use pod_sync_decisions::merge::SourceStore;
 use pod_sync_decisions::resize::allocation::PodResources;
 use pod_sync_decisions::worker::{Input, PodFacts};
 use pod_sync_layout::SourceKind;
@@ -27,17 +28,16 @@ use quintlet_kit::notify::Heartbeat;
 use quintlet_kit::timers;
 use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::{labels, pod as pods};
-use tokio::sync::{Notify, mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
+use self::admission::Admitter;
+use self::cleanup::Cleanup;
 use self::entry::{PodEntries, WorkerHandle};
 use self::manifest_gate::ManifestGate;
-use self::qos_cgroups::QosCgroups;
-use crate::housekeeping::{HousekeepingPace, LogSweeper};
-use crate::orphan_listing::OrphanListing;
-use crate::pending_resizes::PendingResizes;
-use pod_sync_layout::paths;
+use self::mirrors::Mirrors;
+use self::resize::Resizes;
+use self::stores::Stores;
 use pod_sync_records::{PodRecord, Termination};
 use pod_sync_worker::Worker;
 use pod_sync_worker::context::{Desired, WorkerContext};
@@ -49,22 +49,14 @@ const HOUSEKEEPING: Duration = Duration::from_secs(2);
 pub struct PodManager {
     ctx: Arc<WorkerContext>,
     objects: Arc<ManifestObjects>,
-    admission: Arc<dyn Admission>,
-    stores: BTreeMap<SourceKind, SourceStore>,
+    stores: Stores,
     manifests: ManifestGate,
     pods: PodEntries,
-    // Mirror pods as the API server has them, by namespace and name.
-    mirrors: HashMap<(String, String), Arc<Pod>>,
-    resizes: PendingResizes,
-    // Rings when the Node, or the runtime's status, was read for the pending admissions.
-    node_read: Arc<Notify>,
+    mirrors: Mirrors,
+    admitter: Admitter,
+    resizes: Resizes,
+    cleanup: Cleanup,
     draining: bool,
-    qos_cgroups: QosCgroups,
-    // Lists directories of unknown pods.
-    listing: Option<JoinHandle<BTreeSet<PodUid>>>,
-    orphan_listing: OrphanListing,
-    sweeper: LogSweeper,
-    pace: HousekeepingPace,
     heartbeat: Heartbeat,
 }
 
@@ -80,15 +72,6 @@ pub fn has_pod(record: &PodRecord) -> bool {
     record.pod.as_ref().is_some_and(|pod| pods::pod_ref(pod).is_ok())
 }
 
-// The result of a listing, once it has ended. Cancellation safety: the listing continues.
-async fn listed(listing: &mut Option<JoinHandle<BTreeSet<PodUid>>>) -> BTreeSet<PodUid> {
-    match listing {
-        // A panic in the listing ends the process.
-        Some(listing) => listing.await.unwrap_or_default(),
-        None => std::future::pending().await,
-    }
-}
-
 impl PodManager {
     /// Returns a pod manager without pods. Spawns the task that writes the cgroups of QoS classes.
     #[must_use]
@@ -98,29 +81,18 @@ impl PodManager {
         admission: Arc<dyn Admission>,
         sources: &[SourceKind],
     ) -> Self {
-        let heartbeat = Heartbeat::new(ctx.clock.clone());
-        let orphan_listing = OrphanListing::new(paths::pods_dir(&ctx.node.settings.root_dir));
-        let stores = sources.iter().map(|s| (*s, SourceStore::new(s.name()))).collect();
-        let cgroups = ctx.environment.cgroups.clone();
-        let write =
-            move |tiers: &_| cgroups.update_qos_cgroups(tiers).map_err(|e| quintlet_kit::error_chain(&e));
         Self {
-            ctx,
             objects,
-            admission,
-            stores,
+            stores: Stores::new(sources),
             manifests: ManifestGate::of(sources),
             pods: PodEntries::default(),
-            mirrors: HashMap::new(),
-            resizes: PendingResizes::new(),
-            node_read: Arc::default(),
+            mirrors: Mirrors::new(Arc::clone(&ctx)),
+            admitter: Admitter::new(Arc::clone(&ctx), admission),
+            resizes: Resizes::new(Arc::clone(&ctx)),
+            cleanup: Cleanup::new(Arc::clone(&ctx)),
             draining: false,
-            qos_cgroups: QosCgroups::spawn(write),
-            listing: None,
-            orphan_listing,
-            sweeper: LogSweeper::default(),
-            pace: HousekeepingPace::default(),
-            heartbeat,
+            heartbeat: Heartbeat::new(ctx.clock.clone()),
+            ctx,
         }
     }
 
@@ -190,7 +162,7 @@ impl PodManager {
         housekeeping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         loop {
             let ctx = Arc::clone(&self.ctx);
-            let node_read = Arc::clone(&self.node_read);
+            let node_read = self.admitter.node_read();
             let manifests_expired = self.manifests.expired();
             self.heartbeat.beat();
             // Updates stay queued and the rest is level-triggered: a dropped arm loses nothing.
@@ -202,16 +174,16 @@ impl PodManager {
                 },
                 () = manifests_expired => self.manifests_read(),
                 _ = housekeeping.tick() => self.housekeeping(),
-                () = ctx.control.wakeups.housekeeping_due() => self.pace.request(),
-                () = self.pace.due() => self.housekeeping(),
-                listed = listed(&mut self.listing) => self.remove_listed(listed),
+                () = ctx.control.wakeups.housekeeping_due() => self.cleanup.request(),
+                () = self.cleanup.due() => self.housekeeping(),
+                listed = self.cleanup.listed() => self.cleanup.remove_listed(&mut self.pods, listed),
                 () = node_read.notified() => self.admit_pending(),
                 () = ctx.checkpoints.allocations.room() => self.resizes.retry_soon(),
                 () = self.resizes.due() => {}
                 changed = drain.changed() => if changed.is_ok() && *drain.borrow() { self.begin_drain() },
             }
             self.collect_ended();
-            self.retry_resizes();
+            self.resizes.retry(&self.pods, &self.stores, &self.admitter);
             if self.draining && self.is_drained() {
                 return;
             }
@@ -242,13 +214,33 @@ impl PodManager {
         worker.desired.borrow().publish_removal(&self.ctx.reporting.views, uid);
     }
 
-    fn is_over(&self, uid: &PodUid) -> bool {
-        self.ctx.control.pod_workers.read(|w| w.is_known_terminated(uid))
+    fn housekeeping(&mut self) {
+        self.cleanup.begin();
+        let began = self.ctx.clock.boot();
+        self.clean_up();
+        self.add_pods_with_freed_uid();
+        let took = self.ctx.clock.boot().saturating_sub(began);
+        if self.cleanup.is_newly_slow(took) {
+            tracing::warn!(?took, pods = self.pods.workers().count(), "housekeeping is slow");
+        }
     }
 
-    // Every source has delivered a snapshot.
-    fn sources_ready(&self) -> bool {
-        self.stores.values().all(SourceStore::is_seen)
+    fn clean_up(&mut self) {
+        self.cleanup.count(&self.pods, self.mirrors.len());
+        self.ctx.faults.containment.update_gauge();
+        self.retry_set_aside();
+        // A pod is an orphan only if every source has delivered a snapshot and the whole runtime state was read.
+        if !self.stores.is_ready() {
+            return;
+        }
+        self.ctx.environment.volume_tasks.sources_ready();
+        self.mirrors.delete_orphaned(&self.pods);
+        self.cleanup.update_qos_cgroups(&self.pods);
+        self.ctx.environment.volumes.remove_expired_tokens(self.ctx.clock.wall());
+        let wanted = self.stores.pods().filter(|(_, _, pod)| !pods::is_mirror(pod));
+        let wanted = wanted.map(|(_, uid, _)| uid.clone());
+        self.ctx.control.pod_workers.step(Input::SyncKnownPods(wanted.collect()));
+        self.cleanup.remove_orphans(&mut self.pods);
     }
 
     // Forgets pods whose worker has ended and restarts workers that ended unexpectedly.
@@ -271,8 +263,7 @@ impl PodManager {
                 }
                 continue;
             }
-            self.resizes.drop(&uid);
-            self.resizes.retry_soon();
+            self.resizes.remove(&uid);
             self.ctx.checkpoints.allocations.remove(&uid);
             self.ctx.environment.objects.unregister(&uid);
             tracing::info!(pod.uid = %uid, "pod is gone from this node");

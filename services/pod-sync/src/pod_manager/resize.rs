@@ -5,129 +5,124 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
 use pod_sync_decisions::resize::allocation;
-use pod_sync_decisions::resize::feasibility::{self, PendingReason, PendingResize, QueuedResize};
+use pod_sync_decisions::resize::feasibility::{self, PendingReason, QueuedResize};
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::worker::{Input, PodFacts, SyncPodType};
-use pod_sync_node_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
-use pod_sync_node_decisions::preempt;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
-use super::PodManager;
-use super::admission::{UNEXPECTED, is_ending};
+use super::admission::{Admitter, is_ending};
+use super::entry::PodEntries;
+use super::stores::Stores;
+use crate::pending_resizes::PendingResizes;
+use pod_sync_worker::context::WorkerContext;
 
-impl PodManager {
+/// The resizes that are not allocated yet.
+pub(super) struct Resizes {
+    ctx: Arc<WorkerContext>,
+    queue: PendingResizes,
+}
+
+impl Resizes {
+    pub(super) fn new(ctx: Arc<WorkerContext>) -> Self {
+        Self { ctx, queue: PendingResizes::new() }
+    }
+
+    /// Sleeps until the next retry without a trigger; for ever while no resize is pending.
+    pub(super) async fn due(&self) {
+        self.queue.due().await;
+    }
+
+    /// Marks that resources may have become available.
+    pub(super) fn retry_soon(&mut self) {
+        self.queue.retry_soon();
+    }
+
+    /// Forgets the resize of a pod that is gone, and lets others have its resources.
+    pub(super) fn remove(&mut self, uid: &PodUid) {
+        self.queue.drop(uid);
+        self.queue.retry_soon();
+    }
+
     /// Queues a resize if the desired resources of a pod have changed and differ from the allocated ones.
-    pub(super) fn compare_resources(&mut self, uid: &PodUid, asked: &Arc<Pod>) {
-        let resources = allocation::of_pod(asked);
-        let Some(worker) = self.pods.worker_mut(uid).filter(|w| w.desired_resources != resources) else {
+    pub(super) fn compare(&mut self, pods: &mut PodEntries, uid: &PodUid, desired: &Arc<Pod>) {
+        let resources = allocation::of_pod(desired);
+        let Some(worker) = pods.worker_mut(uid).filter(|w| w.desired_resources != resources) else {
             return;
         };
-        let before = allocation::apply(asked, &worker.desired_resources);
-        self.ctx.reporting.metrics.operations.resize_requested(&before, asked);
+        let before = allocation::apply(desired, &worker.desired_resources);
+        self.ctx.reporting.metrics.operations.resize_requested(&before, desired);
         worker.desired_resources = resources;
-        if worker.desired.borrow().rejected.is_some() || is_ending(asked) {
+        if worker.desired.borrow().rejected.is_some() || is_ending(desired) {
             return;
         }
-        if !Arc::ptr_eq(&self.ctx.checkpoints.allocations.apply(uid, asked), asked) {
-            return self.resizes.push(uid);
+        if !Arc::ptr_eq(&self.ctx.checkpoints.allocations.apply(uid, desired), desired) {
+            return self.queue.push(uid);
         }
-        self.resizes.drop(uid);
+        self.queue.drop(uid);
         if self.ctx.checkpoints.allocations.conditions(uid, |c| c.clear_pending()) {
-            self.sync(uid, asked);
+            self.sync(uid, desired);
         }
     }
 
     /// Retries pending resizes, if a trigger or the interval allows it.
-    pub(super) fn retry_resizes(&mut self) {
-        let waiting = self.resizes.take(self.sources_ready());
+    pub(super) fn retry(&mut self, pods: &PodEntries, stores: &Stores, admitter: &Admitter) {
+        let waiting = self.queue.take(stores.is_ready());
         let mut queue: Vec<QueuedResize> = waiting
             .into_iter()
             .filter_map(|uid| {
-                let asked = self.asked(&uid)?;
-                let allocated = self.ctx.checkpoints.allocations.apply(&uid, &asked);
+                let desired = stores.pod(&uid)?;
+                let allocated = self.ctx.checkpoints.allocations.apply(&uid, desired);
                 let since = self.ctx.checkpoints.allocations.conditions(&uid, |c| c.pending_since());
-                Some(QueuedResize::of(uid, &asked, &allocated, since))
+                Some(QueuedResize::of(uid, desired, &allocated, since))
             })
             .collect();
         if queue.is_empty() {
             return;
         }
         feasibility::sort_queue(&mut queue);
-        let waiting = queue.into_iter().map(|c| c.uid).filter(|uid| self.retry_resize(uid)).collect();
-        self.resizes.set_pending(waiting);
-    }
-
-    fn asked(&self, uid: &PodUid) -> Option<Arc<Pod>> {
-        self.stores.values().find_map(|s| s.get(uid)).cloned()
+        let is_pending = |uid: &PodUid| {
+            stores.pod(uid).is_some_and(|desired| self.retry_one(pods, admitter, uid, desired))
+        };
+        let waiting = queue.into_iter().map(|c| c.uid).filter(is_pending).collect();
+        self.queue.set_pending(waiting);
     }
 
     // Returns true if the resize stays pending.
-    fn retry_resize(&self, uid: &PodUid) -> bool {
-        let (Some(asked), Some(worker)) = (self.asked(uid), self.pods.worker(uid)) else { return false };
+    fn retry_one(&self, pods: &PodEntries, admitter: &Admitter, uid: &PodUid, desired: &Arc<Pod>) -> bool {
+        let Some(worker) = pods.worker(uid) else { return false };
         if self.ctx.control.pod_workers.read(|w| w.is_termination_requested(uid)) {
             return false;
         }
-        let (ctx, generation, now) = (&self.ctx, asked.metadata.generation, self.ctx.clock.wall());
-        let allocated = ctx.checkpoints.allocations.apply(uid, &asked);
-        if Arc::ptr_eq(&allocated, &asked) {
+        let (ctx, generation, now) = (&self.ctx, desired.metadata.generation, self.ctx.clock.wall());
+        let allocated = ctx.checkpoints.allocations.apply(uid, desired);
+        if Arc::ptr_eq(&allocated, desired) {
             if ctx.checkpoints.allocations.conditions(uid, |c| c.clear_pending()) {
-                self.sync(uid, &asked);
+                self.sync(uid, desired);
             }
             return false;
         }
-        let pending = feasibility::infeasible(&asked, &allocated, self.admission.resize_rules())
-            .or_else(|| self.deferred(uid, &asked));
+        let pending = feasibility::infeasible(desired, &allocated, admitter.resize_rules())
+            .or_else(|| admitter.deferred(pods, uid, desired));
         let Some(pending) = pending else {
-            ctx.checkpoints.allocations.allocate(uid, &asked);
+            ctx.checkpoints.allocations.allocate(uid, desired);
             ctx.checkpoints.allocations.conditions(uid, |c| c.set_in_progress(generation, now));
-            let message = resize_message("started", &asked, generation, "");
-            ctx.reporting.events.pod(&asked, EventType::Normal, "ResizeStarted", &message, "");
-            worker.desired.send_modify(|d| d.pod = Arc::clone(&asked));
+            let message = resize_message("started", desired, generation, "");
+            ctx.reporting.events.pod(desired, EventType::Normal, "ResizeStarted", &message, "");
+            worker.desired.send_modify(|d| d.pod = Arc::clone(desired));
             worker.desired.borrow().publish_removal(&ctx.reporting.views, uid);
-            self.sync(uid, &asked);
+            self.sync(uid, desired);
             return false;
         };
         if pending.reason == PendingReason::Infeasible {
             ctx.reporting.metrics.operations.resize_infeasible(pending.detail);
         }
         if ctx.checkpoints.allocations.conditions(uid, |c| c.set_pending(&pending, generation, now)) {
-            let message = resize_message(&pending.cause, &asked, generation, &pending.message);
-            ctx.reporting.events.pod(&asked, EventType::Warning, pending.reason.event(), &message, "");
+            let message = resize_message(&pending.cause, desired, generation, &pending.message);
+            ctx.reporting.events.pod(desired, EventType::Warning, pending.reason.event(), &message, "");
         }
-        self.sync(uid, &asked);
+        self.sync(uid, desired);
         pending.reason == PendingReason::Deferred
-    }
-
-    // Returns why the resize does not fit beside the other pods now. A critical pod preempts others, and waits for them.
-    fn deferred(&self, uid: &PodUid, asked: &Pod) -> Option<PendingResize> {
-        let others = self.active(Some(uid));
-        let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
-        let rejection = match self.admission.admit(asked, &others) {
-            AdmitResult::Admit => return None,
-            AdmitResult::Reject(rejection) => rejection,
-            AdmitResult::Preempt(short) => match preempt::pods_to_preempt(asked, &others, &short) {
-                Err(e) => Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() },
-                Ok(victims) => {
-                    for victim in victims.into_iter().filter(|v| !self.is_terminating(v)) {
-                        self.preempt(victim, asked, &short);
-                    }
-                    let unknown = || Rejection { reason: UNEXPECTED.to_owned(), message: String::new() };
-                    short.first().map_or_else(unknown, InsufficientResource::rejection)
-                }
-            },
-        };
-        Some(PendingResize {
-            reason: PendingReason::Deferred,
-            cause: rejection.reason,
-            message: rejection.message,
-            detail: "",
-        })
-    }
-
-    fn is_terminating(&self, pod: &Pod) -> bool {
-        pods::pod_ref(pod)
-            .is_ok_and(|r| self.ctx.control.pod_workers.read(|w| w.is_termination_requested(&r.uid)))
     }
 
     // Makes the pod's worker sync.

@@ -62,7 +62,7 @@ impl PodManager {
         if self.draining && source != SourceKind::Api {
             return;
         }
-        let Some(store) = self.stores.get_mut(&source) else { return };
+        let Some(store) = self.stores.get_mut(source) else { return };
         let merged = merge(store);
         self.report_ignored(source, &merged.duplicates, &merged.unusable);
         for PodChange { op, pod } in merged.changes {
@@ -143,7 +143,7 @@ impl PodManager {
             .collect();
         for (uid, source) in due {
             self.pods.entry(&uid).set_aside = None;
-            let pod = self.stores.get(&source).and_then(|store| store.get(&uid).cloned());
+            let pod = self.stores.get(source).and_then(|store| store.get(&uid).cloned());
             match pod {
                 Some(pod) => self.change(source, PodOperation::Update, pod),
                 None => self.ctx.reporting.views.remove(&uid),
@@ -154,7 +154,7 @@ impl PodManager {
     fn apply(&mut self, source: SourceKind, op: PodOperation, pod: Arc<Pod>, pod_ref: PodRef) {
         failpoint::work!("pod taken over");
         if pods::is_mirror(&pod) {
-            return self.set_mirror(op, pod);
+            return self.mirrors.change(op, pod, &self.pods);
         }
         match op {
             PodOperation::Remove => self.apply_removal(&pod_ref),
@@ -171,8 +171,7 @@ impl PodManager {
             // Its worker finds nothing to remove and reports so.
             self.start(pod_ref.clone(), source, pod, Ok(Vec::new()));
         }
-        self.resizes.drop(uid);
-        self.resizes.retry_soon();
+        self.resizes.remove(uid);
         // A source removes only after its first snapshot, so no other source can have the pod.
         match self.pods.worker(uid) {
             Some(worker) => self.remove(uid, worker),
@@ -216,7 +215,7 @@ impl PodManager {
                 d.removed = false;
             });
             worker.desired.borrow().publish_removal(&self.ctx.reporting.views, &uid);
-            self.compare_resources(&uid, &desired);
+            self.resizes.compare(&mut self.pods, &uid, &desired);
             return;
         }
         if let Some(pending) = self.pods.pending_mut(&uid) {
@@ -233,46 +232,20 @@ impl PodManager {
         if std::mem::take(&mut entry.is_restart_requested) {
             self.ctx.reporting.metrics.census.count_restart(pods::is_static(&pod));
         }
-        let admitted = self.admit(&pod);
-        let awaits_runtime = self.awaits_runtime(&admitted);
+        let admitted = self.admitter.admit(&self.pods, &pod);
+        let awaits_runtime = self.admitter.awaits_runtime(&admitted);
         if awaits_runtime || admitted.as_ref().is_err_and(|r| r.reason == admission::NODE_AFFINITY) {
             return self.postpone_admission(uid, PendingAdmission { source, pod }, awaits_runtime);
         }
         self.start(pod_ref, source, pod, admitted);
-        self.compare_resources(&uid, &desired);
-    }
-
-    fn set_mirror(&mut self, op: PodOperation, mirror: Arc<Pod>) {
-        let Ok(mirror_ref) = pods::pod_ref(&mirror) else { return };
-        let key = (mirror_ref.namespace.to_string(), mirror_ref.name.to_string());
-        let now = match op {
-            PodOperation::Remove => {
-                self.mirrors.remove(&key);
-                None
-            }
-            PodOperation::Add | PodOperation::Update | PodOperation::Delete | PodOperation::Reconcile => {
-                self.mirrors.insert(key.clone(), Arc::clone(&mirror));
-                Some(mirror)
-            }
-        };
-        for (_, worker) in self.pods.workers() {
-            let is_its_static_pod = {
-                let d = worker.desired.borrow();
-                pods::is_static(&d.pod)
-                    && d.pod.metadata.namespace.as_deref() == Some(&key.0)
-                    && d.pod.metadata.name.as_deref() == Some(&key.1)
-            };
-            if is_its_static_pod {
-                worker.desired.send_modify(|d| d.mirror.clone_from(&now));
-            }
-        }
+        self.resizes.compare(&mut self.pods, &uid, &desired);
     }
 
     // Removes restored pods that are not in the first snapshot of their source: they were removed while pod-sync was down.
     fn remove_restored_without_source(&mut self) {
         for (uid, worker) in self.pods.workers_mut().filter(|(_, w)| w.is_restored) {
             let source = worker.desired.borrow().source;
-            if self.stores.get(&source).is_none_or(SourceStore::is_seen) {
+            if self.stores.get(source).is_none_or(SourceStore::is_seen) {
                 worker.is_restored = false;
                 self.ctx.control.pod_workers.step(Input::Remove(uid.clone()));
                 worker.desired.send_modify(|d| d.removed = true);
@@ -293,8 +266,7 @@ impl PodManager {
         };
         let returned: Vec<(SourceKind, Arc<Pod>)> = self
             .stores
-            .iter()
-            .flat_map(|(source, store)| store.iter().map(|(uid, pod)| (*source, uid, pod)))
+            .pods()
             .filter(|(source, uid, _)| is_returned(*source, uid))
             .map(|(source, _, pod)| (source, Arc::clone(pod)))
             .collect();

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use nix::errno::Errno;
 use nix::libc;
 
+use crate::clock::{AHEAD, is_virtual};
 use crate::kernel::{self, Nanos};
 use crate::waits::{self, End};
 
@@ -32,7 +33,7 @@ pub(crate) unsafe extern "C" fn clock_gettime(
 ) -> libc::c_int {
     // SAFETY: the contract is the same.
     let status = unsafe { kernel::clock_gettime(clock, time) };
-    let ahead = crate::AHEAD.load(Ordering::SeqCst);
+    let ahead = AHEAD.load(Ordering::SeqCst);
     if status == 0 && ahead != 0 && is_ahead(clock) {
         // SAFETY: the kernel has written to `time`.
         unsafe { *time = kernel::timespec(kernel::nanos(&*time) + ahead) };
@@ -53,7 +54,7 @@ pub(crate) unsafe extern "C" fn epoll_wait(
 ) -> libc::c_int {
     // SAFETY: the contract is the same.
     let wait = |timeout| unsafe { kernel::epoll_wait(epoll, events, max, timeout) };
-    if !crate::is_virtual() || timeout == 0 {
+    if !is_virtual() || timeout == 0 {
         return wait(timeout);
     }
     let deadline = (timeout > 0).then(|| waits::now() + Nanos::from(timeout) * 1_000_000);
@@ -85,13 +86,13 @@ pub(crate) unsafe extern "C" fn clock_nanosleep(
     time: *const libc::timespec,
     left: *mut libc::timespec,
 ) -> libc::c_int {
-    if !crate::is_virtual() || !is_ahead(clock) {
+    if !is_virtual() || !is_ahead(clock) {
         // SAFETY: the contract is the same.
         return unsafe { kernel::clock_nanosleep(clock, flags, time, left) };
     }
     // SAFETY: `time` points to a `timespec`.
     let time = kernel::nanos(unsafe { &*time });
-    let of_clock = kernel::now(clock) + crate::AHEAD.load(Ordering::SeqCst);
+    let of_clock = kernel::now(clock) + AHEAD.load(Ordering::SeqCst);
     let is_absolute = flags & libc::TIMER_ABSTIME != 0;
     let deadline = waits::now() + if is_absolute { time - of_clock } else { time };
     match waits::wait(None, Some(deadline)) {

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use nix::libc;
 use rustix::fs::{RawDir, SeekFrom};
 
+use crate::clock::AHEAD;
 use crate::kernel::{self, Nanos};
 use crate::waits;
 
@@ -59,7 +60,7 @@ fn jump(threads: &mut Threads, used: Nanos) -> bool {
     let Some(deadline) = waits::nearest() else { return false };
     let (now, deadline) = (waits::now(), deadline + SLACK);
     if deadline > now {
-        crate::AHEAD.fetch_add(deadline - now, Ordering::SeqCst);
+        AHEAD.fetch_add(deadline - now, Ordering::SeqCst);
     }
     waits::wake(deadline.max(now));
     true

@@ -17,19 +17,19 @@
 //! - Everything while the process has a child process: another process does not have this clock.
 //! - Timestamps that the kernel makes, such as those of files.
 
+mod clock;
 mod functions;
 mod jumps;
 mod kernel;
 mod waits;
 
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use clock::{AHEAD, IS_VIRTUAL};
+
 static STARTED: Once = Once::new();
-static IS_VIRTUAL: AtomicBool = AtomicBool::new(false);
-/// Nanoseconds by which the clock of the process is ahead of the machine's.
-static AHEAD: AtomicI64 = AtomicI64::new(0);
 
 /// Starts the process's own clock, once. It does not end before the process.
 ///
@@ -47,8 +47,4 @@ pub fn start() {
 #[must_use]
 pub fn ahead() -> Duration {
     Duration::from_nanos(u64::try_from(AHEAD.load(Ordering::SeqCst)).unwrap_or_default())
-}
-
-fn is_virtual() -> bool {
-    IS_VIRTUAL.load(Ordering::SeqCst)
 }

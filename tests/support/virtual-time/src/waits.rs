@@ -7,6 +7,7 @@ use nix::libc;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::time::TimeSpec;
 
+use crate::clock::AHEAD;
 use crate::kernel::{self, Nanos, Wake};
 
 /// A waiting thread.
@@ -38,7 +39,7 @@ pub(crate) fn wake(now: Nanos) {
 
 /// Returns the time of the process's monotonic clock.
 pub(crate) fn now() -> Nanos {
-    kernel::now(libc::CLOCK_MONOTONIC) + crate::AHEAD.load(std::sync::atomic::Ordering::SeqCst)
+    kernel::now(libc::CLOCK_MONOTONIC) + AHEAD.load(std::sync::atomic::Ordering::SeqCst)
 }
 
 /// Cause of the end of a wait.

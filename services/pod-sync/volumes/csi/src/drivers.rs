@@ -62,17 +62,6 @@ pub struct CsiNode {
     pub drivers: BTreeMap<String, CsiNodeDriver>,
 }
 
-impl CsiNode {
-    /// Returns the value of the Node's annotation `csi.volume.kubernetes.io/nodeid`, or `None` without drivers.
-    #[must_use]
-    pub fn node_id_annotation(&self) -> Option<String> {
-        let ids: BTreeMap<&str, &str> =
-            self.drivers.iter().map(|(name, driver)| (name.as_str(), driver.node_id.as_str())).collect();
-        // A map of strings can always be encoded.
-        (!ids.is_empty()).then(|| serde_json::to_string(&ids).unwrap_or_default())
-    }
-}
-
 /// The registered drivers. A driver may be registered by several sockets: the one with the highest version is used, and the
 /// others replace it when its socket is removed.
 #[derive(Debug)]
@@ -269,7 +258,7 @@ mod tests {
         put(&drivers, "/r/low.sock", "1.2", "low");
         drivers.validate(&plugin("/r/high.sock", &["1.3.0"])).unwrap();
         put(&drivers, "/r/high.sock", "1.3", "high");
-        assert_eq!(node.borrow().node_id_annotation().unwrap(), r#"{"d":"high"}"#);
+        assert_eq!(node.borrow().drivers["d"].node_id, "high");
         assert_eq!(node.borrow().drivers["d"].allocatable, Some(i32::MAX));
         drivers.deregister(&plugin("/r/high.sock", &[])).await;
         assert_eq!(drivers.get("d").unwrap().node.node_id, "low");
@@ -278,7 +267,7 @@ mod tests {
             drivers.get("d").unwrap_err().to_string(),
             "driver name d not found in the list of registered CSI drivers"
         );
-        assert_eq!(node.borrow().node_id_annotation(), None);
+        assert_eq!(node.borrow().drivers, BTreeMap::new());
     }
 
     #[tokio::test]

@@ -89,11 +89,9 @@ pub fn mount_at(table: &(impl MountTable + ?Sized), path: &Path) -> io::Result<O
     Ok(table.entries()?.into_iter().rev().find(|e| e.path == path || e.path == real))
 }
 
-/// Returns the mounts at or below a path, newest first, which is the order to unmount them.
-///
-/// # Errors
-/// The mount table cannot be read.
-pub fn mounts_below(table: &dyn MountTable, path: &Path) -> io::Result<Vec<PathBuf>> {
+/// Returns the mounts at or below a path, newest first.
+#[cfg(test)]
+pub(crate) fn mounts_below(table: &dyn MountTable, path: &Path) -> io::Result<Vec<PathBuf>> {
     let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let all = table.entries()?.into_iter().rev();
     Ok(all.filter(|e| e.path.starts_with(&real) || e.path.starts_with(path)).map(|e| e.path).collect())

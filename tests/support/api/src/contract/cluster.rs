@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{STRATEGIC, Wire, pod, refused, text};
+use super::wire::{STRATEGIC, Wire, pod, refused, text};
 
 pub(super) async fn nodes_and_leases(api: &Wire) {
     let name = &api.namespace;

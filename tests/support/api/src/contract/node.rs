@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{Answer, MERGE, STRATEGIC, WATCH_PATIENCE, Wire, pod, refused, text};
+use super::wire::{Answer, MERGE, STRATEGIC, WATCH_PATIENCE, Wire, pod, refused, text};
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{JSON_PATCH, MERGE, STRATEGIC, Wire, pod, refused, text};
+use super::wire::{JSON_PATCH, MERGE, STRATEGIC, Wire, pod, refused, text};
 
 pub(super) async fn creation(api: &Wire) {
     let made = api.make(pod("worker", "contract-node")).await;

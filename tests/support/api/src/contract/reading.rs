@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 
-use super::{MERGE, STRATEGIC, Wire, pod, refused, text};
+use super::wire::{MERGE, STRATEGIC, Wire, pod, refused, text};
 
 pub(super) async fn watching(api: &Wire) {
     let (_, list) = api.get(&api.core("pods")).await;
