@@ -166,10 +166,10 @@ impl Worker {
                 .start_container(pass, StartSpec { kind, container, sandbox, sandbox_config, ips })
                 .await
             {
-                Ok(()) => self.record_start(container),
-                Err(NotStarted::Waits(reason)) => {
-                    self.ctx.reporting.metrics.container_start_failed(kind.label(), &reason.reason);
-                    self.record_failed_start(container, reason);
+                Ok(id) => self.record_start(container, &id),
+                Err(NotStarted::Waits(failed)) => {
+                    self.ctx.reporting.metrics.container_start_failed(kind.label(), &failed.reason.reason);
+                    self.record_failed_start(container, failed);
                     if kind.blocks_the_next(container) {
                         break;
                     }
@@ -177,7 +177,6 @@ impl Worker {
                 Err(NotStarted::Ends) => return Ok(()),
                 Err(NotStarted::Halt(halt)) => return Err(halt),
             }
-            self.save();
         }
         Ok(())
     }

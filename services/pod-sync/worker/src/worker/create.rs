@@ -15,6 +15,7 @@ use pod_sync_cri_config::env_files::EnvFiles;
 use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::mounts::{Mounts, block_devices};
 use pod_sync_cri_config::security::ImageUser;
+use pod_sync_decisions::backoff::ImagePullBackoffs;
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::waiting::{StartFailure, Waiting};
 use pod_sync_decisions::{backoff, sync as decide_sync};
@@ -26,7 +27,7 @@ use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
 
 use super::pending_starts::ContainerKind;
-use super::start::{NotStarted, StartSpec};
+use super::start::{FailedStart, NotStarted, StartSpec};
 use super::{Halt, Pass, Worker};
 use crate::context::ENV_FILES;
 use crate::image;
@@ -59,7 +60,7 @@ impl Worker {
         let container = spec.container;
         let images = match self.images_of(container) {
             Ok(images) => images,
-            Err(reason) => return Err(self.waits_for_image(pass, spec, reason)),
+            Err(reason) => return Err(self.waits_for_image(pass, spec, reason, None)),
         };
         self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let image = self.ensure_image(pass, spec).await?;
@@ -73,12 +74,12 @@ impl Worker {
             Err(error) => {
                 let error = error.to_string();
                 self.report_start_error(pass, spec, &error);
-                return Err(NotStarted::Waits(StartFailure::CreateContainerConfigError.with_message(error)));
+                let reason = StartFailure::CreateContainerConfigError.with_message(error);
+                return Err(NotStarted::Waits(reason.into()));
             }
         };
         // Recorded before the creation, so that a restarted pod-sync keeps the same delay.
         self.begin_restart(pass, container);
-        self.save();
         if spec.kind != ContainerKind::Ephemeral {
             let resources = container.resources.clone().unwrap_or_default();
             self.ctx.checkpoints.allocations.actuate(&self.pod_ref.uid, &container.name, resources);
@@ -130,20 +131,25 @@ impl Worker {
             self.report_sandbox_ready();
         };
         let ready = image::ensure(&ctx, wanted, &mut pulls, begins).await;
-        self.record.pulls = pulls;
-        match ready {
-            Ok(ready) => Ok(ready),
-            Err(NoImage::Waits(reason)) => Err(self.waits_for_image(pass, spec, reason)),
-            Err(NoImage::Interrupted(error)) => match self.image_failure(&error, &container.name, image) {
-                Some(reason) => Err(self.waits_for_image(pass, spec, reason)),
-                None => Err(Halt::interrupted(&error).into()),
-            },
-        }
+        let reason = match ready {
+            Ok(ready) => return Ok(ready),
+            Err(NoImage::Waits(reason)) => reason,
+            Err(NoImage::Interrupted(error)) => self
+                .image_failure(&error, &container.name, image, &mut pulls)
+                .ok_or_else(|| Halt::interrupted(&error))?,
+        };
+        Err(self.waits_for_image(pass, spec, reason, Some(pulls)))
     }
 
-    fn waits_for_image(&self, pass: &Pass, spec: StartSpec<'_>, reason: WaitingReason) -> NotStarted {
+    fn waits_for_image(
+        &self,
+        pass: &Pass,
+        spec: StartSpec<'_>,
+        reason: WaitingReason,
+        pulls: Option<ImagePullBackoffs>,
+    ) -> NotStarted {
         self.report_start_error(pass, spec, &reason.reason);
-        NotStarted::Waits(reason)
+        NotStarted::Waits(FailedStart { pulls, ..reason.into() })
     }
 
     // Counts the restart of an exited container for its crash-loop back-off.
@@ -151,8 +157,11 @@ impl Worker {
         let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) else { return };
         let key = backoff::crash_loop_key(&self.pod_ref, container);
         let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
-        let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
-        self.record.crash_loop.begin_restart(&key, &exited.id, ago, boot, self.ctx.node.crash_loop);
+        let delays = self.ctx.node.crash_loop;
+        self.record.update(|record| {
+            let ago = record.crash_loop.finished_ago(&key, exited, wall, boot);
+            record.crash_loop.begin_restart(&key, &exited.id, ago, boot, delays);
+        });
     }
 
     // Returns the images of the container's image volumes, or the reason why one is missing.

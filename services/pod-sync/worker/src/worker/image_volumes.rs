@@ -3,7 +3,7 @@
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_clients::CallError;
-use pod_sync_decisions::backoff::BackoffDelays;
+use pod_sync_decisions::backoff::{BackoffDelays, ImagePullBackoffs};
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::waiting::StartFailure;
 use quintlet_model::pod as pods;
@@ -24,6 +24,8 @@ impl Worker {
         let mounted =
             |name: &str| containers.iter().any(|c| c.volume_mounts.iter().flatten().any(|m| m.name == name));
         let volumes = pods::spec(pod).volumes.iter().flatten().filter(|v| mounted(&v.name));
+        let mut pulls = self.record.pulls.clone();
+        let mut interrupted = None;
         for (name, source) in volumes.filter_map(|v| Some((&v.name, v.image.as_ref()?))) {
             let (ctx, secrets) = (self.ctx.pull_context(), self.setup.pull_secrets.clone());
             let wanted = image::Wanted {
@@ -34,9 +36,7 @@ impl Worker {
                 secrets: &secrets,
                 sandbox_config,
             };
-            let mut pulls = self.record.pulls.clone();
             let ready = image::ensure(&ctx, wanted, &mut pulls, || self.report_sandbox_ready()).await;
-            self.record.pulls = pulls;
             let ready = match ready {
                 Ok(ready) => Ok(cri::ImageSpec {
                     image: ready.image_ref,
@@ -46,22 +46,30 @@ impl Worker {
                 }),
                 Err(NoImage::Waits(reason)) => Err(reason),
                 // The containers that mount the volume wait with this reason.
-                Err(NoImage::Interrupted(e)) => match self.image_failure(&e, name, wanted.image) {
-                    Some(reason) => Err(reason),
-                    None => return Err(Halt::interrupted(&e)),
-                },
+                Err(NoImage::Interrupted(e)) => {
+                    match self.image_failure(&e, name, wanted.image, &mut pulls) {
+                        Some(reason) => Err(reason),
+                        None => {
+                            interrupted = Some(Halt::interrupted(&e));
+                            break;
+                        }
+                    }
+                }
             };
             self.setup.image_volumes.insert(name.clone(), ready);
         }
-        Ok(())
+        self.record.update(|record| record.pulls = pulls);
+        interrupted.map_or(Ok(()), Err)
     }
 
-    /// Returns the waiting reason of a container if the outcome of an image call stays unknown. A pull gets a back-off.
+    /// Returns the waiting reason of a container if the outcome of an image call stays unknown. A pull gets a
+    /// back-off in `pulls`.
     pub(super) fn image_failure(
         &mut self,
         e: &CallError,
         container: &str,
         image: &str,
+        pulls: &mut ImagePullBackoffs,
     ) -> Option<WaitingReason> {
         if !self.is_failure(e, container, image) {
             return None;
@@ -71,13 +79,7 @@ impl Worker {
         }
         let (reason, boot) = (StartFailure::ErrImagePull, self.ctx.clock.boot());
         if let Ok(tagged) = image::with_tag(image) {
-            self.record.pulls.record_failure(
-                &tagged,
-                boot,
-                BackoffDelays::default(),
-                reason.as_str(),
-                &e.message,
-            );
+            pulls.record_failure(&tagged, boot, BackoffDelays::default(), reason.as_str(), &e.message);
         }
         Some(reason.with_message(e.message.clone()))
     }

@@ -134,7 +134,7 @@ impl Worker {
         self.ctx.reporting.statuses.forget(&self.pod_ref.uid);
         self.remove_targets();
         self.ctx.reporting.views.remove(&self.pod_ref.uid);
-        self.ctx.checkpoints.records.remove(&self.pod_ref.uid);
+        self.record.remove();
         self.ctx.faults.containment.forget(&self.pod_ref.uid);
     }
 
@@ -212,7 +212,8 @@ impl Worker {
         if self.is_settled() {
             self.work_loop.operation = None;
         }
-        self.save();
+        // A pass that ends before its report leaves the pod to this update.
+        self.record.update(|record| record.pod = Some(Arc::clone(&self.pod)));
         let outcome = self.outcome(next, first_event);
         // An interrupted pass does not clear the suspicion against a pod.
         if outcome != Outcome::Interrupted {
@@ -298,14 +299,13 @@ impl Worker {
         let uid = &self.pod_ref.uid;
         let (ending, started) =
             self.ctx.control.pod_workers.read(|w| (w.termination(uid).cloned(), w.is_started(uid)));
-        let before = self.record.termination.as_ref();
-        if ending.is_some() && before.is_none() {
+        if ending.is_some() && self.record.termination.is_none() {
             self.work_loop.operation = Some(operation("terminate", &self.pod_ref));
         }
-        let before = self.record.termination.as_ref();
-        self.record.termination = ending.map(|e| Termination::of(&e, before));
-        self.record.started = started;
-        self.save();
+        self.record.update(|record| {
+            record.termination = ending.map(|e| Termination::of(&e, record.termination.as_ref()));
+            record.started = started;
+        });
     }
 
     // The traced operation has ended: the pod is Ready or has terminated.
@@ -371,7 +371,6 @@ impl Worker {
             self.retries.reset();
         }
         self.pod = Arc::clone(&desired.pod);
-        self.record.pod = Some(Arc::clone(&self.pod));
     }
 
     pub(super) fn reject(
@@ -389,7 +388,7 @@ impl Worker {
             status::rejected(&self.pod, &rejection.reason, &rejection.message, self.ctx.clock.wall());
         self.ctx.control.pod_workers.step(Input::Reject(self.pod_ref.uid.clone()));
         self.record_termination();
-        self.report(status, true);
+        self.report(status, true, |_| {});
         Ok(Next::Again)
     }
 }

@@ -51,7 +51,7 @@ use rand::RngExt as _;
 use tokio::sync::watch;
 
 use self::lifecycle::WorkLoop;
-use self::observe::ObservedRuntime;
+use self::observe::{Findings, ObservedRuntime};
 use self::prepare::PodSetup;
 use self::publish_view::Published;
 use self::record::RecordFile;
@@ -86,6 +86,7 @@ pub(crate) struct Pass {
     pod: Arc<Pod>,
     runtime: SharedPodRuntime,
     probes: ProbeResults,
+    findings: Findings,
     status: PodStatus,
 }
 
@@ -115,15 +116,15 @@ impl Worker {
         Self {
             work_loop: WorkLoop::new(wakeup, &pod_ref, is_restored),
             published: Published::new(unix_ns(accepted)),
-            pod_ref,
             desired,
             pod,
-            record: RecordFile::new(record),
+            record: RecordFile::new(Arc::clone(&ctx.checkpoints), pod_ref.clone(), record),
             observed: ObservedRuntime::default(),
             status_report: StatusReport::new(version),
             retries: RetryTimes::default(),
             setup: PodSetup::default(),
             mirror: None,
+            pod_ref,
             ctx,
         }
     }
@@ -145,10 +146,6 @@ impl Worker {
             Some(t) if t.stopped => "terminated",
             Some(_) => "terminating",
         }
-    }
-
-    pub(super) fn save(&mut self) {
-        self.record.save(&self.ctx.checkpoints.records, &self.pod_ref);
     }
 }
 

@@ -1,14 +1,16 @@
 //! Reads the runtime state of the pod and computes the status from it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::PodStatus;
 use pod_sync_clients::{EventType, ObserveError, Observed};
 use pod_sync_decisions::active::PodStart;
-use pod_sync_decisions::probes::{ProbeResults, record_starts};
+use pod_sync_decisions::container_status::WaitingReason;
+use pod_sync_decisions::probes::{ContainerStarts, ProbeResults, record_starts};
 use pod_sync_decisions::worker::freshness::{Freshness, NextObservation};
 use pod_sync_decisions::{status, waiting};
+use pod_sync_records::PodRecord;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::pod;
@@ -141,31 +143,34 @@ impl Worker {
     // Computes the status from a runtime state and the newest probe results.
     pub(super) fn pass_of(&mut self, runtime: SharedPodRuntime, is_terminal: bool) -> Pass {
         let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
-        record_starts(&mut self.record.container_starts, &runtime.containers, wall, boot);
+        let mut container_starts = self.record.container_starts.clone();
+        record_starts(&mut container_starts, &runtime.containers, wall, boot);
         let memory = self.ctx.probes.memory(&self.pod_ref.uid);
         let mut probes = ProbeResults::default();
         for ((_, probe), m) in &memory {
             probes.add(*probe, m);
         }
         let probes_kept: Vec<_> = memory.into_iter().map(|((c, t), m)| (c, t, m)).collect();
-        if !same_but_for_counters(&self.record.probes, &probes_kept) {
-            self.record.probes = probes_kept;
-        }
+        let new_probes = !same_but_for_counters(&self.record.probes, &probes_kept);
         if self.record.termination.is_none() {
             self.note_resize(&runtime);
         }
         let known = self.record.status.as_deref().or(self.pod.status.as_ref());
-        if let Some(start) = known.and_then(|s| s.start_time.as_ref()) {
-            self.record.active = Some(PodStart::at(start.0, self.record.active, wall, boot));
-        }
-        let status = self.make_status(&runtime, &probes, is_terminal);
-        Pass { pod: Arc::clone(&self.pod), runtime, probes, status }
+        let active = match known.and_then(|s| s.start_time.as_ref()) {
+            Some(start) => Some(PodStart::at(start.0, self.record.active, wall, boot)),
+            None => self.record.active,
+        };
+        let findings = Findings { container_starts, probes: new_probes.then_some(probes_kept), active };
+        let status = self.make_status(&runtime, &probes, active, &self.record.waiting, is_terminal);
+        Pass { pod: Arc::clone(&self.pod), runtime, probes, findings, status }
     }
 
     pub(super) fn make_status(
         &self,
         runtime: &PodRuntime,
         probes: &ProbeResults,
+        active: Option<PodStart>,
+        waiting: &BTreeMap<String, WaitingReason>,
         is_terminal: bool,
     ) -> PodStatus {
         let handler = runtime.sandboxes.first().map(|s| s.runtime_handler.as_str()).unwrap_or_default();
@@ -180,20 +185,20 @@ impl Worker {
             old: self.record.status.as_deref(),
             runtime,
             probes,
-            waiting: &self.record.waiting,
+            waiting,
             termination_messages: &self.observed.termination_messages,
             resize: &self.ctx.checkpoints.allocations.condition_list(&self.pod_ref.uid),
             actuated: self.ctx.checkpoints.allocations.actuated(&self.pod_ref.uid).as_ref(),
             node: &facts,
             is_terminal,
             now: self.ctx.clock.wall(),
-            unstepped: self.steady_now(),
+            unstepped: self.steady_now(active),
         })
     }
 
     // Wall time without the steps of the clock since the pod started.
-    pub(super) fn steady_now(&self) -> jiff::Timestamp {
-        self.record.active.map_or_else(|| self.ctx.clock.wall(), |active| active.now(self.ctx.clock.boot()))
+    pub(super) fn steady_now(&self, active: Option<PodStart>) -> jiff::Timestamp {
+        active.map_or_else(|| self.ctx.clock.wall(), |active| active.now(self.ctx.clock.boot()))
     }
 
     // Registers the probes of the pod with probe-service.
@@ -204,7 +209,7 @@ impl Worker {
             runtime: &pass.runtime,
             terminating,
             key: &self.ctx.node.grant_key,
-            starts: &self.record.container_starts,
+            starts: &pass.findings.container_starts,
         };
         let basis = probe_targets::Basis::of(&pass.pod, &input);
         if self.observed.targets_of.as_ref() == Some(&basis) {
@@ -262,6 +267,24 @@ impl Worker {
 
     pub(super) fn acted(&mut self) {
         self.observed.freshness.action_ended(self.ctx.clock.boot());
+    }
+}
+
+/// Observations of a pass, recorded together with the status that was computed from them.
+pub(super) struct Findings {
+    container_starts: ContainerStarts,
+    // The memory of the probes; none if only counters have changed.
+    probes: Option<Vec<(String, ProbeType, ProbeMemory)>>,
+    pub(super) active: Option<PodStart>,
+}
+
+impl Findings {
+    pub(super) fn record(&self, record: &mut PodRecord) {
+        record.container_starts.clone_from(&self.container_starts);
+        if let Some(probes) = &self.probes {
+            record.probes.clone_from(probes);
+        }
+        record.active = self.active;
     }
 }
 

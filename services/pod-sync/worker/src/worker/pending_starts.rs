@@ -6,12 +6,14 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_clients::EventType;
 use pod_sync_decisions::actions::PodActions;
-use pod_sync_decisions::backoff::{self, BackoffDecision, BackoffDelays};
+use pod_sync_decisions::backoff::{self, BackoffDecision, BackoffDelays, CrashLoopBackoffs};
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::waiting::{StartBackoff, StartBackoffs, StartFailure};
+use quintlet_model::ids::ContainerId;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 
+use super::start::{FailedInstance, FailedStart};
 use super::{ERROR_WAIT, Pass, Worker, jitter};
 
 /// How long an error is reported before the back-off replaces it. In a kubelet, the next relist causes the next sync.
@@ -71,7 +73,11 @@ impl Worker {
     pub(super) fn due(&mut self, pass: &Pass, actions: &PodActions) -> DueStarts {
         let boot = self.ctx.clock.boot();
         let wall = self.ctx.clock.wall();
-        let mut due = DueStarts { waiting: self.record.waiting.clone(), ..DueStarts::default() };
+        let mut due = DueStarts {
+            waiting: self.record.waiting.clone(),
+            crash_loop: self.record.crash_loop.clone(),
+            ..DueStarts::default()
+        };
         let ephemeral = ephemeral_containers(&pass.pod);
         for (kind, indexes) in [
             (ContainerKind::Ephemeral, &actions.ephemeral_containers_to_start),
@@ -84,7 +90,7 @@ impl Worker {
                 if !hold.is_zero() {
                     due.retry_after(hold);
                 } else {
-                    match self.decide(pass, container, boot, wall) {
+                    match self.decide(pass, container, &mut due.crash_loop, boot, wall) {
                         BackoffDecision::Start => {
                             due.starts_mut(kind).push(index);
                             continue;
@@ -153,19 +159,20 @@ impl Worker {
         })
     }
 
-    pub(super) fn decide(
-        &mut self,
+    fn decide(
+        &self,
         pass: &Pass,
         container: &Container,
+        crash_loop: &mut CrashLoopBackoffs,
         boot: Duration,
         wall: jiff::Timestamp,
     ) -> BackoffDecision {
         if let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) {
             let key = backoff::crash_loop_key(&self.pod_ref, container);
-            let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
-            let turn = self.record.crash_loop.decide(&key, ago, boot);
+            let ago = crash_loop.finished_ago(&key, exited, wall, boot);
+            let turn = crash_loop.decide(&key, ago, boot);
             // A restart that another process began, or whose call had an unknown outcome, is repeated at once.
-            if turn != BackoffDecision::Start && !self.record.crash_loop.is_restarting(&key, &exited.id) {
+            if turn != BackoffDecision::Start && !crash_loop.is_restarting(&key, &exited.id) {
                 return turn;
             }
         }
@@ -201,24 +208,43 @@ impl Worker {
         held.max_by_key(|(until, _, _)| *until).map(|(_, image, turn)| (image, turn))
     }
 
-    /// Records that a container was started.
-    pub(super) fn record_start(&mut self, container: &Container) {
-        self.end_restart(container);
-        self.record.waiting.remove(&container.name);
-        self.record.refused_starts.remove(&container.name);
+    /// Records that an instance of a container was started, and that its postStart hook has ended.
+    pub(super) fn record_start(&mut self, container: &Container, id: &ContainerId) {
+        let (key, name) = (backoff::crash_loop_key(&self.pod_ref, container), &container.name);
+        self.record.update(|record| {
+            record.crash_loop.end_restart(&key);
+            record.waiting.remove(name);
+            record.refused_starts.remove(name);
+            record.starting.remove(name);
+            record.post_starts.remove(id.as_str());
+        });
     }
 
     /// Records why a container was not started.
-    pub(super) fn record_failed_start(&mut self, container: &Container, reason: WaitingReason) {
-        self.end_restart(container);
+    pub(super) fn record_failed_start(&mut self, container: &Container, failed: FailedStart) {
+        let FailedStart { reason, instance, pulls } = failed;
         if let Some(held) = hold_after(&reason.reason, self.ctx.clock.boot()) {
             self.retries.containers.insert(container.name.clone(), held);
         }
-        self.record.waiting.insert(container.name.clone(), reason);
-    }
-
-    fn end_restart(&mut self, container: &Container) {
-        self.record.crash_loop.end_restart(&backoff::crash_loop_key(&self.pod_ref, container));
+        let (key, name) = (backoff::crash_loop_key(&self.pod_ref, container), &container.name);
+        self.record.update(|record| {
+            record.crash_loop.end_restart(&key);
+            match instance {
+                FailedInstance::None => {}
+                FailedInstance::Refused(id) => {
+                    record.starting.remove(name);
+                    record.post_starts.remove(id.as_str());
+                    record.refused_starts.insert(name.clone(), id.to_string());
+                }
+                FailedInstance::HookFailed(id) => {
+                    record.post_starts.remove(id.as_str());
+                }
+            }
+            if let Some(pulls) = pulls {
+                record.pulls = pulls;
+            }
+            record.waiting.insert(name.clone(), reason);
+        });
     }
 }
 
@@ -265,6 +291,8 @@ pub(super) struct DueStarts {
     // Time until the next retry of a failed start.
     pub(super) retry: Option<Duration>,
     pub(super) waiting: BTreeMap<String, WaitingReason>,
+    // The crash-loop back-offs, with the exits of the containers to start.
+    pub(super) crash_loop: CrashLoopBackoffs,
 }
 
 impl DueStarts {

@@ -10,7 +10,7 @@ use quintlet_model::outcome::Outcome;
 use quintlet_model::runtime::ContainerState;
 
 use super::hooks::{HookError, command, run};
-use super::start::NotStarted;
+use super::start::{FailedInstance, FailedStart, NotStarted};
 use super::stop::{Kill, Progress, find};
 use super::{Halt, Pass, Worker};
 
@@ -36,8 +36,9 @@ fn failure_text(hook: &LifecycleHandler, container: &str, pod: &str, error: &str
 }
 
 impl Worker {
-    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the container is stopped, with
-    /// its preStop hook (`pkg/kubelet/kuberuntime: startContainer, killContainer`).
+    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the container is
+    /// stopped, with its preStop hook (`pkg/kubelet/kuberuntime: startContainer, killContainer`). The caller records
+    /// the end of the hook.
     pub(super) async fn post_start(
         &mut self,
         pod: &Pod,
@@ -53,22 +54,20 @@ impl Worker {
         self.report_sandbox_ready();
         let now = self.ctx.clock.boot();
         let began = self.record.post_starts.get(id.as_str()).copied().flatten();
-        self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
-        self.save();
+        self.record.update(|record| {
+            record.starting.remove(&container.name);
+            record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
+        });
         // If the pod terminates meanwhile, the runtime ends a command with its container, and a request is dropped.
         let stopping = self.ctx.stop_context();
         let ran = run(&stopping, Some(pod), Some(container), hook, id, ips, began);
         let Some(ran) = unless_ending(ran, self.until_ending()).await else { return Err(NotStarted::Ends) };
         let why = match ran {
-            Ok(()) => {
-                self.record.post_starts.remove(id.as_str());
-                return Ok(());
-            }
+            Ok(()) => return Ok(()),
             Err(HookError::Interrupted(e)) => {
                 // The hook never started: a later pass runs it.
                 if e.outcome == Outcome::NotDispatched && began.is_none() {
-                    self.record.post_starts.insert(id.to_string(), None);
-                    self.save();
+                    self.record.update(|record| record.post_starts.insert(id.to_string(), None));
                 }
                 return Err(Halt::interrupted(&e).into());
             }
@@ -96,8 +95,9 @@ impl Worker {
         {
             return Err(halt.into());
         }
-        self.record.post_starts.remove(id.as_str());
-        Err(NotStarted::Waits(StartFailure::PostStartHookError.with_message(why)))
+        let reason = StartFailure::PostStartHookError.with_message(why);
+        let instance = FailedInstance::HookFailed(id.clone());
+        Err(NotStarted::Waits(FailedStart { instance, ..reason.into() }))
     }
 
     // Takes wake-ups of any cause. None is lost, since another pass follows each hook.
@@ -109,29 +109,20 @@ impl Worker {
 
     /// Finishes the postStart hooks of containers that an earlier pod-sync started. Returns whether there were any.
     pub(super) async fn finish_post_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
-        let is = |id: &str, state: ContainerState| {
-            pass.runtime.containers.iter().find(|c| c.id.as_str() == id && c.state == state)
-        };
-        // A container that is only created runs its hook when a pass starts it.
-        self.record.post_starts.retain(|id, _| {
-            is(id, ContainerState::Running).or_else(|| is(id, ContainerState::Created)).is_some()
-        });
-        let owed: Vec<_> = self
-            .record
-            .post_starts
-            .keys()
-            .filter_map(|id| is(id, ContainerState::Running))
-            .cloned()
-            .collect();
+        let running = pass.runtime.containers.iter().filter(|c| c.state == ContainerState::Running);
+        let owed: Vec<_> =
+            running.filter(|c| self.record.post_starts.contains_key(c.id.as_str())).cloned().collect();
         for instance in &owed {
             let (Some(container), kind) = find(&pass.pod, &instance.name) else {
-                self.record.post_starts.remove(instance.id.as_str());
+                self.record.update(|record| record.post_starts.remove(instance.id.as_str()));
                 continue;
             };
             let path = kind.field_path(&instance.name);
             match self.post_start(&pass.pod, container, &instance.id, pass.runtime.ips(), &path).await {
-                Ok(()) => {}
-                Err(NotStarted::Waits(reason)) => self.record_failed_start(container, reason),
+                Ok(()) => {
+                    self.record.update(|record| record.post_starts.remove(instance.id.as_str()));
+                }
+                Err(NotStarted::Waits(failed)) => self.record_failed_start(container, failed),
                 Err(NotStarted::Ends) => return Ok(true),
                 Err(NotStarted::Halt(halt)) => return Err(halt),
             }

@@ -109,8 +109,7 @@ impl Worker {
         // An existing cgroup has the values of its creation or of the last resize.
         let exists = self.has_cgroup(pod).await && !self.record.limiting;
         if sync::cgroup_plan(pod, exists, &pass.runtime).ensure {
-            self.record.limiting = true;
-            self.save();
+            self.record.update(|record| record.limiting = true);
             let (cgroups, wanted, of) = (self.ctx.environment.cgroups.clone(), Arc::clone(pod), uid.clone());
             let began = self.ctx.clock.boot();
             let ensured = blocking(move || cgroups.ensure_with_values(&wanted, &of)).await;
@@ -125,7 +124,7 @@ impl Worker {
                 .checkpoints
                 .allocations
                 .actuate_pod(&uid, quintlet_model::pod::spec(pod).resources.clone());
-            self.record.limiting = false;
+            self.record.update(|record| record.limiting = false);
         }
         let unmounted: Vec<String> =
             quintlet_model::pod::spec(pod).volumes.iter().flatten().map(|v| v.name.clone()).collect();

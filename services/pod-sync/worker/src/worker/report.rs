@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use pod_sync_clients::{EventType, StatusAck};
 use pod_sync_decisions::reconcile::{self, CorrectionDue, StatusCorrections};
+use pod_sync_records::PodRecord;
 use quintlet_model::pod as pods;
 use quintlet_proto::status::v1 as status_wire;
 
@@ -62,8 +63,8 @@ impl StatusReport {
 }
 
 impl Worker {
-    // Hands a new status to status-reporter, after it was recorded.
-    pub(super) fn report(&mut self, status: PodStatus, finished: bool) {
+    /// Hands a new status to status-reporter. Records it before, together with the pod and the changes of `record`.
+    pub(super) fn report(&mut self, status: PodStatus, finished: bool, record: impl FnOnce(&mut PodRecord)) {
         let mirror = self.desired().mirror;
         let object = Arc::clone(mirror.as_ref().unwrap_or(&self.pod));
         // Equal statuses share one allocation.
@@ -77,6 +78,12 @@ impl Worker {
             api_uid: object.metadata.uid.clone().unwrap_or_default(),
             deleting: object.metadata.deletion_timestamp.is_some(),
         };
+        let before = self.record.status.clone();
+        self.record.update(|all| {
+            all.pod = Some(Arc::clone(&self.pod));
+            all.status = Some(Arc::clone(&status));
+            record(all);
+        });
         let base = object.metadata.resource_version.as_deref().unwrap_or_default();
         let boot = self.ctx.clock.boot();
         if let Some(StatusAck::Shortened(without)) =
@@ -98,9 +105,7 @@ impl Worker {
         } else {
             self.status_report.corrections.record_report(base, boot);
         }
-        self.count(&status);
-        self.record.status = Some(Arc::clone(&status));
-        self.save();
+        self.count(before.as_deref(), &status);
         self.status_report.version = self.status_report.version.saturating_add(1);
         let could_run = self.could_run();
         let is_static = pods::is_static(&self.pod);
@@ -176,8 +181,8 @@ impl Worker {
         needs_reconcile
     }
 
-    pub(super) fn count(&self, status: &PodStatus) {
-        let old = self.record.status.as_deref().or(self.pod.status.as_ref());
+    fn count(&self, before: Option<&PodStatus>, status: &PodStatus) {
+        let old = before.or(self.pod.status.as_ref());
         self.ctx.reporting.metrics.status_changed(old, status);
         self.ctx.reporting.metrics.start_latency.status_changed(
             &self.pod_ref.uid,

@@ -99,7 +99,6 @@ impl Worker {
         if let Err(e) = made {
             return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
         }
-        self.save();
         let has_user_namespace = self.setup.user_namespace.is_some();
         self.ctx.reporting.metrics.started_pods.inc();
         if has_user_namespace {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Container;
 use pod_sync_clients::{CallError, EventType};
+use pod_sync_decisions::backoff::ImagePullBackoffs;
 use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::waiting::StartFailure;
 use pod_sync_layout::paths;
@@ -16,6 +17,7 @@ use quintlet_model::outcome::Outcome;
 use quintlet_model::runtime::ContainerState;
 
 use super::pending_starts::ContainerKind;
+use super::sync::forget_starts;
 use super::{Halt, Pass, Worker};
 
 const START: &str = "StartContainer";
@@ -41,12 +43,38 @@ impl StartSpec<'_> {
 /// A container did not start.
 #[derive(Debug)]
 pub(super) enum NotStarted {
-    /// The container waits with this reason.
-    Waits(WaitingReason),
+    /// The container waits.
+    Waits(FailedStart),
     /// Termination of the pod was requested during the pass.
     Ends,
     /// The whole pass ends.
     Halt(Halt),
+}
+
+/// The failure of a start, and what the record gets with its reason.
+#[derive(Debug)]
+pub(super) struct FailedStart {
+    pub(super) reason: WaitingReason,
+    pub(super) instance: FailedInstance,
+    /// Image-pull back-offs with this failure; none if they have not changed.
+    pub(super) pulls: Option<ImagePullBackoffs>,
+}
+
+/// The instance of a failed start.
+#[derive(Debug)]
+pub(super) enum FailedInstance {
+    /// There is none, or the outcome of its start is unknown.
+    None,
+    /// The runtime refused to start the instance.
+    Refused(ContainerId),
+    /// The postStart hook failed, and the instance was stopped.
+    HookFailed(ContainerId),
+}
+
+impl From<WaitingReason> for FailedStart {
+    fn from(reason: WaitingReason) -> Self {
+        Self { reason, instance: FailedInstance::None, pulls: None }
+    }
 }
 
 impl From<Halt> for NotStarted {
@@ -60,7 +88,7 @@ impl Worker {
         &mut self,
         pass: &Pass,
         spec: StartSpec<'_>,
-    ) -> Result<(), NotStarted> {
+    ) -> Result<ContainerId, NotStarted> {
         let (container, field_path) = (spec.container, spec.field_path());
         let existing = self.created_instance(pass, spec);
         let is_existing = existing.is_some();
@@ -70,16 +98,16 @@ impl Worker {
         };
         self.unless_ending()?;
         // Recorded before the start: an interrupted start may end an instance that never ran.
-        self.record.starting.insert(container.name.clone(), id.to_string());
-        if container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some()) {
-            self.record.post_starts.insert(id.to_string(), None);
-        }
-        self.save();
+        self.record.update(|record| {
+            record.starting.insert(container.name.clone(), id.to_string());
+            if container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some()) {
+                record.post_starts.insert(id.to_string(), None);
+            }
+        });
         if let Err(error) = self.ctx.runtime.calls.start_container(&id).await {
             return Err(self.start_failed(pass, spec, &id, &error, is_existing));
         }
         self.retries.unknown_calls.settled(&container.name, START);
-        self.record.starting.remove(&container.name);
         self.ctx.reporting.events.pod(
             &pass.pod,
             EventType::Normal,
@@ -88,7 +116,8 @@ impl Worker {
             &field_path,
         );
         self.link_log(container, &id, restarts).await;
-        self.post_start(&pass.pod, container, &id, spec.ips, &field_path).await
+        self.post_start(&pass.pod, container, &id, spec.ips, &field_path).await?;
+        Ok(id)
     }
 
     // Returns the id and the restart count of an instance that was created and not started. The worker starts this instance and
@@ -122,12 +151,12 @@ impl Worker {
         if error.is_refused_by_runtime() && is_existing && !self.has_repeated(error, name, id.as_str()) {
             return Halt::Interrupted(format!("failed to start the existing instance: {error}")).into();
         }
-        if error.is_refused_by_runtime() {
-            self.record.starting.remove(name);
-            self.record.refused_starts.insert(name.clone(), id.to_string());
-            self.record.post_starts.remove(id.as_str());
+        match self.call_failed(pass, spec, id.as_str(), error, StartFailure::RunContainerError) {
+            NotStarted::Waits(failed) if error.is_refused_by_runtime() => {
+                NotStarted::Waits(FailedStart { instance: FailedInstance::Refused(id.clone()), ..failed })
+            }
+            other @ (NotStarted::Waits(_) | NotStarted::Ends | NotStarted::Halt(_)) => other,
         }
-        self.call_failed(pass, spec, id.as_str(), error, StartFailure::RunContainerError)
     }
 
     /// Returns what follows an unsuccessful call for a container: the container waits, or the pass ends. `object` is the container or
@@ -144,7 +173,7 @@ impl Worker {
             return Halt::interrupted(error).into();
         }
         self.report_start_error(pass, spec, &error.to_string());
-        NotStarted::Waits(failure.with_message(error.message.clone()))
+        NotStarted::Waits(failure.with_message(error.message.clone()).into())
     }
 
     /// Records the event for an error that keeps a container from starting.
@@ -176,15 +205,9 @@ impl Worker {
             // created beside it, with the next attempt.
             let removed = self.remove_container(&pass.pod, &pass.runtime, &instance.id, true).await;
             forgotten |= self.tolerate_refusal(removed)?;
-            self.record.starting.remove(&instance.name);
         }
-        // The note is obsolete once the instance has left the state Created.
-        self.record.starting.retain(|name, id| {
-            pass.runtime
-                .newest(name)
-                .is_some_and(|c| c.id.as_str() == id && c.state == ContainerState::Created)
-        });
         if forgotten {
+            self.record.update(|record| forget_starts(record, &pass.runtime));
             self.acted();
         }
         Ok(forgotten)

@@ -346,7 +346,7 @@ impl Worker {
         let Some(runtime) = self.newest() else { return };
         self.observed_now(&runtime).await;
         let pass = self.pass_of(runtime, false);
-        self.report(self.overridden(&pass.pod, pass.status.clone()), false);
+        self.report_killed(&pass, |_| {});
         self.set_targets(&pass, self.record.termination.is_some());
         self.show_progress();
     }
@@ -357,19 +357,20 @@ impl Worker {
         ids: impl IntoIterator<Item = &'a ContainerId>,
     ) -> BTreeMap<String, Duration> {
         let now = self.ctx.clock.boot();
-        let mut begun = self.record.stops.clone();
-        let stops = match self.record.termination.as_mut() {
-            Some(termination) => &mut termination.stops,
-            None => &mut self.record.stops,
-        };
-        begun.extend(stops.clone());
-        for id in ids {
-            if !begun.contains_key(id.as_str()) {
-                stops.insert(id.to_string(), now);
+        self.record.update(|record| {
+            let mut begun = record.stops.clone();
+            let stops = match record.termination.as_mut() {
+                Some(termination) => &mut termination.stops,
+                None => &mut record.stops,
+            };
+            begun.extend(stops.clone());
+            for id in ids {
+                if !begun.contains_key(id.as_str()) {
+                    stops.insert(id.to_string(), now);
+                }
             }
-        }
-        self.save();
-        begun
+            begun
+        })
     }
 
     /// Removes a dead container, and its logs if `with_logs`.

@@ -10,15 +10,33 @@ use pod_sync_decisions::resize::plan::ResizeActions;
 use pod_sync_decisions::sandbox::sandbox_decision;
 use pod_sync_decisions::sync::SyncGate;
 use pod_sync_decisions::{conditions, status, sync as decide_sync, waiting};
+use pod_sync_records::PodRecord;
 use quintlet_kit::failpoint;
 use quintlet_model::pod as pods;
-use quintlet_model::runtime::ContainerState;
+use quintlet_model::runtime::{ContainerState, PodRuntime};
 use tracing::{Instrument as _, Span};
 
 use super::pending_starts::DueStarts;
 use super::{ERROR_WAIT, Halt, Next, Pass, Worker, jitter};
 use crate::context::Desired;
 use crate::mirror::{MirrorContext, MirrorReconciler};
+
+// Removes the notes about stops, hooks and starts whose containers have left the state of the note.
+fn forget_ended(record: &mut PodRecord, runtime: &PodRuntime) {
+    let is = |id: &str, state| runtime.containers.iter().any(|c| c.id.as_str() == id && c.state == state);
+    record.stops.retain(|id, _| is(id, ContainerState::Running));
+    // A container that is only created runs its hook when a pass starts it.
+    record.post_starts.retain(|id, _| is(id, ContainerState::Running) || is(id, ContainerState::Created));
+    forget_starts(record, runtime);
+}
+
+/// Removes the notes about starts whose instance has left the state Created, or has a successor.
+pub(super) fn forget_starts(record: &mut PodRecord, runtime: &PodRuntime) {
+    record.starting.retain(|name, id| {
+        let newest = runtime.newest(name);
+        newest.is_some_and(|c| c.id.as_str() == id && c.state == ContainerState::Created)
+    });
+}
 
 impl Worker {
     pub(super) async fn sync(&mut self, desired: &Desired) -> Result<Next, Halt> {
@@ -35,10 +53,6 @@ impl Worker {
         }
         let (actions, due) = self.decide_actions(&mut pass);
         self.reconcile_mirror(desired);
-        // Forgets the stops of containers that no longer run.
-        self.record.stops.retain(|id, _| {
-            pass.runtime.containers.iter().any(|c| c.id.as_str() == id && c.state == ContainerState::Running)
-        });
         if !self.record.post_starts.is_empty() && self.finish_post_starts(&pass).await? {
             self.acted();
             return Ok(Next::Again);
@@ -73,14 +87,18 @@ impl Worker {
                 "",
             );
         }
-        self.report(pass.status.clone(), false);
+        self.report(pass.status.clone(), false, |record| {
+            pass.findings.record(record);
+            forget_ended(record, &pass.runtime);
+        });
         self.set_targets(pass, false);
     }
 
     fn is_past_deadline(&self, pass: &Pass) -> bool {
         let old = self.record.status.as_deref();
-        old.is_some_and(|old| status::past_active_deadline(&pass.pod, old, self.steady_now()))
-            && old.is_some_and(|old| old.reason.as_deref() != Some(status::DEADLINE_EXCEEDED))
+        old.is_some_and(|old| {
+            status::past_active_deadline(&pass.pod, old, self.steady_now(pass.findings.active))
+        }) && old.is_some_and(|old| old.reason.as_deref() != Some(status::DEADLINE_EXCEEDED))
     }
 
     // Computes the actions of this pass and the starts that are due. Reports new waiting reasons of containers.
@@ -103,9 +121,14 @@ impl Worker {
             due.retry_after(hold);
         }
         if self.record.waiting != due.waiting {
-            self.record.waiting.clone_from(&due.waiting);
-            pass.status = self.make_status(&pass.runtime, &pass.probes, false);
-            self.report(pass.status.clone(), false);
+            let active = pass.findings.active;
+            pass.status = self.make_status(&pass.runtime, &pass.probes, active, &due.waiting, false);
+            self.report(pass.status.clone(), false, |record| {
+                record.waiting.clone_from(&due.waiting);
+                record.crash_loop.clone_from(&due.crash_loop);
+            });
+        } else {
+            self.record.update(|record| record.crash_loop.clone_from(&due.crash_loop));
         }
         self.decided(waiting::explain(&pass.pod, &actions, &sandbox, &due.start_backoffs), &pass.runtime);
         (actions, due)
@@ -167,10 +190,13 @@ impl Worker {
         let refresh = self.refresh_volumes(pass).await;
         self.collect_dead().await?;
         let boot = self.ctx.clock.boot();
-        self.record.crash_loop.remove_expired(boot);
-        self.record.pulls.remove_expired(boot, BackoffDelays::default());
+        self.record.update(|record| {
+            record.crash_loop.remove_expired(boot);
+            record.pulls.remove_expired(boot, BackoffDelays::default());
+        });
         let held = due.start_backoffs.values().map(|h| h.remaining).min();
-        let deadline = status::until_active_deadline(&pass.pod, &pass.status, self.steady_now());
+        let deadline =
+            status::until_active_deadline(&pass.pod, &pass.status, self.steady_now(pass.findings.active));
         Ok(Next::Idle([held, due.retry, deadline, refresh].into_iter().flatten().min()))
     }
 
@@ -178,7 +204,7 @@ impl Worker {
     pub(super) fn report_sandbox_ready(&mut self) {
         let Some(mut status) = self.record.status.as_deref().cloned() else { return };
         if conditions::set_true(&mut status, READY_TO_START, self.ctx.clock.wall()) {
-            self.report(status, false);
+            self.report(status, false, |_| {});
         }
     }
 

@@ -11,17 +11,18 @@ use pod_sync_layout::paths;
 use pod_sync_metrics::CgroupOperation;
 use pod_sync_node_decisions::admission::Rejection;
 use pod_sync_node_decisions::gc::{self, PodDisposition};
+use pod_sync_records::Termination;
 use quintlet_kit::{failpoint, task, tree};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::{Container, ContainerState};
 
-use super::{Halt, Next, Step, Worker};
+use super::{Halt, Next, Pass, Step, Worker};
 use pod_sync_decisions::worker::TerminationCause;
 
 impl Worker {
     pub(super) async fn terminating(&mut self) -> Result<Next, Halt> {
         let pass = self.look(false).await?;
-        self.report(self.overridden(&pass.pod, pass.status.clone()), false);
+        self.report_killed(&pass, |_| {});
         self.set_targets(&pass, true);
         let now = self.ctx.clock.boot();
         let termination = self.record.termination.clone();
@@ -66,11 +67,18 @@ impl Worker {
             return Err(Halt::failed(waiting, message).after(Duration::from_secs(1)));
         }
         self.remove_targets();
-        if let Some(t) = self.record.termination.as_mut() {
-            t.stopped = true;
-        }
-        self.report(self.overridden(&after.pod, after.status), false);
+        self.report_killed(&after, |termination| termination.stopped = true);
         Ok(Next::Advance)
+    }
+
+    /// Reports a pass of a terminating pod, together with a change of its recorded termination.
+    pub(super) fn report_killed(&mut self, pass: &Pass, change: impl FnOnce(&mut Termination)) {
+        self.report(self.overridden(&pass.pod, pass.status.clone()), false, |record| {
+            pass.findings.record(record);
+            if let Some(termination) = record.termination.as_mut() {
+                change(termination);
+            }
+        });
     }
 
     /// Returns the status of a terminating pod. If the node killed the pod, phase, reason and message say so, whatever the exit codes
@@ -85,7 +93,7 @@ impl Worker {
 
     pub(super) async fn terminated(&mut self) -> Result<Next, Halt> {
         let pass = self.look(true).await?;
-        self.report(self.overridden(&pass.pod, pass.status.clone()), false);
+        self.report_killed(&pass, |_| {});
         self.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
         if let Err(e) = self.ctx.environment.volume_tasks.unmount(&self.pod_ref.uid).await {
             let wait = e.retry_after.map(super::jitter);
@@ -105,17 +113,18 @@ impl Worker {
         }
         self.ctx.release_user_namespace(&self.pod_ref.uid).await;
         let last = status::terminate(&self.pod, self.record.status.as_deref(), self.ctx.clock.wall());
-        if let Some(t) = self.record.termination.as_mut() {
-            t.finished = true;
-        }
-        self.report(last, true);
+        self.report(last, true, |record| {
+            if let Some(termination) = record.termination.as_mut() {
+                termination.finished = true;
+            }
+        });
         Ok(Next::Advance)
     }
 
     // The pod has terminated. Removes the rest of it from the node once the source and the API server no longer need it.
     pub(super) async fn finished(&mut self, clean: bool) -> Result<Next, Halt> {
         if let Some(status) = self.record.status.as_deref().cloned() {
-            self.report(status, true);
+            self.report(status, true, |_| {});
         }
         let ack = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version);
         let refused = self.desired().rejected;
