@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pod_sync_records::{PodRecord, RecordJson};
 use quintlet_model::ids::PodRef;
+use quintlet_model::runtime::{ContainerState, PodRuntime};
 
 use crate::context::Checkpoints;
 
@@ -59,6 +60,23 @@ impl Deref for RecordFile {
     fn deref(&self) -> &PodRecord {
         &self.current
     }
+}
+
+/// Removes the notes about stops, hooks and starts whose containers have left the state of the note.
+pub(super) fn forget_ended(record: &mut PodRecord, runtime: &PodRuntime) {
+    let is = |id: &str, state| runtime.containers.iter().any(|c| c.id.as_str() == id && c.state == state);
+    record.stops.retain(|id, _| is(id, ContainerState::Running));
+    // A container that is only created runs its hook when a pass starts it.
+    record.post_starts.retain(|id, _| is(id, ContainerState::Running) || is(id, ContainerState::Created));
+    forget_starts(record, runtime);
+}
+
+/// Removes the notes about starts whose instance has left the state Created, or has a successor.
+pub(super) fn forget_starts(record: &mut PodRecord, runtime: &PodRuntime) {
+    record.starting.retain(|name, id| {
+        let newest = runtime.newest(name);
+        newest.is_some_and(|c| c.id.as_str() == id && c.state == ContainerState::Created)
+    });
 }
 
 #[cfg(test)]
