@@ -10,12 +10,12 @@ use parking_lot::RwLock;
 use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::{Containment, PodWork};
 use pod_sync_decisions::backoff::BackoffDelays;
-use pod_sync_decisions::status::NodeFacts;
 use pod_sync_direct_volumes::Volumes;
 use pod_sync_direct_volumes::certificates::TrustAnchors;
 use pod_sync_images::credentials::Credentials;
 use pod_sync_images::pull_records::PullRecords;
 use pod_sync_images::pulls::PullLimits;
+use pod_sync_layout::HandlerFeatures;
 use pod_sync_layout::NodeSettings;
 use pod_sync_layout::ObjectSource;
 use pod_sync_layout::RuntimeState;
@@ -116,6 +116,13 @@ pub struct RuntimeAccess {
     pub state: watch::Receiver<RuntimeState>,
 }
 
+impl RuntimeAccess {
+    /// Returns the features of a runtime handler; none before the runtime's status was read.
+    pub(crate) fn features(&self, handler: &str) -> HandlerFeatures {
+        self.state.borrow().handlers.get(handler).copied().unwrap_or_default()
+    }
+}
+
 /// Reports about pods: statuses, events, views and metrics.
 #[derive(Debug)]
 pub struct Reporting {
@@ -182,6 +189,18 @@ pub struct WorkerControl {
     pub wakeups: Arc<WorkerWakeups>,
     /// Static pods whose sandbox other pods wait for.
     pub static_pod_gate: StaticPodGate,
+}
+
+/// Releases the range of a pod's user namespace, and wakes the pods that wait for one.
+pub(crate) async fn release_user_namespace(
+    environment: &Arc<PodEnvironment>,
+    wakeups: &WorkerWakeups,
+    uid: &PodUid,
+) {
+    let (environment, uid) = (Arc::clone(environment), uid.clone());
+    for waiting in blocking(move || environment.user_namespaces.release(&uid)).await {
+        wakeups.wake(&waiting);
+    }
 }
 
 /// Confines panics and crashes to the pod in whose work they happened.
@@ -259,36 +278,9 @@ impl std::fmt::Debug for WorkerContext {
 }
 
 impl WorkerContext {
-    /// Returns the facts of the node that a pod status shows.
-    #[must_use]
-    pub fn node_facts(&self, handler: &str) -> NodeFacts {
-        let runtime = self.runtime.state.borrow();
-        NodeFacts {
-            runtime_name: runtime.name.clone(),
-            host_ips: self.node.settings.node_ips.get(),
-            recursive_read_only: runtime.handlers.get(handler).is_some_and(|h| h.recursive_read_only_mounts),
-            stop_signals: self.node.settings.stop_signals,
-        }
-    }
-
     /// Releases the range of a pod's user namespace, and wakes the pods that wait for one.
     pub async fn release_user_namespace(&self, uid: &PodUid) {
-        let (environment, uid) = (Arc::clone(&self.environment), uid.clone());
-        for waiting in blocking(move || environment.user_namespaces.release(&uid)).await {
-            self.control.wakeups.wake(&waiting);
-        }
-    }
-
-    /// Returns what image pulls use.
-    #[must_use]
-    pub fn pull_context(&self) -> PullContext {
-        PullContext {
-            clock: self.clock.clone(),
-            runtime: self.runtime.clone(),
-            reporting: Arc::clone(&self.reporting),
-            environment: Arc::clone(&self.environment),
-            images: Arc::clone(&self.images),
-        }
+        release_user_namespace(&self.environment, &self.control.wakeups, uid).await;
     }
 
     /// Returns what stops of containers use.

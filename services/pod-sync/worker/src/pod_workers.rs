@@ -162,6 +162,12 @@ impl PodWorkers {
         views.get(uid).is_none() || self.read(|w| w.is_known_terminated(uid))
     }
 
+    /// Returns whether the termination of a pod was requested, maybe during its current pass.
+    #[must_use]
+    pub fn is_ending(&self, uid: &PodUid) -> bool {
+        self.read(|workers| workers.is_termination_requested(uid))
+    }
+
     /// Reads from the state machine.
     pub fn read<T>(&self, ask: impl FnOnce(&PodSyncStatuses) -> T) -> T {
         ask(&self.workers.lock())

@@ -100,14 +100,14 @@ pub struct PodActions {
 }
 
 impl PodActions {
-    /// Returns whether there is nothing to do. Removing dead init containers does not count.
+    /// Returns whether there is nothing to do. Removing dead init containers does not count, and neither does killing a pod
+    /// of which nothing runs.
     #[must_use]
-    pub fn is_idle(&self) -> bool {
-        !self.kill_pod
+    pub fn is_idle(&self, runtime: &PodRuntime) -> bool {
+        let stops = self.kill_pod && !runtime.is_quiet();
+        !stops
             && !self.create_sandbox
-            && self.init_containers_to_start.is_empty()
-            && self.containers_to_start.is_empty()
-            && self.ephemeral_containers_to_start.is_empty()
+            && !self.has_starts()
             && self.containers_to_kill.is_empty()
             && self.reset.is_empty()
             && self.resize.is_empty()

@@ -56,7 +56,7 @@ fn decide(before: &Pod, after: &Pod, runtime: RuntimeBuilder, probes: Probes) ->
     }
     out.extend(a.init_containers_to_start.iter().map(|i| format!("init {i}")));
     out.extend(a.containers_to_start.iter().map(|i| format!("start {i}")));
-    assert_eq!(a.is_idle(), out.is_empty(), "{a:?}");
+    assert_eq!(a.is_idle(&runtime), out.is_empty(), "{a:?}");
     out
 }
 

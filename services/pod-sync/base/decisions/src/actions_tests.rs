@@ -237,7 +237,7 @@ fn a_deleted_pod_starts_nothing() {
     let mut p = simple("Always");
     p.metadata.deletion_timestamp = Some(time(0));
     let got = compute(&p, RuntimeBuilder::ready().running("a").exited("b", 1), &[]);
-    assert!(got.is_idle());
+    assert!(got.is_idle(&RuntimeBuilder::ready().running("a").build()));
     let got = compute(&p, RuntimeBuilder::ready().exited("a", 1).exited("b", 1), &[]);
     assert!(got.kill_pod && !got.create_sandbox);
 }
@@ -286,7 +286,7 @@ fn a_running_container_is_killed_for_the_first_cause_that_holds() {
     ] {
         let got = compute(&simple("Always"), runtime, &probes);
         match want {
-            None => assert!(got.is_idle(), "{name}: {got:?}"),
+            None => assert!(got.is_idle(&RuntimeBuilder::ready().running("a").build()), "{name}: {got:?}"),
             Some((message, reason)) => {
                 assert_eq!(kills(&got), [("a-0", message, reason)], "{name}");
                 assert_eq!(got.containers_to_start, [0], "{name}");

@@ -9,7 +9,7 @@
 //!    [`sync::cgroup_plan`] plans the pod's cgroup.
 //! 3. [`actions::compute_pod_actions`] computes the actions. [`sync::restarts_all`] reads one of its inputs from the status.
 //! 4. The worker kills containers ([`grace::container_grace`]), creates the sandbox and starts ephemeral, init and regular
-//!    containers. [`backoff`] delays a start, [`sync::next_attempt`] numbers it. A failed start becomes a waiting reason
+//!    containers. [`starts::due_starts`] and [`backoff`] delay a start, [`sync::next_attempt`] numbers it. A failed start becomes a waiting reason
 //!    ([`waiting::StartFailure::with_message`]).
 //! 5. [`waiting::explain`] describes the actions, [`waiting::from_status`] what the pod waits for.
 //!
@@ -28,6 +28,7 @@ pub mod backoff;
 pub mod conditions;
 pub mod container_status;
 pub mod containment;
+pub mod finish;
 pub mod grace;
 pub mod merge;
 pub mod phase;
@@ -41,6 +42,7 @@ mod restart_all;
 pub mod sandbox;
 #[cfg(test)]
 mod simulation_tests;
+pub mod starts;
 pub mod status;
 pub mod sync;
 pub mod unknown_calls;

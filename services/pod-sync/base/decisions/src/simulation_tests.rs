@@ -320,16 +320,16 @@ proptest! {
                 break;
             }
             sim.calm();
-            let quiet = sim.runtime.is_quiet();
+            let before = sim.runtime.clone();
             match sim.pass() {
                 None => over = true,
                 // As in the kubelet, a pod with restartPolicy Never that loses its sandbox before its regular containers ran is not
                 // started again and stays Pending.
-                Some(actions) if actions.kill_pod && !actions.create_sandbox && quiet => {
+                Some(actions) if actions.kill_pod && actions.is_idle(&before) => {
                     left_for_dead = true;
                     idle += 1;
                 }
-                Some(actions) if actions.is_idle() => idle += 1,
+                Some(actions) if actions.is_idle(&before) => idle += 1,
                 Some(_) => idle = 0,
             }
         }

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
+mod changes;
 mod columns;
 mod view;
 
@@ -19,6 +20,7 @@ use pod_sync_layout::{ManifestProblem, SourceKind};
 use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 
+pub use changes::is_same_view;
 pub use columns::{Columns, columns};
 pub use view::{Decision, PodView, Waiting, unix_ns};
 

@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
-use pod_sync_clients::EventType;
+use pod_sync_clients::{CallError, EventType};
 use pod_sync_cri_config::container::{ContainerInput, container_config};
-use pod_sync_cri_config::env::{EnvInput, EnvObjects, make_env};
+use pod_sync_cri_config::env::{Env, EnvInput, EnvObjects, make_env};
 use pod_sync_cri_config::env_files::EnvFiles;
 use pod_sync_cri_config::error::ConfigError;
-use pod_sync_cri_config::mounts::block_devices;
+use pod_sync_cri_config::mounts::{MountsInput, block_devices, make_mounts};
 use pod_sync_cri_config::security::ImageUser;
+use pod_sync_decisions::backoff::{BackoffDelays, ImagePullBackoffs};
 use pod_sync_decisions::container_status::WaitingReason;
+use pod_sync_decisions::starts::ContainerKind;
 use pod_sync_decisions::waiting::{StartFailure, Waiting};
 use pod_sync_decisions::{backoff, sync as decide_sync};
 use pod_sync_layout::paths;
@@ -23,9 +25,9 @@ use quintlet_model::ids::ContainerId;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
 
-use super::pending_starts::ContainerKind;
-use super::start::{NotStarted, StartSpec};
-use super::{Halt, Pass, Worker};
+use super::halt::Halt;
+use super::pass::Pass;
+use super::start::{FailedStart, NotStarted, StartSpec, Starts};
 use crate::context::ENV_FILES;
 use crate::image;
 use crate::image::NoImage;
@@ -47,7 +49,7 @@ fn target<'a>(
     }
 }
 
-impl Worker {
+impl Starts<'_> {
     /// Pulls the image of a container and creates the container. Returns its id and its restart count.
     pub(super) async fn create_container(
         &mut self,
@@ -57,13 +59,13 @@ impl Worker {
         let container = spec.container;
         let images = match self.images_of(container) {
             Ok(images) => images,
-            Err(reason) => return Err(self.waits_for_image(pass, spec, reason)),
+            Err(reason) => return Err(self.waits_for_image(pass, spec, reason, None)),
         };
-        self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
+        self.tracker.view.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let image = self.ensure_image(pass, spec).await?;
         // The pull may have taken minutes.
         self.unless_ending()?;
-        self.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
+        self.tracker.view.meanwhile(Waiting::ContainerCreating { container: container.name.clone() });
         let restarts = self.next_attempt(pass, &container.name).await;
         let made = self.container_config(pass, container, restarts, &image, &images, spec.ips).await;
         let config = match made {
@@ -71,26 +73,26 @@ impl Worker {
             Err(error) => {
                 let error = error.to_string();
                 self.report_start_error(pass, spec, &error);
-                return Err(NotStarted::Waits(StartFailure::CreateContainerConfigError.with_message(error)));
+                let reason = StartFailure::CreateContainerConfigError.with_message(error);
+                return Err(NotStarted::Waits(reason.into()));
             }
         };
         // Recorded before the creation, so that a restarted pod-sync keeps the same delay.
         self.begin_restart(pass, container);
-        self.save();
         if spec.kind != ContainerKind::Ephemeral {
             let resources = container.resources.clone().unwrap_or_default();
-            self.ctx.checkpoints.allocations.actuate(&self.pod_ref.uid, &container.name, resources);
+            self.checkpoints.allocations.actuate(&self.tracker.pod_ref.uid, &container.name, resources);
         }
-        self.ctx.checkpoints.allocations.flush().await;
-        let (calls, sandbox_config) = (&self.ctx.runtime.calls, spec.sandbox_config.clone());
+        self.checkpoints.allocations.flush().await;
+        let (calls, sandbox_config) = (&self.runtime.calls, spec.sandbox_config.clone());
         let created = calls.create_container(spec.sandbox, config, sandbox_config).await;
         let error = created.as_ref().err().map(|e| e.message.as_str());
-        self.ctx.reporting.metrics.operations.image_volumes_mounted(&pass.pod, container, error);
+        self.reporting.metrics.operations.image_volumes_mounted(&pass.pod, container, error);
         match created {
             Ok(id) => {
-                self.retries.unknown_calls.settled(&container.name, CREATE);
-                self.observed.freshness.container_created(&id, spec.sandbox);
-                self.ctx.reporting.events.pod(
+                self.retries.settled(&container.name, CREATE);
+                self.tracker.observer.container_created(&id, spec.sandbox);
+                self.reporting.events.pod(
                     &pass.pod,
                     EventType::Normal,
                     "Created",
@@ -109,9 +111,9 @@ impl Worker {
     async fn ensure_image(&mut self, pass: &Pass, spec: StartSpec<'_>) -> Result<image::Ready, NotStarted> {
         let container = spec.container;
         let image = container.image.as_deref().unwrap_or_default();
-        let mut pulls = self.record.pulls.clone();
+        let mut pulls = self.tracker.record.pulls.clone();
         let (ctx, secrets, field_path) =
-            (self.ctx.pull_context(), self.setup.pull_secrets.clone(), spec.field_path());
+            (self.pull_context(), self.setup.pull_secrets.clone(), spec.field_path());
         let wanted = image::Wanted {
             pod: &pass.pod,
             image,
@@ -121,36 +123,44 @@ impl Worker {
             sandbox_config: spec.sandbox_config,
         };
         let begins = || {
-            self.meanwhile(Waiting::ImagePulling {
+            self.tracker.view.meanwhile(Waiting::ImagePulling {
                 container: container.name.clone(),
                 image: image.to_owned(),
             });
-            self.report_sandbox_ready();
+            self.tracker.report_sandbox_ready();
         };
         let ready = image::ensure(&ctx, wanted, &mut pulls, begins).await;
-        self.record.pulls = pulls;
-        match ready {
-            Ok(ready) => Ok(ready),
-            Err(NoImage::Waits(reason)) => Err(self.waits_for_image(pass, spec, reason)),
-            Err(NoImage::Interrupted(error)) => match self.image_failure(&error, &container.name, image) {
-                Some(reason) => Err(self.waits_for_image(pass, spec, reason)),
-                None => Err(Halt::interrupted(&error).into()),
-            },
-        }
+        let reason = match ready {
+            Ok(ready) => return Ok(ready),
+            Err(NoImage::Waits(reason)) => reason,
+            Err(NoImage::Interrupted(error)) => self
+                .image_failure(&error, &container.name, image, &mut pulls)
+                .ok_or_else(|| Halt::interrupted(&error))?,
+        };
+        Err(self.waits_for_image(pass, spec, reason, Some(pulls)))
     }
 
-    fn waits_for_image(&self, pass: &Pass, spec: StartSpec<'_>, reason: WaitingReason) -> NotStarted {
+    fn waits_for_image(
+        &self,
+        pass: &Pass,
+        spec: StartSpec<'_>,
+        reason: WaitingReason,
+        pulls: Option<ImagePullBackoffs>,
+    ) -> NotStarted {
         self.report_start_error(pass, spec, &reason.reason);
-        NotStarted::Waits(reason)
+        NotStarted::Waits(FailedStart { pulls, ..reason.into() })
     }
 
     // Counts the restart of an exited container for its crash-loop back-off.
     fn begin_restart(&mut self, pass: &Pass, container: &Container) {
         let Some(exited) = backoff::last_exit(&pass.runtime, &container.name) else { return };
-        let key = backoff::crash_loop_key(&self.pod_ref, container);
-        let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
-        let ago = self.record.crash_loop.finished_ago(&key, exited, wall, boot);
-        self.record.crash_loop.begin_restart(&key, &exited.id, ago, boot, self.ctx.node.crash_loop);
+        let key = backoff::crash_loop_key(&self.tracker.pod_ref, container);
+        let (wall, boot) = (self.clock.wall(), self.clock.boot());
+        let delays = self.node.crash_loop;
+        self.tracker.record.update(|record| {
+            let ago = record.crash_loop.finished_ago(&key, exited, wall, boot);
+            record.crash_loop.begin_restart(&key, &exited.id, ago, boot, delays);
+        });
     }
 
     // Returns the images of the container's image volumes, or the reason why one is missing.
@@ -169,14 +179,14 @@ impl Worker {
         images: &BTreeMap<String, cri::ImageSpec>,
         ips: &[IpAddr],
     ) -> Result<cri::ContainerConfig, ConfigError> {
-        let (pod, node) = (&pass.pod, &self.ctx.node.settings);
-        let objects = EnvObjects::fetch(pod, container, self.ctx.environment.objects.as_ref()).await;
+        let (pod, node) = (&pass.pod, &self.node.settings);
+        let objects = EnvObjects::fetch(pod, container, self.environment.objects.as_ref()).await;
         let files = self.env_files(pod, container).await?;
         let env = make_env(EnvInput { pod, container, node, pod_ips: ips, objects: &objects }, files)?;
         let mounts = self.mounts(pod, container, images, &env, ips).await?;
-        let (of, volumes) = (container.clone(), self.setup.volumes.clone().unwrap_or_default());
-        let devices = blocking(move || block_devices(&of, &volumes)).await?;
-        let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.pod_ref).join(&container.name);
+        let (spec, volumes) = (container.clone(), self.setup.volumes.clone().unwrap_or_default());
+        let devices = blocking(move || block_devices(&spec, &volumes)).await?;
+        let log_dir = paths::pod_log_dir(&node.pod_logs_dir, &self.tracker.pod_ref).join(&container.name);
         let dir = log_dir.clone();
         let make =
             move || failpoint::file!("container's log directory made", || std::fs::create_dir_all(&dir));
@@ -186,7 +196,7 @@ impl Worker {
         let user = ImageUser::from_status(ready.image.uid.as_ref().map(|u| u.value), &ready.image.username);
         container_config(ContainerInput {
             pod,
-            names: &self.pod_ref,
+            names: &self.tracker.pod_ref,
             container,
             restarts,
             image_ref: &ready.image_ref,
@@ -196,9 +206,9 @@ impl Worker {
             mounts: &mounts,
             devices: &devices,
             runtime_handler: &self.setup.runtime_handler,
-            features: self.features(&self.setup.runtime_handler),
+            features: self.runtime.features(&self.setup.runtime_handler),
             userns: self.setup.user_namespace.as_ref(),
-            volume_groups: &self.ctx.environment.volume_tasks.groups(pod, &self.pod_ref.uid),
+            volume_groups: &self.environment.volume_tasks.groups(pod, &self.tracker.pod_ref.uid),
             target_id: target(pod, container, &pass.runtime)?.map(ContainerId::as_str),
         })
     }
@@ -210,24 +220,128 @@ impl Worker {
         let volumes = self.setup.volumes.iter().flatten();
         let paths: BTreeMap<_, _> = volumes.map(|(name, v)| (name.clone(), v.host_path.clone())).collect();
         // The next attempt begins no second read while this one hangs.
-        let place = self.ctx.node.pod_dir(&self.pod_ref.uid).join(&container.name);
+        let place = self.node.pod_dir(&self.tracker.pod_ref.uid).join(&container.name);
         let (pod, container) = (Arc::clone(pod), container.clone());
         let read =
             move || failpoint::file!("variable files read", || EnvFiles::read(&pod, &container, &paths));
-        self.ctx.environment.env_files.run_one(&place, ENV_FILES, read).await.ok_or_else(|| {
+        self.environment.env_files.run_one(&place, ENV_FILES, read).await.ok_or_else(|| {
             ConfigError::invalid("couldn't read the files of FileKeyRef: the file system does not answer")
         })
     }
 
     // If no instance is left, the log files give the number of attempts.
     async fn next_attempt(&self, pass: &Pass, container: &str) -> u32 {
-        let dir = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref).join(container);
+        let dir = paths::pod_log_dir(&self.node.settings.pod_logs_dir, &self.tracker.pod_ref).join(container);
         let read = move || -> Vec<String> {
             let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
             entries.filter_map(|e| e.file_name().into_string().ok()).collect()
         };
         let names = blocking(read).await;
         decide_sync::next_attempt(&pass.runtime, container, names.iter().map(String::as_str))
+    }
+
+    async fn mounts(
+        &self,
+        pod: &Pod,
+        container: &Container,
+        images: &BTreeMap<String, cri::ImageSpec>,
+        env: &Env,
+        pod_ips: &[IpAddr],
+    ) -> Result<Vec<cri::Mount>, ConfigError> {
+        let features = self.runtime.features(&self.setup.runtime_handler);
+        let userns = self.setup.user_namespace.clone();
+        let (pod, container, images, env) = (pod.clone(), container.clone(), images.clone(), env.clone());
+        let (uid, node, pod_ips) =
+            (self.tracker.pod_ref.uid.clone(), Arc::clone(&self.node.settings), pod_ips.to_vec());
+        let volumes = self.setup.volumes.clone().unwrap_or_default();
+        // It mounts and writes files.
+        blocking(move || {
+            make_mounts(MountsInput {
+                pod: &pod,
+                uid: &uid,
+                container: &container,
+                node: &node,
+                volumes: &volumes,
+                images: &images,
+                env: &env,
+                pod_ips: &pod_ips,
+                features,
+                id_mappings: userns.as_ref().map(|n| (&n.uids[..], &n.gids[..])),
+            })
+        })
+        .await
+    }
+
+    /// Pulls the images of the image volumes that these containers mount. The containers wait with the reason of a failure.
+    pub(super) async fn ensure_image_volumes(
+        &mut self,
+        pod: &Pod,
+        containers: &[&Container],
+        sandbox_config: &cri::PodSandboxConfig,
+    ) -> Result<(), Halt> {
+        self.setup.image_volumes.clear();
+        let mounted =
+            |name: &str| containers.iter().any(|c| c.volume_mounts.iter().flatten().any(|m| m.name == name));
+        let volumes = pods::spec(pod).volumes.iter().flatten().filter(|v| mounted(&v.name));
+        let mut pulls = self.tracker.record.pulls.clone();
+        let mut interrupted = None;
+        for (name, source) in volumes.filter_map(|v| Some((&v.name, v.image.as_ref()?))) {
+            let (ctx, secrets) = (self.pull_context(), self.setup.pull_secrets.clone());
+            let wanted = image::Wanted {
+                pod,
+                image: source.reference.as_deref().unwrap_or_default(),
+                policy: source.pull_policy.as_deref().unwrap_or("IfNotPresent"),
+                field_path: "",
+                secrets: &secrets,
+                sandbox_config,
+            };
+            let ready = image::ensure(&ctx, wanted, &mut pulls, || self.tracker.report_sandbox_ready()).await;
+            let ready = match ready {
+                Ok(ready) => Ok(cri::ImageSpec {
+                    image: ready.image_ref,
+                    user_specified_image: wanted.image.to_owned(),
+                    runtime_handler: self.setup.runtime_handler.clone(),
+                    annotations: pod.metadata.annotations.clone().unwrap_or_default().into_iter().collect(),
+                    ..cri::ImageSpec::default()
+                }),
+                Err(NoImage::Waits(reason)) => Err(reason),
+                // The containers that mount the volume wait with this reason.
+                Err(NoImage::Interrupted(e)) => {
+                    match self.image_failure(&e, name, wanted.image, &mut pulls) {
+                        Some(reason) => Err(reason),
+                        None => {
+                            interrupted = Some(Halt::interrupted(&e));
+                            break;
+                        }
+                    }
+                }
+            };
+            self.setup.image_volumes.insert(name.clone(), ready);
+        }
+        self.tracker.record.update(|record| record.pulls = pulls);
+        interrupted.map_or(Ok(()), Err)
+    }
+
+    /// Returns the waiting reason of a container if the outcome of an image call stays unknown. A pull gets a
+    /// back-off in `pulls`.
+    fn image_failure(
+        &mut self,
+        e: &CallError,
+        container: &str,
+        image: &str,
+        pulls: &mut ImagePullBackoffs,
+    ) -> Option<WaitingReason> {
+        if !self.retries.is_failure(e, container, image, self.clock.boot()) {
+            return None;
+        }
+        if e.method != "PullImage" {
+            return Some(StartFailure::ImageInspectError.with_message(e.message.clone()));
+        }
+        let (reason, boot) = (StartFailure::ErrImagePull, self.clock.boot());
+        if let Ok(tagged) = image::with_tag(image) {
+            pulls.record_failure(&tagged, boot, BackoffDelays::default(), reason.as_str(), &e.message);
+        }
+        Some(reason.with_message(e.message.clone()))
     }
 }
 
@@ -253,14 +367,14 @@ mod tests {
         }))
         .unwrap();
         let runtime = RuntimeBuilder::ready().exited("main", 1).running("main").build();
-        let of = |name: &str| {
+        let joined = |name: &str| {
             let container: Container = serde_json::from_value(json!({"name": name})).unwrap();
             target(&pod, &container, &runtime)
                 .map(|id| id.map(ToString::to_string))
                 .map_err(|e| e.to_string())
         };
-        assert_eq!(of("look"), Ok(Some("main-1".to_owned())));
-        assert_eq!(of("lost"), Err("unable to find target container gone".to_owned()));
-        assert_eq!((of("free"), of("main")), (Ok(None), Ok(None)));
+        assert_eq!(joined("look"), Ok(Some("main-1".to_owned())));
+        assert_eq!(joined("lost"), Err("unable to find target container gone".to_owned()));
+        assert_eq!((joined("free"), joined("main")), (Ok(None), Ok(None)));
     }
 }

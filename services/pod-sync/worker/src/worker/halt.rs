@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pod_sync_clients::CallError;
 use pod_sync_decisions::waiting;
+use quintlet_model::ids::PodRef;
 
 /// The continuation after a pass.
 #[derive(Debug)]
@@ -92,6 +93,21 @@ impl Step {
             Self::StopContainer | Self::StopSandbox => waiting::Waiting::StopFailing { message },
             Self::RemoveContainer | Self::RemoveSandbox => waiting::Waiting::RemovalFailing { message },
             Self::MakeSandbox | Self::ReadSandbox => waiting::Waiting::SandboxFailing { message },
+        }
+    }
+}
+
+/// Returns whether an optional removal was done. A refusal is logged and ignored; an interruption ends the pass.
+pub(super) fn tolerate_refusal(pod: &PodRef, removed: Result<(), Halt>) -> Result<bool, Halt> {
+    match removed {
+        Ok(()) => Ok(true),
+        Err(Halt::Failed { error, .. }) => {
+            let (name, uid) = (format!("{}/{}", pod.namespace, pod.name), pod.uid.as_str());
+            tracing::warn!(pod.name = name, pod.uid = uid, error, "failed to remove dead instances");
+            Ok(false)
+        }
+        Err(interrupted @ (Halt::Interrupted(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) => {
+            Err(interrupted)
         }
     }
 }

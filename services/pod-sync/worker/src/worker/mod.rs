@@ -4,24 +4,30 @@
 //! pass takes the newest desired pod, a runtime state no older than the last action, probe memory and back-offs, decides
 //! with the functions of [`pod_sync_decisions`], acts, and returns when the next pass is due.
 //!
-//! [`lifecycle`] is the loop, [`observe`] reads the runtime and computes the status, [`report`] hands it to
-//! status-reporter, [`sync`] and [`terminate`] are the passes, and [`act`], [`start`] and [`stop`] perform their actions.
+//! [`Worker`] itself is the loop ([`lifecycle`]), the pass of a pod that is to run ([`sync`]), and the order of its actions
+//! ([`act`]). The rest are parts, each with the groups of the context that it uses:
+//!
+//! - [`tracker`] follows the pod. It owns the [`record`], the [observer](observe) of the runtime, the [`probes`], the
+//!   [reports](report) to status-reporter, and the [`view`].
+//! - [`prepare`], [`sandbox`], [`resize`], [`start`], [`stop`] and [`removal`] perform actions. They borrow the tracker.
+//! - [`terminate`] has the passes of a pod that ends.
 
 mod act;
 mod cancellable;
+mod container_stop;
 mod create;
 mod halt;
 mod hook_http;
 mod hooks;
-mod image_volumes;
 mod lifecycle;
 mod observe;
-mod pending_starts;
+mod pass;
 mod post_start;
 mod prepare;
 mod probe_targets;
-mod publish_view;
+mod probes;
 mod record;
+mod removal;
 mod report;
 mod resize;
 mod retries;
@@ -32,127 +38,29 @@ mod stop;
 mod sync;
 mod terminate;
 mod termination_message;
+mod tracker;
+mod view;
+mod work_loop;
 
+pub use container_stop::stop_all_containers;
 pub use halt::Halt;
-pub(crate) use halt::{Next, Step};
-pub use stop::stop_all_containers;
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use pod_sync_decisions::probes::ProbeResults;
-use pod_sync_decisions::worker;
-use pod_sync_records::PodRecord;
-use pod_sync_views::unix_ns;
-use quintlet_model::ids::PodRef;
-use quintlet_model::runtime::SharedPodRuntime;
-use rand::RngExt as _;
-use tokio::sync::watch;
-
-use self::lifecycle::WorkLoop;
-use self::observe::ObservedRuntime;
 use self::prepare::PodSetup;
-use self::publish_view::Published;
-use self::record::RecordFile;
-use self::report::StatusReport;
 use self::retries::RetryTimes;
-use crate::context::{Desired, WorkerContext};
+use self::tracker::Tracker;
+use self::work_loop::WorkLoop;
+use crate::context::WorkerContext;
 use crate::mirror::MirrorReconciler;
-
-/// Time until the next pass after an error of this pod, before jitter (`pkg/kubelet/pod_workers.go: workerBackOffPeriod`).
-const ERROR_WAIT: Duration = Duration::from_secs(10);
 
 /// The worker of one pod.
 pub struct Worker {
     ctx: Arc<WorkerContext>,
-    pod_ref: PodRef,
-    desired: watch::Receiver<Desired>,
-    // The desired pod of the current or last pass.
-    pod: Arc<Pod>,
-    record: RecordFile,
-    observed: ObservedRuntime,
-    status_report: StatusReport,
-    published: Published,
+    tracker: Tracker,
     retries: RetryTimes,
     setup: PodSetup,
     // Reconciles the mirror of a static pod that is to run.
     mirror: Option<MirrorReconciler>,
     work_loop: WorkLoop,
-}
-
-/// The input of one pass.
-pub(crate) struct Pass {
-    pod: Arc<Pod>,
-    runtime: SharedPodRuntime,
-    probes: ProbeResults,
-    status: PodStatus,
-}
-
-impl Worker {
-    /// Returns a worker for `desired`, which continues from `record` after a restart.
-    #[must_use]
-    pub fn new(
-        ctx: Arc<WorkerContext>,
-        pod_ref: PodRef,
-        desired: watch::Receiver<Desired>,
-        record: Option<PodRecord>,
-    ) -> Self {
-        let wakeup = ctx.control.wakeups.register(&pod_ref.uid);
-        let pod = Arc::clone(&desired.borrow().pod);
-        let is_restored = record.is_some();
-        let mut record = record.unwrap_or_default();
-        if is_restored {
-            let memory = record.probes.iter().map(|(c, t, m)| ((c.clone(), *t), m.clone())).collect();
-            ctx.probes.restore(&pod_ref.uid, memory);
-        } else {
-            record.accepted = ctx.clock.boot();
-        }
-        let age = ctx.clock.boot().saturating_sub(record.accepted);
-        let accepted = ctx.clock.wall().checked_sub(age).unwrap_or_else(|_| ctx.clock.wall());
-        // Versions go on where those of a previous pod with this UID ended: status-reporter keeps the newest.
-        let version = u64::try_from(ctx.clock.boot().as_nanos()).unwrap_or_default();
-        Self {
-            work_loop: WorkLoop::new(wakeup, &pod_ref, is_restored),
-            published: Published::new(unix_ns(accepted)),
-            pod_ref,
-            desired,
-            pod,
-            record: RecordFile::new(record),
-            observed: ObservedRuntime::default(),
-            status_report: StatusReport::new(version),
-            retries: RetryTimes::default(),
-            setup: PodSetup::default(),
-            mirror: None,
-            ctx,
-        }
-    }
-
-    // A copy: with one read guard held, a second one would block behind a pod manager that waits to write.
-    pub(super) fn desired(&self) -> Desired {
-        self.desired.borrow().clone()
-    }
-
-    // `namespace/name`, for log lines.
-    pub(super) fn name(&self) -> String {
-        format!("{}/{}", self.pod_ref.namespace, self.pod_ref.name)
-    }
-
-    pub(super) fn phase(&self) -> &'static str {
-        match &self.record.termination {
-            None => "sync",
-            Some(t) if t.finished => "finished",
-            Some(t) if t.stopped => "terminated",
-            Some(_) => "terminating",
-        }
-    }
-
-    pub(super) fn save(&mut self) {
-        self.record.save(&self.ctx.checkpoints.records, &self.pod_ref);
-    }
-}
-
-/// Returns `d`, increased by a random part of up to one half.
-pub(crate) fn jitter(d: Duration) -> Duration {
-    worker::jitter(d, rand::rng().random_range(0.0..1.0))
 }

@@ -1,276 +1,140 @@
-//! Reads the runtime state of the pod and computes the status from it.
+//! Observes the runtime state of the pod, which is never older than the last action of its worker.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::PodStatus;
-use pod_sync_clients::{EventType, ObserveError, Observed};
-use pod_sync_decisions::active::PodStart;
-use pod_sync_decisions::probes::{ProbeResults, record_starts};
+use pod_sync_clients::{ObserveError, Observed, Pleg};
 use pod_sync_decisions::worker::freshness::{Freshness, NextObservation};
-use pod_sync_decisions::{status, waiting};
+use pod_sync_layout::paths;
+use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
-use quintlet_model::ids::ContainerId;
-use quintlet_model::pod;
-use quintlet_model::probe::{ProbeMemory, ProbeType};
+use quintlet_model::ids::{ContainerId, PodRef, SandboxId};
 use quintlet_model::runtime::{ContainerState, Cursor, Known, PodRuntime, SharedPodRuntime};
 
-use super::{Halt, Pass, Worker, probe_targets, termination_message};
+use super::termination_message::{self, Places};
+use crate::context::NodeConfig;
 
-/// Probes that do not run, since they are too large.
-#[derive(Debug, PartialEq, Eq)]
-struct ProbesLeftOut {
-    /// Empty for all probes of the pod.
-    container: String,
-    message: String,
+/// The runtime state could not be observed.
+#[derive(Debug)]
+pub(super) enum NotObserved {
+    /// pleg-service does not answer.
+    Unavailable(String),
+    /// pleg-service was restarted, and has not inspected the pod yet.
+    Restarted,
+    /// The runtime failed.
+    Runtime(String),
 }
 
-/// The runtime state of the pod, as the worker last saw it.
-#[derive(Default)]
-pub(super) struct ObservedRuntime {
-    pub(super) freshness: Freshness,
-    pub(super) last: Option<SharedPodRuntime>,
+/// Observes one pod.
+pub(super) struct Observer {
+    clock: Clock,
+    node: Arc<NodeConfig>,
+    pleg: Arc<Pleg>,
+    pod_ref: PodRef,
+    freshness: Freshness,
+    last: Option<SharedPodRuntime>,
     // Termination messages of exited containers.
     termination_messages: HashMap<ContainerId, String>,
-    // The probe results of an earlier run were handed to probe-service.
-    is_probe_memory_seeded: bool,
-    probes_left_out: Vec<ProbesLeftOut>,
-    // The last targets are of these.
-    targets_of: Option<probe_targets::Basis>,
 }
 
-impl Worker {
-    // Returns the runtime state of the pod, never older than the last action.
-    pub(super) async fn observe(&mut self) -> Result<SharedPodRuntime, Halt> {
+impl Observer {
+    /// Returns the observer of a pod that has not been observed yet.
+    pub(super) fn new(clock: Clock, node: Arc<NodeConfig>, pleg: Arc<Pleg>, pod_ref: PodRef) -> Self {
+        let (freshness, termination_messages) = (Freshness::default(), HashMap::new());
+        Self { clock, node, pleg, pod_ref, freshness, last: None, termination_messages }
+    }
+
+    /// Returns the runtime state of the pod, never older than the last action.
+    pub(super) async fn observe(&mut self) -> Result<SharedPodRuntime, NotObserved> {
         let uid = &self.pod_ref.uid;
-        let cached = self.ctx.runtime.pleg.get(uid);
-        let runtime = match (self.observed.freshness.next_observation(cached.as_deref()), cached) {
+        let cached = self.pleg.get(uid);
+        let runtime = match (self.freshness.next_observation(cached.as_deref()), cached) {
             (NextObservation::UseCached, Some(cached)) => cached,
             (look, cached) => {
-                let last = cached.as_ref().or(self.observed.last.as_ref());
+                let last = cached.as_ref().or(self.last.as_ref());
                 let mut known = last.map_or_else(Known::default, |p| Known::of(p));
-                known.add(self.observed.freshness.created());
+                known.add(self.freshness.created());
                 let full = look != NextObservation::Inspect { full: false };
-                match self.ctx.runtime.pleg.observe(uid, known, full).await {
+                match self.pleg.observe(uid, known, full).await {
                     // A restarted pleg-service has only listed the pods, which is not a full inspection.
-                    Ok(observed) if !full && !self.observed.freshness.is_from_epoch(observed.epoch) => {
-                        return Err(Halt::Interrupted("pleg-service was restarted".to_owned()));
+                    Ok(observed) if !full && !self.freshness.is_from_epoch(observed.epoch) => {
+                        return Err(NotObserved::Restarted);
                     }
                     Ok(Observed { pod: Some(runtime), .. }) => runtime,
-                    Ok(Observed { pod: None, epoch }) => Arc::new(PodRuntime::empty(
-                        self.pod_ref.clone(),
-                        Cursor { epoch, rev: 0 },
-                        self.ctx.clock.boot(),
-                    )),
-                    Err(ObserveError::Unavailable(why)) => {
-                        self.wait_for(&waiting::Waiting::Service { name: "pleg-service" }, None);
-                        return Err(Halt::Interrupted(format!("runtime state cannot be read: {why}")));
+                    Ok(Observed { pod: None, epoch }) => {
+                        let cursor = Cursor { epoch, rev: 0 };
+                        Arc::new(PodRuntime::empty(self.pod_ref.clone(), cursor, self.clock.boot()))
                     }
-                    Err(ObserveError::Runtime(why)) => {
-                        let message = format!("error determining status: {why}");
-                        self.ctx.reporting.events.pod(
-                            &self.pod,
-                            EventType::Warning,
-                            "FailedSync",
-                            &message,
-                            "",
-                        );
-                        return Err(Halt::failed(waiting::Waiting::Runtime { error: Some(why) }, message));
-                    }
+                    Err(ObserveError::Unavailable(why)) => return Err(NotObserved::Unavailable(why)),
+                    Err(ObserveError::Runtime(why)) => return Err(NotObserved::Runtime(why)),
                 }
             }
         };
-        self.observed.freshness.observed(runtime.cursor.epoch);
-        self.observed_now(&runtime).await;
+        self.freshness.observed(runtime.cursor.epoch);
+        self.take_over(&runtime).await;
         Ok(runtime)
     }
 
-    // Takes over a runtime state, and reads the termination messages of containers that have exited.
-    pub(super) async fn observed_now(&mut self, runtime: &SharedPodRuntime) {
-        self.observed.last = Some(Arc::clone(runtime));
-        let exited: Vec<_> = runtime
-            .containers
-            .iter()
-            .filter(|c| {
-                c.state == ContainerState::Exited && !self.observed.termination_messages.contains_key(&c.id)
-            })
-            .cloned()
-            .collect();
-        if !exited.is_empty() {
-            let pod = self.ctx.node.pod_dir(&self.pod_ref.uid);
-            let logs =
-                pod_sync_layout::paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
+    /// Takes over a runtime state, and reads the termination messages of containers that have exited.
+    pub(super) async fn take_over(&mut self, runtime: &SharedPodRuntime) {
+        self.last = Some(Arc::clone(runtime));
+        let exited = runtime.containers.iter().filter(|c| c.state == ContainerState::Exited);
+        let unread: Vec<_> =
+            exited.filter(|c| !self.termination_messages.contains_key(&c.id)).cloned().collect();
+        if !unread.is_empty() {
+            let pod = self.node.pod_dir(&self.pod_ref.uid);
+            let logs = paths::pod_log_dir(&self.node.settings.pod_logs_dir, &self.pod_ref);
             let read = move || {
-                let places = termination_message::Places { pod: &pod, logs: &logs };
-                exited.into_iter().map(|c| (c.id.clone(), termination_message::of(&c, places))).collect()
+                let places = Places { pod: &pod, logs: &logs };
+                unread.into_iter().map(|c| (c.id.clone(), termination_message::of(&c, places))).collect()
             };
             let read: Vec<_> = blocking(read).await;
-            self.observed.termination_messages.extend(read);
+            self.termination_messages.extend(read);
         }
-        self.observed.termination_messages.retain(|id, _| runtime.containers.iter().any(|c| c.id == *id));
+        self.termination_messages.retain(|id, _| runtime.containers.iter().any(|c| c.id == *id));
     }
 
-    // Begins a pass: observes the runtime and computes the status.
-    pub(super) async fn look(&mut self, is_terminal: bool) -> Result<Pass, Halt> {
-        let runtime = self.observe().await?;
-        let named = !self.ctx.runtime.state.borrow().name.is_empty()
-            || self.record.status.as_deref().and_then(status::runtime_name).is_some();
-        if !named && !runtime.containers.is_empty() {
-            return Err(Halt::Interrupted(
-                "the runtime's name, a part of container ids, is not known yet".to_owned(),
-            ));
-        }
-        if !self.observed.is_probe_memory_seeded {
-            self.observed.is_probe_memory_seeded = true;
-            let api = self.record.status.as_deref().or(self.pod.status.as_ref());
-            for (container, probe, memory) in
-                api.map(|s| probe_targets::seeds(&self.pod, s, &runtime)).unwrap_or_default()
-            {
-                let known = self.ctx.probes.memory(&self.pod_ref.uid);
-                if known
-                    .get(&(container.clone(), probe))
-                    .is_none_or(|m| m.container_id != memory.container_id)
-                {
-                    self.ctx.probes.seed(&self.pod_ref.uid, &container, probe, memory);
-                }
-            }
-        }
-        Ok(self.pass_of(runtime, is_terminal))
+    /// Returns the last runtime state.
+    pub(super) fn last(&self) -> Option<&SharedPodRuntime> {
+        self.last.as_ref()
     }
 
-    // Computes the status from a runtime state and the newest probe results.
-    pub(super) fn pass_of(&mut self, runtime: SharedPodRuntime, is_terminal: bool) -> Pass {
-        let (wall, boot) = (self.ctx.clock.wall(), self.ctx.clock.boot());
-        record_starts(&mut self.record.container_starts, &runtime.containers, wall, boot);
-        let memory = self.ctx.probes.memory(&self.pod_ref.uid);
-        let mut probes = ProbeResults::default();
-        for ((_, probe), m) in &memory {
-            probes.add(*probe, m);
-        }
-        let probes_kept: Vec<_> = memory.into_iter().map(|((c, t), m)| (c, t, m)).collect();
-        if !same_but_for_counters(&self.record.probes, &probes_kept) {
-            self.record.probes = probes_kept;
-        }
-        if self.record.termination.is_none() {
-            self.note_resize(&runtime);
-        }
-        let known = self.record.status.as_deref().or(self.pod.status.as_ref());
-        if let Some(start) = known.and_then(|s| s.start_time.as_ref()) {
-            self.record.active = Some(PodStart::at(start.0, self.record.active, wall, boot));
-        }
-        let status = self.make_status(&runtime, &probes, is_terminal);
-        Pass { pod: Arc::clone(&self.pod), runtime, probes, status }
+    /// Returns the termination messages of exited containers.
+    pub(super) fn termination_messages(&self) -> &HashMap<ContainerId, String> {
+        &self.termination_messages
     }
 
-    pub(super) fn make_status(
-        &self,
-        runtime: &PodRuntime,
-        probes: &ProbeResults,
-        is_terminal: bool,
-    ) -> PodStatus {
-        let handler = runtime.sandboxes.first().map(|s| s.runtime_handler.as_str()).unwrap_or_default();
-        let mut facts = self.ctx.node_facts(handler);
-        if facts.runtime_name.is_empty() {
-            // Before the first answer of the runtime, the scheme of the recorded container ids is used.
-            facts.runtime_name =
-                self.record.status.as_deref().and_then(status::runtime_name).unwrap_or_default();
-        }
-        status::generate(&status::StatusInput {
-            pod: &self.pod,
-            old: self.record.status.as_deref(),
-            runtime,
-            probes,
-            waiting: &self.record.waiting,
-            termination_messages: &self.observed.termination_messages,
-            resize: &self.ctx.checkpoints.allocations.condition_list(&self.pod_ref.uid),
-            actuated: self.ctx.checkpoints.allocations.actuated(&self.pod_ref.uid).as_ref(),
-            node: &facts,
-            is_terminal,
-            now: self.ctx.clock.wall(),
-            unstepped: self.steady_now(),
-        })
+    /// Returns the newest runtime state without an inspection, unless it is older than the last one.
+    pub(super) fn newest(&self) -> Option<SharedPodRuntime> {
+        let runtime = self.pleg.get(&self.pod_ref.uid)?;
+        let is_older = self.last.as_ref().is_some_and(|last| last.cursor > runtime.cursor);
+        (!is_older && runtime.error.is_none()).then_some(runtime)
     }
 
-    // Wall time without the steps of the clock since the pod started.
-    pub(super) fn steady_now(&self) -> jiff::Timestamp {
-        self.record.active.map_or_else(|| self.ctx.clock.wall(), |active| active.now(self.ctx.clock.boot()))
+    /// Returns the containers that have exited by the newest runtime state.
+    pub(super) fn newest_exited(&self) -> Option<HashSet<ContainerId>> {
+        let runtime = self.newest()?;
+        let exited = runtime.containers.iter().filter(|c| c.state == ContainerState::Exited);
+        Some(exited.map(|c| c.id.clone()).collect())
     }
 
-    // Registers the probes of the pod with probe-service.
-    pub(super) fn set_targets(&mut self, pass: &Pass, terminating: bool) {
-        let input = probe_targets::TargetInput {
-            pod: &pass.pod,
-            status: &pass.status,
-            runtime: &pass.runtime,
-            terminating,
-            key: &self.ctx.node.grant_key,
-            starts: &self.record.container_starts,
-        };
-        let basis = probe_targets::Basis::of(&pass.pod, &input);
-        if self.observed.targets_of.as_ref() == Some(&basis) {
-            return;
-        }
-        let probe_targets::Targets { target, left_out } = probe_targets::targets(&input);
-        let mut faults: Vec<ProbesLeftOut> = left_out
-            .into_iter()
-            .map(|(container, probe, error)| ProbesLeftOut {
-                message: format!("{probe} probe errored and resulted in unknown state: {error}"),
-                container,
-            })
-            .collect();
-        if let Some(target) = target
-            && let Err(error) = self.ctx.probes.set_target(&self.pod_ref.uid, target)
-        {
-            let message = format!("The probes of the pod do not run: {error}");
-            faults.push(ProbesLeftOut { container: String::new(), message });
-        }
-        self.report_left_out(pass, faults);
-        self.observed.targets_of = Some(basis);
-    }
-
-    // Ends the probes of the pod.
-    pub(super) fn remove_targets(&mut self) {
-        self.ctx.probes.remove(&self.pod_ref.uid);
-        self.observed.targets_of = None;
-    }
-
-    // Reports each probe that does not run, once.
-    fn report_left_out(&mut self, pass: &Pass, faults: Vec<ProbesLeftOut>) {
-        let is_sidecar = |name: &str| pod::init_containers(&pass.pod).iter().any(|c| c.name == name);
-        for fault in faults.iter().filter(|fault| !self.observed.probes_left_out.contains(fault)) {
-            let path = match fault.container.as_str() {
-                "" => String::new(),
-                name if is_sidecar(name) => format!("spec.initContainers{{{name}}}"),
-                name => format!("spec.containers{{{name}}}"),
-            };
-            let events = &self.ctx.reporting.events;
-            events.pod(&pass.pod, EventType::Warning, "Unhealthy", &fault.message, &path);
-        }
-        self.observed.probes_left_out = faults;
-    }
-
-    // Adds the probes that do not run to the errors of the view.
-    pub(super) fn explain_left_out(&mut self) {
-        for fault in &self.observed.probes_left_out {
-            let place = if fault.container.is_empty() { "" } else { ": " };
-            let error = format!("{}{place}{}", fault.container, fault.message);
-            if !self.published.decision.errors.contains(&error) {
-                Arc::make_mut(&mut self.published.decision).errors.push(error);
-            }
-        }
-    }
-
+    /// Records the end of an action. The next observation must be newer.
     pub(super) fn acted(&mut self) {
-        self.observed.freshness.action_ended(self.ctx.clock.boot());
+        self.freshness.action_ended(self.clock.boot());
     }
-}
 
-type Memories = [(String, ProbeType, ProbeMemory)];
+    /// Demands that the next observation lists all containers and sandboxes: an interrupted call may have created some.
+    pub(super) fn require_full_inspection(&mut self) {
+        self.freshness.require_full_inspection();
+    }
 
-// Counters grow with every probe. Only changes that a restart must not lose are written.
-fn same_but_for_counters(a: &Memories, b: &Memories) -> bool {
-    a.len() == b.len()
-        && a.iter().zip(b).all(|((ac, at, am), (bc, bt, bm))| {
-            (ac, at) == (bc, bt) && *am == ProbeMemory { counter: am.counter, ..bm.clone() }
-        })
+    /// Records that a container was created. The next observation must have it.
+    pub(super) fn container_created(&mut self, id: &ContainerId, sandbox: &SandboxId) {
+        self.freshness.container_created(id, sandbox);
+    }
+
+    /// Records that a sandbox was created. The next observation must have it.
+    pub(super) fn sandbox_created(&mut self, id: &SandboxId) {
+        self.freshness.sandbox_created(id);
+    }
 }

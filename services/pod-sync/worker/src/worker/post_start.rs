@@ -9,10 +9,12 @@ use quintlet_model::ids::ContainerId;
 use quintlet_model::outcome::Outcome;
 use quintlet_model::runtime::ContainerState;
 
+use super::container_stop::find;
+use super::halt::Halt;
 use super::hooks::{HookError, command, run};
-use super::start::NotStarted;
-use super::stop::{Kill, Progress, find};
-use super::{Halt, Pass, Worker};
+use super::pass::Pass;
+use super::start::{FailedInstance, FailedStart, NotStarted, Starts};
+use super::stop::{Kill, Progress};
 
 /// Waits for a postStart hook, which has no time limit in the kubelet either, or for the end of its pod. Returns none if the pod
 /// ends first; the hook is then dropped.
@@ -25,19 +27,20 @@ async fn unless_ending<T>(hook: impl Future<Output = T>, ending: impl Future<Out
 
 /// Returns the message of a failed postStart hook, with the text of the kubelet (`pkg/kubelet/lifecycle/handlers.go`).
 fn failure_text(hook: &LifecycleHandler, container: &str, pod: &str, error: &str, output: &str) -> String {
-    let of = format!("for Container {container:?} in Pod {pod:?} failed - error: {error}");
+    let cause = format!("for Container {container:?} in Pod {pod:?} failed - error: {error}");
     if let Some(exec) = &hook.exec {
-        return format!("Exec lifecycle hook ([{}]) {of}, message: {output:?}", command(exec).join(" "));
+        return format!("Exec lifecycle hook ([{}]) {cause}, message: {output:?}", command(exec).join(" "));
     }
     if let Some(get) = &hook.http_get {
-        return format!("HTTP lifecycle hook ({}) {of}", get.path.as_deref().unwrap_or_default());
+        return format!("HTTP lifecycle hook ({}) {cause}", get.path.as_deref().unwrap_or_default());
     }
     format!("Cannot run handler: {error}")
 }
 
-impl Worker {
-    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the container is stopped, with
-    /// its preStop hook (`pkg/kubelet/kuberuntime: startContainer, killContainer`).
+impl Starts<'_> {
+    /// Runs the postStart hook, or waits for one that an earlier pod-sync started. If the hook fails, the container is
+    /// stopped, with its preStop hook (`pkg/kubelet/kuberuntime: startContainer, killContainer`). The caller records
+    /// the end of the hook.
     pub(super) async fn post_start(
         &mut self,
         pod: &Pod,
@@ -49,34 +52,34 @@ impl Worker {
         let Some(hook) = container.lifecycle.as_ref().and_then(|l| l.post_start.as_ref()) else {
             return Ok(());
         };
-        self.meanwhile(Waiting::HookRunning { container: container.name.clone(), hook: Hook::PostStart });
-        self.report_sandbox_ready();
-        let now = self.ctx.clock.boot();
-        let began = self.record.post_starts.get(id.as_str()).copied().flatten();
-        self.record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
-        self.save();
+        self.tracker
+            .view
+            .meanwhile(Waiting::HookRunning { container: container.name.clone(), hook: Hook::PostStart });
+        self.tracker.report_sandbox_ready();
+        let now = self.clock.boot();
+        let began = self.tracker.record.post_starts.get(id.as_str()).copied().flatten();
+        self.tracker.record.update(|record| {
+            record.starting.remove(&container.name);
+            record.post_starts.insert(id.to_string(), Some(began.unwrap_or(now)));
+        });
         // If the pod terminates meanwhile, the runtime ends a command with its container, and a request is dropped.
-        let stopping = self.ctx.stop_context();
+        let stopping = self.stop_context();
         let ran = run(&stopping, Some(pod), Some(container), hook, id, ips, began);
         let Some(ran) = unless_ending(ran, self.until_ending()).await else { return Err(NotStarted::Ends) };
         let why = match ran {
-            Ok(()) => {
-                self.record.post_starts.remove(id.as_str());
-                return Ok(());
-            }
+            Ok(()) => return Ok(()),
             Err(HookError::Interrupted(e)) => {
                 // The hook never started: a later pass runs it.
                 if e.outcome == Outcome::NotDispatched && began.is_none() {
-                    self.record.post_starts.insert(id.to_string(), None);
-                    self.save();
+                    self.tracker.record.update(|record| record.post_starts.insert(id.to_string(), None));
                 }
                 return Err(Halt::interrupted(&e).into());
             }
             Err(HookError::Failed { error, output }) => {
-                failure_text(hook, &container.name, &self.pod_ref.to_string(), &error, &output)
+                failure_text(hook, &container.name, &self.tracker.pod_ref.to_string(), &error, &output)
             }
         };
-        self.ctx.reporting.events.pod(
+        self.reporting.events.pod(
             pod,
             EventType::Warning,
             "FailedPostStartHook",
@@ -92,46 +95,40 @@ impl Worker {
         };
         // An interrupted stop is repeated with the hook, whose result cri-proxy keeps. The kubelet ignores a refusal.
         if let Err(halt @ (Halt::Interrupted(_) | Halt::NetworkNotReady(_) | Halt::Cancelled)) =
-            self.kill_named(pod, instance, ips, kill).await
+            self.stops().kill_named(pod, instance, ips, kill).await
         {
             return Err(halt.into());
         }
-        self.record.post_starts.remove(id.as_str());
-        Err(NotStarted::Waits(StartFailure::PostStartHookError.with_message(why)))
+        let reason = StartFailure::PostStartHookError.with_message(why);
+        let instance = FailedInstance::HookFailed(id.clone());
+        Err(NotStarted::Waits(FailedStart { instance, ..reason.into() }))
     }
 
     // Takes wake-ups of any cause. None is lost, since another pass follows each hook.
     async fn until_ending(&self) {
         while !self.is_ending() {
-            self.work_loop.wakeup.notified().await;
+            self.wakeup.notified().await;
         }
     }
 
     /// Finishes the postStart hooks of containers that an earlier pod-sync started. Returns whether there were any.
     pub(super) async fn finish_post_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
-        let is = |id: &str, state: ContainerState| {
-            pass.runtime.containers.iter().find(|c| c.id.as_str() == id && c.state == state)
-        };
-        // A container that is only created runs its hook when a pass starts it.
-        self.record.post_starts.retain(|id, _| {
-            is(id, ContainerState::Running).or_else(|| is(id, ContainerState::Created)).is_some()
-        });
-        let owed: Vec<_> = self
-            .record
-            .post_starts
-            .keys()
-            .filter_map(|id| is(id, ContainerState::Running))
+        let running = pass.runtime.containers.iter().filter(|c| c.state == ContainerState::Running);
+        let owed: Vec<_> = running
+            .filter(|c| self.tracker.record.post_starts.contains_key(c.id.as_str()))
             .cloned()
             .collect();
         for instance in &owed {
             let (Some(container), kind) = find(&pass.pod, &instance.name) else {
-                self.record.post_starts.remove(instance.id.as_str());
+                self.tracker.record.update(|record| record.post_starts.remove(instance.id.as_str()));
                 continue;
             };
             let path = kind.field_path(&instance.name);
             match self.post_start(&pass.pod, container, &instance.id, pass.runtime.ips(), &path).await {
-                Ok(()) => {}
-                Err(NotStarted::Waits(reason)) => self.record_failed_start(container, reason),
+                Ok(()) => {
+                    self.tracker.record.update(|record| record.post_starts.remove(instance.id.as_str()));
+                }
+                Err(NotStarted::Waits(failed)) => self.record_failed_start(container, failed),
                 Err(NotStarted::Ends) => return Ok(true),
                 Err(NotStarted::Halt(halt)) => return Err(halt),
             }

@@ -14,12 +14,15 @@ use pod_sync_decisions::resize::plan::{
     memory_limit_decreases, resize_steps,
 };
 use pod_sync_metrics::CgroupOperation;
+use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
-use quintlet_model::ids::{ContainerId, SandboxId};
+use quintlet_model::ids::{ContainerId, PodRef, SandboxId};
 use quintlet_model::pod as pods;
-use quintlet_model::runtime::PodRuntime;
 
-use super::{ERROR_WAIT, Halt, Pass, Worker, jitter};
+use super::halt::Halt;
+use super::pass::Pass;
+use super::retries::{ERROR_WAIT, RetryTimes, jitter};
+use crate::context::{Checkpoints, NodeConfig, PodEnvironment, Reporting, RuntimeAccess};
 
 /// The cause of an early end of a resize.
 enum Stopped {
@@ -45,20 +48,19 @@ impl From<quintlet_cgroups::CgroupError> for Stopped {
     }
 }
 
-impl Worker {
-    /// Records whether a resize is in progress, before the status is computed.
-    pub(super) fn note_resize(&self, runtime: &PodRuntime) {
-        let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
-        let actuated = ctx.checkpoints.allocations.actuated(uid);
-        let generation = self.pod.metadata.generation;
-        if plan::in_progress(&self.pod, runtime, actuated.as_ref()) {
-            ctx.checkpoints.allocations.conditions(uid, |c| c.keep_in_progress(generation, ctx.clock.wall()));
-        } else if let Some(over) = ctx.checkpoints.allocations.complete(uid, &self.pod) {
-            let message = resize_message("completed", &self.pod, over.observed_generation, "");
-            ctx.reporting.events.pod(&self.pod, EventType::Normal, "ResizeCompleted", &message, "");
-        }
-    }
+/// The resizes of one pod.
+pub(super) struct Resizes<'a> {
+    pub(super) clock: &'a Clock,
+    pub(super) node: &'a NodeConfig,
+    pub(super) runtime: &'a RuntimeAccess,
+    pub(super) reporting: &'a Reporting,
+    pub(super) checkpoints: &'a Checkpoints,
+    pub(super) environment: &'a PodEnvironment,
+    pub(super) pod_ref: &'a PodRef,
+    pub(super) retries: &'a mut RetryTimes,
+}
 
+impl Resizes<'_> {
     /// Applies the resize. A refusal is reported in the status and retried later; the rest of the pass continues.
     pub(super) async fn resize(
         &mut self,
@@ -66,21 +68,21 @@ impl Worker {
         actions: &ResizeActions,
         sandbox: &SandboxId,
     ) -> Result<(), Halt> {
-        let began = self.ctx.clock.boot();
+        let began = self.clock.boot();
         let resized = self.resize_all(pass, actions, sandbox).await;
-        let took = self.ctx.clock.boot().saturating_sub(began);
-        self.ctx.reporting.metrics.operations.resized(resized.is_ok(), took);
+        let took = self.clock.boot().saturating_sub(began);
+        self.reporting.metrics.operations.resized(resized.is_ok(), took);
         match resized {
             Ok(()) => Ok(()),
             Err(Stopped::Interrupted(halt)) => Err(halt),
             Err(Stopped::Refused(why)) => {
-                let (ctx, uid, pod) = (&self.ctx, &self.pod_ref.uid, &self.pod);
-                let (generation, now) = (pod.metadata.generation, ctx.clock.wall());
-                if ctx.checkpoints.allocations.conditions(uid, |c| c.set_error(&why, generation, now)) {
+                let (uid, pod) = (&self.pod_ref.uid, &pass.pod);
+                let (generation, now) = (pod.metadata.generation, self.clock.wall());
+                if self.checkpoints.allocations.conditions(uid, |c| c.set_error(&why, generation, now)) {
                     let message = resize_message("error", pod, generation, &why);
-                    ctx.reporting.events.pod(pod, EventType::Warning, "ResizeError", &message, "");
+                    self.reporting.events.pod(pod, EventType::Warning, "ResizeError", &message, "");
                 }
-                self.retries.resize = self.ctx.clock.boot().saturating_add(jitter(ERROR_WAIT));
+                self.retries.resize = self.clock.boot().saturating_add(jitter(ERROR_WAIT));
                 Ok(())
             }
         }
@@ -94,16 +96,16 @@ impl Worker {
     ) -> Result<(), Stopped> {
         let pod = &pass.pod;
         // The allocation that is actuated here.
-        self.ctx.checkpoints.allocations.flush().await;
-        let wanted = self.ctx.environment.cgroups.pod_values(pod);
+        self.checkpoints.allocations.flush().await;
+        let wanted = self.environment.cgroups.pod_values(pod);
         for resource in [Resource::Memory, Resource::Cpu] {
             let updates = actions.of(resource);
             if updates.is_empty() && !actions.pod {
                 continue;
             }
-            let (cgroups, of, uid) =
-                (self.ctx.environment.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
-            let now = blocking(move || cgroups.current_values(&of, &uid)).await?;
+            let (cgroups, uid) = (self.environment.cgroups.clone(), self.pod_ref.uid.clone());
+            let owner = Arc::clone(pod);
+            let now = blocking(move || cgroups.current_values(&owner, &uid)).await?;
             if resource == Resource::Memory {
                 let usage = self.usage(updates).await?;
                 if let Some(why) = memory_decrease_error(&now, &wanted, updates, |id| usage.get(id).copied())
@@ -125,18 +127,14 @@ impl Worker {
                 }
             }
             if actions.pod {
-                let had =
-                    self.ctx.checkpoints.allocations.actuated(&self.pod_ref.uid).and_then(|a| a.pod_level);
+                let had = self.checkpoints.allocations.actuated(&self.pod_ref.uid).and_then(|a| a.pod_level);
                 let has = plan::actuated_pod_level(had, pods::spec(pod).resources.as_ref(), resource);
-                self.ctx.checkpoints.allocations.actuate_pod(&self.pod_ref.uid, Some(has));
-                self.ctx.checkpoints.allocations.flush().await;
+                self.checkpoints.allocations.actuate_pod(&self.pod_ref.uid, Some(has));
+                self.checkpoints.allocations.flush().await;
             }
         }
         if actions.pod {
-            self.ctx
-                .checkpoints
-                .allocations
-                .actuate_pod(&self.pod_ref.uid, pods::spec(pod).resources.clone());
+            self.checkpoints.allocations.actuate_pod(&self.pod_ref.uid, pods::spec(pod).resources.clone());
         }
         Ok(())
     }
@@ -146,7 +144,7 @@ impl Worker {
     async fn usage(&self, updates: &[ContainerUpdate]) -> Result<HashMap<ContainerId, i64>, Stopped> {
         let mut usage = HashMap::new();
         for (update, _) in memory_limit_decreases(updates) {
-            match self.ctx.runtime.calls.container_memory(&update.id).await {
+            match self.runtime.calls.container_memory(&update.id).await {
                 Ok(Some(bytes)) => {
                     usage.insert(update.id.clone(), bytes);
                 }
@@ -168,16 +166,16 @@ impl Worker {
         now: &CgroupState,
         values: PodCgroup,
     ) -> Result<(), Stopped> {
-        let node = &self.ctx.node.settings;
+        let node = &self.node.settings;
         let overhead = resources::sandbox_overhead(pod, node);
         let requested = resources::sandbox_resources(pod, node);
         self.update_sandbox(sandbox, overhead.clone(), requested).await?;
-        let (cgroups, of, uid) =
-            (self.ctx.environment.cgroups.clone(), Arc::clone(pod), self.pod_ref.uid.clone());
-        let began = self.ctx.clock.boot();
-        let written = blocking(move || cgroups.set_values(&of, &uid, &values)).await;
-        let took = self.ctx.clock.boot().saturating_sub(began);
-        self.ctx.reporting.metrics.operations.cgroup(CgroupOperation::Update, took);
+        let (cgroups, uid) = (self.environment.cgroups.clone(), self.pod_ref.uid.clone());
+        let owner = Arc::clone(pod);
+        let began = self.clock.boot();
+        let written = blocking(move || cgroups.set_values(&owner, &uid, &values)).await;
+        let took = self.clock.boot().saturating_sub(began);
+        self.reporting.metrics.operations.cgroup(CgroupOperation::Update, took);
         let Err(e) = written else { return Ok(()) };
         let back = cri::LinuxContainerResources {
             cpu_shares: i64::try_from(now.cpu_shares).unwrap_or(i64::MAX),
@@ -196,26 +194,26 @@ impl Worker {
         overhead: cri::LinuxContainerResources,
         resources: cri::LinuxContainerResources,
     ) -> Result<(), Stopped> {
-        match self.ctx.runtime.calls.update_sandbox(sandbox, overhead, resources).await {
+        match self.runtime.calls.update_sandbox(sandbox, overhead, resources).await {
             // Most runtimes do not implement it.
             Err(e) if e.is_refused_by_runtime() && e.code == tonic::Code::Unimplemented => Ok(()),
             other => Ok(other?),
         }
     }
 
-    async fn update(&self, pod: &Pod, of: Resource, update: &ContainerUpdate) -> Result<(), Stopped> {
+    async fn update(&self, pod: &Pod, resource: Resource, update: &ContainerUpdate) -> Result<(), Stopped> {
         let all = pods::spec(pod).containers.iter().chain(pods::init_containers(pod));
         let Some(spec) = all.into_iter().find(|c| c.name == update.name) else { return Ok(()) };
-        let (ctx, uid) = (&self.ctx, &self.pod_ref.uid);
+        let (allocations, uid) = (&self.checkpoints.allocations, &self.pod_ref.uid);
         // The other resource is updated in its own step.
         let (requested, actuated) =
-            plan::actuated_resources(spec, update, of, ctx.checkpoints.allocations.actuated(uid).as_ref());
+            plan::actuated_resources(spec, update, resource, allocations.actuated(uid).as_ref());
         let mut container = spec.clone();
         container.resources = Some(requested);
-        let resources = resources::container_resources(pod, &container, &ctx.node.settings);
-        ctx.runtime.calls.update_container(&update.id, resources).await?;
-        ctx.checkpoints.allocations.actuate(uid, &update.name, actuated);
-        ctx.checkpoints.allocations.flush().await;
+        let resources = resources::container_resources(pod, &container, &self.node.settings);
+        self.runtime.calls.update_container(&update.id, resources).await?;
+        allocations.actuate(uid, &update.name, actuated);
+        allocations.flush().await;
         Ok(())
     }
 }

@@ -3,16 +3,27 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pod_sync_clients::CallError;
+use pod_sync_decisions::starts::StartHold;
 use pod_sync_decisions::unknown_calls::UnknownCalls;
+use pod_sync_decisions::worker;
 use pod_sync_volume_manager::Again;
 use quintlet_kit::backoff::Backoff;
+use quintlet_model::outcome::Outcome;
+use rand::RngExt as _;
 
-use super::pending_starts::StartHold;
-
+/// Time until the next pass after an error of this pod, before jitter
+/// (`pkg/kubelet/pod_workers.go: workerBackOffPeriod`).
+pub(super) const ERROR_WAIT: Duration = Duration::from_secs(10);
 /// First delay after a failed set-up of volumes (`pkg/volume/util/exponentialbackoff`).
 const MOUNT_WAIT: Duration = Duration::from_millis(500);
 /// Longest delay after a failed set-up of volumes. A kubelet waits up to two minutes.
 const MOUNT_WAIT_MAX: Duration = Duration::from_secs(16);
+
+/// Returns `d`, increased by a random part of up to one half.
+pub(super) fn jitter(d: Duration) -> Duration {
+    worker::jitter(d, rand::rng().random_range(0.0..1.0))
+}
 
 /// Times (CLOCK_BOOTTIME) before which a failed step is not retried.
 pub(super) struct RetryTimes {
@@ -31,7 +42,7 @@ pub(super) struct RetryTimes {
     // The releases of ranges for user namespaces before the last set-up, if the pod found no free one.
     pub(super) without_range: Option<u64>,
     // Calls whose outcome stays unknown, which count as failures after some tries.
-    pub(super) unknown_calls: UnknownCalls,
+    unknown_calls: UnknownCalls,
 }
 
 impl Default for RetryTimes {
@@ -56,6 +67,41 @@ impl RetryTimes {
         self.pod = Duration::ZERO;
         self.resize = Duration::ZERO;
         self.volumes_mounted();
+    }
+
+    /// Returns whether an unsuccessful call counts as a failure of `container`, with a reason and a back-off: the runtime
+    /// refused it, or its outcome stays unknown. `object` is the container, the sandbox or the image of the call.
+    pub(super) fn is_failure(
+        &mut self,
+        error: &CallError,
+        container: &str,
+        object: &str,
+        boot: Duration,
+    ) -> bool {
+        match error.outcome {
+            Outcome::Ok | Outcome::NotDispatched => false,
+            Outcome::RuntimeError => {
+                self.settled(container, error.method);
+                true
+            }
+            Outcome::Unknown => self.has_repeated(error, container, object, boot),
+        }
+    }
+
+    /// Counts a call without success, and returns whether there were several.
+    pub(super) fn has_repeated(
+        &mut self,
+        error: &CallError,
+        container: &str,
+        object: &str,
+        boot: Duration,
+    ) -> bool {
+        self.unknown_calls.add(container, error.method, object, boot)
+    }
+
+    /// Records that a call for a container has a known outcome.
+    pub(super) fn settled(&mut self, container: &str, method: &'static str) {
+        self.unknown_calls.settled(container, method);
     }
 
     /// Records that the volumes of the pod are mounted.

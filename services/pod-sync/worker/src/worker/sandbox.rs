@@ -10,137 +10,153 @@ use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::sandbox::{SandboxInput, sandbox_config};
 use pod_sync_decisions::waiting::Waiting;
 use pod_sync_layout::paths;
+use quintlet_kit::clock::Clock;
 use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
-use quintlet_model::ids::SandboxId;
+use quintlet_model::ids::{PodRef, SandboxId};
 use quintlet_model::pod as pods;
 
-use super::{Halt, Step, Worker};
+use super::halt::{Halt, Step};
+use super::observe::Observer;
+use super::prepare::PodSetup;
+use super::retries::RetryTimes;
+use crate::context::{NodeConfig, PodEnvironment, Reporting, RuntimeAccess, WorkerControl};
 
-/// The name of the sandbox in [`super::retries::RetryTimes::unknown_calls`].
+/// The name of the sandbox in [`RetryTimes`], which counts calls by container.
 const SANDBOX: &str = "";
 
-impl Worker {
+/// Returns that the sandbox of a pod cannot be created, after an event about it.
+pub(super) fn no_sandbox(reporting: &Reporting, pod_ref: &PodRef, pod: &Pod, what: &str, why: &str) -> Halt {
+    let text = format!("Failed to create pod sandbox: {why}");
+    reporting.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
+    Halt::failed(
+        Waiting::SandboxFailing { message: why.to_owned() },
+        format!("{what} for pod {:?}: {why}", pod_ref.to_string()),
+    )
+}
+
+/// Creates the sandbox of one pod.
+pub(super) struct Sandboxes<'a> {
+    pub(super) clock: &'a Clock,
+    pub(super) node: &'a NodeConfig,
+    pub(super) runtime: &'a RuntimeAccess,
+    pub(super) reporting: &'a Reporting,
+    pub(super) environment: &'a PodEnvironment,
+    pub(super) control: &'a WorkerControl,
+    pub(super) pod_ref: &'a PodRef,
+    pub(super) setup: &'a PodSetup,
+    pub(super) observer: &'a mut Observer,
+    pub(super) retries: &'a mut RetryTimes,
+}
+
+impl Sandboxes<'_> {
     /// Reads the node's resolver configuration.
     pub(super) async fn read_resolv_conf(&self) -> Result<dns::ResolvConf, ConfigError> {
-        match self.ctx.node.settings.resolv_conf.clone() {
+        match self.node.settings.resolv_conf.clone() {
             Some(path) => blocking(move || dns::read_resolv_conf(&path)).await,
             None => Ok(dns::ResolvConf::default()),
         }
     }
 
     /// Returns the configuration of the sandbox. `host` is the node's resolver configuration.
-    pub(super) fn sandbox_config(
+    pub(super) fn config(
         &self,
         pod: &Pod,
         attempt: u32,
         is_new: bool,
         host: Result<dns::ResolvConf, ConfigError>,
     ) -> Result<cri::PodSandboxConfig, Halt> {
-        let node = &self.ctx.node.settings;
-        let cgroup_parent = self.ctx.environment.cgroups.pod_cgroup_parent(pod, &self.pod_ref.uid);
+        let node = &self.node.settings;
+        let cgroup_parent = self.environment.cgroups.pod_cgroup_parent(pod, &self.pod_ref.uid);
         let build = || {
             let (dns, warnings) = dns::pod_dns(pod, node, &host?);
             // Each warning is reported once per sandbox.
             for warning in warnings.iter().filter(|_| is_new) {
-                let (message, reason) = (warning.message(&self.pod_ref), warning.reason());
+                let (message, reason) = (warning.message(self.pod_ref), warning.reason());
                 match warning.on_node() {
                     // Without an API server there is no cluster DNS to configure, so the warnings of pod and node are one event.
-                    Some(text) if !self.ctx.node.has_api => {
-                        self.ctx.reporting.events.pod_and_node(pod, &node.node_name, reason, &message, text);
+                    Some(text) if !self.node.has_api => {
+                        self.reporting.events.pod_and_node(pod, &node.node_name, reason, &message, text);
                     }
-                    of_node => {
-                        self.ctx.reporting.events.pod(pod, EventType::Warning, reason, &message, "");
-                        if let Some(text) = of_node {
-                            self.ctx.reporting.events.node(&node.node_name, EventType::Warning, reason, text);
+                    node_text => {
+                        self.reporting.events.pod(pod, EventType::Warning, reason, &message, "");
+                        if let Some(text) = node_text {
+                            self.reporting.events.node(&node.node_name, EventType::Warning, reason, text);
                         }
                     }
                 }
             }
             sandbox_config(SandboxInput {
                 pod,
-                names: &self.pod_ref,
+                names: self.pod_ref,
                 attempt,
                 node,
                 cgroup_parent: &cgroup_parent,
                 dns: &dns,
                 runtime_handler: &self.setup.runtime_handler,
-                features: self.features(&self.setup.runtime_handler),
+                features: self.runtime.features(&self.setup.runtime_handler),
                 userns: self.setup.user_namespace.as_ref(),
-                volume_groups: &self.ctx.environment.volume_tasks.groups(pod, &self.pod_ref.uid),
+                volume_groups: &self.environment.volume_tasks.groups(pod, &self.pod_ref.uid),
             })
         };
         build().map_err(|e: ConfigError| {
-            self.no_sandbox(pod, "Failed to generate sandbox config", &e.to_string())
+            no_sandbox(self.reporting, self.pod_ref, pod, "Failed to generate sandbox config", &e.to_string())
         })
     }
 
-    pub(super) fn no_sandbox(&self, pod: &Pod, what: &str, why: &str) -> Halt {
-        let text = format!("Failed to create pod sandbox: {why}");
-        self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
-        Halt::failed(
-            Waiting::SandboxFailing { message: why.to_owned() },
-            format!("{what} for pod {:?}: {why}", self.pod_ref.to_string()),
-        )
-    }
-
-    pub(super) fn features(&self, handler: &str) -> pod_sync_layout::HandlerFeatures {
-        self.ctx.runtime.state.borrow().handlers.get(handler).copied().unwrap_or_default()
-    }
-
-    pub(super) async fn create_sandbox(
+    /// Creates the sandbox. Returns its ID and the addresses of the pod.
+    pub(super) async fn create(
         &mut self,
         pod: &Pod,
         config: cri::PodSandboxConfig,
     ) -> Result<(SandboxId, Vec<IpAddr>), Halt> {
-        let logs = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
+        let logs = paths::pod_log_dir(&self.node.settings.pod_logs_dir, self.pod_ref);
         let made =
             blocking(move || failpoint::file!("log directory made", || std::fs::create_dir_all(&logs))).await;
         if let Err(e) = made {
-            return Err(self.no_sandbox(pod, "Failed to create log directory", &e.to_string()));
+            return Err(no_sandbox(
+                self.reporting,
+                self.pod_ref,
+                pod,
+                "Failed to create log directory",
+                &e.to_string(),
+            ));
         }
-        self.save();
         let has_user_namespace = self.setup.user_namespace.is_some();
-        self.ctx.reporting.metrics.started_pods.inc();
+        self.reporting.metrics.started_pods.inc();
         if has_user_namespace {
-            self.ctx.reporting.metrics.operations.user_namespaced_pods.inc();
+            self.reporting.metrics.operations.user_namespaced_pods.inc();
         }
-        let began = self.ctx.clock.boot();
-        let made = self.ctx.runtime.calls.run_sandbox(config, &self.setup.runtime_handler).await;
-        let took = self.ctx.clock.boot().saturating_sub(began);
-        self.ctx.reporting.metrics.sandbox_started(&self.setup.runtime_handler, took, made.is_ok());
+        let began = self.clock.boot();
+        let made = self.runtime.calls.run_sandbox(config, &self.setup.runtime_handler).await;
+        let took = self.clock.boot().saturating_sub(began);
+        self.reporting.metrics.sandbox_started(&self.setup.runtime_handler, took, made.is_ok());
         let id = match made {
             Ok(id) => id,
             Err(e) => {
-                self.ctx.reporting.metrics.started_pods_errors.inc();
+                self.reporting.metrics.started_pods_errors.inc();
                 if has_user_namespace {
-                    self.ctx.reporting.metrics.operations.user_namespaced_pods_errors.inc();
+                    self.reporting.metrics.operations.user_namespaced_pods_errors.inc();
                 }
-                if !self.is_failure(&e, SANDBOX, "") {
+                if !self.retries.is_failure(&e, SANDBOX, "", self.clock.boot()) {
                     return Err(Halt::interrupted(&e));
                 }
-                if !self.is_ending() {
+                if !self.control.pod_workers.is_ending(&self.pod_ref.uid) {
                     let text = format!("Failed to create pod sandbox: {e}");
-                    self.ctx.reporting.events.pod(
-                        pod,
-                        EventType::Warning,
-                        "FailedCreatePodSandBox",
-                        &text,
-                        "",
-                    );
+                    self.reporting.events.pod(pod, EventType::Warning, "FailedCreatePodSandBox", &text, "");
                 }
                 return Err(Halt::refused(&e, Step::MakeSandbox));
             }
         };
-        self.retries.unknown_calls.settled(SANDBOX, "RunPodSandbox");
-        self.observed.freshness.sandbox_created(&id);
+        self.retries.settled(SANDBOX, "RunPodSandbox");
+        self.observer.sandbox_created(&id);
         if pods::host_network(pod) {
-            return Ok((id, self.ctx.node.settings.node_ips.get()));
+            return Ok((id, self.node.settings.node_ips.get()));
         }
-        let status = self.ctx.runtime.calls.sandbox_status(&id).await.map_err(|e| {
+        let status = self.runtime.calls.sandbox_status(&id).await.map_err(|e| {
             if e.is_refused_by_runtime() {
                 let text = format!("Unable to get pod sandbox status: {e}");
-                self.ctx.reporting.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
+                self.reporting.events.pod(pod, EventType::Warning, "FailedPodSandBoxStatus", &text, "");
             }
             Halt::of(&e, Step::ReadSandbox)
         })?;

@@ -1,22 +1,36 @@
 //! Starts containers in a sandbox (`pkg/kubelet/kuberuntime: startContainer`).
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use k8s_cri::v1 as cri;
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_clients::{CallError, EventType};
+use pod_sync_decisions::actions::PodActions;
+use pod_sync_decisions::backoff::{self, ImagePullBackoffs};
 use pod_sync_decisions::container_status::WaitingReason;
+use pod_sync_decisions::starts::{ContainerKind, StartHold};
 use pod_sync_decisions::waiting::StartFailure;
 use pod_sync_layout::paths;
+use quintlet_kit::clock::Clock;
 use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::{ContainerId, SandboxId};
-use quintlet_model::outcome::Outcome;
+use quintlet_model::pod as pods;
 use quintlet_model::runtime::ContainerState;
+use tokio::sync::Notify;
 
-use super::pending_starts::ContainerKind;
-use super::{Halt, Pass, Worker};
+use super::halt::Halt;
+use super::pass::Pass;
+use super::prepare::PodSetup;
+use super::retries::{ERROR_WAIT, RetryTimes, jitter};
+use super::stop::Stops;
+use super::tracker::Tracker;
+use crate::context::{
+    Checkpoints, ImagePulls, NodeConfig, PodEnvironment, PullContext, Reporting, RuntimeAccess, StopContext,
+    WorkerControl,
+};
 
 const START: &str = "StartContainer";
 
@@ -41,12 +55,38 @@ impl StartSpec<'_> {
 /// A container did not start.
 #[derive(Debug)]
 pub(super) enum NotStarted {
-    /// The container waits with this reason.
-    Waits(WaitingReason),
+    /// The container waits.
+    Waits(FailedStart),
     /// Termination of the pod was requested during the pass.
     Ends,
     /// The whole pass ends.
     Halt(Halt),
+}
+
+/// The failure of a start, and what the record gets with its reason.
+#[derive(Debug)]
+pub(super) struct FailedStart {
+    pub(super) reason: WaitingReason,
+    pub(super) instance: FailedInstance,
+    /// Image-pull back-offs with this failure; none if they have not changed.
+    pub(super) pulls: Option<ImagePullBackoffs>,
+}
+
+/// The instance of a failed start.
+#[derive(Debug)]
+pub(super) enum FailedInstance {
+    /// There is none, or the outcome of its start is unknown.
+    None,
+    /// The runtime refused to start the instance.
+    Refused(ContainerId),
+    /// The postStart hook failed, and the instance was stopped.
+    HookFailed(ContainerId),
+}
+
+impl From<WaitingReason> for FailedStart {
+    fn from(reason: WaitingReason) -> Self {
+        Self { reason, instance: FailedInstance::None, pulls: None }
+    }
 }
 
 impl From<Halt> for NotStarted {
@@ -55,12 +95,113 @@ impl From<Halt> for NotStarted {
     }
 }
 
-impl Worker {
+/// Returns the ephemeral containers of a pod, as containers.
+pub(super) fn ephemeral_containers(pod: &Pod) -> Vec<Container> {
+    let list = pods::spec(pod).ephemeral_containers.iter().flatten();
+    list.map(pod_sync_cri_config::container::container_of_ephemeral).collect()
+}
+
+/// The starts of the containers of one pod.
+pub(super) struct Starts<'a> {
+    pub(super) clock: &'a Clock,
+    pub(super) node: &'a Arc<NodeConfig>,
+    pub(super) runtime: &'a RuntimeAccess,
+    pub(super) reporting: &'a Arc<Reporting>,
+    pub(super) checkpoints: &'a Checkpoints,
+    pub(super) environment: &'a Arc<PodEnvironment>,
+    pub(super) images: &'a Arc<ImagePulls>,
+    pub(super) control: &'a WorkerControl,
+    /// Wakes the worker.
+    pub(super) wakeup: &'a Arc<Notify>,
+    pub(super) tracker: &'a mut Tracker,
+    pub(super) retries: &'a mut RetryTimes,
+    pub(super) setup: &'a mut PodSetup,
+}
+
+/// Returns the label of metrics.
+fn label(kind: ContainerKind) -> &'static str {
+    match kind {
+        ContainerKind::Init => pod_sync_metrics::INIT,
+        ContainerKind::Regular => pod_sync_metrics::REGULAR,
+        ContainerKind::Ephemeral => pod_sync_metrics::EPHEMERAL,
+    }
+}
+
+impl Starts<'_> {
+    /// Starts the containers in order. Each start that fails is recorded, and the next one follows unless it depends on it.
+    pub(super) async fn start_all(
+        &mut self,
+        pass: &Pass,
+        actions: &PodActions,
+        sandbox: &SandboxId,
+        sandbox_config: &cri::PodSandboxConfig,
+        ips: &[IpAddr],
+    ) -> Result<(), Halt> {
+        let pod = &pass.pod;
+        let ephemeral = ephemeral_containers(pod);
+        let starts: Vec<(ContainerKind, &Container)> = actions.starts_in_order(pod, &ephemeral);
+        let containers: Vec<&Container> = starts.iter().map(|(_, c)| *c).collect();
+        self.ensure_image_volumes(pod, &containers, sandbox_config).await?;
+        for (kind, container) in starts {
+            // A pod that is to terminate starts no more containers.
+            if self.is_ending() {
+                return Ok(());
+            }
+            self.reporting.metrics.container_starting(label(kind));
+            match self
+                .start_container(pass, StartSpec { kind, container, sandbox, sandbox_config, ips })
+                .await
+            {
+                Ok(id) => self.record_start(container, &id),
+                Err(NotStarted::Waits(failed)) => {
+                    self.reporting.metrics.container_start_failed(label(kind), &failed.reason.reason);
+                    self.record_failed_start(container, failed);
+                    if kind.blocks_the_next(container) {
+                        break;
+                    }
+                }
+                Err(NotStarted::Ends) => return Ok(()),
+                Err(NotStarted::Halt(halt)) => return Err(halt),
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the stops of the pod.
+    pub(super) fn stops(&mut self) -> Stops<'_> {
+        Stops { ctx: self.stop_context(), tracker: self.tracker, wakeup: self.wakeup }
+    }
+
+    /// Returns what hooks use.
+    pub(super) fn stop_context(&self) -> StopContext {
+        StopContext {
+            clock: self.clock.clone(),
+            runtime: self.runtime.clone(),
+            reporting: Arc::clone(self.reporting),
+        }
+    }
+
+    /// Returns what image pulls use.
+    pub(super) fn pull_context(&self) -> PullContext {
+        PullContext {
+            clock: self.clock.clone(),
+            runtime: self.runtime.clone(),
+            reporting: Arc::clone(self.reporting),
+            environment: Arc::clone(self.environment),
+            images: Arc::clone(self.images),
+        }
+    }
+
+    /// Returns whether termination was requested during this pass.
+    pub(super) fn is_ending(&self) -> bool {
+        self.control.pod_workers.is_ending(&self.tracker.pod_ref.uid)
+    }
+
     pub(super) async fn start_container(
         &mut self,
         pass: &Pass,
         spec: StartSpec<'_>,
-    ) -> Result<(), NotStarted> {
+    ) -> Result<ContainerId, NotStarted> {
         let (container, field_path) = (spec.container, spec.field_path());
         let existing = self.created_instance(pass, spec);
         let is_existing = existing.is_some();
@@ -70,25 +211,20 @@ impl Worker {
         };
         self.unless_ending()?;
         // Recorded before the start: an interrupted start may end an instance that never ran.
-        self.record.starting.insert(container.name.clone(), id.to_string());
-        if container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some()) {
-            self.record.post_starts.insert(id.to_string(), None);
-        }
-        self.save();
-        if let Err(error) = self.ctx.runtime.calls.start_container(&id).await {
+        self.tracker.record.update(|record| {
+            record.starting.insert(container.name.clone(), id.to_string());
+            if container.lifecycle.as_ref().is_some_and(|l| l.post_start.is_some()) {
+                record.post_starts.insert(id.to_string(), None);
+            }
+        });
+        if let Err(error) = self.runtime.calls.start_container(&id).await {
             return Err(self.start_failed(pass, spec, &id, &error, is_existing));
         }
-        self.retries.unknown_calls.settled(&container.name, START);
-        self.record.starting.remove(&container.name);
-        self.ctx.reporting.events.pod(
-            &pass.pod,
-            EventType::Normal,
-            "Started",
-            "Container started",
-            &field_path,
-        );
+        self.retries.settled(&container.name, START);
+        self.reporting.events.pod(&pass.pod, EventType::Normal, "Started", "Container started", &field_path);
         self.link_log(container, &id, restarts).await;
-        self.post_start(&pass.pod, container, &id, spec.ips, &field_path).await
+        self.post_start(&pass.pod, container, &id, spec.ips, &field_path).await?;
+        Ok(id)
     }
 
     // Returns the id and the restart count of an instance that was created and not started. The worker starts this instance and
@@ -98,8 +234,12 @@ impl Worker {
         let container = spec.container;
         let newest = pass.runtime.newest(&container.name)?;
         let hash = container_hash(&container.name, container.image.as_deref().unwrap_or_default());
-        let is_refused =
-            self.record.refused_starts.get(&container.name).is_some_and(|id| id == newest.id.as_str());
+        let is_refused = self
+            .tracker
+            .record
+            .refused_starts
+            .get(&container.name)
+            .is_some_and(|id| id == newest.id.as_str());
         let is_startable = newest.state == ContainerState::Created
             && newest.sandbox_id == *spec.sandbox
             && newest.hash() == hash
@@ -119,15 +259,18 @@ impl Worker {
         // The refused start of an instance that an interrupted pass left: its first start may be in progress in the runtime or
         // have ended, or containerd finished its creation without the sandbox's namespaces. The container is not at fault.
         // The next pass creates an instance that has ended again.
-        if error.is_refused_by_runtime() && is_existing && !self.has_repeated(error, name, id.as_str()) {
+        if error.is_refused_by_runtime()
+            && is_existing
+            && !self.retries.has_repeated(error, name, id.as_str(), self.clock.boot())
+        {
             return Halt::Interrupted(format!("failed to start the existing instance: {error}")).into();
         }
-        if error.is_refused_by_runtime() {
-            self.record.starting.remove(name);
-            self.record.refused_starts.insert(name.clone(), id.to_string());
-            self.record.post_starts.remove(id.as_str());
+        match self.call_failed(pass, spec, id.as_str(), error, StartFailure::RunContainerError) {
+            NotStarted::Waits(failed) if error.is_refused_by_runtime() => {
+                NotStarted::Waits(FailedStart { instance: FailedInstance::Refused(id.clone()), ..failed })
+            }
+            other @ (NotStarted::Waits(_) | NotStarted::Ends | NotStarted::Halt(_)) => other,
         }
-        self.call_failed(pass, spec, id.as_str(), error, StartFailure::RunContainerError)
     }
 
     /// Returns what follows an unsuccessful call for a container: the container waits, or the pass ends. `object` is the container or
@@ -140,16 +283,16 @@ impl Worker {
         error: &CallError,
         failure: StartFailure,
     ) -> NotStarted {
-        if !self.is_failure(error, &spec.container.name, object) {
+        if !self.retries.is_failure(error, &spec.container.name, object, self.clock.boot()) {
             return Halt::interrupted(error).into();
         }
         self.report_start_error(pass, spec, &error.to_string());
-        NotStarted::Waits(failure.with_message(error.message.clone()))
+        NotStarted::Waits(failure.with_message(error.message.clone()).into())
     }
 
     /// Records the event for an error that keeps a container from starting.
     pub(super) fn report_start_error(&self, pass: &Pass, spec: StartSpec<'_>, error: &str) {
-        self.ctx.reporting.events.pod(
+        self.reporting.events.pod(
             &pass.pod,
             EventType::Warning,
             "Failed",
@@ -158,71 +301,62 @@ impl Worker {
         );
     }
 
-    /// Removes instances whose start was interrupted before they ran: containerd aborts a start when its caller's connection
-    /// breaks. They are created again with the same attempt. Returns whether there were any.
-    pub(super) async fn remove_interrupted_starts(&mut self, pass: &Pass) -> Result<bool, Halt> {
-        let never_ran: Vec<_> = pass
-            .runtime
-            .containers
-            .iter()
-            .filter(|c| self.record.starting.get(&c.name).is_some_and(|id| id == c.id.as_str()))
-            .filter(|c| c.state == ContainerState::Exited && c.started_unix_ns <= 0)
-            .cloned()
-            .collect();
-        let mut forgotten = false;
-        for instance in &never_ran {
-            tracing::info!(pod.uid = %self.pod_ref.uid, container.id = %instance.id, "removing container whose start was interrupted");
-            // containerd 1.6 may keep the task of such a start, and then refuses to remove the container. The next instance is
-            // created beside it, with the next attempt.
-            let removed = self.remove_container(&pass.pod, &pass.runtime, &instance.id, true).await;
-            forgotten |= self.tolerate_refusal(removed)?;
-            self.record.starting.remove(&instance.name);
-        }
-        // The note is obsolete once the instance has left the state Created.
-        self.record.starting.retain(|name, id| {
-            pass.runtime
-                .newest(name)
-                .is_some_and(|c| c.id.as_str() == id && c.state == ContainerState::Created)
+    /// Records that an instance of a container was started, and that its postStart hook has ended.
+    pub(super) fn record_start(&mut self, container: &Container, id: &ContainerId) {
+        let (key, name) = (backoff::crash_loop_key(&self.tracker.pod_ref, container), &container.name);
+        self.tracker.record.update(|record| {
+            record.crash_loop.end_restart(&key);
+            record.waiting.remove(name);
+            record.refused_starts.remove(name);
+            record.starting.remove(name);
+            record.post_starts.remove(id.as_str());
         });
-        if forgotten {
-            self.acted();
+    }
+
+    /// Records why a container was not started.
+    pub(super) fn record_failed_start(&mut self, container: &Container, failed: FailedStart) {
+        let FailedStart { reason, instance, pulls } = failed;
+        let hold = StartHold::after(&reason.reason, self.clock.boot(), jitter(ERROR_WAIT));
+        if let Some(hold) = hold {
+            self.retries.containers.insert(container.name.clone(), hold);
         }
-        Ok(forgotten)
+        let (key, name) = (backoff::crash_loop_key(&self.tracker.pod_ref, container), &container.name);
+        self.tracker.record.update(|record| {
+            record.crash_loop.end_restart(&key);
+            match instance {
+                FailedInstance::None => {}
+                FailedInstance::Refused(id) => {
+                    record.starting.remove(name);
+                    record.post_starts.remove(id.as_str());
+                    record.refused_starts.insert(name.clone(), id.to_string());
+                }
+                FailedInstance::HookFailed(id) => {
+                    record.post_starts.remove(id.as_str());
+                }
+            }
+            if let Some(pulls) = pulls {
+                record.pulls = pulls;
+            }
+            record.waiting.insert(name.clone(), reason);
+        });
     }
 
     pub(super) fn unless_ending(&self) -> Result<(), NotStarted> {
         if self.is_ending() { Err(NotStarted::Ends) } else { Ok(()) }
     }
 
-    /// Returns whether an unsuccessful call counts as a failure of `container`, with a reason and a back-off: the runtime
-    /// refused it, or its outcome stays unknown.
-    pub(super) fn is_failure(&mut self, e: &CallError, container: &str, object: &str) -> bool {
-        match e.outcome {
-            Outcome::Ok | Outcome::NotDispatched => false,
-            Outcome::RuntimeError => {
-                self.retries.unknown_calls.settled(container, e.method);
-                true
-            }
-            Outcome::Unknown => self.has_repeated(e, container, object),
-        }
-    }
-
-    fn has_repeated(&mut self, e: &CallError, container: &str, object: &str) -> bool {
-        self.retries.unknown_calls.add(container, e.method, object, self.ctx.clock.boot())
-    }
-
     // Log collectors read /var/log/containers.
     async fn link_log(&self, container: &Container, id: &ContainerId, restarts: u32) {
-        let Some(dir) = self.ctx.node.container_logs_dir.as_deref() else { return };
-        let log = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref)
+        let Some(dir) = self.node.container_logs_dir.as_deref() else { return };
+        let log = paths::pod_log_dir(&self.node.settings.pod_logs_dir, &self.tracker.pod_ref)
             .join(paths::container_log_path(&container.name, restarts));
-        let link = dir.join(paths::legacy_log_name(&self.pod_ref, &container.name, id.as_str()));
+        let link = dir.join(paths::legacy_log_name(&self.tracker.pod_ref, &container.name, id.as_str()));
         let path = link.clone();
         let make = move || failpoint::file!("log linked", || std::os::unix::fs::symlink(&log, &path));
         if let Err(e) = blocking(make).await
             && e.kind() != std::io::ErrorKind::AlreadyExists
         {
-            tracing::debug!(pod.uid = %self.pod_ref.uid, link = %link.display(), error = %e, "failed to link container log");
+            tracing::debug!(pod.uid = %self.tracker.pod_ref.uid, link = %link.display(), error = %e, "failed to link container log");
         }
     }
 }

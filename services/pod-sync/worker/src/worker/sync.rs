@@ -2,32 +2,42 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
 use pod_sync_decisions::actions::{ActionInput, PodActions, compute_pod_actions};
 use pod_sync_decisions::backoff::BackoffDelays;
-use pod_sync_decisions::conditions::READY_TO_START;
 use pod_sync_decisions::resize::plan::ResizeActions;
 use pod_sync_decisions::sandbox::sandbox_decision;
+use pod_sync_decisions::starts::{DueStarts, NewBackoff, StartInput, due_starts};
 use pod_sync_decisions::sync::SyncGate;
-use pod_sync_decisions::{conditions, status, sync as decide_sync, waiting};
+use pod_sync_decisions::{status, sync as decide_sync, waiting};
 use quintlet_kit::failpoint;
 use quintlet_model::pod as pods;
-use quintlet_model::runtime::ContainerState;
 use tracing::{Instrument as _, Span};
 
-use super::pending_starts::DueStarts;
-use super::{ERROR_WAIT, Halt, Next, Pass, Worker, jitter};
-use crate::context::Desired;
+use super::Worker;
+use super::halt::{Halt, Next};
+use super::pass::Pass;
+use super::record::forget_ended;
+use super::retries::{ERROR_WAIT, jitter};
+use super::start::ephemeral_containers;
+use super::view::ViewPublisher;
+use crate::context::{Desired, Reporting, RuntimeAccess};
+use crate::image;
 use crate::mirror::{MirrorContext, MirrorReconciler};
 
 impl Worker {
+    /// Runs one pass of a pod that is to run.
     pub(super) async fn sync(&mut self, desired: &Desired) -> Result<Next, Halt> {
-        self.ctx.environment.objects.register(&self.pod_ref.uid, &self.pod);
-        let mut pass = self.look(false).await?;
-        if !self.record.starting.is_empty() && self.remove_interrupted_starts(&pass).await? {
+        let uid = self.tracker.pod_ref.uid.clone();
+        self.ctx.environment.objects.register(&uid, &self.tracker.pod);
+        let mut pass = self.tracker.look(false).await?;
+        if !self.tracker.record.starting.is_empty()
+            && self.removals().remove_interrupted_starts(&pass).await?
+        {
             return Ok(Next::Again);
         }
-        self.report_observed(&pass);
+        self.tracker.report_running(&pass, |record| forget_ended(record, &pass.runtime));
         let network_not_ready = self.ctx.runtime.state.borrow().network_not_ready.clone();
         let gate = decide_sync::gate(&pass.pod, &pass.status, network_not_ready.is_none());
         if gate == SyncGate::Terminal {
@@ -35,55 +45,32 @@ impl Worker {
         }
         let (actions, due) = self.decide_actions(&mut pass);
         self.reconcile_mirror(desired);
-        // Forgets the stops of containers that no longer run.
-        self.record.stops.retain(|id, _| {
-            pass.runtime.containers.iter().any(|c| c.id.as_str() == id && c.state == ContainerState::Running)
-        });
-        if !self.record.post_starts.is_empty() && self.finish_post_starts(&pass).await? {
-            self.acted();
+        if !self.tracker.record.post_starts.is_empty() && self.starts().finish_post_starts(&pass).await? {
+            self.tracker.observer.acted();
             return Ok(Next::Again);
         }
-        if self.leave_lost_cgroup(&pass).await? {
+        if self.preparation().has_lost_cgroup(&pass).await {
+            self.stops().kill_pod(&pass.runtime, None).await?;
             return Ok(Next::Again);
         }
-        if due.is_idle(&actions, &pass.runtime) {
+        if actions.is_idle(&pass.runtime) {
             return self.rest(&pass, &due).await;
         }
-        self.retries.objects_changed(self.ctx.environment.volume_changes(&self.pod_ref.uid));
+        self.retries.objects_changed(self.ctx.environment.volume_changes(&uid));
         self.retries.ranges_released(self.ctx.environment.user_namespaces.releases());
         let hold = self.retries.pod.saturating_sub(self.ctx.clock.boot());
         if !hold.is_zero() && actions.containers_to_kill.is_empty() {
-            self.keep_waiting();
+            self.tracker.view.keep_waiting();
             return Ok(Next::Idle(Some(hold)));
         }
         if actions.create_sandbox {
-            self.check_runtime(&pass, gate, network_not_ready)?;
+            let (runtime, view) = (&self.ctx.runtime, &mut self.tracker.view);
+            check_runtime(runtime, &self.ctx.reporting, view, &pass.pod, gate, network_not_ready)?;
         }
         self.perform(&pass, &actions, &due).await
     }
 
-    // Reports the observed status, and distributes the probes of the pod.
-    fn report_observed(&mut self, pass: &Pass) {
-        if self.is_past_deadline(pass) {
-            self.ctx.reporting.events.pod(
-                &pass.pod,
-                EventType::Normal,
-                status::DEADLINE_EXCEEDED,
-                status::DEADLINE_MESSAGE,
-                "",
-            );
-        }
-        self.report(pass.status.clone(), false);
-        self.set_targets(pass, false);
-    }
-
-    fn is_past_deadline(&self, pass: &Pass) -> bool {
-        let old = self.record.status.as_deref();
-        old.is_some_and(|old| status::past_active_deadline(&pass.pod, old, self.steady_now()))
-            && old.is_some_and(|old| old.reason.as_deref() != Some(status::DEADLINE_EXCEEDED))
-    }
-
-    // Computes the actions of this pass and the starts that are due. Reports new waiting reasons of containers.
+    // Computes the actions of this pass with the starts that are due. Reports new waiting reasons of containers.
     fn decide_actions(&mut self, pass: &mut Pass) -> (PodActions, DueStarts) {
         let restart_all = decide_sync::restarts_all(&pass.status);
         failpoint::work!("actions decided");
@@ -91,46 +78,45 @@ impl Worker {
             pod: &pass.pod,
             runtime: &pass.runtime,
             probes: &pass.probes,
-            actuated: self.ctx.checkpoints.allocations.actuated(&self.pod_ref.uid).as_ref(),
+            actuated: self.ctx.checkpoints.allocations.actuated(&self.tracker.pod_ref.uid).as_ref(),
             restart_all,
         });
         let sandbox = sandbox_decision(&pass.pod, &pass.runtime);
-        let mut due = self.due(pass, &actions);
+        let record = &self.tracker.record;
+        let mut due = due_starts(&StartInput {
+            pod: &pass.pod,
+            pod_ref: &self.tracker.pod_ref,
+            ephemeral: &ephemeral_containers(&pass.pod),
+            actions: &actions,
+            runtime: &pass.runtime,
+            waiting: &record.waiting,
+            crash_loop: &record.crash_loop,
+            pulls: &record.pulls,
+            holds: &self.retries.containers,
+            image_key: |image| image::with_tag(image).ok(),
+            wall: self.ctx.clock.wall(),
+            boot: self.ctx.clock.boot(),
+        });
+        for backoff in &due.new_backoffs {
+            report_backoff(&self.ctx.reporting, &pass.pod, backoff);
+        }
         let hold = self.retries.resize.saturating_sub(self.ctx.clock.boot());
         if !hold.is_zero() && !actions.resize.is_empty() {
             // The runtime refused it recently.
             actions.resize = ResizeActions::default();
             due.retry_after(hold);
         }
-        if self.record.waiting != due.waiting {
-            self.record.waiting.clone_from(&due.waiting);
-            pass.status = self.make_status(&pass.runtime, &pass.probes, false);
-            self.report(pass.status.clone(), false);
+        if self.tracker.record.waiting == due.waiting {
+            self.tracker.record.update(|record| record.crash_loop.clone_from(&due.crash_loop));
+        } else {
+            let crash_loop = &due.crash_loop;
+            self.tracker
+                .report_waiting(pass, &due.waiting, |record| record.crash_loop.clone_from(crash_loop));
         }
-        self.decided(waiting::explain(&pass.pod, &actions, &sandbox, &due.start_backoffs), &pass.runtime);
+        let lines = waiting::explain(&pass.pod, &actions, &sandbox, &due.start_backoffs);
+        self.tracker.view.decided(lines, &pass.runtime);
+        due.limit(&mut actions);
         (actions, due)
-    }
-
-    // Fails if the runtime cannot create a sandbox now.
-    fn check_runtime(
-        &mut self,
-        pass: &Pass,
-        gate: SyncGate,
-        network_not_ready: Option<String>,
-    ) -> Result<(), Halt> {
-        // The sandbox configuration needs the cgroup driver and the handlers of the runtime.
-        if self.ctx.runtime.state.borrow().name.is_empty() {
-            self.wait_for(&waiting::Waiting::Runtime { error: None }, None);
-            return Err(Halt::Interrupted("the runtime's status has not been read".to_owned()));
-        }
-        // A pod that already has its network does not need another one (ARCHITECTURE.md, invariant 10).
-        if gate == SyncGate::NetworkNotReady {
-            let message = network_not_ready.unwrap_or_default();
-            let text = format!("network is not ready: {message}");
-            self.ctx.reporting.events.pod(&pass.pod, EventType::Warning, "NetworkNotReady", &text, "");
-            return Err(Halt::NetworkNotReady(message));
-        }
-        Ok(())
     }
 
     // Performs the actions of this pass. After a failure, the pod waits before the next pass with actions.
@@ -138,16 +124,17 @@ impl Worker {
         // The actions may hang, so the wait is published first.
         let now = self.ctx.clock.wall();
         if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, now) {
-            self.meanwhile(wait.what);
+            self.tracker.view.meanwhile(wait.what);
         }
-        self.begin_operation("sync");
+        let pod_ref = &self.tracker.pod_ref;
+        self.work_loop.begin_operation("sync", pod_ref);
         let span = match &self.work_loop.operation {
-            Some(operation) => tracing::info_span!(parent: operation, "act", pod.uid = %self.pod_ref.uid),
+            Some(operation) => tracing::info_span!(parent: operation, "act", pod.uid = %pod_ref.uid),
             None => Span::none(),
         };
         // Boxed, so that a pass without actions does not need the memory.
-        let acted = Box::pin(self.act(pass, actions, due)).instrument(span).await;
-        self.acted();
+        let acted = Box::pin(self.act(pass, actions)).instrument(span).await;
+        self.tracker.observer.acted();
         if let Err(Halt::Failed { after, .. }) = &acted {
             // The failed action wakes the worker, too, which must not cause a retry.
             let wait = after.unwrap_or_else(|| jitter(ERROR_WAIT));
@@ -162,41 +149,72 @@ impl Worker {
     async fn rest(&mut self, pass: &Pass, due: &DueStarts) -> Result<Next, Halt> {
         let now = self.ctx.clock.wall();
         if let Some(wait) = waiting::from_status(&pass.pod, &pass.status, &due.start_backoffs, now) {
-            self.wait_shown(&wait);
+            self.tracker.view.set_wait(&wait);
         }
-        let refresh = self.refresh_volumes(pass).await;
-        self.collect_dead().await?;
+        let refresh = self.preparation().refresh_volumes(pass).await;
+        self.removals().collect_dead().await?;
         let boot = self.ctx.clock.boot();
-        self.record.crash_loop.remove_expired(boot);
-        self.record.pulls.remove_expired(boot, BackoffDelays::default());
-        let held = due.start_backoffs.values().map(|h| h.remaining).min();
-        let deadline = status::until_active_deadline(&pass.pod, &pass.status, self.steady_now());
-        Ok(Next::Idle([held, due.retry, deadline, refresh].into_iter().flatten().min()))
-    }
-
-    /// Reports PodReadyToStartContainers before an image pull, which may take minutes.
-    pub(super) fn report_sandbox_ready(&mut self) {
-        let Some(mut status) = self.record.status.as_deref().cloned() else { return };
-        if conditions::set_true(&mut status, READY_TO_START, self.ctx.clock.wall()) {
-            self.report(status, false);
-        }
-    }
-
-    // Whether termination was requested during this pass.
-    pub(super) fn is_ending(&self) -> bool {
-        self.ctx.control.pod_workers.read(|w| w.is_termination_requested(&self.pod_ref.uid))
+        self.tracker.record.update(|record| {
+            record.crash_loop.remove_expired(boot);
+            record.pulls.remove_expired(boot, BackoffDelays::default());
+        });
+        let steady_now = self.tracker.steady_now(pass.findings.active);
+        let deadline = status::until_active_deadline(&pass.pod, &pass.status, steady_now);
+        Ok(Next::Idle([due.next(), deadline, refresh].into_iter().flatten().min()))
     }
 
     fn reconcile_mirror(&mut self, desired: &Desired) {
-        if !self.ctx.node.has_api || !pods::is_static(&self.pod) {
+        let pod = &self.tracker.pod;
+        if !self.ctx.node.has_api || !pods::is_static(pod) {
             return;
         }
         match &self.mirror {
-            Some(keeper) => keeper.set(&self.pod, desired.mirror.as_ref()),
+            Some(keeper) => keeper.set(pod, desired.mirror.as_ref()),
             None => {
-                let (ctx, pod) = (MirrorContext::from(&*self.ctx), Arc::clone(&self.pod));
-                self.mirror = Some(MirrorReconciler::start(ctx, pod, desired.mirror.clone()));
+                let ctx = MirrorContext::from(&*self.ctx);
+                self.mirror = Some(MirrorReconciler::start(ctx, Arc::clone(pod), desired.mirror.clone()));
             }
         }
     }
+}
+
+// Emits the events about a new back-off of a container.
+fn report_backoff(reporting: &Reporting, pod: &Pod, backoff: &NewBackoff) {
+    let events = &reporting.events;
+    match backoff {
+        NewBackoff::CrashLoop { kind, container } => {
+            let name = pods::pod_ref(pod).map(|pod_ref| pod_ref.to_string()).unwrap_or_default();
+            let text = format!("Back-off restarting failed container {container} in pod {name}");
+            events.pod(pod, EventType::Warning, "BackOff", &text, &kind.field_path(container));
+        }
+        NewBackoff::ImagePull { kind, container, image } => {
+            let (path, text) = (kind.field_path(container), format!("Back-off pulling image {image:?}"));
+            events.pod(pod, EventType::Normal, "BackOff", &text, &path);
+            events.pod(pod, EventType::Warning, "Failed", "Error: ImagePullBackOff", &path);
+        }
+    }
+}
+
+// Fails if the runtime cannot create a sandbox now.
+fn check_runtime(
+    runtime: &RuntimeAccess,
+    reporting: &Reporting,
+    view: &mut ViewPublisher,
+    pod: &Pod,
+    gate: SyncGate,
+    network_not_ready: Option<String>,
+) -> Result<(), Halt> {
+    // The sandbox configuration needs the cgroup driver and the handlers of the runtime.
+    if runtime.state.borrow().name.is_empty() {
+        view.wait_for(waiting::Waiting::Runtime { error: None }, None);
+        return Err(Halt::Interrupted("the runtime's status has not been read".to_owned()));
+    }
+    // A pod that already has its network does not need another one (ARCHITECTURE.md, invariant 10).
+    if gate == SyncGate::NetworkNotReady {
+        let message = network_not_ready.unwrap_or_default();
+        let text = format!("network is not ready: {message}");
+        reporting.events.pod(pod, EventType::Warning, "NetworkNotReady", &text, "");
+        return Err(Halt::NetworkNotReady(message));
+    }
+    Ok(())
 }

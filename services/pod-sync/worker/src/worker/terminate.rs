@@ -1,245 +1,222 @@
 //! Terminates a pod: containers, then volumes and cgroup, then the final status
 //! (`pkg/kubelet/kubelet.go: SyncTerminatingPod, SyncTerminatedPod`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures::future::join_all;
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use pod_sync_clients::{EventType, StatusAck};
-use pod_sync_decisions::{grace, status, waiting};
+use pod_sync_clients::StatusAck;
+use pod_sync_decisions::finish::{self, FinalStatus, FinishedInput, FinishedWork, GracePeriod};
+use pod_sync_decisions::status;
+use pod_sync_decisions::waiting::Waiting;
 use pod_sync_layout::paths;
 use pod_sync_metrics::CgroupOperation;
-use pod_sync_node_decisions::admission::Rejection;
-use pod_sync_node_decisions::gc::{self, PodDisposition};
+use quintlet_kit::clock::Clock;
 use quintlet_kit::{failpoint, task, tree};
 use quintlet_model::pod as pods;
-use quintlet_model::runtime::{Container, ContainerState};
+use quintlet_model::runtime::{ContainerState, PodRuntime};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
-use super::{Halt, Next, Step, Worker};
-use pod_sync_decisions::worker::TerminationCause;
+use super::halt::{Halt, Next};
+use super::removal::Removals;
+use super::retries::jitter;
+use super::stop::Stops;
+use super::tracker::Tracker;
+use crate::context::{
+    NodeConfig, PodEnvironment, Reporting, RuntimeAccess, StopContext, WorkerControl, release_user_namespace,
+};
 
-impl Worker {
-    pub(super) async fn terminating(&mut self) -> Result<Next, Halt> {
-        let pass = self.look(false).await?;
-        self.report(self.overridden(&pass.pod, pass.status.clone()), false);
-        self.set_targets(&pass, true);
-        let now = self.ctx.clock.boot();
-        let termination = self.record.termination.clone();
-        let (seconds, deadline) = match &termination {
-            // The rest of the grace period, counted from the start of the termination.
-            Some(t) => (grace::remaining_until(t.deadline, now).min(t.grace_seconds), t.deadline),
-            None => (grace::MINIMUM_STOP_SECONDS, now),
-        };
-        let running: Vec<String> = pass
-            .runtime
-            .containers
-            .iter()
-            .filter(|c| c.state == ContainerState::Running)
-            .map(|c| c.name.clone())
-            .collect();
-        self.decided(vec![format!("stop {} containers, grace {seconds}s", running.len())], &pass.runtime);
+/// Interval of retries while containers run after their stop.
+const STILL_RUNNING: Duration = Duration::from_secs(1);
+
+/// The termination of one pod.
+pub(super) struct Termination<'a> {
+    pub(super) clock: &'a Clock,
+    pub(super) node: &'a NodeConfig,
+    pub(super) runtime: &'a RuntimeAccess,
+    pub(super) reporting: &'a Arc<Reporting>,
+    pub(super) environment: &'a Arc<PodEnvironment>,
+    pub(super) control: &'a WorkerControl,
+    /// Ends a stop, to repeat it with a shorter grace period.
+    pub(super) cancel: &'a CancellationToken,
+    /// Wakes the worker.
+    pub(super) wakeup: &'a Arc<Notify>,
+    pub(super) tracker: &'a mut Tracker,
+}
+
+impl Termination<'_> {
+    /// Stops the containers.
+    pub(super) async fn stop(&mut self) -> Result<Next, Halt> {
+        let pass = self.tracker.look(false).await?;
+        self.tracker.report_terminating(&pass, |_| {});
+        self.tracker.probes.set_targets(&pass, true);
+        let termination = self.tracker.record.termination.as_ref();
+        let period = termination.map(|t| GracePeriod { seconds: t.grace_seconds, deadline: t.deadline });
+        let stop = finish::pod_stop(period, self.clock.boot());
+        let running = pass.runtime.containers.iter().filter(|c| c.state == ContainerState::Running);
+        let running: Vec<String> = running.map(|c| c.name.clone()).collect();
+        let decision = format!("stop {} containers, grace {}s", running.len(), stop.seconds);
+        self.tracker.view.decided(vec![decision], &pass.runtime);
         if !pass.runtime.is_quiet() {
-            let grace = termination.as_ref().map_or(seconds, |t| t.grace_seconds);
             if running.is_empty() {
-                self.wait_for(&waiting::Waiting::SandboxStopping, None);
+                self.tracker.view.wait_for(Waiting::SandboxStopping, None);
             } else {
-                self.wait_for(&waiting::Waiting::Terminating { containers: running, grace }, Some(deadline));
+                let wait = Waiting::Terminating { containers: running, grace: stop.grace_seconds };
+                self.tracker.view.wait_for(wait, Some(stop.deadline));
             }
-            self.show(false);
-            let cancel = self.work_loop.cancel.clone();
+            self.tracker.show(false);
+            let cancel = self.cancel.clone();
             // A cancelled stop continues in the runtime. The next pass repeats it with the shorter grace period.
             let killed = tokio::select! {
                 biased;
-                killed = self.kill_pod(&pass.runtime, Some(seconds)) => killed,
+                killed = self.kill(&pass.runtime, stop.seconds) => killed,
                 () = cancel.cancelled() => Err(Halt::Cancelled),
             };
             if matches!(killed, Err(Halt::Cancelled)) {
-                self.acted();
-                self.observed.freshness.require_full_inspection();
+                self.tracker.observer.acted();
+                self.tracker.observer.require_full_inspection();
             }
             killed?;
         }
-        let after = self.look(true).await?;
+        let after = self.tracker.look(true).await?;
         if after.runtime.containers.iter().any(|c| c.state == ContainerState::Running) {
             let message = "detected running containers after a successful KillPod, CRI violation".to_owned();
-            let waiting = waiting::Waiting::StopFailing { message: message.clone() };
-            return Err(Halt::failed(waiting, message).after(Duration::from_secs(1)));
+            let waiting = Waiting::StopFailing { message: message.clone() };
+            return Err(Halt::failed(waiting, message).after(STILL_RUNNING));
         }
-        self.remove_targets();
-        if let Some(t) = self.record.termination.as_mut() {
-            t.stopped = true;
-        }
-        self.report(self.overridden(&after.pod, after.status), false);
+        self.tracker.probes.remove_targets();
+        self.tracker.report_terminating(&after, |termination| termination.stopped = true);
         Ok(Next::Advance)
     }
 
-    /// Returns the status of a terminating pod. If the node killed the pod, phase, reason and message say so, whatever the exit codes
-    /// of its containers are.
-    pub(super) fn overridden(&self, pod: &Pod, status: PodStatus) -> PodStatus {
-        let killed_as = self.record.termination.as_ref().and_then(|t| t.killed_as.as_ref());
-        match killed_as {
-            Some(why) => status::with_kill_override(pod, status, why, self.ctx.clock.wall()),
-            None => status,
-        }
+    async fn kill(&mut self, runtime: &PodRuntime, seconds: i64) -> Result<(), Halt> {
+        let ctx = StopContext {
+            clock: self.clock.clone(),
+            runtime: self.runtime.clone(),
+            reporting: Arc::clone(self.reporting),
+        };
+        Stops { ctx, tracker: self.tracker, wakeup: self.wakeup }.kill_pod(runtime, Some(seconds)).await
     }
 
-    pub(super) async fn terminated(&mut self) -> Result<Next, Halt> {
-        let pass = self.look(true).await?;
-        self.report(self.overridden(&pass.pod, pass.status.clone()), false);
-        self.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
-        if let Err(e) = self.ctx.environment.volume_tasks.unmount(&self.pod_ref.uid).await {
-            let wait = e.retry_after.map(super::jitter);
-            let halt = Halt::failed(waiting::Waiting::VolumesUnmounting { error: e.to_string() }, e);
+    /// Removes volumes and cgroup, then reports the final status.
+    pub(super) async fn release(&mut self) -> Result<Next, Halt> {
+        let pass = self.tracker.look(true).await?;
+        self.tracker.report_terminating(&pass, |_| {});
+        self.tracker.view.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
+        let uid = self.tracker.pod_ref.uid.clone();
+        if let Err(e) = self.environment.volume_tasks.unmount(&uid).await {
+            let wait = e.retry_after.map(jitter);
+            let halt = Halt::failed(Waiting::VolumesUnmounting { error: e.to_string() }, e);
             return Err(match wait {
                 Some(wait) => halt.after(wait),
                 None => halt,
             });
         }
-        self.ctx.environment.objects.unregister(&self.pod_ref.uid);
-        let began = self.ctx.clock.boot();
-        let removed = self.ctx.environment.cgroups.remove_by_uid(&self.pod_ref.uid).await;
-        let took = self.ctx.clock.boot().saturating_sub(began);
-        self.ctx.reporting.metrics.operations.cgroup(CgroupOperation::Destroy, took);
+        self.environment.objects.unregister(&uid);
+        let began = self.clock.boot();
+        let removed = self.environment.cgroups.remove_by_uid(&uid).await;
+        let took = self.clock.boot().saturating_sub(began);
+        self.reporting.metrics.operations.cgroup(CgroupOperation::Destroy, took);
         if let Err(e) = removed {
-            return Err(Halt::failed(waiting::Waiting::CgroupRemoval { error: e.to_string() }, e));
+            return Err(Halt::failed(Waiting::CgroupRemoval { error: e.to_string() }, e));
         }
-        self.ctx.release_user_namespace(&self.pod_ref.uid).await;
-        let last = status::terminate(&self.pod, self.record.status.as_deref(), self.ctx.clock.wall());
-        if let Some(t) = self.record.termination.as_mut() {
-            t.finished = true;
-        }
-        self.report(last, true);
+        release_user_namespace(self.environment, &self.control.wakeups, &uid).await;
+        let recorded = self.tracker.record.status.as_deref();
+        let last = status::terminate(&self.tracker.pod, recorded, self.clock.wall());
+        self.tracker.report(last, true, |record| {
+            if let Some(termination) = record.termination.as_mut() {
+                termination.finished = true;
+            }
+        });
         Ok(Next::Advance)
     }
 
-    // The pod has terminated. Removes the rest of it from the node once the source and the API server no longer need it.
-    pub(super) async fn finished(&mut self, clean: bool) -> Result<Next, Halt> {
-        if let Some(status) = self.record.status.as_deref().cloned() {
-            self.report(status, true);
+    /// Removes the rest of a pod that has terminated from the node, once its source and the API server no longer need it.
+    pub(super) async fn finish(&mut self, is_clean: bool) -> Result<Next, Halt> {
+        if let Some(status) = self.tracker.record.status.as_deref().cloned() {
+            self.tracker.report(status, true, |_| {});
         }
-        let ack = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version);
-        let refused = self.desired().rejected;
-        // The removal of a mirror pod does not remove its static pod.
-        let is_static = pods::is_static(&self.pod);
-        let gone = clean
-            || !is_static
-                && matches!(ack, Some(StatusAck::Deleted | StatusAck::Gone | StatusAck::UidMismatch));
-        if !gone {
-            let deleting = self.pod.metadata.deletion_timestamp.is_some();
-            // status-reporter repeats a declined write, and its next answer wakes this worker.
-            let declined = self.ctx.reporting.statuses.declined(&self.pod_ref.uid);
-            if deleting {
-                self.wait_for(&waiting::Waiting::FinalDelete { declined }, None);
-            } else if self.ctx.node.has_api && ack.is_none() && !pods::is_static(&self.pod) {
-                self.wait_for(&waiting::Waiting::StatusWrite { declined }, None);
-            } else if let Some(Rejection { reason, message }) = refused {
-                self.wait_for(&waiting::Waiting::Rejected { reason, message }, None);
-            } else {
-                self.collect_dead().await?;
+        let rejected = self.tracker.desired().rejected;
+        let work = finish::finished_work(FinishedInput {
+            is_clean,
+            is_static: pods::is_static(&self.tracker.pod),
+            is_deleted: self.tracker.pod.metadata.deletion_timestamp.is_some(),
+            has_api: self.node.has_api,
+            status: match self.tracker.reporter.ack() {
+                None => FinalStatus::Sent,
+                Some(StatusAck::Deleted | StatusAck::Gone | StatusAck::UidMismatch) => FinalStatus::Gone,
+                Some(
+                    StatusAck::Written | StatusAck::Refused(_) | StatusAck::Shortened(_) | StatusAck::NoApi,
+                ) => FinalStatus::Settled,
+            },
+            declined: self.tracker.reporter.declined(),
+            rejected: rejected.map(|rejection| (rejection.reason, rejection.message)),
+        });
+        match work {
+            FinishedWork::Remove => self.remove().await,
+            FinishedWork::Wait(waiting) => {
+                self.tracker.view.wait_for(waiting, None);
+                Ok(Next::Idle(None))
             }
-            return Ok(Next::Idle(None));
+            FinishedWork::CollectDead => {
+                self.removals().collect_dead().await?;
+                Ok(Next::Idle(None))
+            }
         }
-        let runtime = self.observe().await?;
-        let removed =
-            join_all(runtime.containers.iter().map(|c| self.ctx.runtime.calls.remove_container(&c.id))).await;
-        for result in removed {
-            result.map_err(|e| Halt::of(&e, Step::RemoveContainer))?;
+    }
+
+    fn removals(&mut self) -> Removals<'_> {
+        Removals {
+            clock: self.clock,
+            node: self.node,
+            runtime: self.runtime,
+            reporting: self.reporting,
+            tracker: self.tracker,
         }
-        for sandbox in &runtime.sandboxes {
-            self.ctx
-                .runtime
-                .calls
-                .stop_sandbox(&sandbox.id)
-                .await
-                .map_err(|e| Halt::of(&e, Step::StopSandbox))?;
-            self.ctx
-                .runtime
-                .calls
-                .remove_sandbox(&sandbox.id)
-                .await
-                .map_err(|e| Halt::of(&e, Step::RemoveSandbox))?;
-        }
-        if !runtime.sandboxes.is_empty() || !runtime.containers.is_empty() {
-            self.acted();
-        }
+    }
+
+    async fn remove(&mut self) -> Result<Next, Halt> {
+        let runtime = self.tracker.observe().await?;
+        self.removals().remove_all(&runtime).await?;
         // An interrupted call may still create a sandbox: only a full inspection shows that nothing is left.
-        self.observed.freshness.require_full_inspection();
-        let left = self.observe().await?;
+        self.tracker.observer.require_full_inspection();
+        let left = self.tracker.observe().await?;
         if !left.sandboxes.is_empty() || !left.containers.is_empty() {
             return Ok(Next::Again);
         }
-        let mut links = Vec::new();
-        if let Some(dir) = &self.ctx.node.container_logs_dir {
-            let name = |c: &Container| paths::legacy_log_name(&self.pod_ref, &c.name, c.id.as_str());
-            links.extend(runtime.containers.iter().map(|c| dir.join(name(c))));
+        self.remove_directories(&runtime).await?;
+        // The restart counts of a pod that its source added again continue from its logs (`calcRestartCountByLogDir`).
+        let uid = &self.tracker.pod_ref.uid;
+        if !self.control.pod_workers.read(|workers| workers.is_restart_requested(uid)) {
+            self.remove_logs().await;
         }
-        let (volumes, uid) = (self.ctx.environment.volumes.clone(), self.pod_ref.uid.clone());
-        let cleaned = task::blocking(move || {
+        Ok(Next::Advance)
+    }
+
+    async fn remove_directories(&self, runtime: &PodRuntime) -> Result<(), Halt> {
+        let pod_ref = &self.tracker.pod_ref;
+        let mut links = Vec::new();
+        if let Some(dir) = &self.node.container_logs_dir {
+            let names = runtime.containers.iter().map(|c| (&c.name, c.id.as_str()));
+            links.extend(names.map(|(name, id)| dir.join(paths::legacy_log_name(pod_ref, name, id))));
+        }
+        let (volumes, uid) = (self.environment.volumes.clone(), pod_ref.uid.clone());
+        let removed = task::blocking(move || {
             for link in links {
                 let _ = failpoint::file!("log link removed", || std::fs::remove_file(link));
             }
             volumes.remove_orphaned_pod_dir(&uid).map_err(|e| e.to_string())
         });
-        if let Err(e) = cleaned.await {
-            return Err(Halt::failed(waiting::Waiting::DirectoriesRemoval { error: e.clone() }, e));
-        }
-        // The restart counts of a pod that its source added again continue from its logs (`calcRestartCountByLogDir`).
-        if self.ctx.control.pod_workers.read(|workers| workers.is_restart_requested(&self.pod_ref.uid)) {
-            return Ok(Next::Advance);
-        }
-        let logs = paths::pod_log_dir(&self.ctx.node.settings.pod_logs_dir, &self.pod_ref);
+        removed.await.map_err(|e| Halt::failed(Waiting::DirectoriesRemoval { error: e.clone() }, e))
+    }
+
+    async fn remove_logs(&self) {
+        let logs = paths::pod_log_dir(&self.node.settings.pod_logs_dir, &self.tracker.pod_ref);
         let dir = logs.clone();
         if let Err(e) = task::blocking(move || failpoint::file!("logs removed", || tree::remove(&logs))).await
         {
-            tracing::warn!(pod.name = self.name(), pod.uid = %self.pod_ref.uid, dir = %dir.display(), error = %e, "failed to remove pod logs");
+            let (name, uid) = (self.tracker.name(), &self.tracker.pod_ref.uid);
+            tracing::warn!(pod.name = name, pod.uid = %uid, dir = %dir.display(), error = %e, "failed to remove pod logs");
         }
-        Ok(Next::Advance)
-    }
-
-    // Removes dead instances that the status no longer shows, and sandboxes without containers. Instances in the status stay
-    // until the API server has that status.
-    pub(super) async fn collect_dead(&mut self) -> Result<(), Halt> {
-        let collected = self.remove_dead().await;
-        if let Err(Halt::Failed { error, .. }) = &collected {
-            self.ctx.reporting.events.node_unlogged(
-                &self.ctx.node.settings.node_name,
-                EventType::Warning,
-                "ContainerGCFailed",
-                error,
-            );
-        }
-        collected
-    }
-
-    async fn remove_dead(&mut self) -> Result<(), Halt> {
-        let acked = self.ctx.reporting.statuses.ack(&self.pod_ref.uid, self.status_report.version).is_some();
-        // A policy that declines statuses must not keep the disk of evicted pods full.
-        let is_declined = self.ctx.reporting.statuses.declined(&self.pod_ref.uid).is_some();
-        let is_reported = acked || is_declined || !self.ctx.node.has_api || pods::is_static(&self.pod);
-        let evicted = self
-            .record
-            .termination
-            .as_ref()
-            .is_some_and(|t| t.stopped && t.cause == TerminationCause::Evicted);
-        let fate = if evicted && is_reported { PodDisposition::Removed } else { PodDisposition::Kept };
-        let Some(runtime) = self.observed.last.clone() else { return Ok(()) };
-        let containers =
-            gc::dead_containers(&runtime, fate, self.ctx.node.dead_containers, self.ctx.clock.wall());
-        let sandboxes = gc::dead_sandboxes(&runtime, &containers, fate);
-        if containers.is_empty() && sandboxes.is_empty() {
-            return Ok(());
-        }
-        // Even if a removal fails, the next observation must be newer than it.
-        self.acted();
-        for id in &containers {
-            self.remove_container(&self.pod, &runtime, id, true).await?;
-        }
-        for id in &sandboxes {
-            self.ctx.runtime.calls.stop_sandbox(id).await.map_err(|e| Halt::of(&e, Step::StopSandbox))?;
-            self.ctx.runtime.calls.remove_sandbox(id).await.map_err(|e| Halt::of(&e, Step::RemoveSandbox))?;
-        }
-        tracing::debug!(pod.uid = %self.pod_ref.uid, ?containers, ?sandboxes, "removed dead instances");
-        self.acted();
-        Ok(())
     }
 }

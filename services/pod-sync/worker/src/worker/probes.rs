@@ -1,0 +1,124 @@
+//! The probes of the pod at probe-service: their targets, and the memory that they begin with.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use pod_sync_clients::{EventType, Probes};
+use quintlet_model::ids::PodUid;
+use quintlet_model::pod;
+use quintlet_model::runtime::PodRuntime;
+
+use super::pass::Pass;
+use super::probe_targets::{self, Basis, TargetInput, Targets};
+use crate::context::{NodeConfig, Reporting};
+
+/// A probe that does not run, since it is too large.
+#[derive(Debug, PartialEq, Eq)]
+struct ProbeLeftOut {
+    /// Empty for all probes of the pod.
+    container: String,
+    message: String,
+}
+
+/// The probes of one pod.
+pub(super) struct PodProbes {
+    probes: Arc<Probes>,
+    node: Arc<NodeConfig>,
+    reporting: Arc<Reporting>,
+    uid: PodUid,
+    // The probe results of an earlier run were handed to probe-service.
+    is_memory_seeded: bool,
+    left_out: Vec<ProbeLeftOut>,
+    // What the last targets were made from.
+    basis: Option<Basis>,
+}
+
+impl PodProbes {
+    /// Returns the probes of a pod that has no targets yet.
+    pub(super) fn new(
+        probes: Arc<Probes>,
+        node: Arc<NodeConfig>,
+        reporting: Arc<Reporting>,
+        uid: PodUid,
+    ) -> Self {
+        Self { probes, node, reporting, uid, is_memory_seeded: false, left_out: Vec::new(), basis: None }
+    }
+
+    /// Returns the newest results of the probes.
+    pub(super) fn memory(&self) -> pod_sync_clients::PodMemory {
+        self.probes.memory(&self.uid)
+    }
+
+    /// Hands the results that a status shows to probe-service, once, for containers whose results it does not have.
+    pub(super) fn seed(&mut self, pod: &Pod, status: Option<&PodStatus>, runtime: &PodRuntime) {
+        if std::mem::replace(&mut self.is_memory_seeded, true) {
+            return;
+        }
+        let Some(status) = status else { return };
+        for (container, probe, memory) in probe_targets::seeds(pod, status, runtime) {
+            let known = self.memory();
+            let recorded = known.get(&(container.clone(), probe));
+            if recorded.is_none_or(|m| m.container_id != memory.container_id) {
+                self.probes.seed(&self.uid, &container, probe, memory);
+            }
+        }
+    }
+
+    /// Registers the probes of a pass with probe-service, unless nothing has changed for them.
+    pub(super) fn set_targets(&mut self, pass: &Pass, terminating: bool) {
+        let input = TargetInput {
+            pod: &pass.pod,
+            status: &pass.status,
+            runtime: &pass.runtime,
+            terminating,
+            key: &self.node.grant_key,
+            starts: &pass.findings.container_starts,
+        };
+        let basis = Basis::of(&pass.pod, &input);
+        if self.basis.as_ref() == Some(&basis) {
+            return;
+        }
+        let Targets { target, left_out } = probe_targets::targets(&input);
+        let left_out = left_out.into_iter().map(|(container, probe, error)| ProbeLeftOut {
+            message: format!("{probe} probe errored and resulted in unknown state: {error}"),
+            container,
+        });
+        let mut left_out: Vec<ProbeLeftOut> = left_out.collect();
+        if let Some(target) = target
+            && let Err(error) = self.probes.set_target(&self.uid, target)
+        {
+            let message = format!("The probes of the pod do not run: {error}");
+            left_out.push(ProbeLeftOut { container: String::new(), message });
+        }
+        self.report_left_out(&pass.pod, left_out);
+        self.basis = Some(basis);
+    }
+
+    /// Ends the probes of the pod.
+    pub(super) fn remove_targets(&mut self) {
+        self.probes.remove(&self.uid);
+        self.basis = None;
+    }
+
+    // Reports each probe that does not run, once.
+    fn report_left_out(&mut self, pod: &Pod, left_out: Vec<ProbeLeftOut>) {
+        let is_sidecar = |name: &str| pod::init_containers(pod).iter().any(|c| c.name == name);
+        for new in left_out.iter().filter(|new| !self.left_out.contains(new)) {
+            let path = match new.container.as_str() {
+                "" => String::new(),
+                name if is_sidecar(name) => format!("spec.initContainers{{{name}}}"),
+                name => format!("spec.containers{{{name}}}"),
+            };
+            self.reporting.events.pod(pod, EventType::Warning, "Unhealthy", &new.message, &path);
+        }
+        self.left_out = left_out;
+    }
+
+    /// Returns an error for each probe that does not run.
+    pub(super) fn errors(&self) -> impl Iterator<Item = String> {
+        self.left_out.iter().map(|left_out| {
+            let place = if left_out.container.is_empty() { "" } else { ": " };
+            format!("{}{place}{}", left_out.container, left_out.message)
+        })
+    }
+}
