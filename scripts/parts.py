@@ -44,7 +44,6 @@ ALLOWED = {
     ("test-only", "node-api"): 2,
     ("test-only", "pod-sync/base/decisions"): 5,
     ("test-only", "pod-sync/volumes/csi"): 1,
-    ("test-only", "pod-sync/volumes/reconcile"): 1,
     ("test-only", "shared/localnode"): 2,
     ("test-only", "shared/telemetry"): 1,
 }

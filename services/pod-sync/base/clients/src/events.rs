@@ -20,12 +20,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tonic::transport::Channel;
 
+use crate::retry::SERVICE_RETRY;
 use crate::unsent::UnsentEvents;
 
 /// Events kept for `quintctl explain` and `quintctl watch`.
 const KEPT: usize = 1000;
-/// Interval between attempts while status-reporter is down.
-const RETRY: Duration = Duration::from_millis(100);
 /// Longest wait of [`record_setup_failure`].
 const SETUP_FAILURE_WAIT: Duration = Duration::from_secs(3);
 /// Attempts after an error that may be the event's fault.
@@ -319,7 +318,7 @@ pub async fn record_setup_failure(socket: PathBuf, node: &str, error: &str, cloc
         while let Err(status) = client.record_event(event.clone()).await
             && !is_refusal(status.code(), 0)
         {
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(SERVICE_RETRY).await;
         }
     });
     if written.await.is_err() {
@@ -376,7 +375,7 @@ async fn send(mut client: StatusReporterClient<Channel>, out: &Outgoing) {
             let code = status.code();
             if !is_refusal(code, failures) {
                 failures = failures.saturating_add(u32::from(code != Code::Unavailable));
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(SERVICE_RETRY).await;
                 continue;
             }
             tracing::warn!(error = status.message(), reason, "status-reporter refused event");

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
@@ -15,8 +14,8 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-/// Interval between attempts to connect to status-reporter.
-const RETRY: Duration = Duration::from_millis(100);
+use crate::retry::SERVICE_RETRY;
+
 /// Requests that wait in the stream. A full stream delays only the next request, which has the newest state.
 const STREAM: usize = 4;
 
@@ -183,7 +182,7 @@ impl NodeVolumes {
                     tracing::debug!(error = status.message(), "node volumes stream ended");
                 },
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(SERVICE_RETRY).await;
         }
     }
 

@@ -16,9 +16,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::WorkerWakeups;
+use crate::retry::SERVICE_RETRY;
 
-/// Interval between attempts to connect to pleg-service.
-const RETRY: Duration = Duration::from_millis(100);
 /// Longest wait for an observation, which makes CRI calls of 2 min each at most.
 const OBSERVE: Duration = Duration::from_secs(130);
 /// Longest wait for the health of pleg-service.
@@ -193,7 +192,7 @@ impl Pleg {
                     }
                 }
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(SERVICE_RETRY).await;
         }
     }
 

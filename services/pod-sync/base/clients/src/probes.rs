@@ -36,6 +36,7 @@ pub use self::memory::PodMemory;
 use self::memory::{clear_memory, fill_memory, merge};
 use self::shards::{Instances, Place, Step};
 use crate::WorkerWakeups;
+use crate::retry::SERVICE_RETRY;
 
 /// Interval between health checks of an instance, while another one could take over its pods.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -43,8 +44,6 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 const HEALTH_INTERVAL_ALONE: Duration = Duration::from_secs(10);
 /// An instance whose health check takes longer counts as unresponsive since the check was sent.
 const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
-/// Interval between attempts to connect to an instance.
-const RETRY: Duration = Duration::from_millis(100);
 /// Messages that wait in a stream. The differences are computed from the whole set of targets, so a full stream only delays them.
 const STREAM: usize = 256;
 /// Failed probes that wait to become events.
@@ -227,7 +226,7 @@ impl Probes {
             }
             running.extend(present);
             let pending = self.is_pending();
-            let again = if pending || watcher.is_none() { RETRY } else { Duration::from_secs(5) };
+            let again = if pending || watcher.is_none() { SERVICE_RETRY } else { Duration::from_secs(5) };
             // Each branch only wakes the loop, which reads the whole directory.
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -314,7 +313,7 @@ impl Probes {
                 if let Err(status) = self.stream(&id, &changed, ProbeClient::new(channel.clone())).await {
                     tracing::debug!(instance = id, error = status.message(), "probe stream ended");
                 }
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(SERVICE_RETRY).await;
             }
         };
         // `streams` and the health checks end only by being dropped, which loses nothing.
@@ -352,7 +351,7 @@ impl Probes {
                 }
             } else {
                 self.silent(id, asked);
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(SERVICE_RETRY).await;
             }
         }
     }

@@ -23,9 +23,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use crate::WorkerWakeups;
+use crate::retry::SERVICE_RETRY;
 
-/// Interval between attempts to connect to status-reporter.
-const RETRY: Duration = Duration::from_millis(100);
 /// Updates that wait in the stream. The map behind it has the latest status of each pod, so a full stream only delays them.
 const STREAM: usize = 64;
 
@@ -212,7 +211,7 @@ impl Statuses {
                     tracing::debug!(error = status.message(), "status stream ended");
                 },
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::time::sleep(SERVICE_RETRY).await;
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeCondition};
-use pod_sync_clients::{Pleg, Statuses};
+use pod_sync_clients::{Pleg, SERVICE_RETRY, Statuses};
 use pod_sync_layout::NodeSettings;
 use pod_sync_node_decisions::admission::PressureCondition;
 use quintlet_kit::clock::Clock;
@@ -24,8 +24,6 @@ use pod_sync_layout::RuntimeState;
 const REPORT_PERIOD: Duration = Duration::from_secs(10);
 /// Interval between reports while the node is not ready, since any of the reasons may end at any time.
 const NOT_READY_PERIOD: Duration = Duration::from_millis(500);
-/// Interval between attempts while status-reporter does not take the report.
-const RETRY: Duration = Duration::from_millis(100);
 /// Longest wait for the files of the machine and the size of its disk. A disk may not answer, and the reports keep the Node Ready: this
 /// wait and [`REPORT_PERIOD`] are less than the 30 s of status-reporter.
 const READ: Duration = Duration::from_secs(10);
@@ -135,7 +133,7 @@ pub async fn report_node(
             Ok(()) => NOT_READY_PERIOD,
             Err(error) => {
                 tracing::debug!(error = quintlet_kit::error_chain(&error), "node report failed, retrying");
-                RETRY
+                SERVICE_RETRY
             }
         };
     }

@@ -69,7 +69,7 @@ pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
         if is_unreadable {
             disk.unreadable.insert(volume.0.clone());
         }
-        disk.volumes.push(Found { pod, spec_name, volume: Some(volume) });
+        disk.volumes.push(Found { pod, spec_name, volume });
     }
     for found in staged(root)? {
         let name = match known(found.data) {
@@ -104,7 +104,7 @@ pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
         pods.sort_unstable();
         pods.dedup();
         for pod in pods.into_iter().filter_map(|pod| PodUid::parse(pod).ok()) {
-            let volume = Some((name.clone(), true));
+            let volume = (name.clone(), true);
             disk.volumes.push(Found { pod, spec_name: found.name.clone(), volume });
         }
         disk.devices.push(name);
@@ -135,7 +135,7 @@ pub(crate) fn read_in_tree(root: &Path, disk: &mut OnDisk) -> io::Result<()> {
         disk.plugins.insert(volume.clone(), PluginLabel::of_plugin(plugin.name()));
         let form = Form::InTree { plugin, is_block, device: device.unwrap_or_default() };
         disk.forms.insert(volume.clone(), form);
-        disk.volumes.push(Found { pod, spec_name: name, volume: Some((volume, has_device)) });
+        disk.volumes.push(Found { pod, spec_name: name, volume: (volume, has_device) });
     }
     for FoundDevice { plugin, name, is_block, label } in devices {
         let volume = in_tree::name_on_disk(plugin, &name);

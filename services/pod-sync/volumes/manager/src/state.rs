@@ -179,7 +179,7 @@ impl State {
             self.actual.found_direct(VolumeName::of_pod(&plugin, &pod, &name), &pod, name);
         }
         // Each directory is a volume: one without metadata is unmounted like an inline one.
-        let _no_orphans = reconstruct(&mut self.actual, disk.volumes, &disk.devices);
+        reconstruct(&mut self.actual, disk.volumes, &disk.devices);
         for (name, label) in disk.labels {
             self.actual.set_device_label(&name, Some(label));
         }
