@@ -415,8 +415,7 @@ fn trust_bundle(sim: &Sim, name: &str, certificate: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificates_of_trust_bundles_reach_the_files_of_pods_with_the_feature_gate() {
-    let gates = "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true";
-    let sim = start(&["--sync-frequency=1s", gates]).await;
+    let sim = start(&["--sync-frequency=1s"]).await;
     let block =
         |content: &str| format!("-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n");
     assert_eq!(requests(&sim, "clustertrustbundles"), [0, 0, 0]);

@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 
 const PLURAL: &str = "podcertificaterequests";
 const NO_SYNC: &str = "--sync-frequency=1h";
-const GATE: &str = "--feature-gates=PodCertificateRequest=true";
 const HOUR: SignedDuration = SignedDuration::from_hours(1);
 
 /// Starts a node with the permissions of a node.
@@ -96,7 +95,7 @@ async fn wait_chain(volume: &Path, expected: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_runs_once_its_certificate_is_issued_and_each_refresh_replaces_all_files_together() {
-    let sim = start(&[NO_SYNC, GATE]).await;
+    let sim = start(&[NO_SYNC]).await;
     let uid = sim.create(with_certificate("web"));
     let mut known = vec![request(&sim, &[]).await];
     let text = "MountVolume.SetUp failed for volume \"v\" : credential bundle is not issued yet";
@@ -146,7 +145,7 @@ async fn a_pod_runs_once_its_certificate_is_issued_and_each_refresh_replaces_all
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_whose_request_is_denied_waits_with_the_signers_reason() {
-    let sim = start(&[NO_SYNC, GATE]).await;
+    let sim = start(&[NO_SYNC]).await;
     let uid = sim.create(with_certificate("web"));
     let name = request(&sim, &[]).await;
     answer(&sim, &name, "Denied", "use ED25519", &json!({}));
@@ -169,7 +168,7 @@ async fn a_pod_whose_request_is_denied_waits_with_the_signers_reason() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restarted_pod_sync_requests_another_certificate_and_keeps_the_files_until_it_is_issued() {
-    let sim = start(&[NO_SYNC, GATE]).await;
+    let sim = start(&[NO_SYNC]).await;
     let uid = sim.create(with_certificate("web"));
     // The key of this request is lost with the process.
     let lost = request(&sim, &[]).await;
@@ -194,7 +193,7 @@ async fn a_restarted_pod_sync_requests_another_certificate_and_keeps_the_files_u
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_feature_gate_a_pod_certificate_is_an_event_and_no_request() {
-    let sim = start(&[]).await;
+    let sim = start(&["--feature-gates=PodCertificateRequest=false"]).await;
     let _uid = sim.create(with_certificate("web"));
     let text = "MountVolume.SetUp failed for volume \"v\" : unimplemented";
     sim.wait_event("web", text, |e| e.reason == "FailedMount" && e.message == text).await;

@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
 
+use crate::faults::Faults;
 use crate::reply::ok;
-use crate::resources::RESOURCES;
+use crate::resources::{RESOURCES, Resource};
 use crate::store::now;
 
 /// Serves health, version and the discovery lists.
-pub(crate) fn discovery(path: &str) -> Option<Response> {
+pub(crate) fn discovery(faults: &Faults, path: &str) -> Option<Response> {
     let segments: Vec<&str> = path.split('/').filter(|s| !s.is_empty()).collect();
     let groups = || {
         let mut groups: Vec<&str> = RESOURCES.iter().map(|r| r.group).filter(|g| !g.is_empty()).collect();
@@ -20,7 +21,7 @@ pub(crate) fn discovery(path: &str) -> Option<Response> {
     let body = match segments.as_slice() {
         ["healthz" | "livez" | "readyz", ..] => return Some("ok".into_response()),
         ["version"] => json!({
-            "major": "1", "minor": "36", "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "", "buildDate": now(),
+            "major": "1", "minor": "37", "gitVersion": "v1.37.0", "gitCommit": "", "gitTreeState": "", "buildDate": now(),
             "goVersion": "", "compiler": "", "platform": "linux/amd64",
         }),
         ["api"] => json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
@@ -36,8 +37,10 @@ pub(crate) fn discovery(path: &str) -> Option<Response> {
                 .collect();
             json!({"kind": "APIGroupList", "apiVersion": "v1", "groups": groups})
         }
-        ["api", "v1"] => resource_list("", "v1"),
-        ["apis", group, version] if versions(group).contains(*version) => resource_list(group, version),
+        ["api", "v1"] => resource_list(faults, "", "v1"),
+        ["apis", group, version] if versions(group).contains(*version) => {
+            resource_list(faults, group, version)
+        }
         _ => return None,
     };
     Some(ok(200, &body))
@@ -47,10 +50,12 @@ fn versions(group: &str) -> BTreeSet<&'static str> {
     RESOURCES.iter().filter(|r| r.group == group).map(|r| r.version).collect()
 }
 
-fn resource_list(group: &str, version: &str) -> Value {
+fn resource_list(faults: &Faults, group: &str, version: &str) -> Value {
     let verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
     let mut resources = Vec::new();
-    for resource in RESOURCES.iter().filter(|r| r.group == group && r.version == version) {
+    let is_listed =
+        |r: &&Resource| r.group == group && r.version == version && faults.serves(group, version, r.plural);
+    for resource in RESOURCES.iter().filter(is_listed) {
         let entry = |name: String, verbs: &[&str]| {
             json!({
                 "name": name, "singularName": resource.kind.to_lowercase(), "namespaced": resource.namespaced,

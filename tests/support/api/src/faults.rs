@@ -1,6 +1,6 @@
 //! Injected faults, counters and a log of requests.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -147,6 +147,8 @@ pub struct Faults {
     down: watch::Sender<bool>,
     connections: Mutex<CancellationToken>,
     pub(crate) watches: watch::Sender<WatchCut>,
+    /// Versions of resources that are not served, such as `certificates.k8s.io/v1/podcertificaterequests`.
+    unserved: Mutex<BTreeSet<String>>,
 }
 
 /// The last disconnection, which all open watches observe.
@@ -164,6 +166,7 @@ impl Default for Faults {
             down: watch::channel(false).0,
             connections: Mutex::default(),
             watches: watch::channel(WatchCut::default()).0,
+            unserved: Mutex::default(),
         }
     }
 }
@@ -218,6 +221,16 @@ impl Faults {
     pub fn clear(&self) {
         *self.state.lock() = State::default();
         self.changed.send_modify(|n| *n += 1);
+    }
+
+    /// Replaces the versions of resources that are not served, as by an older or a newer API server. Their objects stay.
+    pub fn set_unserved(&self, unserved: &[&str]) {
+        *self.unserved.lock() = unserved.iter().map(|&name| name.to_owned()).collect();
+    }
+
+    pub(crate) fn serves(&self, group: &str, version: &str, plural: &str) -> bool {
+        let unserved = self.unserved.lock();
+        unserved.is_empty() || !unserved.contains(&format!("{group}/{version}/{plural}"))
     }
 
     pub(crate) fn is_down(&self) -> bool {

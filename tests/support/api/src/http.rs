@@ -75,11 +75,14 @@ async fn handle(State(server): State<Arc<Server>>, request: HttpRequest) -> Resp
             Some(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
         };
     }
+    let not_found =
+        || ApiError::new(404, "NotFound", "the server could not find the requested resource").into_response();
     let Some(target) = Target::parse(path) else {
-        return discovery(path).unwrap_or_else(|| {
-            ApiError::new(404, "NotFound", "the server could not find the requested resource").into_response()
-        });
+        return discovery(&server.faults, path).unwrap_or_else(not_found);
     };
+    if !server.faults.serves(&target.group, &target.version, target.resource) {
+        return not_found();
+    }
     let Some(verb) = verb(&parts.method, &target, &query) else {
         let message = "the server does not allow this method on the requested resource";
         return ApiError::new(405, "MethodNotAllowed", message).into_response();

@@ -44,6 +44,9 @@ pub(crate) static RESOURCES: &[Resource] = &[
     resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", false, false),
     resource("storage.k8s.io", "v1", "csinodes", "CSINode", false, false),
     resource("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", false, true),
+    // Both versions have the same objects.
+    resource("certificates.k8s.io", "v1", "clustertrustbundles", "ClusterTrustBundle", false, false),
+    resource("certificates.k8s.io", "v1", "podcertificaterequests", "PodCertificateRequest", true, true),
     resource("certificates.k8s.io", "v1beta1", "clustertrustbundles", "ClusterTrustBundle", false, false),
     resource("certificates.k8s.io", "v1beta1", "podcertificaterequests", "PodCertificateRequest", true, true),
     resource(

@@ -10,14 +10,14 @@ use crate::waiting::Waiting;
 pub struct GracePeriod {
     /// Length, in seconds.
     pub seconds: i64,
-    /// Its end (CLOCK_BOOTTIME).
+    /// Time of its end (CLOCK_BOOTTIME).
     pub deadline: Duration,
 }
 
 /// The stop of a pod, from now on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodStop {
-    /// What is left of the grace period, in seconds.
+    /// Rest of the grace period, in seconds.
     pub seconds: i64,
     /// The whole grace period, in seconds.
     pub grace_seconds: i64,
@@ -43,7 +43,7 @@ pub fn pod_stop(grace_period: Option<GracePeriod>, now: Duration) -> PodStop {
     }
 }
 
-/// What status-reporter answered to the final status.
+/// Answer of status-reporter to the final status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinalStatus {
     /// There is no answer yet.
@@ -57,7 +57,7 @@ pub enum FinalStatus {
 /// The input of [`finished_work`].
 #[derive(Debug, Clone)]
 pub struct FinishedInput {
-    /// Nothing needs the rest of the pod any more.
+    /// Whether nothing needs the rest of the pod any more.
     pub is_clean: bool,
     pub is_static: bool,
     /// Whether `metadata.deletionTimestamp` is set.
@@ -76,9 +76,9 @@ pub struct FinishedInput {
 pub enum FinishedWork {
     /// Remove the rest of it from the node.
     Remove,
-    /// Wait.
+    /// Something else has to happen first.
     Wait(Waiting),
-    /// Remove dead instances that nobody needs, and wait for the deletion of the pod.
+    /// Remove dead instances that nothing needs, and wait for the deletion of the pod.
     CollectDead,
 }
 

@@ -134,6 +134,7 @@ fn are_evidently_equal(a: &PodStatus, b: &PodStatus) -> bool {
         resource_claim_statuses,
         resources,
         start_time,
+        volume_health,
     } = a;
     *phase == b.phase
         && *reason == b.reason
@@ -155,6 +156,7 @@ fn are_evidently_equal(a: &PodStatus, b: &PodStatus) -> bool {
         && *extended_resource_claim_status == b.extended_resource_claim_status
         && *node_allocatable_resource_claim_statuses == b.node_allocatable_resource_claim_statuses
         && *resource_claim_statuses == b.resource_claim_statuses
+        && *volume_health == b.volume_health
         && conditions(a) == conditions(b)
 }
 

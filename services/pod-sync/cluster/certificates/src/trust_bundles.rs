@@ -6,27 +6,30 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::StreamExt as _;
-use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundleSpec;
+use k8s_openapi::api::certificates::v1::ClusterTrustBundleSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use kube::api::{Api, ApiResource, GroupVersionKind, NotUsed, Object};
+use kube::api::{Api, ApiResource, NotUsed, Object};
 use kube::core::{Selector, SelectorExt as _};
 use kube::runtime::reflector::Store;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::{WatchStreamExt as _, watcher};
-use pod_sync_clients::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
+use pod_sync_clients::RequestError;
 use pod_sync_direct_volumes::certificates::TrustAnchors;
+use quintlet_kit::backoff::Backoff;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::pem_blocks;
+use crate::served::{GROUP, is_absent, served};
 
-const GROUP: &str = "certificates.k8s.io";
-/// Versions of the API, the preferred one first. Their objects have the same fields.
-const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
+const KIND: &str = "ClusterTrustBundle";
 const PLURAL: &str = "clustertrustbundles";
 /// Longest wait of reads for the first list, from the start of the watch on.
 const SYNC_WAIT: Duration = Duration::from_secs(10);
+/// Delays between questions for a version after the API server stopped to serve one.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(60);
 /// Longest selector, in bytes of its text.
 const MAX_SELECTOR: usize = 100 * 1024;
 
@@ -91,36 +94,21 @@ impl ClusterTrustBundles {
 
     // Nothing is awaited after the task has started, so a dropped call leaves no second watch.
     async fn open(&self) -> Result<Opened, RequestError> {
-        let Some(resource) = self.served().await? else {
+        let Some(resource) = served(&self.client, KIND, PLURAL).await? else {
             tracing::info!("API server has no ClusterTrustBundles, not watching");
             return Ok(Opened::Absent);
         };
         tracing::info!(version = resource.api_version, "watching ClusterTrustBundles");
         let writer = Writer::new(resource.clone());
         let bundles = writer.as_reader();
-        let api = Api::all_with(self.client.clone(), &resource);
+        let watch = keep_watching(self.client.clone(), resource, writer);
         // `stop` ends the task.
-        drop(quintlet_kit::task::spawn("trust-bundle-watch", watch(api, writer, self.stop.clone())));
+        drop(quintlet_kit::task::spawn(
+            "trust-bundle-watch",
+            self.stop.clone().run_until_cancelled_owned(watch),
+        ));
         let wait_until = quintlet_kit::clock::deadline_after(Instant::now(), SYNC_WAIT);
         Ok(Opened::Watched { bundles, wait_until })
-    }
-
-    /// Returns the preferred version that the API server has.
-    async fn served(&self) -> Result<Option<ApiResource>, RequestError> {
-        for version in VERSIONS {
-            let group_version = format!("{GROUP}/{version}");
-            let ask = || self.client.list_api_group_resources(&group_version);
-            match retry_on_lag(REQUEST_TIMEOUT, ask).await {
-                Ok(list) if list.resources.iter().any(|resource| resource.name == PLURAL) => {
-                    let kind = GroupVersionKind::gvk(GROUP, version, "ClusterTrustBundle");
-                    return Ok(Some(ApiResource::from_gvk_with_plural(&kind, PLURAL)));
-                }
-                Ok(_) => {}
-                Err(RequestError::Failed(kube::Error::Api(status))) if status.code == 404 => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(None)
     }
 
     fn normalized<'a>(&self, bundles: impl IntoIterator<Item = &'a Bundle>) -> Result<String, String> {
@@ -177,24 +165,42 @@ impl TrustAnchors for ClusterTrustBundles {
     }
 }
 
-async fn watch(api: Api<Bundle>, mut writer: Writer<Bundle>, stop: CancellationToken) {
+/// Watches the objects, in another version once the API server stops to serve one.
+async fn keep_watching(client: kube::Client, mut resource: ApiResource, mut writer: Writer<Bundle>) {
+    let mut delays = Backoff::new(FIRST_RETRY, 2.0, LAST_RETRY);
+    loop {
+        watch(Api::all_with(client.clone(), &resource), &mut writer).await;
+        tracing::info!(
+            version = resource.api_version,
+            "API server stopped serving ClusterTrustBundles in this version"
+        );
+        resource = loop {
+            match served(&client, KIND, PLURAL).await {
+                Ok(Some(resource)) => break resource,
+                Ok(None) => {}
+                Err(error) => tracing::debug!(%error, "failed to look for ClusterTrustBundles, retrying"),
+            }
+            tokio::time::sleep(delays.next_wait()).await;
+        };
+        delays.reset();
+        tracing::info!(version = resource.api_version, "watching ClusterTrustBundles");
+    }
+}
+
+/// Watches the objects until the API server does not serve their version.
+async fn watch(api: Api<Bundle>, writer: &mut Writer<Bundle>) {
     let stream = watcher(api, watcher::Config::default().any_semantic()).default_backoff();
     futures::pin_mut!(stream);
     let mut is_failing = false;
-    loop {
-        // The watcher keeps its position if this arm is dropped.
-        let event = tokio::select! {
-            () = stop.cancelled() => return,
-            event = stream.next() => event,
-        };
+    while let Some(event) = stream.next().await {
         match event {
-            None => return,
-            Some(Ok(event)) => {
+            Ok(event) => {
                 writer.apply_watcher_event(&event);
                 // A list begins before each attempt.
                 is_failing &= matches!(event, watcher::Event::Init);
             }
-            Some(Err(error)) => {
+            Err(error) if is_absent(&error) => return,
+            Err(error) => {
                 let error = quintlet_kit::error_chain(&error);
                 // One line when the watch begins to fail: the API server may be away for hours.
                 match std::mem::replace(&mut is_failing, true) {
@@ -331,6 +337,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_older_api_server_is_read_in_its_version_and_an_upgrade_changes_to_the_new_one() {
+        let api = TestApi::start().await;
+        api.faults().set_unserved(&["certificates.k8s.io/v1/clustertrustbundles"]);
+        create(&api, "plain", None, json!({}), &certificates(&["a"]));
+        let bundles = bundles(&api);
+        assert_eq!(bundles.by_name("plain", false).await.unwrap(), certificates(&["a"]));
+        api.faults().set_unserved(&["certificates.k8s.io/v1beta1/clustertrustbundles"]);
+        api.faults().drop_watches();
+        let change = |object: &mut Value| object["spec"]["trustBundle"] = json!(certificates(&["b"]));
+        api.edit(PLURAL, "", "plain", change).unwrap();
+        until("the content of the other version", LONG, async || {
+            match bundles.by_name("plain", true).await {
+                Ok(text) if text == certificates(&["b"]) => Ok(()),
+                other => Err(other),
+            }
+        })
+        .await;
+    }
+
+    #[tokio::test]
     async fn an_api_server_that_cannot_be_reached_is_asked_again_by_the_next_read() {
         let api = TestApi::start().await;
         create(&api, "plain", None, json!({}), &certificates(&["a"]));
@@ -368,7 +394,7 @@ mod tests {
             let error = bundles.by_name("plain", is_optional).await.unwrap_err();
             assert_eq!(error, "ClusterTrustBundle projection is not supported in static kubelet mode");
         }
-        let expected = ["/apis/certificates.k8s.io/v1beta1", "/apis/certificates.k8s.io/v1alpha1"];
+        let expected = ["/apis/certificates.k8s.io/v1", "/apis/certificates.k8s.io/v1beta1"];
         assert_eq!(*requests.lock(), expected);
     }
 }

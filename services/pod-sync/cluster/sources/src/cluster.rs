@@ -181,6 +181,7 @@ impl TokenSource for Tokens {
                     name: Some(key.pod_name.clone()),
                     uid: Some(key.pod_uid.clone()),
                 }),
+                ..TokenRequestSpec::default()
             }),
             ..TokenRequest::default()
         };

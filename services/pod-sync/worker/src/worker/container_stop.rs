@@ -30,7 +30,7 @@ const RETRY: Duration = Duration::from_millis(100);
 /// One container to stop.
 pub(super) struct ContainerStop<'a> {
     pub(super) ctx: &'a StopContext,
-    /// None if the spec is lost; the annotations of the container then give hook and grace period.
+    /// The pod. Without its spec, the annotations of the container give hook and grace period.
     pub(super) pod: Option<&'a Pod>,
     pub(super) container: Option<&'a Container>,
     pub(super) id: &'a ContainerId,

@@ -36,13 +36,12 @@ impl Worker {
     ) -> Self {
         let wakeup = ctx.control.wakeups.register(&pod_ref.uid);
         let is_restored = record.is_some();
-        let mut record = record.unwrap_or_default();
-        if is_restored {
+        if let Some(record) = &record {
             let memory = record.probes.iter().map(|(c, t, m)| ((c.clone(), *t), m.clone())).collect();
             ctx.probes.restore(&pod_ref.uid, memory);
-        } else {
-            record.accepted = ctx.clock.boot();
         }
+        let record =
+            record.unwrap_or_else(|| PodRecord { accepted: ctx.clock.boot(), ..PodRecord::default() });
         Self {
             work_loop: WorkLoop::new(wakeup, &pod_ref, is_restored),
             tracker: Tracker::new(&ctx, pod_ref, desired, record),
@@ -108,7 +107,7 @@ impl Worker {
         self.tracker.probes.remove_targets();
         self.ctx.reporting.views.remove(&self.tracker.pod_ref.uid);
         self.ctx.faults.containment.forget(&self.tracker.pod_ref.uid);
-        self.tracker.record.remove();
+        self.tracker.record.delete();
     }
 
     // Publishes why the pod is suspended, and waits until the suspension may be over. Returns false if the pod manager has
@@ -150,7 +149,7 @@ impl Worker {
     pub(super) fn report_blocked(&mut self, work: &Work) {
         self.ctx.control.static_pod_gate.release(&self.tracker.pod_ref.uid);
         let desired = self.tracker.desired.borrow_and_update().clone();
-        self.accept(&desired);
+        accept(&desired, &mut self.tracker, &mut self.work_loop, &mut self.retries);
         self.tracker.view.clear_errors();
         if let Work::WaitForFullName { other } = work {
             let other = other.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -264,7 +263,7 @@ impl Worker {
 
     pub(super) async fn pass(&mut self, work: &Work) -> Result<Next, Halt> {
         let desired = self.tracker.desired.borrow_and_update().clone();
-        self.accept(&desired);
+        accept(&desired, &mut self.tracker, &mut self.work_loop, &mut self.retries);
         self.tracker.view.begin_pass();
         if *work != Work::Sync {
             self.mirror = None;
@@ -283,17 +282,6 @@ impl Worker {
             Work::Finished { clean } => self.termination().finish(*clean).await,
             Work::WaitForFullName { .. } => Ok(Next::Idle(None)),
         }
-    }
-
-    // Takes over the pod of the source. A changed spec ends all back-offs.
-    pub(super) fn accept(&mut self, desired: &Desired) {
-        if self.tracker.pod.spec != desired.pod.spec {
-            if self.work_loop.sync_type == SyncType::Sync {
-                self.work_loop.sync_type = SyncType::Update;
-            }
-            self.retries.reset();
-        }
-        self.tracker.pod = Arc::clone(&desired.pod);
     }
 
     pub(super) fn reject(
@@ -316,7 +304,18 @@ impl Worker {
     }
 }
 
-// Returns how long to wait for the pods that were preempted for this one. The wait has a deadline.
+/// Takes over the pod of the source. A changed spec ends all back-offs.
+fn accept(desired: &Desired, tracker: &mut Tracker, work_loop: &mut WorkLoop, retries: &mut RetryTimes) {
+    if tracker.pod.spec != desired.pod.spec {
+        if work_loop.sync_type == SyncType::Sync {
+            work_loop.sync_type = SyncType::Update;
+        }
+        retries.reset();
+    }
+    tracker.pod = Arc::clone(&desired.pod);
+}
+
+/// Returns how long to wait for the pods that were preempted for this one. The wait has a deadline.
 fn wait_for_preempted(ctx: &WorkerContext, desired: &Desired, view: &mut ViewPublisher) -> Option<Duration> {
     let now = ctx.clock.boot();
     let left: Vec<_> = desired

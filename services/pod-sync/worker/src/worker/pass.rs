@@ -24,7 +24,7 @@ pub(super) type Memories = Vec<(String, ProbeType, ProbeMemory)>;
 /// Observations of a pass, recorded together with the status that was computed from them.
 pub(super) struct Findings {
     pub(super) container_starts: ContainerStarts,
-    /// None if only counters have changed.
+    /// New memories of probes, or `None` if only counters have changed.
     pub(super) probes: Option<Memories>,
     pub(super) active: Option<PodStart>,
 }

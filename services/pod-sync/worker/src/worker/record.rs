@@ -48,8 +48,8 @@ impl RecordFile {
         self.json.status(&self.current).map(<[u8]>::to_vec).unwrap_or_default()
     }
 
-    /// Removes the record on disk, as the last action of the worker.
-    pub(super) fn remove(self) {
+    /// Deletes the record on disk, as the last action of the worker.
+    pub(super) fn delete(self) {
         self.checkpoints.records.remove(&self.pod_ref.uid);
     }
 }

@@ -29,7 +29,7 @@ use super::report::{Reporter, StatusReport};
 use super::view::{Shown, ViewPublisher};
 use crate::context::{Checkpoints, Desired, NodeConfig, Reporting, WorkerContext};
 
-/// What the worker knows of its pod, and what it has published of it.
+/// The state of one pod: the desired pod, its record, and the parts that observe and report it.
 pub(super) struct Tracker {
     clock: Clock,
     node: Arc<NodeConfig>,

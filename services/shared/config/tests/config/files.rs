@@ -212,7 +212,7 @@ fn rules_between_fields_are_those_of_the_kubelet() {
             "line 3  memoryReservationPolicy: TieredReservation: needs featureGates.MemoryQoS: true",
         ),
         (
-            "featureGates: {ClusterTrustBundleProjection: true}",
+            "featureGates: {ClusterTrustBundle: false}",
             "line 3  featureGates: ClusterTrustBundleProjection: true: needs ClusterTrustBundle: true",
         ),
         (

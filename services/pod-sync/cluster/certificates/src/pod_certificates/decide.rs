@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::certificates::v1beta1::PodCertificateRequest;
+use k8s_openapi::api::certificates::v1::PodCertificateRequestStatus;
 use pod_sync_direct_volumes::certificates::CredentialBundle;
 
 use super::key::PrivateKey;
@@ -70,8 +70,8 @@ pub(super) enum Outcome {
 
 impl Outcome {
     /// Returns the outcome of a request. One that lacks fields which the API server requires is pending.
-    pub(super) fn of(request: &PodCertificateRequest) -> Self {
-        let Some(status) = &request.status else { return Self::Pending };
+    pub(super) fn of(status: Option<&PodCertificateRequestStatus>) -> Self {
+        let Some(status) = status else { return Self::Pending };
         for condition in status.conditions.iter().flatten() {
             let (reason, message) = (condition.reason.clone(), condition.message.clone());
             match condition.type_.as_str() {

@@ -18,10 +18,10 @@ use futures::stream::{BoxStream, FuturesUnordered};
 use futures::{FutureExt as _, StreamExt as _};
 use jiff::SignedDuration;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::certificates::v1beta1::{PodCertificateRequest, PodCertificateRequestSpec};
+use k8s_openapi::api::certificates::v1::{PodCertificateRequestSpec, PodCertificateRequestStatus};
 use k8s_openapi::api::core::v1::{Node, Pod, PodCertificateProjection, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use kube::api::{Api, PostParams};
+use kube::api::{Api, ApiResource, Object, PostParams, TypeMeta};
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
@@ -44,16 +44,25 @@ use tokio_util::sync::CancellationToken;
 
 use self::decide::{Action, Decision, Outcome, Pending, State, decide};
 use self::key::{KeyAndRequest, generate};
+use crate::served::{is_absent, served};
 
+const KIND: &str = "PodCertificateRequest";
+const PLURAL: &str = "podcertificaterequests";
+/// Error of a pod whose API server does not serve the API.
+const NOT_SERVED: &str =
+    "the API server does not serve PodCertificateRequests (certificates.k8s.io/v1 or v1beta1)";
 /// Longest time between two passes, as in the kubelet, for a wall clock that was set.
 const PASS_PERIOD: Duration = Duration::from_secs(60);
 /// Largest jitter of a refresh, and of the age at which a request that is not in the watch was deleted.
 const MAX_JITTER: Duration = Duration::from_secs(5 * 60);
-/// Delays between creations of requests for one source.
+/// Delays between creations of requests for one source, and between questions whether the API server serves the API.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(120);
 /// Creations at a time. Each waits for two responses of the API server, at most 10 s for each.
 const CREATIONS: usize = 4;
+
+/// A PodCertificateRequest of any version.
+type Request = Object<PodCertificateRequestSpec, PodCertificateRequestStatus>;
 
 /// Inputs of [`PodCertificates`].
 #[derive(Debug, Clone)]
@@ -73,12 +82,22 @@ pub struct PodCertificates {
     inputs: PodCertificateInputs,
     max_jitter: Duration,
     pods: Mutex<HashMap<PodUid, OfPod>>,
+    served: Mutex<Served>,
     /// A source is new or gone.
     changed: Notify,
     creations: Semaphore,
     /// One key is generated at a time: a long RSA key uses a processor for seconds.
     keys: Semaphore,
     gauge: Family<StateLabel, Gauge>,
+}
+
+/// Whether the API server serves the API.
+#[derive(Debug, Clone)]
+enum Served {
+    /// The API server was not asked, or did not answer.
+    Unknown,
+    No,
+    Yes(ApiResource),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, EncodeLabelSet)]
@@ -166,6 +185,7 @@ impl PodCertificates {
             inputs,
             max_jitter,
             pods: Mutex::default(),
+            served: Mutex::new(Served::Unknown),
             changed: Notify::new(),
             creations: Semaphore::new(CREATIONS),
             keys: Semaphore::new(1),
@@ -180,30 +200,67 @@ impl PodCertificates {
     }
 
     async fn run(self: Arc<Self>, stop: CancellationToken) {
-        let mut requests = None;
+        let mut requests: Option<Requests> = None;
         let mut creations = FuturesUnordered::new();
+        let mut delays = Backoff::new(FIRST_RETRY, 2.0, LAST_RETRY);
+        let mut lookup_at = Instant::now();
         loop {
-            if requests.is_none() && !self.pods.lock().is_empty() {
-                tracing::info!("watching PodCertificateRequests");
-                requests = Some(Requests::watch(&self.client, &self.inputs.node));
+            // Nothing happens without the watch, so nothing else waits for the answer.
+            if requests.is_none() && !self.pods.lock().is_empty() && Instant::now() >= lookup_at {
+                requests = match stop.run_until_cancelled(self.find()).await {
+                    None => return,
+                    Some(found) => found,
+                };
+                lookup_at = quintlet_kit::clock::deadline_after(Instant::now(), delays.next_wait());
             }
             let work = self.pass(requests.as_ref().and_then(Requests::listed));
             creations.extend(work.create.into_iter().map(|creation| self.spawn_creation(creation)));
+            let is_unwatched = requests.is_none();
             let next: OptionFuture<_> = requests.as_mut().map(Requests::next).into();
+            let is_looking = is_unwatched && !self.pods.lock().is_empty();
             // Each arm only ends a wait. The watch keeps its position if its arm is dropped.
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = self.changed.notified() => {}
-                Some(()) = next => {}
+                Some(watched) = next => match watched {
+                    Watched::Event => delays.reset(),
+                    Watched::Absent => requests = None,
+                },
+                () = tokio::time::sleep_until(lookup_at), if is_looking => {}
                 Some(created) = creations.next() => self.apply(created),
                 () = tokio::time::sleep(work.wait) => {}
             }
         }
     }
 
+    /// Looks for the version of the API that the API server serves, and starts its watch.
+    async fn find(&self) -> Option<Requests> {
+        let found = served(&self.client, KIND, PLURAL).await;
+        let mut served = self.served.lock();
+        match found {
+            Ok(Some(resource)) => {
+                tracing::info!(version = resource.api_version, "watching PodCertificateRequests");
+                let requests = Requests::watch(&self.client, &resource, &self.inputs.node);
+                *served = Served::Yes(resource);
+                Some(requests)
+            }
+            Ok(None) => {
+                if !matches!(*served, Served::No) {
+                    tracing::info!("API server has no PodCertificateRequests, pods that need one wait");
+                }
+                *served = Served::No;
+                None
+            }
+            Err(error) => {
+                tracing::debug!(%error, "failed to look for PodCertificateRequests, retrying");
+                None
+            }
+        }
+    }
+
     /// Decides about all sources and applies the decisions. Returns the creations to start, and when the next pass is due. Nothing
     /// happens before the requests were listed, as in the kubelet.
-    fn pass(&self, requests: Option<&Store<PodCertificateRequest>>) -> Due {
+    fn pass(&self, requests: Option<Listed<'_>>) -> Due {
         let (now, wall) = (Instant::now(), self.inputs.clock.wall());
         let mut work = Due { create: Vec::new(), wait: PASS_PERIOD };
         let mut counts: BTreeMap<StateLabel, i64> = BTreeMap::new();
@@ -214,7 +271,7 @@ impl PodCertificates {
             // One creation per pod: a pod with a thousand sources delays no other.
             let mut is_busy = of_pod.sources.values().any(|record| record.is_creating);
             for (key, record) in &mut of_pod.sources {
-                if let Some(requests) = requests.filter(|_| !record.is_creating) {
+                if let Some(requests) = requests.as_ref().filter(|_| !record.is_creating) {
                     let outcome = outcome(&record.state, namespace, requests);
                     let state = std::mem::replace(&mut record.state, State::Initial);
                     let decision = decide(state, outcome, wall, self.jitter(), namespace);
@@ -319,7 +376,9 @@ impl PodCertificates {
             let generated = task::blocking(move || generate(&key_type)).await;
             generated.map_err(|error| format!("while generating keypair: {error}"))?
         };
-        let object = PodCertificateRequest {
+        let Served::Yes(resource) = self.served.lock().clone() else { return Err(NOT_SERVED.to_owned()) };
+        let object = Request {
+            types: Some(TypeMeta { api_version: resource.api_version.clone(), kind: KIND.to_owned() }),
             metadata: ObjectMeta {
                 namespace: Some(namespace.clone()),
                 generate_name: Some("req-".to_owned()),
@@ -343,11 +402,10 @@ impl PodCertificates {
                 max_expiration_seconds: source.max_expiration_seconds,
                 stub_pkc_s10_request: ByteString(request),
                 unverified_user_annotations: source.user_annotations.clone(),
-                ..PodCertificateRequestSpec::default()
             },
             status: None,
         };
-        let api = Api::<PodCertificateRequest>::namespaced(self.client.clone(), &namespace);
+        let api = Api::<Request>::namespaced_with(self.client.clone(), &namespace, &resource);
         let parameters = PostParams::default();
         let created = retry_on_lag(REQUEST_TIMEOUT, || api.create(&parameters, &object)).await;
         let created = created.map_err(|error| format!("while creating on API: {error}"))?;
@@ -404,7 +462,10 @@ impl CredentialBundles for PodCertificates {
             self.changed.notify_one();
             Record::new(source)
         });
-        decide::read(&record.state)
+        match (&record.state, &*self.served.lock()) {
+            (State::Initial, Served::No) => Err(NOT_SERVED.to_owned()),
+            (state, _) => decide::read(state),
+        }
     }
 
     fn changes(&self, uid: &PodUid) -> u64 {
@@ -437,44 +498,67 @@ fn identity(pod: &Pod) -> Pod {
 }
 
 /// Returns the outcome of the pending request of a source; `None` without one, and if the watch does not have it.
-fn outcome(state: &State, namespace: &str, requests: &Store<PodCertificateRequest>) -> Option<Outcome> {
+fn outcome(state: &State, namespace: &str, requests: &Listed<'_>) -> Option<Outcome> {
     let pending = match state {
         State::Waiting(pending) | State::Refreshing { pending, .. } => pending,
         State::Initial | State::Denied { .. } | State::Failed { .. } | State::Issued(_) => return None,
     };
-    let reference = ObjectRef::new(&pending.request).within(namespace);
-    Some(Outcome::of(&*requests.get(&reference)?))
+    let reference = ObjectRef::new_with(&pending.request, requests.resource.clone()).within(namespace);
+    Some(Outcome::of(requests.store.get(&reference)?.status.as_ref()))
+}
+
+/// The requests of this node, once they were listed.
+struct Listed<'a> {
+    resource: &'a ApiResource,
+    store: &'a Store<Request>,
+}
+
+/// Result of the next step of a watch.
+enum Watched {
+    /// An event, or a failure that it recovers from.
+    Event,
+    /// The API server does not serve the version of the watch.
+    Absent,
 }
 
 /// The watch of this node's requests.
 struct Requests {
-    store: Store<PodCertificateRequest>,
-    writer: Writer<PodCertificateRequest>,
-    events: BoxStream<'static, watcher::Result<watcher::Event<PodCertificateRequest>>>,
+    resource: ApiResource,
+    store: Store<Request>,
+    writer: Writer<Request>,
+    events: BoxStream<'static, watcher::Result<watcher::Event<Request>>>,
     is_listed: bool,
     is_failing: bool,
 }
 
 impl Requests {
-    fn watch(client: &kube::Client, node: &str) -> Self {
-        let writer = Writer::<PodCertificateRequest>::default();
+    fn watch(client: &kube::Client, resource: &ApiResource, node: &str) -> Self {
+        let writer = Writer::<Request>::new(resource.clone());
         let config = watcher::Config::default().any_semantic().fields(&format!("spec.nodeName={node}"));
-        let events = watcher(Api::all(client.clone()), config).default_backoff().boxed();
-        Self { store: writer.as_reader(), writer, events, is_listed: false, is_failing: false }
+        let events = watcher(Api::all_with(client.clone(), resource), config).default_backoff().boxed();
+        Self {
+            resource: resource.clone(),
+            store: writer.as_reader(),
+            writer,
+            events,
+            is_listed: false,
+            is_failing: false,
+        }
     }
 
     /// Returns the requests, once they were listed.
-    fn listed(&self) -> Option<&Store<PodCertificateRequest>> {
-        self.is_listed.then_some(&self.store)
+    fn listed(&self) -> Option<Listed<'_>> {
+        self.is_listed.then_some(Listed { resource: &self.resource, store: &self.store })
     }
 
     /// Waits for the next event and applies it.
     ///
     /// Cancellation safety: the watch keeps its position.
-    async fn next(&mut self) {
+    async fn next(&mut self) -> Watched {
         match self.events.next().await {
             // The stream of a watcher does not end.
             None => std::future::pending().await,
+            Some(Err(error)) if is_absent(&error) => return Watched::Absent,
             Some(Ok(event)) => {
                 self.writer.apply_watcher_event(&event);
                 // A list begins before each attempt.
@@ -490,5 +574,6 @@ impl Requests {
                 }
             }
         }
+        Watched::Event
     }
 }

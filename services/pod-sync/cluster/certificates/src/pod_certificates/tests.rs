@@ -169,6 +169,7 @@ async fn a_request_names_its_pod_and_its_certificate_is_read_with_its_key() {
     ] {
         assert_eq!(spec[field], expected, "{field}");
     }
+    assert_eq!(request["apiVersion"], "certificates.k8s.io/v1");
     assert!(fixture.read("web", 0).is_err());
     fixture.issue(&request, "YQ==");
     tokio::time::timeout(LONG, worker.notified()).await.unwrap();
@@ -178,6 +179,43 @@ async fn a_request_names_its_pod_and_its_certificate_is_read_with_its_key() {
     assert_eq!(key_of_request(&request), public_key(&bundle));
     assert_eq!((fixture.changes("web"), counts()), (1, [1, 1, 1]));
     assert_eq!(fixture.events("web"), []);
+}
+
+#[tokio::test]
+async fn an_older_api_server_gets_requests_in_its_version_and_an_upgrade_changes_to_the_new_one() {
+    let fixture = Fixture::new().await;
+    fixture.api.faults().set_unserved(&["certificates.k8s.io/v1/podcertificaterequests"]);
+    assert!(fixture.read("web", 0).is_err());
+    let first = fixture.request("web", &[]).await;
+    assert_eq!(first["apiVersion"], "certificates.k8s.io/v1beta1");
+    fixture.issue(&first, "YQ==");
+    let old = fixture.wait_read("web", 0, "YQ==").await;
+
+    fixture.api.faults().set_unserved(&["certificates.k8s.io/v1beta1/podcertificaterequests"]);
+    fixture.api.faults().drop_watches();
+    assert!(fixture.read("late", 0).is_err());
+    let second = fixture.request("late", &[]).await;
+    assert_eq!(second["apiVersion"], "certificates.k8s.io/v1");
+    fixture.issue(&second, "Yg==");
+    fixture.wait_read("late", 0, "Yg==").await;
+    assert_eq!(fixture.read("web", 0).unwrap(), old);
+}
+
+#[tokio::test]
+async fn a_pod_waits_for_an_api_server_that_does_not_serve_requests_and_its_message_says_so() {
+    let fixture = Fixture::new().await;
+    let both = ["certificates.k8s.io/v1", "certificates.k8s.io/v1beta1"];
+    let both = both.map(|version| format!("{version}/podcertificaterequests"));
+    fixture.api.faults().set_unserved(&both.each_ref().map(String::as_str));
+    until("the reason", LONG, async || match fixture.read("web", 0) {
+        Err(error) if error == NOT_SERVED => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    fixture.api.faults().set_unserved(&[]);
+    let request = fixture.request("web", &[]).await;
+    fixture.issue(&request, "YQ==");
+    fixture.wait_read("web", 0, "YQ==").await;
 }
 
 #[tokio::test]
