@@ -133,6 +133,30 @@ async fn liveness_probes_of_sidecars_end_when_the_termination_begins() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_only_probe_of_a_pod_ends_when_the_termination_begins() {
+    let sim = Sim::start(Options::default()).await;
+    sim.runtime.behave("main", stops_after(20));
+    let mut main = pods::container("main");
+    main["livenessProbe"] = json!({"exec": {"command": ["alive"]}, "periodSeconds": 1});
+    let _uid = sim.create(pods::pod("alone", &[main]));
+    sim.wait_ready("alone").await;
+    let probes = || {
+        let calls = sim.runtime.calls_of(Method::ExecSync);
+        calls.iter().filter(|c| c.request::<v1::ExecSyncRequest>().cmd == ["alive"]).count()
+    };
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    sim.delete("alone", None);
+    sim.wait_event("alone", "Killing", |e| e.reason == "Killing").await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let before = probes();
+    assert!(before > 0, "the probe ran before");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(probes(), before, "the probe has ended");
+    sim.wait_gone("alone").await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_cannot_start_containers_says_why() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = pods::single("why");

@@ -193,8 +193,13 @@ impl Probes {
 
     /// Stops probing a pod and drops its probe memory.
     pub fn remove(&self, uid: &PodUid) {
-        let gone = self.desired.write().pods.remove(uid);
+        self.stop(uid);
         self.memory.lock().remove(uid);
+    }
+
+    /// Stops probing a pod and keeps its probe memory, from which its status is made.
+    pub fn stop(&self, uid: &PodUid) {
+        let gone = self.desired.write().pods.remove(uid);
         if let Some(gone) = gone {
             self.wake_driver(gone.place.instance());
         }

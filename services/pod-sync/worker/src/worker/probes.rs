@@ -84,11 +84,15 @@ impl PodProbes {
             container,
         });
         let mut left_out: Vec<ProbeLeftOut> = left_out.collect();
-        if let Some(target) = target
-            && let Err(error) = self.probes.set_target(&self.uid, target)
-        {
-            let message = format!("The probes of the pod do not run: {error}");
-            left_out.push(ProbeLeftOut { container: String::new(), message });
+        match target.map(|target| self.probes.set_target(&self.uid, target)) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => {
+                self.probes.stop(&self.uid);
+                let message = format!("The probes of the pod do not run: {error}");
+                left_out.push(ProbeLeftOut { container: String::new(), message });
+            }
+            // No probe is left to run, as in a pod that terminates and has no readiness probe.
+            None => self.probes.stop(&self.uid),
         }
         self.report_left_out(&pass.pod, left_out);
         self.basis = Some(basis);
