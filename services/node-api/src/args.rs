@@ -128,7 +128,7 @@ impl NodeApiArgs {
     /// Returns whether a feature gate is on. The last occurrence of a gate applies.
     #[must_use]
     pub fn has_gate(&self, name: &str, default: bool) -> bool {
-        quintlet_config::table::has_gate(&self.feature_gates, name, default)
+        quintlet_config::table::has_gate_or(&self.feature_gates, name, default)
     }
 }
 

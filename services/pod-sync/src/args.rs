@@ -492,7 +492,7 @@ impl ResourceArgs {
     }
 
     fn has_gate(&self, name: &str) -> bool {
-        has_gate(&self.feature_gates, name, false)
+        has_gate(&self.feature_gates, name)
     }
 
     /// Returns the percentage of `qosReserved` for memory, if the feature gate is on.

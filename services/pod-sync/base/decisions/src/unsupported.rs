@@ -2,11 +2,17 @@
 
 use k8s_openapi::api::core::v1::{Container, DownwardAPIVolumeFile, KeyToPath, Pod, Volume};
 use quintlet_model::pod;
+use quintlet_model::text::{self, shortened};
 
 /// Event reason for a field that the node accepts and does not enforce.
 pub const NOT_ENFORCED: &str = "FieldNotEnforced";
 /// Event reason for resource claims that cannot be prepared (`pkg/kubelet/events`).
 pub const CLAIMS_FAILED: &str = "FailedPrepareDynamicResources";
+
+/// Length of the longest path and of the longest value in a message, in bytes.
+const LONGEST_PART: usize = 200;
+/// Most messages for one pod.
+const MOST_MESSAGES: usize = 16;
 
 /// Returns why no container of this pod may start: its resource claims have no driver on this node.
 ///
@@ -32,7 +38,17 @@ pub fn not_enforced(pod: &Pod) -> Vec<String> {
         let why = "is not enforced except for volumes of the access mode ReadWriteOncePod";
         out.push(format!("spec.securityContext.seLinuxChangePolicy: MountOption {why}"));
     }
-    let spec = pod::spec(pod);
+    out.extend(unread_fields(pod));
+    if let Some(others) = out.len().checked_sub(MOST_MESSAGES).filter(|others| *others > 0) {
+        out.truncate(MOST_MESSAGES);
+        out.push(format!("{others} more fields are not enforced"));
+    }
+    out
+}
+
+/// Returns a message for each field that is set and that Kubernetes 1.37 has behind a feature gate that is off by default.
+fn unread_fields(pod: &Pod) -> Vec<String> {
+    let (spec, mut out) = (pod::spec(pod), Vec::new());
     for (list, containers) in
         [("initContainers", pod::init_containers(pod)), ("containers", &spec.containers)]
     {
@@ -42,10 +58,12 @@ pub fn not_enforced(pod: &Pod) -> Vec<String> {
     out
 }
 
-/// Adds a message if a field is set that Kubernetes 1.37 has behind a feature gate that is off by default, and this node does not read.
-/// An API server with its defaults drops such fields.
+/// Adds a message if the field at `path` is set. An API server with its defaults drops such fields.
 fn unread(out: &mut Vec<String>, path: &str, value: Option<impl std::fmt::Display>) {
     if let Some(value) = value {
+        // The text of an author may have megabytes.
+        let value = shortened(value.to_string(), LONGEST_PART);
+        let path = text::cut(path, LONGEST_PART);
         out.push(format!("{path}: {value} is not enforced: this node does not have the feature"));
     }
 }
@@ -210,6 +228,14 @@ mod tests {
             "spec.volumes{p}.projected.sources.user: 11",
         ];
         let want = want.map(|text| format!("{text} is not enforced: this node does not have the feature"));
-        assert_eq!(not_enforced(&pod), want);
+        assert_eq!(unread_fields(&pod), want);
+        let messages = not_enforced(&pod);
+        assert_eq!(messages.len(), MOST_MESSAGES + 1);
+        assert_eq!(messages[MOST_MESSAGES], "4 more fields are not enforced");
+
+        let mount = json!([{"name": "e", "mountPath": "/e", "bindMountOptions": ["x".repeat(1 << 20)]}]);
+        let pod = pod_json(json!({"containers": [{"name": "c", "volumeMounts": mount}]}));
+        let messages = not_enforced(&pod);
+        assert!(messages.len() == 1 && messages[0].len() < 500, "{}", messages[0].len());
     }
 }

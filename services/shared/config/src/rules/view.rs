@@ -5,7 +5,7 @@ use quintlet_model::go_duration;
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, Node};
-use crate::table::Document;
+use crate::table::{Document, default_gate};
 
 /// The fields of a configuration, as rules read them.
 pub(super) struct View<'a> {
@@ -28,11 +28,10 @@ impl View<'_> {
         self.node(field).is_some_and(|n| n.data == Data::Bool(true))
     }
 
-    /// Returns whether a feature gate that is off by default is on.
+    /// Returns whether a feature gate that can be set to either value is on.
     pub(super) fn gate(&self, name: &str) -> bool {
-        self.node("featureGates")
-            .and_then(|gates| gates.get(name))
-            .is_some_and(|n| n.data == Data::Bool(true))
+        let set = self.node("featureGates").and_then(|gates| gates.get(name));
+        set.map_or_else(|| default_gate(name), |value| value.data == Data::Bool(true))
     }
 
     pub(super) fn text(&self, field: &str) -> &str {

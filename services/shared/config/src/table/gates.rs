@@ -90,9 +90,21 @@ pub const DEFAULTS: [Gate; 11] = [
     off(STOP_SIGNALS, ALPHA),
 ];
 
-/// Returns whether a gate is on in a list of `Name=true` and `Name=false`. The last occurrence applies.
+/// Returns the default value of one of [`SETTABLE`].
 #[must_use]
-pub fn has_gate(gates: &[String], name: &str, default: bool) -> bool {
+pub fn default_gate(name: &str) -> bool {
+    DEFAULTS.iter().any(|gate| gate.name == name && gate.fixed)
+}
+
+/// Returns whether one of [`SETTABLE`] is on with a list of `Name=true` and `Name=false`. The last occurrence applies.
+#[must_use]
+pub fn has_gate(gates: &[String], name: &str) -> bool {
+    has_gate_or(gates, name, default_gate(name))
+}
+
+/// Returns whether a gate with this default is on, as [`has_gate`] does.
+#[must_use]
+pub fn has_gate_or(gates: &[String], name: &str, default: bool) -> bool {
     let mut of_gate = gates.iter().filter_map(|g| g.split_once('=')).filter(|(k, _)| *k == name);
     of_gate.next_back().map_or(default, |(_, value)| value.eq_ignore_ascii_case("true"))
 }

@@ -12,7 +12,7 @@ pub use flags::{FLAGS, FlagRow, FlagVerdict};
 pub use gates::{
     CHECKPOINTS, CRASH_LOOP_MAX, DEFAULTS, GATES, Gate, MEMORY_QOS, POD_CERTIFICATES, QOS_RESERVED,
     QUOTA_MONITORING, SETTABLE, SPLIT_STREAMS, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES,
-    VOLUME_HEALTH, has_gate,
+    VOLUME_HEALTH, default_gate, has_gate, has_gate_or,
 };
 pub use kubelet::KUBELET;
 pub use quintlet::QUINTLET;
