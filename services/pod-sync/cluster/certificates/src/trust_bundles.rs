@@ -169,37 +169,41 @@ impl TrustAnchors for ClusterTrustBundles {
 async fn keep_watching(client: kube::Client, mut resource: ApiResource, mut writer: Writer<Bundle>) {
     let mut delays = Backoff::new(FIRST_RETRY, 2.0, LAST_RETRY);
     loop {
-        watch(Api::all_with(client.clone(), &resource), &mut writer).await;
-        tracing::info!(
-            version = resource.api_version,
-            "API server stopped serving ClusterTrustBundles in this version"
-        );
-        resource = loop {
+        if watch(Api::all_with(client.clone(), &resource), &mut writer).await {
+            delays.reset();
+            let version = &resource.api_version;
+            tracing::info!(version, "API server stopped serving ClusterTrustBundles in this version");
+        }
+        let found = loop {
+            // First, since an API server may list a version that it does not serve.
+            tokio::time::sleep(delays.next_wait()).await;
             match served(&client, KIND, PLURAL).await {
-                Ok(Some(resource)) => break resource,
+                Ok(Some(found)) => break found,
                 Ok(None) => {}
                 Err(error) => tracing::debug!(%error, "failed to look for ClusterTrustBundles, retrying"),
             }
-            tokio::time::sleep(delays.next_wait()).await;
         };
-        delays.reset();
-        tracing::info!(version = resource.api_version, "watching ClusterTrustBundles");
+        if found != resource {
+            tracing::info!(version = found.api_version, "watching ClusterTrustBundles");
+        }
+        resource = found;
     }
 }
 
-/// Watches the objects until the API server does not serve their version.
-async fn watch(api: Api<Bundle>, writer: &mut Writer<Bundle>) {
+/// Watches the objects until the API server does not serve their version. Returns whether it ever did.
+async fn watch(api: Api<Bundle>, writer: &mut Writer<Bundle>) -> bool {
     let stream = watcher(api, watcher::Config::default().any_semantic()).default_backoff();
     futures::pin_mut!(stream);
-    let mut is_failing = false;
+    let (mut is_failing, mut was_served) = (false, false);
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => {
+                was_served |= !matches!(event, watcher::Event::Init);
                 writer.apply_watcher_event(&event);
                 // A list begins before each attempt.
                 is_failing &= matches!(event, watcher::Event::Init);
             }
-            Err(error) if is_absent(&error) => return,
+            Err(error) if is_absent(&error) => break,
             Err(error) => {
                 let error = quintlet_kit::error_chain(&error);
                 // One line when the watch begins to fail: the API server may be away for hours.
@@ -210,6 +214,7 @@ async fn watch(api: Api<Bundle>, writer: &mut Writer<Bundle>) {
             }
         }
     }
+    was_served
 }
 
 #[cfg(test)]
@@ -217,7 +222,7 @@ mod tests {
     use std::sync::Arc;
 
     use parking_lot::Mutex;
-    use quintlet_testapi::TestApi;
+    use quintlet_testapi::{Failure, TestApi};
     use quintlet_testkit::wait::until;
     use serde_json::{Value, json};
 
@@ -354,6 +359,19 @@ mod tests {
             }
         })
         .await;
+    }
+
+    // It waits for the first delay in real time, since the server has sockets.
+    #[tokio::test]
+    async fn a_version_that_is_listed_and_not_served_is_asked_for_again_after_a_delay() {
+        let api = TestApi::start().await;
+        create(&api, "plain", None, json!({}), &certificates(&["a"]));
+        let absent = Failure::Declined { code: 404, message: "not found".to_owned() };
+        api.faults().fail(format!("list {PLURAL}").as_str(), 1, absent);
+        let (bundles, begin) = (bundles(&api), Instant::now());
+        assert_eq!(bundles.by_name("plain", false).await.unwrap(), certificates(&["a"]));
+        assert!(begin.elapsed() >= FIRST_RETRY, "{:?}", begin.elapsed());
+        assert_eq!(api.counts().of(format!("list {PLURAL}").as_str()), 2);
     }
 
     #[tokio::test]

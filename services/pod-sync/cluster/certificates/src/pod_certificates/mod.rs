@@ -223,7 +223,10 @@ impl PodCertificates {
                 () = stop.cancelled() => return,
                 () = self.changed.notified() => {}
                 Some(watched) = next => match watched {
-                    Watched::Event => delays.reset(),
+                    // An API server may list a version that it does not serve.
+                    Watched::Event => if requests.as_ref().is_some_and(|requests| requests.is_listed) {
+                        delays.reset();
+                    },
                     Watched::Absent => requests = None,
                 },
                 () = tokio::time::sleep_until(lookup_at), if is_looking => {}
@@ -239,7 +242,9 @@ impl PodCertificates {
         let mut served = self.served.lock();
         match found {
             Ok(Some(resource)) => {
-                tracing::info!(version = resource.api_version, "watching PodCertificateRequests");
+                if !matches!(&*served, Served::Yes(known) if *known == resource) {
+                    tracing::info!(version = resource.api_version, "watching PodCertificateRequests");
+                }
                 let requests = Requests::watch(&self.client, &resource, &self.inputs.node);
                 *served = Served::Yes(resource);
                 Some(requests)
