@@ -17,7 +17,7 @@ pub enum Verdict {
 const SAME: [(&str, &str); 2] = [("ImagePullBackOff", "ErrImagePull"), ("CrashLoopBackOff", "ended")];
 
 /// Reasons of Warning events after which a pod is started all the same.
-const HARMLESS: [&str; 1] = ["MissingClusterDNS"];
+const HARMLESS: [&str; 2] = ["MissingClusterDNS", "FieldNotEnforced"];
 
 /// Reason of the condition Ready while only readiness gates are missing.
 const GATES: &str = "ReadinessGatesNotReady";

@@ -348,12 +348,16 @@ async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes
                 }
                 return !is_restarted;
             }
-            let outcome = match verdict::of(&pod, &warnings(node, name)) {
+            let warnings = warnings(node, name);
+            let outcome = match verdict::of(&pod, &warnings) {
                 // A runtime reports a container as running before it executes the command, which may fail.
                 Some(Verdict::Good)
                     if ready.entry(name.clone()).or_insert_with(Instant::now).elapsed() < YET =>
                 {
                     return true;
+                }
+                Some(Verdict::Good) if warnings.iter().any(|reason| reason == "FieldNotEnforced") => {
+                    "Ready, FieldNotEnforced".to_owned()
                 }
                 Some(Verdict::Good) => "Ready".to_owned(),
                 // The observed reason depends on the time of the check.
