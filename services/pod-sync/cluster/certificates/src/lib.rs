@@ -17,5 +17,5 @@ mod pem_blocks;
 mod pod_certificates;
 mod trust_bundles;
 
-pub use pod_certificates::{PodCertificateInputs, PodCertificates};
+pub use pod_certificates::{PodCertificateContext, PodCertificates};
 pub use trust_bundles::ClusterTrustBundles;

@@ -8,7 +8,7 @@ use crate::desired::Desired;
 
 /// A volume directory of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct PodVolumeDir {
     pub pod: PodUid,
     /// Name of the directory: that of the PersistentVolume or inline volume.
     pub spec_name: String,
@@ -27,9 +27,9 @@ pub struct Orphan {
 
 /// Adds the volumes that were found on disk to the actual state, as uncertain mounts, and the devices that
 /// are mounted without a pod. Returns the directories to remove once it is known that no pod uses them.
-pub fn reconstruct(actual: &mut Actual, found: Vec<Found>, devices: &[VolumeName]) -> Vec<Orphan> {
+pub fn reconstruct(actual: &mut Actual, found: Vec<PodVolumeDir>, devices: &[VolumeName]) -> Vec<Orphan> {
     let mut orphans = Vec::new();
-    for Found { pod, spec_name, volume } in found {
+    for PodVolumeDir { pod, spec_name, volume } in found {
         match volume {
             Some((name, device)) => actual.found(&name, &pod, spec_name, device),
             None => orphans.push(Orphan { pod, spec_name }),
@@ -62,8 +62,11 @@ mod tests {
         let name = VolumeName::shared("kubernetes.io/csi", "d^h");
         let lone = VolumeName::shared("kubernetes.io/csi", "d^lone");
         let mut actual = Actual::default();
-        let found =
-            |n, spec_name: &str, volume| Found { pod: uid(n), spec_name: spec_name.to_owned(), volume };
+        let found = |n, spec_name: &str, volume| PodVolumeDir {
+            pod: uid(n),
+            spec_name: spec_name.to_owned(),
+            volume,
+        };
         let orphans = reconstruct(
             &mut actual,
             vec![

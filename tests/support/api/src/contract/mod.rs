@@ -19,7 +19,7 @@ const MERGE: &str = "application/merge-patch+json";
 const JSON_PATCH: &str = "application/json-patch+json";
 
 /// Longest wait for an event of a watch.
-const WATCH_PATIENCE: Duration = Duration::from_secs(20);
+const WATCH_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Asserts the behaviours that a node agent relies on. The namespace is created if necessary. Created objects
 /// are removed, except for events and a lease with the namespace's name.
@@ -128,7 +128,7 @@ impl Wire {
                 }
             }
         };
-        let in_time = tokio::time::timeout(WATCH_PATIENCE, read).await.is_ok();
+        let in_time = tokio::time::timeout(WATCH_TIMEOUT, read).await.is_ok();
         assert!(in_time && enough(&seen), "watch {path}: {seen:#?}");
         seen
     }
@@ -145,7 +145,7 @@ impl Wire {
             self.delete(&self.core(&format!("pods/{pod}")), json!({"gracePeriodSeconds": 0})).await;
         }
         // Admission sees the account through a cache.
-        let deadline = tokio::time::Instant::now() + WATCH_PATIENCE;
+        let deadline = tokio::time::Instant::now() + WATCH_TIMEOUT;
         loop {
             let (code, body) = self.post(&self.core("pods"), pod("bare", "")).await;
             if code == 201 {

@@ -180,8 +180,10 @@ where
     type Future = BoxFuture<'static, Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, request: Request<Q>) -> Self::Future {
-        let (shared, method, find, message) =
-            (Arc::clone(&self.shared), self.method, self.find, self.message);
+        let shared = Arc::clone(&self.shared);
+        let method = self.method;
+        let find = self.find;
+        let message = self.message;
         let subjects = (self.subjects)(request.get_ref());
         Box::pin(async move {
             let (metadata, _, q) = request.into_parts();
