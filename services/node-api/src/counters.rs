@@ -273,7 +273,7 @@ mod tests {
             (Method::PATCH, "other", true, ["other", "other", "readonly", "false"]),
         ] {
             let [method_label, path, server, long] = labels;
-            let of = |name: &str, more: &str| {
+            let value = |name: &str, more: &str| {
                 let series = format!(
                     "{name}{{method=\"{method_label}\",path=\"{path}\",server_type=\"{server}\",long_running=\"{long}\"{more}}} "
                 );
@@ -281,15 +281,15 @@ mod tests {
                 text.lines().find_map(|l| l.strip_prefix(&series)?.parse::<f64>().ok())
             };
             let in_flight = counters.request(&method, route, is_readonly);
-            assert_eq!(of("kubelet_http_requests_total", ""), Some(1.0), "{labels:?}");
-            assert_eq!(of("kubelet_http_inflight_requests", ""), Some(1.0), "{labels:?}");
-            assert_eq!(of("kubelet_http_requests_duration_seconds_count", ""), None, "{labels:?}");
+            assert_eq!(value("kubelet_http_requests_total", ""), Some(1.0), "{labels:?}");
+            assert_eq!(value("kubelet_http_inflight_requests", ""), Some(1.0), "{labels:?}");
+            assert_eq!(value("kubelet_http_requests_duration_seconds_count", ""), None, "{labels:?}");
             tokio::time::advance(Duration::from_secs(2)).await;
             drop(in_flight);
-            assert_eq!(of("kubelet_http_inflight_requests", ""), Some(0.0), "{labels:?}");
-            assert_eq!(of("kubelet_http_requests_duration_seconds_sum", ""), Some(2.0), "{labels:?}");
+            assert_eq!(value("kubelet_http_inflight_requests", ""), Some(0.0), "{labels:?}");
+            assert_eq!(value("kubelet_http_requests_duration_seconds_sum", ""), Some(2.0), "{labels:?}");
             assert_eq!(
-                of("kubelet_http_requests_duration_seconds_bucket", ",le=\"1.0\""),
+                value("kubelet_http_requests_duration_seconds_bucket", ",le=\"1.0\""),
                 None,
                 "le comes first"
             );

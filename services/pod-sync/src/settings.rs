@@ -81,9 +81,9 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     for (name, wanted) in settings.reserved.iter().chain(&settings.eviction_reserve) {
         let Some(have) = capacity.get(name).map(Quantity::of) else { continue };
         // Either of the two may be missing.
-        let of = |list: &ResourceList| list.get(name).copied().unwrap_or_default();
+        let quantity = |list: &ResourceList| list.get(name).copied().unwrap_or_default();
         ensure!(
-            of(&settings.reserved) + of(&settings.eviction_reserve) <= have,
+            quantity(&settings.reserved) + quantity(&settings.eviction_reserve) <= have,
             "invalid Node Allocatable configuration. Resource {name:?} has a reservation of {wanted} but capacity of {have}. \
              Expected capacity >= reservation."
         );
@@ -215,14 +215,14 @@ mod tests {
     fn the_detection_of_changed_objects_is_a_watch_unless_set() {
         let strategy =
             |file: &str, flags: &[&str]| args(file, flags).config_map_and_secret_change_detection_strategy;
-        let of = |value: &str| format!("configMapAndSecretChangeDetectionStrategy: {value}\n");
+        let document = |value: &str| format!("configMapAndSecretChangeDetectionStrategy: {value}\n");
         let flag = "--config-map-and-secret-change-detection-strategy=Cache";
         assert_eq!(strategy("", &[]), ChangeDetectionStrategy::Watch);
-        assert_eq!(strategy(&of("\"\""), &[]), ChangeDetectionStrategy::Watch);
-        assert_eq!(strategy(&of("Watch"), &[]), ChangeDetectionStrategy::Watch);
-        assert_eq!(strategy(&of("Get"), &[]), ChangeDetectionStrategy::Get);
-        assert_eq!(strategy(&of("Cache"), &[]), ChangeDetectionStrategy::Cache);
-        assert_eq!(strategy(&of("Get"), &[flag]), ChangeDetectionStrategy::Cache, "a flag wins");
+        assert_eq!(strategy(&document("\"\""), &[]), ChangeDetectionStrategy::Watch);
+        assert_eq!(strategy(&document("Watch"), &[]), ChangeDetectionStrategy::Watch);
+        assert_eq!(strategy(&document("Get"), &[]), ChangeDetectionStrategy::Get);
+        assert_eq!(strategy(&document("Cache"), &[]), ChangeDetectionStrategy::Cache);
+        assert_eq!(strategy(&document("Get"), &[flag]), ChangeDetectionStrategy::Cache, "a flag wins");
     }
 
     #[test]

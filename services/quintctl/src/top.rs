@@ -181,12 +181,12 @@ async fn metrics(peer: &Peer) -> String {
 fn sums(metrics: &str, name: &str) -> Option<(f64, f64)> {
     let total = |suffix: &str| {
         let full = format!("{name}{suffix}");
-        let of = metrics.lines().filter_map(|line| {
+        let values = metrics.lines().filter_map(|line| {
             let rest = line.strip_prefix(&full)?;
             (rest.starts_with('{') || rest.starts_with(' '))
                 .then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
         });
-        of.reduce(|a, b| a + b)
+        values.reduce(|a, b| a + b)
     };
     Some((total("_sum")?, total("_count")?))
 }

@@ -25,7 +25,9 @@ pub async fn run(args: VolumesArgs, paths: &Paths, format: Format) -> Result<(),
     let mut client = VolumesClient::new(peer.channel().await?);
     let mut volumes = peer.call(whole(client.list(ListVolumesRequest {}))).await?.volumes;
     if let Some(namespace) = &args.namespace {
-        volumes.retain(|volume| volume.pod.split_once('/').is_some_and(|(of, _)| of == namespace));
+        volumes.retain(|volume| {
+            volume.pod.split_once('/').is_some_and(|(pod_namespace, _)| pod_namespace == namespace)
+        });
     }
     let data: Vec<VolumeData> = volumes.iter().map(VolumeData::from).collect();
     print(format.render(&data, |wide| render(&volumes, now_ns(), wide))?)

@@ -47,12 +47,12 @@ pub struct Config {
     pub register_node: bool,
     /// Users that may read health and metrics.
     pub observers: Vec<u32>,
-    pub settings: Settings,
+    pub settings: NodeReportSettings,
 }
 
 /// Settings of the Node and of write rates.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct NodeReportSettings {
     /// Taints of a Node that is created, as v1 Taints.
     pub taints: Vec<Value>,
     /// Labels of a Node that is created.
@@ -73,7 +73,7 @@ pub struct Settings {
     pub events: Option<Rate>,
 }
 
-impl Default for Settings {
+impl Default for NodeReportSettings {
     fn default() -> Self {
         Self {
             taints: Vec::new(),

@@ -48,7 +48,9 @@ impl Stats {
         let stats = Arc::clone(self);
         // A full node has thousands of files in cgroupfs.
         let written = task::blocking(move || {
-            let (paths, machine, time) = (&stats.paths, stats.machine(), stats.clock.wall());
+            let paths = &stats.paths;
+            let machine = stats.machine();
+            let time = stats.clock.wall();
             let mut out = Text::default();
             of_machine(&mut out, &machine, time.as_millisecond());
             node_cgroups::write(&mut out, paths, &machine, time);
@@ -158,7 +160,7 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
         let id = c.attributes.as_ref().map_or("", |a| a.id.as_str());
         let image =
             pod_lookup::status(&pod.object, name).and_then(|s| s["image"].as_str()).unwrap_or_default();
-        let counted = counted.containers.iter().find(|(of, ..)| of == id);
+        let counted = counted.containers.iter().find(|(counted_id, ..)| counted_id == id);
         let labels = row(name, id, counted.map_or("", |(_, place, _)| place), image);
         used(out, &labels, c.cpu.as_ref(), c.memory.as_ref());
         if let Some((.., detail)) = counted {
@@ -318,11 +320,11 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("12/net")).unwrap();
         std::fs::write(dir.path().join("12/net/dev"), "cri_stats").unwrap();
         let pod = |host: bool| Pod { object: json!({"spec": {"hostNetwork": host}}), ..Pod::default() };
-        let of = |host| {
+        let network = |host| {
             let group = CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u");
             counted(&pod(host), group, dir.path()).network
         };
-        assert_eq!((of(false).as_deref(), of(true)), (Some("cri_stats"), None));
+        assert_eq!((network(false).as_deref(), network(true)), (Some("cri_stats"), None));
     }
 
     #[test]

@@ -121,7 +121,7 @@ mod tests {
         let machine = Machine { cpu_nanos: 9_000_000_000, ..Machine::default() };
         write(&mut out, &paths, &machine, time);
         let text = out.finish();
-        let of = |family: &str| -> Vec<(String, String)> {
+        let rows = |family: &str| -> Vec<(String, String)> {
             let rows = text.lines().filter(|l| l.starts_with(&format!("{family}{{")));
             rows.map(|row| {
                 assert!(row.contains(r#"container="","#) && row.contains(r#"namespace="""#), "{row}");
@@ -140,8 +140,8 @@ mod tests {
         ];
         let row = |id: &str, value: &str| (id.to_owned(), value.to_owned());
         let cpu: Vec<_> = ids.iter().map(|id| row(id, if *id == "/" { "9" } else { "1.5" })).collect();
-        assert_eq!(of("container_cpu_usage_seconds_total"), cpu);
+        assert_eq!(rows("container_cpu_usage_seconds_total"), cpu);
         let memory: Vec<_> = ids.iter().map(|id| row(id, if *id == "/" { "0" } else { "4000" })).collect();
-        assert_eq!(of("container_memory_working_set_bytes"), memory);
+        assert_eq!(rows("container_memory_working_set_bytes"), memory);
     }
 }

@@ -10,7 +10,7 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
 use node_api::limits::{ConnectionLimiter, Limits};
-use node_api::state::State;
+use node_api::state::ServerState;
 use node_api::{NodeApi, NodeApiArgs};
 use parking_lot::Mutex;
 use quintlet_config::{Loaded, Service};
@@ -33,7 +33,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Response, Status};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Api {
     /// ID of the only container.
@@ -41,7 +41,7 @@ pub(crate) struct Api {
     pub(crate) address: SocketAddr,
     pub(crate) test_api: TestApi,
     #[allow(dead_code, reason = "the counters are read by walk.rs, which is another binary")]
-    pub(crate) state: Arc<State>,
+    pub(crate) state: Arc<ServerState>,
     pub(crate) gate: ConnectionLimiter,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) podsync: HealthHandle,
@@ -87,7 +87,9 @@ impl Api {
         line.push(format!("--kubeconfig={}", kubeconfig.display()));
         let line: Vec<&str> = line.iter().map(String::as_str).collect();
         let api = NodeApi::bind(&args(dir.path(), &line), limits, Clock::system()).await.unwrap();
-        let (address, state, gate) = (api.address().unwrap(), api.state(), api.gate());
+        let address = api.address().unwrap();
+        let state = api.state();
+        let gate = api.gate();
         let ended = quintlet_kit::task::spawn("node-api", api.serve(stop.clone()));
         let guard = stop.clone().drop_guard();
         Self {
@@ -148,10 +150,10 @@ impl Api {
         more: &str,
     ) -> (String, TlsStream<TcpStream>) {
         let mut stream = self.tls(identity).await;
-        let asked = format!(
+        let request = format!(
             "POST {path} HTTP/1.1\r\nhost: n\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n{more}content-length: 0\r\n\r\n"
         );
-        stream.write_all(asked.as_bytes()).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
         (head(&mut stream).await, stream)
     }
 
@@ -249,8 +251,8 @@ pub(crate) async fn plain(
 
 /// Returns the body of a short response on an open connection.
 pub(crate) async fn get_on(stream: &mut TlsStream<TcpStream>, path: &str) -> String {
-    let asked = format!("GET {path} HTTP/1.1\r\nhost: n\r\nconnection: close\r\n\r\n");
-    stream.write_all(asked.as_bytes()).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: n\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default()
@@ -287,7 +289,7 @@ pub(crate) async fn tls_over(
 pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        head.push(tokio::time::timeout(PATIENCE, stream.read_u8()).await.expect("an answer").unwrap());
+        head.push(tokio::time::timeout(TEST_TIMEOUT, stream.read_u8()).await.expect("an answer").unwrap());
     }
     String::from_utf8(head).unwrap()
 }

@@ -21,16 +21,16 @@ const RECONNECT: Duration = Duration::from_millis(100);
 
 pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duration) -> Attempt {
     let deadline = deadline_after(Instant::now(), timeout);
-    let to = dial::join_host_port(host, port);
+    let address = dial::join_host_port(host, port);
     let within = go_duration::format(timeout);
-    let channel = match timeout_at(deadline, connect(host.to_owned(), port, &to)).await {
+    let channel = match timeout_at(deadline, connect(host.to_owned(), port, &address)).await {
         Ok(Ok(channel)) => channel,
         Ok(Err(error)) => {
-            return Attempt::Failure(format!("error: failed to connect service at {to:?}: {error}"));
+            return Attempt::Failure(format!("error: failed to connect service at {address:?}: {error}"));
         }
         Err(_) => {
             return Attempt::Failure(format!(
-                "timeout: failed to connect service {to:?} within {within}: context deadline exceeded"
+                "timeout: failed to connect service {address:?} within {within}: context deadline exceeded"
             ));
         }
     };
@@ -63,8 +63,8 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duratio
 }
 
 /// Connects, and retries until the caller's deadline, as the kubelet's blocking dial does.
-async fn connect(host: String, port: u16, to: &str) -> Result<Channel, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{to}"))
+async fn connect(host: String, port: u16, address: &str) -> Result<Channel, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .and_then(|e| e.user_agent(USER_AGENT))
         .map_err(|e| quintlet_kit::error_chain(&e))?;
     loop {

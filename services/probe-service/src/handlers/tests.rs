@@ -38,7 +38,9 @@ async fn serve(
     let answer = Arc::new(answer);
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let (seen, answer, tls) = (seen.clone(), Arc::clone(&answer), tls.clone());
+            let seen = seen.clone();
+            let answer = Arc::clone(&answer);
+            let tls = tls.clone();
             tokio::spawn(async move {
                 match tls {
                     Some(tls) => one(tls.accept(stream).await?, &*answer, seen).await,

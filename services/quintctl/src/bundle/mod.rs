@@ -38,7 +38,7 @@ const SECRET_VOLUMES: &str = "kubernetes.io~secret";
 /// Directory of projected volumes, whose sources may include Secrets.
 const MIXED_VOLUMES: &str = "kubernetes.io~projected";
 /// Number of concurrent ContainerStatus calls.
-const ASKED: usize = 8;
+const MAX_STATUS_CALLS: usize = 8;
 
 /// Collect diagnostic data in an archive, without secrets.
 #[derive(Debug, Clone, clap::Args)]
@@ -246,23 +246,23 @@ async fn secrets_of_environments(
     let wanted = listed.containers.iter().filter_map(|container| {
         let label = |name: &str| container.labels.get(name).map(String::as_str);
         let pod = by_uid.get(label("io.kubernetes.pod.uid")?)?;
-        let from = FromSecrets::of(pod, label("io.kubernetes.container.name")?);
-        (!from.is_empty()).then_some((container.id.clone(), from))
+        let sources = FromSecrets::of(pod, label("io.kubernetes.container.name")?);
+        (!sources.is_empty()).then_some((container.id.clone(), sources))
     });
-    let mut asked = futures::stream::iter(wanted)
-        .map(|(id, from)| {
+    let mut statuses = futures::stream::iter(wanted)
+        .map(|(id, sources)| {
             let (mut client, peer) = (client.clone(), &peer);
             async move {
                 let request = ContainerStatusRequest { container_id: id, verbose: true };
                 // The container may have been removed since the list.
                 let status = peer.call(client.container_status(request)).await.ok()?;
-                Some((from, environment(&status.info)))
+                Some((sources, environment(&status.info)))
             }
         })
-        .buffer_unordered(ASKED);
-    while let Some(one) = asked.next().await {
-        if let Some((from, environment)) = one {
-            from.values(environment.iter().map(String::as_str), out);
+        .buffer_unordered(MAX_STATUS_CALLS);
+    while let Some(one) = statuses.next().await {
+        if let Some((sources, environment)) = one {
+            sources.values(environment.iter().map(String::as_str), out);
         }
     }
     Ok(())
@@ -270,12 +270,12 @@ async fn secrets_of_environments(
 
 /// Returns the environment from the OCI runtime specification, which containerd and CRI-O include in the verbose status.
 fn environment(info: &HashMap<String, String>) -> Vec<String> {
-    let of = |text: &String| -> Option<Vec<String>> {
+    let variables = |text: &String| -> Option<Vec<String>> {
         let info: Value = serde_json::from_str(text).ok()?;
         let env = info.pointer("/runtimeSpec/process/env")?.as_array()?;
         Some(env.iter().filter_map(|entry| Some(entry.as_str()?.to_owned())).collect())
     };
-    info.get("info").and_then(of).unwrap_or_default()
+    info.get("info").and_then(variables).unwrap_or_default()
 }
 
 /// Adds the content of the volumes of all pods to `values`: the content of secret volumes and of the projected volumes in `mixed`

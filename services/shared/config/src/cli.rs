@@ -14,7 +14,7 @@ use crate::arguments::{Bound, bound, defaults, flags, values};
 use crate::config::Config;
 use crate::diagnostics::{Diagnostic, Severity, render};
 use crate::load::Sources;
-use crate::node::{Data, Node};
+use crate::node::{Data, LocatedValue};
 use crate::print::print;
 use crate::table::{Document, Row, Service};
 use crate::unsupported_flags;
@@ -186,7 +186,7 @@ pub fn pair(text: &str) -> Result<(String, String), InvalidPair> {
 }
 
 /// Returns an error for each value from a file that its argument rejects. Returns `None` if no value from a file is rejected.
-fn rejected_values(command: &Command, values: &[(&Bound, &Node)]) -> Option<Vec<Diagnostic>> {
+fn rejected_values(command: &Command, values: &[(&Bound, &LocatedValue)]) -> Option<Vec<Diagnostic>> {
     let program = command.get_name().to_owned();
     let diagnostics: Vec<Diagnostic> = values
         .iter()

@@ -97,15 +97,15 @@ fn pod_level(name: &str) -> bool {
     name == CPU || name == MEMORY || name.starts_with("hugepages-")
 }
 
-fn aggregate(pod: &Pod, of: impl Fn(&Container) -> ResourceList) -> ResourceList {
+fn aggregate(pod: &Pod, amounts: impl Fn(&Container) -> ResourceList) -> ResourceList {
     let mut total = ResourceList::new();
     for c in &pod::spec(pod).containers {
-        add(&mut total, &of(c));
+        add(&mut total, &amounts(c));
     }
     let mut sidecars = ResourceList::new();
     let mut stages = ResourceList::new();
     for c in pod::init_containers(pod) {
-        let own = of(c);
+        let own = amounts(c);
         if pod::is_sidecar(c) {
             add(&mut total, &own);
             add(&mut sidecars, &own);
@@ -120,8 +120,8 @@ fn aggregate(pod: &Pod, of: impl Fn(&Container) -> ResourceList) -> ResourceList
     total
 }
 
-fn replace_with_pod_level(total: &mut ResourceList, of: Option<&BTreeMap<String, ApiQuantity>>) {
-    for (name, amount) in list(of) {
+fn replace_with_pod_level(total: &mut ResourceList, amounts: Option<&BTreeMap<String, ApiQuantity>>) {
+    for (name, amount) in list(amounts) {
         if pod_level(&name) {
             total.insert(name, amount);
         }
@@ -435,7 +435,9 @@ pub struct QosTiers {
 /// (`pkg/kubelet/cm: qosContainerManagerImpl.UpdateCgroups`).
 #[must_use]
 pub fn qos_tiers<'a>(active: impl IntoIterator<Item = &'a Pod>, settings: QosTierSettings) -> QosTiers {
-    let (mut milli, mut guaranteed, mut burstable) = (0_i64, 0_i64, 0_i64);
+    let mut milli = 0_i64;
+    let mut guaranteed = 0_i64;
+    let mut burstable = 0_i64;
     for pod in active {
         let requests = pod_requests(pod);
         let memory = requests.get(MEMORY).map_or(0, |q| q.value());

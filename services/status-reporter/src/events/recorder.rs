@@ -20,7 +20,7 @@ use crate::metrics::Metrics;
 const QUEUE: usize = 1000;
 
 /// Time after which an event is dropped. The kubelet makes twelve attempts, ten seconds apart.
-const PATIENCE: Duration = Duration::from_secs(120);
+const UNREACHABLE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Pauses between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -45,7 +45,7 @@ struct Queued {
 
 /// The result of [`Recorder::write`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum EventOutcome {
     /// The event is written, or it was dropped after it was queued.
     Done,
     /// The queue was full, and the event is lost.
@@ -90,10 +90,10 @@ impl Recorder {
 
     /// Queues an event and waits until it is written or dropped. An event with the ID of a recent one is a repetition and is not
     /// written again; `id` 0: no ID.
-    pub async fn write(&self, id: u64, occurrence: Occurrence) -> Outcome {
+    pub async fn write(&self, id: u64, occurrence: Occurrence) -> EventOutcome {
         match self.enqueue(id, occurrence) {
-            Some(done) => done.await.map_or(Outcome::Stopped, |()| Outcome::Done),
-            None => Outcome::QueueFull,
+            Some(done) => done.await.map_or(EventOutcome::Stopped, |()| EventOutcome::Done),
+            None => EventOutcome::QueueFull,
         }
     }
 
@@ -194,7 +194,7 @@ where
     let mut backoff = Backoff::new(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
     loop {
         match call().await {
-            Err(ApiFailure::Unreachable(_)) if start.elapsed() < PATIENCE => {
+            Err(ApiFailure::Unreachable(_)) if start.elapsed() < UNREACHABLE_LIMIT => {
                 tokio::time::sleep(backoff.next_wait()).await;
             }
             answer => return answer,

@@ -40,8 +40,8 @@ async fn a_pod_deleted_while_it_waits_for_a_volume_is_removed_at_once() {
     sim.api.faults().block("watch configmaps");
     let uid = sim.create(pod);
     until("the volume waits", LONG, async || {
-        let asked = sim.api.counts().of("* configmaps");
-        if asked > 0 { Ok(()) } else { Err(asked) }
+        let requests = sim.api.counts().of("* configmaps");
+        if requests > 0 { Ok(()) } else { Err(requests) }
     })
     .await;
     sim.delete("volume", None);
@@ -238,10 +238,10 @@ async fn a_full_node_of_flapping_pods_settles() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wall_clock_that_is_an_hour_off_affects_no_back_off() {
     const HOUR: i64 = 3_600_000_000_000;
-    for by in [HOUR, -HOUR] {
+    for offset in [HOUR, -HOUR] {
         let sim = Sim::start(Options::default()).await;
         // Exits have times of the runtime's clock.
-        sim.runtime.step_wall_clock(by);
+        sim.runtime.step_wall_clock(offset);
         sim.runtime.behave(
             "c-web",
             Behaviour { exit: Some((Duration::from_millis(100), 1)), ..Behaviour::default() },
@@ -253,7 +253,7 @@ async fn a_wall_clock_that_is_an_hour_off_affects_no_back_off() {
         let looks = sim.runtime.calls_of(Method::ImageStatus);
         let second = looks.iter().rfind(|look| look.at <= starts[1].at).unwrap();
         let waited = starts[2].at.duration_since(second.at);
-        assert!(waited >= Duration::from_secs(10), "by {by}: {waited:?}");
+        assert!(waited >= Duration::from_secs(10), "by {offset}: {waited:?}");
         sim.finish().await;
     }
 }

@@ -88,7 +88,7 @@ fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
 
 // Returns the documents, and a warning if a key stands twice in a mapping. Its last value counts, as in the kubelet.
 fn parse(text: &str) -> Result<(Vec<Value>, Option<String>), String> {
-    let of = |duplicate_keys| {
+    let read = |duplicate_keys| {
         // `0440` is octal, as in the kubelet.
         let options = serde_saphyr::options! {
             legacy_octal_numbers: true,
@@ -98,11 +98,11 @@ fn parse(text: &str) -> Result<(Vec<Value>, Option<String>), String> {
     };
     // Only the first line of a message: the others quote the source text.
     let line = |e: &serde_saphyr::Error| e.to_string().lines().next().unwrap_or_default().trim().to_owned();
-    match of(DuplicateKeyPolicy::Error) {
+    match read(DuplicateKeyPolicy::Error) {
         Ok(documents) => Ok((documents, None)),
         Err(e) if matches!(e.without_snippet(), serde_saphyr::Error::DuplicateMappingKey { .. }) => {
             let warning = format!("warning: {}; the last value counts", line(&e));
-            let documents = of(DuplicateKeyPolicy::LastWins).map_err(|e| line(&e))?;
+            let documents = read(DuplicateKeyPolicy::LastWins).map_err(|e| line(&e))?;
             Ok((documents, Some(warning)))
         }
         Err(e) => Err(line(&e)),
@@ -291,8 +291,8 @@ mod tests {
         let [problem] = &out.problems[..] else { panic!("{:?}", out.problems) };
         assert_eq!((problem.origin.as_str(), out.pods.len()), ("/m/web.yaml", 0));
         let message = &problem.message;
-        let is_told = message.starts_with("internal error: pod-sync panicked at ");
-        assert!(is_told && message.ends_with(": no such digit"), "{message}");
+        let is_reported = message.starts_with("internal error: pod-sync panicked at ");
+        assert!(is_reported && message.ends_with(": no such digit"), "{message}");
     }
 
     #[test]

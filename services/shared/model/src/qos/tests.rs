@@ -255,11 +255,11 @@ fn lower_qos_classes_leave_the_reserved_part_of_requests() {
         "an earlier protection is removed"
     );
     let settings = CgroupSettings { protects_memory: true, ..CgroupSettings::default() };
-    let of = |pod: &Pod| {
+    let weight = |pod: &Pod| {
         let values = pod_cgroup(pod, settings);
         (values.memory_min, values.memory_low)
     };
-    assert_eq!(of(&guaranteed), (gib(4), None));
-    assert_eq!(of(&burstable), (None, gib(2)));
-    assert_eq!(of(&best_effort), (None, None));
+    assert_eq!(weight(&guaranteed), (gib(4), None));
+    assert_eq!(weight(&burstable), (None, gib(2)));
+    assert_eq!(weight(&best_effort), (None, None));
 }
