@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 
-use quintlet_kit::messages::whole;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{Span, TracesRequest};
@@ -121,7 +120,7 @@ fn looks_like_uid(text: &str) -> bool {
 async fn spans(peer: &Peer) -> Result<Vec<Span>, Error> {
     let mut client = DebugClient::new(peer.channel().await?);
     // Unfiltered, since only one span of a trace has the attribute of the pod.
-    Ok(peer.call(whole(client.traces(TracesRequest::default()))).await?.spans)
+    Ok(peer.list(client.traces(TracesRequest::default())).await?.spans)
 }
 
 /// The spans of one trace. Times are nanoseconds since 1970.

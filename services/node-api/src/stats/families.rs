@@ -115,7 +115,7 @@ pub(super) fn render(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
 }
 
 /// Returns `/dev/sda` for `8:0`, or the number if the kernel has no name.
-fn device_name(number: &str) -> String {
+pub(super) fn device_name(number: &str) -> String {
     let about = std::fs::read_to_string(format!("/sys/dev/block/{number}/uevent")).unwrap_or_default();
     let name = about.lines().find_map(|line| line.strip_prefix("DEVNAME="));
     name.map_or_else(|| number.to_owned(), |name| format!("/dev/{name}"))

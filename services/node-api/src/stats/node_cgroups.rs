@@ -4,11 +4,12 @@
 use jiff::Timestamp;
 use k8s_cri::v1;
 use quintlet_cgroups::stats::CgroupStats;
+use quintlet_kit::mount_table;
 
 use super::families::{render, used};
 use super::gather::fill;
 use super::prometheus::{Text, labels};
-use super::{Machine, StatsPaths};
+use super::{Machine, StatsPaths, node_disks};
 
 /// Name of the root cgroup.
 const ROOT: &str = "/";
@@ -28,6 +29,9 @@ pub(super) fn write(out: &mut Text, paths: &StatsPaths, machine: &Machine, time:
         let (mut cpu, mut memory) = (None, None);
         if id == ROOT {
             (cpu, memory) = of_machine(machine, time);
+            let mounts = mount_table::read().unwrap_or_default();
+            let disks = std::fs::read_to_string("/proc/diskstats").unwrap_or_default();
+            node_disks::write(out, &row, &mounts, &disks, &node_disks::Space::read, time.as_millisecond());
         } else if let Some(usage) = group.usage() {
             fill(&usage, time, &mut cpu, &mut memory, &mut None);
         }

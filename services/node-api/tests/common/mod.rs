@@ -79,7 +79,7 @@ impl Api {
         test_api.kubeconfig(&kubeconfig).unwrap();
         let stop = CancellationToken::new();
         let container = Arc::new(Mutex::new("abc".to_owned()));
-        let pods = OnePod(container.clone());
+        let pods = OnePod { container: container.clone(), more: 0, pause: Duration::ZERO };
         let checkpoints = Checkpointed::default();
         let paths = Paths::new(&dir.path().join("run"));
         let podsync = serve_podsync(pods, checkpoints.clone(), &paths, stop.clone()).await;
@@ -314,7 +314,13 @@ async fn echo_server() -> SocketAddr {
     address
 }
 
-struct OnePod(Arc<Mutex<String>>);
+/// A pod-sync with one pod, which has this container, or with more pods that it sends one by one.
+struct OnePod {
+    container: Arc<Mutex<String>>,
+    more: usize,
+    /// Time before each event of a watch.
+    pause: Duration,
+}
 
 fn pod(container: &str) -> wire::PodView {
     let pod = json!({
@@ -354,7 +360,7 @@ impl PodSync for OnePod {
         request: tonic::Request<wire::GetPodRequest>,
     ) -> Result<Response<wire::PodView>, Status> {
         match request.into_inner().pod.as_str() {
-            "default/web" => Ok(Response::new(pod(&self.0.lock()))),
+            "default/web" => Ok(Response::new(pod(&self.container.lock()))),
             other => Err(Status::not_found(other.to_owned())),
         }
     }
@@ -364,14 +370,19 @@ impl PodSync for OnePod {
         _: tonic::Request<wire::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use wire::watch_pods_event::Event;
-        let events = [
-            Event::Hello(quintlet_proto::hello()),
-            Event::Pod(pod(&self.0.lock())),
-            Event::SnapshotEnd(wire::SnapshotEnd {}),
-        ];
-        let events = events.map(|event| Ok(wire::WatchPodsEvent { event: Some(event), trace: None }));
+        let first = pod(&self.container.lock());
+        let mut events = vec![Event::Hello(quintlet_proto::hello()), Event::Pod(first.clone())];
+        events.extend(
+            (0..self.more).map(|n| Event::Pod(wire::PodView { uid: format!("more{n}"), ..first.clone() })),
+        );
+        events.push(Event::SnapshotEnd(wire::SnapshotEnd {}));
+        let pause = self.pause;
+        let events = futures::StreamExt::then(futures::stream::iter(events), move |event| async move {
+            tokio::time::sleep(pause).await;
+            Ok(wire::WatchPodsEvent { event: Some(event), trace: None })
+        });
         // As in pod-sync, the stream does not end.
-        let events = futures::StreamExt::chain(futures::stream::iter(events), futures::stream::pending());
+        let events = futures::StreamExt::chain(events, futures::stream::pending());
         Ok(Response::new(Box::pin(events)))
     }
 
@@ -453,6 +464,15 @@ impl Storage for TwoVolumes {
         let reply = wire::ListStorageReply { pods: vec![pod], runtime: Vec::new() };
         Ok(Response::new(Box::pin(futures::stream::once(async { Ok(reply) }))))
     }
+}
+
+/// Serves a pod-sync with `pods` pods that pauses before each event of a watch.
+#[allow(dead_code, reason = "each test binary uses a part of this module")]
+pub(crate) async fn serve_slow_podsync(paths: &Paths, pods: usize, pause: Duration) -> DropGuard {
+    let stop = CancellationToken::new();
+    let pods = OnePod { container: Arc::default(), more: pods.saturating_sub(1), pause };
+    serve_podsync(pods, Checkpointed::default(), paths, stop.clone()).await;
+    stop.drop_guard()
 }
 
 async fn serve_podsync(

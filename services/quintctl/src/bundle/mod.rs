@@ -13,7 +13,6 @@ use flate2::write::GzEncoder;
 use futures::StreamExt as _;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{ContainerStatusRequest, ListContainersRequest};
-use quintlet_kit::messages::whole;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{MetricsRequest, TracesRequest};
@@ -143,7 +142,7 @@ type Views = (Vec<Value>, Vec<Value>, Vec<Value>);
 async fn views(paths: &Paths) -> Result<Views, Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PodSyncClient::new(peer.channel().await?);
-    let reply = peer.call(whole(client.list_pods(ListPodsRequest { brief: false }))).await?;
+    let reply = peer.list(client.list_pods(ListPodsRequest { brief: false })).await?;
     let objects: Vec<Value> =
         reply.pods.iter().map(|p| serde_json::from_slice(&p.pod).unwrap_or_default()).collect();
     let list = reply
@@ -170,19 +169,19 @@ async fn events(paths: &Paths) -> Result<Vec<Value>, Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PodSyncClient::new(peer.channel().await?);
     let request = ListEventsRequest { uid: String::new(), limit: 0 };
-    let events = peer.call(whole(client.list_events(request))).await?.events;
+    let events = peer.list(client.list_events(request)).await?.events;
     let one = |e: quintlet_proto::podsync::v1::EventView| json!({"at": moment(e.at_unix_ns), "pod": e.pod, "type": e.r#type, "reason": e.reason, "message": e.message, "count": e.count});
     Ok(events.into_iter().map(one).collect())
 }
 
 async fn metrics(peer: &Peer) -> Result<String, Error> {
     let mut client = DebugClient::new(peer.channel().await?);
-    Ok(peer.call(whole(client.metrics(MetricsRequest {}))).await?.text)
+    Ok(peer.list(client.metrics(MetricsRequest {})).await?.text)
 }
 
 async fn traces(peer: &Peer) -> Result<Vec<Value>, Error> {
     let mut client = DebugClient::new(peer.channel().await?);
-    let spans = peer.call(whole(client.traces(TracesRequest::default()))).await?.spans;
+    let spans = peer.list(client.traces(TracesRequest::default())).await?.spans;
     let one = |s: quintlet_proto::debug::v1::Span| {
         json!({"traceId": s.trace_id, "spanId": s.span_id, "parentSpanId": s.parent_span_id, "service": s.service, "name": s.name,
             "start": moment(s.start_unix_ns), "ns": s.end_unix_ns - s.start_unix_ns, "attributes": s.attributes.into_iter().collect::<std::collections::BTreeMap<_, _>>(), "error": s.error})

@@ -119,13 +119,19 @@ impl CgroupStats {
     /// Returns the PID of a process of the cgroup or of a descendant.
     #[must_use]
     pub fn any_process(&self) -> Option<u32> {
-        processes(&self.dir("memory"), MAX_DEPTH).first().copied()
+        self.processes().first().copied()
+    }
+
+    /// Returns the PIDs of the processes of the cgroup and of its descendants.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        processes(&self.dir("memory"), MAX_DEPTH)
     }
 
     /// Returns the number of processes of the cgroup and of its descendants.
     #[must_use]
     pub fn process_count(&self) -> u64 {
-        count(processes(&self.dir("memory"), MAX_DEPTH))
+        count(self.processes())
     }
 
     fn detail_v2(&self) -> Detail {
