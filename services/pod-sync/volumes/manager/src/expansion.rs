@@ -276,6 +276,9 @@ async fn call(tools: &Tools, volume: &Resolved, uid: &PodUid, size: &ApiQuantity
             return expanded.map_err(|error| CallFailure::Final(error.to_string()));
         }
     };
+    let bytes = required_bytes(size).map_err(|error| {
+        CallFailure::Final(format!("Expander.NodeExpand failed to expand the volume : {error}"))
+    })?;
     let secrets = secrets(tools, volume.provided.expand_secret.as_ref()).await.map_err(|failed| {
         let SecretError { name, error } = failed;
         let claim = format!("{}/{}", name.namespace, name.name);
@@ -287,10 +290,17 @@ async fn call(tools: &Tools, volume: &Resolved, uid: &PodUid, size: &ApiQuantity
         volume: csi.clone(),
         pod: uid.to_string(),
         is_block: volume.provided.is_block,
-        bytes: Quantity::of(size).value(),
+        bytes,
         secrets,
     };
     tools.mounter.expand(&expand).await.map(drop).map_err(CallFailure::Driver)
+}
+
+/// Returns the size that a driver is asked for. More than 64 bits hold is their maximum, as in kubelet 1.38, which no driver fulfils. The
+/// sign is that of the quantity, whatever its size (k/k#141181).
+fn required_bytes(size: &ApiQuantity) -> Result<i64, &'static str> {
+    let size = Quantity::of(size);
+    if size.is_positive() || size.is_zero() { Ok(size.value()) } else { Err("size can not be less than 0") }
 }
 
 /// Returns the kubelet's text (`nodeExpandWithClient`).
@@ -369,6 +379,26 @@ mod tests {
                 expected,
                 "{change} {failed_before}"
             );
+        }
+    }
+
+    #[test]
+    fn a_size_below_zero_is_refused_and_one_beyond_64_bits_is_the_largest() {
+        let negative = Err("size can not be less than 0");
+        for (size, want) in [
+            ("2Gi", Ok(2 << 30)),
+            ("0", Ok(0)),
+            ("9223372036854775807", Ok(i64::MAX)),
+            ("9223372036854775808", Ok(i64::MAX)),
+            ("100E", Ok(i64::MAX)),
+            ("1e30", Ok(i64::MAX)),
+            ("-1", negative),
+            ("-1m", negative),
+            ("-9.5Gi", negative),
+            ("-100E", negative),
+            ("-1e30", negative),
+        ] {
+            assert_eq!(required_bytes(&ApiQuantity(size.to_owned())), want, "{size}");
         }
     }
 
