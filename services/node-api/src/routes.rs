@@ -271,10 +271,14 @@ impl Routes {
             }
             Page::Flagz if is_exact(&path) => state.settings.flagz(accept),
             Page::SystemLogs => match &state.system_logs {
-                Some(root) => {
-                    let target = query(&request);
-                    only(Method::GET, &request, || self.system_log(root, &path, target)).await
-                }
+                // A query may be posted. Its parameters are those of the URL in any case.
+                Some(root) => match *request.method() {
+                    Method::GET => self.system_log(root, &path, query(&request)).await,
+                    Method::POST if state.log_query.is_some() => {
+                        self.system_log(root, &path, query(&request)).await
+                    }
+                    _ => wrong_method(),
+                },
                 None => disabled("logs endpoint is disabled."),
             },
             // There are no Go profiles and no klog flags.

@@ -58,6 +58,9 @@ const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
     ("OPTIONS", "/exec/default/web/main", &["proxy"], 405),
     ("PATCH", "/stats/summary", &["stats"], 405),
     ("GET", "/logs/?query=kubelet", &["log"], 200),
+    ("POST", "/logs/", &["log"], 405),
+    ("PUT", "/logs/?query=kubelet", &["log"], 405),
+    ("DELETE", "/logs/", &["log"], 405),
 ];
 
 fn verb(method: &str) -> &'static str {

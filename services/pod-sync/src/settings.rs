@@ -509,7 +509,7 @@ mod tests {
     #[test]
     fn fields_of_memory_arrive_with_their_feature_gates() {
         let file = "memoryThrottlingFactor: 0.5\nqosReserved: {memory: 40%}\n";
-        let gates = "featureGates: {MemoryQoS: true, QOSReserved: true}\nmemoryReservationPolicy: TieredReservation\n";
+        let gates = "featureGates: {QOSReserved: true}\nmemoryReservationPolicy: TieredReservation\n";
         let resources_of = |file: &str, v2: bool| {
             let mut settings =
                 NodeSettings { cgroup_v2: v2, memory_bytes: 1 << 30, ..NodeSettings::default() };
@@ -517,9 +517,16 @@ mod tests {
             let memory_qos = settings.memory_qos.map(|m| (m.throttling_factor, m.protects_requests));
             (memory_qos, settings.cgroup.protects_memory, settings.qos_reserved_percent)
         };
-        assert_eq!(resources_of(file, true), (None, false, None));
+        assert_eq!(
+            resources_of("", true),
+            (Some((None, false)), false, None),
+            "nothing is throttled or protected"
+        );
+        let off = "memoryThrottlingFactor: 0.9\nfeatureGates: {MemoryQoS: false}\n";
+        assert_eq!(resources_of(off, true), (None, false, None), "the earlier default is no error");
+        assert_eq!(resources_of(file, true), (Some((Some(0.5), false)), false, None));
         let with_gates = format!("{file}{gates}");
-        assert_eq!(resources_of(&with_gates, true), (Some((0.5, true)), true, Some(40)));
+        assert_eq!(resources_of(&with_gates, true), (Some((Some(0.5), true)), true, Some(40)));
         assert_eq!(resources_of(&with_gates, false), (None, false, Some(40)), "cgroup v1 has no memory.high");
         let flag = ["--qos-reserved=memory=30%", "--feature-gates=QOSReserved=true"];
         assert_eq!(args(file, &flag).resources.qos_reserved_percent(), Some(30), "a flag wins");

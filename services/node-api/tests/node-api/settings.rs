@@ -127,6 +127,30 @@ async fn handlers_that_are_off_answer_405() {
     assert_eq!(api.get("/logs/", None).await, want);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_query_of_logs_may_be_posted_if_queries_are_on() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("own"), "line\n").unwrap();
+    let logs = format!("--system-log-dir={}", dir.path().display());
+    let allowed = (StatusCode::OK, "line\n".to_owned());
+    let refused = (StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed\n".to_owned());
+    for (is_on, posted) in [(true, &allowed), (false, &refused)] {
+        let query = format!("--enable-system-log-query={is_on}");
+        let api = Api::start(Limits::default(), &[&OPEN[..], &[&*logs, &*query]].concat()).await;
+        for (method, want) in [
+            (Method::GET, &allowed),
+            (Method::POST, posted),
+            (Method::PUT, &refused),
+            (Method::PATCH, &refused),
+            (Method::DELETE, &refused),
+        ] {
+            let path = if is_on { "/logs/?query=/own" } else { "/logs/own" };
+            let got = api.request(method.clone(), path, None, None).await;
+            assert_eq!(&got, want, "{method} with {query}");
+        }
+    }
+}
+
 /// Returns the certificate for a client that supports only this version.
 async fn handshake(
     address: SocketAddr,

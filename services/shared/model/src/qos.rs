@@ -315,6 +315,8 @@ pub struct CgroupState {
     pub cpu_quota_us: Option<i64>,
     /// Value of `cpu.shares`.
     pub cpu_shares: u64,
+    /// Memory that memory.min or memory.low protects, in bytes; `None` with cgroup v1.
+    pub memory_protected: Option<i64>,
 }
 
 /// Node settings that apply to pod cgroups.
@@ -385,13 +387,13 @@ pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
         }
         QosClass::BestEffort => cgroup.cpu_shares = Some(MIN_SHARES),
     }
-    let request = amount(&requests, MEMORY).value();
-    if settings.protects_memory && request > 0 {
-        match qos_class(pod) {
-            QosClass::Guaranteed => cgroup.memory_min = Some(request),
-            QosClass::Burstable | QosClass::BestEffort => cgroup.memory_low = Some(request),
-        }
-    }
+    let protected = if settings.protects_memory { amount(&requests, MEMORY).value() } else { 0 };
+    // A protection of an earlier configuration is removed.
+    let (min, low) = match qos_class(pod) {
+        QosClass::Guaranteed => (protected, 0),
+        QosClass::Burstable | QosClass::BestEffort => (0, protected),
+    };
+    (cgroup.memory_min, cgroup.memory_low) = (Some(min), Some(low));
     cgroup
 }
 
@@ -412,7 +414,7 @@ pub struct QosTierSettings {
     pub reserved_percent: Option<i64>,
     /// Memory of the machine without reservations, in bytes.
     pub allocatable_memory: i64,
-    /// The feature gate MemoryQoS is on, with cgroup v2. Its value is whether requests are protected.
+    /// Whether requests are protected; `None` with cgroup v1.
     pub protects_memory: Option<bool>,
 }
 

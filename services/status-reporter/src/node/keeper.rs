@@ -17,6 +17,7 @@ use super::volumes::{self, Report, VolumeBoard};
 use crate::api::{ApiClient, ApiFailure, node_path};
 use crate::events::recorder::Recorder;
 use crate::status::normalize::seconds;
+use crate::status::text;
 
 /// Interval between evaluations of readiness, since facts and health checks expire.
 const EVALUATE_EVERY: Duration = Duration::from_secs(5);
@@ -86,6 +87,7 @@ impl NodeKeeper {
                 last_read = Instant::now();
             }
             let report = reports.borrow_and_update().clone();
+            self.events.set_node_uid(text(&live["metadata"], "uid"));
             self.volumes.publish(&live, &report);
             let (desired, events) = self.desired(&live, started, &report);
             let weight = setters::weigh(&live, &desired);

@@ -45,9 +45,10 @@ async fn the_node_is_registered_and_ready_soon_after_its_report() {
     let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| ready(n).0 == "False").await;
     assert_eq!(ready(&node).1, "container runtime is down");
     api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |_| {
-        api.list("events")
-            .iter()
-            .any(|e| e["reason"] == "NodeNotReady" && e["involvedObject"]["kind"] == "Node")
+        api.list("events").iter().any(|e| {
+            e["reason"] == "NodeNotReady"
+                && e["involvedObject"]["uid"] == api.get("nodes", "", "n1").unwrap()["metadata"]["uid"]
+        })
     })
     .await;
     service.stop().await;

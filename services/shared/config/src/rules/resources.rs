@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::view::View;
 use crate::diagnostics::Diagnostic;
-use crate::node::LocatedValue;
+use crate::node::{Data, LocatedValue};
 use crate::table::{Document, MEMORY_QOS, QOS_RESERVED};
 use quintlet_model::go_duration;
 use quintlet_model::quantity::Quantity;
@@ -59,6 +59,16 @@ fn allocatable(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     if view.text("memoryReservationPolicy") == "TieredReservation" && !view.gate(MEMORY_QOS) {
         let message = format!("TieredReservation: needs featureGates.{MEMORY_QOS}: true");
         out.push(view.blame(&["memoryReservationPolicy"], message));
+    }
+    // A file of an earlier kubelet may have the default of that time.
+    let factor = match view.node("memoryThrottlingFactor").map(|node| &node.data) {
+        Some(Data::Float(factor)) => Some(factor.to_string()),
+        Some(Data::Int(factor)) => Some(factor.to_string()),
+        Some(Data::Null | Data::Bool(_) | Data::Text(_) | Data::List(_) | Data::Map(_)) | None => None,
+    };
+    if let Some(factor) = factor.filter(|factor| !view.gate(MEMORY_QOS) && factor != "0.9") {
+        let message = format!("{factor}: needs featureGates.{MEMORY_QOS}: true");
+        out.push(view.blame(&["memoryThrottlingFactor"], message));
     }
     if !view.text("systemCgroups").is_empty() && view.node("cgroupRoot").is_none_or(|n| !n.origin.is_set()) {
         out.push(view.blame(&["systemCgroups"], "needs cgroupRoot".to_owned()));

@@ -80,7 +80,7 @@ pub const DEFAULTS: [Gate; 11] = [
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
-    off(MEMORY_QOS, ALPHA),
+    on(MEMORY_QOS, BETA),
     off(QOS_RESERVED, ALPHA),
     on(TRUST_BUNDLES, GA),
     on(TRUST_BUNDLE_PROJECTION, GA),

@@ -482,9 +482,9 @@ pub const KUBELET: &[Row] = &[
         &[PodSync],
         "RuntimeDefault is the profile of containers without a seccomp profile"
     ),
-    Row::new("memoryThrottlingFactor", Kind::Number(0.0, 1.0), "0.9").own_flag("memory-throttling-factor").honoured(
+    Row::new("memoryThrottlingFactor", Kind::Number(0.0, 1.0), "").own_flag("memory-throttling-factor").honoured(
         &[PodSync],
-        "part of the memory between the request and the limit of a container above which it is throttled (memory.high); needs the feature gate MemoryQoS and cgroup v2"
+        "part of the memory between the request and the limit of a container above which it is throttled (memory.high); not set: containers are not throttled; needs the feature gate MemoryQoS and cgroup v2"
     ),
     Row::new("memoryReservationPolicy", Kind::Word(&["", "None", "TieredReservation"]), "None")
         .own_flag("memory-reservation-policy")

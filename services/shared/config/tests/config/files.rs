@@ -208,8 +208,12 @@ fn rules_between_fields_are_those_of_the_kubelet() {
             "line 4  systemCgroups: system container cannot be root (\"/\")",
         ),
         (
-            "memoryReservationPolicy: TieredReservation",
+            "memoryReservationPolicy: TieredReservation\nfeatureGates: {MemoryQoS: false}",
             "line 3  memoryReservationPolicy: TieredReservation: needs featureGates.MemoryQoS: true",
+        ),
+        (
+            "memoryThrottlingFactor: 0.8\nfeatureGates: {MemoryQoS: false}",
+            "line 3  memoryThrottlingFactor: 0.8: needs featureGates.MemoryQoS: true",
         ),
         (
             "featureGates: {ClusterTrustBundle: false}",
