@@ -11,7 +11,7 @@ use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
 use quintlet_kit::{lists, task};
 
-use super::families::{interfaces, limits, on_disk, render, runtimes_interfaces, used};
+use super::families::{interfaces, limits, on_disk, render, runtimes_interfaces, start, used};
 use super::gather::{Pod, fill, group_of, network_devices, newest};
 use super::machine_info::MachineInfo;
 use super::node_cgroups;
@@ -207,6 +207,7 @@ fn of_sandbox(out: &mut Text, pod: &Pod, group: Option<CgroupStats>, counted: &C
     if let Some(usage) = group.usage() {
         fill(&usage, time, &mut cpu, &mut memory, &mut None);
     }
+    start(out, &row, &group);
     used(out, &row, cpu.as_ref(), memory.as_ref());
     render(out, &row, detail, time.as_millisecond());
 }
@@ -402,6 +403,7 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
         assert_eq!(text.matches("\ncontainer_network_receive_bytes_total{").count(), 1, "{text}");
+        assert!(text.contains(&format!("\ncontainer_start_time_seconds{{{row}}} 1")), "{text}");
     }
 
     /// The families of containers in the sets that a kubelet 1.36 enables in cAdvisor: CPU, memory, disk usage, disk I/O, network, processes,

@@ -6,7 +6,7 @@ use k8s_cri::v1;
 use quintlet_cgroups::stats::CgroupStats;
 use quintlet_kit::mount_table;
 
-use super::families::{render, used};
+use super::families::{interfaces, render, start, used};
 use super::gather::fill;
 use super::prometheus::{Text, labels};
 use super::{Machine, StatsPaths, node_disks};
@@ -27,8 +27,11 @@ pub(super) fn write(out: &mut Text, paths: &StatsPaths, machine: &Machine, time:
             ("pod", ""),
         ]);
         let (mut cpu, mut memory) = (None, None);
+        start(out, &row, &group);
         if id == ROOT {
             (cpu, memory) = of_machine(machine, time);
+            let network = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
+            interfaces(out, &row, &network, time.as_millisecond());
             let mounts = mount_table::read().unwrap_or_default();
             let disks = std::fs::read_to_string("/proc/diskstats").unwrap_or_default();
             node_disks::write(out, &row, &mounts, &disks, &node_disks::Space::read, time.as_millisecond());
@@ -142,6 +145,11 @@ mod tests {
             "/system.slice/node.service",
             "/runtime",
         ];
+        let starts: Vec<String> = of("container_start_time_seconds").into_iter().map(|(id, _)| id).collect();
+        assert_eq!(starts, ids);
+        let interfaces = of("container_network_receive_bytes_total");
+        let has_network = crate::host::interfaces(&std::fs::read_to_string("/proc/net/dev").unwrap()).count();
+        assert!(interfaces.len() == has_network && interfaces.iter().all(|(id, _)| id == "/"), "{text}");
         let row = |id: &str, value: &str| (id.to_owned(), value.to_owned());
         let cpu: Vec<_> = ids.iter().map(|id| row(id, if *id == "/" { "9" } else { "1.5" })).collect();
         assert_eq!(rows("container_cpu_usage_seconds_total"), cpu);
