@@ -164,6 +164,20 @@ impl Kind {
         }
     }
 
+    /// Describes valid values, for a message that must not have the invalid one.
+    #[must_use]
+    pub fn form(&self) -> &'static str {
+        match self {
+            Self::Map(_, Kind::List(_)) => "a map of lists of text, e.g. {Name: [value]}",
+            Self::Map(..) => "a map",
+            Self::List(_) | Self::Objects(_) => "a list",
+            Self::Text | Self::Path | Self::Checked(_) | Self::Word(_) => "text",
+            Self::Bool | Self::Int(..) | Self::Number(..) | Self::Duration(..) | Self::DurationOrNanos => {
+                "of the type of the field"
+            }
+        }
+    }
+
     /// Returns whether the kubelet treats a value as "not set" in a field that is not a pointer: zero or empty.
     #[must_use]
     pub fn is_zero(&self, node: &LocatedValue) -> bool {

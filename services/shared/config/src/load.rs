@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::diagnostics::{Diagnostic, Severity};
 use crate::node::{Data, LocatedValue, Origin};
+use crate::print::MASKED;
 use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, SETTABLE};
 use crate::{kind, rules, suggest, yaml};
 
@@ -214,8 +215,16 @@ impl Loader {
 
 /// Reports the problems of a value. A value that stands for the default is valid.
 fn check(row: &Row, value: &LocatedValue, out: &mut Vec<Diagnostic>) {
-    if counts(row, value) {
-        row.kind.check(value, row.field, out);
+    if !counts(row, value) {
+        return;
+    }
+    let first = out.len();
+    row.kind.check(value, row.field, out);
+    if row.secret {
+        // The messages have the value.
+        for diagnostic in out.iter_mut().skip(first) {
+            diagnostic.message = format!("{MASKED}: must be {}", row.kind.form());
+        }
     }
 }
 

@@ -336,6 +336,39 @@ async fn after_a_reboot_restart_counts_continue_and_no_old_address_is_reported()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_all_init_containers_run_again_although_an_old_container_was_created_only() {
+    let sim = Sim::start(Options::default()).await;
+    let exits = Behaviour { exit: Some((Duration::from_millis(50), 0)), ..Behaviour::default() };
+    let names = ["init-a", "init-b", "c-web"];
+    let mut pod = pods::single("web");
+    pod["spec"]["initContainers"] = names[..2].iter().map(|name| pods::container(name)).collect();
+    names[..2].iter().for_each(|name| sim.runtime.behave(name, exits));
+    let hold = sim.runtime.script(Rule::on(Method::StartContainer).about("c-web").hang());
+    let _uid = sim.create(pod);
+    sim.runtime.wait_count(Method::StartContainer, 3).await;
+
+    go_down(&sim).await;
+    sim.runtime.unscript(hold);
+    let old = sim.runtime.containers();
+    let created = old.iter().find(|c| c.name() == "c-web").unwrap();
+    // As containerd reports a container that a power failure kept from being started.
+    sim.runtime.edit_container(created.id(), |status| {
+        status.state = v1::ContainerState::ContainerCreated as i32;
+        (status.started_at, status.finished_at, status.exit_code) = (0, 0, 0);
+        status.reason.clear();
+    });
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    sim.wait_ready("web").await;
+    let all = sim.runtime.containers();
+    let new: Vec<&str> =
+        all.iter().filter(|c| old.iter().all(|o| o.id() != c.id())).map(|c| c.name()).collect();
+    assert_eq!(new, names, "containers of the new sandbox, in the order of their creation");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_reboot_no_pod_of_the_api_server_gets_a_sandbox_before_the_static_pods_have_theirs() {
     const TAKES: Duration = Duration::from_millis(150);
     let sim = Sim::start(Options::default()).await;
