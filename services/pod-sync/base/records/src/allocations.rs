@@ -193,10 +193,10 @@ struct Gauges {
 /// Buckets of the time for which a resize is deferred, in seconds: up to half a day.
 const DEFERRED: &[f64] = &[1.0, 5.0, 15.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10_800.0, 43_200.0];
 
-/// Why a resize is no longer deferred, as label `resolution`.
+/// The end of the time for which a resize is deferred: the label `resolution`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeferralEnd {
-    /// Its resources are allocated.
+    /// The resources of the resize are allocated.
     Accepted,
     /// The spec has the allocated resources again.
     Reverted,
