@@ -23,6 +23,7 @@ use crate::node::csi_node::{self, CsiNodeKeeper};
 use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
 use crate::node::setters;
+use crate::node::skew;
 use crate::node::startup::Startup;
 use crate::node::volumes::VolumeBoard;
 use crate::reporter::Reporter;
@@ -198,6 +199,8 @@ fn keep_node(
         reached,
     };
     quintlet_kit::task::spawn("node", once_loaded(clients.clone(), keeper.run(stop.clone())));
+    let api = ApiClient::following(clients.clone(), Purpose::Node);
+    quintlet_kit::task::spawn("version-skew", once_loaded(clients.clone(), skew::run(api, stop.clone())));
     let api = ApiClient::following(clients.clone(), Purpose::Lease);
     let lease = lease::run(
         api,
