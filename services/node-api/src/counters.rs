@@ -141,12 +141,6 @@ impl Counters {
         self.refused.get_or_create(&CodeLabel { code: code.as_u16() }).inc();
     }
 
-    /// Returns the number of refused requests with this status code.
-    #[must_use]
-    pub fn refused_so_far(&self, code: http::StatusCode) -> u64 {
-        self.refused.get_or_create(&CodeLabel { code: code.as_u16() }).get()
-    }
-
     /// Counts a connection that was refused because too many are open.
     pub fn refused_connection(&self) {
         self.connections.inc();
@@ -161,12 +155,6 @@ impl Counters {
     /// Counts a request that was refused because its user has its share.
     pub fn limited_request(&self, share: ShareOf, pool: Pool) {
         self.limited.get_or_create(&LimitLabels { client: pool.name(), limit: share.name() }).inc();
-    }
-
-    /// Returns the number of requests that were refused because their users have their share.
-    #[must_use]
-    pub fn limited_so_far(&self, share: ShareOf, pool: Pool) -> u64 {
-        self.limited.get_or_create(&LimitLabels { client: pool.name(), limit: share.name() }).get()
     }
 
     /// Counts a request that was refused because too many wait for a TokenReview.

@@ -273,10 +273,8 @@ impl Routes {
             Page::SystemLogs => match &state.system_logs {
                 // A query may be posted. Its parameters are those of the URL in any case.
                 Some(root) => match *request.method() {
-                    Method::GET => self.system_log(root, &path, query(&request)).await,
-                    Method::POST if state.log_query.is_some() => {
-                        self.system_log(root, &path, query(&request)).await
-                    }
+                    Method::POST if state.log_query.is_none() => wrong_method(),
+                    Method::GET | Method::POST => self.system_log(root, &path, query(&request)).await,
                     _ => wrong_method(),
                 },
                 None => disabled("logs endpoint is disabled."),

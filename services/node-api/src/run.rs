@@ -183,12 +183,6 @@ impl NodeApi {
         self.main.as_ref()?.local_addr().ok()
     }
 
-    /// Returns the state that all pages share.
-    #[must_use]
-    pub fn state(&self) -> Arc<ServerState> {
-        self.state.clone()
-    }
-
     /// Returns the connection limiter of the main port.
     #[must_use]
     pub fn gate(&self) -> ConnectionLimiter {

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use k8s_cri::v1;
+use quintlet_kit::file_system::FileSystemUsage;
 use quintlet_proto::podsync::v1 as wire;
 use serde_json::{Value, json};
 
@@ -48,16 +49,15 @@ pub(super) fn image_fs(fs: &v1::FilesystemUsage, reported: &RuntimeFiles) -> Val
 
 /// Returns the file system of a path.
 pub(super) fn file_system(path: &Path, time: &str) -> Value {
-    let Ok(fs) = nix::sys::statvfs::statvfs(path) else { return json!({"time": time}) };
-    let unit = fs.fragment_size();
+    let Some(usage) = FileSystemUsage::read(path) else { return json!({"time": time}) };
     json!({
         "time": time,
-        "availableBytes": fs.blocks_available().saturating_mul(unit),
-        "capacityBytes": fs.blocks().saturating_mul(unit),
-        "usedBytes": fs.blocks().saturating_sub(fs.blocks_free()).saturating_mul(unit),
-        "inodesFree": fs.files_free(),
-        "inodes": fs.files(),
-        "inodesUsed": fs.files().saturating_sub(fs.files_free()),
+        "availableBytes": usage.available_bytes,
+        "capacityBytes": usage.capacity_bytes,
+        "usedBytes": usage.used_bytes,
+        "inodesFree": usage.free_inodes,
+        "inodes": usage.inodes,
+        "inodesUsed": usage.inodes.saturating_sub(usage.free_inodes),
     })
 }
 

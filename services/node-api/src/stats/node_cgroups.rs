@@ -4,7 +4,7 @@
 use jiff::Timestamp;
 use k8s_cri::v1;
 use quintlet_cgroups::stats::CgroupStats;
-use quintlet_kit::mount_table;
+use quintlet_kit::{file_system::FileSystemUsage, mount_table};
 
 use super::families::{interfaces, render, start, used};
 use super::gather::fill;
@@ -34,7 +34,7 @@ pub(super) fn write(out: &mut Text, paths: &StatsPaths, machine: &Machine, time:
             interfaces(out, &row, &network, time.as_millisecond());
             let mounts = mount_table::read().unwrap_or_default();
             let disks = std::fs::read_to_string("/proc/diskstats").unwrap_or_default();
-            node_disks::write(out, &row, &mounts, &disks, &node_disks::Space::read, time.as_millisecond());
+            node_disks::write(out, &row, &mounts, &disks, &FileSystemUsage::read, time.as_millisecond());
         } else if let Some(usage) = group.usage() {
             fill(&usage, time, &mut cpu, &mut memory, &mut None);
         }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use quintlet_kit::file_system::FileSystemUsage;
 use quintlet_kit::mount_table::Mount;
 
 use super::families::device_name;
@@ -16,36 +17,13 @@ const NAMES: usize = 3;
 /// Time units of `/proc/diskstats` in a second.
 const MILLIS: f64 = 1000.0;
 
-/// Capacity and usage of a file system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Space {
-    bytes: u64,
-    used_bytes: u64,
-    inodes: u64,
-    free_inodes: u64,
-}
-
-impl Space {
-    /// Reads the file system at `path`. Returns `None` if this process may not enter the directory.
-    pub(super) fn read(path: &Path) -> Option<Self> {
-        let fs = nix::sys::statvfs::statvfs(path).ok()?;
-        let unit = fs.fragment_size();
-        Some(Self {
-            bytes: fs.blocks().saturating_mul(unit),
-            used_bytes: fs.blocks().saturating_sub(fs.blocks_free()).saturating_mul(unit),
-            inodes: fs.files(),
-            free_inodes: fs.files_free(),
-        })
-    }
-}
-
 /// Writes the rows of all file systems on block devices. `row` has the labels of the root cgroup, `stats` is `/proc/diskstats`.
 pub(super) fn write(
     out: &mut Text,
     row: &str,
     mounts: &[Mount],
     stats: &str,
-    space: &dyn Fn(&Path) -> Option<Space>,
+    space: &dyn Fn(&Path) -> Option<FileSystemUsage>,
     now: i64,
 ) {
     for (number, places) in file_systems(mounts) {
@@ -53,7 +31,7 @@ pub(super) fn write(
         let labels = format!("{row},device=\"{}\"", escape(&device));
         let mut sample = |name, kind, value| out.sample(name, kind, &labels, value, Some(now));
         if let Some(space) = places.iter().find_map(|place| space(place)) {
-            sample("container_fs_limit_bytes", "gauge", whole(space.bytes));
+            sample("container_fs_limit_bytes", "gauge", whole(space.capacity_bytes));
             sample("container_fs_usage_bytes", "gauge", whole(space.used_bytes));
             sample("container_fs_inodes_total", "gauge", whole(space.inodes));
             sample("container_fs_inodes_free", "gauge", whole(space.free_inodes));
@@ -118,7 +96,13 @@ mod tests {
         let stats = "   0     900 vda 2660565 144236 152649674 15389431 1755778 1804762 482884240 7104153 2 1472580 23295304 1 2 3\n   \
             0     9 vdb 1 1 1 1 1 1 1 1 1 1 1\n";
         let space = |path: &Path| {
-            let usage = Space { bytes: 1000, used_bytes: 400, inodes: 90, free_inodes: 60 };
+            let usage = FileSystemUsage {
+                capacity_bytes: 1000,
+                available_bytes: 500,
+                used_bytes: 400,
+                inodes: 90,
+                free_inodes: 60,
+            };
             (path == Path::new("/")).then_some(usage)
         };
         let mut out = Text::default();
@@ -145,11 +129,5 @@ mod tests {
         let want =
             want.map(|(name, value)| format!("container_fs_{name}{{id=\"/\",device=\"0:900\"}} {value} 7"));
         assert_eq!(rows, want, "one device, of which one mount point may be entered");
-    }
-
-    #[test]
-    fn the_space_of_a_directory_that_does_not_exist_is_unknown() {
-        assert_eq!(Space::read(Path::new("/nowhere/at/all")), None);
-        assert!(Space::read(Path::new("/")).is_some_and(|space| space.bytes > space.used_bytes));
     }
 }

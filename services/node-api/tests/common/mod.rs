@@ -10,7 +10,6 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
 use node_api::limits::{ConnectionLimiter, Limits};
-use node_api::state::ServerState;
 use node_api::{NodeApi, NodeApiArgs};
 use parking_lot::Mutex;
 use quintlet_config::{Loaded, Service};
@@ -40,8 +39,6 @@ pub(crate) struct Api {
     pub(crate) container: Arc<Mutex<String>>,
     pub(crate) address: SocketAddr,
     pub(crate) test_api: TestApi,
-    #[allow(dead_code, reason = "the counters are read by walk.rs, which is another binary")]
-    pub(crate) state: Arc<ServerState>,
     pub(crate) gate: ConnectionLimiter,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) podsync: HealthHandle,
@@ -87,24 +84,10 @@ impl Api {
         line.push(format!("--kubeconfig={}", kubeconfig.display()));
         let line: Vec<&str> = line.iter().map(String::as_str).collect();
         let api = NodeApi::bind(&args(dir.path(), &line), limits, Clock::system()).await.unwrap();
-        let address = api.address().unwrap();
-        let state = api.state();
-        let gate = api.gate();
+        let (address, gate) = (api.address().unwrap(), api.gate());
         let ended = quintlet_kit::task::spawn("node-api", api.serve(stop.clone()));
         let guard = stop.clone().drop_guard();
-        Self {
-            container,
-            address,
-            test_api,
-            state,
-            gate,
-            dir,
-            podsync,
-            checkpoints,
-            stop,
-            ended,
-            _guard: guard,
-        }
+        Self { container, address, test_api, gate, dir, podsync, checkpoints, stop, ended, _guard: guard }
     }
 
     /// Starts node-api with a runtime that has the pod's sandbox and container, and with a streaming server

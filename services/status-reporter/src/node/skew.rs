@@ -18,11 +18,11 @@ const RETRY: Duration = Duration::from_secs(30);
 /// How the version of an API server compares with the supported ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum VersionSkew {
-    /// It is supported.
+    /// The minor version is one of [`SUPPORTED`].
     Supported,
-    /// It is older: some groups are not served in the versions that the node reads.
+    /// Some groups are not served in the versions that the node reads.
     Older,
-    /// It is newer: it may no longer serve what the node reads.
+    /// Versions that the node reads may no longer be served.
     Newer,
 }
 
