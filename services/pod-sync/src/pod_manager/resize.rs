@@ -63,9 +63,14 @@ impl Resizes {
             return self.queue.push(uid);
         }
         self.queue.drop(uid);
-        let now = self.ctx.clock.wall();
-        self.ctx.checkpoints.allocations.deferral_ended(uid, DeferralEnd::Reverted, now);
-        if self.ctx.checkpoints.allocations.conditions(uid, |c| c.clear_pending()) {
+        self.revert(uid, desired);
+    }
+
+    // The spec has the allocated resources again.
+    fn revert(&self, uid: &PodUid, desired: &Arc<Pod>) {
+        let allocations = &self.ctx.checkpoints.allocations;
+        allocations.deferral_ended(uid, DeferralEnd::Reverted, self.ctx.clock.wall());
+        if allocations.conditions(uid, |c| c.clear_pending()) {
             self.sync(uid, desired);
         }
     }
@@ -102,10 +107,7 @@ impl Resizes {
         let (ctx, generation, now) = (&self.ctx, desired.metadata.generation, self.ctx.clock.wall());
         let allocated = ctx.checkpoints.allocations.apply(uid, desired);
         if Arc::ptr_eq(&allocated, desired) {
-            ctx.checkpoints.allocations.deferral_ended(uid, DeferralEnd::Reverted, now);
-            if ctx.checkpoints.allocations.conditions(uid, |c| c.clear_pending()) {
-                self.sync(uid, desired);
-            }
+            self.revert(uid, desired);
             return false;
         }
         let pending = feasibility::infeasible(desired, &allocated, admitter.resize_rules())

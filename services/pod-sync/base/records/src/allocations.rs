@@ -17,17 +17,13 @@ use parking_lot::Mutex;
 use pod_sync_decisions::resize::allocation::{self, PodResources};
 use pod_sync_decisions::resize::checkpoint::{self, PodResourceEntries};
 use pod_sync_decisions::resize::conditions::ResizeConditions;
-use pod_sync_decisions::resize::feasibility::PendingReason;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use quintlet_kit::atomic_file;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
-use quintlet_telemetry::metrics::{self, Buckets};
 use tokio::sync::Notify;
 
 use crate::journal::Journal;
+use crate::resize_metrics::{DeferralEnd, NOT_COUNTED, ResizeMetrics, counted};
 
 const ALLOCATED: &str = "allocated_pods_state";
 const ACTUATED: &str = "actuated_pods_state";
@@ -182,107 +178,13 @@ impl State {
     }
 }
 
-/// Numbers of resizes, under the names of the kubelet.
-#[derive(Debug)]
-struct Gauges {
-    pending: Family<[(&'static str, &'static str); 2], Gauge>,
-    in_progress: Gauge,
-    deferred: Family<[(&'static str, &'static str); 2], Histogram, Buckets>,
-}
-
-/// Buckets of the time for which a resize is deferred, in seconds: up to half a day.
-const DEFERRED: &[f64] = &[1.0, 5.0, 15.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10_800.0, 43_200.0];
-
-/// The end of the time for which a resize is deferred: the label `resolution`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DeferralEnd {
-    /// The resources of the resize are allocated.
-    Accepted,
-    /// The spec has the allocated resources again.
-    Reverted,
-    /// The pod has ended.
-    Terminated,
-}
-
-impl DeferralEnd {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Accepted => "accepted",
-            Self::Reverted => "reverted",
-            Self::Terminated => "terminated",
-        }
-    }
-}
-
-/// Values of the label `priority_bucket`.
-const PRIORITY_BUCKETS: [&str; 4] = ["system", "high", "default", "low"];
-
-/// The smallest priority of the classes that begin with `system-` (`pkg/apis/scheduling: SystemCriticalPriority`).
-const SYSTEM_PRIORITY: i32 = 2_000_000_000;
-
-fn priority_bucket(priority: i32) -> &'static str {
-    let [system, high, default, low] = PRIORITY_BUCKETS;
-    match priority {
-        SYSTEM_PRIORITY.. => system,
-        1.. => high,
-        0 => default,
-        ..0 => low,
-    }
-}
-
-/// Label `reason` of pending resizes, by the reason of the condition.
-const PENDING: [(&str, PendingReason); 2] =
-    [("deferred", PendingReason::Deferred), ("infeasible", PendingReason::Infeasible)];
-
-/// Reason of the pending resize of a pod with its priority bucket, and whether a resize is in progress.
-type Counted = (Option<(PendingReason, &'static str)>, bool);
-
-/// A pod without a resize.
-const NOT_COUNTED: Counted = (None, false);
-
-fn counted(conditions: &ResizeConditions) -> Counted {
-    let pending = conditions.pending_reason();
-    let reason = PENDING.iter().map(|(_, reason)| *reason).find(|reason| pending == Some(reason.as_str()));
-    (reason.map(|reason| (reason, priority_bucket(conditions.priority()))), conditions.is_in_progress())
-}
-
-impl Gauges {
-    fn registered() -> Self {
-        Self {
-            pending: metrics::gauge_family(
-                "kubelet_pod_pending_resizes",
-                "Number of pending resizes that are not allocated, by reason and priority of the pod: system (the classes system-*), high (above 0), default (0) or low",
-            ),
-            deferred: metrics::histogram_family_of(
-                "kubelet_pod_deferred_resize_duration_seconds",
-                "Duration in seconds for which a resize was deferred, by priority of the pod and resolution: accepted, reverted (the spec has the allocated resources again) or terminated (the pod has ended)",
-                DEFERRED,
-            ),
-            in_progress: metrics::gauge("kubelet_pod_in_progress_resizes", "Number of resizes in progress"),
-        }
-    }
-
-    fn set<'a>(&self, all: impl Iterator<Item = &'a ResizeConditions> + Clone) {
-        let count = |wanted: &dyn Fn(&ResizeConditions) -> bool| {
-            i64::try_from(all.clone().filter(|c| wanted(c)).count()).unwrap_or(i64::MAX)
-        };
-        for (label, reason) in PENDING {
-            for bucket in PRIORITY_BUCKETS {
-                let n = count(&|c| counted(c).0 == Some((reason, bucket)));
-                self.pending.get_or_create(&[("reason", label), ("priority_bucket", bucket)]).set(n);
-            }
-        }
-        self.in_progress.set(count(&ResizeConditions::is_in_progress));
-    }
-}
-
 /// Allocated and actuated resources of all pods.
 #[derive(Debug)]
 pub struct Allocations {
     state: Arc<Mutex<State>>,
     // Held while the files are written.
     writing: Arc<tokio::sync::Mutex<()>>,
-    gauges: Gauges,
+    metrics: ResizeMetrics,
     room: Notify,
 }
 
@@ -298,7 +200,7 @@ impl Allocations {
             written: None,
         };
         let (state, writing) = (Arc::new(Mutex::new(state)), Arc::default());
-        Self { state, writing, gauges: Gauges::registered(), room: Notify::new() }
+        Self { state, writing, metrics: ResizeMetrics::registered(), room: Notify::new() }
     }
 
     /// Begins the next interval of ten seconds, and returns true, if the files lack changes, the last interval is over, and no
@@ -382,7 +284,7 @@ impl Allocations {
             let is_counted = counted(&conditions) != NOT_COUNTED;
             state.conditions.insert(uid.clone(), conditions);
             if is_counted {
-                self.gauges.set(state.conditions.values());
+                self.metrics.set(state.conditions.values());
             }
         }
     }
@@ -412,7 +314,7 @@ impl Allocations {
         let before = counted(conditions);
         let result = f(conditions);
         if counted(conditions) != before {
-            self.gauges.set(state.conditions.values());
+            self.metrics.set(state.conditions.values());
         }
         result
     }
@@ -421,11 +323,7 @@ impl Allocations {
     pub fn deferral_ended(&self, uid: &PodUid, end: DeferralEnd, now: jiff::Timestamp) {
         let state = self.state.lock();
         let Some(conditions) = state.conditions.get(uid) else { return };
-        let (Some((PendingReason::Deferred, bucket)), _) = counted(conditions) else { return };
-        let Some(since) = conditions.pending_since() else { return };
-        let labels = [("priority_bucket", bucket), ("resolution", end.as_str())];
-        let seconds = now.duration_since(since).as_secs_f64().max(0.0);
-        self.gauges.deferred.get_or_create(&labels).observe(seconds);
+        self.metrics.deferral_ended(conditions, end, now);
     }
 
     /// Completes the resize of a pod, and returns the condition that ended. Returns `None` if no resize was in progress, or if
@@ -437,7 +335,7 @@ impl Allocations {
             return None;
         }
         let over = state.conditions.get_mut(uid)?.clear_in_progress();
-        self.gauges.set(state.conditions.values());
+        self.metrics.set(state.conditions.values());
         if over.is_some() {
             // A pod that has shrunk makes room for others.
             self.freed();
@@ -458,7 +356,7 @@ impl Allocations {
         state.actuated.remove(uid);
         let removed = state.conditions.remove(uid);
         if removed.is_some_and(|conditions| counted(&conditions) != NOT_COUNTED) {
-            self.gauges.set(state.conditions.values());
+            self.metrics.set(state.conditions.values());
         }
     }
 
@@ -468,7 +366,7 @@ impl Allocations {
         state.allocated.retain(known);
         state.actuated.retain(known);
         state.conditions.retain(|uid, _| known.contains(uid.as_str()));
-        self.gauges.set(state.conditions.values());
+        self.metrics.set(state.conditions.values());
     }
 
     /// Wakes [`Self::room`], after a pod released its resources.
@@ -508,7 +406,13 @@ fn write_file(state: &Mutex<State>, which: impl Fn(&mut State) -> &mut Checkpoin
 mod tests {
     use std::os::unix::fs::MetadataExt as _;
 
+    use pod_sync_decisions::resize::feasibility::PendingReason;
+    use prometheus_client::metrics::family::Family;
+    use prometheus_client::metrics::gauge::Gauge;
+    use quintlet_telemetry::metrics;
+
     use super::*;
+    use crate::resize_metrics::PRIORITY_BUCKETS;
     use quintlet_testkit::pods::pod_json;
     use serde_json::json;
 
@@ -653,17 +557,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut all = open(&dir);
         // Not those of the process, which other tests change too.
-        all.gauges.pending = Family::default();
-        all.gauges.in_progress = Gauge::default();
+        all.metrics.pending = Family::default();
+        all.metrics.in_progress = Gauge::default();
         let counted = || {
             let of = |label| {
                 let labels = |bucket| [("reason", label), ("priority_bucket", bucket)];
                 PRIORITY_BUCKETS
-                    .map(|bucket| all.gauges.pending.get_or_create(&labels(bucket)).get())
+                    .map(|bucket| all.metrics.pending.get_or_create(&labels(bucket)).get())
                     .iter()
                     .sum::<i64>()
             };
-            (of("deferred"), of("infeasible"), all.gauges.in_progress.get())
+            (of("deferred"), of("infeasible"), all.metrics.in_progress.get())
         };
         let now = jiff::Timestamp::UNIX_EPOCH;
         let wait = |name: &str, reason| {
@@ -676,7 +580,7 @@ mod tests {
         assert_eq!(counted(), (2, 1, 0));
         all.conditions(&uid(), |c| c.set_priority(7));
         let high = [("reason", "deferred"), ("priority_bucket", "high")];
-        assert_eq!((counted(), all.gauges.pending.get_or_create(&high).get()), ((2, 1, 0), 1));
+        assert_eq!((counted(), all.metrics.pending.get_or_create(&high).get()), ((2, 1, 0), 1));
         all.conditions(&uid(), |c| c.set_in_progress(None, now));
         assert_eq!(counted(), (1, 1, 1), "one was allocated");
         all.conditions(&uid(), ResizeConditions::clear_in_progress);

@@ -18,9 +18,11 @@ mod allocations;
 mod journal;
 mod owner;
 mod records;
+mod resize_metrics;
 mod user_namespaces;
 
-pub use crate::allocations::{Allocations, DeferralEnd};
+pub use crate::allocations::Allocations;
 pub use crate::owner::{Owner, OwnerError};
 pub use crate::records::{PodRecord, RecordJson, StateDir, StateError, Termination};
+pub use crate::resize_metrics::DeferralEnd;
 pub use crate::user_namespaces::{ID_UNIT, IdPool, IdPoolError, UserNamespaceError, UserNamespaces};
