@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_config::Loaded;
-use quintlet_config::table::{CHECKPOINTS, SPLIT_STREAMS};
+use quintlet_config::table::{CHECKPOINTS, HUGE_PAGE_AWARE_EVICTION, SPLIT_STREAMS};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::Heartbeat;
 use quintlet_kit::server::HTTPS_LOOP;
@@ -137,7 +137,8 @@ impl NodeApi {
                 system: args.system_cgroups.clone(),
             },
         };
-        let stats = Stats::new(node_name.clone(), stats_paths, clock.clone());
+        let stats = Stats::new(node_name.clone(), stats_paths, clock.clone())
+            .without_huge_pages(args.has_gate(HUGE_PAGE_AWARE_EVICTION, true));
         let state = State {
             settings: Settings::new(args, &loaded.config),
             stats: Arc::new(stats),

@@ -63,7 +63,7 @@ impl Stats {
                 ("usageCoreNanoSeconds", json!(m.cpu_nanos))]),
             "memory": {
                 "time": time,
-                "availableBytes": m.of("MemTotal").saturating_sub(working_set),
+                "availableBytes": m.available(self.subtracts_huge_pages),
                 "usageBytes": m.used(),
                 "workingSetBytes": working_set,
                 "rssBytes": m.rss(),
