@@ -152,6 +152,7 @@ impl Agent {
             status_reporter: paths.status(),
             controller_attaches: args.enable_controller_attach_detach,
             selinux: node.settings.selinux,
+            selinux_mount: args.resources.mounts_selinux_labels(),
             commands: args.disks.commands(),
             host: args.disks.host(),
             nodes: api.cluster.nodes(),

@@ -62,6 +62,8 @@ pub struct Inputs {
     pub controller_attaches: bool,
     /// The machine uses SELinux.
     pub selinux: bool,
+    /// PersistentVolumes of all access modes are mounted with an SELinux label.
+    pub selinux_mount: bool,
     /// mount(8), the tools of file systems, and iscsiadm.
     pub commands: Arc<dyn Commands>,
     /// Directories of devices.
@@ -191,7 +193,8 @@ impl VolumeTasks {
             file_label: match inputs.selinux {
                 true => task::blocking(|| FileLabel::read(Path::new("/"))).await,
                 false => None,
-            },
+            }
+            .map(|label| label.for_all_modes(inputs.selinux_mount)),
         };
         let node_volumes = Arc::new(NodeVolumes::new(inputs.status_reporter));
         drop(task::spawn("node volumes", Arc::clone(&node_volumes).run(stop.clone())));
@@ -241,7 +244,7 @@ impl VolumeTasks {
             state.declare(uid, resolution, &open, &tools.root, tools.clock.wall())
         });
         for (finding, provided) in findings {
-            tools.metrics.found(finding, &provided);
+            tools.metrics.found(finding, &provided, tools.enforces_labels(&provided));
         }
     }
 
