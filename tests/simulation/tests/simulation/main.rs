@@ -34,6 +34,7 @@ mod objects;
 mod orphans;
 mod pod_certificates;
 mod pod_fields;
+mod pods_api;
 mod priorities;
 mod probes;
 mod random;
