@@ -31,10 +31,10 @@ use crate::reload::ReloadedFiles;
 use crate::routes::{Port, Routes};
 use crate::server::{GRACE, Listener, STUCK_AFTER};
 use crate::services::Services;
-use crate::state::{RequestSlots, State, StatsPages};
+use crate::state::{RequestSlots, ServerState, StatsPages};
 use crate::stats::{Stats, StatsPaths, SystemCgroups};
 use crate::tls::{self, ServingCertificate, TlsError};
-use crate::zpages::Settings;
+use crate::zpages::DebugPages;
 
 /// Interval between attempts to bind the health port.
 const RETRY: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ pub enum StartError {
 
 /// The node API with its ports bound.
 pub struct NodeApi {
-    state: Arc<State>,
+    state: Arc<ServerState>,
     main: Option<TcpListener>,
     read_only: Option<TcpListener>,
     socket: tokio::net::UnixListener,
@@ -112,7 +112,7 @@ impl NodeApi {
             (None, _) | (_, None) => tls::self_signed(&args.cert_dir, &node_name, clock.wall())?,
         };
         let serving = Arc::new(ServingCertificate::load(&cert, &key)?);
-        let settings = tls::Settings {
+        let settings = tls::TlsSettings {
             min_version: args.tls_min_version.clone(),
             cipher_suites: args.tls_cipher_suites.clone(),
             curves: args.tls_curve_preferences.clone(),
@@ -136,11 +136,11 @@ impl NodeApi {
                 runtime: args.runtime_cgroups.clone(),
                 system: args.system_cgroups.clone(),
             },
+            subtracts_huge_pages: args.has_gate(HUGE_PAGE_AWARE_EVICTION, true),
         };
-        let stats = Stats::new(node_name.clone(), stats_paths, clock.clone())
-            .without_huge_pages(args.has_gate(HUGE_PAGE_AWARE_EVICTION, true));
-        let state = State {
-            settings: Settings::new(args, &loaded.config),
+        let stats = Stats::new(node_name.clone(), stats_paths, clock.clone());
+        let state = ServerState {
+            settings: DebugPages::new(args, &loaded.config),
             stats: Arc::new(stats),
             pages: StatsPages::default(),
             metrics_cache: MetricsCache::default(),
@@ -182,12 +182,6 @@ impl NodeApi {
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.main.as_ref()?.local_addr().ok()
-    }
-
-    /// Returns the state that all pages share.
-    #[must_use]
-    pub fn state(&self) -> Arc<State> {
-        self.state.clone()
     }
 
     /// Returns the connection limiter of the main port.

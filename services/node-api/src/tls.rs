@@ -54,9 +54,9 @@ pub enum TlsError {
     Config(#[source] rustls::Error),
 }
 
-/// Settings of TLS.
+/// Versions, cipher suites and groups that a server of TLS accepts.
 #[derive(Debug, Clone, Default)]
-pub struct Settings {
+pub struct TlsSettings {
     /// `VersionTLS12` or `VersionTLS13`; empty means `VersionTLS12`.
     pub min_version: String,
     /// Names of cipher suites for TLS 1.2; empty means all.
@@ -70,7 +70,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// Fails if a name is unknown, or if nothing remains.
-pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
+pub fn provider(settings: &TlsSettings) -> Result<CryptoProvider, TlsError> {
     let mut provider = quintlet_kit::crypto::provider();
     if !settings.cipher_suites.is_empty() {
         let mut wanted = Vec::new();
@@ -90,9 +90,9 @@ pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
     }
     if !settings.curves.is_empty() {
         let known = std::mem::take(&mut provider.kx_groups);
-        let spoken: Vec<String> =
+        let known_names: Vec<String> =
             known.iter().map(|kx| format!("{} ({:?})", u16::from(kx.name()), kx.name())).collect();
-        let spoken: Vec<&str> = spoken.iter().map(String::as_str).collect();
+        let known_names: Vec<&str> = known_names.iter().map(String::as_str).collect();
         for number in &settings.curves {
             match names::group(*number) {
                 // In the configured order of preference.
@@ -100,11 +100,11 @@ pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
                     .kx_groups
                     .extend(known.iter().copied().filter(|kx| u16::from(kx.name()) == *number)),
                 Support::Unsupported(_) | Support::Always => {}
-                Support::Unknown => return Err(unknown(CURVES, &number.to_string(), &spoken)),
+                Support::Unknown => return Err(unknown(CURVES, &number.to_string(), &known_names)),
             }
         }
         if provider.kx_groups.is_empty() {
-            return Err(unknown(CURVES, &format!("{:?}", settings.curves), &spoken));
+            return Err(unknown(CURVES, &format!("{:?}", settings.curves), &known_names));
         }
     }
     Ok(provider)
@@ -127,7 +127,7 @@ fn unknown(setting: &'static str, value: &str, known: &[&str]) -> TlsError {
 /// # Errors
 /// Fails if a setting is invalid.
 pub fn server_config(
-    settings: &Settings,
+    settings: &TlsSettings,
     serving: Arc<ServingCertificate>,
 ) -> Result<ServerConfig, TlsError> {
     let versions: &[&rustls::SupportedProtocolVersion] = match settings.min_version.as_str() {
@@ -243,7 +243,7 @@ fn make(host: &str, now: jiff::Timestamp) -> Result<(String, String), rcgen::Err
         BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose,
     };
     const YEAR: i64 = 365 * 24 * 3600;
-    let from = |seconds: i64| {
+    let date_after = |seconds: i64| {
         let at = jiff::Timestamp::from_second(now.as_second().saturating_add(seconds)).unwrap_or(now);
         let date = at.to_zoned(jiff::tz::TimeZone::UTC);
         rcgen::date_time_ymd(i32::from(date.year()), date.month().unsigned_abs(), date.day().unsigned_abs())
@@ -252,7 +252,7 @@ fn make(host: &str, now: jiff::Timestamp) -> Result<(String, String), rcgen::Err
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         // Dates have no time of day: one more day on each side.
-        (params.not_before, params.not_after) = (from(-24 * 3600), from(YEAR));
+        (params.not_before, params.not_after) = (date_after(-24 * 3600), date_after(YEAR));
         params
     };
     let mut ca = params(format!("{host}-ca@{}", now.as_second()));
@@ -345,7 +345,7 @@ mod tests {
 
     fn left(suites: &[&str], curves: &[u16]) -> Result<(Vec<String>, Vec<u16>), String> {
         let cipher_suites = suites.iter().map(|s| (*s).to_owned()).collect();
-        let settings = Settings { cipher_suites, curves: curves.to_vec(), ..Settings::default() };
+        let settings = TlsSettings { cipher_suites, curves: curves.to_vec(), ..TlsSettings::default() };
         let provider = provider(&settings).map_err(|e| e.to_string())?;
         let of_12 = provider.cipher_suites.iter().filter(|s| s.tls13().is_none()).map(suite_name);
         Ok((of_12.collect(), provider.kx_groups.iter().map(|kx| u16::from(kx.name())).collect()))
@@ -357,8 +357,8 @@ mod tests {
         suites.sort();
         groups.sort_unstable();
         assert_eq!(suites, names::SUITES);
-        let spoken = |number: &u16| matches!(names::group(*number), Support::Supported(_));
-        assert_eq!(groups, (0..=u16::MAX).filter(spoken).collect::<Vec<u16>>());
+        let known_names = |number: &u16| matches!(names::group(*number), Support::Supported(_));
+        assert_eq!(groups, (0..=u16::MAX).filter(known_names).collect::<Vec<u16>>());
     }
 
     #[test]

@@ -89,7 +89,9 @@ impl Stats {
     pub(super) async fn pods(&self, node: &Services, for_summary: bool) -> Result<Vec<Pod>, Status> {
         let (stats, views) = tokio::join!(runtime_stats::all(node), node.pods());
         let (views, stats) = (views?, stats?);
-        let (paths, rates, now) = (self.paths.clone(), Arc::clone(&self.rates), self.clock.wall());
+        let paths = self.paths.clone();
+        let rates = Arc::clone(&self.rates);
+        let now = self.clock.wall();
         // A full node has megabytes of objects, and thousands of files in cgroupfs.
         let completed = task::blocking(move || {
             let (mut pods, objects) = with_objects(stats, views);
@@ -453,7 +455,14 @@ mod tests {
         let none = std::path::PathBuf::new();
         let (root_dir, pod_logs_dir) = (none.clone(), none);
         let system = SystemCgroups::default();
-        StatsPaths { root_dir, pod_logs_dir, cgroups: mount.to_owned(), cgroup_root: "/".into(), system }
+        StatsPaths {
+            root_dir,
+            pod_logs_dir,
+            cgroups: mount.to_owned(),
+            cgroup_root: "/".into(),
+            system,
+            subtracts_huge_pages: true,
+        }
     }
 
     fn object(phase: &str) -> Value {

@@ -10,6 +10,7 @@ mod families;
 mod gather;
 mod machine_info;
 mod node_cgroups;
+mod node_disks;
 mod paths;
 mod prometheus;
 mod rates;
@@ -43,8 +44,6 @@ pub struct Stats {
     started: Timestamp,
     /// Previous CPU times of pods and containers that the runtime omits.
     rates: Arc<Rates>,
-    /// Huge pages are not available memory.
-    subtracts_huge_pages: bool,
 }
 
 /// Statistics of the machine.
@@ -98,15 +97,7 @@ impl Stats {
             last_of_system,
             started,
             rates: Arc::default(),
-            subtracts_huge_pages: false,
         }
-    }
-
-    /// Sets whether huge pages are not available memory.
-    #[must_use]
-    pub fn without_huge_pages(mut self, subtracts_huge_pages: bool) -> Self {
-        self.subtracts_huge_pages = subtracts_huge_pages;
-        self
     }
 
     fn machine(&self) -> Machine {

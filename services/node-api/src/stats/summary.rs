@@ -52,7 +52,6 @@ impl Stats {
         let m = self.machine();
         let time = m.time.to_string();
         let boot = jiff::SignedDuration::try_from(self.clock.boot()).unwrap_or_default();
-        let working_set = m.working_set();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let system = self.system_containers(m.time, disk.is_none());
         let psi = Pressure::of_machine(&self.paths.cgroups, Path::new("/proc"));
@@ -63,9 +62,9 @@ impl Stats {
                 ("usageCoreNanoSeconds", json!(m.cpu_nanos))]),
             "memory": {
                 "time": time,
-                "availableBytes": m.available(self.subtracts_huge_pages),
+                "availableBytes": m.available(self.paths.subtracts_huge_pages),
                 "usageBytes": m.used(),
-                "workingSetBytes": working_set,
+                "workingSetBytes": m.working_set(),
                 "rssBytes": m.rss(),
                 "pageFaults": m.page_faults,
                 "majorPageFaults": m.major_page_faults,
@@ -94,8 +93,8 @@ impl Stats {
         if let Some(images) = disk.storage.images.image_filesystems.first() {
             // The container file system is reported if it differs from that of images.
             let containers = disk.storage.images.container_filesystems.first().unwrap_or(images);
-            let of = |fs| image_fs(fs, &disk.storage.runtime);
-            out["runtime"] = json!({"imageFs": of(images), "containerFs": of(containers)});
+            let stats = |fs| image_fs(fs, &disk.storage.runtime);
+            out["runtime"] = json!({"imageFs": stats(images), "containerFs": stats(containers)});
         }
         out
     }

@@ -317,7 +317,9 @@ mod tests {
         };
         let bad: Result<(), Error> = Err(CertificateError::BadSignature.into());
         let (tls12, tls13) = (&rustls::version::TLS12, &rustls::version::TLS13);
-        let (key, other, tiny) = (Rsa::new(1024), Rsa::new(1024), Rsa::new(768));
+        let key = Rsa::new(1024);
+        let other = Rsa::new(1024);
+        let tiny = Rsa::new(768);
         for (version, schemes) in [
             (tls12, &[S::RSA_PKCS1_SHA256, S::RSA_PKCS1_SHA384, S::RSA_PKCS1_SHA512, S::RSA_PSS_SHA256][..]),
             (tls13, &[S::RSA_PSS_SHA256, S::RSA_PSS_SHA384]),
