@@ -47,6 +47,9 @@ pub struct Args {
     /// The kubelet's root directory: pods, volumes, checkpoints.
     #[arg(long, default_value = "/var/lib/kubelet", value_name = "DIR")]
     pub root_dir: PathBuf,
+    /// Root directory of the machine's SELinux policy and of `/sys/fs/selinux`. Not an argument: only tests set another one.
+    #[arg(skip = PathBuf::from("/"))]
+    pub selinux_root: PathBuf,
     /// Directory (or one file) of pod manifests: YAML or JSON, with ConfigMaps and Secrets among them.
     #[arg(long, alias = "pod-manifest-path", value_name = "PATH")]
     pub manifests: Option<PathBuf>,

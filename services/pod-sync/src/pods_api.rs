@@ -202,7 +202,12 @@ impl PodsApi {
         self.ready().await?;
         let view = PodUid::parse(uid).ok().and_then(|uid| self.reporting.views.get(&uid));
         let view = view.ok_or_else(|| Status::not_found(format!("pod with UID {uid} not found")))?;
-        Ok(GetPodResponse { pod: encoded(EventType::Added, &view)? })
+        let pod = encoded(EventType::Added, &view)?;
+        if pod.len() > limits::ITEM {
+            let text = format!("the pod has {} bytes, more than {}", pod.len(), limits::ITEM);
+            return Err(Status::resource_exhausted(text));
+        }
+        Ok(GetPodResponse { pod })
     }
 
     async fn watch(&self) -> Result<Bounded<WatchPodsEvent>, Status> {
@@ -304,61 +309,4 @@ impl Pods for PodsApi {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::events::tests::view;
-    use super::*;
-
-    fn publish(views: &PodViews, uid: &str, phase: &str) {
-        views.publish(&PodUid::parse(uid).unwrap(), (*view(uid, Some(phase), 0)).clone());
-    }
-
-    async fn next(receiver: &mut mpsc::Receiver<Result<WatchPodsEvent, Status>>) -> (EventType, usize) {
-        let event = receiver.recv().await.unwrap().unwrap();
-        (event.r#type(), event.pod.len())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_watcher_gets_the_pods_the_end_of_the_snapshot_and_the_newest_change() {
-        let views = Arc::new(PodViews::default());
-        publish(&views, "a", "Pending");
-        let (sender, mut receiver) = mpsc::channel(QUEUE);
-        let watched = Arc::clone(&views);
-        let watch = quintlet_kit::task::spawn("watch", async move { send_events(&watched, &sender).await });
-        assert_eq!(next(&mut receiver).await.0, EventType::Added);
-        assert_eq!(next(&mut receiver).await, (EventType::InitialSyncComplete, 0));
-        publish(&views, "a", "Running");
-        assert_eq!(next(&mut receiver).await.0, EventType::Modified);
-        views.remove(&PodUid::parse("a").unwrap());
-        assert_eq!(next(&mut receiver).await.0, EventType::Deleted);
-        drop(receiver);
-        assert_eq!(watch.await.unwrap().code(), Code::Cancelled);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_watch_ends_with_a_status_if_its_client_does_not_read() {
-        let views = PodViews::default();
-        for pod in 0..=QUEUE {
-            publish(&views, &format!("u{pod}"), "Running");
-        }
-        let (sender, mut receiver) = mpsc::channel(QUEUE);
-        let began = tokio::time::Instant::now();
-        let ended = send_events(&views, &sender).await;
-        assert_eq!((ended.code(), ended.message()), (Code::ResourceExhausted, "watch client channel closed"));
-        assert_eq!(began.elapsed(), STALL);
-        drop(sender);
-        let mut queued = 0;
-        while receiver.recv().await.is_some() {
-            queued += 1;
-        }
-        assert_eq!(queued, QUEUE, "no other event waits");
-    }
-
-    #[test]
-    fn a_code_has_its_name_in_go() {
-        for (code, name) in
-            [(0, "OK"), (1, "Canceled"), (5, "NotFound"), (8, "ResourceExhausted"), (9, "FailedPrecondition")]
-        {
-            assert_eq!(code_name(Code::from(code)), name);
-        }
-    }
-}
+mod tests;

@@ -151,7 +151,7 @@ impl Agent {
             tokens: tokens.clone(),
             status_reporter: paths.status(),
             controller_attaches: args.enable_controller_attach_detach,
-            selinux: node.settings.selinux,
+            selinux_root: node.settings.selinux.then(|| args.selinux_root.clone()),
             selinux_mount: args.resources.mounts_selinux_labels(),
             commands: args.disks.commands(),
             host: args.disks.host(),

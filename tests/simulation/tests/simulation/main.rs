@@ -40,6 +40,7 @@ mod probes;
 mod random;
 mod resize;
 mod restarts;
+mod selinux;
 mod shutdown;
 mod silence;
 mod sources;

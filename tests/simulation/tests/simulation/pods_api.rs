@@ -7,7 +7,9 @@ use quintlet_pods_api::v1alpha1::pods_client::PodsClient;
 use quintlet_pods_api::v1alpha1::{
     EventType, GetPodRequest, ListPodsRequest, WatchPodsEvent, WatchPodsRequest,
 };
+use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Sim, pods};
+use quintlet_testkit::wait::until;
 use tonic::{Code, Streaming};
 
 /// Returns whether a pod in protobuf has a text as the value of a string.
@@ -48,10 +50,46 @@ async fn agents_of_the_node_list_get_and_watch_pods_on_their_socket() {
     assert_eq!(first.r#type(), EventType::Added);
     assert!(has(&first.pod, "first"));
     assert_eq!(next(&mut events, EventType::InitialSyncComplete).await, b"");
-    sim.create(pods::single("second"));
-    assert!(has(&next(&mut events, EventType::Added).await, "second"));
+    let second = sim.create(pods::single("second"));
+    let added = next(&mut events, EventType::Added).await;
+    assert!(has(&added, "second") && has(&added, &second));
     sim.delete("first", None);
     let deleted = next(&mut events, EventType::Deleted).await;
     assert!(has(&deleted, "first") && has(&deleted, &uid) && !has(&deleted, "Succeeded"));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn there_is_no_socket_of_the_pods_api_without_its_feature_gate() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--feature-gates=PodsAPI=false"]);
+    sim.start_all();
+    let _uid = sim.create(pods::single("first"));
+    sim.wait_ready("first").await;
+    assert!(!sim.root_dir().join("pods-api").exists());
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_pods_api_is_not_ready_while_the_api_server_has_not_delivered_the_pods() {
+    let sim = Sim::prepare(Options::default()).await;
+    sim.api.faults().set_down(true);
+    sim.start_all();
+    let mut client = PodsClient::new(socket::channel(sim.root_dir().join("pods-api/pods-api.sock")));
+    let call = async |client: &mut PodsClient<_>| {
+        client.list_pods(ListPodsRequest {}).await.map(|listed| listed.into_inner().pods.len())
+    };
+    until("the socket", LONG, async || match call(&mut client.clone()).await {
+        Err(status) if status.code() == Code::FailedPrecondition => {
+            assert_eq!(status.message(), "Kubelet is initializing");
+            Ok(())
+        }
+        other => Err(other),
+    })
+    .await;
+    sim.api.faults().set_down(false);
+    let _uid = sim.create(pods::single("first"));
+    sim.wait_ready("first").await;
+    assert_eq!(call(&mut client).await.unwrap(), 1);
     sim.finish().await;
 }

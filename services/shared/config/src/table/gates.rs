@@ -103,7 +103,7 @@ pub const DEFAULTS: [Gate; 14] = [
     off(STOP_SIGNALS, ALPHA),
     on(PODS_API, BETA),
     on(HUGE_PAGE_AWARE_EVICTION, BETA),
-    on(SELINUX_MOUNT, BETA),
+    on(SELINUX_MOUNT, GA),
 ];
 
 /// Returns the default value of one of [`SETTABLE`].
