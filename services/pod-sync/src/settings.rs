@@ -544,6 +544,20 @@ mod tests {
     }
 
     #[test]
+    fn the_gates_of_huge_pages_labels_and_the_pods_api_are_on_unless_they_are_switched_off() {
+        let gates = |file: &str| {
+            let resources = args(file, &[]).resources;
+            [resources.subtracts_huge_pages(), resources.mounts_selinux_labels(), resources.serves_pods_api()]
+        };
+        assert_eq!(gates(""), [true; 3]);
+        for (at, gate) in ["HugepageAwareEviction", "SELinuxMount", "PodsAPI"].into_iter().enumerate() {
+            let mut expected = [true; 3];
+            expected[at] = false;
+            assert_eq!(gates(&format!("featureGates: {{{gate}: false}}\n")), expected, "{gate}");
+        }
+    }
+
+    #[test]
     fn volumes_have_projects_with_the_feature_gate() {
         let quotas = |file: &str| {
             let resources = args(file, &[]).resources;
