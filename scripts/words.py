@@ -119,7 +119,7 @@ ALLOWED = {
         "pod-sync": 7,
         "pod-sync-clients": 10,
         "pod-sync-cri-config": 45,
-        "pod-sync-decisions": 74,
+        "pod-sync-decisions": 73,
         "pod-sync-metrics": 9,
         "pod-sync-node-decisions": 12,
         "pod-sync-records": 4,

@@ -197,18 +197,7 @@ impl Drop for InFlightRequest {
 }
 
 fn is_usual(method: &http::Method) -> bool {
-    use http::Method;
-    [
-        Method::OPTIONS,
-        Method::GET,
-        Method::HEAD,
-        Method::POST,
-        Method::PUT,
-        Method::DELETE,
-        Method::TRACE,
-        Method::CONNECT,
-    ]
-    .contains(method)
+    matches!(method.as_str(), "OPTIONS" | "GET" | "HEAD" | "POST" | "PUT" | "DELETE" | "TRACE" | "CONNECT")
 }
 
 /// A body whose request counts as in flight until the body was sent.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_config::Loaded;
-use quintlet_config::table::{CHECKPOINTS, SPLIT_STREAMS};
+use quintlet_config::table::{CHECKPOINTS, HUGE_PAGE_AWARE_EVICTION, SPLIT_STREAMS};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::Heartbeat;
 use quintlet_kit::server::HTTPS_LOOP;
@@ -136,6 +136,7 @@ impl NodeApi {
                 runtime: args.runtime_cgroups.clone(),
                 system: args.system_cgroups.clone(),
             },
+            subtracts_huge_pages: args.has_gate(HUGE_PAGE_AWARE_EVICTION, true),
         };
         let stats = Stats::new(node_name.clone(), stats_paths, clock.clone());
         let state = ServerState {

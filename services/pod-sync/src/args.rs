@@ -16,8 +16,8 @@ use pod_sync_node_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
 use quintlet_config::ConfigArgs;
 use quintlet_config::table::{
-    MEMORY_QOS, POD_CERTIFICATES, QOS_RESERVED, QUOTA_MONITORING, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION,
-    VOLUME_HEALTH, has_gate,
+    HUGE_PAGE_AWARE_EVICTION, MEMORY_QOS, POD_CERTIFICATES, PODS_API, QOS_RESERVED, QUOTA_MONITORING,
+    SELINUX_MOUNT, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
 };
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use quintlet_kit::own_limits::OwnLimits;
@@ -47,6 +47,9 @@ pub struct Args {
     /// The kubelet's root directory: pods, volumes, checkpoints.
     #[arg(long, default_value = "/var/lib/kubelet", value_name = "DIR")]
     pub root_dir: PathBuf,
+    /// Root directory of the machine's SELinux policy and of `/sys/fs/selinux`. Not an argument: only tests set another one.
+    #[arg(skip = PathBuf::from("/"))]
+    pub selinux_root: PathBuf,
     /// Directory (or one file) of pod manifests: YAML or JSON, with ConfigMaps and Secrets among them.
     #[arg(long, alias = "pod-manifest-path", value_name = "PATH")]
     pub manifests: Option<PathBuf>,
@@ -427,7 +430,7 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// Feature gate, `Name=true`; may be given more than once. All but CSIVolumeHealth, ClusterTrustBundleProjection, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest and QOSReserved are fixed.
+    /// Feature gate, `Name=true`; may be given more than once. All but CSIVolumeHealth, ClusterTrustBundleProjection, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodsAPI, QOSReserved and SELinuxMount are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }
@@ -478,6 +481,24 @@ impl ResourceArgs {
     #[must_use]
     pub fn reports_volume_health(&self) -> bool {
         self.has_gate(VOLUME_HEALTH)
+    }
+
+    /// Returns whether the Pods API is served.
+    #[must_use]
+    pub fn serves_pods_api(&self) -> bool {
+        self.has_gate(PODS_API)
+    }
+
+    /// Returns whether huge pages are not available memory.
+    #[must_use]
+    pub fn subtracts_huge_pages(&self) -> bool {
+        self.has_gate(HUGE_PAGE_AWARE_EVICTION)
+    }
+
+    /// Returns whether PersistentVolumes of all access modes are mounted with an SELinux label.
+    #[must_use]
+    pub fn mounts_selinux_labels(&self) -> bool {
+        self.has_gate(SELINUX_MOUNT)
     }
 
     /// Returns whether containers have stop signals of their own.

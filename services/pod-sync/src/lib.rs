@@ -28,6 +28,7 @@ mod machine_args;
 mod orphan_listing;
 mod pending_resizes;
 pub mod pod_manager;
+mod pods_api;
 mod pressure;
 mod process;
 pub mod serve;
@@ -128,6 +129,7 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
     agent.start_node(&conditions);
     let (serving, health) =
         agent.serve(evictions.is_some().then_some(EvictionRounds { last: rounds, full_round })).await?;
+    agent.serve_pods_api()?;
     agent.serve_metrics();
     // Blocks: pods are managed after it.
     let (mut manager, sources) = agent.pod_manager(conditions);

@@ -29,13 +29,13 @@ pub(crate) fn settings(args: &Args) -> anyhow::Result<NodeSettings> {
         resolv_conf: Some(args.resolv_conf.clone()).filter(|f| !f.is_empty()).map(PathBuf::from),
         ..NodeSettings::default()
     };
-    detect(&mut settings);
+    detect(&mut settings, &args.selinux_root);
     resources(args, &mut settings)?;
     Ok(settings)
 }
 
 /// Sets the facts of the machine: memory, cgroup version, huge pages, swap controller, SELinux, AppArmor, thermal throttling.
-fn detect(settings: &mut NodeSettings) {
+fn detect(settings: &mut NodeSettings, selinux_root: &Path) {
     use procfs::Current as _;
     if let Ok(info) = procfs::Meminfo::current() {
         settings.memory_bytes = i64::try_from(info.mem_total).unwrap_or(i64::MAX);
@@ -47,7 +47,7 @@ fn detect(settings: &mut NodeSettings) {
     settings.single_process_oom_kill = !settings.cgroup_v2;
     settings.app_armor = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled")
         .is_ok_and(|enabled| enabled.trim() == "Y");
-    settings.selinux = Path::new("/sys/fs/selinux/enforce").exists();
+    settings.selinux = selinux_root.join("sys/fs/selinux/enforce").exists();
     settings.hugepage_sizes = hugepage_sizes(Path::new("/sys/kernel/mm/hugepages"));
     settings.thermal_throttle = thermal_throttle_paths(Path::new("/sys/devices/system/cpu"));
 }
@@ -541,6 +541,20 @@ mod tests {
         };
         assert!(!stop_signals(""));
         assert!(stop_signals("featureGates: {ContainerStopSignals: true}\n"));
+    }
+
+    #[test]
+    fn the_gates_of_huge_pages_labels_and_the_pods_api_are_on_unless_they_are_switched_off() {
+        let gates = |file: &str| {
+            let resources = args(file, &[]).resources;
+            [resources.subtracts_huge_pages(), resources.mounts_selinux_labels(), resources.serves_pods_api()]
+        };
+        assert_eq!(gates(""), [true; 3]);
+        for (at, gate) in ["HugepageAwareEviction", "SELinuxMount", "PodsAPI"].into_iter().enumerate() {
+            let mut expected = [true; 3];
+            expected[at] = false;
+            assert_eq!(gates(&format!("featureGates: {{{gate}: false}}\n")), expected, "{gate}");
+        }
     }
 
     #[test]

@@ -105,6 +105,7 @@ fn capacities(args: &Args) -> BTreeMap<Signal, Quantity> {
         cgroups: PathBuf::from(CGROUP_FS),
         cgroup_root: args.cgroup_root.clone(),
         proc: PathBuf::from("/proc"),
+        subtracts_huge_pages: args.resources.subtracts_huge_pages(),
     };
     let observed = measure::node(&paths, &RuntimeMounts::default(), Duration::ZERO);
     let mut all: BTreeMap<_, _> =

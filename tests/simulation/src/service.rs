@@ -72,6 +72,11 @@ impl Places {
     pub(crate) fn dir(&self, name: &str) -> PathBuf {
         self.base.join(name)
     }
+
+    /// Returns the root directory of the node's SELinux policy.
+    pub(crate) fn selinux_root(&self) -> PathBuf {
+        self.dir("selinux-root")
+    }
 }
 
 pub(crate) struct Running {
@@ -235,8 +240,11 @@ pub(crate) fn cri_proxy_line(places: &Places) -> Vec<String> {
 }
 
 fn pod_sync_args(places: &Places) -> pod_sync::args::Args {
-    pod_sync::args::Args::try_parse_from(pod_sync_line(places))
-        .expect("the command line of pod-sync is right")
+    let mut args = pod_sync::args::Args::try_parse_from(pod_sync_line(places))
+        .expect("the command line of pod-sync is right");
+    // The machine that runs the tests may have SELinux.
+    args.selinux_root = places.selinux_root();
+    args
 }
 
 /// Returns the command line of pod-sync, including its name.

@@ -197,6 +197,22 @@ impl Sim {
         self.places.kubeconfig = None;
     }
 
+    /// Makes a node with SELinux, whose containers have files with the label `system_u:object_r:container_file_t`. Call it before
+    /// any start.
+    ///
+    /// # Panics
+    /// The files cannot be written.
+    pub fn set_selinux(&self) {
+        let contexts = "file = \"system_u:object_r:container_file_t:s0\"\n";
+        for (path, text) in
+            [("sys/fs/selinux/enforce", "1"), ("usr/share/containers/selinux/contexts", contexts)]
+        {
+            let path = self.places.selinux_root().join(path);
+            std::fs::create_dir_all(path.parent().expect("it has a directory")).expect("it can be made");
+            std::fs::write(path, text).expect("the file can be written");
+        }
+    }
+
     /// Adds arguments of pod-sync. Call it before its start.
     pub fn set_pod_sync_args(&mut self, args: &[&str]) {
         self.places.pod_sync_args = args.iter().map(|a| (*a).to_owned()).collect();

@@ -455,7 +455,14 @@ mod tests {
         let none = std::path::PathBuf::new();
         let (root_dir, pod_logs_dir) = (none.clone(), none);
         let system = SystemCgroups::default();
-        StatsPaths { root_dir, pod_logs_dir, cgroups: mount.to_owned(), cgroup_root: "/".into(), system }
+        StatsPaths {
+            root_dir,
+            pod_logs_dir,
+            cgroups: mount.to_owned(),
+            cgroup_root: "/".into(),
+            system,
+            subtracts_huge_pages: true,
+        }
     }
 
     fn object(phase: &str) -> Value {

@@ -73,6 +73,12 @@ impl Machine {
             .map_or_else(|| self.used().saturating_sub(self.of("Inactive(file)")), |root| root.working_set)
     }
 
+    /// Returns the memory that is not in the working set, and not reserved for huge pages if `subtracts_huge_pages`.
+    fn available(&self, subtracts_huge_pages: bool) -> u64 {
+        let huge_pages = if subtracts_huge_pages { self.of("Hugetlb") } else { 0 };
+        self.of("MemTotal").saturating_sub(self.working_set()).saturating_sub(huge_pages)
+    }
+
     fn rss(&self) -> u64 {
         self.root.and_then(|root| root.rss).unwrap_or_else(|| self.of("AnonPages"))
     }
@@ -155,6 +161,27 @@ mod tests {
         // Memory of the kernel is in use, too, and belongs to no process.
         assert_eq!(machine(Some(RootMemory { usage: 500, working_set: 400, rss: Some(40) })), (500, 400, 40));
         assert_eq!(machine(None), (800, 700, 50), "the root cgroup cannot be read");
+    }
+
+    #[test]
+    fn huge_pages_are_not_available_memory_unless_the_feature_gate_is_off() {
+        for (huge_pages, subtracts, available) in [
+            ("Hugetlb: 100 kB\n", true, 500),
+            ("Hugetlb: 100 kB\n", false, 600),
+            ("", true, 600),
+            ("Hugetlb: 700 kB\n", true, 0),
+        ] {
+            let machine = Machine {
+                time: Timestamp::UNIX_EPOCH,
+                cpu_nanos: 0,
+                nano_cores: None,
+                memory: numbers(&format!("MemTotal: 1000 kB\n{huge_pages}"), 1),
+                root: Some(RootMemory { usage: 500, working_set: 400, rss: None }),
+                page_faults: 0,
+                major_page_faults: 0,
+            };
+            assert_eq!(machine.available(subtracts), available, "{huge_pages:?} {subtracts}");
+        }
     }
 
     #[test]

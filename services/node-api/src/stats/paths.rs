@@ -14,6 +14,8 @@ pub struct StatsPaths {
     pub cgroup_root: String,
     /// Cgroups of processes that are not those of pods.
     pub system: SystemCgroups,
+    /// Huge pages are not available memory (feature gate `HugepageAwareEviction`).
+    pub subtracts_huge_pages: bool,
 }
 
 /// Cgroups of the configuration, as paths from the root of the hierarchies. Empty: not set.

@@ -52,7 +52,6 @@ impl Stats {
         let m = self.machine();
         let time = m.time.to_string();
         let boot = jiff::SignedDuration::try_from(self.clock.boot()).unwrap_or_default();
-        let working_set = m.working_set();
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let system = self.system_containers(m.time, disk.is_none());
         let psi = Pressure::of_machine(&self.paths.cgroups, Path::new("/proc"));
@@ -63,9 +62,9 @@ impl Stats {
                 ("usageCoreNanoSeconds", json!(m.cpu_nanos))]),
             "memory": {
                 "time": time,
-                "availableBytes": m.of("MemTotal").saturating_sub(working_set),
+                "availableBytes": m.available(self.paths.subtracts_huge_pages),
                 "usageBytes": m.used(),
-                "workingSetBytes": working_set,
+                "workingSetBytes": m.working_set(),
                 "rssBytes": m.rss(),
                 "pageFaults": m.page_faults,
                 "majorPageFaults": m.major_page_faults,

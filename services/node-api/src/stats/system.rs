@@ -172,6 +172,7 @@ mod tests {
             cgroups: root.to_owned(),
             cgroup_root: "/".to_owned(),
             system,
+            subtracts_huge_pages: true,
         };
         Stats::new("n".to_owned(), paths, Clock::system())
     }

@@ -70,6 +70,9 @@ impl PodManager {
         }
         if merged.is_first {
             self.remove_restored_without_source();
+            if self.stores.is_ready() {
+                self.ctx.reporting.views.set_sources_ready();
+            }
         }
     }
 

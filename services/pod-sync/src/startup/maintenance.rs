@@ -163,6 +163,7 @@ impl Agent {
                 cgroups: PathBuf::from(CGROUP_FS),
                 cgroup_root: self.args.cgroup_root.clone(),
                 proc: PathBuf::from("/proc"),
+                subtracts_huge_pages: self.args.resources.subtracts_huge_pages(),
             },
             evicted: evicted.collect(),
             has_memory_alarm: self.args.eviction.kernel_memcg_notification,

@@ -14,6 +14,7 @@ use quintlet_proto::podsync::v1::volumes_server::VolumesServer;
 use tokio::task::JoinHandle;
 
 use super::Agent;
+use crate::pods_api;
 use crate::serve::{EvictionRounds, ServeContext, Service};
 
 impl Agent {
@@ -47,6 +48,26 @@ impl Agent {
         let health = server.health();
         health.set_serving(SYNC_LOOP).await;
         Ok((spawn("server", server.serve(listener, peers, self.stop.clone())), health))
+    }
+
+    /// Serves the Pods API on its socket in the root directory, if the feature gate is on.
+    ///
+    /// # Errors
+    /// The socket cannot be created.
+    pub(crate) fn serve_pods_api(&self) -> anyhow::Result<()> {
+        if !self.args.resources.serves_pods_api() {
+            return Ok(());
+        }
+        let path = pods_api::socket(&self.args.root_dir);
+        let listener = bind_unix(&path, 0o600).with_context(|| format!("{}", path.display()))?;
+        let service = pods_api::PodsApi::new(Arc::clone(&self.ctx.reporting), self.ctx.clock.clone());
+        let server = pods_api::serve(service, listener, self.stop.clone());
+        self.tasks.spawn("pods-api", async move {
+            if let Err(error) = server.await {
+                tracing::error!(%error, "failed to serve the Pods API");
+            }
+        });
+        Ok(())
     }
 
     /// Serves metrics over HTTP if the command line asks for it.

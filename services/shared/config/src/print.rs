@@ -69,7 +69,9 @@ fn below(out: &mut String, level: usize, value: &LocatedValue, origin: &Origin, 
             }
         }
         data => {
-            let text = if secret { word(MASKED) } else { scalar(data) };
+            // An empty list or map has no secret, and the printed text must parse.
+            let is_empty = matches!(data, Data::List(_) | Data::Map(_));
+            let text = if secret && !is_empty { word(MASKED) } else { scalar(data) };
             let _ = writeln!(out, " {text}   # {origin}");
         }
     }

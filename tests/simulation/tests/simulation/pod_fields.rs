@@ -35,12 +35,12 @@ async fn a_pod_with_resource_claims_waits_with_the_kubelets_event_and_starts_not
 async fn a_field_that_is_not_enforced_is_reported_once_and_the_pod_runs() {
     let sim = Sim::start(Options::default()).await;
     let mut pod = pods::single("limited");
-    pod["spec"]["securityContext"] = json!({"seLinuxChangePolicy": "MountOption"});
+    pod["spec"]["volumes"] = json!([{"name": "e", "emptyDir": {"mode": 0o1777}}]);
     let _uid = sim.create(pod);
     sim.wait_ready("limited").await;
     let event = sim.wait_event("limited", "FieldNotEnforced", |e| e.reason == "FieldNotEnforced").await;
     assert_eq!(event.kind, "Warning");
-    assert!(event.message.starts_with("spec.securityContext.seLinuxChangePolicy: MountOption"), "{event:?}");
+    assert!(event.message.starts_with("spec.volumes{e}.emptyDir.mode: "), "{event:?}");
     assert_eq!(event.count, 1);
     sim.finish().await;
 }

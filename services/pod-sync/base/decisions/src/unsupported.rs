@@ -32,13 +32,7 @@ pub fn unprepared_claims(pod: &Pod) -> Option<String> {
 /// Returns a message for each field that is accepted and not enforced, with its path and value.
 #[must_use]
 pub fn not_enforced(pod: &Pod) -> Vec<String> {
-    let mut out = Vec::new();
-    let context = pod::spec(pod).security_context.as_ref();
-    if context.and_then(|context| context.se_linux_change_policy.as_deref()) == Some("MountOption") {
-        let why = "is not enforced except for volumes of the access mode ReadWriteOncePod";
-        out.push(format!("spec.securityContext.seLinuxChangePolicy: MountOption {why}"));
-    }
-    out.extend(unread_fields(pod));
+    let mut out = unread_fields(pod);
     if let Some(others) = out.len().checked_sub(MOST_MESSAGES).filter(|others| *others > 0) {
         out.truncate(MOST_MESSAGES);
         out.push(format!("{others} more fields are not enforced"));
@@ -164,15 +158,12 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_are_not_enforced_are_named_with_their_values() {
-        let of = |policy: &str| {
+    fn both_change_policies_of_selinux_labels_are_enforced() {
+        for policy in ["MountOption", "Recursive"] {
             let context = json!({"seLinuxChangePolicy": policy});
-            not_enforced(&pod_json(json!({"containers": [{"name": "c"}], "securityContext": context})))
-        };
-        assert_eq!(of("Recursive"), Vec::<String>::new());
-        assert!(
-            of("MountOption")[0].starts_with("spec.securityContext.seLinuxChangePolicy: MountOption is not")
-        );
+            let pod = pod_json(json!({"containers": [{"name": "c"}], "securityContext": context}));
+            assert_eq!(not_enforced(&pod), Vec::<String>::new(), "{policy}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod view;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -32,6 +33,8 @@ pub struct PodViews {
     version: watch::Sender<u64>,
     /// Restored pods that have no view yet.
     expected: watch::Sender<HashSet<PodUid>>,
+    /// Every source has delivered its pods.
+    are_sources_ready: AtomicBool,
 }
 
 /// Longest wait for the views of restored pods. The first pass of a worker takes milliseconds.
@@ -44,6 +47,7 @@ impl Default for PodViews {
             problems: RwLock::default(),
             version: watch::Sender::new(0),
             expected: watch::Sender::new(HashSet::new()),
+            are_sources_ready: AtomicBool::new(false),
         }
     }
 }
@@ -60,6 +64,17 @@ impl PodViews {
         let mut expected = self.expected.subscribe();
         // The sender exists as long as `self`.
         let _ = tokio::time::timeout(RESTORE, expected.wait_for(HashSet::is_empty)).await;
+    }
+
+    /// Records that every source has delivered its pods.
+    pub fn set_sources_ready(&self) {
+        self.are_sources_ready.store(true, Ordering::Release);
+    }
+
+    /// Returns whether every source has delivered its pods.
+    #[must_use]
+    pub fn are_sources_ready(&self) -> bool {
+        self.are_sources_ready.load(Ordering::Acquire)
     }
 
     fn has_come(&self, uid: &PodUid) {

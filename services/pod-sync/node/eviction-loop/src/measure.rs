@@ -33,6 +33,8 @@ pub struct Paths {
     pub cgroup_root: String,
     /// `/proc`.
     pub proc: PathBuf,
+    /// Huge pages are not available memory.
+    pub subtracts_huge_pages: bool,
 }
 
 /// Mount points of the runtime's file systems.
@@ -104,12 +106,25 @@ fn units(count: u64) -> i64 {
 /// of the machine is implausible.
 fn memory(paths: &Paths) -> Option<(i64, i64)> {
     let meminfo = fs::read_to_string(paths.proc.join("meminfo")).ok()?;
-    let total = meminfo.lines().find_map(|line| {
-        let kibibytes = line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?;
-        kibibytes.trim().parse::<i64>().ok()?.checked_mul(1024)
-    })?;
+    let total = meminfo_bytes(&meminfo, "MemTotal:")?;
     let working_set = CgroupStats::root_memory(&paths.cgroups)?.working_set;
-    Some((total.checked_sub(i64::try_from(working_set).ok()?)?, total))
+    let available = total.checked_sub(i64::try_from(working_set).ok()?)?;
+    // Kernels before 4.20 do not have the line.
+    let huge_pages = meminfo_bytes(&meminfo, "Hugetlb:").filter(|_| paths.subtracts_huge_pages);
+    Some((without_huge_pages(available, huge_pages.unwrap_or(0)), total))
+}
+
+/// Returns the available memory that is not reserved for huge pages, in use or not: no working set contains them
+/// (`pkg/kubelet/server/stats/summary.go: adjustForHugePages`). A negative amount stays as it is.
+fn without_huge_pages(available: i64, huge_pages: i64) -> i64 {
+    available.saturating_sub(huge_pages).max(available.min(0))
+}
+
+fn meminfo_bytes(meminfo: &str, name: &str) -> Option<i64> {
+    meminfo.lines().find_map(|line| {
+        let kibibytes = line.strip_prefix(name)?.trim().strip_suffix(" kB")?;
+        kibibytes.trim().parse::<i64>().ok()?.checked_mul(1024)
+    })
 }
 
 /// Returns available memory and memory limit of all pods together. Without a limit the signal does not exist. A working set above the

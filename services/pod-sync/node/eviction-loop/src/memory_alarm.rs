@@ -143,6 +143,7 @@ mod tests {
             cgroups: cgroups.clone(),
             cgroup_root: String::new(),
             proc: cgroups.clone(),
+            subtracts_huge_pages: true,
         };
         let bytes = |count| Amount::Quantity(Quantity::from_units(count, Format::Binary));
         let thresholds = [
@@ -178,6 +179,7 @@ mod tests {
             cgroups: root.to_owned(),
             cgroup_root: String::new(),
             proc: root.to_owned(),
+            subtracts_huge_pages: true,
         };
         let none = Observations::new();
         let mut alarm = Box::pin(wait(&paths, &[], &none));

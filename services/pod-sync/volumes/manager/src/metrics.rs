@@ -133,8 +133,8 @@ impl Metrics {
         self.operations.observe_of(plugin, operation, ok, took);
     }
 
-    /// Counts what was found about the labels of a volume. A mismatch is an error for a volume for one pod only.
-    pub(crate) fn found(&self, finding: Finding, provided: &Provided) {
+    /// Counts what was found about the labels of a volume. A mismatch is an error where labels are enforced, and a warning otherwise.
+    pub(crate) fn found(&self, finding: Finding, provided: &Provided, is_enforced: bool) {
         let access_mode = provided.access_mode;
         // Unlike metrics of operations, these separate plugin and driver with a slash.
         let volume_plugin = match &provided.source {
@@ -142,7 +142,7 @@ impl Metrics {
             Source::InTree(volume) => volume.plugin().name().to_owned(),
         };
         let of_volume = VolumeLabel { volume_plugin, access_mode };
-        match (finding, provided.is_for_one_pod) {
+        match (finding, is_enforced) {
             (Finding::PodMismatch, true) => self.pod_errors.get_or_create(&ModeLabel { access_mode }).inc(),
             (Finding::PodMismatch, false) => {
                 self.pod_warnings.get_or_create(&ModeLabel { access_mode }).inc()
@@ -202,13 +202,13 @@ mod tests {
         let nfs = provided("pv", json!({"nfs": {"server": "s", "path": "/a"}}), &["ReadOnlyMany"]);
         let one = csi(&["ReadWriteOncePod"]);
         let most = csi(&["ReadOnlyMany", "ReadWriteOnce", "ReadWriteMany"]);
-        metrics.found(Finding::PodMismatch, &one);
-        metrics.found(Finding::PodMismatch, &most);
-        metrics.found(Finding::PodMismatch, &nfs);
-        metrics.found(Finding::VolumeMismatch, &one);
-        metrics.found(Finding::VolumeMismatch, &one);
-        metrics.found(Finding::VolumeMismatch, &most);
-        metrics.found(Finding::Admitted, &csi(&["ReadWriteOnce", "ReadOnlyMany"]));
+        metrics.found(Finding::PodMismatch, &one, one.is_for_one_pod);
+        metrics.found(Finding::PodMismatch, &most, most.is_for_one_pod);
+        metrics.found(Finding::PodMismatch, &nfs, nfs.is_for_one_pod);
+        metrics.found(Finding::VolumeMismatch, &one, one.is_for_one_pod);
+        metrics.found(Finding::VolumeMismatch, &one, one.is_for_one_pod);
+        metrics.found(Finding::VolumeMismatch, &most, most.is_for_one_pod);
+        metrics.found(Finding::Admitted, &csi(&["ReadWriteOnce", "ReadOnlyMany"]), false);
         let csi = "volume_plugin=\"kubernetes.io/csi/found.d\"";
         for (name, labels, expected) in [
             ("pod_context_mismatch_errors", &["access_mode=\"RWOP\""][..], 1),

@@ -129,7 +129,8 @@ fn labels(
 ) -> Result<Labels, String> {
     let labels = selinux::labels(pod, name, provided, rules, tools.file_label.as_ref());
     if labels.as_ref().map_or(true, |labels| labels.are_several) {
-        tools.metrics.found(Finding::PodMismatch, provided);
+        let is_enforced = tools.enforces_labels(provided);
+        tools.metrics.found(Finding::PodMismatch, provided, is_enforced);
     }
     labels
 }

@@ -14,6 +14,8 @@ pub(crate) struct FileLabel {
     user: String,
     role: String,
     kind: String,
+    /// PersistentVolumes of all access modes are mounted with a label, not only those for one pod (feature gate `SELinuxMount`).
+    for_all_modes: bool,
 }
 
 impl FileLabel {
@@ -37,7 +39,18 @@ impl FileLabel {
         });
         let value = values.next_back()?;
         let mut parts = value.splitn(4, ':').map(str::to_owned);
-        Some(Self { user: parts.next()?, role: parts.next()?, kind: parts.next()? })
+        Some(Self { user: parts.next()?, role: parts.next()?, kind: parts.next()?, for_all_modes: false })
+    }
+
+    /// Sets whether PersistentVolumes of all access modes are mounted with a label.
+    pub(crate) fn for_all_modes(mut self, for_all_modes: bool) -> Self {
+        self.for_all_modes = for_all_modes;
+        self
+    }
+
+    /// Returns whether a volume may be mounted with a label. A mismatch of labels is an error then (`VolumeSupportsSELinuxMount`).
+    pub(crate) fn is_enforced(&self, provided: &Provided) -> bool {
+        provided.is_for_one_pod || (self.for_all_modes && provided.object_uid.is_some())
     }
 
     /// Returns the label of the files of containers with these options. Without a level, the runtime chooses one, and the volume
@@ -58,7 +71,7 @@ pub(crate) struct Labels {
     pub(crate) original: Option<String>,
     /// The plugin can mount the volume with a label.
     pub(crate) is_supported: bool,
-    /// The containers that use the volume have several labels, which is no error since the volume is not for one pod.
+    /// The containers that use the volume have several labels, which is no error since the volume is not mounted with one.
     pub(crate) are_several: bool,
 }
 
@@ -75,7 +88,8 @@ pub(crate) enum Finding {
 
 /// Returns the labels of a volume of a pod. `files` is `None` on a machine without SELinux.
 ///
-/// Only a volume for one pod is mounted with a label, if its driver supports that and the pod does not choose `Recursive`.
+/// A PersistentVolume is mounted with a label if its driver supports that, the pod does not choose `Recursive`, and
+/// [`FileLabel::is_enforced`].
 ///
 /// # Errors
 /// Fails if the containers that use such a volume have several labels.
@@ -104,7 +118,8 @@ pub(crate) fn labels(
     for container in spec.ephemeral_containers.iter().flatten() {
         add(&pod_sync_cri_config::container::container_of_ephemeral(container));
     }
-    if labels.len() > 1 && !provided.is_for_one_pod {
+    let is_enforced = files.is_enforced(provided);
+    if labels.len() > 1 && !is_enforced {
         return Ok(Labels { are_several: true, ..Labels::default() });
     }
     if labels.len() > 1 {
@@ -119,7 +134,7 @@ pub(crate) fn labels(
         Source::InTree(volume) => volume.plugin().is_disk(),
     };
     let original = labels.pop_first().flatten().filter(|_| is_supported && !is_recursive);
-    let mount = original.clone().filter(|_| provided.is_for_one_pod);
+    let mount = original.clone().filter(|_| is_enforced);
     Ok(Labels { mount, original, is_supported, are_several: false })
 }
 
@@ -338,6 +353,50 @@ mod tests {
             let got = labels(&pod, "v", &provided, &rules, Some(&files)).ok();
             assert_eq!(got, expected, "{levels:?} {policy} {supported} {one_pod}");
             assert_eq!(labels(&pod, "v", &provided, &rules, None), Ok(none.clone()));
+        }
+    }
+
+    #[test]
+    fn persistent_volumes_of_all_access_modes_are_mounted_with_a_label_by_the_feature_gate() {
+        let driver: CSIDriver =
+            serde_json::from_value(json!({"metadata": {"name": "d"}, "spec": {"seLinuxMount": true}}))
+                .unwrap();
+        let rules = DriverRules::of(Some(&driver));
+        let source = serde_json::from_value(json!({"driver": "d"})).unwrap();
+        let inline = crate::claims::of_inline(&Pod::default(), &PodUid::parse("u1").unwrap(), "v", &source);
+        let persistent = Provided { object_uid: Some("u2".to_owned()), ..inline.clone() };
+        let pod = |second: &str, policy: Value| {
+            let container = |(name, level): (&str, &str)| {
+                json!({"name": name, "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+                    "securityContext": {"seLinuxOptions": {"level": level}}})
+            };
+            pod_json(json!({
+                "securityContext": {"seLinuxChangePolicy": policy},
+                "containers": [container(("a", "s0:c1")), container(("b", second))],
+            }))
+        };
+        let label = || Ok(Some("system_u:object_r:container_file_t:s0:c1".to_owned()));
+        let several = || {
+            let text = "multiple SELinux labels found: system_u:object_r:container_file_t:s0:c1,\
+                        system_u:object_r:container_file_t:s0:c2";
+            Err(text.to_owned())
+        };
+        // The gate, the volume, the level of the second container, the policy; the label.
+        for (gate, volume, second, policy, expected) in [
+            (true, &persistent, "s0:c1", json!(null), label()),
+            (true, &persistent, "s0:c1", json!("MountOption"), label()),
+            (true, &persistent, "s0:c1", json!("Recursive"), Ok(None)),
+            (true, &persistent, "s0:c2", json!(null), several()),
+            // As in the kubelet, the labels are compared before the policy is read.
+            (true, &persistent, "s0:c2", json!("Recursive"), several()),
+            (true, &inline, "s0:c1", json!(null), Ok(None)),
+            (true, &inline, "s0:c2", json!(null), Ok(None)),
+            (false, &persistent, "s0:c1", json!(null), Ok(None)),
+            (false, &persistent, "s0:c2", json!(null), Ok(None)),
+        ] {
+            let files = FileLabel::parse(CONTEXTS).unwrap().for_all_modes(gate);
+            let got = mount_label(&pod(second, policy.clone()), volume, &rules, Some(&files));
+            assert_eq!(got, expected, "{gate} {:?} {second} {policy}", volume.object_uid);
         }
     }
 

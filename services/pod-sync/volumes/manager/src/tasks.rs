@@ -1,7 +1,7 @@
 //! The handle of the volume tasks.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ use crate::work;
 /// Inputs of [`VolumeTasks::start`].
 pub struct VolumeTasksContext {
     /// Root directory of the node agent.
-    pub root_dir: std::path::PathBuf,
+    pub root_dir: PathBuf,
     /// Sets up and removes direct volumes.
     pub volumes: Volumes,
     /// Name of the node.
@@ -56,12 +56,14 @@ pub struct VolumeTasksContext {
     /// Service account tokens for drivers.
     pub tokens: Option<Arc<dyn TokenSource>>,
     /// Socket of status-reporter, which writes volumes in use and drivers to the Node and CSINode objects.
-    pub status_reporter: std::path::PathBuf,
+    pub status_reporter: PathBuf,
     /// A controller attaches volumes (`enableControllerAttachDetach`). This node does not attach volumes, so that without a
     /// controller only volumes that need no attachment are mounted.
     pub controller_attaches: bool,
-    /// The machine uses SELinux.
-    pub selinux: bool,
+    /// Root directory of the machine's SELinux policy; none on a machine without SELinux.
+    pub selinux_root: Option<PathBuf>,
+    /// PersistentVolumes of all access modes are mounted with an SELinux label.
+    pub selinux_mount: bool,
     /// mount(8), the tools of file systems, and iscsiadm.
     pub commands: Arc<dyn Commands>,
     /// Directories of devices.
@@ -188,10 +190,11 @@ impl VolumeTasks {
             metrics,
             events: inputs.events.clone(),
             nodes: inputs.nodes.clone(),
-            file_label: match inputs.selinux {
-                true => task::blocking(|| FileLabel::read(Path::new("/"))).await,
-                false => None,
-            },
+            file_label: match inputs.selinux_root {
+                Some(selinux_root) => task::blocking(move || FileLabel::read(&selinux_root)).await,
+                None => None,
+            }
+            .map(|label| label.for_all_modes(inputs.selinux_mount)),
         };
         let node_volumes = Arc::new(NodeVolumes::new(inputs.status_reporter));
         drop(task::spawn("node volumes", Arc::clone(&node_volumes).run(stop.clone())));
@@ -241,7 +244,7 @@ impl VolumeTasks {
             state.declare(uid, resolution, &open, &tools.root, tools.clock.wall())
         });
         for (finding, provided) in findings {
-            tools.metrics.found(finding, &provided);
+            tools.metrics.found(finding, &provided, tools.enforces_labels(&provided));
         }
     }
 

@@ -11,7 +11,7 @@ use pod_sync_layout::{TokenCache, TokenSource};
 use quintlet_kit::clock::Clock;
 use tokio::sync::watch;
 
-use crate::claims::SecretName;
+use crate::claims::{Provided, SecretName};
 use crate::metrics::Metrics;
 use crate::objects::VolumeObjects;
 use crate::selinux::FileLabel;
@@ -36,6 +36,13 @@ pub(crate) struct Tools {
     pub(crate) events: Events,
     /// The Node object, as it changes.
     pub(crate) nodes: watch::Receiver<Option<Arc<Node>>>,
+}
+
+impl Tools {
+    /// Returns whether a mismatch of a volume's SELinux labels is an error.
+    pub(crate) fn enforces_labels(&self, provided: &Provided) -> bool {
+        self.file_label.as_ref().is_some_and(|label| label.is_enforced(provided))
+    }
 }
 
 /// A Secret that could not be read.

@@ -61,8 +61,17 @@ pub const QUOTA_MONITORING: &str = "LocalStorageCapacityIsolationFSQuotaMonitori
 /// If true, containers get their `lifecycle.stopSignal`, and statuses have the stop signal that the runtime reports.
 pub const STOP_SIGNALS: &str = "ContainerStopSignals";
 
+/// If true, the Pods API is served on its socket.
+pub const PODS_API: &str = "PodsAPI";
+
+/// If true, huge pages are not available memory, for evictions and in statistics.
+pub const HUGE_PAGE_AWARE_EVICTION: &str = "HugepageAwareEviction";
+
+/// If true, PersistentVolumes of all access modes are mounted with an SELinux label.
+pub const SELINUX_MOUNT: &str = "SELinuxMount";
+
 /// The gates that can be set to either value.
-pub const SETTABLE: [&str; 11] = [
+pub const SETTABLE: [&str; 14] = [
     CRASH_LOOP_MAX,
     SPLIT_STREAMS,
     CHECKPOINTS,
@@ -74,10 +83,13 @@ pub const SETTABLE: [&str; 11] = [
     VOLUME_HEALTH,
     QUOTA_MONITORING,
     STOP_SIGNALS,
+    PODS_API,
+    HUGE_PAGE_AWARE_EVICTION,
+    SELINUX_MOUNT,
 ];
 
 /// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 11] = [
+pub const DEFAULTS: [Gate; 14] = [
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
@@ -89,6 +101,9 @@ pub const DEFAULTS: [Gate; 11] = [
     off(VOLUME_HEALTH, ALPHA),
     off(QUOTA_MONITORING, BETA),
     off(STOP_SIGNALS, ALPHA),
+    on(PODS_API, BETA),
+    on(HUGE_PAGE_AWARE_EVICTION, BETA),
+    on(SELINUX_MOUNT, GA),
 ];
 
 /// Returns the default value of one of [`SETTABLE`].
@@ -139,7 +154,6 @@ pub const GATES: &[Gate] = &[
     on("GracefulNodeShutdownBasedOnPodPriority", BETA),
     off("H2CContainerProbe", ALPHA),
     on("HostnameOverride", GA),
-    off("HugepageAwareEviction", BETA),
     on("ImageMaximumGCAge", GA),
     on("ImageVolume", GA),
     off("ImageVolumeWithDigest", ALPHA),
@@ -175,7 +189,6 @@ pub const GATES: &[Gate] = &[
     on("PodLifecycleSleepActionAllowZero", GA),
     on("PodObservedGenerationTracking", GA),
     on("PodReadyToStartContainersCondition", BETA),
-    off("PodsAPI", BETA),
     on("ProcMountType", GA),
     on("RecursiveReadOnlyMounts", GA),
     off("ReduceDefaultCrashLoopBackOffDecay", ALPHA),
@@ -186,7 +199,6 @@ pub const GATES: &[Gate] = &[
     on("RestartAllContainersOnContainerExits", BETA),
     off("RotateKubeletServerCertificate", BETA),
     off("RuntimeClassInImageCriApi", ALPHA),
-    off("SELinuxMount", GA),
     on("SELinuxMountReadWriteOncePod", GA),
     on("SidecarContainers", GA),
     on("SupplementalGroupsPolicy", GA),

@@ -74,3 +74,14 @@ fn a_header_for_the_manifest_url_is_in_no_message_about_it() {
     assert!(refusal("maxPods: many\n", &[]).contains("\"many\""), "other values are shown");
     assert!(refusal("", &["--max-pods", "many"]).contains("'many'"), "other values are shown");
 }
+
+#[test]
+fn a_masked_value_keeps_its_form_so_that_the_printed_configuration_parses() {
+    let printed = refusal(&format!("staticPodURLHeader: {{A: [], B: [{SECRET}]}}\n"), &["--print-config"]);
+    assert!(printed.contains("A: []") && printed.contains("B:\n  - \"<masked>\""), "{printed}");
+    assert!(!printed.contains(SECRET), "{printed}");
+    let fields =
+        printed.lines().filter(|line| !line.starts_with("apiVersion:") && !line.starts_with("kind:"));
+    let fields: String = fields.take_while(|line| *line != "---").map(|line| format!("{line}\n")).collect();
+    assert!(refusal(&fields, &["--print-config"]).contains("A: []"), "{printed}");
+}

@@ -25,6 +25,7 @@ fn paths(dir: &Path) -> Paths {
         cgroups: at("cgroup"),
         cgroup_root: "/".to_owned(),
         proc: at("proc"),
+        subtracts_huge_pages: true,
     }
 }
 
@@ -71,6 +72,37 @@ fn memory_and_process_ids_are_read_from_both_cgroup_versions() {
         assert_eq!(without_files, want);
         assert!(seen.values().all(|observation| observation.at == now));
     }
+}
+
+#[test]
+fn huge_pages_are_not_available_memory_unless_the_feature_gate_is_off() {
+    for (huge_pages, subtracts, available) in [
+        ("Hugetlb:             100 kB\n", true, Some(1_024_000 - 400_000 - 102_400)),
+        ("Hugetlb:             100 kB\n", false, Some(1_024_000 - 400_000)),
+        ("Hugetlb:               0 kB\n", true, Some(1_024_000 - 400_000)),
+        ("", true, Some(1_024_000 - 400_000)),
+        // A page of 2 MiB on a machine that has less available memory.
+        ("Hugetlb:            2048 kB\n", true, Some(0)),
+    ] {
+        for version in [V1, V2] {
+            let dir = tempfile::tempdir().unwrap();
+            write(dir.path(), &PROC);
+            write(dir.path(), &version);
+            write(dir.path(), &[("proc/meminfo", &format!("MemTotal:        1000 kB\n{huge_pages}"))]);
+            let paths = Paths { subtracts_huge_pages: subtracts, ..paths(dir.path()) };
+            let seen = memory_and_processes(&paths, Duration::ZERO);
+            let values =
+                |signal: Signal| seen.get(&signal).map(|o| (o.available.value(), o.capacity.value()));
+            let machine = available.map(|available| (available, 1_024_000));
+            assert_eq!(values(Signal::MemoryAvailable), machine, "{huge_pages:?} {subtracts}");
+            assert_eq!(
+                values(Signal::AllocatableMemoryAvailable),
+                Some((550_000, 800_000)),
+                "the pods' own limit"
+            );
+        }
+    }
+    assert_eq!(without_huge_pages(-5, 3), -5, "an implausible amount stays implausible");
 }
 
 #[test]
