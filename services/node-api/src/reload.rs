@@ -11,7 +11,8 @@ use crate::auth::x509::ClientCa;
 use crate::tls::ServingCertificate;
 
 /// Interval between checks. File system notifications do not follow the links that certificate managers move.
-const EVERY: Duration = Duration::from_secs(10);
+/// A certificate of a minute's life is rotated six seconds before its end at the latest.
+const EVERY: Duration = Duration::from_secs(2);
 
 /// The values that are read from files.
 pub(crate) struct ReloadedFiles {

@@ -152,7 +152,8 @@ pub fn server_config(
 #[derive(Debug)]
 pub struct ServingCertificate {
     files: [PathBuf; 2],
-    now: RwLock<Arc<CertifiedKey>>,
+    /// Is empty until a requested certificate is issued. Handshakes fail until then, as with a kubelet.
+    now: RwLock<Option<Arc<CertifiedKey>>>,
     /// Digest of the files that were read last, whether valid or not.
     seen: Mutex<Digest>,
 }
@@ -166,8 +167,28 @@ impl ServingCertificate {
         let files = [cert.to_owned(), key.to_owned()];
         // Computed before the files are read, so that a change in between is noticed later.
         let seen = Mutex::new(digest::of_files(&files));
-        let now = RwLock::new(Arc::new(read_pair(cert, key)?));
+        let now = RwLock::new(Some(Arc::new(read_pair(cert, key)?)));
         Ok(Self { files, now, seen })
+    }
+
+    /// Returns the certificate of a file that also has the key, and that may not exist yet.
+    ///
+    /// # Errors
+    /// Fails if the file exists and is invalid.
+    pub fn awaiting(path: &Path) -> Result<Self, TlsError> {
+        let files = [path.to_owned(), path.to_owned()];
+        let seen = Mutex::new(digest::of_files(&files));
+        let now = match read_pair(path, path) {
+            Err(TlsError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+            read => Some(Arc::new(read?)),
+        };
+        Ok(Self { files, now: RwLock::new(now), seen })
+    }
+
+    /// Returns whether there is a certificate.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.now.read().is_some()
     }
 
     /// Reloads the files if they have changed. Returns whether they have. Invalid files leave the previous certificate in use.
@@ -180,14 +201,14 @@ impl ServingCertificate {
             return Ok(false);
         }
         let [cert, key] = &self.files;
-        *self.now.write() = Arc::new(read_pair(cert, key)?);
+        *self.now.write() = Some(Arc::new(read_pair(cert, key)?));
         Ok(true)
     }
 }
 
 impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.now.read().clone())
+        self.now.read().clone()
     }
 }
 
@@ -394,13 +415,40 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (cert, key) = self_signed(dir.path(), "n", jiff::Timestamp::UNIX_EPOCH).unwrap();
         let serving = ServingCertificate::load(&cert, &key).unwrap();
-        let before = serving.now.read().cert.clone();
+        let certificate = || serving.now.read().as_ref().unwrap().cert.clone();
+        let before = certificate();
         std::fs::write(&cert, "rubbish").unwrap();
         assert!(serving.refresh().is_err());
         assert!(!serving.refresh().unwrap(), "reported once");
-        assert_eq!(serving.now.read().cert, before);
+        assert_eq!(certificate(), before);
         self_signed(dir.path(), "n", jiff::Timestamp::UNIX_EPOCH).unwrap();
         assert!(serving.refresh().unwrap());
-        assert_ne!(serving.now.read().cert, before);
+        assert_ne!(certificate(), before);
+    }
+
+    #[test]
+    fn a_certificate_that_pod_sync_obtains_is_served_once_it_is_issued_and_after_each_rotation() {
+        let dir = tempfile::tempdir().unwrap();
+        let issued = |host: &str| {
+            let made = tempfile::tempdir().unwrap();
+            let (cert, key) = self_signed(made.path(), host, jiff::Timestamp::UNIX_EPOCH).unwrap();
+            let [cert, key] = [cert, key].map(|path| std::fs::read_to_string(path).unwrap());
+            let path = dir.path().join(host);
+            std::fs::write(&path, cert + &key).unwrap();
+            path
+        };
+        let current = dir.path().join("kubelet-server-current.pem");
+        let serving = ServingCertificate::awaiting(&current).unwrap();
+        assert!(!serving.is_there() && !serving.refresh().unwrap());
+        std::os::unix::fs::symlink(issued("a"), &current).unwrap();
+        assert!(serving.refresh().unwrap() && serving.is_there());
+        let first = serving.now.read().as_ref().unwrap().cert.clone();
+        std::fs::remove_file(&current).unwrap();
+        std::os::unix::fs::symlink(issued("b"), &current).unwrap();
+        assert!(serving.refresh().unwrap());
+        assert_ne!(serving.now.read().as_ref().unwrap().cert, first);
+        assert!(ServingCertificate::awaiting(&current).unwrap().is_there());
+        std::fs::write(dir.path().join("b"), "torn").unwrap();
+        assert!(ServingCertificate::awaiting(&current).is_err());
     }
 }

@@ -10,9 +10,10 @@ use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// Intervals between checks of the files: until they are usable, and after that.
+/// Intervals between checks of the files: until they are usable, and after that. A certificate of a minute's life is rotated six seconds
+/// before its end at the latest.
 const LOOK_FOR_EVERY: Duration = Duration::from_millis(500);
-const LOOK_AGAIN_EVERY: Duration = Duration::from_secs(5);
+const LOOK_AGAIN_EVERY: Duration = Duration::from_secs(2);
 
 /// Longest wait for the first attempt to load the kubeconfig.
 const FIRST: Duration = Duration::from_secs(1);
@@ -109,6 +110,11 @@ async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>, looke
                     info!(path = %path.display(), "loaded kubeconfig");
                     current.send_replace(Some(Arc::new(clients)));
                     (known, complained) = (Some(seen), false);
+                }
+                // pod-sync writes the file after a bootstrap.
+                Err(_) if !complained && seen.first().is_some_and(|(_, file)| file.is_none()) => {
+                    info!(path = %path.display(), "waiting for the kubeconfig");
+                    complained = true;
                 }
                 Err(error) if !complained => {
                     let why = quintlet_kit::error_chain(&error);

@@ -19,8 +19,9 @@ use quintlet_kit::contain::contained_request;
 use quintlet_kit::task;
 use serde_json::Value;
 
-/// Interval of refreshes of the copies.
-const REFRESH_PERIOD: Duration = Duration::from_secs(5);
+/// Interval of refreshes of the copies. A certificate of a minute's life is rotated six seconds before its end at the latest, and the
+/// service notices its copy within 2 s.
+const REFRESH_PERIOD: Duration = Duration::from_secs(2);
 
 /// Mode of a copy, which belongs to root and the group of the service.
 const MODE: u32 = 0o440;
@@ -38,6 +39,10 @@ pub(super) enum CopyKind {
     Plain,
     /// A kubeconfig. Its copy contains the files that it names.
     Kubeconfig,
+    /// A kubeconfig that pod-sync writes after a bootstrap.
+    BootstrappedKubeconfig,
+    /// A file that pod-sync may write, such as the serving certificate that it requests.
+    Issued,
     /// A directory of drop-in configuration files, which may be added and removed at any time.
     DropIns,
 }
@@ -75,6 +80,10 @@ impl Copies {
         for file in self.files.clone() {
             match file.kind {
                 CopyKind::Plain | CopyKind::Kubeconfig => failed.extend(self.copy(file)),
+                CopyKind::BootstrappedKubeconfig | CopyKind::Issued => {
+                    let failure = self.copy(file);
+                    failed.extend(failure.filter(|(_, error)| error.kind() != io::ErrorKind::NotFound));
+                }
                 CopyKind::DropIns => match self.drop_ins(&file) {
                     Ok(files) => failed.extend(files.into_iter().filter_map(|file| self.copy(file))),
                     Err(error) => failed.push((file, error)),
@@ -87,8 +96,10 @@ impl Copies {
     /// Copies a file if it has changed. Returns the file and the error if that failed.
     fn copy(&mut self, file: FileCopy) -> Option<(FileCopy, io::Error)> {
         let content = match file.kind {
-            CopyKind::Kubeconfig => inline_files(&file.from).map(String::into_bytes),
-            CopyKind::Plain | CopyKind::DropIns => std::fs::read(&file.from),
+            CopyKind::Kubeconfig | CopyKind::BootstrappedKubeconfig => {
+                inline_files(&file.from).map(String::into_bytes)
+            }
+            CopyKind::Plain | CopyKind::DropIns | CopyKind::Issued => std::fs::read(&file.from),
         };
         let copied = content.and_then(|content| {
             if self.written.get(&file.to) != Some(&content) {
@@ -237,6 +248,33 @@ mod tests {
         assert_eq!(read["users"][0]["user"], serde_json::json!({"token": "secret"}));
         assert_eq!(std::fs::metadata(&copy).unwrap().mode() & 0o7777, 0o440);
         std::fs::remove_file(dir.path().join("ca.pem")).unwrap();
+        assert_eq!(copies.refresh().len(), 1);
+    }
+
+    #[test]
+    fn files_that_pod_sync_will_write_may_be_missing_at_first() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str| dir.path().join(name);
+        let files = vec![
+            handed(&place("kubelet.conf"), &place("k"), CopyKind::BootstrappedKubeconfig),
+            handed(&place("server.pem"), &place("s"), CopyKind::Issued),
+        ];
+        let (mut copies, failed) = Copies::make(files);
+        assert!(failed.is_empty(), "{failed:?}");
+        std::fs::write(place("server.pem"), "one").unwrap();
+        std::fs::write(
+            place("kubelet.conf"),
+            format!("users: [{{name: u, user: {{client-key: {}}}}}]", place("server.pem").display()),
+        )
+        .unwrap();
+        assert!(copies.refresh().is_empty());
+        assert_eq!(std::fs::read_to_string(place("s")).unwrap(), "one");
+        let read: Value = serde_json::from_str(&std::fs::read_to_string(place("k")).unwrap()).unwrap();
+        assert_eq!(read["users"][0]["user"], serde_json::json!({"client-key-data": "b25l"}));
+        std::fs::write(place("kubelet.conf"), "{").unwrap();
         assert_eq!(copies.refresh().len(), 1);
     }
 
