@@ -38,7 +38,6 @@ ALLOWED = {
     ("impl", "pod-sync Service"): 5,
     ("impl", "pod-sync/volumes/in-tree Mounter"): 4,
     ("test-only", "cri-proxy"): 1,
-    ("test-only", "node-api"): 2,
     ("test-only", "pod-sync/base/decisions"): 5,
     ("test-only", "pod-sync/volumes/csi"): 1,
     ("test-only", "shared/localnode"): 2,

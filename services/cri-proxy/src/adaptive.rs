@@ -130,10 +130,10 @@ impl Adaptive {
     fn step(&mut self, direction: Direction) {
         self.direction = direction;
         // The effect of a smaller step would be too small to measure.
-        let by = (self.limit / 8).max(1);
+        let change = (self.limit / 8).max(1);
         self.limit = match direction {
-            Direction::Up => self.limit.saturating_add(by).min(MAX),
-            Direction::Down => self.limit.saturating_sub(by).max(MIN),
+            Direction::Up => self.limit.saturating_add(change).min(MAX),
+            Direction::Down => self.limit.saturating_sub(change).max(MIN),
             Direction::Still => self.limit,
         };
     }

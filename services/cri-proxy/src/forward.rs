@@ -19,12 +19,12 @@ use tracing::{Instrument as _, Span, field};
 use crate::budget::{ByteBudget, Reservation};
 use crate::completed_execs::CompletedExecs;
 use crate::fence::{Fence, FenceError};
-use crate::inflight::{Answer, InFlight};
+use crate::inflight::{InFlight, PendingReply};
 use crate::lanes::Lanes;
 use crate::lists::{self, UnsupportedListStreams};
 use crate::metrics::{Metrics, OTHER};
 use crate::orphaned_tasks::OrphanedTasks;
-use crate::policy::{self, Class, Deadline, Lane, Policy, Socket, Verdict};
+use crate::policy::{self, CallDecision, Class, Deadline, Lane, Policy, Socket};
 use crate::reply::{self, Body, Reply};
 use crate::request_info::RequestInfo;
 use crate::runtime_info::ConnectedRuntime;
@@ -162,7 +162,7 @@ impl Forwarder {
 
     #[must_use]
     pub fn budget(&self, socket: Socket) -> ByteBudget {
-        let found = self.budgets.iter().find(|(of, _)| *of == socket);
+        let found = self.budgets.iter().find(|(owner, _)| *owner == socket);
         found.map(|(_, budget)| budget.clone()).expect("every socket has a budget")
     }
 
@@ -225,11 +225,13 @@ impl Forwarder {
             return Reply::local(Code::Unimplemented, message, Outcome::NotDispatched, Duration::ZERO)
                 .into_response();
         };
-        let (row, lane) = match policy::verdict(socket, service, method) {
-            Verdict::Forward(row) => (Some(row), Some(row.lane)),
-            Verdict::Passthrough => (None, None),
-            Verdict::WrongSocket | Verdict::Local => return self.refuse(socket, service, method, true),
-            Verdict::Unknown => return self.refuse(socket, service, method, false),
+        let (row, lane) = match policy::decide(socket, service, method) {
+            CallDecision::Forward(row) => (Some(row), Some(row.lane)),
+            CallDecision::Passthrough => (None, None),
+            CallDecision::WrongSocket | CallDecision::Local => {
+                return self.refuse(socket, service, method, true);
+            }
+            CallDecision::Unknown => return self.refuse(socket, service, method, false),
         };
         if let Some(row) = row
             && let Some(refusal) = self.refuse_fatal(row).await
@@ -267,7 +269,7 @@ impl Forwarder {
     }
 }
 
-async fn wait_for_reply(mut answer: Answer) -> Reply {
+async fn wait_for_reply(mut answer: PendingReply) -> Reply {
     let reply = answer.wait_for(Option::is_some).await.ok().and_then(|reply| reply.as_deref().cloned());
     reply.unwrap_or_else(|| {
         Reply::local(

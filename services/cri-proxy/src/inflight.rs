@@ -11,7 +11,7 @@ use crate::reply::Reply;
 use crate::request_info::CallKey;
 
 /// A pending reply. A sender dropped without a reply means that the task of the call ended unexpectedly.
-pub type Answer = watch::Receiver<Option<Arc<Reply>>>;
+pub type PendingReply = watch::Receiver<Option<Arc<Reply>>>;
 
 /// The decision about a new call.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub enum Admission {
     /// No call with this key is in flight: the caller runs it.
     Lead(Leader),
     /// An identical call is in flight: the caller waits for its reply.
-    Join(Answer),
+    Join(PendingReply),
     /// A different call with the same key is in flight.
     Conflict,
 }
@@ -28,7 +28,7 @@ pub enum Admission {
 struct Entry {
     bytes: Bytes,
     token: Arc<Mutex<FencingToken>>,
-    answer: Answer,
+    answer: PendingReply,
 }
 
 type Entries = Arc<Mutex<HashMap<CallKey, Entry>>>;
@@ -66,7 +66,7 @@ impl InFlight {
 
     /// Joins an identical call, if one is in flight.
     #[must_use]
-    pub fn join(&self, key: &CallKey, bytes: &Bytes, token: FencingToken) -> Option<Answer> {
+    pub fn join(&self, key: &CallKey, bytes: &Bytes, token: FencingToken) -> Option<PendingReply> {
         let entries = self.0.lock();
         let entry = entries.get(key).filter(|e| e.bytes == *bytes)?;
         let mut of_leader = entry.token.lock();
@@ -100,7 +100,7 @@ impl Leader {
 
     /// Returns the pending reply.
     #[must_use]
-    pub fn subscribe(&self) -> Answer {
+    pub fn subscribe(&self) -> PendingReply {
         self.answer.subscribe()
     }
 

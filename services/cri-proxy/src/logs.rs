@@ -9,7 +9,7 @@ use std::time::Duration;
 use k8s_cri::v1;
 use notify::Watcher as _;
 use prost::Message as _;
-use quintlet_crilog::follow::{Followed, LINGER, Step};
+use quintlet_crilog::follow::{Followed, LINGER, ReadOutcome};
 use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::deadline_after;
 use quintlet_kit::contain::{self, contained_request};
@@ -23,7 +23,7 @@ use tonic::{Code, Request, Response, Status};
 
 use crate::budget::Reservation;
 use crate::forward::{Call, Forwarder};
-use crate::policy::{self, RUNTIME, Socket, Verdict};
+use crate::policy::{self, CallDecision, RUNTIME, Socket};
 use crate::reply;
 use crate::request_info::RequestInfo;
 use crate::services::request_headers;
@@ -54,7 +54,7 @@ impl ContainerLogs {
     }
 
     async fn status(&self, id: &str) -> Result<v1::ContainerStatus, Status> {
-        let Verdict::Forward(policy) = policy::verdict(Socket::Admin, RUNTIME, "ContainerStatus") else {
+        let CallDecision::Forward(policy) = policy::decide(Socket::Admin, RUNTIME, "ContainerStatus") else {
             return Err(Status::internal("ContainerStatus is not in the table"));
         };
         let request = v1::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
@@ -192,8 +192,8 @@ impl Reader {
             let (log, step, data) = reading.await;
             self.log = Some(log);
             let chunk = match step {
-                Ok(Step::Dry { rotating }) => return Some(rotating),
-                Ok(Step::Data) => Ok(pb::LogChunk { data }),
+                Ok(ReadOutcome::Dry { rotating }) => return Some(rotating),
+                Ok(ReadOutcome::Data) => Ok(pb::LogChunk { data }),
                 Err(error) => Err(Status::internal(format!("failed to read log file: {error}"))),
             };
             let failed = chunk.is_err();

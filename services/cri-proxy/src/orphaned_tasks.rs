@@ -59,8 +59,8 @@ impl OrphanedTasks {
         let Some(namespace) = &self.namespace else { return Ok(false) };
         let mut tasks = TasksClient::new(self.upstream.clone());
         let container_id = id.to_owned();
-        let asked = GetRequest { container_id: container_id.clone(), ..GetRequest::default() };
-        match tasks.get(in_namespace(namespace, asked)).await {
+        let request = GetRequest { container_id: container_id.clone(), ..GetRequest::default() };
+        match tasks.get(in_namespace(namespace, request)).await {
             Ok(_) => {}
             // Unimplemented: the runtime is not containerd.
             Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => return Ok(false),

@@ -325,7 +325,7 @@ const LOCAL_SERVICES: &[(&str, &[Socket])] = &[
 
 /// The decision about a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CallDecision {
     /// The proxy implements the service itself.
     Local,
     /// Forwarded by this row.
@@ -346,23 +346,23 @@ pub fn split_path(path: &str) -> Option<(&str, &str)> {
 
 /// Decides on a call by its socket, service and method.
 #[must_use]
-pub fn verdict(socket: Socket, service: &str, method: &str) -> Verdict {
+pub fn decide(socket: Socket, service: &str, method: &str) -> CallDecision {
     if let Some((_, sockets)) = LOCAL_SERVICES.iter().find(|(own, _)| *own == service) {
-        return if sockets.contains(&socket) { Verdict::Local } else { Verdict::WrongSocket };
+        return if sockets.contains(&socket) { CallDecision::Local } else { CallDecision::WrongSocket };
     }
     let is_called = |row: &&Policy| row.service == service && row.method == method;
     if socket == NodeApi
         && let Some(policy) = NODE_API_TABLE.iter().find(is_called)
     {
-        return Verdict::Forward(policy);
+        return CallDecision::Forward(policy);
     }
     match TABLE.iter().find(is_called) {
         Some(policy) if socket == Socket::Admin || policy.sockets.contains(&socket) => {
-            Verdict::Forward(policy)
+            CallDecision::Forward(policy)
         }
-        Some(_) => Verdict::WrongSocket,
-        None if socket == Socket::Admin => Verdict::Passthrough,
-        None => Verdict::Unknown,
+        Some(_) => CallDecision::WrongSocket,
+        None if socket == Socket::Admin => CallDecision::Passthrough,
+        None => CallDecision::Unknown,
     }
 }
 
@@ -403,8 +403,9 @@ mod tests {
             for (service, method) in
                 [("containerd.services.content.v1.Content", "Write"), (RUNTIME, "NewThing")]
             {
-                let expected = if socket == Socket::Admin { Verdict::Passthrough } else { Verdict::Unknown };
-                assert_eq!(verdict(socket, service, method), expected, "{socket:?} {service}/{method}");
+                let expected =
+                    if socket == Socket::Admin { CallDecision::Passthrough } else { CallDecision::Unknown };
+                assert_eq!(decide(socket, service, method), expected, "{socket:?} {service}/{method}");
             }
         }
     }
@@ -412,21 +413,27 @@ mod tests {
     #[test]
     fn the_node_api_may_read_and_exec_but_not_mutate() {
         for row in TABLE.iter().filter(|row| row.class == Class::Mutation) {
-            let expected =
-                if row.method == "ExecSync" { Verdict::Forward(&USER_EXEC) } else { Verdict::WrongSocket };
-            assert_eq!(verdict(NodeApi, row.service, row.method), expected, "{}", row.method);
+            let expected = if row.method == "ExecSync" {
+                CallDecision::Forward(&USER_EXEC)
+            } else {
+                CallDecision::WrongSocket
+            };
+            assert_eq!(decide(NodeApi, row.service, row.method), expected, "{}", row.method);
         }
         for method in ["Exec", "Attach", "PortForward", "ContainerStatus"] {
-            assert!(matches!(verdict(NodeApi, RUNTIME, method), Verdict::Forward(_)), "{method}");
+            assert!(matches!(decide(NodeApi, RUNTIME, method), CallDecision::Forward(_)), "{method}");
         }
-        assert_eq!(verdict(NodeApi, "quintlet.runtime.v1.ContainerLogs", "Read"), Verdict::Local);
-        assert_eq!(verdict(Socket::Read, "quintlet.runtime.v1.ContainerLogs", "Read"), Verdict::WrongSocket);
+        assert_eq!(decide(NodeApi, "quintlet.runtime.v1.ContainerLogs", "Read"), CallDecision::Local);
+        assert_eq!(
+            decide(Socket::Read, "quintlet.runtime.v1.ContainerLogs", "Read"),
+            CallDecision::WrongSocket
+        );
     }
 
     #[test]
     fn calls_of_users_share_no_lane_with_services_or_with_commands_that_may_run_for_hours() {
-        let lane = |socket, service, method| match verdict(socket, service, method) {
-            Verdict::Forward(policy) => policy.lane,
+        let lane = |socket, service, method| match decide(socket, service, method) {
+            CallDecision::Forward(policy) => policy.lane,
             other => panic!("{method}: {other:?}"),
         };
         for (service, method, of_users, of_services) in [
@@ -458,13 +465,13 @@ mod tests {
     fn the_probe_socket_allows_probe_execs_only() {
         for row in TABLE {
             assert_eq!(
-                verdict(Socket::Probe, row.service, row.method),
-                Verdict::WrongSocket,
+                decide(Socket::Probe, row.service, row.method),
+                CallDecision::WrongSocket,
                 "{}",
                 row.method
             );
         }
-        assert_eq!(verdict(Socket::Probe, "quintlet.runtime.v1.ProbeExec", "Exec"), Verdict::Local);
-        assert_eq!(verdict(Socket::Admin, "quintlet.runtime.v1.ProbeExec", "Exec"), Verdict::WrongSocket);
+        assert_eq!(decide(Socket::Probe, "quintlet.runtime.v1.ProbeExec", "Exec"), CallDecision::Local);
+        assert_eq!(decide(Socket::Admin, "quintlet.runtime.v1.ProbeExec", "Exec"), CallDecision::WrongSocket);
     }
 }

@@ -19,7 +19,9 @@ impl CallKey {
     #[must_use]
     pub fn stops(&self, id: &str) -> bool {
         match self {
-            Self::Named { method: "StopPodSandbox", parts } => parts.first().is_some_and(|of| of == id),
+            Self::Named { method: "StopPodSandbox", parts } => {
+                parts.first().is_some_and(|sandbox| sandbox == id)
+            }
             Self::Exact { method: "StopContainer", bytes } => {
                 ById::decode(&**bytes).is_ok_and(|request| request.id == id)
             }
@@ -207,10 +209,11 @@ mod tests {
 
     #[test]
     fn the_key_of_a_sandbox_is_its_pod_and_attempt() {
-        let of = |uid, attempt, hostname| key(RUNTIME, "RunPodSandbox", &sandbox(uid, attempt, hostname));
-        assert_eq!(of("u", 0, "a"), of("u", 0, "b"));
-        assert_ne!(of("u", 0, "a"), of("u", 1, "a"));
-        assert_ne!(of("u", 0, "a"), of("v", 0, "a"));
+        let sandbox_key =
+            |uid, attempt, hostname| key(RUNTIME, "RunPodSandbox", &sandbox(uid, attempt, hostname));
+        assert_eq!(sandbox_key("u", 0, "a"), sandbox_key("u", 0, "b"));
+        assert_ne!(sandbox_key("u", 0, "a"), sandbox_key("u", 1, "a"));
+        assert_ne!(sandbox_key("u", 0, "a"), sandbox_key("v", 0, "a"));
     }
 
     #[test]

@@ -35,8 +35,8 @@ impl RuntimeInfo {
     /// Fails if the runtime is not connected, or does not answer within 2 s. The message has the reason.
     pub async fn of(upstream: &Upstream) -> Result<Self, String> {
         let mut client = RuntimeServiceClient::new(upstream.clone());
-        let asked = client.version(v1::VersionRequest::default());
-        match tokio::time::timeout(VERSION_TIMEOUT, asked).await {
+        let version_call = client.version(v1::VersionRequest::default());
+        match tokio::time::timeout(VERSION_TIMEOUT, version_call).await {
             Ok(Ok(answer)) => {
                 let answer = answer.into_inner();
                 Ok(Self {
@@ -100,8 +100,8 @@ impl ConnectedRuntime {
 
     async fn info(&self, upstream: &Upstream) -> Result<Arc<RuntimeInfo>, String> {
         let connection = upstream.connection_number().await.map_err(|e| e.to_string())?;
-        if let Some((of, info)) = &*self.0.lock()
-            && *of == connection
+        if let Some((owner, info)) = &*self.0.lock()
+            && *owner == connection
         {
             return Ok(info.clone());
         }

@@ -30,7 +30,7 @@ use crate::forward::Forwarder;
 use crate::hints::Hub;
 use crate::logs::ContainerLogs;
 use crate::metrics::Metrics;
-use crate::policy::{self, Socket, Verdict};
+use crate::policy::{self, CallDecision, Socket};
 use crate::reply::{self, Body, Reply};
 use crate::runtime_info::RuntimeInfo;
 use crate::services::{
@@ -166,7 +166,7 @@ impl Proxy {
                 .add_service(debug.clone())
                 .add_service(pb::probe_exec_server::ProbeExecServer::new(probe))
                 .add_service(pb::container_logs_server::ContainerLogsServer::new(logs.clone()));
-            let of_socket = self.config.uids.iter().filter(|(of, _)| *of == socket);
+            let of_socket = self.config.uids.iter().filter(|(allowed_on, _)| *allowed_on == socket);
             let of_socket: Vec<u32> = of_socket.map(|(_, uid)| *uid).collect();
             let server_of_socket = SocketServer {
                 socket,
@@ -304,8 +304,9 @@ impl SocketServer {
     }
 
     async fn answer(self, request: Request<Incoming>) -> Response<Body> {
-        let own = policy::split_path(request.uri().path())
-            .is_some_and(|(service, method)| policy::verdict(self.socket, service, method) == Verdict::Local);
+        let own = policy::split_path(request.uri().path()).is_some_and(|(service, method)| {
+            policy::decide(self.socket, service, method) == CallDecision::Local
+        });
         if !own {
             return self.forwarder.forward(self.socket, request).await;
         }

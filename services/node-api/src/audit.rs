@@ -10,7 +10,7 @@ use crate::uri::segments_after_first;
 
 /// The decision about a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum AccessDecision {
     /// The request was not authenticated or not authorized.
     Refused,
     /// The request was allowed. The status code says whether it succeeded.
@@ -44,11 +44,19 @@ impl PodAction {
         Some(Self { action, namespace, pod, container: container.unwrap_or_default() })
     }
 
-    pub(crate) fn log(&self, user: &User, from: Option<SocketAddr>, code: StatusCode, verdict: Verdict) {
-        let verdict = match verdict {
-            Verdict::Refused => "refused",
-            Verdict::Allowed if code == StatusCode::SWITCHING_PROTOCOLS || code.is_success() => "allowed",
-            Verdict::Allowed => "failed",
+    pub(crate) fn log(
+        &self,
+        user: &User,
+        client: Option<SocketAddr>,
+        code: StatusCode,
+        decision: AccessDecision,
+    ) {
+        let decision = match decision {
+            AccessDecision::Refused => "refused",
+            AccessDecision::Allowed if code == StatusCode::SWITCHING_PROTOCOLS || code.is_success() => {
+                "allowed"
+            }
+            AccessDecision::Allowed => "failed",
         };
         tracing::info!(
             target: "audit",
@@ -58,9 +66,9 @@ impl PodAction {
             namespace = self.namespace,
             pod = self.pod,
             container = self.container,
-            from = from.map(|f| f.to_string()).unwrap_or_default(),
+            from = client.map(|f| f.to_string()).unwrap_or_default(),
             code = code.as_u16(),
-            verdict,
+            verdict = decision,
             "audit"
         );
     }

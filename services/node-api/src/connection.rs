@@ -36,7 +36,7 @@ struct State {
 
 /// Decision about a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum ConnectionDecision {
     /// Keep it until this time, unless an event occurs.
     Keep(Instant),
     /// Accept no further request, and close the connection after its last response.
@@ -46,29 +46,29 @@ pub(crate) enum Verdict {
 }
 
 impl State {
-    fn judge(&self, now: Instant, limits: &Limits) -> Verdict {
+    fn decide(&self, now: Instant, limits: &Limits) -> ConnectionDecision {
         let ends = |since: Instant| match deadline_after(since, limits.linger) {
-            last if now >= last => Verdict::Close,
-            last => Verdict::Drain(last),
+            last if now >= last => ConnectionDecision::Close,
+            last => ConnectionDecision::Drain(last),
         };
         if !self.trusted {
             let begin = if self.received_request { limits.stranger } else { limits.header };
             let last = deadline_after(self.accepted, begin.min(limits.stranger));
             return match self.refused {
-                _ if now >= last => Verdict::Close,
+                _ if now >= last => ConnectionDecision::Close,
                 Some(refused) => ends(refused),
-                None => Verdict::Keep(last),
+                None => ConnectionDecision::Keep(last),
             };
         }
         let idle = deadline_after(self.idle, limits.idle);
         match self.in_flight {
             // The rest of the abandoned response is discarded with the connection.
             0 if self.stalled => ends(self.idle),
-            _ if self.stalled => Verdict::Drain(deadline_after(now, limits.idle)),
+            _ if self.stalled => ConnectionDecision::Drain(deadline_after(now, limits.idle)),
             0 if now >= idle => ends(idle),
-            0 => Verdict::Keep(idle),
+            0 => ConnectionDecision::Keep(idle),
             // The verdict is evaluated again when the last response has been sent.
-            _ => Verdict::Keep(deadline_after(now, limits.idle)),
+            _ => ConnectionDecision::Keep(deadline_after(now, limits.idle)),
         }
     }
 }
@@ -147,8 +147,8 @@ impl ConnectionState {
         RequestGuard(self.clone())
     }
 
-    pub(crate) fn verdict(&self) -> Verdict {
-        self.state.lock().judge(Instant::now(), &self.limits)
+    pub(crate) fn decision(&self) -> ConnectionDecision {
+        self.state.lock().decide(Instant::now(), &self.limits)
     }
 
     /// Completes when an event may have changed the verdict.
@@ -186,10 +186,10 @@ struct Progress(Mutex<Option<Instant>>);
 
 impl Progress {
     /// Completes when a piece has waited for at least `limit`.
-    async fn stalled(&self, patience: Duration) {
+    async fn stalled(&self, limit: Duration) {
         loop {
             let since = *self.0.lock();
-            let look = deadline_after(since.unwrap_or_else(Instant::now), patience);
+            let look = deadline_after(since.unwrap_or_else(Instant::now), limit);
             if look <= Instant::now() {
                 return;
             }
@@ -305,8 +305,8 @@ impl<S> WriteTimeout<S> {
             self.stalled = None;
             return written;
         }
-        let patience = self.life.limits.write;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        let limit = self.life.limits.write;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
         ready!(stalled.as_mut().poll(cx));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
     }
@@ -374,7 +374,7 @@ mod tests {
         let idle = State { in_flight: 0, idle: at(100), ..trusted };
         let once_refused = State { refused: Some(at(20)), ..idle };
         let stalled = State { stalled: true, ..trusted };
-        use Verdict::{Close, Drain, Keep};
+        use ConnectionDecision::{Close, Drain, Keep};
         for (name, state, now, want) in [
             ("has to ask for something in time", new, 29, Keep(at(30))),
             ("and did not", new, 30, Close),
@@ -391,7 +391,7 @@ mod tests {
             ("and it holds on", State { in_flight: 0, ..stalled }, 5, Close),
             ("was let in and sent away once", once_refused, 189, Keep(at(190))),
         ] {
-            assert_eq!(state.judge(at(now), &limits), want, "{name}");
+            assert_eq!(state.decide(at(now), &limits), want, "{name}");
         }
     }
 }

@@ -141,12 +141,6 @@ impl Counters {
         self.refused.get_or_create(&CodeLabel { code: code.as_u16() }).inc();
     }
 
-    /// Returns the number of refused requests with this status code.
-    #[must_use]
-    pub fn refused_so_far(&self, code: http::StatusCode) -> u64 {
-        self.refused.get_or_create(&CodeLabel { code: code.as_u16() }).get()
-    }
-
     /// Counts a connection that was refused because too many are open.
     pub fn refused_connection(&self) {
         self.connections.inc();
@@ -161,12 +155,6 @@ impl Counters {
     /// Counts a request that was refused because its user has its share.
     pub fn limited_request(&self, share: ShareOf, pool: Pool) {
         self.limited.get_or_create(&LimitLabels { client: pool.name(), limit: share.name() }).inc();
-    }
-
-    /// Returns the number of requests that were refused because their users have their share.
-    #[must_use]
-    pub fn limited_so_far(&self, share: ShareOf, pool: Pool) -> u64 {
-        self.limited.get_or_create(&LimitLabels { client: pool.name(), limit: share.name() }).get()
     }
 
     /// Counts a request that was refused because too many wait for a TokenReview.
@@ -273,7 +261,7 @@ mod tests {
             (Method::PATCH, "other", true, ["other", "other", "readonly", "false"]),
         ] {
             let [method_label, path, server, long] = labels;
-            let of = |name: &str, more: &str| {
+            let value = |name: &str, more: &str| {
                 let series = format!(
                     "{name}{{method=\"{method_label}\",path=\"{path}\",server_type=\"{server}\",long_running=\"{long}\"{more}}} "
                 );
@@ -281,15 +269,15 @@ mod tests {
                 text.lines().find_map(|l| l.strip_prefix(&series)?.parse::<f64>().ok())
             };
             let in_flight = counters.request(&method, route, is_readonly);
-            assert_eq!(of("kubelet_http_requests_total", ""), Some(1.0), "{labels:?}");
-            assert_eq!(of("kubelet_http_inflight_requests", ""), Some(1.0), "{labels:?}");
-            assert_eq!(of("kubelet_http_requests_duration_seconds_count", ""), None, "{labels:?}");
+            assert_eq!(value("kubelet_http_requests_total", ""), Some(1.0), "{labels:?}");
+            assert_eq!(value("kubelet_http_inflight_requests", ""), Some(1.0), "{labels:?}");
+            assert_eq!(value("kubelet_http_requests_duration_seconds_count", ""), None, "{labels:?}");
             tokio::time::advance(Duration::from_secs(2)).await;
             drop(in_flight);
-            assert_eq!(of("kubelet_http_inflight_requests", ""), Some(0.0), "{labels:?}");
-            assert_eq!(of("kubelet_http_requests_duration_seconds_sum", ""), Some(2.0), "{labels:?}");
+            assert_eq!(value("kubelet_http_inflight_requests", ""), Some(0.0), "{labels:?}");
+            assert_eq!(value("kubelet_http_requests_duration_seconds_sum", ""), Some(2.0), "{labels:?}");
             assert_eq!(
-                of("kubelet_http_requests_duration_seconds_bucket", ",le=\"1.0\""),
+                value("kubelet_http_requests_duration_seconds_bucket", ",le=\"1.0\""),
                 None,
                 "le comes first"
             );

@@ -182,23 +182,23 @@ mod tests {
             let body = answer.into_body().collect().await.unwrap().to_bytes();
             (result, String::from_utf8(body.to_vec()).unwrap())
         };
-        let of = |version: &str| {
+        let flagz = |version: &str| {
             json!({"kind": "Flagz", "apiVersion": format!("config.k8s.io/{version}"), "metadata": {"name": "kubelet"},
                 "flags": {"a": "b"}})
         };
         let kind = |name: &str| Some(format!("application/{name}"));
         let (result, body) = read(Form::Json("v1beta1")).await;
         assert_eq!(result, (200, kind("json"), None));
-        assert_eq!(serde_json::from_str::<Value>(&body).unwrap(), of("v1beta1"));
+        assert_eq!(serde_json::from_str::<Value>(&body).unwrap(), flagz("v1beta1"));
         let (result, body) = read(Form::Json("v1alpha1")).await;
         let warning =
             "299 - \"This version of the flagz endpoint is deprecated. Please use a newer version.\"";
         assert_eq!(result, (200, kind("json"), Some(warning.to_owned())));
-        assert_eq!(serde_json::from_str::<Value>(&body).unwrap(), of("v1alpha1"));
+        assert_eq!(serde_json::from_str::<Value>(&body).unwrap(), flagz("v1alpha1"));
         let (result, body) = read(Form::Yaml("v1beta1")).await;
         assert_eq!(result, (200, kind("yaml"), None));
         assert!(!body.contains('{') && body.contains("kind: Flagz\n"), "{body}");
-        assert_eq!(serde_saphyr::from_str::<Value>(&body).unwrap(), of("v1beta1"));
+        assert_eq!(serde_saphyr::from_str::<Value>(&body).unwrap(), flagz("v1beta1"));
         let (result, body) = read(Form::Unacceptable).await;
         assert_eq!(result, (406, kind("json"), None));
         assert_eq!(serde_json::from_str::<Value>(&body).unwrap()["reason"], "NotAcceptable");

@@ -106,7 +106,9 @@ pub fn log_instance(pod: &Value, container: &str, previous: bool) -> Result<Inst
     };
     let instance = |found: Option<(String, String)>| found.map(|(runtime, id)| Instance { runtime, id });
     let state = &status["state"];
-    let (waiting, running, terminated) = (&state["waiting"], &state["running"], &state["terminated"]);
+    let waiting = &state["waiting"];
+    let running = &state["running"];
+    let terminated = &state["terminated"];
     let last = instance(id(&status["lastState"]["terminated"]["containerID"]));
     if previous {
         return last.ok_or_else(|| error(NoLogReason::NoPrevious));

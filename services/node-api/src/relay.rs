@@ -26,26 +26,26 @@ where
 }
 
 async fn one_way<R: AsyncRead, W: AsyncWrite>(
-    mut from: ReadHalf<R>,
-    mut to: WriteHalf<W>,
+    mut reader: ReadHalf<R>,
+    mut writer: WriteHalf<W>,
     mut first: Option<Duration>,
 ) {
     let mut buffer = vec![0; BUFFER];
     loop {
-        let read = from.read(&mut buffer);
+        let read = reader.read(&mut buffer);
         let read = match first.take() {
             Some(limit) => tokio::time::timeout(limit, read).await.unwrap_or(Ok(0)),
             None => read.await,
         };
         match read {
             Ok(n) if n > 0 => {
-                if to.write_all(&buffer[..n]).await.is_err() || to.flush().await.is_err() {
+                if writer.write_all(&buffer[..n]).await.is_err() || writer.flush().await.is_err() {
                     return;
                 }
             }
             _ => {
                 // The other side may be closed as well.
-                let _ = to.shutdown().await;
+                let _ = writer.shutdown().await;
                 return;
             }
         }

@@ -12,7 +12,7 @@ use quintlet_kit::failpoint;
 use rustls::pki_types::CertificateDer;
 
 use crate::answer::{Answer, disabled, error, not_found, text};
-use crate::audit::{PodAction, Verdict};
+use crate::audit::{AccessDecision, PodAction};
 use crate::auth::User;
 use crate::auth::authn::{AuthenticationError, Identity};
 use crate::auth::authz::{AuthorizationError, required_permission};
@@ -21,7 +21,7 @@ use crate::limits::{Client, Network, Pool};
 use crate::remote_command::Action;
 use crate::server::{Handler, Peer};
 use crate::services::Services;
-use crate::state::State;
+use crate::state::ServerState;
 use crate::streaming;
 use crate::uri::{decode_form, query, segments_after_first};
 use crate::{checkpoint, container_logs, health, pods, system_logs};
@@ -29,7 +29,7 @@ use crate::{checkpoint, container_logs, health, pods, system_logs};
 /// Handles the requests of one port.
 #[derive(Debug, Clone)]
 pub struct Routes {
-    pub state: Arc<State>,
+    pub state: Arc<ServerState>,
     pub port: Port,
 }
 
@@ -147,13 +147,13 @@ impl Routes {
                 // Contained here as well, so that a panic is recorded in the audit log.
                 let path = request.uri().path().to_owned();
                 let answer = unless_panicked(&path, Box::pin(self.page(request, self.state.debugging))).await;
-                (user, answer, Verdict::Allowed)
+                (user, answer, AccessDecision::Allowed)
             }
             Err((user, answer)) => {
                 if let Some(peer) = &peer {
                     peer.life.refuse();
                 }
-                (user, answer, Verdict::Refused)
+                (user, answer, AccessDecision::Refused)
             }
         };
         if let Some(action) = pod_action {
@@ -166,12 +166,12 @@ impl Routes {
     async fn admit(&self, peer: Option<&Peer>, request: &Request<Incoming>) -> Result<User, (User, Answer)> {
         let state = &self.state;
         let chain = peer.map(|p| p.chain.clone()).unwrap_or_default();
-        let from = peer.map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |p| p.address.ip());
+        let client = peer.map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |p| p.address.ip());
         let path = request.uri().path();
-        let identity = match state.authn.identity(&chain, request.headers(), from.into()).await {
+        let identity = match state.authn.identity(&chain, request.headers(), client.into()).await {
             Ok(identity) => identity,
             Err(AuthenticationError::Invalid(why)) => {
-                tracing::debug!(%from, path, why, "authentication failed");
+                tracing::debug!(from = %client, path, why, "authentication failed");
                 state.counters.refused(StatusCode::UNAUTHORIZED);
                 return Err((User::default(), text(StatusCode::UNAUTHORIZED, "Unauthorized")));
             }
@@ -243,10 +243,10 @@ impl Routes {
             Page::Running => only(Method::GET, &request, || pods::running(node)).await,
             Page::Logs => {
                 only(Method::GET, &request, || {
-                    let asked = (segments_after_first(&path), query(&request));
+                    let target = (segments_after_first(&path), query(&request));
                     async move {
                         let now = state.clock.wall();
-                        let (segments, query) = &asked;
+                        let (segments, query) = &target;
                         container_logs::logs(node, &state.counters, segments, query, state.split_streams, now)
                             .await
                     }
@@ -271,10 +271,12 @@ impl Routes {
             }
             Page::Flagz if is_exact(&path) => state.settings.flagz(accept),
             Page::SystemLogs => match &state.system_logs {
-                Some(root) => {
-                    let asked = query(&request);
-                    only(Method::GET, &request, || self.system_log(root, &path, asked)).await
-                }
+                // A query may be posted. Its parameters are those of the URL in any case.
+                Some(root) => match *request.method() {
+                    Method::POST if state.log_query.is_none() => wrong_method(),
+                    Method::GET | Method::POST => self.system_log(root, &path, query(&request)).await,
+                    _ => wrong_method(),
+                },
                 None => disabled("logs endpoint is disabled."),
             },
             // There are no Go profiles and no klog flags.
@@ -282,8 +284,8 @@ impl Routes {
             Page::Debug if path.starts_with("/debug/flags") => disabled("flags endpoint is disabled."),
             Page::Checkpoint if state.checkpoints => {
                 only(Method::POST, &request, || {
-                    let asked = (segments_after_first(&path), query(&request));
-                    async move { checkpoint::checkpoint(node, &asked.0, &asked.1).await }
+                    let target = (segments_after_first(&path), query(&request));
+                    async move { checkpoint::checkpoint(node, &target.0, &target.1).await }
                 })
                 .await
             }
@@ -295,28 +297,28 @@ impl Routes {
     }
 
     async fn summary(&self, request: Request<Incoming>) -> Answer {
-        let mut asked = query(&request);
+        let mut target = query(&request);
         if request.method() == Method::POST {
             let limits = self.state.limits;
             let body = Limited::new(request.into_body(), limits.body_bytes).collect();
             match tokio::time::timeout(limits.body, body).await {
-                Ok(Ok(body)) => asked.extend(decode_form(&String::from_utf8_lossy(&body.to_bytes()))),
+                Ok(Ok(body)) => target.extend(decode_form(&String::from_utf8_lossy(&body.to_bytes()))),
                 Ok(Err(_)) => return error(StatusCode::PAYLOAD_TOO_LARGE, "http: request body too large"),
                 Err(_) => {
                     return error(StatusCode::REQUEST_TIMEOUT, "timeout while reading the request body");
                 }
             }
         }
-        let light = asked.iter().any(|(k, v)| k == "only_cpu_and_memory" && v == "true");
+        let light = target.iter().any(|(k, v)| k == "only_cpu_and_memory" && v == "true");
         let pages = &self.state.pages;
         let page = if light { &pages.light_summary } else { &pages.summary };
         let state = Arc::clone(&self.state);
         page.get(|| async move { state.stats.summary(&state.services, light).await }).await
     }
 
-    async fn system_log(&self, root: &Path, path: &str, asked: Vec<(String, String)>) -> Answer {
+    async fn system_log(&self, root: &Path, path: &str, target: Vec<(String, String)>) -> Answer {
         let queried = match &self.state.log_query {
-            Some(log_query) => log_query.page(root, &asked).await,
+            Some(log_query) => log_query.page(root, &target).await,
             None => None,
         };
         match queried {
@@ -326,7 +328,7 @@ impl Routes {
     }
 
     async fn metrics(&self, path: &str) -> Answer {
-        let State { services: node, pages, metrics_cache, node_name, features, clock, started, .. } =
+        let ServerState { services: node, pages, metrics_cache, node_name, features, clock, started, .. } =
             &*self.state;
         let state = Arc::clone(&self.state);
         match path {

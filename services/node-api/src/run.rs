@@ -31,10 +31,10 @@ use crate::reload::ReloadedFiles;
 use crate::routes::{Port, Routes};
 use crate::server::{GRACE, Listener, STUCK_AFTER};
 use crate::services::Services;
-use crate::state::{RequestSlots, State, StatsPages};
+use crate::state::{RequestSlots, ServerState, StatsPages};
 use crate::stats::{Stats, StatsPaths, SystemCgroups};
 use crate::tls::{self, ServingCertificate, TlsError};
-use crate::zpages::Settings;
+use crate::zpages::DebugPages;
 
 /// Interval between attempts to bind the health port.
 const RETRY: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ pub enum StartError {
 
 /// The node API with its ports bound.
 pub struct NodeApi {
-    state: Arc<State>,
+    state: Arc<ServerState>,
     main: Option<TcpListener>,
     read_only: Option<TcpListener>,
     socket: tokio::net::UnixListener,
@@ -106,8 +106,8 @@ impl NodeApi {
         let authn = authenticator(args, limits, ca.clone(), reviewer.clone(), clock.clone())?;
         let authz = authorizer(args, reviewer.clone())?;
         let node_name = args.node.node_name();
-        let serving = Arc::new(serving_certificate(args, &node_name, &clock)?);
-        let settings = tls::Settings {
+        let serving = Arc::new(load_serving(args, &node_name, &clock)?);
+        let settings = tls::TlsSettings {
             min_version: args.tls_min_version.clone(),
             cipher_suites: args.tls_cipher_suites.clone(),
             curves: args.tls_curve_preferences.clone(),
@@ -133,8 +133,8 @@ impl NodeApi {
             },
         };
         let stats = Stats::new(node_name.clone(), stats_paths, clock.clone());
-        let state = State {
-            settings: Settings::new(args, &loaded.config),
+        let state = ServerState {
+            settings: DebugPages::new(args, &loaded.config),
             stats: Arc::new(stats),
             pages: StatsPages::default(),
             metrics_cache: MetricsCache::default(),
@@ -176,12 +176,6 @@ impl NodeApi {
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.main.as_ref()?.local_addr().ok()
-    }
-
-    /// Returns the state that all pages share.
-    #[must_use]
-    pub fn state(&self) -> Arc<State> {
-        self.state.clone()
     }
 
     /// Returns the connection limiter of the main port.
@@ -251,26 +245,17 @@ impl NodeApi {
 }
 
 /// Returns the configured certificate, the one that pod-sync obtains, or a self-signed one (`cmd/kubelet/app: InitializeTLS`).
-fn serving_certificate(
-    args: &NodeApiArgs,
-    node_name: &str,
-    clock: &Clock,
-) -> Result<ServingCertificate, TlsError> {
+fn load_serving(args: &NodeApiArgs, host: &str, clock: &Clock) -> Result<ServingCertificate, TlsError> {
     // The configuration check reports a certificate without a key.
     if let (Some(cert), Some(key)) = (&args.tls_cert_file, &args.tls_private_key_file) {
         return ServingCertificate::load(cert, key);
     }
     if args.rotate_server_certificates {
         let issued = args.issued_certificate_file.clone();
-        let serving = ServingCertificate::awaiting(
-            &issued.unwrap_or_else(|| args.cert_dir.join("kubelet-server-current.pem")),
-        )?;
-        if !serving.is_there() {
-            tracing::info!("no serving certificate is issued yet, TLS handshakes fail until then");
-        }
-        return Ok(serving);
+        let issued = issued.unwrap_or_else(|| args.cert_dir.join("kubelet-server-current.pem"));
+        return ServingCertificate::awaiting(&issued);
     }
-    let (cert, key) = tls::self_signed(&args.cert_dir, node_name, clock.wall())?;
+    let (cert, key) = tls::self_signed(&args.cert_dir, host, clock.wall())?;
     ServingCertificate::load(&cert, &key)
 }
 

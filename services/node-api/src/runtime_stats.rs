@@ -68,8 +68,10 @@ async fn by_containers(node: &Services) -> Result<Vec<SandboxStats>, Status> {
     let mut pods: BTreeMap<String, SandboxStats> = BTreeMap::new();
     for container in all {
         let Some(labels) = container.attributes.as_ref().map(|a| &a.labels) else { continue };
-        let of = |label: &str| labels.get(label).cloned().unwrap_or_default();
-        let (uid, name, namespace) = (of(POD_UID), of(POD_NAME), of(POD_NAMESPACE));
+        let label_value = |label: &str| labels.get(label).cloned().unwrap_or_default();
+        let uid = label_value(POD_UID);
+        let name = label_value(POD_NAME);
+        let namespace = label_value(POD_NAMESPACE);
         let metadata = v1::PodSandboxMetadata { name, namespace, uid: uid.clone(), attempt: 0 };
         let pod = pods.entry(uid).or_insert_with(|| SandboxStats {
             metadata,

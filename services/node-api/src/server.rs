@@ -24,7 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::connection::{ConnectionState, ResponseBody, Streams, Verdict, WriteTimeout};
+use crate::connection::{ConnectionDecision, ConnectionState, ResponseBody, Streams, WriteTimeout};
 use crate::counters::Counters;
 use crate::limits::{Client, ConnectionLimiter, Limits};
 use crate::long_target::{LongTarget, Rest};
@@ -182,10 +182,10 @@ impl<H: Handler> Listener<H> {
             std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let mut ends = false;
         loop {
-            let (is_last, next) = match life.verdict() {
-                Verdict::Keep(next) => (stop.is_cancelled(), next),
-                Verdict::Drain(next) => (true, next),
-                Verdict::Close => return tracing::debug!(%address, "connection closed"),
+            let (is_last, next) = match life.decision() {
+                ConnectionDecision::Keep(next) => (stop.is_cancelled(), next),
+                ConnectionDecision::Drain(next) => (true, next),
+                ConnectionDecision::Close => return tracing::debug!(%address, "connection closed"),
             };
             if is_last && !ends {
                 connection.as_mut().graceful_shutdown();

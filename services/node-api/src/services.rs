@@ -67,22 +67,18 @@ impl Services {
         RuntimeServiceClient::new(self.cri.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    /// Returns all pods of pod-sync, with their objects.
+    /// Returns all pods of pod-sync, with their objects: the snapshot of a watch, since ListPods of the previous release is one message. A
+    /// pod that is too large for a message is left out. The time limit is that of each pod, since the pods of a node may have hundreds of
+    /// megabytes.
     ///
     /// # Errors
-    /// Fails if pod-sync does not answer.
+    /// Fails if pod-sync does not answer, or sends no pod for longer than a call may take.
     pub async fn pods(&self) -> Result<Vec<PodView>, Status> {
-        timely(ANSWER, self.snapshot()).await
-    }
-
-    /// Reads the snapshot of a watch, since ListPods of the previous release is one message. A pod that is too large for a message is left
-    /// out.
-    async fn snapshot(&self) -> Result<Vec<PodView>, Status> {
         let mut client = PodSyncClient::new(self.podsync.clone());
         let request = WatchPodsRequest { hello: Some(quintlet_proto::hello()), brief: false };
-        let mut events = client.watch_pods(request).await?.into_inner();
+        let mut events = within(ANSWER, client.watch_pods(request)).await?;
         let mut pods = BTreeMap::new();
-        while let Some(message) = events.message().await? {
+        while let Some(message) = timely(ANSWER, events.message()).await? {
             match message.event {
                 Some(Event::Pod(view)) if view.pod.is_empty() => {
                     tracing::debug!(pod.uid = view.uid, "pod left out, it is too large");
@@ -211,7 +207,7 @@ async fn within<T>(
     timely(limit, call).await.map(tonic::Response::into_inner)
 }
 
-/// Awaits several messages with a time limit.
+/// Awaits a message with a time limit.
 ///
 /// # Errors
 /// Returns the error of the call, or DEADLINE_EXCEEDED.

@@ -18,7 +18,7 @@ use crate::metrics::MetricsCache;
 use crate::services::Services;
 use crate::shared_page::SharedPage;
 use crate::stats::Stats;
-use crate::zpages::Settings;
+use crate::zpages::DebugPages;
 
 /// The pages of statistics.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl RequestSlots {
 }
 
 #[derive(Debug)]
-pub struct State {
+pub struct ServerState {
     pub services: Services,
     pub node_name: String,
     pub authn: Authenticator,
@@ -80,7 +80,7 @@ pub struct State {
     /// The metric of feature gates.
     pub features: String,
     /// The command line and configuration of this process.
-    pub settings: Settings,
+    pub settings: DebugPages,
     /// CLOCK_BOOTTIME at the start of the process.
     pub started: Duration,
 }

@@ -22,7 +22,7 @@ use crate::relay;
 use crate::remote_command::{Action, Streams, Target};
 use crate::run_output;
 use crate::server::Peer;
-use crate::state::State;
+use crate::state::ServerState;
 use crate::uri::query;
 use crate::websocket::{self, StreamProtocol, TUNNEL};
 
@@ -34,7 +34,7 @@ struct StreamingEndpoint {
 }
 
 /// Handles exec, attach and port-forward.
-pub async fn stream(state: &State, action: Action, mut request: Request<Incoming>) -> Answer {
+pub async fn stream(state: &ServerState, action: Action, mut request: Request<Incoming>) -> Answer {
     let Some(target) = Target::parse(request.uri().path(), action != Action::PortForward) else {
         return crate::answer::not_found();
     };
@@ -57,7 +57,7 @@ fn proxy_error(why: impl std::fmt::Display) -> Answer {
 ///
 /// # Errors
 /// Fails if there is no such pod, or if pod-sync does not answer.
-async fn pod(state: &State, target: &Target, mismatch: &str) -> Result<(Value, String), Answer> {
+async fn pod(state: &ServerState, target: &Target, mismatch: &str) -> Result<(Value, String), Answer> {
     let view = state.services.pod(&target.namespace, &target.pod).await;
     // The format of a runtime error: kubectl parses `pod-sync: …` as YAML of an empty Status and prints nothing.
     let view = view.map_err(|status| {
@@ -77,7 +77,7 @@ async fn pod(state: &State, target: &Target, mismatch: &str) -> Result<(Value, S
 
 /// Requests the streaming URL from the runtime.
 async fn endpoint(
-    state: &State,
+    state: &ServerState,
     action: Action,
     target: &Target,
     request: &Request<Incoming>,
@@ -148,7 +148,7 @@ fn ports(query: &[(String, String)]) -> Vec<i32> {
     named.flat_map(|(_, v)| v.split(',')).filter_map(|p| p.trim().parse().ok()).collect()
 }
 
-async fn sandbox(state: &State, uid: &str) -> Result<Option<String>, Answer> {
+async fn sandbox(state: &ServerState, uid: &str) -> Result<Option<String>, Answer> {
     let filter = v1::PodSandboxFilter {
         state: Some(v1::PodSandboxStateValue { state: v1::PodSandboxState::SandboxReady.into() }),
         label_selector: [("io.kubernetes.pod.uid".to_owned(), uid.to_owned())].into(),
@@ -186,7 +186,7 @@ fn is_spdy(headers: &HeaderMap) -> bool {
 }
 
 async fn proxy(
-    state: &State,
+    state: &ServerState,
     action: Action,
     endpoint: StreamingEndpoint,
     request: &mut Request<Incoming>,
@@ -217,7 +217,9 @@ async fn proxy(
     let connection = request.extensions().get::<Peer>().map(|p| p.life.request());
     let in_flight = request.extensions().get::<Arc<InFlightRequest>>().cloned();
     let open = state.counters.upgrades.clone();
-    let (abort, half_open, wait) = (state.abort.clone(), state.limits.half_open, state.limits.upgrade);
+    let abort = state.abort.clone();
+    let half_open = state.limits.half_open;
+    let wait = state.limits.upgrade;
     // A client that upgrades to SPDY opens streams at once. The runtime would keep a silent one for its stream idle timeout.
     let first = is_spdy(request.headers()).then_some(wait);
     let work = async move {
@@ -281,12 +283,12 @@ async fn dial(
 }
 
 /// Handles `/run/{namespace}/{pod}[/{uid}]/{container}?cmd=`: responds with the output of a command when it has exited.
-pub async fn run(state: &State, request: &Request<Incoming>) -> Answer {
+pub async fn run(state: &ServerState, request: &Request<Incoming>) -> Answer {
     let Some(target) = Target::parse(request.uri().path(), true) else { return crate::answer::not_found() };
     run_in(state, &target, &query(request)).await.unwrap_or_else(|answer| answer)
 }
 
-async fn run_in(state: &State, target: &Target, query: &[(String, String)]) -> Result<Answer, Answer> {
+async fn run_in(state: &ServerState, target: &Target, query: &[(String, String)]) -> Result<Answer, Answer> {
     let (object, _) = pod(state, target, "pod does not exist").await?;
     let id = pod_lookup::running(&object, &target.container)
         .ok_or_else(|| server_error(format!("container not found ({:?})", target.container)))?;

@@ -126,10 +126,12 @@ impl Opened {
                 answer
             }
             Self::Listing(page) => with_type(StatusCode::OK, "text/html; charset=utf-8", page),
-            Self::Moved(to) => {
+            Self::Moved(location) => {
                 let mut answer = Response::new(Body::empty());
                 *answer.status_mut() = StatusCode::MOVED_PERMANENTLY;
-                answer.headers_mut().extend(HeaderValue::from_str(&to).ok().map(|to| (header::LOCATION, to)));
+                answer.headers_mut().extend(
+                    HeaderValue::from_str(&location).ok().map(|location| (header::LOCATION, location)),
+                );
                 answer
             }
         }

@@ -9,14 +9,12 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 use quintlet_config::tls::{self as names, Support};
-use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::ServerConfig;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 
 use crate::digest::{self, Digest};
 
@@ -54,9 +52,9 @@ pub enum TlsError {
     Config(#[source] rustls::Error),
 }
 
-/// Settings of TLS.
+/// Versions, cipher suites and groups that a server of TLS accepts.
 #[derive(Debug, Clone, Default)]
-pub struct Settings {
+pub struct TlsSettings {
     /// `VersionTLS12` or `VersionTLS13`; empty means `VersionTLS12`.
     pub min_version: String,
     /// Names of cipher suites for TLS 1.2; empty means all.
@@ -70,7 +68,7 @@ pub struct Settings {
 ///
 /// # Errors
 /// Fails if a name is unknown, or if nothing remains.
-pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
+pub fn provider(settings: &TlsSettings) -> Result<CryptoProvider, TlsError> {
     let mut provider = quintlet_kit::crypto::provider();
     if !settings.cipher_suites.is_empty() {
         let mut wanted = Vec::new();
@@ -90,9 +88,9 @@ pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
     }
     if !settings.curves.is_empty() {
         let known = std::mem::take(&mut provider.kx_groups);
-        let spoken: Vec<String> =
+        let known_names: Vec<String> =
             known.iter().map(|kx| format!("{} ({:?})", u16::from(kx.name()), kx.name())).collect();
-        let spoken: Vec<&str> = spoken.iter().map(String::as_str).collect();
+        let known_names: Vec<&str> = known_names.iter().map(String::as_str).collect();
         for number in &settings.curves {
             match names::group(*number) {
                 // In the configured order of preference.
@@ -100,11 +98,11 @@ pub fn provider(settings: &Settings) -> Result<CryptoProvider, TlsError> {
                     .kx_groups
                     .extend(known.iter().copied().filter(|kx| u16::from(kx.name()) == *number)),
                 Support::Unsupported(_) | Support::Always => {}
-                Support::Unknown => return Err(unknown(CURVES, &number.to_string(), &spoken)),
+                Support::Unknown => return Err(unknown(CURVES, &number.to_string(), &known_names)),
             }
         }
         if provider.kx_groups.is_empty() {
-            return Err(unknown(CURVES, &format!("{:?}", settings.curves), &spoken));
+            return Err(unknown(CURVES, &format!("{:?}", settings.curves), &known_names));
         }
     }
     Ok(provider)
@@ -127,7 +125,7 @@ fn unknown(setting: &'static str, value: &str, known: &[&str]) -> TlsError {
 /// # Errors
 /// Fails if a setting is invalid.
 pub fn server_config(
-    settings: &Settings,
+    settings: &TlsSettings,
     serving: Arc<ServingCertificate>,
 ) -> Result<ServerConfig, TlsError> {
     let versions: &[&rustls::SupportedProtocolVersion] = match settings.min_version.as_str() {
@@ -138,11 +136,10 @@ pub fn server_config(
         }
     };
     let provider = Arc::new(provider(settings)?);
-    let verifier = Arc::new(AnyCertificate { provider: provider.clone() });
-    let mut config = ServerConfig::builder_with_provider(provider)
+    let mut config = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(versions)
         .map_err(TlsError::Config)?
-        .with_client_cert_verifier(verifier)
+        .with_client_cert_verifier(quintlet_kit::tls::unverified_client_certificate(provider))
         .with_cert_resolver(serving);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
@@ -179,16 +176,13 @@ impl ServingCertificate {
         let files = [path.to_owned(), path.to_owned()];
         let seen = Mutex::new(digest::of_files(&files));
         let now = match read_pair(path, path) {
-            Err(TlsError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => None,
+            Err(TlsError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                tracing::info!("no serving certificate is issued yet, TLS handshakes fail until then");
+                None
+            }
             read => Some(Arc::new(read?)),
         };
         Ok(Self { files, now: RwLock::new(now), seen })
-    }
-
-    /// Returns whether there is a certificate.
-    #[must_use]
-    pub fn is_there(&self) -> bool {
-        self.now.read().is_some()
     }
 
     /// Reloads the files if they have changed. Returns whether they have. Invalid files leave the previous certificate in use.
@@ -264,7 +258,7 @@ fn make(host: &str, now: jiff::Timestamp) -> Result<(String, String), rcgen::Err
         BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyUsagePurpose,
     };
     const YEAR: i64 = 365 * 24 * 3600;
-    let from = |seconds: i64| {
+    let date_after = |seconds: i64| {
         let at = jiff::Timestamp::from_second(now.as_second().saturating_add(seconds)).unwrap_or(now);
         let date = at.to_zoned(jiff::tz::TimeZone::UTC);
         rcgen::date_time_ymd(i32::from(date.year()), date.month().unsigned_abs(), date.day().unsigned_abs())
@@ -273,7 +267,7 @@ fn make(host: &str, now: jiff::Timestamp) -> Result<(String, String), rcgen::Err
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::CommonName, name);
         // Dates have no time of day: one more day on each side.
-        (params.not_before, params.not_after) = (from(-24 * 3600), from(YEAR));
+        (params.not_before, params.not_after) = (date_after(-24 * 3600), date_after(YEAR));
         params
     };
     let mut ca = params(format!("{host}-ca@{}", now.as_second()));
@@ -288,54 +282,6 @@ fn make(host: &str, now: jiff::Timestamp) -> Result<(String, String), rcgen::Err
     let key = rcgen::KeyPair::generate()?;
     let signed = leaf.signed_by(&key, &rcgen::Issuer::new(ca, ca_key))?;
     Ok((format!("{}{ca_pem}", signed.pem()), key.serialize_pem()))
-}
-
-/// Accepts any certificate whose key the client has.
-#[derive(Debug)]
-struct AnyCertificate {
-    provider: Arc<CryptoProvider>,
-}
-
-impl ClientCertVerifier for AnyCertificate {
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // Without hints, a client sends any certificate it has. The CA bundle may change while the listener runs.
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
 }
 
 #[cfg(test)]
@@ -366,7 +312,7 @@ mod tests {
 
     fn left(suites: &[&str], curves: &[u16]) -> Result<(Vec<String>, Vec<u16>), String> {
         let cipher_suites = suites.iter().map(|s| (*s).to_owned()).collect();
-        let settings = Settings { cipher_suites, curves: curves.to_vec(), ..Settings::default() };
+        let settings = TlsSettings { cipher_suites, curves: curves.to_vec(), ..TlsSettings::default() };
         let provider = provider(&settings).map_err(|e| e.to_string())?;
         let of_12 = provider.cipher_suites.iter().filter(|s| s.tls13().is_none()).map(suite_name);
         Ok((of_12.collect(), provider.kx_groups.iter().map(|kx| u16::from(kx.name())).collect()))
@@ -378,8 +324,8 @@ mod tests {
         suites.sort();
         groups.sort_unstable();
         assert_eq!(suites, names::SUITES);
-        let spoken = |number: &u16| matches!(names::group(*number), Support::Supported(_));
-        assert_eq!(groups, (0..=u16::MAX).filter(spoken).collect::<Vec<u16>>());
+        let known_names = |number: &u16| matches!(names::group(*number), Support::Supported(_));
+        assert_eq!(groups, (0..=u16::MAX).filter(known_names).collect::<Vec<u16>>());
     }
 
     #[test]
@@ -439,15 +385,15 @@ mod tests {
         };
         let current = dir.path().join("kubelet-server-current.pem");
         let serving = ServingCertificate::awaiting(&current).unwrap();
-        assert!(!serving.is_there() && !serving.refresh().unwrap());
+        assert!(!serving.now.read().is_some() && !serving.refresh().unwrap());
         std::os::unix::fs::symlink(issued("a"), &current).unwrap();
-        assert!(serving.refresh().unwrap() && serving.is_there());
+        assert!(serving.refresh().unwrap() && serving.now.read().is_some());
         let first = serving.now.read().as_ref().unwrap().cert.clone();
         std::fs::remove_file(&current).unwrap();
         std::os::unix::fs::symlink(issued("b"), &current).unwrap();
         assert!(serving.refresh().unwrap());
         assert_ne!(serving.now.read().as_ref().unwrap().cert, first);
-        assert!(ServingCertificate::awaiting(&current).unwrap().is_there());
+        assert!(ServingCertificate::awaiting(&current).unwrap().now.read().is_some());
         std::fs::write(dir.path().join("b"), "torn").unwrap();
         assert!(ServingCertificate::awaiting(&current).is_err());
     }

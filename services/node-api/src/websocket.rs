@@ -84,11 +84,11 @@ impl StreamProtocol {
     #[must_use]
     pub fn runtime_headers(&self) -> Option<HeaderMap> {
         let Self::Translated { protocol, .. } = self else { return None };
-        let spoken = if *protocol == TUNNEL { "portforward.k8s.io" } else { "v4.channel.k8s.io" };
+        let version = if *protocol == TUNNEL { "portforward.k8s.io" } else { "v4.channel.k8s.io" };
         let mut headers = HeaderMap::new();
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
         headers.insert(header::UPGRADE, HeaderValue::from_static("SPDY/3.1"));
-        headers.insert("x-stream-protocol-version", HeaderValue::from_static(spoken));
+        headers.insert("x-stream-protocol-version", HeaderValue::from_static(version));
         Some(headers)
     }
 
@@ -216,9 +216,9 @@ where
 }
 
 /// Sends data. Data for a stream that is not requested or already closed is dropped. Returns false if the runtime is gone.
-async fn send_data(to: Option<&Writer>, data: &Bytes) -> bool {
-    match to {
-        Some(to) if !data.is_empty() => to.send(data).await,
+async fn send_data(writer: Option<&Writer>, data: &Bytes) -> bool {
+    match writer {
+        Some(writer) if !data.is_empty() => writer.send(data).await,
         Some(_) | None => true,
     }
 }
@@ -264,9 +264,9 @@ where
 }
 
 /// Returns the next block of an open stream. Never completes for others.
-async fn next(from: &mut Option<Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
-    match from {
-        Some(from) => from.recv().await,
+async fn next(receiver: &mut Option<Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
+    match receiver {
+        Some(receiver) => receiver.recv().await,
         None => std::future::pending().await,
     }
 }

@@ -17,9 +17,9 @@ use crate::args::NodeApiArgs;
 use crate::negotiate::Form;
 use crate::services::Services;
 
-/// The command line and configuration of this process.
+/// The pages about the command line and configuration of this process, and the configurations of the others.
 #[derive(Debug)]
-pub struct Settings {
+pub struct DebugPages {
     config: Value,
     /// The last configuration of each other service, by name.
     others: Mutex<BTreeMap<&'static str, Value>>,
@@ -29,8 +29,8 @@ pub struct Settings {
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility \
     guarantees and is for debugging purposes only.";
 
-impl Settings {
-    /// Creates the settings from a command line and its configuration.
+impl DebugPages {
+    /// Creates the pages from a command line and its configuration.
     #[must_use]
     pub fn new(args: &NodeApiArgs, config: &Config) -> Self {
         let path =
@@ -180,7 +180,7 @@ mod tests {
         let args = NodeApiArgs::parse_from(["node-api", "--tls-cipher-suites=A,B", "--node-name=n1"]);
         let file = b"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let config = Config::from_bytes(file, std::path::Path::new("c.yaml"), false).unwrap();
-        let settings = Settings::new(&args, &config);
+        let settings = DebugPages::new(&args, &config);
         // Flags that end the process, or that are reported elsewhere.
         let elsewhere = [
             "help",
@@ -224,7 +224,7 @@ mod tests {
         let args = NodeApiArgs::parse_from(["node-api"]);
         let file = b"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let config = Config::from_bytes(file, std::path::Path::new("c.yaml"), false).unwrap();
-        let settings = Settings::new(&args, &config);
+        let settings = DebugPages::new(&args, &config);
         let now = "2026-11-21T20:15:16.5Z".parse().unwrap();
         let body = async |accept| {
             let answer = settings.statusz(now, Duration::from_secs(3 * 3600 + 62), accept);

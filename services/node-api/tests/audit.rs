@@ -77,8 +77,8 @@ async fn each_request_for_a_container_is_audited_with_user_pod_and_verdict() {
             };
             assert_eq!(got, code, "{action} {path} {token:?}");
             let mut line = lines.0.lock().pop().unwrap_or_else(|| panic!("no line for {action} {code}"));
-            let from = line.remove("from").unwrap_or_default();
-            assert!(from.starts_with("127.0.0.1:"), "{from}");
+            let client = line.remove("from").unwrap_or_default();
+            assert!(client.starts_with("127.0.0.1:"), "{client}");
             let groups = if user == "alice" { "ops,system:authenticated" } else { "" };
             let groups = if user == "mallory" { "system:authenticated" } else { groups };
             let want = [

@@ -8,6 +8,13 @@ use http::{Method, StatusCode};
 use node_api::counters::ShareOf;
 use node_api::limits::{Limits, Pool, Share, Shares};
 
+/// Returns the value of a counter on the page of metrics: the sum over all servers of this process.
+fn counted(name: &str, labels: &str) -> u64 {
+    let series = format!("{name}_total{{{labels}}} ");
+    let page = quintlet_telemetry::metrics::text();
+    page.lines().filter_map(|line| line.strip_prefix(&series)).map(|n| n.parse::<u64>().unwrap()).sum()
+}
+
 /// Every endpoint, the permissions of which each suffices, and the status for an authorized user without a
 /// runtime or an upgrade.
 const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
@@ -58,6 +65,9 @@ const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
     ("OPTIONS", "/exec/default/web/main", &["proxy"], 405),
     ("PATCH", "/stats/summary", &["stats"], 405),
     ("GET", "/logs/?query=kubelet", &["log"], 200),
+    ("POST", "/logs/", &["log"], 405),
+    ("PUT", "/logs/?query=kubelet", &["log"], 405),
+    ("DELETE", "/logs/", &["log"], 405),
 ];
 
 fn verb(method: &str) -> &'static str {
@@ -95,7 +105,9 @@ async fn every_endpoint_requires_an_authorized_user() {
             api.test_api.allow(&user, verb(method), &format!("nodes/{right}"));
         }
     }
-    let refused = |code| api.state.counters.refused_so_far(code);
+    let refused = |code: StatusCode| {
+        counted("quintlet_node_api_refused_requests", &format!("code=\"{}\"", code.as_u16()))
+    };
     let before = (refused(StatusCode::UNAUTHORIZED), refused(StatusCode::FORBIDDEN));
     for (i, (method, path, rights, wanted)) in ENDPOINTS.iter().enumerate() {
         let ask = async |token: Option<&str>, identity: Option<&Identity>| {
@@ -142,9 +154,14 @@ async fn a_request_above_the_share_of_its_user_is_counted() {
         let api = Api::start(limits, &[]).await;
         api.test_api.set_token("t", "u", &[]);
         api.test_api.allow("u", "get", "nodes/healthz");
-        let counted = || Pool::ALL.map(|pool| api.state.counters.limited_so_far(limit, pool));
-        let before = counted();
+        let limited = || {
+            Pool::ALL.map(|pool| {
+                let labels = format!("client=\"{}\",limit=\"{}\"", pool.name(), limit.name());
+                counted("quintlet_node_api_limited_requests", &labels)
+            })
+        };
+        let before = limited();
         assert_eq!(api.get("/healthz", Some("t")).await.0, StatusCode::TOO_MANY_REQUESTS, "{limit:?}");
-        assert_eq!(counted(), [before[0], before[1] + 1], "{limit:?}");
+        assert_eq!(limited(), [before[0], before[1] + 1], "{limit:?}");
     }
 }

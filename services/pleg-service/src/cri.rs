@@ -67,7 +67,7 @@ impl CriRuntime {
     async fn listed<Q, R, T>(
         &self,
         method: &'static str,
-        of: List,
+        list: List,
         request: Q,
         take: impl Fn(R, &mut Vec<T>),
     ) -> Result<Vec<T>, ReadError>
@@ -76,7 +76,7 @@ impl CriRuntime {
         R: prost::Message + Default + Send + Sync + 'static,
     {
         let mut items = Vec::new();
-        let listing = of.each(self.service.clone(), Request::new(request), |m| take(m, &mut items));
+        let listing = list.each(self.service.clone(), Request::new(request), |m| take(m, &mut items));
         self.call(method, async { listing.await.map(Response::new) }).await?;
         Ok(items)
     }
@@ -112,7 +112,7 @@ impl ContainerRuntime for CriRuntime {
         };
         let request = v1::ListPodSandboxRequest { filter };
         let take =
-            |m: Sandboxes, to: &mut Vec<_>| to.extend(m.items.into_iter().map(convert::listed_sandbox));
+            |m: Sandboxes, items: &mut Vec<_>| items.extend(m.items.into_iter().map(convert::listed_sandbox));
         self.listed("ListPodSandbox", lists::SANDBOXES, request, take).await
     }
 
@@ -126,8 +126,9 @@ impl ContainerRuntime for CriRuntime {
             Filter::Id(id) => Some(v1::ContainerFilter { id, ..Default::default() }),
         };
         let request = v1::ListContainersRequest { filter };
-        let take =
-            |m: Containers, to: &mut Vec<_>| to.extend(m.items.into_iter().map(convert::listed_container));
+        let take = |m: Containers, items: &mut Vec<_>| {
+            items.extend(m.items.into_iter().map(convert::listed_container))
+        };
         self.listed("ListContainers", lists::CONTAINERS, request, take).await
     }
 

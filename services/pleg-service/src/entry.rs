@@ -14,7 +14,7 @@ use crate::traits::{HintKind, ListedContainer, ListedSandbox};
 
 /// Sandboxes and containers that an inspection found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Found {
+pub(crate) struct InspectedPod {
     /// The pod, if anything was found.
     pub(crate) pod: Option<PodRef>,
     pub(crate) sandboxes: Vec<Sandbox>,
@@ -44,7 +44,7 @@ pub(crate) struct Change {
 
 /// Effect of an inspection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum InspectionEffect {
     /// The inspection began before the last one that was applied, and was dropped.
     Stale,
     /// The runtime does not have the pod, and there was no entry.
@@ -70,12 +70,12 @@ pub(crate) struct Inspection<'a> {
     pub(crate) pod: Option<&'a PodRef>,
     /// CLOCK_BOOTTIME of the start of the newest list that contains the pod.
     pub(crate) listed: Option<Duration>,
-    pub(crate) found: Result<Found, String>,
+    pub(crate) found: Result<InspectedPod, String>,
 }
 
 /// The state of one pod, kept by its owner.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct PodState {
     uid: PodUid,
     /// Shared with the store after publication, so that each pod is in memory once.
     record: Option<SharedPodRuntime>,
@@ -87,7 +87,7 @@ pub(crate) struct Entry {
     addresses: Option<(SandboxId, Vec<IpAddr>)>,
 }
 
-impl Entry {
+impl PodState {
     /// `absent` is the CLOCK_BOOTTIME at which the pod was last found to be gone.
     pub(crate) fn new(uid: PodUid, absent: Option<Duration>) -> Self {
         Self { uid, record: None, applied: None, absent, addresses: None }
@@ -120,10 +120,10 @@ impl Entry {
     ///
     /// A failed inspection of a pod without a record makes a record only if the runtime had the pod after it was last found to be
     /// gone. Otherwise readers would get a pod that does not exist, and then its removal a second time.
-    pub(crate) fn apply(&mut self, looked: Inspection<'_>) -> Verdict {
+    pub(crate) fn apply(&mut self, looked: Inspection<'_>) -> InspectionEffect {
         let Inspection { ticket, began, ended, pod, listed, found } = looked;
         if self.applied.is_some_and(|last| ticket <= last) {
-            return Verdict::Stale;
+            return InspectionEffect::Stale;
         }
         self.applied = Some(ticket);
         let old = self.record.take();
@@ -132,8 +132,8 @@ impl Entry {
                 self.addresses = None;
                 self.absent = Some(ended);
                 return match old {
-                    Some(old) => Verdict::Gone(changes(Some(&old), None)),
-                    None => Verdict::Nothing,
+                    Some(old) => InspectionEffect::Gone(changes(Some(&old), None)),
+                    None => InspectionEffect::Nothing,
                 };
             }
             Ok(found) => {
@@ -148,7 +148,7 @@ impl Entry {
                 new
             }
             Err(_) if old.is_none() && listed.is_none_or(|at| self.absent.is_some_and(|gone| at < gone)) => {
-                return Verdict::Nothing;
+                return InspectionEffect::Nothing;
             }
             Err(text) => {
                 let mut new = old.as_deref().cloned().unwrap_or_else(|| {
@@ -159,18 +159,22 @@ impl Entry {
                 new
             }
         };
-        let verdict = match &old {
+        let effect = match &old {
             Some(old) => {
                 new.cursor = old.cursor;
                 let seen = std::mem::replace(&mut new.observed, old.observed);
                 let same = new == **old;
                 new.observed = seen;
-                if same { Verdict::Same } else { Verdict::Changed(changes(Some(old), Some(&new))) }
+                if same {
+                    InspectionEffect::Same
+                } else {
+                    InspectionEffect::Changed(changes(Some(old), Some(&new)))
+                }
             }
-            None => Verdict::Changed(changes(None, Some(&new))),
+            None => InspectionEffect::Changed(changes(None, Some(&new))),
         };
         self.record = Some(Arc::new(new));
-        verdict
+        effect
     }
 
     /// Keeps the addresses of a stopped sandbox until a newer one is ready or the pod is gone. The runtime drops them at the stop, but

@@ -228,8 +228,8 @@ impl Follower {
 
     async fn ask_health(&self) -> Result<pb::HealthReply, Status> {
         let mut leader = self.leader.clone();
-        let asked = leader.health(pb::HealthRequest {});
-        let reply = match tokio::time::timeout(HEALTH_LIMIT, asked).await {
+        let health = leader.health(pb::HealthRequest {});
+        let reply = match tokio::time::timeout(HEALTH_LIMIT, health).await {
             Ok(reply) => reply.map_err(|e| placed(e, &self.socket))?.into_inner(),
             Err(_) => return Err(Status::unavailable(format!("no answer within {HEALTH_LIMIT:?}"))),
         };
@@ -238,7 +238,7 @@ impl Follower {
     }
 
     /// Sets SERVING while the store follows the leader.
-    pub(crate) async fn judge(self, health: HealthHandle) {
+    pub(crate) async fn report_health(self, health: HealthHandle) {
         let mut link = self.link.subscribe();
         loop {
             let current = *link.borrow_and_update() == Link::Current;
@@ -275,8 +275,8 @@ impl Pleg for Follower {
         let span = tracing::info_span!("Observe", pod.uid = request.get_ref().uid, forwarded = true);
         propagate::set_parent(&span, request.metadata());
         let mut leader = self.leader.clone();
-        let asked = async move { leader.observe(request.into_inner()).await };
-        let answer = asked.instrument(span).await.map_err(|e| placed(e, &self.socket))?;
+        let health = async move { leader.observe(request.into_inner()).await };
+        let answer = health.instrument(span).await.map_err(|e| placed(e, &self.socket))?;
         Ok(Response::new(answer.into_inner()))
     }
 
@@ -291,8 +291,8 @@ impl Pleg for Follower {
 
     /// Returns the leader's health, with the epoch and the number of pods of this store.
     async fn health(&self, _: Request<pb::HealthRequest>) -> Result<Response<pb::HealthReply>, Status> {
-        let asked = self.ask_health().await;
-        let why = match (&asked, &*self.link.borrow()) {
+        let health = self.ask_health().await;
+        let why = match (&health, &*self.link.borrow()) {
             (Err(error), _) => Some(error.message().to_owned()),
             (Ok(_), Link::Away(why)) => Some(why.clone()),
             (Ok(_), Link::Current) => None,

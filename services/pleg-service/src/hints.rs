@@ -44,8 +44,8 @@ pub(crate) struct UnknownId {
 
 /// Reads the hint stream, and opens it again when it ends. Never returns.
 pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
-    let (to, from) = mpsc::channel(MAX_UNKNOWN);
-    quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), from));
+    let (unknown, unresolved) = mpsc::channel(MAX_UNKNOWN);
+    quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), unresolved));
     let mut peer = PeerStartup::default();
     loop {
         match hints.open().await {
@@ -54,7 +54,7 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
                 core.metrics.stream_opens.inc();
                 while let Some(event) = stream.next().await {
                     match event {
-                        Ok(event) => handle(&core, &to, event),
+                        Ok(event) => handle(&core, &unknown, event),
                         Err(error) => {
                             tracing::warn!(error = error.message(), "hint stream failed, opening it again");
                             break;
@@ -142,7 +142,7 @@ struct PendingLookup {
 }
 
 /// Finds the pods of unknown IDs. containerd reports an ID before the CRI lists it, so each ID is looked up repeatedly.
-async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<UnknownId>) {
+async fn resolve(core: Arc<Core>, mut unresolved: mpsc::Receiver<UnknownId>) {
     let mut revs = core.store.revs();
     let mut pending = HashMap::<String, PendingLookup>::new();
     let mut batch = Vec::new();
@@ -150,7 +150,7 @@ async fn resolve(core: Arc<Core>, mut from: mpsc::Receiver<UnknownId>) {
         let due = pending.values().map(|p| p.due).min();
         tokio::select! {
             // Cancel safe: a received hint is not lost.
-            n = from.recv_many(&mut batch, MAX_UNKNOWN), if pending.len() < MAX_UNKNOWN => if n == 0 { return },
+            n = unresolved.recv_many(&mut batch, MAX_UNKNOWN), if pending.len() < MAX_UNKNOWN => if n == 0 { return },
             () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
             // Most often an inspection for `Observe` has found the pod before a lookup is due.
             changed = revs.changed(), if !pending.is_empty() => if changed.is_err() { return },

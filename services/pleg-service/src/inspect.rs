@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use futures::{StreamExt as _, TryStreamExt as _};
 use quintlet_model::ids::PodUid;
 
-use crate::entry::Found;
+use crate::entry::InspectedPod;
 use crate::traits::{ContainerRuntime, Filter, ReadError};
 
 /// Concurrent status calls for one pod.
@@ -27,7 +27,7 @@ pub(crate) async fn inspect(
     runtime: &dyn ContainerRuntime,
     uid: &PodUid,
     mut targets: Targets,
-) -> Result<Found, ReadError> {
+) -> Result<InspectedPod, ReadError> {
     loop {
         let listed = targets.list;
         if listed {
@@ -50,7 +50,7 @@ async fn statuses(
     runtime: &dyn ContainerRuntime,
     uid: &PodUid,
     targets: &Targets,
-) -> Result<Found, ReadError> {
+) -> Result<InspectedPod, ReadError> {
     let sandboxes = futures::stream::iter(targets.sandboxes.clone())
         .map(|id| async move { runtime.sandbox(&id).await })
         .buffer_unordered(PARALLEL)
@@ -67,5 +67,5 @@ async fn statuses(
     containers.retain(|c| c.labels.get(quintlet_model::labels::POD_UID).is_none_or(|l| l == uid.as_str()));
     let newest = sandboxes.iter().max_by_key(|(_, s)| (s.attempt, s.created_unix_ns));
     let pod = newest.map(|(pod, _)| pod.clone());
-    Ok(Found { pod, sandboxes: sandboxes.into_iter().map(|(_, s)| s).collect(), containers })
+    Ok(InspectedPod { pod, sandboxes: sandboxes.into_iter().map(|(_, s)| s).collect(), containers })
 }

@@ -72,11 +72,11 @@ pub fn start(
     let hints = hints::run(Arc::clone(&core), hints);
     let relist = relist::run(Arc::clone(&core));
     let watch = core.heartbeat.clone().watch(RELIST_LOOP, stuck(periods), health.clone(), stop.clone());
-    let judge = judge(Arc::clone(&core), health);
+    let report_health = report_health(Arc::clone(&core), health);
     quintlet_kit::task::spawn("hints", stop.clone().run_until_cancelled_owned(hints));
     quintlet_kit::task::spawn("watch-relist", watch);
     quintlet_kit::task::spawn("relist", stop.clone().run_until_cancelled_owned(relist));
-    quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(judge));
+    quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(report_health));
     PlegServer::new(PlegService::new(core, stop.clone()))
 }
 
@@ -91,9 +91,9 @@ pub fn start_following(
 ) -> PlegServer<Follower> {
     let readers = Readers::new(Store::following(TOMBSTONES), clock, periods.beat);
     let follower = Follower::new(leader, readers, stop.clone());
-    let (run, judge) = (follower.clone().run(), follower.clone().judge(health));
+    let (run, report_health) = (follower.clone().run(), follower.clone().report_health(health));
     quintlet_kit::task::spawn("follower", stop.clone().run_until_cancelled_owned(run));
-    quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(judge));
+    quintlet_kit::task::spawn("health", stop.clone().run_until_cancelled_owned(report_health));
     PlegServer::new(follower)
 }
 
@@ -110,7 +110,7 @@ fn stuck(periods: Periods) -> Duration {
 const EXPIRY_MARGIN: Duration = Duration::from_millis(1);
 
 /// Sets SERVING after the first full list, and while lists succeed. Health changes only when a list ends or the last one expires.
-async fn judge(core: Arc<Core>, health: HealthHandle) {
+async fn report_health(core: Arc<Core>, health: HealthHandle) {
     let mut serving = None;
     loop {
         let now =

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::traits::{HintKind, ReadError};
 
 /// Result of an inspection for a caller: the pod, or none if the runtime does not have it, and the cursor.
-pub(crate) type Answer = Result<(Option<SharedPodRuntime>, Cursor), ReadError>;
+pub(crate) type InspectionReply = Result<(Option<SharedPodRuntime>, Cursor), ReadError>;
 
 /// A request to inspect a pod.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ pub(crate) struct InspectionRequest {
     /// The change that a hint reported.
     pub(crate) expect: Option<(String, HintKind)>,
     /// Receives the result of an inspection that begins after this request.
-    pub(crate) waiter: Option<oneshot::Sender<Answer>>,
+    pub(crate) waiter: Option<oneshot::Sender<InspectionReply>>,
     pub(crate) trace: Option<Trace>,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct Work {
     pub(crate) complete: bool,
     pub(crate) listed: Option<Duration>,
     pub(crate) expects: Vec<(String, HintKind)>,
-    pub(crate) waiters: Vec<oneshot::Sender<Answer>>,
+    pub(crate) waiters: Vec<oneshot::Sender<InspectionReply>>,
     pub(crate) trace: Option<Trace>,
 }
 

@@ -19,10 +19,10 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use crate::core::Core;
-use crate::entry::{Entry, Inspection, Verdict, effect_shows, is_visible};
+use crate::entry::{Inspection, InspectionEffect, PodState, effect_shows, is_visible};
 use crate::expect::{first_look, next_pause, wait_limit};
 use crate::inspect::{Targets, inspect};
-use crate::mailbox::{Answer, InspectionRequest, Mailbox, Work};
+use crate::mailbox::{InspectionReply, InspectionRequest, Mailbox, Work};
 use crate::metrics::InspectionLabel;
 use crate::traits::{HintKind, ReadError};
 
@@ -66,7 +66,7 @@ impl Core {
         self: &Arc<Self>,
         uid: &PodUid,
         request: InspectionRequest,
-    ) -> oneshot::Receiver<Answer> {
+    ) -> oneshot::Receiver<InspectionReply> {
         let (waiter, answer) = oneshot::channel();
         self.request_inspection(uid, InspectionRequest { waiter: Some(waiter), ..request });
         answer
@@ -92,7 +92,7 @@ pub(crate) async fn supervise(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox
 
 /// Inspects the pod on request until it is gone.
 pub(crate) async fn run(core: Arc<Core>, uid: PodUid, mailbox: Arc<Mailbox>) {
-    let mut entry = Entry::published(uid.clone(), core.store.get(&uid), core.store.gone_at(&uid));
+    let mut entry = PodState::published(uid.clone(), core.store.get(&uid), core.store.gone_at(&uid));
     let mut expectations = Expectations::new();
     let mut retry: Option<Instant> = None;
     loop {
@@ -172,11 +172,11 @@ impl Drop for InFlight<'_> {
 /// Inspects the pod once, applies the result and publishes it.
 async fn inspect_once(
     core: &Core,
-    entry: &mut Entry,
+    entry: &mut PodState,
     uid: &PodUid,
     work: &Work,
     expectations: &Expectations,
-) -> Answer {
+) -> InspectionReply {
     let targets = targets(entry, work, expectations);
     let began = Instant::now();
     let observed = core.clock.boot();
@@ -198,7 +198,7 @@ async fn inspect_once(
     }
     let before = entry.record().map(|r| r.pod.clone());
     let ended = core.clock.boot();
-    let verdict = entry.apply(Inspection {
+    let effect = entry.apply(Inspection {
         ticket,
         began: observed,
         ended,
@@ -207,7 +207,7 @@ async fn inspect_once(
         listed: if failure.as_ref().is_some_and(ReadError::is_data) { Some(ended) } else { work.listed },
         found: found.map_err(|e| e.to_string()),
     });
-    let reply = publish(core, entry, uid, verdict, before, ended);
+    let reply = publish(core, entry, uid, effect, before, ended);
     match failure {
         // An invalid answer is an error of the pod, in its record.
         Some(error) if !error.is_data() => Err(error),
@@ -216,7 +216,7 @@ async fn inspect_once(
 }
 
 /// Returns the sandboxes and containers to inspect. The pod is listed if one of them may be unknown.
-fn targets(entry: &Entry, work: &Work, expectations: &Expectations) -> Targets {
+fn targets(entry: &PodState, work: &Work, expectations: &Expectations) -> Targets {
     let mut targets = Targets {
         sandboxes: work.sandboxes.clone(),
         containers: work.containers.clone(),
@@ -235,7 +235,7 @@ fn targets(entry: &Entry, work: &Work, expectations: &Expectations) -> Targets {
 }
 
 /// Logs an error that the record of the pod does not have yet.
-fn log_new_failure(entry: &Entry, uid: &PodUid, work: &Work, error: &ReadError) {
+fn log_new_failure(entry: &PodState, uid: &PodUid, work: &Work, error: &ReadError) {
     let record = entry.record();
     if record.is_some_and(|r| r.error.as_ref() == Some(&error.to_string())) {
         return;
@@ -249,15 +249,15 @@ fn log_new_failure(entry: &Entry, uid: &PodUid, work: &Work, error: &ReadError) 
 /// pod of the record before the inspection.
 fn publish(
     core: &Core,
-    entry: &mut Entry,
+    entry: &mut PodState,
     uid: &PodUid,
-    verdict: Verdict,
+    effect: InspectionEffect,
     before: Option<PodRef>,
     ended: Duration,
 ) -> (Option<SharedPodRuntime>, Cursor) {
     let trace = propagate::current_trace();
-    match verdict {
-        Verdict::Changed(changes) => {
+    match effect {
+        InspectionEffect::Changed(changes) => {
             let placed = entry.place(|record| core.store.publish(record, trace.clone()));
             if let Some(record) = &placed {
                 core.readers.announce(changes, &record.pod, record.cursor, trace.as_ref());
@@ -265,25 +265,25 @@ fn publish(
             let cursor = placed.as_ref().map_or_else(|| core.store.cursor(), |record| record.cursor);
             (placed, cursor)
         }
-        Verdict::Gone(changes) => {
+        InspectionEffect::Gone(changes) => {
             let cursor = core.store.remove(uid, ended, trace.clone());
             if let Some(pod) = before {
                 core.readers.announce(changes, &pod, cursor, trace.as_ref());
             }
             (None, cursor)
         }
-        Verdict::Same => {
+        InspectionEffect::Same => {
             let seen = entry.shared();
             if let Some(record) = &seen {
                 core.store.touch(Arc::clone(record));
             }
             (seen, core.store.cursor())
         }
-        Verdict::Stale | Verdict::Nothing => (core.store.get(uid), core.store.cursor()),
+        InspectionEffect::Stale | InspectionEffect::Nothing => (core.store.get(uid), core.store.cursor()),
     }
 }
 
-fn expect(expectations: &mut Expectations, expected: (String, HintKind), entry: &Entry, now: Instant) {
+fn expect(expectations: &mut Expectations, expected: (String, HintKind), entry: &PodState, now: Instant) {
     let delay = first_look(expected.1).unwrap_or_default();
     let due = deadline_after(now, delay);
     let until = wait_limit(expected.1).map(|limit| deadline_after(due, limit));
@@ -294,7 +294,7 @@ fn expect(expectations: &mut Expectations, expected: (String, HintKind), entry: 
 
 /// Drops expectations that are met or expired, and schedules the next look for the others. `answered` is false after a failed
 /// inspection, which does not show that an object is gone.
-fn update_expectations(expectations: &mut Expectations, entry: &Entry, answered: bool) {
+fn update_expectations(expectations: &mut Expectations, entry: &PodState, answered: bool) {
     let now = Instant::now();
     expectations.retain(|(id, kind), e| {
         let visible = is_visible(id, entry.record());

@@ -37,7 +37,9 @@ async fn serve(args: &Args, stop: CancellationToken) -> anyhow::Result<()> {
     }
     let listener = bind_unix(&paths.pleg(), 0o660).with_context(|| paths.pleg().display().to_string())?;
     let mut server = Server::new("pleg-service").observers(&args.common.observer_uid);
-    let (clock, periods, health) = (Clock::system(), args.periods(), server.health());
+    let clock = Clock::system();
+    let periods = args.periods();
+    let health = server.health();
     server = match &args.follow {
         Some(leader) => {
             server.add_service(crate::start_following(leader.clone(), clock, periods, health, &stop))

@@ -19,7 +19,7 @@ use tonic::Status;
 
 use crate::entry::{Change, ChangeKind};
 use crate::metrics::ReaderMetrics;
-use crate::store::{Latest, Next, Resume, Store};
+use crate::store::{Latest, NextChange, Resume, Store};
 
 /// Lifecycle events that are kept for a slow reader (`pkg/kubelet: plegChannelCapacity`).
 const LIFECYCLE_EVENTS: usize = 1000;
@@ -93,19 +93,19 @@ impl Readers {
         &self,
         uid: Option<PodUid>,
     ) -> impl Stream<Item = Result<pb::LifecycleEvent, Status>> + Send + use<> {
-        let from = self.lifecycle.subscribe();
+        let receiver = self.lifecycle.subscribe();
         let hello = pb::LifecycleEvent {
             event: Some(LifecycleOneof::Hello(quintlet_proto::hello())),
             cursor: Some(self.store.cursor().into()),
             trace: None,
         };
-        let state = (self.metrics.clone(), uid, from, Some(hello));
-        futures::stream::unfold(state, |(metrics, uid, mut from, hello)| async move {
+        let state = (self.metrics.clone(), uid, receiver, Some(hello));
+        futures::stream::unfold(state, |(metrics, uid, mut receiver, hello)| async move {
             if let Some(hello) = hello {
-                return Some((Ok(hello), (metrics, uid, from, None)));
+                return Some((Ok(hello), (metrics, uid, receiver, None)));
             }
             loop {
-                let event = match from.recv().await {
+                let event = match receiver.recv().await {
                     Ok(change) if uid.as_ref().is_none_or(|uid| *uid == change.pod.uid) => lifecycle(&change),
                     Ok(_) => continue,
                     Err(broadcast::error::RecvError::Lagged(count)) => {
@@ -115,7 +115,7 @@ impl Readers {
                     }
                     Err(broadcast::error::RecvError::Closed) => return None,
                 };
-                return Some((Ok(event), (metrics, uid, from, None)));
+                return Some((Ok(event), (metrics, uid, receiver, None)));
             }
         })
     }
@@ -180,7 +180,9 @@ impl Watcher {
     fn new(readers: Readers, resume: Option<Cursor>) -> Self {
         readers.metrics.watchers.inc();
         let store = &readers.store;
-        let (revs, primed, beats) = (store.revs(), store.primed(), store.beats());
+        let revs = store.revs();
+        let primed = store.primed();
+        let beats = store.beats();
         let hello = Out::Message(Box::new(message(Event::Hello(quintlet_proto::hello()), None)));
         let seen_beat = *beats.borrow();
         Self { readers, revs, primed, beats, seen_beat, at: None, resume, out: VecDeque::from([hello]) }
@@ -246,14 +248,14 @@ impl Watcher {
                 continue;
             };
             match self.readers.store.next_after(at) {
-                Next::Change(latest) => {
+                NextChange::Change(latest) => {
                     let cursor = Cursor { epoch: at.epoch, rev: latest.rev };
                     self.at = Some(cursor);
                     return change(Some(cursor), latest);
                 }
-                Next::Restarted => self.resync("pleg-service was restarted"),
-                Next::Lost => self.resync("this reader was too slow"),
-                Next::End => tokio::select! {
+                NextChange::Restarted => self.resync("pleg-service was restarted"),
+                NextChange::Lost => self.resync("this reader was too slow"),
+                NextChange::End => tokio::select! {
                     // A dropped wait loses nothing.
                     changed = self.revs.changed() => {
                         let _ = changed;

@@ -40,7 +40,7 @@ struct Inner {
 
 /// The next change for a reader.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum NextChange {
     /// The oldest change after the cursor that is the latest of its pod.
     Change(Latest),
     /// There is no change after the cursor.
@@ -201,18 +201,18 @@ impl Store {
     }
 
     /// Returns the change after a cursor.
-    pub(crate) fn next_after(&self, at: Cursor) -> Next {
+    pub(crate) fn next_after(&self, at: Cursor) -> NextChange {
         let inner = self.inner.read();
         if at.epoch != inner.epoch {
             // A follower may not know the leader's new epoch yet.
-            return if at.epoch > inner.epoch { Next::End } else { Next::Restarted };
+            return if at.epoch > inner.epoch { NextChange::End } else { NextChange::Restarted };
         }
         if at.rev < inner.floor {
-            return Next::Lost;
+            return NextChange::Lost;
         }
         match inner.by_rev.range(at.rev.saturating_add(1)..).next() {
-            Some((_, latest)) => Next::Change(latest.clone()),
-            None => Next::End,
+            Some((_, latest)) => NextChange::Change(latest.clone()),
+            None => NextChange::End,
         }
     }
 
@@ -313,7 +313,7 @@ mod tests {
 
     fn after(store: &Store, mut rev: u64) -> Vec<(u64, String, bool)> {
         let mut out = Vec::new();
-        while let Next::Change(latest) = store.next_after(Cursor { epoch: 7, rev }) {
+        while let NextChange::Change(latest) = store.next_after(Cursor { epoch: 7, rev }) {
             rev = latest.rev;
             out.push((latest.rev, latest.uid.to_string(), latest.pod.is_some()));
         }
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(at(7, 2), Resume::Possible);
         store.remove(&PodUid::parse("b").unwrap(), Duration::ZERO, None);
         assert!(not(at(7, 2)), "the end of a is forgotten");
-        assert!(matches!(store.next_after(Cursor { epoch: 7, rev: 2 }), Next::Lost));
+        assert!(matches!(store.next_after(Cursor { epoch: 7, rev: 2 }), NextChange::Lost));
         assert_eq!(at(7, 3), Resume::Possible);
         assert_eq!(after(&store, 3), [(4, "b".to_owned(), false)]);
     }
@@ -375,8 +375,8 @@ mod tests {
             Cursor { epoch: 8, rev: 2 },
             vec![(PodRuntime { cursor: Cursor { epoch: 8, rev: 1 }, ..pod("a") }, None)],
         );
-        assert!(matches!(store.next_after(Cursor { epoch: 7, rev: 12 }), Next::Restarted));
-        assert!(matches!(store.next_after(Cursor { epoch: 9, rev: 0 }), Next::End));
+        assert!(matches!(store.next_after(Cursor { epoch: 7, rev: 12 }), NextChange::Restarted));
+        assert!(matches!(store.next_after(Cursor { epoch: 9, rev: 0 }), NextChange::End));
     }
 
     #[test]

@@ -399,9 +399,10 @@ pub struct ResourceArgs {
     /// QOSReserved.
     #[arg(long, value_delimiter = ',', value_parser = reserved_percent, value_name = "PERCENT")]
     pub qos_reserved: Vec<i64>,
-    /// Part of the memory between request and limit of a container above which it is throttled. Needs the feature gate MemoryQoS.
-    #[arg(long, default_value_t = 0.9, value_name = "FACTOR")]
-    pub memory_throttling_factor: f64,
+    /// Part of the memory between request and limit of a container above which it is throttled; not set: containers are not throttled.
+    /// Needs the feature gate MemoryQoS.
+    #[arg(long, value_name = "FACTOR")]
+    pub memory_throttling_factor: Option<f64>,
     /// TieredReservation: protect the memory requests of pods. Needs the feature gate MemoryQoS.
     #[arg(long, default_value = "None", value_parser = ["None", "TieredReservation"], value_name = "WORD")]
     pub memory_reservation_policy: String,

@@ -19,7 +19,7 @@ use pod_sync_eviction::usage::{Candidate, FileUsage, Observations, PodUsages};
 use pod_sync_eviction::{EVICTED, Resource, Signal, THRESHOLD_MET};
 use pod_sync_eviction_loop::measure::{self, Paths, PodSources, RuntimeMounts};
 use pod_sync_eviction_loop::memory_alarm;
-use pod_sync_eviction_loop::{Node, Scope};
+use pod_sync_eviction_loop::{NodeControl, Scope};
 use pod_sync_node_decisions::gc::{self, PodDisposition};
 use pod_sync_views::PodView;
 use pod_sync_volume_usage::Measured;
@@ -45,7 +45,7 @@ const NOT_STOPPED: &str = "Container runtime did not kill the pod within specifi
 
 /// The node as evictions see it.
 pub(crate) struct EvictionNode {
-    inputs: EvictionInputs,
+    inputs: EvictionContext,
     /// Pods that were evicted and may still hold resources.
     evicted: Mutex<BTreeSet<PodUid>>,
     /// Mount points of the runtime. They change only with its configuration.
@@ -118,7 +118,7 @@ impl Measurement {
 }
 
 /// Dependencies of an [`EvictionNode`].
-pub(crate) struct EvictionInputs {
+pub(crate) struct EvictionContext {
     pub(crate) clock: Clock,
     pub(crate) node: Arc<NodeConfig>,
     pub(crate) runtime: RuntimeAccess,
@@ -135,7 +135,7 @@ pub(crate) struct EvictionInputs {
 }
 
 impl EvictionNode {
-    pub(crate) fn new(inputs: EvictionInputs) -> Self {
+    pub(crate) fn new(inputs: EvictionContext) -> Self {
         Self {
             evicted: Mutex::new(inputs.evicted.clone()),
             inputs,
@@ -245,7 +245,7 @@ impl EvictionNode {
 }
 
 #[async_trait]
-impl Node for EvictionNode {
+impl NodeControl for EvictionNode {
     async fn layout(&self) -> Option<Layout> {
         let (paths, mounts) = (self.inputs.paths.clone(), self.mounts().await?);
         self.measurements.with_files.run(move || measure::layout(&paths, &mounts)).await?
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_without_a_file_system_of_images_is_asked_again() {
+    fn a_runtime_without_a_file_system_of_images_is_queried_again() {
         let paths = |all: &[&str]| all.iter().map(|path| (*path).to_owned()).collect();
         for (images, containers, want) in [
             (vec![], vec![], None),

@@ -264,8 +264,9 @@ async fn clear_dir(ctx: &WorkerContext, uid: &PodUid) {
 
 async fn take_down(ctx: &WorkerContext, uid: &PodUid) -> Result<(), String> {
     ctx.environment.volume_tasks.unmount(uid).await.map_err(|e| e.to_string())?;
-    let (volumes, cgroups, gone) =
-        (ctx.environment.volumes.clone(), ctx.environment.cgroups.clone(), uid.clone());
+    let volumes = ctx.environment.volumes.clone();
+    let cgroups = ctx.environment.cgroups.clone();
+    let gone = uid.clone();
     let cleared = move || {
         volumes.tear_down_orphaned_volumes(&gone).map_err(|e| {
             // Until the volumes are removed, processes of the pod get the minimum of CPU shares.

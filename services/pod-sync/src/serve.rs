@@ -102,7 +102,7 @@ fn meant<'a>(
     node: &str,
 ) -> Option<usize> {
     pods.enumerate()
-        .filter(|(_, (of, ..))| namespace.is_none_or(|n| n == *of))
+        .filter(|(_, (pod_namespace, ..))| namespace.is_none_or(|n| n == *pod_namespace))
         .filter_map(|(at, (_, has, time))| {
             let is_exact = has == name;
             (is_exact || has.strip_suffix(node) == Some(name)).then_some((is_exact, time, at))

@@ -81,9 +81,9 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     for (name, wanted) in settings.reserved.iter().chain(&settings.eviction_reserve) {
         let Some(have) = capacity.get(name).map(Quantity::of) else { continue };
         // Either of the two may be missing.
-        let of = |list: &ResourceList| list.get(name).copied().unwrap_or_default();
+        let quantity = |list: &ResourceList| list.get(name).copied().unwrap_or_default();
         ensure!(
-            of(&settings.reserved) + of(&settings.eviction_reserve) <= have,
+            quantity(&settings.reserved) + quantity(&settings.eviction_reserve) <= have,
             "invalid Node Allocatable configuration. Resource {name:?} has a reservation of {wanted} but capacity of {have}. \
              Expected capacity >= reservation."
         );
@@ -215,14 +215,14 @@ mod tests {
     fn the_detection_of_changed_objects_is_a_watch_unless_set() {
         let strategy =
             |file: &str, flags: &[&str]| args(file, flags).config_map_and_secret_change_detection_strategy;
-        let of = |value: &str| format!("configMapAndSecretChangeDetectionStrategy: {value}\n");
+        let document = |value: &str| format!("configMapAndSecretChangeDetectionStrategy: {value}\n");
         let flag = "--config-map-and-secret-change-detection-strategy=Cache";
         assert_eq!(strategy("", &[]), ChangeDetectionStrategy::Watch);
-        assert_eq!(strategy(&of("\"\""), &[]), ChangeDetectionStrategy::Watch);
-        assert_eq!(strategy(&of("Watch"), &[]), ChangeDetectionStrategy::Watch);
-        assert_eq!(strategy(&of("Get"), &[]), ChangeDetectionStrategy::Get);
-        assert_eq!(strategy(&of("Cache"), &[]), ChangeDetectionStrategy::Cache);
-        assert_eq!(strategy(&of("Get"), &[flag]), ChangeDetectionStrategy::Cache, "a flag wins");
+        assert_eq!(strategy(&document("\"\""), &[]), ChangeDetectionStrategy::Watch);
+        assert_eq!(strategy(&document("Watch"), &[]), ChangeDetectionStrategy::Watch);
+        assert_eq!(strategy(&document("Get"), &[]), ChangeDetectionStrategy::Get);
+        assert_eq!(strategy(&document("Cache"), &[]), ChangeDetectionStrategy::Cache);
+        assert_eq!(strategy(&document("Get"), &[flag]), ChangeDetectionStrategy::Cache, "a flag wins");
     }
 
     #[test]
@@ -512,7 +512,7 @@ mod tests {
     #[test]
     fn fields_of_memory_arrive_with_their_feature_gates() {
         let file = "memoryThrottlingFactor: 0.5\nqosReserved: {memory: 40%}\n";
-        let gates = "featureGates: {MemoryQoS: true, QOSReserved: true}\nmemoryReservationPolicy: TieredReservation\n";
+        let gates = "featureGates: {QOSReserved: true}\nmemoryReservationPolicy: TieredReservation\n";
         let resources_of = |file: &str, v2: bool| {
             let mut settings =
                 NodeSettings { cgroup_v2: v2, memory_bytes: 1 << 30, ..NodeSettings::default() };
@@ -520,9 +520,16 @@ mod tests {
             let memory_qos = settings.memory_qos.map(|m| (m.throttling_factor, m.protects_requests));
             (memory_qos, settings.cgroup.protects_memory, settings.qos_reserved_percent)
         };
-        assert_eq!(resources_of(file, true), (None, false, None));
+        assert_eq!(
+            resources_of("", true),
+            (Some((None, false)), false, None),
+            "nothing is throttled or protected"
+        );
+        let off = "memoryThrottlingFactor: 0.9\nfeatureGates: {MemoryQoS: false}\n";
+        assert_eq!(resources_of(off, true), (None, false, None), "the earlier default is no error");
+        assert_eq!(resources_of(file, true), (Some((Some(0.5), false)), false, None));
         let with_gates = format!("{file}{gates}");
-        assert_eq!(resources_of(&with_gates, true), (Some((0.5, true)), true, Some(40)));
+        assert_eq!(resources_of(&with_gates, true), (Some((Some(0.5), true)), true, Some(40)));
         assert_eq!(resources_of(&with_gates, false), (None, false, Some(40)), "cgroup v1 has no memory.high");
         let flag = ["--qos-reserved=memory=30%", "--feature-gates=QOSReserved=true"];
         assert_eq!(args(file, &flag).resources.qos_reserved_percent(), Some(30), "a flag wins");

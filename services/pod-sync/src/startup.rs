@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
-use pod_sync_certificates::{ClusterTrustBundles, PodCertificateInputs, PodCertificates};
+use pod_sync_certificates::{ClusterTrustBundles, PodCertificateContext, PodCertificates};
 use pod_sync_clients::{Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, UnsentEvents, WorkerWakeups};
 use pod_sync_containment::Containment;
 use pod_sync_decisions::backoff::BackoffDelays;
@@ -37,7 +37,7 @@ use pod_sync_sources::cluster::{ApiSources, Objects, Tokens};
 use pod_sync_sources::objects::ManifestObjects;
 use pod_sync_views::PodViews;
 use pod_sync_volume_manager::objects::{ApiObjects, VolumeObjects};
-use pod_sync_volume_manager::{Inputs, VolumeTasks};
+use pod_sync_volume_manager::{VolumeTasks, VolumeTasksContext};
 use pod_sync_volume_usage::Measured;
 use pod_sync_worker::context::{
     Checkpoints, ENV_FILES, FaultIsolation, ImagePulls, NodeConfig, PodDirs, PodEnvironment, Reporting,
@@ -91,7 +91,7 @@ struct ApiAccess {
 }
 
 /// The reservations to enforce, and the ends of channels that the tasks of the clients own.
-pub(crate) struct ClientInputs {
+pub(crate) struct ClientChannels {
     reservations: Vec<EnforcedReservation>,
     runtime_state: watch::Sender<RuntimeState>,
     probe_failures: mpsc::Receiver<ProbeFailure>,
@@ -105,7 +105,7 @@ impl Agent {
         clock: Clock,
         epoch: u64,
         stop: CancellationToken,
-    ) -> anyhow::Result<(Self, ClientInputs)> {
+    ) -> anyhow::Result<(Self, ClientChannels)> {
         let paths = args.common.paths();
         let settings = settings(&args)?;
         let reservations = args.resources.enforced_reservations()?;
@@ -131,7 +131,7 @@ impl Agent {
         });
         machine::warn(&warnings, &reporting.events, &node.settings.node_name);
         let tokens = api.tokens();
-        let certificates = PodCertificateInputs {
+        let certificates = PodCertificateContext {
             node: node.settings.node_name.clone(),
             nodes: api.cluster.nodes(),
             events: reporting.events.clone(),
@@ -142,7 +142,7 @@ impl Agent {
         let volumes = Volumes::new(args.root_dir.clone())
             .with_credentials(credentials)
             .with_quotas(args.resources.project_quotas(&args.root_dir));
-        let volume_tasks = Inputs {
+        let volume_tasks = VolumeTasksContext {
             root_dir: args.root_dir.clone(),
             volumes: volumes.clone(),
             node: node.settings.node_name.clone(),
@@ -193,7 +193,7 @@ impl Agent {
         let (tasks, measured) = (TaskGroup::new(), Arc::default());
         let refusal = Arc::default();
         let agent = Self { tasks, args, paths, ctx, api, measured, image_gc, refusal, stop };
-        Ok((agent, ClientInputs { reservations, runtime_state, probe_failures }))
+        Ok((agent, ClientChannels { reservations, runtime_state, probe_failures }))
     }
 
     /// Loads the records of an earlier run. Readers of the views wait for the pods in them.
@@ -333,7 +333,7 @@ impl ApiAccess {
     fn credentials(
         &self,
         args: &Args,
-        inputs: PodCertificateInputs,
+        inputs: PodCertificateContext,
         stop: &CancellationToken,
     ) -> Option<Arc<dyn CredentialBundles>> {
         let client = self.client.clone().filter(|_| args.resources.projects_pod_certificates())?;

@@ -15,7 +15,7 @@ use pod_sync_eviction_loop::measure::{self, Paths, RuntimeMounts};
 use pod_sync_layout::NodeSettings;
 use quintlet_config::Config;
 use quintlet_config::diagnostics::Diagnostic;
-use quintlet_config::node::{Node, Origin};
+use quintlet_config::node::{LocatedValue, Origin};
 use quintlet_config::table::Document;
 use quintlet_model::quantity::{Format, Quantity};
 
@@ -89,7 +89,7 @@ fn hard_field(config: &Config, signal: Signal) -> String {
     }
 }
 
-fn value_of<'a>(config: &'a Config, field: &str, signal: Signal) -> Option<&'a Node> {
+fn value_of<'a>(config: &'a Config, field: &str, signal: Signal) -> Option<&'a LocatedValue> {
     config.value(Document::Kubelet, field)?.get(signal.as_str())
 }
 

@@ -33,14 +33,14 @@ impl Volumes for Service {
 
 impl Service {
     /// Returns the volumes of a pod or of all pods, sorted by the name of the pod.
-    pub(crate) fn volumes(&self, of: Option<&PodUid>) -> Vec<wire::VolumeView> {
+    pub(crate) fn volumes(&self, pod: Option<&PodUid>) -> Vec<wire::VolumeView> {
         let pods = self.ctx.reporting.views.all();
         let name =
             |view: &pod_sync_views::PodView| format!("{}/{}", view.pod_ref.namespace, view.pod_ref.name);
         let names: HashMap<&PodUid, String> =
             pods.iter().map(|view| (&view.pod_ref.uid, name(view))).collect();
         let now = self.ctx.clock.wall();
-        let volumes = self.ctx.volume_tasks.views(of).into_iter();
+        let volumes = self.ctx.volume_tasks.views(pod).into_iter();
         let pod = |volume: &VolumeView| names.get(&volume.pod).cloned().unwrap_or_default();
         let mut volumes: Vec<_> = volumes.map(|volume| wire_volume(pod(&volume), volume, now)).collect();
         volumes.sort_by(|a, b| (&a.pod, &a.pod_uid, &a.name).cmp(&(&b.pod, &b.pod_uid, &b.name)));
@@ -135,8 +135,8 @@ fn driver(volume: &str) -> &str {
 
 /// Returns the usage that a driver reports. Missing and negative values are zero (`NodeGetVolumeStats` in `csi_client.go`).
 fn disk_usage(stats: VolumeStats) -> wire::DiskUsage {
-    let value = |usage: Option<Usage>, of: fn(&Usage) -> i64| {
-        usage.map_or(0, |usage| u64::try_from(of(&usage)).unwrap_or(0))
+    let value = |usage: Option<Usage>, amount: fn(&Usage) -> i64| {
+        usage.map_or(0, |usage| u64::try_from(amount(&usage)).unwrap_or(0))
     };
     wire::DiskUsage {
         available_bytes: value(stats.bytes, |usage| usage.available),
@@ -152,7 +152,7 @@ fn disk_usage(stats: VolumeStats) -> wire::DiskUsage {
 mod tests {
     use std::time::Duration;
 
-    use pod_sync_volume_manager::Step;
+    use pod_sync_volume_manager::OperationStep;
 
     use super::*;
 
@@ -166,7 +166,7 @@ mod tests {
             volume: "kubernetes.io/csi/d.csi^h".to_owned(),
             state: VolumeState::NotAttached,
             needed_since: Some(now),
-            step: Some((Step::Stage, Duration::from_secs(12))),
+            step: Some((OperationStep::Stage, Duration::from_secs(12))),
             error: Some(("boom".to_owned(), now)),
         };
         let view = wire_volume("shop/db-0".to_owned(), volume, now);

@@ -22,7 +22,7 @@ pub enum Start {
 
 /// The next item for an observer.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Next {
+pub enum NextEvaluation {
     /// An evaluation, with its number.
     Evaluation(u64, Arc<wire::Evaluation>),
     /// The number of evaluations that are no longer kept, and the number of the evaluation after which the observer continues.
@@ -85,17 +85,17 @@ impl Evaluations {
 
     /// Returns the item after the evaluation with the number `at`.
     #[must_use]
-    pub fn after(&self, at: u64) -> Next {
+    pub fn after(&self, at: u64) -> NextEvaluation {
         let kept = self.kept.lock();
         let last = *self.last.borrow();
         let oldest = last.saturating_sub(u64::try_from(kept.len()).unwrap_or(u64::MAX));
         if at < oldest {
-            return Next::Missed(oldest.saturating_sub(at), oldest);
+            return NextEvaluation::Missed(oldest.saturating_sub(at), oldest);
         }
         let index = usize::try_from(at.saturating_sub(oldest)).unwrap_or(usize::MAX);
         match kept.get(index) {
-            Some(evaluation) => Next::Evaluation(at.saturating_add(1), Arc::clone(evaluation)),
-            None => Next::End,
+            Some(evaluation) => NextEvaluation::Evaluation(at.saturating_add(1), Arc::clone(evaluation)),
+            None => NextEvaluation::End,
         }
     }
 }
@@ -126,11 +126,11 @@ mod tests {
         ] {
             assert_eq!(some.start(resume), want, "{resume:?}");
         }
-        assert!(matches!(some.after(3), Next::Evaluation(4, e) if e.run == 4));
-        assert_eq!(some.after(5), Next::End);
+        assert!(matches!(some.after(3), NextEvaluation::Evaluation(4, e) if e.run == 4));
+        assert_eq!(some.after(5), NextEvaluation::End);
         let more = filled(CAPACITY + 3);
-        assert_eq!(more.after(1), Next::Missed(2, 3));
-        assert!(matches!(more.after(3), Next::Evaluation(4, e) if e.run == 4));
+        assert_eq!(more.after(1), NextEvaluation::Missed(2, 3));
+        assert!(matches!(more.after(3), NextEvaluation::Evaluation(4, e) if e.run == 4));
         assert_eq!(more.start(at(1, 1)), Start::Resync(3, "probe-service was restarted"));
     }
 }

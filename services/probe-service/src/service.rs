@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::convert;
-use crate::evaluations::{Next, Start};
+use crate::evaluations::{NextEvaluation, Start};
 use crate::mailbox::Mailbox;
 use crate::prober::{Prober, Replaced};
 
@@ -50,7 +50,9 @@ impl Probe for ProbeService {
         // The error that ended the requests.
         let failed = Arc::new(OnceLock::new());
         task::spawn("drive", {
-            let (stop, closed, failed) = (self.stop.clone(), closed.clone(), Arc::clone(&failed));
+            let stop = self.stop.clone();
+            let closed = closed.clone();
+            let failed = Arc::clone(&failed);
             async move {
                 // An open request stream would keep the connection open at the stop. A request that is dropped is not applied.
                 tokio::select! {
@@ -69,7 +71,9 @@ impl Probe for ProbeService {
         let first = vec![wire::DriveReport { report: Some(hello), trace: None }];
         let (stop, state) = (self.stop.clone(), (driver, first.into_iter()));
         let reports = futures::stream::unfold(Some(state), move |state| {
-            let (stop, closed, failed) = (stop.clone(), closed.clone(), Arc::clone(&failed));
+            let stop = stop.clone();
+            let closed = closed.clone();
+            let failed = Arc::clone(&failed);
             async move {
                 let (driver, mut batch) = state?;
                 loop {
@@ -139,19 +143,19 @@ impl Observer {
             }
             self.last.mark_unchanged();
             match self.prober.evaluations().after(self.at) {
-                Next::Evaluation(at, evaluation) => {
+                NextEvaluation::Evaluation(at, evaluation) => {
                     self.at = at;
                     if self.uid.is_empty() || evaluation.uid == self.uid {
                         break Event::Evaluation(wire::Evaluation::clone(&evaluation));
                     }
                 }
-                Next::Missed(count, at) => {
+                NextEvaluation::Missed(count, at) => {
                     self.at = at;
                     self.prober.count_missed(count);
                     break Event::Missed(wire::Missed { count });
                 }
                 // The sender exists as long as the prober.
-                Next::End => {
+                NextEvaluation::End => {
                     let _ = self.last.changed().await;
                 }
             }

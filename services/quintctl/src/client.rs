@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use quintlet_kit::messages::Chunk;
 use quintlet_kit::paths::{CriSocket, Paths};
 use tonic::transport::Channel;
-use tonic::{Code, Response, Status};
+use tonic::{Code, Response, Status, Streaming};
 
 use crate::error::Error;
 
@@ -118,6 +119,23 @@ impl Peer {
         }
     }
 
+    /// Returns a list that comes as a stream of chunks. The time limit is that of each chunk: the pods of a node may have hundreds of
+    /// megabytes.
+    ///
+    /// # Errors
+    /// The service returns an error, or no chunk within [`RESPONSE_TIMEOUT`].
+    pub async fn list<T: Chunk>(
+        &self,
+        call: impl Future<Output = Result<Response<Streaming<T>>, Status>>,
+    ) -> Result<T, Error> {
+        let mut chunks = self.call(call).await?;
+        let mut list = T::default();
+        while let Some(chunk) = self.call(next(&mut chunks)).await? {
+            list.append(chunk);
+        }
+        Ok(list)
+    }
+
     /// Converts a status of this service to an error.
     #[must_use]
     pub fn error(&self, status: &Status) -> Error {
@@ -136,6 +154,10 @@ impl Peer {
     fn unresponsive(&self, reason: String) -> Error {
         Error::Unresponsive { service: self.service.clone(), path: self.path.clone(), reason }
     }
+}
+
+async fn next<T>(chunks: &mut Streaming<T>) -> Result<Response<Option<T>>, Status> {
+    chunks.message().await.map(Response::new)
 }
 
 fn sockets(dir: &Path) -> Vec<PathBuf> {

@@ -1,6 +1,5 @@
 //! `quintctl events`: the newest events of pods, from pod-sync's memory.
 
-use quintlet_kit::messages::whole;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{EventView, GetPodRequest, ListEventsRequest};
@@ -30,7 +29,7 @@ pub async fn run(args: EventsArgs, paths: &Paths, format: Format) -> Result<(), 
         None => String::new(),
     };
     let request = ListEventsRequest { uid, limit: args.limit };
-    let events = peer.call(whole(client.list_events(request))).await?.events;
+    let events = peer.list(client.list_events(request)).await?.events;
     let data: Vec<EventData> = events.iter().map(EventData::from).collect();
     print(format.render(&data, |_| render(&events, now_ns()))?)
 }

@@ -162,7 +162,9 @@ impl Text {
     fn events(&mut self, events: &[EventView]) {
         for event in &events[events.len().saturating_sub(EVENTS)..] {
             let times = if event.count > 1 { format!(" (x{})", event.count) } else { String::new() };
-            let (kind, reason, message) = (clean(&event.r#type), clean(&event.reason), clean(&event.message));
+            let kind = clean(&event.r#type);
+            let reason = clean(&event.reason);
+            let message = clean(&event.message);
             let ago = age(self.now - event.at_unix_ns);
             self.row("event", format_args!("{ago} ago  {kind} {reason}: {message}{times}"));
         }

@@ -173,8 +173,8 @@ pub async fn overview(paths: &Paths) -> Overview {
 async fn ask_runtime(peer: &Peer) -> Result<(), String> {
     let Ok(channel) = peer.channel().await else { return Ok(()) };
     let mut client = RuntimeServiceClient::new(channel);
-    let asked = client.version(VersionRequest { version: "v1".to_owned() });
-    match tokio::time::timeout(RUNTIME_TIMEOUT, asked).await {
+    let call = client.version(VersionRequest { version: "v1".to_owned() });
+    match tokio::time::timeout(RUNTIME_TIMEOUT, call).await {
         Err(_) => Err(format!("does not answer within {}s", RUNTIME_TIMEOUT.as_secs())),
         // An error is a response too; cri-proxy sends no call to a runtime that it is not connected to.
         Ok(_) => Ok(()),
@@ -217,7 +217,7 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
 /// status unknown.
 async fn check(peer: &Peer, name: &str) -> Result<ServingStatus, Error> {
     let mut client = HealthClient::new(peer.channel().await?);
-    let asked = async {
+    let call = async {
         match client.check(HealthCheckRequest { service: name.to_owned() }).await {
             Err(status) if status.code() == Code::NotFound => {
                 Ok(Response::new(HealthCheckResponse::default()))
@@ -225,7 +225,7 @@ async fn check(peer: &Peer, name: &str) -> Result<ServingStatus, Error> {
             answer => answer,
         }
     };
-    let reply = peer.call(asked).await?;
+    let reply = peer.call(call).await?;
     use tonic_health::pb::health_check_response::ServingStatus as Wire;
     Ok(match reply.status() {
         Wire::Serving => ServingStatus::Serving,

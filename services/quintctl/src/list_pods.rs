@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use quintlet_kit::messages::whole;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::ListPodsRequest;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
@@ -43,7 +42,7 @@ pub async fn run(args: PodsArgs, paths: &Paths, format: Format) -> Result<(), Er
     }
     let brief = matches!(format, Format::Table | Format::Wide);
     let mut client = PodSyncClient::new(peer.channel().await?);
-    let mut reply = peer.call(whole(client.list_pods(ListPodsRequest { brief }))).await?;
+    let mut reply = peer.list(client.list_pods(ListPodsRequest { brief })).await?;
     if let Some(namespace) = &args.namespace {
         reply.pods.retain(|p| p.namespace == *namespace);
     }

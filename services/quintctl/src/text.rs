@@ -70,7 +70,9 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
 #[must_use]
 pub fn age(ns: i64) -> String {
     let s = ns.max(0) / SECOND;
-    let (minutes, hours, days) = (s / 60, s / 3600, s / 86400);
+    let minutes = s / 60;
+    let hours = s / 3600;
+    let days = s / 86400;
     let pair = |big: i64, unit: &str, small: i64, small_unit: &str| {
         if small == 0 { format!("{big}{unit}") } else { format!("{big}{unit}{small}{small_unit}") }
     };

@@ -9,7 +9,6 @@ use crossterm::event::{Event, EventStream, KeyCode, KeyModifiers};
 use futures::StreamExt as _;
 use k8s_cri::v1::{ContainerStatsFilter, ListContainerStatsRequest, ListContainerStatsResponse};
 use quintlet_kit::lists;
-use quintlet_kit::messages::whole;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::debug::v1::MetricsRequest;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
@@ -146,7 +145,7 @@ async fn sample(paths: &Paths) -> Sample {
 async fn pods(paths: &Paths) -> Result<Vec<PodView>, Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PodSyncClient::new(peer.channel().await?);
-    Ok(peer.call(whole(client.list_pods(ListPodsRequest { brief: true }))).await?.pods)
+    Ok(peer.list(client.list_pods(ListPodsRequest { brief: true })).await?.pods)
 }
 
 async fn usage(paths: &Paths) -> Result<BTreeMap<String, (u64, u64)>, Error> {
@@ -172,7 +171,7 @@ async fn usage(paths: &Paths) -> Result<BTreeMap<String, (u64, u64)>, Error> {
 async fn metrics(peer: &Peer) -> String {
     let text = async {
         let mut client = DebugClient::new(peer.channel().await?);
-        Ok::<_, Error>(peer.call(whole(client.metrics(MetricsRequest {}))).await?.text)
+        Ok::<_, Error>(peer.list(client.metrics(MetricsRequest {})).await?.text)
     };
     text.await.unwrap_or_default()
 }
@@ -181,12 +180,12 @@ async fn metrics(peer: &Peer) -> String {
 fn sums(metrics: &str, name: &str) -> Option<(f64, f64)> {
     let total = |suffix: &str| {
         let full = format!("{name}{suffix}");
-        let of = metrics.lines().filter_map(|line| {
+        let values = metrics.lines().filter_map(|line| {
             let rest = line.strip_prefix(&full)?;
             (rest.starts_with('{') || rest.starts_with(' '))
                 .then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
         });
-        of.reduce(|a, b| a + b)
+        values.reduce(|a, b| a + b)
     };
     Some((total("_sum")?, total("_count")?))
 }

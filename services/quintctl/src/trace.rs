@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 
-use quintlet_kit::messages::whole;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{Span, TracesRequest};
@@ -60,7 +59,7 @@ pub async fn run(args: TraceArgs, paths: &Paths, format: Format) -> Result<(), E
 
 /// A pod and the spans of all services, which are not filtered by pod yet.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct PodSpans {
     pub uid: String,
     /// `NAMESPACE/NAME`, or the UID of a removed pod.
     pub name: String,
@@ -73,11 +72,11 @@ pub struct Found {
 ///
 /// # Errors
 /// No service answers, or pod-sync does not return the pod and `pod` is not a UID.
-pub async fn fetch(paths: &Paths, pod: &str) -> Result<Found, Error> {
+pub async fn fetch(paths: &Paths, pod: &str) -> Result<PodSpans, Error> {
     let (uid, name) = find(paths, pod).await?;
     let peers = Peer::all(paths);
     let answers = futures::future::join_all(peers.iter().map(spans)).await;
-    let mut found = Found { uid, name, ..Found::default() };
+    let mut found = PodSpans { uid, name, ..PodSpans::default() };
     let mut failed = None;
     let mut answered = false;
     for answer in answers {
@@ -121,7 +120,7 @@ fn looks_like_uid(text: &str) -> bool {
 async fn spans(peer: &Peer) -> Result<Vec<Span>, Error> {
     let mut client = DebugClient::new(peer.channel().await?);
     // Unfiltered, since only one span of a trace has the attribute of the pod.
-    Ok(peer.call(whole(client.traces(TracesRequest::default()))).await?.spans)
+    Ok(peer.list(client.traces(TracesRequest::default())).await?.spans)
 }
 
 /// The spans of one trace. Times are nanoseconds since 1970.
@@ -133,7 +132,7 @@ pub struct Operation {
     pub start_unix_ns: i64,
     pub end_unix_ns: i64,
     /// Each parent precedes its children; siblings are in order of start.
-    pub spans: Vec<Step>,
+    pub spans: Vec<NestedSpan>,
 }
 
 impl Operation {
@@ -157,7 +156,7 @@ impl Operation {
 /// One span of an operation. Times are nanoseconds since 1970.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Step {
+pub struct NestedSpan {
     pub service: String,
     pub name: String,
     /// Number of ancestors in the trace.
@@ -209,7 +208,7 @@ fn operation(trace_id: String, mut spans: Vec<Span>) -> Operation {
     let mut stack: Vec<(usize, usize)> = roots.into_iter().rev().map(|i| (i, 0)).collect();
     while let Some((i, depth)) = stack.pop() {
         let span = &spans[i];
-        steps.push(Step {
+        steps.push(NestedSpan {
             service: span.service.clone(),
             name: span.name.clone(),
             depth,
@@ -227,7 +226,7 @@ fn operation(trace_id: String, mut spans: Vec<Span>) -> Operation {
 }
 
 /// Returns whether the step only reads: the work of pleg-service, the worker's own span, and reading calls of the runtime.
-fn is_read(step: &Step) -> bool {
+fn is_read(step: &NestedSpan) -> bool {
     const READS: [&str; 5] = ["Status", "Version", "ListContainers", "ListPodSandbox", "RuntimeConfig"];
     step.service == "pleg-service"
         || step.service == "pod-sync"
@@ -284,7 +283,7 @@ fn waterfall(out: &mut String, operation: &Operation, pod: &str, wide: bool) {
 }
 
 /// Returns the name of a step with its container or image.
-fn step_name(step: &Step) -> String {
+fn step_name(step: &NestedSpan) -> String {
     let mut name = clean(&step.name);
     for key in ["container.name", "image"] {
         if let Some(value) = step.attributes.get(key)
@@ -317,11 +316,11 @@ pub fn bar(start: i64, end: i64, total: i64, width: usize) -> String {
         }
     };
     // The bar has at least one eighth, within the axis.
-    let from = scale(start).min(eighths - 1);
-    let to = scale(end).max(from + 1);
+    let first = scale(start).min(eighths - 1);
+    let last = scale(end).max(first + 1);
     (0..cells)
         .map(|cell| {
-            let (low, high) = ((from - cell * 8).clamp(0, 8), (to - cell * 8).clamp(0, 8));
+            let (low, high) = ((first - cell * 8).clamp(0, 8), (last - cell * 8).clamp(0, 8));
             match (low, high) {
                 (l, h) if l >= h => ' ',
                 (0, 8) => '█',
@@ -342,8 +341,8 @@ mod tests {
 
     const MS: i64 = 1_000_000;
 
-    /// Returns a span with the IDs of its trace, itself and its parent; `from` and `to` in milliseconds.
-    fn span(ids: [&str; 3], service: &str, name: &str, (from, to): (i64, i64), uid: &str) -> Span {
+    /// Returns a span with the IDs of its trace, itself and its parent; `start` and `end` in milliseconds.
+    fn span(ids: [&str; 3], service: &str, name: &str, (start, end): (i64, i64), uid: &str) -> Span {
         let [trace, id, parent] = ids;
         Span {
             trace_id: trace.to_owned(),
@@ -351,8 +350,8 @@ mod tests {
             parent_span_id: parent.to_owned(),
             service: service.to_owned(),
             name: name.to_owned(),
-            start_unix_ns: from * MS,
-            end_unix_ns: to * MS,
+            start_unix_ns: start * MS,
+            end_unix_ns: end * MS,
             attributes: if uid.is_empty() {
                 HashMap::new()
             } else {

@@ -22,13 +22,13 @@ use crate::view::{self, View};
 pub use args::UpArgs;
 use error::SOCKET_PATH_MAX;
 pub use error::UpError;
-use expect::{ExpectationChecker, Verdict};
+use expect::{Comparison, ExpectationChecker};
 use handover::{Copies, CopyKind};
 use lines::{Lines, print, print_part};
 use names::{NODE_API, POD_SYNC, SERVICES, STOP_ORDER};
 use plan::{Layout, Runtime};
 use processes::Processes;
-use service::{Order, Service, State};
+use service::{Order, Service, ServiceState};
 use users::Users;
 
 mod args;
@@ -149,7 +149,7 @@ fn runtime(args: &UpArgs, containerd: Option<&Containerd>) -> Runtime {
 }
 
 fn start_services(
-    plans: Vec<plan::Plan>,
+    plans: Vec<plan::ServiceCommand>,
     args: &UpArgs,
     layout: &Layout,
     bin_dir: &Path,
@@ -220,17 +220,17 @@ async fn attend(
         let Some(checker) = checker.as_deref_mut() else { continue };
         let now = Instant::now();
         let differences = match checker.check(&view.borrow(), now) {
-            Verdict::Same => {
+            Comparison::Same => {
                 let took = now.duration_since(began).as_secs_f64();
                 print(&[format!("{0} of {0} as expected after {took:.1}s", checker.len())]);
                 return Some(true);
             }
-            Verdict::Different(differences) => differences,
-            Verdict::Pending if now >= deadline => {
+            Comparison::Different(differences) => differences,
+            Comparison::Pending if now >= deadline => {
                 print(&[format!("not settled after {}s", args.once_timeout)]);
                 checker.differences()
             }
-            Verdict::Pending => continue,
+            Comparison::Pending => continue,
         };
         print(&differences);
         return Some(false);
@@ -322,14 +322,16 @@ async fn start_containerd(args: &UpArgs, layout: &Layout) -> Result<Option<Conta
 }
 
 /// Prints the exits and restarts of a service.
-async fn print_restarts(name: &'static str, mut state: watch::Receiver<State>) {
+async fn print_restarts(name: &'static str, mut state: watch::Receiver<ServiceState>) {
     while state.changed().await.is_ok() {
         let line = match &*state.borrow_and_update() {
-            State::Waiting { exit, delay } => {
+            ServiceState::Waiting { exit, delay } => {
                 Some(format!("{name} exited ({exit}), restarting in {} ms", delay.as_millis()))
             }
-            State::Running { pid, starts, .. } if *starts > 1 => Some(format!("{name} restarted, pid {pid}")),
-            State::New | State::Running { .. } | State::Ended => None,
+            ServiceState::Running { pid, starts, .. } if *starts > 1 => {
+                Some(format!("{name} restarted, pid {pid}"))
+            }
+            ServiceState::New | ServiceState::Running { .. } | ServiceState::Ended => None,
         };
         print(line.as_slice());
     }

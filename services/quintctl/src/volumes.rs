@@ -1,6 +1,5 @@
 //! `quintctl volumes`: volumes of pods, with their state, the call in progress and the last error.
 
-use quintlet_kit::messages::whole;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListVolumesRequest, VolumeState, VolumeView};
@@ -23,9 +22,11 @@ pub struct VolumesArgs {
 pub async fn run(args: VolumesArgs, paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = VolumesClient::new(peer.channel().await?);
-    let mut volumes = peer.call(whole(client.list(ListVolumesRequest {}))).await?.volumes;
+    let mut volumes = peer.list(client.list(ListVolumesRequest {})).await?.volumes;
     if let Some(namespace) = &args.namespace {
-        volumes.retain(|volume| volume.pod.split_once('/').is_some_and(|(of, _)| of == namespace));
+        volumes.retain(|volume| {
+            volume.pod.split_once('/').is_some_and(|(pod_namespace, _)| pod_namespace == namespace)
+        });
     }
     let data: Vec<VolumeData> = volumes.iter().map(VolumeData::from).collect();
     print(format.render(&data, |wide| render(&volumes, now_ns(), wide))?)

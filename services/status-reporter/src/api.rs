@@ -25,19 +25,19 @@ const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
 /// An answer of the API server that is no success.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct ErrorResponse {
     /// HTTP status code; none if this process made the failure.
     pub code: Option<u16>,
     pub message: String,
 }
 
-impl std::fmt::Display for Answer {
+impl std::fmt::Display for ErrorResponse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.message)
     }
 }
 
-impl From<String> for Answer {
+impl From<String> for ErrorResponse {
     fn from(message: String) -> Self {
         Self { code: None, message }
     }
@@ -60,13 +60,13 @@ pub enum ApiFailure {
     Invalid(String),
     /// Another 4xx. The same call may succeed later: after a webhook, a policy or the API server has changed.
     #[error("refused: {0}")]
-    Refused(Answer),
+    Refused(ErrorResponse),
     /// 413, or etcd does not take the object: the request or the object is too large.
     #[error("too large: {0}")]
-    TooLarge(Answer),
+    TooLarge(ErrorResponse),
     /// 401 or 403, which may change with credentials, rules or policies.
     #[error("denied: {0}")]
-    Denied(Answer),
+    Denied(ErrorResponse),
     /// 403: the namespace is terminating, so no object can be created in it.
     #[error("the namespace is being terminated: {0}")]
     NamespaceEnding(String),
@@ -78,7 +78,7 @@ pub enum ApiFailure {
     },
     /// 5xx.
     #[error("server error: {0}")]
-    Server(Answer),
+    Server(ErrorResponse),
     /// The server does not answer.
     #[error("unreachable: {0}")]
     Unreachable(String),
@@ -162,7 +162,7 @@ impl From<kube::Error> for ApiFailure {
         match error {
             kube::Error::Api(status) => {
                 let message = status.message.clone();
-                let answer = || Answer { code: Some(status.code), message: message.clone() };
+                let answer = || ErrorResponse { code: Some(status.code), message: message.clone() };
                 let causes = status.details.iter().flat_map(|d| &d.causes);
                 let ending = causes.into_iter().any(|c| c.reason == NAMESPACE_TERMINATING);
                 match (status.code, status.reason.as_str()) {

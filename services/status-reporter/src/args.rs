@@ -7,7 +7,7 @@ use quintlet_config::ConfigArgs;
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use serde_json::{Value, json};
 
-use crate::run::Settings;
+use crate::run::NodeReportSettings;
 use quintlet_kit::rate::Rate;
 
 /// Burst of pod writes if only their rate is set (`kubeAPIBurst` of the kubelet).
@@ -64,8 +64,8 @@ pub struct Args {
 impl Args {
     /// Returns the settings of the node and of rates.
     #[must_use]
-    pub fn settings(&self) -> Settings {
-        Settings {
+    pub fn settings(&self) -> NodeReportSettings {
+        NodeReportSettings {
             taints: self.register_with_taints.clone(),
             labels: self.node_label.clone(),
             provider_id: self.provider_id.clone(),

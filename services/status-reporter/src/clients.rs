@@ -95,12 +95,12 @@ async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>, looke
     let mut looked = Some(looked);
     let mut complained = false;
     loop {
-        let (of, before) = (path.clone(), known.clone());
+        let (file, before) = (path.clone(), known.clone());
         let runtime = tokio::runtime::Handle::current();
         // The client library reads the files as it loads the configuration.
         let read = move || {
-            let seen = fingerprint(&of);
-            let loaded = (before.as_ref() != Some(&seen)).then(|| runtime.block_on(Clients::load(&of)));
+            let seen = fingerprint(&file);
+            let loaded = (before.as_ref() != Some(&seen)).then(|| runtime.block_on(Clients::load(&file)));
             (seen, loaded)
         };
         let (seen, loaded) = blocking(read).await;

@@ -8,9 +8,9 @@ use quintlet_proto::status::v1 as wire;
 use serde_json::Value;
 use tonic::Status;
 
-use crate::node::volumes::{Driver, Seen, Volumes};
+use crate::node::volumes::{Driver, LastNode, Volumes};
 use crate::status::{list, text};
-use crate::update::{Ack, Stamp, Update, Verdict};
+use crate::update::{Ack, Stamp, Update, UpdateOutcome};
 
 /// Parses an update.
 ///
@@ -39,15 +39,17 @@ pub fn update(wire: wire::PodStatusUpdate, trace: Option<Trace>) -> Result<Updat
 #[must_use]
 pub fn ack(ack: Ack) -> wire::Ack {
     let (kind, resource_version, detail) = match ack.verdict {
-        Verdict::Written(rv) => (wire::AckKind::Written, rv, String::new()),
-        Verdict::Shortened { version, without } => (wire::AckKind::Written, version, without.to_string()),
-        Verdict::Gone => (wire::AckKind::Gone, String::new(), String::new()),
-        Verdict::UidMismatch(detail) => (wire::AckKind::UidMismatch, String::new(), detail),
-        Verdict::Refused(detail) => (wire::AckKind::Refused, String::new(), detail),
-        Verdict::Retrying(detail) => (wire::AckKind::Retrying, String::new(), detail),
-        Verdict::NoApi => (wire::AckKind::NoApi, String::new(), String::new()),
-        Verdict::Queued(detail) => (wire::AckKind::Queued, String::new(), detail),
-        Verdict::Deleted => (wire::AckKind::Deleted, String::new(), String::new()),
+        UpdateOutcome::Written(rv) => (wire::AckKind::Written, rv, String::new()),
+        UpdateOutcome::Shortened { version, without } => {
+            (wire::AckKind::Written, version, without.to_string())
+        }
+        UpdateOutcome::Gone => (wire::AckKind::Gone, String::new(), String::new()),
+        UpdateOutcome::UidMismatch(detail) => (wire::AckKind::UidMismatch, String::new(), detail),
+        UpdateOutcome::Refused(detail) => (wire::AckKind::Refused, String::new(), detail),
+        UpdateOutcome::Retrying(detail) => (wire::AckKind::Retrying, String::new(), detail),
+        UpdateOutcome::NoApi => (wire::AckKind::NoApi, String::new(), String::new()),
+        UpdateOutcome::Queued(detail) => (wire::AckKind::Queued, String::new(), detail),
+        UpdateOutcome::Deleted => (wire::AckKind::Deleted, String::new(), String::new()),
     };
     wire::Ack {
         uid: ack.uid.into(),
@@ -81,7 +83,7 @@ pub fn volumes(wire: wire::NodeVolumesRequest) -> Result<Volumes, Status> {
 
 /// Converts the volumes of a Node to their message, without a generation.
 #[must_use]
-pub fn node_volumes(seen: &Seen) -> wire::NodeVolumesReply {
+pub fn node_volumes(seen: &LastNode) -> wire::NodeVolumesReply {
     let (metadata, status) = (&seen.node["metadata"], &seen.node["status"]);
     let attached = |volume: &Value| wire::AttachedVolume {
         name: text(volume, "name").to_owned(),

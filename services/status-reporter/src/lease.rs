@@ -43,7 +43,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The next step after an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Next {
+pub enum NextAttempt {
     /// Wait until the next renewal.
     Rest,
     /// Update again immediately.
@@ -56,13 +56,13 @@ pub enum Next {
 
 /// Returns the next step after the result of an attempt. `failures` includes this attempt.
 #[must_use]
-pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
+pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> NextAttempt {
     match outcome {
-        Ok(()) => Next::Rest,
+        Ok(()) => NextAttempt::Rest,
         Err(_) if failures >= TRIES => {
             let doubled =
                 FIRST_PAUSE.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(TRIES).min(10)));
-            Next::Pause(doubled.min(LONGEST_PAUSE))
+            NextAttempt::Pause(doubled.min(LONGEST_PAUSE))
         }
         // Another client changed or deleted the lease: read it.
         Err(
@@ -70,7 +70,7 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
             | ApiFailure::NotFound(_)
             | ApiFailure::AlreadyExists(_)
             | ApiFailure::Invalid(_),
-        ) => Next::Ensure,
+        ) => NextAttempt::Ensure,
         Err(
             ApiFailure::Refused(_)
             | ApiFailure::TooLarge(_)
@@ -80,7 +80,7 @@ pub fn next(outcome: Result<(), &ApiFailure>, failures: u32) -> Next {
             | ApiFailure::Server(_)
             | ApiFailure::Unreachable(_)
             | ApiFailure::Panicked(_),
-        ) => Next::Again,
+        ) => NextAttempt::Again,
     }
 }
 
@@ -158,7 +158,7 @@ impl Keeper {
                 }
                 Ok(None) => {
                     debug!(node = %self.node, "lease not created, the node does not exist yet");
-                    Next::Pause(LONGEST_PAUSE)
+                    NextAttempt::Pause(LONGEST_PAUSE)
                 }
                 Err(failure) => {
                     failures = failures.saturating_add(1);
@@ -170,10 +170,10 @@ impl Keeper {
                 }
             };
             match step {
-                Next::Rest => return,
-                Next::Again => {}
-                Next::Ensure => *lease = None,
-                Next::Pause(pause) => {
+                NextAttempt::Rest => return,
+                NextAttempt::Again => {}
+                NextAttempt::Ensure => *lease = None,
+                NextAttempt::Pause(pause) => {
                     *lease = None;
                     tokio::time::sleep(pause).await;
                 }
@@ -223,13 +223,13 @@ mod tests {
         let unreachable = ApiFailure::Unreachable("x".into());
         let conflict = ApiFailure::Conflict("x".into());
         let cases = [
-            (Ok(()), 0, Next::Rest),
-            (Err(&unreachable), 1, Next::Again),
-            (Err(&unreachable), 4, Next::Again),
-            (Err(&conflict), 1, Next::Ensure),
-            (Err(&unreachable), 5, Next::Pause(Duration::from_millis(200))),
-            (Err(&conflict), 6, Next::Pause(Duration::from_millis(400))),
-            (Err(&unreachable), 50, Next::Pause(Duration::from_secs(1))),
+            (Ok(()), 0, NextAttempt::Rest),
+            (Err(&unreachable), 1, NextAttempt::Again),
+            (Err(&unreachable), 4, NextAttempt::Again),
+            (Err(&conflict), 1, NextAttempt::Ensure),
+            (Err(&unreachable), 5, NextAttempt::Pause(Duration::from_millis(200))),
+            (Err(&conflict), 6, NextAttempt::Pause(Duration::from_millis(400))),
+            (Err(&unreachable), 50, NextAttempt::Pause(Duration::from_secs(1))),
         ];
         for (outcome, failures, want) in cases {
             assert_eq!(next(outcome, failures), want, "{outcome:?} {failures}");

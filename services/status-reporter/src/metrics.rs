@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use quintlet_telemetry::metrics as registry;
 
-use crate::update::Verdict;
+use crate::update::UpdateOutcome;
 
 /// Buckets of the kubelet's metric, in seconds.
 const SYNC_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
@@ -20,7 +20,7 @@ const CODES: [u16; 12] = [400, 401, 403, 405, 413, 415, 422, 429, 500, 502, 503,
 
 /// Label of the outcome of an update.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct VerdictLabel {
+pub struct AckLabel {
     verdict: &'static str,
 }
 
@@ -43,7 +43,7 @@ pub struct Metrics {
     /// Pods with a status.
     pub pods: Gauge,
     pub in_flight: Gauge,
-    pub acks: Family<VerdictLabel, Counter>,
+    pub acks: Family<AckLabel, Counter>,
     /// Failed attempts that are retried.
     pub failures: Family<CodeLabel, Counter>,
     /// Latency from the first unwritten change to the write.
@@ -89,18 +89,18 @@ impl Metrics {
         self.failures.get_or_create(&CodeLabel::new(code)).inc();
     }
 
-    pub(crate) fn acked(&self, verdict: &Verdict) {
+    pub(crate) fn acked(&self, verdict: &UpdateOutcome) {
         let verdict = match verdict {
-            Verdict::Written(_) | Verdict::Shortened { .. } => "written",
-            Verdict::Gone => "gone",
-            Verdict::UidMismatch(_) => "uid_mismatch",
-            Verdict::Refused(_) => "refused",
-            Verdict::Retrying(_) => "retrying",
-            Verdict::NoApi => "no_api",
-            Verdict::Queued(_) => "queued",
-            Verdict::Deleted => "deleted",
+            UpdateOutcome::Written(_) | UpdateOutcome::Shortened { .. } => "written",
+            UpdateOutcome::Gone => "gone",
+            UpdateOutcome::UidMismatch(_) => "uid_mismatch",
+            UpdateOutcome::Refused(_) => "refused",
+            UpdateOutcome::Retrying(_) => "retrying",
+            UpdateOutcome::NoApi => "no_api",
+            UpdateOutcome::Queued(_) => "queued",
+            UpdateOutcome::Deleted => "deleted",
         };
-        self.acks.get_or_create(&VerdictLabel { verdict }).inc();
+        self.acks.get_or_create(&AckLabel { verdict }).inc();
     }
 }
 

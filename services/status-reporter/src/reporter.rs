@@ -19,8 +19,8 @@ use crate::gate::Gate;
 use crate::metrics::Metrics;
 use crate::status::normalize::{normalize, seconds};
 use crate::status::{is_terminal, is_true, phase};
-use crate::update::{Ack, Stamp, Update, Verdict};
-use crate::write::{self, Memory, Outcome, Room};
+use crate::update::{Ack, Stamp, Update, UpdateOutcome};
+use crate::write::{self, AttemptOutcome, Memory, Room};
 
 /// Concurrent writes. More than an API server nearby needs for the limit of writes per second; with HTTP/1.1 each takes a connection.
 const IN_FLIGHT: usize = 16;
@@ -71,7 +71,7 @@ struct Entry {
     queued: Option<Lane>,
     memory: Option<Memory>,
     room: Room,
-    done: Option<(Stamp, Verdict)>,
+    done: Option<(Stamp, UpdateOutcome)>,
     failures: u32,
     /// Refused attempts in a row, of any update.
     refusals: u32,
@@ -131,7 +131,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Creates a reporter. Without a client every update is acked with [`Verdict::NoApi`].
+    /// Creates a reporter. Without a client every update is acked with [`UpdateOutcome::NoApi`].
     #[must_use]
     pub fn new(api: Option<ApiClient>, clock: Clock, metrics: Metrics) -> Self {
         Self::with_deferral(api, clock, metrics, DEFERRAL)
@@ -186,13 +186,13 @@ impl Reporter {
         let mut state = shared.state.lock();
         let (uid, stamp) = (update.uid.clone(), update.stamp);
         if shared.api.is_none() {
-            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::NoApi });
+            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: UpdateOutcome::NoApi });
         }
         // Only one process owns the root directory, and each has a higher epoch than the one before: the sender has ended, and what it
         // sent is outdated.
         if stamp.epoch < state.epoch {
             let why = format!("owner epoch {} has been replaced by {}", stamp.epoch, state.epoch);
-            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::Refused(why) });
+            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: UpdateOutcome::Refused(why) });
         }
         state.epoch = stamp.epoch;
         if !state.pods.contains_key(&uid) && state.pods.len() >= shared.capacity {
@@ -201,7 +201,7 @@ impl Reporter {
                 warn!(pods = shared.capacity, "too many pods are known, further statuses wait");
                 Shared::end_streams_later(Arc::clone(shared));
             }
-            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: Verdict::Queued(why) });
+            return shared.acknowledge(&mut state, Ack { uid, stamp, verdict: UpdateOutcome::Queued(why) });
         }
         let entry = state.pods.entry(uid.clone()).or_default();
         entry.forgotten = false;
@@ -348,12 +348,14 @@ impl Shared {
         let outcome = written.unwrap_or_else(|panic| {
             // The panic may have left the memory inconsistent.
             memory = None;
-            Outcome::Later(ApiFailure::Panicked(panic.to_string()))
+            AttemptOutcome::Later(ApiFailure::Panicked(panic.to_string()))
         });
         match &outcome {
-            Outcome::Later(failure) if failure.is_of_server() => self.gate.failed(failure.retry_after()),
-            Outcome::Later(_) | Outcome::Done(_) => self.gate.answered(),
-            Outcome::Deferred => {}
+            AttemptOutcome::Later(failure) if failure.is_of_server() => {
+                self.gate.failed(failure.retry_after())
+            }
+            AttemptOutcome::Later(_) | AttemptOutcome::Done(_) => self.gate.answered(),
+            AttemptOutcome::Deferred => {}
         }
         Self::ended(&self, &uid, Some(Attempt { update, since, memory, room, outcome }));
     }
@@ -370,7 +372,10 @@ impl Shared {
                 Some(attempt) => shared.settle(entry, attempt),
                 None => (None, None),
             };
-            let over = matches!(ack.as_ref().map(|a| &a.verdict), Some(Verdict::Gone | Verdict::Deleted));
+            let over = matches!(
+                ack.as_ref().map(|a| &a.verdict),
+                Some(UpdateOutcome::Gone | UpdateOutcome::Deleted)
+            );
             if entry.waiting.is_none() && (entry.forgotten || over) {
                 state.pods.remove(uid);
             }
@@ -395,20 +400,20 @@ impl Shared {
         entry.memory = memory;
         entry.room = room;
         match outcome {
-            Outcome::Done(verdict) => {
+            AttemptOutcome::Done(verdict) => {
                 (entry.failures, entry.refusals) = (0, 0);
                 entry.deferred = None;
                 entry.done = Some((stamp, verdict.clone()));
                 self.metrics.sync_seconds.observe(since.elapsed().as_secs_f64());
                 match &verdict {
-                    Verdict::Deleted => {
+                    UpdateOutcome::Deleted => {
                         info!(pod.uid = %uid, pod = %update.name, "deleted pod from the API server")
                     }
                     verdict => debug!(pod.uid = %uid, ?verdict, "handled status"),
                 }
                 (Some(Ack { uid, stamp, verdict }), None)
             }
-            Outcome::Later(failure) => {
+            AttemptOutcome::Later(failure) => {
                 entry.failures = entry.failures.saturating_add(1);
                 entry.refusals = if failure.is_refusal() { entry.refusals.saturating_add(1) } else { 0 };
                 self.metrics.failed(failure.code());
@@ -423,14 +428,14 @@ impl Shared {
                 }
                 // An update that was acked before may be of an earlier pod-sync: a declined write is acked each time.
                 let verdict = if failure.is_declined() {
-                    Some(Verdict::Retrying(cut(failure.to_string())))
+                    Some(UpdateOutcome::Retrying(cut(failure.to_string())))
                 } else {
-                    first.then(|| Verdict::Queued(failure.to_string()))
+                    first.then(|| UpdateOutcome::Queued(failure.to_string()))
                 };
                 let ack = verdict.map(|verdict| Ack { uid, stamp, verdict });
                 (ack, (!is_replaced).then(|| pause(entry.failures, entry.refusals, &failure)))
             }
-            Outcome::Deferred => {
+            AttemptOutcome::Deferred => {
                 if entry.waiting.is_some() || entry.forgotten {
                     return (None, None);
                 }
@@ -466,7 +471,7 @@ struct Attempt {
     since: Instant,
     memory: Option<Memory>,
     room: Room,
-    outcome: Outcome,
+    outcome: AttemptOutcome,
 }
 
 /// Cuts a text to [`REFUSAL_TEXT`].
@@ -491,11 +496,11 @@ fn pause(failures: u32, refusals: u32, failure: &ApiFailure) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Answer;
+    use crate::api::ErrorResponse;
 
     #[test]
     fn each_failure_has_its_pause_and_a_refusal_a_long_one() {
-        let answer = |code| Answer { code: Some(code), message: "no".to_owned() };
+        let answer = |code| ErrorResponse { code: Some(code), message: "no".to_owned() };
         let (invalid, refused) = (ApiFailure::Invalid("no".to_owned()), ApiFailure::Refused(answer(400)));
         let busy = ApiFailure::TooMany { retry_after: Some(Duration::from_secs(7)) };
         // (failures, refusals, failure) and the pause in milliseconds.

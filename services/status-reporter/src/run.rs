@@ -23,6 +23,7 @@ use crate::node::csi_node::{self, CsiNodeKeeper};
 use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
 use crate::node::setters;
+use crate::node::skew;
 use crate::node::startup::Startup;
 use crate::node::volumes::VolumeBoard;
 use crate::reporter::Reporter;
@@ -47,12 +48,12 @@ pub struct Config {
     pub register_node: bool,
     /// Users that may read health and metrics.
     pub observers: Vec<u32>,
-    pub settings: Settings,
+    pub settings: NodeReportSettings,
 }
 
 /// Settings of the Node and of write rates.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct NodeReportSettings {
     /// Taints of a Node that is created, as v1 Taints.
     pub taints: Vec<Value>,
     /// Labels of a Node that is created.
@@ -73,7 +74,7 @@ pub struct Settings {
     pub events: Option<Rate>,
 }
 
-impl Default for Settings {
+impl Default for NodeReportSettings {
     fn default() -> Self {
         Self {
             taints: Vec::new(),
@@ -198,6 +199,8 @@ fn keep_node(
         reached,
     };
     quintlet_kit::task::spawn("node", once_loaded(clients.clone(), keeper.run(stop.clone())));
+    let api = ApiClient::following(clients.clone(), Purpose::Node);
+    quintlet_kit::task::spawn("version-skew", once_loaded(clients.clone(), skew::run(api, stop.clone())));
     let api = ApiClient::following(clients.clone(), Purpose::Lease);
     let lease = lease::run(
         api,

@@ -19,12 +19,12 @@ use tracing::{debug, warn};
 use crate::api::{ApiClient, ApiFailure};
 use crate::convert;
 use crate::events::Occurrence;
-use crate::events::recorder::{Outcome, Recorder};
+use crate::events::recorder::{EventOutcome, Recorder};
 use crate::mirror;
 use crate::node::volumes::VolumeBoard;
 use crate::node::{FactBoard, Facts};
 use crate::reporter::Reporter;
-use crate::update::{Ack, Stamp, Verdict};
+use crate::update::{Ack, Stamp, UpdateOutcome};
 
 /// The gRPC service.
 pub struct Service {
@@ -57,7 +57,9 @@ fn take(reporter: &Reporter, message: wire::ReportRequest) -> Option<wire::Ack> 
             None
         }
         Some(Inbound::Update(update)) => {
-            let (uid, epoch, version) = (update.uid.clone(), update.owner_epoch, update.version);
+            let uid = update.uid.clone();
+            let epoch = update.owner_epoch;
+            let version = update.version;
             match convert::update(update, message.trace) {
                 Ok(update) => {
                     reporter.submit(update);
@@ -66,7 +68,7 @@ fn take(reporter: &Reporter, message: wire::ReportRequest) -> Option<wire::Ack> 
                 Err(error) => {
                     warn!(pod.uid = %uid, why = error.message(), "invalid update ignored");
                     let uid = PodUid::parse(&uid).ok()?;
-                    let verdict = Verdict::Refused(error.message().to_owned());
+                    let verdict = UpdateOutcome::Refused(error.message().to_owned());
                     Some(convert::ack(Ack { uid, stamp: Stamp { epoch, version }, verdict }))
                 }
             }
@@ -188,9 +190,9 @@ impl StatusReporter for Service {
                 .and_then(|at| jiff::Timestamp::from_nanosecond(at.into()).ok()),
         };
         match self.events.write(event.id, occurrence).await {
-            Outcome::Done => Ok(Response::new(wire::RecordEventReply { queued: true })),
-            Outcome::QueueFull => Ok(Response::new(wire::RecordEventReply { queued: false })),
-            Outcome::Stopped => Err(Status::unavailable("status-reporter is stopping")),
+            EventOutcome::Done => Ok(Response::new(wire::RecordEventReply { queued: true })),
+            EventOutcome::QueueFull => Ok(Response::new(wire::RecordEventReply { queued: false })),
+            EventOutcome::Stopped => Err(Status::unavailable("status-reporter is stopping")),
         }
     }
 

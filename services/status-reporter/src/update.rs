@@ -44,7 +44,7 @@ pub struct Update {
 
 /// The outcome of an update.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum UpdateOutcome {
     /// The API server has the status, with this `resourceVersion`.
     Written(String),
     /// The API server has the status without this part and those before it, since it did not take the whole one.
@@ -77,5 +77,5 @@ pub enum Verdict {
 pub struct Ack {
     pub uid: PodUid,
     pub stamp: Stamp,
-    pub verdict: Verdict,
+    pub verdict: UpdateOutcome,
 }

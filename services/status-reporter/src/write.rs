@@ -10,7 +10,7 @@ use tracing::{debug, info};
 use crate::api::{ApiClient, ApiFailure, pod_path};
 use crate::status::patch::{self, Base};
 use crate::status::{is_terminal, merge, phase};
-use crate::update::{Update, Verdict};
+use crate::update::{Update, UpdateOutcome};
 
 /// Patches per attempt while they conflict.
 const ROUNDS: usize = 3;
@@ -62,9 +62,9 @@ impl Memory {
 
 /// The outcome of an attempt.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum AttemptOutcome {
     /// The update needs no further attempt.
-    Done(Verdict),
+    Done(UpdateOutcome),
     /// The attempt must be retried.
     Later(ApiFailure),
     /// The update was not written. It changes only the observed generation of a pod that is being deleted, and may be written together
@@ -121,10 +121,10 @@ pub async fn write(
     room: &mut Room,
     may_defer: bool,
     now: &str,
-) -> Outcome {
+) -> AttemptOutcome {
     if update.api_uid.is_empty() {
         // A static pod without a mirror pod has no object.
-        return Outcome::Done(Verdict::Gone);
+        return AttemptOutcome::Done(UpdateOutcome::Gone);
     }
     if memory.as_ref().is_some_and(|m| m.api_uid != update.api_uid) {
         *memory = None;
@@ -148,7 +148,7 @@ pub async fn write(
             return finish(api, update, &path, phase(&merged), written(version, without)).await;
         };
         if may_defer && last.is_none() && patch::is_of_generation_alone(&base, &merged) {
-            return Outcome::Deferred;
+            return AttemptOutcome::Deferred;
         }
         let failure = match api.patch_as(&format!("{path}/status"), &patch).await {
             Ok(pod) => {
@@ -170,37 +170,37 @@ pub async fn write(
                 info!(pod.uid = %update.uid, %failure, "no status of the finished pod can be written");
                 return remove(api, update, &path).await;
             }
-            ApiFailure::NotFound(_) => return Outcome::Done(Verdict::Gone),
+            ApiFailure::NotFound(_) => return AttemptOutcome::Done(UpdateOutcome::Gone),
             // The patch may be invalid for the live object alone, such as a phase that is no longer allowed.
             ApiFailure::Invalid(_) if last.is_none() => {}
             ApiFailure::Conflict(_) => {}
-            failure => return Outcome::Later(failure),
+            failure => return AttemptOutcome::Later(failure),
         }
         debug!(pod.uid = %update.uid, %failure, "patch failed, reading live object");
         last = Some(failure);
         let live = match api.get_as(&path).await {
             Ok(live) => live,
-            Err(ApiFailure::NotFound(_)) => return Outcome::Done(Verdict::Gone),
-            Err(failure) => return Outcome::Later(failure),
+            Err(ApiFailure::NotFound(_)) => return AttemptOutcome::Done(UpdateOutcome::Gone),
+            Err(failure) => return AttemptOutcome::Later(failure),
         };
         let live = Memory::of(live);
         if live.api_uid != update.api_uid {
-            return Outcome::Done(Verdict::UidMismatch(live.api_uid));
+            return AttemptOutcome::Done(UpdateOutcome::UidMismatch(live.api_uid));
         }
         (base, version, trust) = (Arc::clone(&live.status), live.version, Base::Known);
         *memory = Some(live);
         if rounds.next().is_none() {
             let changing = || ApiFailure::Conflict("the object keeps changing".to_owned());
-            return Outcome::Later(last.unwrap_or_else(changing));
+            return AttemptOutcome::Later(last.unwrap_or_else(changing));
         }
     }
 }
 
-fn written(version: u64, without: Option<Part>) -> Verdict {
+fn written(version: u64, without: Option<Part>) -> UpdateOutcome {
     let version = version.to_string();
     match without {
-        None => Verdict::Written(version),
-        Some(without) => Verdict::Shortened { version, without },
+        None => UpdateOutcome::Written(version),
+        Some(without) => UpdateOutcome::Shortened { version, without },
     }
 }
 
@@ -209,15 +209,21 @@ fn is_removable(update: &Update, phase: &str) -> bool {
 }
 
 /// Deletes the object if the pod has finished.
-async fn finish(api: &ApiClient, update: &Update, path: &str, phase: &str, written: Verdict) -> Outcome {
-    if is_removable(update, phase) { remove(api, update, path).await } else { Outcome::Done(written) }
+async fn finish(
+    api: &ApiClient,
+    update: &Update,
+    path: &str,
+    phase: &str,
+    written: UpdateOutcome,
+) -> AttemptOutcome {
+    if is_removable(update, phase) { remove(api, update, path).await } else { AttemptOutcome::Done(written) }
 }
 
-async fn remove(api: &ApiClient, update: &Update, path: &str) -> Outcome {
+async fn remove(api: &ApiClient, update: &Update, path: &str) -> AttemptOutcome {
     match api.delete_now(path, &update.api_uid).await {
-        Ok(()) | Err(ApiFailure::NotFound(_)) => Outcome::Done(Verdict::Deleted),
-        Err(ApiFailure::Conflict(why)) => Outcome::Done(Verdict::UidMismatch(why)),
+        Ok(()) | Err(ApiFailure::NotFound(_)) => AttemptOutcome::Done(UpdateOutcome::Deleted),
+        Err(ApiFailure::Conflict(why)) => AttemptOutcome::Done(UpdateOutcome::UidMismatch(why)),
         // A policy or a webhook that refuses the call now may allow it later.
-        Err(failure) => Outcome::Later(failure),
+        Err(failure) => AttemptOutcome::Later(failure),
     }
 }

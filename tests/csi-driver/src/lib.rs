@@ -16,5 +16,5 @@ pub mod thread;
 pub mod volumes;
 
 pub use identity::Identity;
-pub use node::Node;
+pub use node::NodeService;
 pub use registration::Registrar;

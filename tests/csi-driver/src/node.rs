@@ -25,7 +25,7 @@ use crate::volumes::{Medium, Volumes, bind, detach, loop_device, mount, unmount}
 
 /// The service Node of the driver.
 #[derive(Debug)]
-pub struct Node {
+pub struct NodeService {
     /// Answer of NodeGetInfo.
     pub info: NodeGetInfoResponse,
     pub capabilities: Vec<Type>,
@@ -52,7 +52,7 @@ fn remove(target: &Path) -> io::Result<()> {
     }
 }
 
-impl Node {
+impl NodeService {
     fn stage(&self, request: &NodeStageVolumeRequest) -> io::Result<()> {
         let attributes: BTreeMap<String, String> = request.volume_context.clone().into_iter().collect();
         if is_block(request.volume_capability.as_ref()) {
@@ -93,7 +93,7 @@ impl Node {
 }
 
 #[tonic::async_trait]
-impl node_server::Node for Node {
+impl node_server::Node for NodeService {
     async fn node_stage_volume(
         &self,
         request: Request<NodeStageVolumeRequest>,
@@ -211,8 +211,8 @@ impl node_server::Node for Node {
         &self,
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        let capability = |of: &Type| NodeServiceCapability {
-            r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: (*of).into() })),
+        let capability = |kind: &Type| NodeServiceCapability {
+            r#type: Some(node_service_capability::Type::Rpc(Rpc { r#type: (*kind).into() })),
         };
         let answer = || {
             Ok(NodeGetCapabilitiesResponse {

@@ -16,7 +16,7 @@ use tonic::transport::Server;
 
 use crate::fault::Faults;
 use crate::volumes::Volumes;
-use crate::{Identity, Node, Registrar};
+use crate::{Identity, NodeService, Registrar};
 
 /// A CSI driver for tests.
 #[derive(Debug, Parser)]
@@ -77,7 +77,7 @@ pub async fn serve(args: Args) -> anyhow::Result<()> {
     let faults = Arc::new(Faults::new(&args.state));
     let segments = args.topology.iter().filter_map(|pair| pair.split_once('='));
     let segments = segments.map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-    let node = Node {
+    let node = NodeService {
         info: NodeGetInfoResponse {
             node_id: args.node_id,
             max_volumes_per_node: args.max_volumes,

@@ -34,8 +34,12 @@ impl Real {
     /// One is not set.
     #[must_use]
     pub fn of_env() -> Self {
-        let of = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
-        Self { admin: of(ADMIN_ENV).into(), kubeconfig: of(NODE_KUBECONFIG_ENV).into(), node: of(NODE_ENV) }
+        let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
+        Self {
+            admin: variable(ADMIN_ENV).into(),
+            kubeconfig: variable(NODE_KUBECONFIG_ENV).into(),
+            node: variable(NODE_ENV),
+        }
     }
 }
 

@@ -127,7 +127,9 @@ pub async fn idle(agent: &Agent<'_>, span: Duration) -> anyhow::Result<Value> {
     let before = counters()?;
     tokio::time::sleep(span).await;
     let mut processes = BTreeMap::new();
-    let (mut all_cpu, mut all_wake_ups, mut all_pss) = (0.0, 0.0, 0);
+    let mut all_cpu = 0.0;
+    let mut all_wake_ups = 0.0;
+    let mut all_pss = 0;
     for (((name, pid), before), now) in agent.processes.iter().zip(before).zip(counters()?) {
         let cpu = (now.0 - before.0) as f64 / 10.0 / span.as_secs_f64();
         // A thread that has ended is not counted, one that has started is.
@@ -150,12 +152,12 @@ pub async fn idle(agent: &Agent<'_>, span: Duration) -> anyhow::Result<Value> {
 
 /// Returns the values of a counter with the value of one of its labels.
 fn by_label<'a>(metrics: &'a str, counter: &str, label: &str) -> Vec<(&'a str, u64)> {
-    let of = |line: &'a str| {
+    let labelled = |line: &'a str| {
         let (labels, count) = line.strip_prefix(counter)?.strip_prefix('{')?.split_once("} ")?;
         let value = labels.split(',').find_map(|one| one.strip_prefix(label)?.strip_prefix("=\""))?;
         Some((value.trim_end_matches('"'), count.trim().parse().ok()?))
     };
-    metrics.lines().filter_map(of).collect()
+    metrics.lines().filter_map(labelled).collect()
 }
 
 /// Returns the process ID of a service.

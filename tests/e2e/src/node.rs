@@ -30,7 +30,7 @@ use crate::cluster::{Cluster, Real};
 use crate::recorder::{API, Before, PODSYNC, Recorder};
 use crate::runtime::{self, Listed};
 use crate::seen::Seen;
-use crate::service::{Plan, Service};
+use crate::service::{Service, ServiceCommand};
 use crate::wait::{LONG, until};
 use crate::{local_images, ports};
 
@@ -233,7 +233,15 @@ impl Node {
                 }
                 let log = logs.dir.join(format!("{name}.log"));
                 let env = if options.own_clock { own_clock(base.path()) } else { Vec::new() };
-                let plan = Plan { name, binary: bin_dir.join(name), args, env, log, uid: None, boot: None };
+                let plan = ServiceCommand {
+                    name,
+                    binary: bin_dir.join(name),
+                    args,
+                    env,
+                    log,
+                    uid: None,
+                    boot: None,
+                };
                 (name, Service::start(plan))
             })
             .collect();
@@ -280,8 +288,10 @@ impl Node {
         for (flag, value) in more {
             args.extend([OsString::from(flag), value]);
         }
-        args.extend(extra.iter().filter(|(of, _)| *of == "node-api").map(|(_, arg)| OsString::from(arg)));
-        let plan = Plan {
+        args.extend(
+            extra.iter().filter(|(service, _)| *service == "node-api").map(|(_, arg)| OsString::from(arg)),
+        );
+        let plan = ServiceCommand {
             name: "node-api",
             binary: bin_dir.join("node-api"),
             args,
@@ -300,7 +310,7 @@ impl Node {
     pub async fn add_prober(&mut self) {
         let first = self.services["probe-service"].plan.clone();
         let id = |arg: &OsString| if arg == "probe-0" { OsString::from(SECOND_PROBER) } else { arg.clone() };
-        let plan = Plan {
+        let plan = ServiceCommand {
             name: SECOND_PROBER,
             args: first.args.iter().map(id).collect(),
             log: self.logs.dir.join(format!("{SECOND_PROBER}.log")),
@@ -783,7 +793,9 @@ pub fn arguments<E: AsRef<OsStr>, C: AsRef<OsStr>>(
     if let Some(file) = kubeconfig.filter(|_| ["status-reporter", "pod-sync"].contains(&name)) {
         flag("--kubeconfig", &file);
     }
-    line.extend(options.extra.iter().filter(|(of, _)| *of == name).map(|(_, arg)| OsString::from(arg)));
+    line.extend(
+        options.extra.iter().filter(|(service, _)| *service == name).map(|(_, arg)| OsString::from(arg)),
+    );
     line
 }
 
@@ -810,7 +822,10 @@ fn prepare_node_api(base: &Path, paths: &Paths) {
         set.expect("the mode of an own directory can be set");
     };
     mode(base, 0o755);
-    let (podsync, pleg, status, probe) = (paths.podsync(), paths.pleg(), paths.status(), paths.probe("x"));
+    let podsync = paths.podsync();
+    let pleg = paths.pleg();
+    let status = paths.status();
+    let probe = paths.probe("x");
     for socket in [podsync, pleg, status, probe, paths.cri(CriSocket::NodeApi)] {
         let dir = socket.parent().expect("a socket lies in a directory");
         std::fs::create_dir_all(dir).expect("a directory can be made");

@@ -97,22 +97,22 @@ impl Recorder {
         let records = self.whole();
         let mut backward = Vec::new();
         for name in names {
-            for by in [PODSYNC, API] {
-                let of = records.iter().filter(|r| r.by == by && r.name == *name);
+            for source in [PODSYNC, API] {
+                let of_pod = records.iter().filter(|r| r.by == source && r.name == *name);
                 let mut last: Option<&Seen> = None;
-                for record in of {
+                for record in of_pod {
                     let at = record.at.as_millis();
                     let Some(seen) = &record.seen else {
-                        backward.push(format!("{at} ms, {by}: {name} is gone"));
+                        backward.push(format!("{at} ms, {source}: {name} is gone"));
                         continue;
                     };
                     if let Some(last) = last {
                         let steps = steps_back(last, seen);
-                        backward.extend(steps.into_iter().map(|s| format!("{at} ms, {by}: {name}: {s}")));
+                        backward.extend(steps.into_iter().map(|s| format!("{at} ms, {source}: {name}: {s}")));
                     }
                     last = Some(seen);
                 }
-                assert!(last.is_some() || by == API, "{what}: {by} never showed {name}");
+                assert!(last.is_some() || source == API, "{what}: {source} never showed {name}");
             }
         }
         assert!(backward.is_empty(), "{what}:\n{}", backward.join("\n"));
@@ -125,9 +125,9 @@ impl Recorder {
     pub fn assert_steady(&self, what: &str, before: &Before) {
         let mut differ = Vec::new();
         let records = self.whole();
-        for (by, name) in before.keys() {
-            let shown = records.iter().any(|r| r.by == *by && r.name == *name);
-            assert!(shown, "{what}: {by} never showed {name}; the recorder saw {} states", records.len());
+        for (source, name) in before.keys() {
+            let shown = records.iter().any(|r| r.by == *source && r.name == *name);
+            assert!(shown, "{what}: {source} never showed {name}; the recorder saw {} states", records.len());
         }
         for record in &records {
             let Some(want) = before.get(&(record.by, record.name.clone())) else { continue };

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use parking_lot::Mutex;
 use quintlet_localnode::host;
-use quintlet_localnode::oci::{self, Entry, Image};
+use quintlet_localnode::oci::{self, Image, ImageEntry};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -88,15 +88,15 @@ impl Registry {
     pub fn push(&self, image: &str) {
         let busybox = host::find_program("busybox").expect("busybox is installed");
         let binary = std::fs::read(&busybox).expect("busybox can be read");
-        let entry = |path: &str, node, mode| Entry { path: path.to_owned(), node, mode };
+        let entry = |path: &str, node, mode| ImageEntry { path: path.to_owned(), node, mode };
         let made = Image {
             name: self.reference(image),
             entries: vec![
-                entry("bin", oci::Node::Dir, 0o755),
-                entry("bin/busybox", oci::Node::File(binary), 0o755),
-                entry("bin/sh", oci::Node::Symlink("busybox".to_owned()), 0o777),
-                entry("bin/sleep", oci::Node::Symlink("busybox".to_owned()), 0o777),
-                entry("image", oci::Node::File(image.as_bytes().to_vec()), 0o644),
+                entry("bin", oci::ImageEntryKind::Dir, 0o755),
+                entry("bin/busybox", oci::ImageEntryKind::File(binary), 0o755),
+                entry("bin/sh", oci::ImageEntryKind::Symlink("busybox".to_owned()), 0o777),
+                entry("bin/sleep", oci::ImageEntryKind::Symlink("busybox".to_owned()), 0o777),
+                entry("image", oci::ImageEntryKind::File(image.as_bytes().to_vec()), 0o644),
             ],
             env: vec!["PATH=/bin".to_owned()],
             ..Image::default()

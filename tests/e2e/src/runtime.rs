@@ -128,8 +128,9 @@ impl Listed {
     /// Returns whether the runtime has anything of a pod.
     #[must_use]
     pub fn has_pod(&self, uid: &str) -> bool {
-        let of = |labels: &std::collections::HashMap<String, String>| label(labels, POD_UID) == uid;
-        self.sandboxes.iter().any(|s| of(&s.labels)) || self.containers.iter().any(|c| of(&c.labels))
+        let is_of_pod = |labels: &std::collections::HashMap<String, String>| label(labels, POD_UID) == uid;
+        self.sandboxes.iter().any(|s| is_of_pod(&s.labels))
+            || self.containers.iter().any(|c| is_of_pod(&c.labels))
     }
 }
 

@@ -21,7 +21,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// The process to start.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct ServiceCommand {
     pub name: &'static str,
     pub binary: PathBuf,
     pub args: Vec<OsString>,
@@ -60,7 +60,7 @@ pub struct Process {
 /// A process that is restarted whenever it exits.
 #[derive(Debug)]
 pub struct Service {
-    pub plan: Plan,
+    pub plan: ServiceCommand,
     process: watch::Receiver<Process>,
     once: CancellationToken,
     supervisor: JoinHandle<()>,
@@ -68,7 +68,7 @@ pub struct Service {
 
 impl Service {
     #[must_use]
-    pub fn start(plan: Plan) -> Self {
+    pub fn start(plan: ServiceCommand) -> Self {
         let (tx, process) = watch::channel(Process::default());
         let once = CancellationToken::new();
         let supervisor = quintlet_kit::task::spawn("supervise", supervise(plan.clone(), tx, once.clone()));
@@ -116,7 +116,7 @@ impl Drop for Service {
     }
 }
 
-async fn supervise(plan: Plan, process: watch::Sender<Process>, once: CancellationToken) {
+async fn supervise(plan: ServiceCommand, process: watch::Sender<Process>, once: CancellationToken) {
     while !once.is_cancelled() {
         let mut child = spawn(&plan);
         process.send_modify(|p| {
@@ -134,7 +134,7 @@ async fn supervise(plan: Plan, process: watch::Sender<Process>, once: Cancellati
     }
 }
 
-fn spawn(plan: &Plan) -> Child {
+fn spawn(plan: &ServiceCommand) -> Child {
     let log = OpenOptions::new().create(true).append(true).open(&plan.log).expect("the log can be written");
     let mut command = match &plan.boot {
         None => Command::new(&plan.binary),

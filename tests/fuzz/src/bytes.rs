@@ -8,7 +8,7 @@ use proptest::sample::{Index, select};
 
 /// Inputs of a target.
 #[derive(Debug, Clone)]
-pub struct Inputs {
+pub struct TargetInputs {
     /// Name of the target and of its corpus.
     pub target: &'static str,
     /// Generates structured inputs.
@@ -26,7 +26,7 @@ enum Mutation {
     Splice(Index, Index),
 }
 
-impl Inputs {
+impl TargetInputs {
     /// Returns a strategy: two of three inputs are structured, the others are mutations of the corpus.
     pub fn strategy(&self) -> BoxedStrategy<Vec<u8>> {
         let corpus: Vec<Vec<u8>> = corpus(self.target).into_iter().map(|(_, bytes)| bytes).collect();
@@ -37,7 +37,7 @@ impl Inputs {
             1 => (any::<Index>(), any::<u8>()).prop_map(|(at, n)| Mutation::Delete(at, n)),
             1 => (any::<Index>(), any::<u16>()).prop_map(|(at, n)| Mutation::Double(at, n)),
             1 => (any::<Index>(), any::<u8>()).prop_map(|(at, bits)| Mutation::Flip(at, bits)),
-            1 => (any::<Index>(), any::<Index>()).prop_map(|(at, from)| Mutation::Splice(at, from)),
+            1 => (any::<Index>(), any::<Index>()).prop_map(|(at, source)| Mutation::Splice(at, source)),
         ];
         let mutations = vec(mutation, 0..6);
         let of_shape = (self.shape.clone(), mutations.clone()).prop_map(|(bytes, m)| mutated(bytes, &m));
@@ -74,9 +74,9 @@ fn mutated(mut bytes: Vec<u8>, mutations: &[Mutation]) -> Vec<u8> {
                     *byte ^= bits;
                 }
             }
-            Mutation::Splice(at, from) => {
-                let (at, from) = (place(at), place(from));
-                let part = bytes[from..].to_vec();
+            Mutation::Splice(at, source) => {
+                let (at, source) = (place(at), place(source));
+                let part = bytes[source..].to_vec();
                 bytes.truncate(at);
                 bytes.extend(part);
             }

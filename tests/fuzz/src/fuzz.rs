@@ -13,7 +13,7 @@ use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
 
 use quintlet_testkit::budget::cases;
 
-use crate::bytes::Inputs;
+use crate::bytes::TargetInputs;
 
 /// Environment variable with the seconds for which each target runs.
 pub const SECONDS_ENV: &str = "QUINTLET_FUZZ_SECONDS";
@@ -33,7 +33,7 @@ pub type Check = fn(&[u8]) -> Result<(), String>;
 
 /// An input whose check failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct FailingInput {
     /// The input, shrunk.
     pub input: Vec<u8>,
     /// Description of the failure.
@@ -103,14 +103,14 @@ fn cpu() -> Duration {
 ///
 /// # Panics
 /// Panics if the thread of the target ends without a result.
-pub fn run(inputs: fn() -> Inputs, check: Check, budget: Budget) -> Result<u64, Box<Found>> {
+pub fn run(inputs: fn() -> TargetInputs, check: Check, budget: Budget) -> Result<u64, Box<FailingInput>> {
     let current = Arc::new(std::sync::Mutex::new(None));
-    let (tell, results) = mpsc::channel();
+    let (sender, results) = mpsc::channel();
     let shown = Arc::clone(&current);
     std::thread::spawn(move || {
         let outcome = until_found(&inputs(), check, budget, &shown);
         // The receiver is dropped once the thread has exceeded its limit.
-        let _ = tell.send(outcome);
+        let _ = sender.send(outcome);
     });
     loop {
         match results.recv_timeout(Duration::from_millis(100)) {
@@ -119,7 +119,10 @@ pub fn run(inputs: fn() -> Inputs, check: Check, budget: Budget) -> Result<u64, 
                 // No input exists before the strategy is built, which takes a while.
                 let now = current.lock().expect("no thread panics with this lock").clone();
                 if let Some((input, _)) = now.filter(|(_, since): &(_, Instant)| since.elapsed() > HANGS) {
-                    return Err(Box::new(Found { input, why: format!("does not end within {HANGS:?}") }));
+                    return Err(Box::new(FailingInput {
+                        input,
+                        why: format!("does not end within {HANGS:?}"),
+                    }));
                 }
             }
             Err(RecvTimeoutError::Disconnected) => panic!("the thread of the target is gone"),
@@ -128,11 +131,11 @@ pub fn run(inputs: fn() -> Inputs, check: Check, budget: Budget) -> Result<u64, 
 }
 
 fn until_found(
-    inputs: &Inputs,
+    inputs: &TargetInputs,
     check: Check,
     budget: Budget,
     current: &std::sync::Mutex<Option<(Vec<u8>, Instant)>>,
-) -> Result<u64, Found> {
+) -> Result<u64, FailingInput> {
     let strategy = inputs.strategy();
     let began = Instant::now();
     let mut tried = 0;
@@ -153,9 +156,11 @@ fn until_found(
         });
         match outcome {
             Ok(()) => tried += u64::from(BATCH),
-            Err(TestError::Fail(why, input)) => return Err(Found { input, why: why.message().to_owned() }),
+            Err(TestError::Fail(why, input)) => {
+                return Err(FailingInput { input, why: why.message().to_owned() });
+            }
             Err(TestError::Abort(why)) => {
-                return Err(Found { input: Vec::new(), why: format!("no input was made: {why}") });
+                return Err(FailingInput { input: Vec::new(), why: format!("no input was made: {why}") });
             }
         }
     }
@@ -167,7 +172,7 @@ fn until_found(
 /// # Panics
 /// Panics if it cannot be written.
 #[must_use]
-pub fn keep(target: &str, found: &Found) -> PathBuf {
+pub fn keep(target: &str, found: &FailingInput) -> PathBuf {
     let mut hash = fnv::FnvHasher::default();
     hash.write(&found.input);
     let file = crate::bytes::corpus_dir(target).join(format!("found-{:016x}", hash.finish()));

@@ -305,7 +305,7 @@ const IMAGES: &[&str] = &["Container.image", "EphemeralContainer.image", "ImageV
 const CONTAINERS: &[&str] = &["PodSpec.containers", "PodSpec.initContainers", "PodSpec.ephemeralContainers"];
 
 fn find(table: &[(&str, &'static str)], owner: &str) -> Option<&'static str> {
-    table.iter().find(|(of, _)| *of == owner).map(|(_, good)| *good)
+    table.iter().find(|(listed, _)| *listed == owner).map(|(_, good)| *good)
 }
 
 /// Returns the fields of a pod that hold a value. A struct is represented by its fields.

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// Outcome of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PodOutcome {
     /// The pod is Ready or has succeeded.
     Good,
     /// The pod's status has a reason.
@@ -17,7 +17,7 @@ pub enum Verdict {
 const SAME: [(&str, &str); 2] = [("ImagePullBackOff", "ErrImagePull"), ("CrashLoopBackOff", "ended")];
 
 /// Reasons of Warning events after which a pod is started all the same.
-const HARMLESS: [&str; 1] = ["MissingClusterDNS"];
+const HARMLESS: [&str; 2] = ["MissingClusterDNS", "FieldNotEnforced"];
 
 /// Reason of the condition Ready while only readiness gates are missing.
 const GATES: &str = "ReadinessGatesNotReady";
@@ -26,16 +26,16 @@ const GATES: &str = "ReadinessGatesNotReady";
 ///
 /// `warnings` are the reasons of its Warning events, oldest first.
 #[must_use]
-pub fn of(pod: &Value, warnings: &[String]) -> Option<Verdict> {
+pub fn of(pod: &Value, warnings: &[String]) -> Option<PodOutcome> {
     let status = &pod["status"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let list = |name: &str| status[name].as_array().cloned().unwrap_or_default();
     let is_ready = list("conditions").iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
     if is_ready || status["phase"] == "Succeeded" {
-        return Some(Verdict::Good);
+        return Some(PodOutcome::Good);
     }
     if status["phase"] == "Failed" {
-        return Some(Verdict::Reason(format!("Failed {}", text(&status["reason"]))));
+        return Some(PodOutcome::Reason(format!("Failed {}", text(&status["reason"]))));
     }
     let all = [list("initContainerStatuses"), list("containerStatuses")].concat();
     let waiting = all.iter().map(|c| text(&c["state"]["waiting"]["reason"]));
@@ -43,16 +43,16 @@ pub fn of(pod: &Value, warnings: &[String]) -> Option<Verdict> {
         waiting.into_iter().find(|r| !["", "ContainerCreating", "PodInitializing"].contains(&r.as_str()));
     if let Some(reason) = reason {
         let same = SAME.iter().find(|(later, _)| *later == reason);
-        return Some(Verdict::Reason(same.map_or(reason, |(_, first)| (*first).to_owned())));
+        return Some(PodOutcome::Reason(same.map_or(reason, |(_, first)| (*first).to_owned())));
     }
     if all.iter().any(|c| c["state"]["terminated"].is_object() || c["lastState"]["terminated"].is_object()) {
-        return Some(Verdict::Reason("ended".to_owned()));
+        return Some(PodOutcome::Reason("ended".to_owned()));
     }
     if list("conditions").iter().any(|c| c["type"] == "Ready" && c["reason"] == GATES) {
-        return Some(Verdict::Reason(GATES.to_owned()));
+        return Some(PodOutcome::Reason(GATES.to_owned()));
     }
     let first = warnings.iter().find(|reason| !HARMLESS.contains(&reason.as_str()));
-    first.map(|reason| Verdict::Warning(reason.clone()))
+    first.map(|reason| PodOutcome::Warning(reason.clone()))
 }
 
 #[cfg(test)]
@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn a_verdict_is_the_reason_in_the_status_or_else_the_first_warning() {
         let waiting = |reason: &str| json!({"status": {"containerStatuses": [{"state": {"waiting": {"reason": reason}}}]}});
-        let reason = |r: &str| Some(Verdict::Reason(r.to_owned()));
+        let reason = |r: &str| Some(PodOutcome::Reason(r.to_owned()));
         for (pod, warnings, want) in [
             (json!({"status": {"phase": "Pending"}}), vec![], None),
             (waiting("ContainerCreating"), vec![], None),
@@ -72,7 +72,7 @@ mod tests {
             (
                 waiting("ContainerCreating"),
                 vec!["MissingClusterDNS", "FailedMount", "x"],
-                Some(Verdict::Warning("FailedMount".to_owned())),
+                Some(PodOutcome::Warning("FailedMount".to_owned())),
             ),
             (waiting("ImagePullBackOff"), vec!["Failed"], reason("ErrImagePull")),
             (
@@ -89,7 +89,7 @@ mod tests {
             (
                 json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
                 vec!["Unhealthy"],
-                Some(Verdict::Good),
+                Some(PodOutcome::Good),
             ),
         ] {
             let warnings: Vec<String> = warnings.into_iter().map(str::to_owned).collect();

@@ -163,8 +163,8 @@ impl<'a> Normal<'a> {
 
     fn text(&self, text: &str) -> String {
         let mut out = text.to_owned();
-        for (from, to) in self.names {
-            out = out.replace(from, to);
+        for (value, name) in self.names {
+            out = out.replace(value, name);
         }
         for (pattern, name) in &self.patterns {
             out = pattern.replace_all(&out, *name).into_owned();

@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Program, configuration and connections of a kubelet.
 #[derive(Debug)]
-pub struct Plan<'a> {
+pub struct KubeletCommand<'a> {
     pub binary: &'a Path,
     pub kubeconfig: &'a Path,
     /// Directory of its files but for those in the root directory.
@@ -35,7 +35,7 @@ pub struct Plan<'a> {
     pub config: Value,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> KubeletCommand<'a> {
     /// A kubelet on the fake runtime, as the node of recordings.
     #[must_use]
     pub fn recorded(binary: &'a Path, kubeconfig: &'a Path, base: &'a Path, runtime: &'a Path) -> Self {
@@ -44,7 +44,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// A running kubelet. Dropping it stops the kubelet and removes its mounts in [`Plan::base`] and its cgroups.
+/// A running kubelet. Dropping it stops the kubelet and removes its mounts in [`KubeletCommand::base`] and its cgroups.
 #[derive(Debug)]
 pub struct Kubelet {
     child: Child,
@@ -58,8 +58,8 @@ impl Kubelet {
     ///
     /// # Errors
     /// Fails if it cannot be started.
-    pub fn start(plan: &Plan<'_>) -> anyhow::Result<Self> {
-        let Plan { base, .. } = plan;
+    pub fn start(plan: &KubeletCommand<'_>) -> anyhow::Result<Self> {
+        let KubeletCommand { base, .. } = plan;
         let cgroup_root = match &plan.config["cgroupRoot"] {
             Value::String(root) => root.clone(),
             _ => format!("/qrec-{}", std::process::id()),

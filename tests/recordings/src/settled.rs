@@ -57,8 +57,9 @@ pub fn answered(runtime: &FakeRuntime, pod: &Value, then: &Then) -> Result<(), S
         |list: &Value| list.as_array().is_some_and(|l| l.iter().all(|s| s["state"]["running"].is_object()));
     let done = match then {
         Then::Exit(name) | Then::Restarted(name) => {
-            let of = list(status, "containerStatuses").find(|s| s["name"] == name.as_str());
-            of.is_some_and(|s| s["restartCount"].as_i64() >= Some(1)) && running(&status["containerStatuses"])
+            let status_of_container = list(status, "containerStatuses").find(|s| s["name"] == name.as_str());
+            status_of_container.is_some_and(|s| s["restartCount"].as_i64() >= Some(1))
+                && running(&status["containerStatuses"])
         }
         Then::Patch { subresource, .. } if subresource == "resize" => {
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();

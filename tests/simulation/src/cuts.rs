@@ -15,13 +15,13 @@ struct Armed {
     effect: Kind,
     when: When,
     // `None`: failpoints are only counted.
-    at: Option<Step>,
+    at: Option<CutPoint>,
     passed: Vec<&'static str>,
 }
 
 /// A step of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct CutPoint {
     pub kind: String,
     /// Number among the steps of its kind, from 1.
     pub number: usize,
@@ -66,7 +66,7 @@ fn is_at(step: Option<&(String, String)>, failpoint: Failpoint) -> bool {
 impl Cuts {
     /// Kills pod-sync at this step, before or after effects of this kind, counted from now. Without a step, failpoints are only
     /// counted.
-    pub fn arm(&self, effect: Kind, when: When, at: Option<Step>) {
+    pub fn arm(&self, effect: Kind, when: When, at: Option<CutPoint>) {
         let mut armed = self.armed.lock();
         self.reached.send_replace(None);
         *armed = Some(Armed { effect, when, at, passed: Vec::new() });

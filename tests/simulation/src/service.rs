@@ -174,7 +174,7 @@ async fn run(service: Service, places: Places, stop: CancellationToken) {
                 node_name: NODE.to_owned(),
                 register_node: true,
                 observers: Vec::new(),
-                settings: status_reporter::run::Settings::default(),
+                settings: status_reporter::run::NodeReportSettings::default(),
             };
             status_reporter::run::run(config, Clock::system(), stop).await.expect("status-reporter serves");
         }),

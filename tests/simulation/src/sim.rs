@@ -391,13 +391,13 @@ impl Sim {
     /// Describes the runtime state of a pod, or of all pods with an empty UID.
     #[must_use]
     pub fn instances(&self, uid: &str) -> Vec<String> {
-        let of = |u: &str| uid.is_empty() || u == uid;
+        let is_wanted = |u: &str| uid.is_empty() || u == uid;
         let (mut sandboxes, mut containers) = self.runtime.records();
         sandboxes.sort_by_key(|s| s.status.created_at);
         containers.sort_by_key(|c| c.status.created_at);
-        let sandboxes = sandboxes.iter().filter(|s| of(s.pod_uid()));
+        let sandboxes = sandboxes.iter().filter(|s| is_wanted(s.pod_uid()));
         let sandboxes = sandboxes.map(|s| format!("sandbox {} ready {}", s.pod_uid(), s.ready()));
-        let containers = containers.iter().filter(|c| of(c.pod_uid()));
+        let containers = containers.iter().filter(|c| is_wanted(c.pod_uid()));
         let containers = containers.map(|c| {
             let attempt = c.config.metadata.as_ref().map_or(0, |m| m.attempt);
             format!("container {} {} {attempt} {:?}", c.pod_uid(), c.name(), c.status.state())

@@ -115,10 +115,10 @@ impl Forwarder {
             short_output: None,
         };
         let held = BufferedBytes::new(&self.metrics);
-        let (to, from) = mpsc::channel(1);
+        let (chunks, frames) = mpsc::channel(1);
         let (head, started) = oneshot::channel();
         let (last, end) = oneshot::channel();
-        let sender = ListSender { to, head: Some(head), next: Instant::now(), held: held.clone() };
+        let sender = ListSender { to: chunks, head: Some(head), next: Instant::now(), held: held.clone() };
         let (this, pod) = (self.clone(), contain::current());
         let work = async move {
             let sent = contained_request(pod, this.send_list(&call, methods, sender)).await;
@@ -129,7 +129,7 @@ impl Forwarder {
         drop(task::spawn("list", work.instrument(Span::current())));
         match started.await {
             Ok((status, headers)) => {
-                let body = ListBody { from, end, rest: None, held };
+                let body = ListBody { from: frames, end, rest: None, held };
                 let mut response = Response::new(Body::new(body));
                 *response.status_mut() = status;
                 *response.headers_mut() = headers;

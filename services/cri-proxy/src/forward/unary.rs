@@ -19,7 +19,7 @@ use super::request_body::read_body;
 use super::{Call, EXEC_SYNC, Forwarder, wait_for_reply};
 use crate::completed_execs::ExecRecord;
 use crate::fence::FencingToken;
-use crate::inflight::{Admission, Answer};
+use crate::inflight::{Admission, PendingReply};
 use crate::policy::{Class, Policy, Socket};
 use crate::reply::{self, Reply};
 use crate::request_info::{self, CallKey, RequestInfo};
@@ -171,7 +171,7 @@ impl Forwarder {
         call: Call,
         key: Option<CallKey>,
         token: FencingToken,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<PendingReply, Refusal> {
         // Callers name the pod in metadata, since many requests name only a container.
         let work = contain::current().or_else(|| call.info.pod_uid.as_ref().map(|uid| Work::new(uid, "")));
         let (this, method) = (self.clone(), call.policy.method);
@@ -215,6 +215,6 @@ impl Forwarder {
 
 /// An earlier call that a caller repeats to get its reply.
 enum EarlierCall {
-    InFlight(Answer),
+    InFlight(PendingReply),
     Completed(Box<Reply>),
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::common::{Act, Bench, eventually, failing, good, got, headers};
 use bytes::Bytes;
 use cri_proxy::lists;
-use cri_proxy::policy::{self, Class, Socket, Verdict};
+use cri_proxy::policy::{self, CallDecision, Class, Socket};
 use cri_proxy::reply::{self, Frames};
 use http_body_util::BodyExt as _;
 use k8s_cri::v1;
@@ -192,12 +192,12 @@ async fn every_method_on_every_socket_is_handled_as_in_the_policy_table() {
             let got = bench.call(socket, &path, &[EPOCH], empty()).await;
             let forwarded = seen() > before;
             let place = format!("{service}/{method} on {}", socket.name());
-            match policy::verdict(socket, service, method) {
-                Verdict::Local => assert!(!forwarded && got.code() != "12", "{place}: {got:?}"),
-                Verdict::Forward(_) | Verdict::Passthrough => {
+            match policy::decide(socket, service, method) {
+                CallDecision::Local => assert!(!forwarded && got.code() != "12", "{place}: {got:?}"),
+                CallDecision::Forward(_) | CallDecision::Passthrough => {
                     assert!(forwarded || method == "GetContainerEvents", "{place}: {got:?}");
                 }
-                Verdict::WrongSocket | Verdict::Unknown => {
+                CallDecision::WrongSocket | CallDecision::Unknown => {
                     denied += 1;
                     assert_eq!((got.code(), got.outcome()), ("7", "not-dispatched"), "{place}: {got:?}");
                     assert!(got.meta("grpc-message").contains(method), "{place}: {got:?}");

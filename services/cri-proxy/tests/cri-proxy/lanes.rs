@@ -9,7 +9,7 @@ use cri_proxy::policy::Socket;
 use cri_proxy::reply;
 use k8s_cri::v1;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 const IMAGE_FS: &str = "/runtime.v1.ImageService/ImageFsInfo";
 const STATS: &str = "/runtime.v1.RuntimeService/ContainerStats";
 const SANDBOXES: &str = "/runtime.v1.RuntimeService/ListPodSandbox";
@@ -28,7 +28,7 @@ async fn fill(bench: &Arc<Bench>, path: &'static str, slots: usize, body: Bytes)
 
 /// Sends a call that must not wait for others.
 async fn outcome(bench: &Bench, socket: Socket, path: &'static str, body: Bytes) -> String {
-    let called = tokio::time::timeout(PATIENCE, bench.call(socket, path, &[], body)).await;
+    let called = tokio::time::timeout(TEST_TIMEOUT, bench.call(socket, path, &[], body)).await;
     called.map_or_else(|_| format!("{path} waits"), |got| got.outcome().to_owned())
 }
 

@@ -149,10 +149,10 @@ async fn a_list_stream_that_fails_midway_returns_its_error_without_items() {
 async fn a_stream_that_does_not_end_runs_into_the_calls_deadline_as_a_whole() {
     let bench =
         Bench::changed("fake", "1", 64, Clock::system(), |c| c.timeout = Duration::from_millis(300)).await;
-    let (frames, from) = mpsc::channel(4);
+    let (frames, receiver) = mpsc::channel(4);
     let container = v1::Container { id: "a".into(), ..Default::default() };
     let item = reply::frame(&v1::ListContainersResponse { containers: vec![container] });
-    bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(from)))]);
+    bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(receiver)))]);
     frames.send(item).await.unwrap();
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
     assert_eq!((got.code(), got.body.len(), got.outcome()), ("4", 0, "unknown"));
@@ -241,8 +241,8 @@ async fn the_unary_reply_of_a_runtime_is_forwarded_in_parts_to_a_stream() {
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_does_not_read_stalls_only_its_own_list_until_the_time_limit() {
     let bench = Bench::start().await;
-    let (frames, from) = mpsc::channel(1);
-    let slow = Act::Stream(Arc::new(Mutex::new(from)));
+    let (frames, receiver) = mpsc::channel(1);
+    let slow = Act::Stream(Arc::new(Mutex::new(receiver)));
     bench.script.on(STREAM, [slow, good(&v1::ListContainersResponse::default())]);
     let endless = tokio::spawn(async move {
         let mut sent = 0;
@@ -288,8 +288,8 @@ async fn a_large_list_is_sent_at_a_limited_rate_and_a_small_one_at_once() {
 #[tokio::test]
 async fn a_status_is_answered_while_a_list_is_being_read() {
     let bench = Bench::start().await;
-    let (frames, from) = mpsc::channel(1);
-    bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(from)))]);
+    let (frames, receiver) = mpsc::channel(1);
+    bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(receiver)))]);
     let status = "/runtime.v1.RuntimeService/ContainerStatus";
     bench.script.on(status, [good(&v1::ContainerStatusResponse::default())]);
     let head = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
@@ -315,8 +315,8 @@ async fn an_interrupted_list_is_repeated_until_its_first_message_was_forwarded()
     bench.script.on(STREAM, [Act::Cut, good(&whole)]);
     let got = bench.call(Socket::Read, STREAM, &[], all()).await;
     assert_eq!((got.code(), ids(&got)), ("0", ["a".to_owned()].into()));
-    let (frames, from) = mpsc::channel(1);
-    bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(from)))]);
+    let (frames, receiver) = mpsc::channel(1);
+    bench.script.on(STREAM, [Act::Stream(Arc::new(Mutex::new(receiver)))]);
     let head = headers(&[("content-type", "application/grpc"), ("te", "trailers")]);
     let request = reply::request(STREAM, head, reply::Frames::from_data(vec![all()]));
     let caller = bench.caller(Socket::Read);

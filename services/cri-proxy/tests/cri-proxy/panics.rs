@@ -119,8 +119,8 @@ async fn a_panic_while_a_log_is_read_is_an_error_after_the_text_that_was_read() 
     failpoint::observe_everywhere(Arc::new(InLog));
     let mut client = ContainerLogsClient::new(quintlet_kit::socket::channel(bench.path(Socket::NodeApi)));
     let mut read = async |follow| {
-        let asked = ReadLogRequest { container_id: "c".into(), tail_lines: None, follow };
-        let mut request = tonic::Request::new(asked);
+        let log_request = ReadLogRequest { container_id: "c".into(), tail_lines: None, follow };
+        let mut request = tonic::Request::new(log_request);
         request.metadata_mut().insert(contain::POD_UID_HEADER, "bad-log".parse().unwrap());
         let mut text = Vec::new();
         let end = async {

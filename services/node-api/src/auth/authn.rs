@@ -55,13 +55,13 @@ impl Tokens {
         Self { reviewer, ttl, known: Cache::default(), waiting: Slots::default(), limits }
     }
 
-    async fn user(&self, token: &str, from: Network) -> Result<User, AuthenticationError> {
+    async fn user(&self, token: &str, network: Network) -> Result<User, AuthenticationError> {
         let invalid = || AuthenticationError::Invalid("invalid bearer token".to_owned());
         let key = digest::of_parts([token.as_bytes()]);
         if let Some(known) = self.known.get(&key, Instant::now()) {
             return known.ok_or_else(invalid);
         }
-        let _turn = self.waiting.enter(from, self.limits.reviews).ok_or(AuthenticationError::Busy)?;
+        let _turn = self.waiting.enter(network, self.limits.reviews).ok_or(AuthenticationError::Busy)?;
         let user = self
             .reviewer
             .token(token)
@@ -120,7 +120,7 @@ impl Authenticator {
         &self,
         chain: &[CertificateDer<'static>],
         headers: &HeaderMap,
-        from: Network,
+        network: Network,
     ) -> Result<Identity, AuthenticationError> {
         let mut failures = Vec::new();
         match self.of_chain(chain) {
@@ -131,14 +131,14 @@ impl Authenticator {
         match (&self.tokens, credential(headers)) {
             (None, _) | (_, Credential::Absent) => {}
             (Some(_), Credential::Invalid(why)) => failures.push(why.to_owned()),
-            (Some(tokens), Credential::Token(token)) => match tokens.user(&token, from).await {
+            (Some(tokens), Credential::Token(token)) => match tokens.user(&token, network).await {
                 Ok(user) => return Ok(Identity::token(user)),
                 Err(AuthenticationError::Invalid(why)) => failures.push(why),
                 Err(AuthenticationError::Busy) => return Err(AuthenticationError::Busy),
             },
         }
         match (failures.is_empty(), self.anonymous) {
-            (true, true) => Ok(Identity { user: User::anonymous(), client: Client::Anonymous(from) }),
+            (true, true) => Ok(Identity { user: User::anonymous(), client: Client::Anonymous(network) }),
             (true, false) => Err(AuthenticationError::Invalid("no credentials".to_owned())),
             (false, _) => Err(AuthenticationError::Invalid(failures.join("; "))),
         }

@@ -84,9 +84,9 @@ mod tests {
             let slots = Slots::default();
             let mut held: Vec<(u8, Slot<u8>)> = Vec::new();
             for (client, enters) in actions {
-                let of = |held: &[(u8, Slot<u8>)]| held.iter().filter(|(c, _)| *c == client).count();
+                let count = |held: &[(u8, Slot<u8>)]| held.iter().filter(|(c, _)| *c == client).count();
                 if enters {
-                    let is_free = of(&held) < share.each && held.len() < share.all;
+                    let is_free = count(&held) < share.each && held.len() < share.all;
                     let slot = slots.enter(client, share);
                     prop_assert_eq!(slot.is_some(), is_free);
                     held.extend(slot.map(|slot| (client, slot)));
@@ -94,7 +94,7 @@ mod tests {
                     drop(held.remove(at));
                 }
                 prop_assert_eq!(slots.0.lock().values().sum::<usize>(), held.len());
-                prop_assert_eq!(slots.0.lock().get(&client).copied().unwrap_or(0), of(&held));
+                prop_assert_eq!(slots.0.lock().get(&client).copied().unwrap_or(0), count(&held));
             }
         }
     }

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The families that a kubelet 1.36 registers on Linux (pkg/kubelet, pkg/volume/util, pkg/credentialprovider/plugin).
-const FAMILIES: [&str; 138] = [
+/// The families that a kubelet 1.37 registers on Linux (pkg/kubelet, pkg/volume/util, pkg/credentialprovider/plugin).
+const FAMILIES: [&str; 140] = [
     "csi_operations_seconds",
     "dra_grpc_operations_duration_seconds",
     "dra_operations_duration_seconds",
@@ -80,8 +80,10 @@ const FAMILIES: [&str; 138] = [
     "kubelet_pleg_relist_duration_seconds",
     "kubelet_pleg_relist_interval_seconds",
     "kubelet_pod_deferred_accepted_resizes_total",
+    "kubelet_pod_deferred_resize_duration_seconds",
     "kubelet_pod_in_progress_resizes",
     "kubelet_pod_infeasible_resizes_total",
+    "kubelet_pod_level_resources_admission_total",
     "kubelet_pod_pending_resizes",
     "kubelet_pod_resize_duration_milliseconds",
     "kubelet_pod_resources_endpoint_errors_get",

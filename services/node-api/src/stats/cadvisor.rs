@@ -11,11 +11,11 @@ use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
 use quintlet_kit::{lists, task};
 
-use super::families::{interfaces, limits, on_disk, render, runtimes_interfaces, used};
+use super::families::{interfaces, limits, on_disk, render, runtimes_interfaces, start, used};
 use super::gather::{Pod, fill, group_of, network_devices, newest};
 use super::machine_info::MachineInfo;
 use super::node_cgroups;
-use super::prometheus::{Text, labels, started};
+use super::prometheus::{Text, labels, started, whole};
 use super::{Machine, Stats};
 use crate::answer::{Answer, error, with_type};
 use crate::metrics::CONTENT_TYPE;
@@ -35,6 +35,8 @@ struct Counted {
     network: Option<String>,
     /// `/proc/PID/limits` of a process of each container, by container ID.
     limits: BTreeMap<String, String>,
+    /// Number of open files of the processes of each container, by container ID.
+    open_files: BTreeMap<String, u64>,
 }
 
 impl Stats {
@@ -48,7 +50,9 @@ impl Stats {
         let stats = Arc::clone(self);
         // A full node has thousands of files in cgroupfs.
         let written = task::blocking(move || {
-            let (paths, machine, time) = (&stats.paths, stats.machine(), stats.clock.wall());
+            let paths = &stats.paths;
+            let machine = stats.machine();
+            let time = stats.clock.wall();
             let mut out = Text::default();
             of_machine(&mut out, &machine, time.as_millisecond());
             node_cgroups::write(&mut out, paths, &machine, time);
@@ -121,13 +125,23 @@ fn counted(pod: &Pod, group: Option<CgroupStats>, proc: &Path) -> Counted {
         let limits = proc.join(group.any_process()?.to_string()).join("limits");
         Some((id.clone(), std::fs::read_to_string(limits).ok()?))
     });
+    let open_files = containers.iter().filter_map(|(id, group)| Some((id.clone(), open_files(group, proc)?)));
     Counted {
+        open_files: open_files.collect(),
         network: network_devices(pod, groups, proc),
         limits: limits.collect(),
         sandbox: of_sandbox.map(|group| (sandbox.to_owned(), group.id(), group.detail())),
         own: group.map(|group| (group.id(), group.detail())),
         containers: containers.into_iter().map(|(id, group)| (id, group.id(), group.detail())).collect(),
     }
+}
+
+/// Returns the number of open files of the processes of a cgroup: the size of `/proc/PID/fd`, which any user may read. Its entries are for
+/// `CAP_SYS_PTRACE`. Returns `None` if no process has any, as with a kernel before Linux 6.2, which reports no size.
+fn open_files(group: &CgroupStats, proc: &Path) -> Option<u64> {
+    let directories = group.processes().into_iter().map(|pid| proc.join(pid.to_string()).join("fd"));
+    let sizes = directories.filter_map(|directory| Some(std::fs::metadata(directory).ok()?.len()));
+    Some(sizes.fold(0, u64::saturating_add)).filter(|files| *files > 0)
 }
 
 fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
@@ -153,12 +167,12 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
         Some(dev) => interfaces(out, &of_network, dev, now),
         None => runtimes_interfaces(out, &of_network, pod.stats.network.as_ref()),
     }
-    let counted_limits = &counted.limits;
+    let (counted_limits, open_files) = (&counted.limits, &counted.open_files);
     for (name, c) in newest(&pod.stats.containers) {
         let id = c.attributes.as_ref().map_or("", |a| a.id.as_str());
         let image =
             pod_lookup::status(&pod.object, name).and_then(|s| s["image"].as_str()).unwrap_or_default();
-        let counted = counted.containers.iter().find(|(of, ..)| of == id);
+        let counted = counted.containers.iter().find(|(counted_id, ..)| counted_id == id);
         let labels = row(name, id, counted.map_or("", |(_, place, _)| place), image);
         used(out, &labels, c.cpu.as_ref(), c.memory.as_ref());
         if let Some((.., detail)) = counted {
@@ -167,6 +181,9 @@ fn write(out: &mut Text, pod: &Pod, counted: &Counted, now: i64) {
         on_disk(out, &labels, c.writable_layer.as_ref(), now);
         if let Some(of_process) = counted_limits.get(id) {
             limits(out, &labels, of_process, now);
+        }
+        if let Some(files) = open_files.get(id) {
+            out.sample("container_file_descriptors", "gauge", &labels, whole(*files), Some(now));
         }
         if let Some(started) = started(&pod.object, name) {
             out.sample("container_start_time_seconds", "gauge", &labels, started, None);
@@ -190,6 +207,7 @@ fn of_sandbox(out: &mut Text, pod: &Pod, group: Option<CgroupStats>, counted: &C
     if let Some(usage) = group.usage() {
         fill(&usage, time, &mut cpu, &mut memory, &mut None);
     }
+    start(out, &row, &group);
     used(out, &row, cpu.as_ref(), memory.as_ref());
     render(out, &row, detail, time.as_millisecond());
 }
@@ -244,6 +262,7 @@ mod tests {
             )]
             .into(),
             sandbox: None,
+            open_files: [("c1".into(), 12)].into(),
         };
         let render = |pod: &Pod, counted: &Counted| {
             let mut out = Text::default();
@@ -274,6 +293,7 @@ mod tests {
             format!(
                 "container_blkio_device_usage_total{{{of_container},device=\"0:0\",major=\"0\",minor=\"0\",operation=\"Write\"}} 6 1700000000123"
             ),
+            format!("container_file_descriptors{{{of_container}}} 12 1700000000123"),
             format!("container_ulimits_soft{{{of_container},ulimit=\"max_open_files\"}} 1024 1700000000123"),
             format!(
                 "container_network_receive_packets_total{{{of_pod},interface=\"eth0\"}} 10 1700000000123"
@@ -318,11 +338,29 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("12/net")).unwrap();
         std::fs::write(dir.path().join("12/net/dev"), "cri_stats").unwrap();
         let pod = |host: bool| Pod { object: json!({"spec": {"hostNetwork": host}}), ..Pod::default() };
-        let of = |host| {
+        let network = |host| {
             let group = CgroupStats::of_pod(dir.path(), "", QosClass::Guaranteed, "u");
             counted(&pod(host), group, dir.path()).network
         };
-        assert_eq!((of(false).as_deref(), of(true)), (Some("cri_stats"), None));
+        assert_eq!((network(false).as_deref(), network(true)), (Some("cri_stats"), None));
+    }
+
+    #[test]
+    fn open_files_are_counted_without_access_to_the_files() {
+        let mount = tempfile::tempdir().unwrap();
+        std::fs::write(mount.path().join("cgroup.controllers"), "").unwrap();
+        let inner = mount.path().join("kubepods/podu/c1/inner");
+        std::fs::create_dir_all(&inner).unwrap();
+        let group = CgroupStats::of_pod(mount.path(), "", QosClass::Guaranteed, "u").unwrap();
+        assert_eq!(open_files(&group, Path::new("/proc")), None, "no process");
+        std::fs::write(inner.join("cgroup.procs"), format!("{}\n", std::process::id())).unwrap();
+        let has_sizes = std::fs::metadata("/proc/self/fd").unwrap().len() > 0;
+        let before = open_files(&group, Path::new("/proc"));
+        assert_eq!(before.is_some(), has_sizes, "{before:?}");
+        let more: Vec<_> = (0..100).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
+        let after = open_files(&group, Path::new("/proc"));
+        // Other tests of this process open and close files at the same time.
+        assert!(!has_sizes || after > before.map(|files| files + 50), "{before:?} {after:?} {}", more.len());
     }
 
     #[test]
@@ -365,6 +403,7 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line}\n{text}");
         }
         assert_eq!(text.matches("\ncontainer_network_receive_bytes_total{").count(), 1, "{text}");
+        assert!(text.contains(&format!("\ncontainer_start_time_seconds{{{row}}} 1")), "{text}");
     }
 
     /// The families of containers in the sets that a kubelet 1.36 enables in cAdvisor: CPU, memory, disk usage, disk I/O, network, processes,
@@ -449,7 +488,7 @@ mod tests {
     #[test]
     fn each_family_of_the_kubelet_is_served_or_has_a_reason_in_the_documentation() {
         let (pods, _tests) = include_str!("cadvisor.rs").split_once("#[cfg(test)]").unwrap();
-        let served = [pods, include_str!("families.rs")].concat();
+        let served = [pods, include_str!("families.rs"), include_str!("node_disks.rs")].concat();
         let page = include_str!("../../../../docs/node-api.md");
         let (_, reasons) = page.split_once("\n## Metrics of cAdvisor\n").unwrap();
         let (reasons, _) = reasons.split_once("\n## ").unwrap();

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use k8s_cri::v1;
+use quintlet_kit::file_system::FileSystemUsage;
 use quintlet_proto::podsync::v1 as wire;
 use serde_json::{Value, json};
 
@@ -48,16 +49,15 @@ pub(super) fn image_fs(fs: &v1::FilesystemUsage, reported: &RuntimeFiles) -> Val
 
 /// Returns the file system of a path.
 pub(super) fn file_system(path: &Path, time: &str) -> Value {
-    let Ok(fs) = nix::sys::statvfs::statvfs(path) else { return json!({"time": time}) };
-    let unit = fs.fragment_size();
+    let Some(usage) = FileSystemUsage::read(path) else { return json!({"time": time}) };
     json!({
         "time": time,
-        "availableBytes": fs.blocks_available().saturating_mul(unit),
-        "capacityBytes": fs.blocks().saturating_mul(unit),
-        "usedBytes": fs.blocks().saturating_sub(fs.blocks_free()).saturating_mul(unit),
-        "inodesFree": fs.files_free(),
-        "inodes": fs.files(),
-        "inodesUsed": fs.files().saturating_sub(fs.files_free()),
+        "availableBytes": usage.available_bytes,
+        "capacityBytes": usage.capacity_bytes,
+        "usedBytes": usage.used_bytes,
+        "inodesFree": usage.free_inodes,
+        "inodes": usage.inodes,
+        "inodesUsed": usage.inodes.saturating_sub(usage.free_inodes),
     })
 }
 
@@ -123,9 +123,9 @@ pub(super) fn ephemeral(
     let own_files = storage.into_iter().flat_map(|s| [s.hosts.as_ref(), s.termination_logs.as_ref()]);
     let measured: Vec<&wire::DiskUsage> =
         volumes.filter_map(|v| v.usage.as_ref()).chain(own_files.flatten()).collect();
-    let sum = |field: &str, of: fn(&wire::DiskUsage) -> u64| {
+    let sum = |field: &str, amount: fn(&wire::DiskUsage) -> u64| {
         let reported = files.iter().filter_map(|f| f[field].as_u64());
-        reported.chain(measured.iter().map(|u| of(u))).reduce(u64::saturating_add)
+        reported.chain(measured.iter().map(|u| amount(u))).reduce(u64::saturating_add)
     };
     let (bytes, inodes) = (sum("usedBytes", |u| u.used_bytes), sum("inodesUsed", |u| u.inodes_used));
     within(fs, json!(now), bytes, inodes)
@@ -216,14 +216,15 @@ mod tests {
     #[test]
     fn a_volume_of_a_claim_names_it_and_has_its_health() {
         let claim = wire::ClaimReference { namespace: "shop".into(), name: "data-db-0".into() };
-        let of =
+        let storage =
             wire::VolumeStorage { name: "data".into(), claim: Some(claim), ..wire::VolumeStorage::default() };
-        assert_eq!(volume(&of)["pvcRef"], json!({"name": "data-db-0", "namespace": "shop"}));
+        assert_eq!(volume(&storage)["pvcRef"], json!({"name": "data-db-0", "namespace": "shop"}));
         assert_eq!(volume(&wire::VolumeStorage::default()).get("pvcRef"), None);
-        assert_eq!(volume(&of).get("volumeHealthStats"), None);
+        assert_eq!(volume(&storage).get("volumeHealthStats"), None);
         for is_abnormal in [false, true] {
-            let of = wire::VolumeStorage { health: Some(wire::VolumeHealth { is_abnormal }), ..of.clone() };
-            assert_eq!(volume(&of)["volumeHealthStats"], json!({"abnormal": is_abnormal}));
+            let storage =
+                wire::VolumeStorage { health: Some(wire::VolumeHealth { is_abnormal }), ..storage.clone() };
+            assert_eq!(volume(&storage)["volumeHealthStats"], json!({"abnormal": is_abnormal}));
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Writes the families of cAdvisor for one row: a container, a pod, or another cgroup of the node.
 
+use std::time::UNIX_EPOCH;
+
 use k8s_cri::v1;
-use quintlet_cgroups::stats::Detail;
+use quintlet_cgroups::stats::{CgroupStats, Detail};
 
 use super::prometheus::{Text, escape, seconds, whole};
 use crate::host;
@@ -115,7 +117,7 @@ pub(super) fn render(out: &mut Text, labels: &str, detail: &Detail, now: i64) {
 }
 
 /// Returns `/dev/sda` for `8:0`, or the number if the kernel has no name.
-fn device_name(number: &str) -> String {
+pub(super) fn device_name(number: &str) -> String {
     let about = std::fs::read_to_string(format!("/sys/dev/block/{number}/uevent")).unwrap_or_default();
     let name = about.lines().find_map(|line| line.strip_prefix("DEVNAME="));
     name.map_or_else(|| number.to_owned(), |name| format!("/dev/{name}"))
@@ -161,6 +163,13 @@ pub(super) fn on_disk(out: &mut Text, labels: &str, layer: Option<&v1::Filesyste
     let labels = format!("{labels},device=\"\"");
     if let Some(used) = layer.used_bytes {
         out.sample("container_fs_usage_bytes", "gauge", &labels, whole(used.value), Some(now));
+    }
+}
+
+/// Writes when a cgroup was created, in whole seconds as in cAdvisor.
+pub(super) fn start(out: &mut Text, labels: &str, group: &CgroupStats) {
+    if let Some(age) = group.created().and_then(|created| created.duration_since(UNIX_EPOCH).ok()) {
+        out.sample("container_start_time_seconds", "gauge", labels, whole(age.as_secs()), None);
     }
 }
 

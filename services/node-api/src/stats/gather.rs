@@ -89,7 +89,9 @@ impl Stats {
     pub(super) async fn pods(&self, node: &Services, for_summary: bool) -> Result<Vec<Pod>, Status> {
         let (stats, views) = tokio::join!(runtime_stats::all(node), node.pods());
         let (views, stats) = (views?, stats?);
-        let (paths, rates, now) = (self.paths.clone(), Arc::clone(&self.rates), self.clock.wall());
+        let paths = self.paths.clone();
+        let rates = Arc::clone(&self.rates);
+        let now = self.clock.wall();
         // A full node has megabytes of objects, and thousands of files in cgroupfs.
         let completed = task::blocking(move || {
             let (mut pods, objects) = with_objects(stats, views);

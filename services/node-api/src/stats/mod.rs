@@ -10,6 +10,7 @@ mod families;
 mod gather;
 mod machine_info;
 mod node_cgroups;
+mod node_disks;
 mod paths;
 mod prometheus;
 mod rates;

@@ -4,11 +4,12 @@
 use jiff::Timestamp;
 use k8s_cri::v1;
 use quintlet_cgroups::stats::CgroupStats;
+use quintlet_kit::{file_system::FileSystemUsage, mount_table};
 
-use super::families::{render, used};
+use super::families::{interfaces, render, start, used};
 use super::gather::fill;
 use super::prometheus::{Text, labels};
-use super::{Machine, StatsPaths};
+use super::{Machine, StatsPaths, node_disks};
 
 /// Name of the root cgroup.
 const ROOT: &str = "/";
@@ -26,8 +27,14 @@ pub(super) fn write(out: &mut Text, paths: &StatsPaths, machine: &Machine, time:
             ("pod", ""),
         ]);
         let (mut cpu, mut memory) = (None, None);
+        start(out, &row, &group);
         if id == ROOT {
             (cpu, memory) = of_machine(machine, time);
+            let network = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
+            interfaces(out, &row, &network, time.as_millisecond());
+            let mounts = mount_table::read().unwrap_or_default();
+            let disks = std::fs::read_to_string("/proc/diskstats").unwrap_or_default();
+            node_disks::write(out, &row, &mounts, &disks, &FileSystemUsage::read, time.as_millisecond());
         } else if let Some(usage) = group.usage() {
             fill(&usage, time, &mut cpu, &mut memory, &mut None);
         }
@@ -121,7 +128,7 @@ mod tests {
         let machine = Machine { cpu_nanos: 9_000_000_000, ..Machine::default() };
         write(&mut out, &paths, &machine, time);
         let text = out.finish();
-        let of = |family: &str| -> Vec<(String, String)> {
+        let rows = |family: &str| -> Vec<(String, String)> {
             let rows = text.lines().filter(|l| l.starts_with(&format!("{family}{{")));
             rows.map(|row| {
                 assert!(row.contains(r#"container="","#) && row.contains(r#"namespace="""#), "{row}");
@@ -138,10 +145,15 @@ mod tests {
             "/system.slice/node.service",
             "/runtime",
         ];
+        let starts: Vec<String> = of("container_start_time_seconds").into_iter().map(|(id, _)| id).collect();
+        assert_eq!(starts, ids);
+        let interfaces = of("container_network_receive_bytes_total");
+        let has_network = crate::host::interfaces(&std::fs::read_to_string("/proc/net/dev").unwrap()).count();
+        assert!(interfaces.len() == has_network && interfaces.iter().all(|(id, _)| id == "/"), "{text}");
         let row = |id: &str, value: &str| (id.to_owned(), value.to_owned());
         let cpu: Vec<_> = ids.iter().map(|id| row(id, if *id == "/" { "9" } else { "1.5" })).collect();
-        assert_eq!(of("container_cpu_usage_seconds_total"), cpu);
+        assert_eq!(rows("container_cpu_usage_seconds_total"), cpu);
         let memory: Vec<_> = ids.iter().map(|id| row(id, if *id == "/" { "0" } else { "4000" })).collect();
-        assert_eq!(of("container_memory_working_set_bytes"), memory);
+        assert_eq!(rows("container_memory_working_set_bytes"), memory);
     }
 }

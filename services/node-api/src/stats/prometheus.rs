@@ -92,12 +92,12 @@ impl Text {
 
     pub(super) fn usage(
         &mut self,
-        of: &str,
+        subject: &str,
         labels: &str,
         cpu: Option<&v1::CpuUsage>,
         memory: Option<&v1::MemoryUsage>,
     ) {
-        let (cpu_name, memory_name) = if of == "pod" {
+        let (cpu_name, memory_name) = if subject == "pod" {
             ("pod_cpu_usage_seconds_total", "pod_memory_working_set_bytes")
         } else {
             ("container_cpu_usage_seconds_total", "container_memory_working_set_bytes")

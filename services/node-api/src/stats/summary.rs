@@ -94,8 +94,8 @@ impl Stats {
         if let Some(images) = disk.storage.images.image_filesystems.first() {
             // The container file system is reported if it differs from that of images.
             let containers = disk.storage.images.container_filesystems.first().unwrap_or(images);
-            let of = |fs| image_fs(fs, &disk.storage.runtime);
-            out["runtime"] = json!({"imageFs": of(images), "containerFs": of(containers)});
+            let stats = |fs| image_fs(fs, &disk.storage.runtime);
+            out["runtime"] = json!({"imageFs": stats(images), "containerFs": stats(containers)});
         }
         out
     }

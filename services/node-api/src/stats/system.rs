@@ -83,13 +83,13 @@ fn services(mount: &Path, own: &str) -> Vec<CgroupStats> {
 /// Returns the path of a process's cgroup from its `/proc/PID/cgroup`: v2, or the one of the memory controller. None for the root cgroup,
 /// whose statistics are those of the machine.
 fn own_cgroup(text: &str) -> Option<&str> {
-    let of = |controller: &str| {
+    let path_of = |controller: &str| {
         text.lines().find_map(|line| {
             let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
             controllers.split(',').any(|c| c == controller).then_some(path)
         })
     };
-    of("memory").or_else(|| of("")).filter(|path| *path != "/")
+    path_of("memory").or_else(|| path_of("")).filter(|path| *path != "/")
 }
 
 fn container(

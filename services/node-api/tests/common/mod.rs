@@ -10,7 +10,6 @@ use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
 use node_api::limits::{ConnectionLimiter, Limits};
-use node_api::state::State;
 use node_api::{NodeApi, NodeApiArgs};
 use parking_lot::Mutex;
 use quintlet_config::{Loaded, Service};
@@ -33,15 +32,13 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Response, Status};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Api {
     /// ID of the only container.
     pub(crate) container: Arc<Mutex<String>>,
     pub(crate) address: SocketAddr,
     pub(crate) test_api: TestApi,
-    #[allow(dead_code, reason = "the counters are read by walk.rs, which is another binary")]
-    pub(crate) state: Arc<State>,
     pub(crate) gate: ConnectionLimiter,
     pub(crate) dir: tempfile::TempDir,
     pub(crate) podsync: HealthHandle,
@@ -79,7 +76,7 @@ impl Api {
         test_api.kubeconfig(&kubeconfig).unwrap();
         let stop = CancellationToken::new();
         let container = Arc::new(Mutex::new("abc".to_owned()));
-        let pods = OnePod(container.clone());
+        let pods = OnePod { container: container.clone(), more: 0, pause: Duration::ZERO };
         let checkpoints = Checkpointed::default();
         let paths = Paths::new(&dir.path().join("run"));
         let podsync = serve_podsync(pods, checkpoints.clone(), &paths, stop.clone()).await;
@@ -87,22 +84,10 @@ impl Api {
         line.push(format!("--kubeconfig={}", kubeconfig.display()));
         let line: Vec<&str> = line.iter().map(String::as_str).collect();
         let api = NodeApi::bind(&args(dir.path(), &line), limits, Clock::system()).await.unwrap();
-        let (address, state, gate) = (api.address().unwrap(), api.state(), api.gate());
+        let (address, gate) = (api.address().unwrap(), api.gate());
         let ended = quintlet_kit::task::spawn("node-api", api.serve(stop.clone()));
         let guard = stop.clone().drop_guard();
-        Self {
-            container,
-            address,
-            test_api,
-            state,
-            gate,
-            dir,
-            podsync,
-            checkpoints,
-            stop,
-            ended,
-            _guard: guard,
-        }
+        Self { container, address, test_api, gate, dir, podsync, checkpoints, stop, ended, _guard: guard }
     }
 
     /// Starts node-api with a runtime that has the pod's sandbox and container, and with a streaming server
@@ -148,10 +133,10 @@ impl Api {
         more: &str,
     ) -> (String, TlsStream<TcpStream>) {
         let mut stream = self.tls(identity).await;
-        let asked = format!(
+        let request = format!(
             "POST {path} HTTP/1.1\r\nhost: n\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n{more}content-length: 0\r\n\r\n"
         );
-        stream.write_all(asked.as_bytes()).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
         (head(&mut stream).await, stream)
     }
 
@@ -249,8 +234,8 @@ pub(crate) async fn plain(
 
 /// Returns the body of a short response on an open connection.
 pub(crate) async fn get_on(stream: &mut TlsStream<TcpStream>, path: &str) -> String {
-    let asked = format!("GET {path} HTTP/1.1\r\nhost: n\r\nconnection: close\r\n\r\n");
-    stream.write_all(asked.as_bytes()).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: n\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default()
@@ -287,7 +272,7 @@ pub(crate) async fn tls_over(
 pub(crate) async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
-        head.push(tokio::time::timeout(PATIENCE, stream.read_u8()).await.expect("an answer").unwrap());
+        head.push(tokio::time::timeout(TEST_TIMEOUT, stream.read_u8()).await.expect("an answer").unwrap());
     }
     String::from_utf8(head).unwrap()
 }
@@ -312,7 +297,13 @@ async fn echo_server() -> SocketAddr {
     address
 }
 
-struct OnePod(Arc<Mutex<String>>);
+/// A pod-sync with one pod, which has this container, or with more pods that it sends one by one.
+struct OnePod {
+    container: Arc<Mutex<String>>,
+    more: usize,
+    /// Time before each event of a watch.
+    pause: Duration,
+}
 
 fn pod(container: &str) -> wire::PodView {
     let pod = json!({
@@ -352,7 +343,7 @@ impl PodSync for OnePod {
         request: tonic::Request<wire::GetPodRequest>,
     ) -> Result<Response<wire::PodView>, Status> {
         match request.into_inner().pod.as_str() {
-            "default/web" => Ok(Response::new(pod(&self.0.lock()))),
+            "default/web" => Ok(Response::new(pod(&self.container.lock()))),
             other => Err(Status::not_found(other.to_owned())),
         }
     }
@@ -362,14 +353,19 @@ impl PodSync for OnePod {
         _: tonic::Request<wire::WatchPodsRequest>,
     ) -> Result<Response<Self::WatchPodsStream>, Status> {
         use wire::watch_pods_event::Event;
-        let events = [
-            Event::Hello(quintlet_proto::hello()),
-            Event::Pod(pod(&self.0.lock())),
-            Event::SnapshotEnd(wire::SnapshotEnd {}),
-        ];
-        let events = events.map(|event| Ok(wire::WatchPodsEvent { event: Some(event), trace: None }));
+        let first = pod(&self.container.lock());
+        let mut events = vec![Event::Hello(quintlet_proto::hello()), Event::Pod(first.clone())];
+        events.extend(
+            (0..self.more).map(|n| Event::Pod(wire::PodView { uid: format!("more{n}"), ..first.clone() })),
+        );
+        events.push(Event::SnapshotEnd(wire::SnapshotEnd {}));
+        let pause = self.pause;
+        let events = futures::StreamExt::then(futures::stream::iter(events), move |event| async move {
+            tokio::time::sleep(pause).await;
+            Ok(wire::WatchPodsEvent { event: Some(event), trace: None })
+        });
         // As in pod-sync, the stream does not end.
-        let events = futures::StreamExt::chain(futures::stream::iter(events), futures::stream::pending());
+        let events = futures::StreamExt::chain(events, futures::stream::pending());
         Ok(Response::new(Box::pin(events)))
     }
 
@@ -451,6 +447,15 @@ impl Storage for TwoVolumes {
         let reply = wire::ListStorageReply { pods: vec![pod], runtime: Vec::new() };
         Ok(Response::new(Box::pin(futures::stream::once(async { Ok(reply) }))))
     }
+}
+
+/// Serves a pod-sync with `pods` pods that pauses before each event of a watch.
+#[allow(dead_code, reason = "each test binary uses a part of this module")]
+pub(crate) async fn serve_slow_podsync(paths: &Paths, pods: usize, pause: Duration) -> DropGuard {
+    let stop = CancellationToken::new();
+    let pods = OnePod { container: Arc::default(), more: pods.saturating_sub(1), pause };
+    serve_podsync(pods, Checkpointed::default(), paths, stop.clone()).await;
+    stop.drop_guard()
 }
 
 async fn serve_podsync(

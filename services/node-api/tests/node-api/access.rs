@@ -1,6 +1,6 @@
 //! Authentication: tokens, certificates, anonymous requests, and errors at startup.
 
-use crate::common::{Api, Ca, PATIENCE, args};
+use crate::common::{Api, Ca, TEST_TIMEOUT, args};
 use http::{Method, StatusCode};
 use node_api::limits::Limits;
 use node_api::{NodeApi, StartError};
@@ -19,10 +19,10 @@ async fn reviews_are_cached_and_a_token_is_reviewed_once() {
     let kinds: Vec<&str> = reviews.iter().map(|r| r["kind"].as_str().unwrap()).collect();
     // One review of the token, then `pods` (denied) and `proxy` (allowed).
     assert_eq!(kinds, ["TokenReview", "SubjectAccessReview", "SubjectAccessReview"]);
-    let asked = &reviews[2]["spec"];
-    assert_eq!(asked["groups"], serde_json::json!(["g", "system:authenticated"]));
-    assert_eq!(asked["resourceAttributes"]["name"], "n1");
-    assert_eq!(asked["resourceAttributes"]["subresource"], "proxy");
+    let spec = &reviews[2]["spec"];
+    assert_eq!(spec["groups"], serde_json::json!(["g", "system:authenticated"]));
+    assert_eq!(spec["resourceAttributes"]["name"], "n1");
+    assert_eq!(spec["resourceAttributes"]["subresource"], "proxy");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,7 +51,7 @@ async fn a_client_certificate_of_the_configured_ca_authenticates_and_the_ca_is_r
     tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     assert_eq!(ask(&right, None).await, StatusCode::OK, "what cannot be used must leave the CA of before");
     std::fs::write(api.dir.path().join("ca.pem"), &other.pem).unwrap();
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
     while ask(&foreign, None).await != StatusCode::OK {
         assert!(tokio::time::Instant::now() < deadline, "the new CA is not read");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;

@@ -37,10 +37,10 @@ async fn a_running_container_is_checkpointed_and_each_failure_has_the_kubelets_t
     ] {
         assert_eq!(post(&api, path).await, (code, body.to_owned()), "{path}");
     }
-    let asked: Vec<_> = api.checkpoints.0.lock().drain(..).collect();
-    let asked: Vec<_> =
-        asked.iter().map(|r| (r.pod_uid.as_str(), r.container.as_str(), r.timeout_seconds)).collect();
-    assert_eq!(asked, [("u1", "main", -1), ("u1", "main", 7), ("u1", "main", 0)]);
+    let requests: Vec<_> = api.checkpoints.0.lock().drain(..).collect();
+    let requests: Vec<_> =
+        requests.iter().map(|r| (r.pod_uid.as_str(), r.container.as_str(), r.timeout_seconds)).collect();
+    assert_eq!(requests, [("u1", "main", -1), ("u1", "main", 7), ("u1", "main", 0)]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

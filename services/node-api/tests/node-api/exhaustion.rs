@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{Api, Ca, PATIENCE, get_on, tls};
+use crate::common::{Api, Ca, TEST_TIMEOUT, get_on, tls};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Method, Request, StatusCode};
@@ -16,7 +16,7 @@ use tokio_rustls::client::TlsStream;
 const OPEN: &[&str] = &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];
 
 async fn wait_open(api: &Api, want: usize) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while api.gate.open() != want {
         assert!(Instant::now() < deadline, "{} connections are open, not {want}", api.gate.open());
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -24,8 +24,8 @@ async fn wait_open(api: &Api, want: usize) {
 }
 
 /// Sends a header byte by byte until the connection is closed.
-async fn drip(to: &mut (impl tokio::io::AsyncWrite + Unpin)) {
-    while to.write_all(b"a").await.is_ok() && to.flush().await.is_ok() {
+async fn drip(connection: &mut (impl tokio::io::AsyncWrite + Unpin)) {
+    while connection.write_all(b"a").await.is_ok() && connection.flush().await.is_ok() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -45,19 +45,19 @@ async fn a_silent_or_slow_client_is_disconnected() {
     // A client that sends a header byte by byte.
     let mut slow = api.tls(None).await;
     slow.write_all(b"GET /healthz HTTP/1.1\r\nx: ").await.unwrap();
-    timeout(PATIENCE, drip(&mut slow)).await.expect("the slow header is taken for ever");
+    timeout(TEST_TIMEOUT, drip(&mut slow)).await.expect("the slow header is taken for ever");
     // The same on a connection with an earlier request.
     let mut second = api.tls(None).await;
     second.write_all(b"GET /healthz HTTP/1.1\r\nhost: n\r\n\r\n").await.unwrap();
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\nok") {
-        answer.push(timeout(PATIENCE, second.read_u8()).await.expect("an answer").unwrap());
+        answer.push(timeout(TEST_TIMEOUT, second.read_u8()).await.expect("an answer").unwrap());
     }
     second.write_all(b"GET /healthz HTTP/1.1\r\nx: ").await.unwrap();
-    timeout(PATIENCE, drip(&mut second)).await.expect("a slow second header is taken for ever");
+    timeout(TEST_TIMEOUT, drip(&mut second)).await.expect("a slow second header is taken for ever");
     let mut rest = Vec::new();
-    let _ = timeout(PATIENCE, silent.read_to_end(&mut rest)).await.expect("the silent client is kept");
-    let _ = timeout(PATIENCE, idle.read_to_end(&mut rest)).await.expect("the idle client is kept");
+    let _ = timeout(TEST_TIMEOUT, silent.read_to_end(&mut rest)).await.expect("the silent client is kept");
+    let _ = timeout(TEST_TIMEOUT, idle.read_to_end(&mut rest)).await.expect("the idle client is kept");
     wait_open(&api, 0).await;
     assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
 }
@@ -77,7 +77,7 @@ async fn a_huge_header_is_rejected_before_it_is_read_completely() {
     }
     assert!(sent < 16 << 20, "{sent} bytes of header were taken");
     let mut answer = Vec::new();
-    let _ = timeout(PATIENCE, client.read_to_end(&mut answer)).await.expect("no answer and no end");
+    let _ = timeout(TEST_TIMEOUT, client.read_to_end(&mut answer)).await.expect("no answer and no end");
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
     assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
@@ -102,7 +102,7 @@ async fn trusted(api: &Api) -> TlsStream<TcpStream> {
     stream.write_all(b"GET /healthz/ping HTTP/1.1\r\nhost: n\r\n\r\n").await.unwrap();
     let mut answer = Vec::new();
     while !answer.ends_with(b"\r\n\r\nok") {
-        answer.push(timeout(PATIENCE, stream.read_u8()).await.expect("an answer").unwrap());
+        answer.push(timeout(TEST_TIMEOUT, stream.read_u8()).await.expect("an answer").unwrap());
     }
     stream
 }
@@ -118,10 +118,10 @@ async fn untrusted_connections_at_their_limit_do_not_exclude_users() {
     let (mut first, mut second) = (api.tls(None).await, api.tls(None).await);
     assert_eq!(api.get("/healthz", None).await.0, StatusCode::OK);
     let mut rest = Vec::new();
-    let _ = timeout(PATIENCE, silent.read_to_end(&mut rest)).await.expect("the oldest has to go");
+    let _ = timeout(TEST_TIMEOUT, silent.read_to_end(&mut rest)).await.expect("the oldest has to go");
     let _newest = api.tls(None).await;
     let _one_more = api.tls(None).await;
-    let _ = timeout(PATIENCE, first.read_to_end(&mut rest)).await.expect("then the next");
+    let _ = timeout(TEST_TIMEOUT, first.read_to_end(&mut rest)).await.expect("then the next");
     let still = timeout(Duration::from_millis(100), second.read_u8()).await;
     assert!(still.is_err(), "one too many had to go: {still:?}");
     assert_eq!(get_on(&mut working, "/healthz").await, "ok", "an authenticated connection stays open");
@@ -138,7 +138,7 @@ async fn http2(api: &Api) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Erro
 async fn ask(sender: &SendRequest<Bytes>, path: &str) -> (StatusCode, Bytes) {
     let request = Request::get(format!("https://n{path}")).body(()).unwrap();
     let (answer, _) = sender.clone().ready().await.unwrap().send_request(request, true).unwrap();
-    let (head, mut body) = timeout(PATIENCE, answer).await.expect("an answer").unwrap().into_parts();
+    let (head, mut body) = timeout(TEST_TIMEOUT, answer).await.expect("an answer").unwrap().into_parts();
     let mut bytes = Vec::new();
     while let Some(piece) = body.data().await {
         bytes.extend_from_slice(&piece.unwrap());
@@ -155,28 +155,28 @@ async fn an_untrusted_connection_is_closed_after_its_first_refusal() {
     let mut one = api.tls(None).await;
     one.write_all(b"GET /pods HTTP/1.1\r\nhost: n\r\n\r\n").await.unwrap();
     let mut answer = String::new();
-    timeout(PATIENCE, one.read_to_string(&mut answer)).await.expect("it is kept").unwrap();
+    timeout(TEST_TIMEOUT, one.read_to_string(&mut answer)).await.expect("it is kept").unwrap();
     assert!(answer.starts_with("HTTP/1.1 401") && answer.ends_with("\r\n\r\nUnauthorized"), "{answer}");
 
     let (two, ended) = http2(&api).await;
     assert_eq!(ask(&two, "/pods").await, (StatusCode::UNAUTHORIZED, "Unauthorized".into()));
-    let _ = timeout(PATIENCE, ended).await.expect("it is kept");
+    let _ = timeout(TEST_TIMEOUT, ended).await.expect("it is kept");
 
     // A user without any permission is untrusted, too.
     api.test_api.set_token("pod", "pod", &[]);
     let mut three = api.tls(None).await;
     three.write_all(b"GET /pods HTTP/1.1\r\nhost: n\r\nauthorization: Bearer pod\r\n\r\n").await.unwrap();
     let mut answer = String::new();
-    timeout(PATIENCE, three.read_to_string(&mut answer)).await.expect("it is kept").unwrap();
+    timeout(TEST_TIMEOUT, three.read_to_string(&mut answer)).await.expect("it is kept").unwrap();
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
 
     api.test_api.allow("pod", "get", "nodes/healthz");
     let mut four = api.tls(None).await;
     for (path, want) in [("/healthz/ping", "200"), ("/pods", "403"), ("/healthz/ping", "200")] {
-        let asked = format!("GET {path} HTTP/1.1\r\nhost: n\r\nauthorization: Bearer pod\r\n\r\n");
-        four.write_all(asked.as_bytes()).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: n\r\nauthorization: Bearer pod\r\n\r\n");
+        four.write_all(request.as_bytes()).await.unwrap();
         let mut answer = vec![0; 4096];
-        let n = timeout(PATIENCE, four.read(&mut answer)).await.expect("an answer").unwrap();
+        let n = timeout(TEST_TIMEOUT, four.read(&mut answer)).await.expect("an answer").unwrap();
         let answer = String::from_utf8_lossy(&answer[..n]).into_owned();
         assert!(answer.starts_with(&format!("HTTP/1.1 {want}")), "{path}: {answer}");
     }
@@ -194,7 +194,7 @@ async fn an_untrusted_connection_is_closed_at_its_time_limit() {
     client.write_all(b"GET /pods HTTP/1.1\r\nhost: n\r\nauthorization: Bearer x\r\n\r\n").await.unwrap();
     let mut rest = Vec::new();
     let before = Instant::now();
-    let _ = timeout(PATIENCE, client.read_to_end(&mut rest)).await.expect("it is kept");
+    let _ = timeout(TEST_TIMEOUT, client.read_to_end(&mut rest)).await.expect("it is kept");
     assert_eq!(String::from_utf8_lossy(&rest), "");
     assert!(before.elapsed() < Duration::from_secs(10), "the review has taken its time");
     wait_open(&api, 0).await;
@@ -206,7 +206,7 @@ async fn an_idle_http_2_connection_is_closed_although_its_client_answers_pings()
     let api = Api::start(limits, OPEN).await;
     let (sender, ended) = http2(&api).await;
     assert_eq!(ask(&sender, "/healthz").await, (StatusCode::OK, "ok".into()));
-    timeout(PATIENCE, ended).await.expect("it is kept").unwrap().unwrap();
+    timeout(TEST_TIMEOUT, ended).await.expect("it is kept").unwrap().unwrap();
     wait_open(&api, 0).await;
 }
 
@@ -234,19 +234,19 @@ async fn a_response_without_flow_control_window_is_aborted_and_other_responses_a
     let (other, mut question) = client.send_request(ask(Method::POST, "/stats/summary"), false).unwrap();
     // A response of which only the first hundred bytes are read.
     let (answer, _) = client.send_request(ask(Method::GET, "/logs/large"), true).unwrap();
-    let mut waiting = timeout(PATIENCE, answer).await.expect("an answer").unwrap().into_body();
-    let first = timeout(PATIENCE, waiting.data()).await.expect("its beginning").unwrap().unwrap();
+    let mut waiting = timeout(TEST_TIMEOUT, answer).await.expect("an answer").unwrap().into_body();
+    let first = timeout(TEST_TIMEOUT, waiting.data()).await.expect("its beginning").unwrap().unwrap();
     assert_eq!(first.len(), 100);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while client.clone().ready().await.is_ok() {
         assert!(Instant::now() < deadline, "the connection is never closed");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     question.send_data(Bytes::new(), true).unwrap();
-    let other = timeout(PATIENCE, other).await.expect("the other answer").unwrap();
+    let other = timeout(TEST_TIMEOUT, other).await.expect("the other answer").unwrap();
     // The request fails only because there is no runtime.
     assert_eq!(other.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    timeout(PATIENCE, ended).await.expect("the connection is kept").unwrap().unwrap_or_default();
+    timeout(TEST_TIMEOUT, ended).await.expect("the connection is kept").unwrap().unwrap_or_default();
     wait_open(&api, 0).await;
 }
 
@@ -259,14 +259,14 @@ async fn a_client_that_does_not_read_responses_is_disconnected() {
     socket.set_recv_buffer_size(4096).unwrap();
     let stream = socket.connect(api.address).await.unwrap();
     let mut client = crate::common::tls_over(stream, None).await.unwrap();
-    let asked = "GET /flagz HTTP/1.1\r\nhost: n\r\n\r\n".repeat(10_000);
+    let request = "GET /flagz HTTP/1.1\r\nhost: n\r\n\r\n".repeat(10_000);
     // The client may not be able to send all of its requests, and never reads.
     let asking = quintlet_kit::task::spawn("asking", async move {
-        let _ = client.write_all(asked.as_bytes()).await;
+        let _ = client.write_all(request.as_bytes()).await;
         std::future::pending::<()>().await;
         drop(client);
     });
-    let deadline = Instant::now() + 3 * PATIENCE;
+    let deadline = Instant::now() + 3 * TEST_TIMEOUT;
     while api.gate.open() > 0 {
         assert!(Instant::now() < deadline, "the response never ends");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -292,8 +292,8 @@ async fn a_flood_of_unknown_tokens_does_not_affect_cached_users() {
             let address = api.address;
             quintlet_kit::task::spawn("flood", async move {
                 let mut client = tls(address, None).await.unwrap();
-                let asked = format!("GET /pods HTTP/1.1\r\nhost: n\r\nauthorization: Bearer {i}\r\n\r\n");
-                client.write_all(asked.as_bytes()).await.unwrap();
+                let request = format!("GET /pods HTTP/1.1\r\nhost: n\r\nauthorization: Bearer {i}\r\n\r\n");
+                client.write_all(request.as_bytes()).await.unwrap();
                 let mut answer = String::new();
                 client.read_to_string(&mut answer).await.unwrap();
                 answer
@@ -302,7 +302,7 @@ async fn a_flood_of_unknown_tokens_does_not_affect_cached_users() {
         .collect();
     for _ in 0..10 {
         let (answer, _, rest) =
-            timeout(PATIENCE, futures::future::select_all(flood)).await.expect("an answer");
+            timeout(TEST_TIMEOUT, futures::future::select_all(flood)).await.expect("an answer");
         let answer = answer.unwrap();
         assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 1\r\n"), "{answer}");
         flood = rest;
@@ -326,13 +326,13 @@ async fn more_upgrades_than_allowed_are_refused_until_one_ends() {
         assert!(head.starts_with("HTTP/1.1 101"), "{head}");
         stream.write_all(b"ping").await.unwrap();
         let mut echo = [0; 4];
-        timeout(PATIENCE, stream.read_exact(&mut echo)).await.expect("the echo").unwrap();
+        timeout(TEST_TIMEOUT, stream.read_exact(&mut echo)).await.expect("the echo").unwrap();
         open.push(stream);
     }
     let (head, _) = api.upgrade("/portForward/default/web", "").await;
     assert!(head.starts_with("HTTP/1.1 429"), "{head}");
     open.pop();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !api.upgrade(exec, "").await.0.starts_with("HTTP/1.1 101") {
         assert!(Instant::now() < deadline, "the place is not given back");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -349,8 +349,8 @@ async fn a_body_is_neither_too_long_nor_too_slow() {
         [(1001, 1001, "HTTP/1.1 413"), (500, 10, "HTTP/1.1 408"), (500, 500, "HTTP/1.1 500")]
     {
         let mut client = api.tls(None).await;
-        let asked = format!("POST /stats/summary HTTP/1.1\r\nhost: n\r\ncontent-length: {length}\r\n\r\n");
-        client.write_all(asked.as_bytes()).await.unwrap();
+        let request = format!("POST /stats/summary HTTP/1.1\r\nhost: n\r\ncontent-length: {length}\r\n\r\n");
+        client.write_all(request.as_bytes()).await.unwrap();
         client.write_all(&vec![b'x'; sent]).await.unwrap();
         let head = crate::common::head(&mut client).await;
         // The last request fails only because there is no runtime.
@@ -363,8 +363,8 @@ async fn stopping_ends_idle_connections_and_the_process() {
     let api = Api::start(Limits::default(), OPEN).await;
     let mut idle = api.tls(None).await;
     api.stop.cancel();
-    timeout(PATIENCE, api.ended).await.expect("it does not end").unwrap();
+    timeout(TEST_TIMEOUT, api.ended).await.expect("it does not end").unwrap();
     let mut rest = Vec::new();
-    let _ = timeout(PATIENCE, idle.read_to_end(&mut rest)).await.expect("the connection is kept");
+    let _ = timeout(TEST_TIMEOUT, idle.read_to_end(&mut rest)).await.expect("the connection is kept");
     assert!(tls(api.address, None).await.is_err());
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::common::{Api, Ca, Identity, PATIENCE, head};
+use crate::common::{Api, Ca, Identity, TEST_TIMEOUT, head};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use node_api::limits::{Limits, Share, Shares};
@@ -45,7 +45,7 @@ async fn start(limits: Limits) -> Node {
 }
 
 async fn wait_open(api: &Api, want: usize) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while api.gate.open() != want {
         assert!(Instant::now() < deadline, "{} connections are open, not {want}", api.gate.open());
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -67,7 +67,7 @@ async fn hold(api: &Api, token: &str) -> Result<Held, StatusCode> {
     let connection = quintlet_kit::task::spawn("client", connection);
     let request = Request::get("https://n/healthz").header("authorization", format!("Bearer {token}"));
     let (answer, _) = sender.send_request(request.body(()).unwrap(), true).unwrap();
-    let answer = timeout(PATIENCE, answer).await.expect("an answer").unwrap();
+    let answer = timeout(TEST_TIMEOUT, answer).await.expect("an answer").unwrap();
     match answer.status() {
         StatusCode::OK => Ok(Held { _connection: connection, _sender: sender, _body: answer.into_body() }),
         other => Err(other),
@@ -76,8 +76,8 @@ async fn hold(api: &Api, token: &str) -> Result<Held, StatusCode> {
 
 /// Sends a request on a connection that stays open. Returns the header of the response.
 async fn ask(stream: &mut TlsStream<TcpStream>, token: &str) -> String {
-    let asked = format!("GET /healthz/ping HTTP/1.1\r\nhost: n\r\nauthorization: Bearer {token}\r\n\r\n");
-    stream.write_all(asked.as_bytes()).await.unwrap();
+    let request = format!("GET /healthz/ping HTTP/1.1\r\nhost: n\r\nauthorization: Bearer {token}\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
     head(stream).await
 }
 
@@ -87,13 +87,13 @@ async fn idle(api: &Api, token: &str) -> TlsStream<TcpStream> {
     let head = ask(&mut stream, token).await;
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     let mut body = [0; 2];
-    timeout(PATIENCE, stream.read_exact(&mut body)).await.expect("the body").unwrap();
+    timeout(TEST_TIMEOUT, stream.read_exact(&mut body)).await.expect("the body").unwrap();
     stream
 }
 
 async fn ends(stream: &mut TlsStream<TcpStream>) {
     let mut rest = Vec::new();
-    let _ = timeout(PATIENCE, stream.read_to_end(&mut rest)).await.expect("the connection is kept");
+    let _ = timeout(TEST_TIMEOUT, stream.read_to_end(&mut rest)).await.expect("the connection is kept");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -122,7 +122,7 @@ async fn users_with_tokens_lock_out_neither_the_api_server_nor_one_another() {
     assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     stream.write_all(b"ping").await.unwrap();
     let mut echo = [0; 4];
-    timeout(PATIENCE, stream.read_exact(&mut echo)).await.expect("the echo").unwrap();
+    timeout(TEST_TIMEOUT, stream.read_exact(&mut echo)).await.expect("the echo").unwrap();
     let (head, _second) = api.upgrade_as(Some(&node.server), EXEC, "").await;
     assert!(head.starts_with("HTTP/1.1 101"), "{head}");
     let (head, _) = api.upgrade_as(Some(&node.server), EXEC, "").await;
@@ -131,7 +131,7 @@ async fn users_with_tokens_lock_out_neither_the_api_server_nor_one_another() {
     let (code, _) = api.request(Method::GET, "/healthz", None, Some(&other)).await;
     assert_eq!(code, StatusCode::OK, "the API server leaves a slot to other certificates");
     drop(stream);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !api.upgrade_as(Some(&node.server), EXEC, "").await.0.starts_with("HTTP/1.1 101") {
         assert!(Instant::now() < deadline, "the slot of a stream that ended is lost");
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -169,18 +169,18 @@ async fn a_connection_counts_for_its_first_user_and_each_request_for_its_own() {
     let mut shared = idle(api, "one").await;
     assert!(ask(&mut shared, "two").await.starts_with("HTTP/1.1 200"), "a proxy of several users");
     let mut body = [0; 2];
-    timeout(PATIENCE, shared.read_exact(&mut body)).await.expect("the body").unwrap();
+    timeout(TEST_TIMEOUT, shared.read_exact(&mut body)).await.expect("the body").unwrap();
     let held = hold(api, "two").await.unwrap();
     let head = ask(&mut shared, "two").await;
     assert!(head.starts_with("HTTP/1.1 429") && head.contains("retry-after: 1\r\n"), "{head}");
     let mut body = [0; 44];
-    timeout(PATIENCE, shared.read_exact(&mut body)).await.expect("the body").unwrap();
+    timeout(TEST_TIMEOUT, shared.read_exact(&mut body)).await.expect("the body").unwrap();
     assert_eq!(&body, b"too many requests of this user are in flight");
     assert!(ask(&mut shared, "one").await.starts_with("HTTP/1.1 200"), "the connection stays open");
     let (code, _) = api.request(Method::GET, "/healthz", None, Some(&node.server)).await;
     assert_eq!(code, StatusCode::OK);
     drop(held);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while hold(api, "two").await.is_err() {
         assert!(Instant::now() < deadline, "the slot of a request that ended is lost");
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -12,4 +12,5 @@ mod long_commands;
 mod panics;
 mod redirects;
 mod settings;
+mod slow_list;
 mod summary;

@@ -38,8 +38,8 @@ async fn server(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> (Soc
     quintlet_kit::task::spawn("server", async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             counted.fetch_add(1, Ordering::SeqCst);
-            let asked = head(&mut stream).await;
-            stream.write_all(answer(&asked).as_bytes()).await.unwrap();
+            let request = head(&mut stream).await;
+            stream.write_all(answer(&request).as_bytes()).await.unwrap();
         }
     });
     (address, requests)
@@ -52,7 +52,7 @@ async fn a_redirect_of_an_upgrade_is_neither_followed_nor_passed_on() {
         "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\nelsewhere";
     let (elsewhere, reached) = server(|_| switched.to_owned()).await;
     for redirect in REDIRECTS {
-        let (streaming, asked) = server(move |_| {
+        let (streaming, reached_streaming) = server(move |_| {
             format!(
                 "HTTP/1.1 {redirect}\r\nlocation: http://{elsewhere}/exec/stolen\r\ncontent-length: 4\r\n\r\nbody"
             )
@@ -83,7 +83,7 @@ async fn a_redirect_of_an_upgrade_is_neither_followed_nor_passed_on() {
                 body, "the runtime's streaming server redirects, which is not followed\n",
                 "{context}"
             );
-            assert_eq!(asked.load(Ordering::SeqCst), count + 1, "{context}");
+            assert_eq!(reached_streaming.load(Ordering::SeqCst), count + 1, "{context}");
             assert_eq!(reached.load(Ordering::SeqCst), 0, "{context}");
         }
     }

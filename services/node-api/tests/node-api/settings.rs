@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::{Api, Ca, PATIENCE, args, plain};
+use crate::common::{Api, Ca, TEST_TIMEOUT, args, plain};
 use http::{Method, StatusCode};
 use node_api::limits::Limits;
 use node_api::{NodeApi, StartError};
@@ -25,7 +25,7 @@ async fn free_port() -> u16 {
 
 /// Retries a request until the port is open.
 async fn ask(port: u16, path: &str) -> (StatusCode, String) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     loop {
         match plain(SocketAddr::from(([127, 0, 0, 1], port)), Method::GET, path).await {
             Ok(answer) => return answer,
@@ -127,6 +127,30 @@ async fn handlers_that_are_off_answer_405() {
     assert_eq!(api.get("/logs/", None).await, want);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_query_of_logs_may_be_posted_if_queries_are_on() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("own"), "line\n").unwrap();
+    let logs = format!("--system-log-dir={}", dir.path().display());
+    let allowed = (StatusCode::OK, "line\n".to_owned());
+    let refused = (StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed\n".to_owned());
+    for (is_on, posted) in [(true, &allowed), (false, &refused)] {
+        let query = format!("--enable-system-log-query={is_on}");
+        let api = Api::start(Limits::default(), &[&OPEN[..], &[&*logs, &*query]].concat()).await;
+        for (method, want) in [
+            (Method::GET, &allowed),
+            (Method::POST, posted),
+            (Method::PUT, &refused),
+            (Method::PATCH, &refused),
+            (Method::DELETE, &refused),
+        ] {
+            let path = if is_on { "/logs/?query=/own" } else { "/logs/own" };
+            let got = api.request(method.clone(), path, None, None).await;
+            assert_eq!(&got, want, "{method} with {query}");
+        }
+    }
+}
+
 /// Returns the certificate for a client that supports only this version.
 async fn handshake(
     address: SocketAddr,
@@ -154,7 +178,7 @@ async fn shake(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_the_versions_of_tls_that_are_allowed_are_spoken() {
+async fn only_the_versions_of_tls_that_are_allowed_are_accepted() {
     let api = Api::start(Limits::default(), &OPEN).await;
     assert!(handshake(api.address, &rustls::version::TLS12).await.is_ok());
     assert!(handshake(api.address, &rustls::version::TLS13).await.is_ok());
@@ -165,7 +189,7 @@ async fn only_the_versions_of_tls_that_are_allowed_are_spoken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_the_suites_and_groups_of_the_configuration_are_spoken() {
+async fn only_the_suites_and_groups_of_the_configuration_are_accepted() {
     use rustls::version::{TLS12, TLS13};
     // The certificate has an ECDSA key.
     let ours = "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256";
@@ -180,14 +204,14 @@ async fn only_the_suites_and_groups_of_the_configuration_are_spoken() {
         let name = format!("{:?}", suite.suite());
         let version = if suite.tls13().is_some() { &TLS13 } else { &TLS12 };
         let provider = rustls::crypto::CryptoProvider { cipher_suites: vec![suite], ..all() };
-        let is_spoken = shake(api.address, provider, version).await.is_ok();
-        assert_eq!(is_spoken, name == ours || name.starts_with("TLS13_"), "{name}");
+        let is_accepted = shake(api.address, provider, version).await.is_ok();
+        assert_eq!(is_accepted, name == ours || name.starts_with("TLS13_"), "{name}");
     }
     for group in all().kx_groups {
         let provider = rustls::crypto::CryptoProvider { kx_groups: vec![group], ..all() };
         for version in [&TLS12, &TLS13] {
-            let is_spoken = shake(api.address, provider.clone(), version).await.is_ok();
-            assert_eq!(is_spoken, u16::from(group.name()) == 24, "{:?} {version:?}", group.name());
+            let is_accepted = shake(api.address, provider.clone(), version).await.is_ok();
+            assert_eq!(is_accepted, u16::from(group.name()) == 24, "{:?} {version:?}", group.name());
         }
     }
 }
@@ -211,7 +235,7 @@ async fn a_changed_serving_certificate_is_reloaded() {
     let first = handshake(api.address, &rustls::version::TLS13).await.unwrap();
     let mut kept = api.tls(None).await;
     write(api.dir.path(), "second");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while handshake(api.address, &rustls::version::TLS13).await.unwrap() == first {
         assert!(Instant::now() < deadline, "the new certificate is not served");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -229,7 +253,7 @@ async fn reviews_are_cached_for_the_configured_time() {
             .map(|flag| format!("--{flag}={ttl}"))
             .collect::<Vec<_>>()
     };
-    for (ttl, asked_again) in [("1h", false), ("0s", true)] {
+    for (ttl, reviewed_again) in [("1h", false), ("0s", true)] {
         let flags = ttls(ttl);
         let api = Api::start(Limits::default(), &flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
         api.test_api.set_token("t", "u", &[]);
@@ -240,6 +264,6 @@ async fn reviews_are_cached_for_the_configured_time() {
         assert_eq!(once, 3);
         assert_eq!(api.get("/pods", Some("t")).await.0, StatusCode::OK);
         let twice = api.test_api.reviews().len();
-        assert_eq!(twice, if asked_again { 6 } else { 3 }, "{ttl}");
+        assert_eq!(twice, if reviewed_again { 6 } else { 3 }, "{ttl}");
     }
 }

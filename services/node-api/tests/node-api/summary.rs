@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::common::{Api, PATIENCE};
+use crate::common::{Api, TEST_TIMEOUT};
 use http::StatusCode;
 use node_api::answer::Answer;
 use node_api::limits::Limits;
@@ -43,7 +43,7 @@ async fn volumes_are_as_pod_sync_measured_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_pod_statistics_the_runtime_is_asked_for_container_statistics() {
+async fn without_pod_statistics_container_statistics_are_read() {
     let (api, runtime) = Api::with_runtime(Limits::default(), OPEN).await;
     for method in [Method::ListPodSandboxStats, Method::StreamPodSandboxStats] {
         runtime.fail(method, Code::Unimplemented, "not here", u32::MAX);
@@ -56,7 +56,7 @@ async fn without_pod_statistics_the_runtime_is_asked_for_container_statistics() 
         runtime.fail(method, Code::Unavailable, "broken", u32::MAX);
     }
     // The last summary is served for a second.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     loop {
         let (code, body) = api.get("/stats/summary", None).await;
         if (code.as_u16(), body.as_str()) == (500, "Internal Error: broken\n") {
@@ -124,7 +124,7 @@ async fn statistics_are_read_on_a_thread_for_blocking_work() {
                 let Ok(mut end) = opened else { continue };
                 while freed.try_recv().is_ok() {}
                 // The runtime works while the page reads, unless its thread is the one that does.
-                blocked += u32::from(freed.recv_timeout(PATIENCE).is_err());
+                blocked += u32::from(freed.recv_timeout(TEST_TIMEOUT).is_err());
                 end.write_all(b"anon 1\nfile 1\ninactive_file 1\n").unwrap();
             }
             blocked

@@ -49,30 +49,30 @@ fn container(id: &str, state: ContainerState) -> Container {
     }
 }
 
-fn found(sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Found {
-    Found { pod: Some(pod_ref()), sandboxes, containers }
+fn found(sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> InspectedPod {
+    InspectedPod { pod: Some(pod_ref()), sandboxes, containers }
 }
 
 fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn entry() -> Entry {
-    Entry::new(pod_ref().uid, None)
+fn entry() -> PodState {
+    PodState::new(pod_ref().uid, None)
 }
 
 /// Applies the inspection with this ticket, made in the second of the same number.
-fn apply(entry: &mut Entry, ticket: u64, found: Result<Found, String>) -> Verdict {
+fn apply(entry: &mut PodState, ticket: u64, found: Result<InspectedPod, String>) -> InspectionEffect {
     apply_listed(entry, ticket, None, found)
 }
 
 /// Applies an inspection that the second list of `listed` caused.
 fn apply_listed(
-    entry: &mut Entry,
+    entry: &mut PodState,
     ticket: u64,
     listed: Option<u64>,
-    found: Result<Found, String>,
-) -> Verdict {
+    found: Result<InspectedPod, String>,
+) -> InspectionEffect {
     let (began, ended) = (at(ticket), at(ticket));
     entry.apply(Inspection { ticket, began, ended, pod: None, listed: listed.map(at), found })
 }
@@ -121,9 +121,9 @@ fn every_row_of_the_kubelets_event_table() {
 fn a_sandbox_makes_the_same_events_without_a_container_name() {
     let mut e = entry();
     apply(&mut e, 1, Ok(found(vec![sandbox("s", 0, SandboxState::Ready, None)], vec![])));
-    let verdict = apply(&mut e, 2, Ok(found(vec![sandbox("s", 0, SandboxState::NotReady, None)], vec![])));
+    let effect = apply(&mut e, 2, Ok(found(vec![sandbox("s", 0, SandboxState::NotReady, None)], vec![])));
     let died = Change { kind: ChangeKind::Died, id: "s".to_owned(), container: String::new(), exit_code: 0 };
-    assert_eq!(verdict, Verdict::Changed(vec![died]));
+    assert_eq!(effect, InspectionEffect::Changed(vec![died]));
 }
 
 #[test]
@@ -131,11 +131,11 @@ fn an_inspection_that_began_before_the_last_one_applied_is_dropped() {
     let mut e = entry();
     let running = || Ok(found(vec![], vec![container("c", ContainerState::Running)]));
     let exited = || Ok(found(vec![], vec![container("c", ContainerState::Exited)]));
-    assert!(matches!(apply(&mut e, 5, exited()), Verdict::Changed(_)));
-    assert_eq!(apply(&mut e, 4, running()), Verdict::Stale);
-    assert_eq!(apply(&mut e, 5, Err("late".to_owned())), Verdict::Stale);
+    assert!(matches!(apply(&mut e, 5, exited()), InspectionEffect::Changed(_)));
+    assert_eq!(apply(&mut e, 4, running()), InspectionEffect::Stale);
+    assert_eq!(apply(&mut e, 5, Err("late".to_owned())), InspectionEffect::Stale);
     assert_eq!(e.record().unwrap().containers[0].state, ContainerState::Exited);
-    assert_eq!(apply(&mut e, 6, exited()), Verdict::Same);
+    assert_eq!(apply(&mut e, 6, exited()), InspectionEffect::Same);
     assert_eq!(e.record().unwrap().observed, at(6));
 }
 
@@ -143,15 +143,15 @@ fn an_inspection_that_began_before_the_last_one_applied_is_dropped() {
 fn a_failed_inspection_keeps_the_last_good_state_with_the_error() {
     let mut e = entry();
     apply(&mut e, 1, Ok(found(vec![], vec![container("c", ContainerState::Running)])));
-    assert_eq!(apply(&mut e, 2, Err("no answer".to_owned())), Verdict::Changed(vec![]));
-    assert_eq!(apply(&mut e, 3, Err("no answer".to_owned())), Verdict::Same, "reported once");
+    assert_eq!(apply(&mut e, 2, Err("no answer".to_owned())), InspectionEffect::Changed(vec![]));
+    assert_eq!(apply(&mut e, 3, Err("no answer".to_owned())), InspectionEffect::Same, "reported once");
     let record = e.record().unwrap();
     assert_eq!(
         (record.error.as_deref(), record.containers.len(), record.observed),
         (Some("no answer"), 1, at(1))
     );
     let back = apply(&mut e, 4, Ok(found(vec![], vec![container("c", ContainerState::Running)])));
-    assert_eq!(back, Verdict::Changed(vec![]));
+    assert_eq!(back, InspectionEffect::Changed(vec![]));
     assert_eq!(e.record().unwrap().error, None);
 }
 
@@ -161,24 +161,40 @@ fn a_failed_inspection_creates_a_record_only_for_a_pod_that_was_listed_after_its
     let running = || Ok(found(vec![], vec![container("c", ContainerState::Running)]));
     let nothing = || Ok(found(vec![], vec![]));
     let mut e = entry();
-    assert_eq!(apply(&mut e, 1, down()), Verdict::Nothing, "no list has had the pod");
-    assert_eq!(apply_listed(&mut e, 2, Some(1), down()), Verdict::Changed(vec![]), "a list has had it");
+    assert_eq!(apply(&mut e, 1, down()), InspectionEffect::Nothing, "no list has had the pod");
+    assert_eq!(
+        apply_listed(&mut e, 2, Some(1), down()),
+        InspectionEffect::Changed(vec![]),
+        "a list has had it"
+    );
     assert_eq!(e.record().unwrap().error.as_deref(), Some("down"));
-    assert!(matches!(apply(&mut e, 3, running()), Verdict::Changed(_)));
-    assert!(matches!(apply(&mut e, 4, nothing()), Verdict::Gone(_)));
+    assert!(matches!(apply(&mut e, 3, running()), InspectionEffect::Changed(_)));
+    assert!(matches!(apply(&mut e, 4, nothing()), InspectionEffect::Gone(_)));
     for (ticket, listed) in [(5, None), (6, Some(3))] {
-        assert_eq!(apply_listed(&mut e, ticket, listed, down()), Verdict::Nothing, "listed {listed:?}");
+        assert_eq!(
+            apply_listed(&mut e, ticket, listed, down()),
+            InspectionEffect::Nothing,
+            "listed {listed:?}"
+        );
     }
-    assert_eq!(apply(&mut e, 7, nothing()), Verdict::Nothing, "the removal is reported once");
-    assert_eq!(apply_listed(&mut e, 8, Some(8), down()), Verdict::Changed(vec![]), "made again since");
-    let mut e = Entry::new(pod_ref().uid, Some(at(4)));
-    assert_eq!(apply_listed(&mut e, 9, Some(3), down()), Verdict::Nothing, "the owner before found it gone");
+    assert_eq!(apply(&mut e, 7, nothing()), InspectionEffect::Nothing, "the removal is reported once");
+    assert_eq!(
+        apply_listed(&mut e, 8, Some(8), down()),
+        InspectionEffect::Changed(vec![]),
+        "made again since"
+    );
+    let mut e = PodState::new(pod_ref().uid, Some(at(4)));
+    assert_eq!(
+        apply_listed(&mut e, 9, Some(3), down()),
+        InspectionEffect::Nothing,
+        "the owner before found it gone"
+    );
 }
 
 #[test]
 fn addresses_stay_with_a_stopped_sandbox_also_across_errors_until_a_newer_one_is_ready() {
     use SandboxState::{NotReady, Ready};
-    let ips = |e: &Entry, id: &str| {
+    let ips = |e: &PodState, id: &str| {
         let sandbox = e.record().unwrap().sandboxes.iter().find(|s| s.id.as_str() == id).cloned();
         sandbox.unwrap().ips.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
@@ -196,7 +212,7 @@ fn addresses_stay_with_a_stopped_sandbox_also_across_errors_until_a_newer_one_is
     apply(&mut e, 6, Ok(found(both, vec![])));
     assert!(ips(&e, "s0").is_empty(), "a newer one is ready");
     apply(&mut e, 7, Ok(found(vec![sandbox("s2", 2, Ready, Some("10.0.0.2"))], vec![])));
-    assert!(matches!(apply(&mut e, 8, Ok(found(vec![], vec![]))), Verdict::Gone(_)));
+    assert!(matches!(apply(&mut e, 8, Ok(found(vec![], vec![]))), InspectionEffect::Gone(_)));
     apply(&mut e, 9, Ok(found(vec![sandbox("s2", 2, NotReady, None)], vec![])));
     assert!(ips(&e, "s2").is_empty(), "the pod was gone");
 }

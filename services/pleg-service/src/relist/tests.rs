@@ -53,9 +53,9 @@ impl ContainerRuntime for Full {
 
     async fn containers(&self, filter: Filter) -> Result<Vec<ListedContainer>, ReadError> {
         let container = |n: usize| {
-            let (of, id) = (n / CONTAINERS, format!("c-{}-{}", n / CONTAINERS, n % CONTAINERS));
+            let (pod_number, id) = (n / CONTAINERS, format!("c-{}-{}", n / CONTAINERS, n % CONTAINERS));
             let state = self.state(&id);
-            ListedContainer { id, sandbox_id: format!("s-{of}"), pod: Some(pod(of)), state }
+            ListedContainer { id, sandbox_id: format!("s-{pod_number}"), pod: Some(pod(pod_number)), state }
         };
         Ok(match filter {
             Filter::All => (0..PODS * CONTAINERS).map(container).collect(),

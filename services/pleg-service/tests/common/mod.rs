@@ -42,10 +42,10 @@ impl HintStream for Hints {
         if !*self.allowed.lock() {
             return Err(Status::unavailable("no hints"));
         }
-        let (to, from) = mpsc::unbounded_channel();
-        let _ = to.send(Ok(HintEvent::Source { name: "containerd", live: true }));
-        *self.open.lock() = Some(to);
-        Ok(tokio_stream::wrappers::UnboundedReceiverStream::new(from).boxed())
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let _ = sender.send(Ok(HintEvent::Source { name: "containerd", live: true }));
+        *self.open.lock() = Some(sender);
+        Ok(tokio_stream::wrappers::UnboundedReceiverStream::new(receiver).boxed())
     }
 }
 
@@ -59,14 +59,14 @@ impl Hints {
 
     /// Ends the stream with an error. It may be opened again at once.
     pub fn cut(&self) {
-        if let Some(to) = self.open.lock().take() {
-            let _ = to.send(Err(Status::unavailable("cut")));
+        if let Some(sender) = self.open.lock().take() {
+            let _ = sender.send(Err(Status::unavailable("cut")));
         }
     }
 
     pub fn event(&self, event: HintEvent) {
-        if let Some(to) = &*self.open.lock() {
-            let _ = to.send(Ok(event));
+        if let Some(sender) = &*self.open.lock() {
+            let _ = sender.send(Ok(event));
         }
     }
 
@@ -147,13 +147,13 @@ impl Bench {
         let path = self.dir.path().join("line.sock");
         let listener = bind_unix(&path, 0o600).unwrap();
         let cut = Arc::new(Mutex::new(CancellationToken::new()));
-        let (to, cuts) = (self.socket.clone(), Arc::clone(&cut));
+        let (target, cuts) = (self.socket.clone(), Arc::clone(&cut));
         tokio::spawn(async move {
-            while let Ok((mut from, _)) = listener.accept().await {
-                let (to, cut) = (to.clone(), cuts.lock().clone());
+            while let Ok((mut client, _)) = listener.accept().await {
+                let (target, cut) = (target.clone(), cuts.lock().clone());
                 tokio::spawn(cut.run_until_cancelled_owned(async move {
-                    if let Ok(mut to) = tokio::net::UnixStream::connect(to).await {
-                        let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
+                    if let Ok(mut target) = tokio::net::UnixStream::connect(target).await {
+                        let _ = tokio::io::copy_bidirectional(&mut client, &mut target).await;
                     }
                 }));
             }
@@ -191,8 +191,8 @@ pub struct Follower {
 
 impl Follower {
     pub async fn is_serving(&self) -> bool {
-        let asked = self.check.clone().check(HealthCheckRequest::default()).await;
-        asked.is_ok_and(|reply| reply.get_ref().status() == ServingStatus::Serving)
+        let reply = self.check.clone().check(HealthCheckRequest::default()).await;
+        reply.is_ok_and(|reply| reply.get_ref().status() == ServingStatus::Serving)
     }
 
     pub async fn wait_serving(&self, yes: bool) {
@@ -262,15 +262,15 @@ impl Watch {
                 "{now:?} after {before:?}"
             );
         }
-        let (epoch, of) = match &event.event {
+        let (epoch, revision) = match &event.event {
             Some(Event::Pod(pod)) => (now.map_or(0, |n| n.0), (pod.uid.clone(), pod.rev)),
             Some(Event::Gone(gone)) => (now.map_or(0, |n| n.0), (gone.uid.clone(), now.map_or(0, |n| n.1))),
             _ => return,
         };
         if epoch > 0
-            && let Some((last, rev)) = self.revs.insert(of.0.clone(), (epoch, of.1))
+            && let Some((last, rev)) = self.revs.insert(revision.0.clone(), (epoch, revision.1))
         {
-            assert!((epoch, of.1) > (last, rev), "{of:?} after {rev} of epoch {last}");
+            assert!((epoch, revision.1) > (last, rev), "{revision:?} after {rev} of epoch {last}");
         }
     }
 

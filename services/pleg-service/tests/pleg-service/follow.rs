@@ -41,7 +41,7 @@ async fn two_followers_serve_the_leaders_records_and_cursors_without_inspections
     first.wait_serving(true).await;
     second.wait_serving(true).await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let asked = bench.runtime.count(Method::ContainerStatus);
+    let inspected = bench.runtime.count(Method::ContainerStatus);
     let request = pb::LifecycleRequest { hello: None, uid: "u1".to_owned() };
     let mut events = second.client.clone().lifecycle(request).await.unwrap().into_inner();
     assert!(matches!(events.message().await.unwrap().unwrap().event, Some(Event::Hello(_))));
@@ -50,7 +50,7 @@ async fn two_followers_serve_the_leaders_records_and_cursors_without_inspections
     for watch in &mut watches {
         watch.until("exit", exited("u1", &id)).await;
     }
-    assert_eq!(bench.runtime.count(Method::ContainerStatus), asked + 1, "one inspection for all");
+    assert_eq!(bench.runtime.count(Method::ContainerStatus), inspected + 1, "one inspection for all");
     let died = events.message().await.unwrap().unwrap();
     let Some(Event::Lifecycle(event)) = &died.event else { panic!("{died:?}") };
     assert_eq!((event.kind(), event.exit_code, died.cursor), (pb::LifecycleKind::Died, 3, watches[0].cursor));

@@ -261,8 +261,8 @@ async fn run(acts: Vec<(Act, Vec<u16>)>, exit_lag: Duration, periods: Periods, s
         count_ends(&before, &now, &mut ends);
         presence.push((Instant::now(), now.into_keys().collect()));
         for late in copies {
-            let (to, hints) = (bench.hints.clone(), hints.clone());
-            let send = move || hints.iter().for_each(|(kind, id)| to.hint(*kind, id));
+            let (hint_stream, hints) = (bench.hints.clone(), hints.clone());
+            let send = move || hints.iter().for_each(|(kind, id)| hint_stream.hint(*kind, id));
             if late == 0 {
                 send();
             } else {

@@ -247,8 +247,8 @@ async fn an_observe_request_with_ids_needs_no_list_and_its_hints_no_inspection()
     // The list at the start of a hint stream.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let calls = || {
-        let of = |method| bench.runtime.count(method);
-        (of(Method::ListPodSandbox), of(Method::ListContainers), of(Method::ContainerStatus))
+        let calls = |method| bench.runtime.count(method);
+        (calls(Method::ListPodSandbox), calls(Method::ListContainers), calls(Method::ContainerStatus))
     };
     let before = calls();
     let (sandbox, id) = web(&bench.runtime);
@@ -363,8 +363,8 @@ async fn an_observe_request_after_removals_lists_the_pod_and_reads_no_status_of_
     bench.watch(None).await.snapshot().await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let statuses = || {
-        let of = |method| bench.runtime.count(method);
-        (of(Method::PodSandboxStatus), of(Method::ContainerStatus))
+        let calls = |method| bench.runtime.count(method);
+        (calls(Method::PodSandboxStatus), calls(Method::ContainerStatus))
     };
     let observe = async || {
         let known = |id: &String| pb::KnownContainer { id: id.clone(), sandbox_id: sandbox.clone() };
@@ -552,15 +552,15 @@ async fn an_observe_request_is_never_served_by_an_earlier_inspection() {
     watch.snapshot().await;
     // An inspection reads "running" and then hangs in the sandbox's status.
     let hang = bench.runtime.script(Rule::on(Method::PodSandboxStatus).hang());
-    let asked = bench.runtime.count(Method::PodSandboxStatus);
+    let calls = bench.runtime.count(Method::PodSandboxStatus);
     let client = bench.client.clone();
     let ask = |mut client: quintlet_proto::pleg::v1::pleg_client::PlegClient<_>| async move {
         let request = pb::ObserveRequest { uid: "u1".to_owned(), full: false, ..Default::default() };
         client.observe(request).await.unwrap().into_inner()
     };
     let first = tokio::spawn(ask(client.clone()));
-    bench.runtime.wait_count(Method::PodSandboxStatus, asked + 1).await;
-    bench.runtime.wait_count(Method::ContainerStatus, asked + 1).await;
+    bench.runtime.wait_count(Method::PodSandboxStatus, calls + 1).await;
+    bench.runtime.wait_count(Method::ContainerStatus, calls + 1).await;
     bench.runtime.exit(&id, 7);
     let second = tokio::spawn(ask(client));
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -710,12 +710,12 @@ async fn health_reports_the_duration_of_the_oldest_inspection_in_flight() {
     bench.watch(None).await.snapshot().await;
     assert_eq!(bench.health().await.oldest_inspection_seconds, None);
     bench.runtime.script(Rule::on(Method::PodSandboxStatus).hang());
-    let asked = bench.runtime.count(Method::PodSandboxStatus);
+    let calls = bench.runtime.count(Method::PodSandboxStatus);
     for (n, uid) in ["u1", "u2"].into_iter().enumerate() {
         let mut client = bench.client.clone();
         let request = pb::ObserveRequest { uid: uid.to_owned(), full: false, ..Default::default() };
         tokio::spawn(async move { client.observe(request).await });
-        bench.runtime.wait_count(Method::PodSandboxStatus, asked + 1 + n as u64).await;
+        bench.runtime.wait_count(Method::PodSandboxStatus, calls + 1 + n as u64).await;
         tokio::time::sleep(Duration::from_secs(10)).await;
     }
     let oldest = bench.health().await.oldest_inspection_seconds.unwrap();
@@ -734,9 +734,9 @@ async fn too_many_hints_with_unknown_ids_cause_a_list() {
     let began = Instant::now();
     // The lookup of unknown IDs hangs in this list.
     let hang = bench.runtime.hang(Method::ListContainers);
-    let asked = bench.runtime.count(Method::ListContainers);
+    let calls = bench.runtime.count(Method::ListContainers);
     bench.hints.hint(HintKind::Started, "first");
-    bench.runtime.wait_count(Method::ListContainers, asked + 1).await;
+    bench.runtime.wait_count(Method::ListContainers, calls + 1).await;
     let ids: Vec<String> =
         (0..1_200).map(|n| bench.runtime.add_sandbox(&format!("u{n}"), "p", "default", 0)).collect();
     for id in &ids {

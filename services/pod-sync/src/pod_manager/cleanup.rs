@@ -173,6 +173,9 @@ impl Cleanup {
         if !self.qos_cgroups.set(tiers) {
             return;
         }
+        if self.ctx.node.settings.memory_qos.is_none() {
+            return;
+        }
         if let (Some(all), Some(low)) = (tiers.memory_min, tiers.memory_low) {
             // memory.min of all pods includes the requests of burstable pods.
             pod_sync_metrics::set_memory_qos(all.saturating_sub(low), low);

@@ -8,6 +8,7 @@ use pod_sync_decisions::resize::allocation;
 use pod_sync_decisions::resize::feasibility::{self, PendingReason, QueuedResize};
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::worker::{Input, PodFacts, SyncPodType};
+use pod_sync_records::DeferralEnd;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 
@@ -40,6 +41,8 @@ impl Resizes {
 
     /// Forgets the resize of a pod that is gone, and lets others have its resources.
     pub(super) fn remove(&mut self, uid: &PodUid) {
+        let now = self.ctx.clock.wall();
+        self.ctx.checkpoints.allocations.deferral_ended(uid, DeferralEnd::Terminated, now);
         self.queue.drop(uid);
         self.queue.retry_soon();
     }
@@ -60,6 +63,8 @@ impl Resizes {
             return self.queue.push(uid);
         }
         self.queue.drop(uid);
+        let now = self.ctx.clock.wall();
+        self.ctx.checkpoints.allocations.deferral_ended(uid, DeferralEnd::Reverted, now);
         if self.ctx.checkpoints.allocations.conditions(uid, |c| c.clear_pending()) {
             self.sync(uid, desired);
         }
@@ -97,6 +102,7 @@ impl Resizes {
         let (ctx, generation, now) = (&self.ctx, desired.metadata.generation, self.ctx.clock.wall());
         let allocated = ctx.checkpoints.allocations.apply(uid, desired);
         if Arc::ptr_eq(&allocated, desired) {
+            ctx.checkpoints.allocations.deferral_ended(uid, DeferralEnd::Reverted, now);
             if ctx.checkpoints.allocations.conditions(uid, |c| c.clear_pending()) {
                 self.sync(uid, desired);
             }
@@ -106,6 +112,7 @@ impl Resizes {
             .or_else(|| admitter.deferred(pods, uid, desired));
         let Some(pending) = pending else {
             ctx.checkpoints.allocations.allocate(uid, desired);
+            ctx.checkpoints.allocations.deferral_ended(uid, DeferralEnd::Accepted, now);
             ctx.checkpoints.allocations.conditions(uid, |c| c.set_in_progress(generation, now));
             let message = resize_message("started", desired, generation, "");
             ctx.reporting.events.pod(desired, EventType::Normal, "ResizeStarted", &message, "");
@@ -117,7 +124,12 @@ impl Resizes {
         if pending.reason == PendingReason::Infeasible {
             ctx.reporting.metrics.operations.resize_infeasible(pending.detail);
         }
-        if ctx.checkpoints.allocations.conditions(uid, |c| c.set_pending(&pending, generation, now)) {
+        let priority = pods::spec(desired).priority.unwrap_or(0);
+        let is_news = ctx.checkpoints.allocations.conditions(uid, |c| {
+            c.set_priority(priority);
+            c.set_pending(&pending, generation, now)
+        });
+        if is_news {
             let message = resize_message(&pending.cause, desired, generation, &pending.message);
             ctx.reporting.events.pod(desired, EventType::Warning, pending.reason.event(), &message, "");
         }

@@ -55,6 +55,7 @@ impl PodManager {
             if self.admitter.awaits_runtime(&admitted) {
                 self.postpone_admission(pod_ref.uid, PendingAdmission { source, pod }, true);
             } else {
+                self.ctx.reporting.metrics.pod_decided(&pod, admitted.is_ok());
                 self.start(pod_ref, source, pod, admitted);
             }
         }

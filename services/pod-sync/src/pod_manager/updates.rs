@@ -237,6 +237,7 @@ impl PodManager {
         if awaits_runtime || admitted.as_ref().is_err_and(|r| r.reason == admission::NODE_AFFINITY) {
             return self.postpone_admission(uid, PendingAdmission { source, pod }, awaits_runtime);
         }
+        self.ctx.reporting.metrics.pod_decided(&pod, admitted.is_ok());
         self.start(pod_ref, source, pod, admitted);
         self.resizes.compare(&mut self.pods, &uid, &desired);
     }

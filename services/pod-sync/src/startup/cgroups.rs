@@ -28,7 +28,9 @@ impl Agent {
         reservations: Vec<EnforcedReservation>,
         runtime_state: watch::Sender<RuntimeState>,
     ) {
-        let (ctx, stop, resources) = (&self.ctx, &self.stop, &self.args.resources);
+        let ctx = &self.ctx;
+        let stop = &self.stop;
+        let resources = &self.args.resources;
         let cgroups = NodeCgroups::new(
             ctx.environment.cgroups.clone(),
             pod_sync_node_object::pod_limits(&ctx.node.settings),

@@ -12,11 +12,11 @@ use quintlet_model::ids::PodUid;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::{Agent, ClientInputs};
+use super::{Agent, ClientChannels};
 
 impl Agent {
     /// Starts the clients of the other services and of the runtime.
-    pub(crate) fn start_clients(&self, inputs: ClientInputs) {
+    pub(crate) fn start_clients(&self, inputs: ClientChannels) {
         let (ctx, stop) = (&self.ctx, &self.stop);
         let node_name = ctx.node.settings.node_name.clone();
         ctx.reporting.events.node(&node_name, EventType::Normal, "Starting", "Starting kubelet.");

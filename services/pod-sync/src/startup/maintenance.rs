@@ -14,7 +14,7 @@ use quintlet_model::ids::PodUid;
 use tokio::sync::watch;
 
 use super::{Agent, CGROUP_FS};
-use crate::eviction::{EvictionInputs, EvictionNode};
+use crate::eviction::{EvictionContext, EvictionNode};
 use crate::image_gc;
 use crate::shutdown::ActivePods;
 use crate::storage::{LoggedPods, MeasuredPods};
@@ -29,7 +29,7 @@ impl Agent {
         let ctx = &self.ctx;
         let (shutting_down_tx, shutting_down) = watch::channel(false);
         let active = ActivePods { reporting: Arc::clone(&ctx.reporting), control: Arc::clone(&ctx.control) };
-        let node = pod_sync_shutdown::Node {
+        let node = pod_sync_shutdown::ShutdownContext {
             name: ctx.node.settings.node_name.clone(),
             root_dir: ctx.node.settings.root_dir.clone(),
             events: ctx.reporting.events.clone(),
@@ -148,7 +148,7 @@ impl Agent {
             killed_as.is_some_and(|killed| killed.cause == KillCause::Evicted)
         };
         let evicted = records.iter().filter(|(_, record)| is_evicted(record)).map(|(uid, _)| uid.clone());
-        let node = EvictionNode::new(EvictionInputs {
+        let node = EvictionNode::new(EvictionContext {
             quotas: ctx.environment.volumes.quotas(),
             clock: ctx.clock.clone(),
             node: Arc::clone(&ctx.node),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pod_sync_node_certificates::{ClientCertificate, ServingCertificate};
-use pod_sync_node_object::NodeInputs;
+use pod_sync_node_object::NodeChannels;
 use tokio::sync::watch;
 
 use super::Agent;
@@ -14,7 +14,9 @@ impl Agent {
     /// Starts the reports about the Node object and the watches of the API server. Without an API server, only the pod CIDR of
     /// the command line is set.
     pub(crate) fn start_node(&self, conditions: &NodeConditions) {
-        let (ctx, args, stop) = (&self.ctx, &self.args, &self.stop);
+        let ctx = &self.ctx;
+        let args = &self.args;
+        let stop = &self.stop;
         let (settings, runtime) = (&ctx.node.settings, &ctx.runtime);
         let Some(client) = &self.api.client else {
             if !args.pod_cidr.is_empty() {
@@ -46,7 +48,7 @@ impl Agent {
         let report = pod_sync_node_object::report_node(
             (**settings).clone(),
             args.labels(),
-            NodeInputs { runtime: runtime_state, shutting_down, images, ips, pressure },
+            NodeChannels { runtime: runtime_state, shutting_down, images, ips, pressure },
             Arc::clone(&runtime.pleg),
             Arc::clone(&ctx.reporting.statuses),
             ctx.clock.clone(),

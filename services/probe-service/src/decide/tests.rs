@@ -196,22 +196,23 @@ fn play(probe: &Probe, mut memory: ProbeMemory, attempts: &str) -> String {
 
 #[test]
 fn results_follow_the_thresholds() {
-    let of = |kind, success_threshold, failure_threshold| Probe {
+    let probe = |kind, success_threshold, failure_threshold| Probe {
         success_threshold,
         failure_threshold,
         ..probe(kind)
     };
-    let (ready, live, start) =
-        (Some(ProbeResult::Failure), Some(ProbeResult::Success), Some(ProbeResult::Unknown));
+    let ready = Some(ProbeResult::Failure);
+    let live = Some(ProbeResult::Success);
+    let start = Some(ProbeResult::Unknown);
     for (probe, initial, attempts, expected) in [
-        (of(Readiness, 1, 3), ready, "SFFSFFF", "SSSSSSF"),
-        (of(Readiness, 3, 1), ready, "SSSFSSS", "FFSFFFS"),
-        (of(Readiness, 1, 1), None, "?F?S", "-FFS"),
-        (of(Readiness, 2, 2), None, "SFSFSS", "-----S"),
-        (of(Liveness, 1, 3), live, "FF?F", "SSSF!"),
-        (of(Liveness, 1, 1), live, "SF", "SF!"),
-        (of(Startup, 1, 3), start, "FFS", "UUS!"),
-        (of(Startup, 1, 3), start, "FFF", "UUF!"),
+        (probe(Readiness, 1, 3), ready, "SFFSFFF", "SSSSSSF"),
+        (probe(Readiness, 3, 1), ready, "SSSFSSS", "FFSFFFS"),
+        (probe(Readiness, 1, 1), None, "?F?S", "-FFS"),
+        (probe(Readiness, 2, 2), None, "SFSFSS", "-----S"),
+        (probe(Liveness, 1, 3), live, "FF?F", "SSSF!"),
+        (probe(Liveness, 1, 1), live, "SF", "SF!"),
+        (probe(Startup, 1, 3), start, "FFS", "UUS!"),
+        (probe(Startup, 1, 3), start, "FFF", "UUF!"),
     ] {
         let seen = play(&probe, memory(0, initial), attempts);
         assert_eq!(seen, expected, "{} {attempts}", probe.kind);

@@ -1,10 +1,11 @@
 //! `grpc.health.v1` without TLS. Every answer but SERVING, and every error, is a failure.
 
+use std::io;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use quintlet_kit::clock::deadline_after;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, timeout_at};
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
@@ -16,29 +17,24 @@ use super::dial::{self, Purpose};
 
 use quintlet_model::go_duration;
 
-/// Wait between attempts to connect within the timeout.
-const RECONNECT: Duration = Duration::from_millis(100);
-
 pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duration) -> Attempt {
     let deadline = deadline_after(Instant::now(), timeout);
-    let to = dial::join_host_port(host, port);
+    let address = dial::join_host_port(host, port);
     let within = go_duration::format(timeout);
-    let channel = match timeout_at(deadline, connect(host.to_owned(), port, &to)).await {
+    let late = || Attempt::Failure(format!("timeout: health rpc did not complete within {within}"));
+    let channel = match timeout_at(deadline, connect(host, port, &address)).await {
         Ok(Ok(channel)) => channel,
         Ok(Err(error)) => {
-            return Attempt::Failure(format!("error: failed to connect service at {to:?}: {error}"));
+            let status = tonic::Status::unavailable(format!("connection error: desc = {error:?}"));
+            return Attempt::Failure(format!("error: health rpc probe failed: {}", go_status(&status)));
         }
-        Err(_) => {
-            return Attempt::Failure(format!(
-                "timeout: failed to connect service {to:?} within {within}: context deadline exceeded"
-            ));
-        }
+        Err(_) => return late(),
     };
     let request = HealthCheckRequest { service: service.to_owned() };
     let mut client = HealthClient::new(channel);
     let reply = match timeout_at(deadline, client.check(request)).await {
         Ok(reply) => reply,
-        Err(_) => return Attempt::Failure(format!("timeout: health rpc did not complete within {within}")),
+        Err(_) => return late(),
     };
     match reply {
         Ok(reply) => {
@@ -56,30 +52,25 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duratio
                 "error: this server does not implement the grpc health protocol (grpc.health.v1.Health): {}",
                 status.message()
             ),
-            Code::DeadlineExceeded => format!("timeout: health rpc did not complete within {within}"),
+            Code::DeadlineExceeded => return late(),
             _ => format!("error: health rpc probe failed: {}", go_status(&status)),
         }),
     }
 }
 
-/// Connects, and retries until the caller's deadline, as the kubelet's blocking dial does.
-async fn connect(host: String, port: u16, to: &str) -> Result<Channel, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{to}"))
+/// Connects once. An address that refuses the connection fails the probe at once, as in kubelet 1.38, with the description of grpc-go.
+async fn connect(host: &str, port: u16, address: &str) -> Result<Channel, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .and_then(|e| e.user_agent(USER_AGENT))
         .map_err(|e| quintlet_kit::error_chain(&e))?;
-    loop {
-        let host = host.clone();
-        let connector = tower::service_fn(move |_: http::Uri| {
-            let host = host.clone();
-            async move {
-                let connected = dial::dial(&host, port, Purpose::Request).await;
-                let (connection, _) = connected.map_err(std::io::Error::other)?;
-                Ok::<_, std::io::Error>(TokioIo::new(connection))
-            }
-        });
-        if let Ok(channel) = endpoint.connect_with_connector(connector).await {
-            return Ok(channel);
-        }
-        sleep(RECONNECT).await;
-    }
+    let dialed = dial::dial(host, port, Purpose::Request).await;
+    let (connection, _) = dialed.map_err(|error| format!("transport: Error while dialing: {error}"))?;
+    let mut connection = Some(connection);
+    let connector = tower::service_fn(move |_: http::Uri| {
+        // The channel asks again if the connection breaks. The probe has failed then.
+        let connection = connection.take().ok_or(io::ErrorKind::NotConnected);
+        async move { Ok::<_, io::Error>(TokioIo::new(connection?)) }
+    });
+    let connected = endpoint.connect_with_connector(connector).await;
+    connected.map_err(|e| format!("transport: {}", quintlet_kit::error_chain(&e)))
 }

@@ -38,7 +38,9 @@ async fn serve(
     let answer = Arc::new(answer);
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            let (seen, answer, tls) = (seen.clone(), Arc::clone(&answer), tls.clone());
+            let seen = seen.clone();
+            let answer = Arc::clone(&answer);
+            let tls = tls.clone();
             tokio::spawn(async move {
                 match tls {
                     Some(tls) => one(tls.accept(stream).await?, &*answer, seen).await,
@@ -445,9 +447,8 @@ async fn a_tcp_probe_distinguishes_an_open_port_from_a_closed_one() {
     }
 }
 
-#[tokio::test]
-async fn a_tcp_probe_without_a_reply_times_out() {
-    // A full backlog drops further connections.
+/// Returns an address that drops further connections, as long as the sockets are held.
+async fn full_backlog() -> (SocketAddr, (TcpListener, Vec<tokio::net::TcpStream>)) {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
@@ -458,6 +459,12 @@ async fn a_tcp_probe_without_a_reply_times_out() {
     {
         held.push(stream);
     }
+    (full, (listener, held))
+}
+
+#[tokio::test]
+async fn a_tcp_probe_without_a_reply_times_out() {
+    let (full, _held) = full_backlog().await;
     let handler = Handler::Tcp { host: None, port: full.port().into() };
     let outcome = attempt(&real(), handler, Duration::from_millis(200)).await;
     assert_eq!(outcome, failure(format!("dial tcp {full}: i/o timeout")));
@@ -501,7 +508,8 @@ async fn a_grpc_probe_succeeds_only_if_the_status_is_serving() {
             closed.port(),
             "",
             failure(format!(
-                "timeout: failed to connect service \"{closed}\" within 1s: context deadline exceeded"
+                "error: health rpc probe failed: rpc error: code = Unavailable desc = connection error: desc = \
+                 \"transport: Error while dialing: dial tcp {closed}: connect: connection refused\""
             )),
         ),
     ] {
@@ -509,6 +517,24 @@ async fn a_grpc_probe_succeeds_only_if_the_status_is_serving() {
         let outcome = attempt(&real(), handler, Duration::from_secs(1)).await;
         assert_eq!(outcome, expected, "{service:?}");
     }
+}
+
+#[tokio::test]
+async fn a_grpc_probe_of_a_closed_port_does_not_wait_for_its_timeout() {
+    let handler = Handler::Grpc { port: closed_port().await.port().into(), service: String::new() };
+    let transport = real();
+    let attempted = attempt(&transport, handler, Duration::from_secs(3600));
+    let outcome = tokio::time::timeout(Duration::from_secs(60), attempted).await;
+    let Ok(Attempt::Failure(text)) = outcome else { panic!("{outcome:?}") };
+    assert!(text.ends_with("connect: connection refused\""), "{text}");
+}
+
+#[tokio::test]
+async fn a_grpc_probe_without_a_connection_times_out_as_one_without_an_answer() {
+    let (full, _held) = full_backlog().await;
+    let handler = Handler::Grpc { port: full.port().into(), service: String::new() };
+    let outcome = attempt(&real(), handler, Duration::from_millis(200)).await;
+    assert_eq!(outcome, failure("timeout: health rpc did not complete within 200ms"));
 }
 
 /// Answers by the first word of the command.

@@ -8,7 +8,7 @@ use quintlet_testkit::pod_panics::PodPanics;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
-use crate::evaluations::Next;
+use crate::evaluations::NextEvaluation;
 use crate::handlers::{Attempt, Broken};
 use crate::target::{Handler, Probe, View};
 
@@ -345,7 +345,7 @@ async fn the_series_of_a_probe_are_removed_with_it_and_observers_receive_every_e
     assert!(series().iter().any(|l| l.starts_with("prober_probe_duration_seconds_bucket")), "{:?}", series());
     rig.prober.remove(&driver, &uid("series"), 1).unwrap();
     assert!(series().is_empty(), "{:?}", series());
-    let Next::Evaluation(1, seen) = rig.prober.evaluations().after(0) else {
+    let NextEvaluation::Evaluation(1, seen) = rig.prober.evaluations().after(0) else {
         panic!("no evaluation is kept")
     };
     assert_eq!((seen.pod_name.as_str(), seen.run, seen.output.as_str()), ("series", 1, "ok"));

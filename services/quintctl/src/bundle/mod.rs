@@ -13,7 +13,6 @@ use flate2::write::GzEncoder;
 use futures::StreamExt as _;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{ContainerStatusRequest, ListContainersRequest};
-use quintlet_kit::messages::whole;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::debug::v1::{MetricsRequest, TracesRequest};
@@ -38,7 +37,7 @@ const SECRET_VOLUMES: &str = "kubernetes.io~secret";
 /// Directory of projected volumes, whose sources may include Secrets.
 const MIXED_VOLUMES: &str = "kubernetes.io~projected";
 /// Number of concurrent ContainerStatus calls.
-const ASKED: usize = 8;
+const MAX_STATUS_CALLS: usize = 8;
 
 /// Collect diagnostic data in an archive, without secrets.
 #[derive(Debug, Clone, clap::Args)]
@@ -143,7 +142,7 @@ type Views = (Vec<Value>, Vec<Value>, Vec<Value>);
 async fn views(paths: &Paths) -> Result<Views, Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PodSyncClient::new(peer.channel().await?);
-    let reply = peer.call(whole(client.list_pods(ListPodsRequest { brief: false }))).await?;
+    let reply = peer.list(client.list_pods(ListPodsRequest { brief: false })).await?;
     let objects: Vec<Value> =
         reply.pods.iter().map(|p| serde_json::from_slice(&p.pod).unwrap_or_default()).collect();
     let list = reply
@@ -170,19 +169,19 @@ async fn events(paths: &Paths) -> Result<Vec<Value>, Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = PodSyncClient::new(peer.channel().await?);
     let request = ListEventsRequest { uid: String::new(), limit: 0 };
-    let events = peer.call(whole(client.list_events(request))).await?.events;
+    let events = peer.list(client.list_events(request)).await?.events;
     let one = |e: quintlet_proto::podsync::v1::EventView| json!({"at": moment(e.at_unix_ns), "pod": e.pod, "type": e.r#type, "reason": e.reason, "message": e.message, "count": e.count});
     Ok(events.into_iter().map(one).collect())
 }
 
 async fn metrics(peer: &Peer) -> Result<String, Error> {
     let mut client = DebugClient::new(peer.channel().await?);
-    Ok(peer.call(whole(client.metrics(MetricsRequest {}))).await?.text)
+    Ok(peer.list(client.metrics(MetricsRequest {})).await?.text)
 }
 
 async fn traces(peer: &Peer) -> Result<Vec<Value>, Error> {
     let mut client = DebugClient::new(peer.channel().await?);
-    let spans = peer.call(whole(client.traces(TracesRequest::default()))).await?.spans;
+    let spans = peer.list(client.traces(TracesRequest::default())).await?.spans;
     let one = |s: quintlet_proto::debug::v1::Span| {
         json!({"traceId": s.trace_id, "spanId": s.span_id, "parentSpanId": s.parent_span_id, "service": s.service, "name": s.name,
             "start": moment(s.start_unix_ns), "ns": s.end_unix_ns - s.start_unix_ns, "attributes": s.attributes.into_iter().collect::<std::collections::BTreeMap<_, _>>(), "error": s.error})
@@ -246,23 +245,23 @@ async fn secrets_of_environments(
     let wanted = listed.containers.iter().filter_map(|container| {
         let label = |name: &str| container.labels.get(name).map(String::as_str);
         let pod = by_uid.get(label("io.kubernetes.pod.uid")?)?;
-        let from = FromSecrets::of(pod, label("io.kubernetes.container.name")?);
-        (!from.is_empty()).then_some((container.id.clone(), from))
+        let sources = FromSecrets::of(pod, label("io.kubernetes.container.name")?);
+        (!sources.is_empty()).then_some((container.id.clone(), sources))
     });
-    let mut asked = futures::stream::iter(wanted)
-        .map(|(id, from)| {
+    let mut statuses = futures::stream::iter(wanted)
+        .map(|(id, sources)| {
             let (mut client, peer) = (client.clone(), &peer);
             async move {
                 let request = ContainerStatusRequest { container_id: id, verbose: true };
                 // The container may have been removed since the list.
                 let status = peer.call(client.container_status(request)).await.ok()?;
-                Some((from, environment(&status.info)))
+                Some((sources, environment(&status.info)))
             }
         })
-        .buffer_unordered(ASKED);
-    while let Some(one) = asked.next().await {
-        if let Some((from, environment)) = one {
-            from.values(environment.iter().map(String::as_str), out);
+        .buffer_unordered(MAX_STATUS_CALLS);
+    while let Some(one) = statuses.next().await {
+        if let Some((sources, environment)) = one {
+            sources.values(environment.iter().map(String::as_str), out);
         }
     }
     Ok(())
@@ -270,12 +269,12 @@ async fn secrets_of_environments(
 
 /// Returns the environment from the OCI runtime specification, which containerd and CRI-O include in the verbose status.
 fn environment(info: &HashMap<String, String>) -> Vec<String> {
-    let of = |text: &String| -> Option<Vec<String>> {
+    let variables = |text: &String| -> Option<Vec<String>> {
         let info: Value = serde_json::from_str(text).ok()?;
         let env = info.pointer("/runtimeSpec/process/env")?.as_array()?;
         Some(env.iter().filter_map(|entry| Some(entry.as_str()?.to_owned())).collect())
     };
-    info.get("info").and_then(of).unwrap_or_default()
+    info.get("info").and_then(variables).unwrap_or_default()
 }
 
 /// Adds the content of the volumes of all pods to `values`: the content of secret volumes and of the projected volumes in `mixed`

@@ -219,12 +219,12 @@ fn strings(value: &Value, out: &mut BTreeSet<String>) {
     }
 }
 
-fn pick(from: &Value, keys: &[&str]) -> Map<String, Value> {
-    keys.iter().filter_map(|k| Some(((*k).to_owned(), from.get(*k)?.clone()))).collect()
+fn pick(object: &Value, keys: &[&str]) -> Map<String, Value> {
+    keys.iter().filter_map(|k| Some(((*k).to_owned(), object.get(*k)?.clone()))).collect()
 }
 
-fn each(from: &Value, key: &str, f: impl Fn(&Value) -> Value) -> Option<Value> {
-    Some(from.get(key)?.as_array()?.iter().map(f).collect())
+fn each(object: &Value, key: &str, f: impl Fn(&Value) -> Value) -> Option<Value> {
+    Some(object.get(key)?.as_array()?.iter().map(f).collect())
 }
 
 /// Copies the fields of a pod that are safe to publish: names, numbers and images.
@@ -271,9 +271,9 @@ pub(super) fn pod(object: &Value) -> Value {
     json!({"metadata": metadata, "spec": out, "status": status(object.get("status").unwrap_or(&null))})
 }
 
-fn container(from: &Value) -> Value {
+fn container(spec: &Value) -> Value {
     let mut out = pick(
-        from,
+        spec,
         &[
             "name",
             "image",
@@ -287,7 +287,7 @@ fn container(from: &Value) -> Value {
         ],
     );
     for probe in ["startupProbe", "readinessProbe", "livenessProbe"] {
-        if let Some(p) = from.get(probe) {
+        if let Some(p) = spec.get(probe) {
             let numbers = pick(
                 p,
                 &[
@@ -304,25 +304,25 @@ fn container(from: &Value) -> Value {
     }
     // The name of a variable helps the diagnosis; its value stays on the machine.
     out.extend(
-        each(from, "env", |e| json!({"name": e.get("name"), "value": REDACTED}))
+        each(spec, "env", |e| json!({"name": e.get("name"), "value": REDACTED}))
             .map(|v| ("env".to_owned(), v)),
     );
     out.extend(
-        each(from, "volumeMounts", |m| pick(m, &["name", "mountPath", "readOnly"]).into())
+        each(spec, "volumeMounts", |m| pick(m, &["name", "mountPath", "readOnly"]).into())
             .map(|v| ("volumeMounts".to_owned(), v)),
     );
     out.into()
 }
 
 /// Copies the name and the type of a volume.
-fn volume(from: &Value) -> Value {
-    let kind = from.as_object().and_then(|map| map.keys().find(|k| *k != "name").cloned());
-    json!({"name": from.get("name"), "kind": kind})
+fn volume(spec: &Value) -> Value {
+    let kind = spec.as_object().and_then(|map| map.keys().find(|k| *k != "name").cloned());
+    json!({"name": spec.get("name"), "kind": kind})
 }
 
-fn status(from: &Value) -> Value {
+fn status(status: &Value) -> Value {
     let mut out = pick(
-        from,
+        status,
         &[
             "phase",
             "reason",
@@ -337,7 +337,7 @@ fn status(from: &Value) -> Value {
     );
     let condition =
         |c: &Value| pick(c, &["type", "status", "reason", "lastTransitionTime", "observedGeneration"]).into();
-    out.extend(each(from, "conditions", condition).map(|v| ("conditions".to_owned(), v)));
+    out.extend(each(status, "conditions", condition).map(|v| ("conditions".to_owned(), v)));
     for list in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
         let one = |c: &Value| {
             let mut out =
@@ -355,7 +355,7 @@ fn status(from: &Value) -> Value {
             }
             out.into()
         };
-        out.extend(each(from, list, one).map(|v| (list.to_owned(), v)));
+        out.extend(each(status, list, one).map(|v| (list.to_owned(), v)));
     }
     out.into()
 }
@@ -448,15 +448,15 @@ mod tests {
             }],
             "initContainers": [{"name": "i", "envFrom": [{"secretRef": {"name": "s"}}]}],
         }});
-        let of = |container: &str| {
+        let sources = |container: &str| {
             let mut found = BTreeSet::new();
             let environment =
                 ["KEY=k", "MAP=m", "S_OWN=own", "S_A=x", "S_B=a=b", "B=2", "PATH=/bin", "HOSTNAME=web"];
             FromSecrets::of(&pod, container).values(environment, &mut found);
             found.into_iter().collect::<Vec<_>>()
         };
-        assert_eq!(of("a"), ["a=b", "k", "x"]);
-        assert_eq!(of("i"), ["2", "a=b", "k", "m", "own", "x"]);
-        assert!(of("other").is_empty() && FromSecrets::of(&pod, "other").is_empty());
+        assert_eq!(sources("a"), ["a=b", "k", "x"]);
+        assert_eq!(sources("i"), ["2", "a=b", "k", "m", "own", "x"]);
+        assert!(sources("other").is_empty() && FromSecrets::of(&pod, "other").is_empty());
     }
 }

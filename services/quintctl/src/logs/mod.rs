@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use notify::Watcher as _;
-use quintlet_crilog::follow::{Followed, LINGER, Step};
+use quintlet_crilog::follow::{Followed, LINGER, ReadOutcome};
 use quintlet_kit::paths::Paths;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::{GetPodRequest, PodView};
@@ -272,14 +272,14 @@ fn open(path: &Path, tail: Option<usize>) -> Result<Followed, Error> {
 /// Passes all unread data to `take`. Returns whether a rotation is in progress.
 fn all(
     path: &Path,
-    mut read: impl FnMut(&mut Vec<u8>) -> std::io::Result<Step>,
+    mut read: impl FnMut(&mut Vec<u8>) -> std::io::Result<ReadOutcome>,
     mut take: impl FnMut(&[u8]) -> Result<(), Error>,
 ) -> Result<bool, Error> {
     let mut block = Vec::new();
     loop {
         match read(&mut block).map_err(reading(path))? {
-            Step::Data => take(&block)?,
-            Step::Dry { rotating } => return Ok(rotating),
+            ReadOutcome::Data => take(&block)?,
+            ReadOutcome::Dry { rotating } => return Ok(rotating),
         }
     }
 }

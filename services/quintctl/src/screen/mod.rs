@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::text::{clean, now_ns};
 use crate::view::{self, View};
 use crate::{explain, logs, trace};
-use model::{Content, Kind, Model, Of, Step};
+use model::{Content, KeyEffect, Kind, Model, PanelSource};
 
 /// Interval of updates of ages and of the open panel.
 const TICK: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ pub(crate) async fn run(
     let mut tick = tokio::time::interval(TICK);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     // At most one fetch is in progress.
-    let (contents, mut content) = mpsc::channel::<(Of, Arc<Content>)>(1);
+    let (contents, mut content) = mpsc::channel::<(PanelSource, Arc<Content>)>(1);
     let (reports, mut report) = mpsc::channel::<String>(REPORTS);
     let mut busy = false;
     let mut model = Model::new(kills.as_ref().map(|k| k.names.clone()).unwrap_or_default());
@@ -98,10 +98,10 @@ pub(crate) async fn run(
         let open = tokio::select! {
             key = keys.next() => match key {
                 Some(Ok(Event::Key(key))) if key.kind != KeyEventKind::Release => match model.key(key) {
-                    Step::Quit => return Ok(()),
-                    Step::Open => true,
-                    Step::Stay => false,
-                    Step::Kill(place) => {
+                    KeyEffect::Quit => return Ok(()),
+                    KeyEffect::Open => true,
+                    KeyEffect::Stay => false,
+                    KeyEffect::Kill(place) => {
                         if let Some(kills) = &kills {
                             (kills.kill)(place, reports.clone());
                         }
@@ -124,10 +124,10 @@ pub(crate) async fn run(
                 model.show(&view.borrow(), now_ns());
                 true
             }
-            Some((of, content)) = content.recv() => {
+            Some((source, content)) = content.recv() => {
                 busy = false;
                 // The content of a closed panel: the open panel may still wait for its content.
-                !model.fill(&of, &content)
+                !model.fill(&source, &content)
             }
             Some(report) = report.recv() => {
                 model.notice = Some(report);
@@ -135,14 +135,14 @@ pub(crate) async fn run(
             }
         };
         let wanted = model.wanted();
-        let pod = wanted.as_ref().and_then(|of| view.borrow().pods.get(&of.uid).cloned());
-        if let (true, false, Some(of), Some(pod)) = (open, busy, wanted, pod) {
+        let pod = wanted.as_ref().and_then(|source| view.borrow().pods.get(&source.uid).cloned());
+        if let (true, false, Some(source), Some(pod)) = (open, busy, wanted, pod) {
             let (places, contents) = (places.clone(), contents.clone());
             busy = true;
             task::spawn("panel", async move {
-                let content = fetch(&of, &places, &pod).await;
+                let content = fetch(&source, &places, &pod).await;
                 // The receiver is dropped with the screen; that is not an error.
-                let _ = contents.send((of, Arc::new(content))).await;
+                let _ = contents.send((source, Arc::new(content))).await;
             });
         }
     }
@@ -157,9 +157,9 @@ impl Drop for Restored {
     }
 }
 
-async fn fetch(of: &Of, places: &Places, pod: &PodView) -> Content {
+async fn fetch(source: &PanelSource, places: &Places, pod: &PodView) -> Content {
     let mut title = String::new();
-    let text = match of.kind {
+    let text = match source.kind {
         Kind::Explain => explain::fetch(&places.paths, &pod.uid).await.map(|r| explain::render(&r, now_ns())),
         Kind::Trace => trace::fetch(&places.paths, &pod.uid).await.map(|found| {
             let mut operations = trace::operations(found.spans, &found.uid);
@@ -169,11 +169,11 @@ async fn fetch(of: &Of, places: &Places, pod: &PodView) -> Content {
         }),
         Kind::Logs => {
             let names = logs::containers(pod);
-            let container = names.get(of.container % names.len().max(1)).cloned();
+            let container = names.get(source.container % names.len().max(1)).cloned();
             title = match (&container, names.len()) {
                 (None, _) => String::new(),
                 (Some(name), 1) => format!(" {name}"),
-                (Some(name), n) => format!(" {name}  ({} of {n}, c: next)", of.container % n + 1),
+                (Some(name), n) => format!(" {name}  ({} of {n}, c: next)", source.container % n + 1),
             };
             let container = container.as_deref();
             logs::tail(&places.pod_logs_dir, pod, container, LOG_LINES)

@@ -63,7 +63,7 @@ pub(super) struct Content {
 
 /// A panel's subject.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Of {
+pub(super) struct PanelSource {
     pub(super) kind: Kind,
     pub(super) uid: String,
     /// Number of presses of `c`, which select the container, modulo the number of containers.
@@ -73,7 +73,7 @@ pub(super) struct Of {
 /// The details of one pod, shown instead of the table.
 #[derive(Debug)]
 struct Panel {
-    of: Of,
+    source: PanelSource,
     name: String,
     title: String,
     text: String,
@@ -85,8 +85,8 @@ struct Panel {
 
 impl Panel {
     fn lay_out(&mut self, width: usize) {
-        let indent = if self.of.kind == Kind::Explain { INDENT } else { 2 };
-        self.lines = match self.of.kind {
+        let indent = if self.source.kind == Kind::Explain { INDENT } else { 2 };
+        self.lines = match self.source.kind {
             // A wrapped waterfall would be unreadable.
             Kind::Trace => self.text.lines().map(|l| fit(l, width)).collect(),
             Kind::Logs | Kind::Explain => self.text.lines().flat_map(|l| wrap(l, width, indent)).collect(),
@@ -96,7 +96,7 @@ impl Panel {
 
 /// The effect of a key outside the model.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum KeyEffect {
     Stay,
     Quit,
     /// Fetch the content of the open panel.
@@ -145,40 +145,40 @@ impl Model {
     }
 
     /// Returns the subject of the open panel.
-    pub(super) fn wanted(&self) -> Option<Of> {
-        self.panel.as_ref().map(|p| p.of.clone())
+    pub(super) fn wanted(&self) -> Option<PanelSource> {
+        self.panel.as_ref().map(|p| p.source.clone())
     }
 
     /// Sets the content of the panel of `of`. Returns false if that panel is not open.
-    pub(super) fn fill(&mut self, of: &Of, content: &Content) -> bool {
-        let Some(panel) = self.panel.as_mut().filter(|p| p.of == *of) else { return false };
+    pub(super) fn fill(&mut self, source: &PanelSource, content: &Content) -> bool {
+        let Some(panel) = self.panel.as_mut().filter(|p| p.source == *source) else { return false };
         panel.text.clone_from(&content.text);
-        panel.title = format!("{} {}{}", of.kind.name(), panel.name, content.title);
+        panel.title = format!("{} {}{}", source.kind.name(), panel.name, content.title);
         panel.lay_out(self.width);
         true
     }
 
-    pub(super) fn key(&mut self, key: KeyEvent) -> Step {
+    pub(super) fn key(&mut self, key: KeyEvent) -> KeyEffect {
         let control = key.modifiers.contains(KeyModifiers::CONTROL);
         if control && matches!(key.code, KeyCode::Char('c' | 'd')) {
-            return Step::Quit;
+            return KeyEffect::Quit;
         }
         self.notice = None;
         if std::mem::take(&mut self.choosing) {
             let digit = |c: char| c.to_digit(10).and_then(|d| usize::try_from(d).ok()?.checked_sub(1));
             return match key.code {
-                KeyCode::Char(c) => {
-                    digit(c).filter(|place| *place < self.services.len()).map_or(Step::Stay, Step::Kill)
-                }
-                _ => Step::Stay,
+                KeyCode::Char(c) => digit(c)
+                    .filter(|place| *place < self.services.len())
+                    .map_or(KeyEffect::Stay, KeyEffect::Kill),
+                _ => KeyEffect::Stay,
             };
         }
         let page = self.height.max(2) - 1;
         if let Some(panel) = &mut self.panel {
-            let closes = Kind::of_key(key.code) == Some(panel.of.kind);
+            let closes = Kind::of_key(key.code) == Some(panel.source.kind);
             if closes || matches!(key.code, KeyCode::Esc | KeyCode::Char('q') | KeyCode::Left) {
                 self.panel = None;
-                return Step::Stay;
+                return KeyEffect::Stay;
             }
             let last = panel.lines.len().saturating_sub(self.height);
             let top = panel.top.unwrap_or(last);
@@ -189,21 +189,21 @@ impl Model {
                 KeyCode::PageDown => panel.top = Some((top + page).min(last)),
                 KeyCode::Home | KeyCode::Char('g') => panel.top = Some(0),
                 KeyCode::End | KeyCode::Char('G') => panel.top = None,
-                KeyCode::Char('c') if panel.of.kind == Kind::Logs => {
-                    panel.of.container += 1;
+                KeyCode::Char('c') if panel.source.kind == Kind::Logs => {
+                    panel.source.container += 1;
                     panel.top = None;
-                    return Step::Open;
+                    return KeyEffect::Open;
                 }
-                other => return Kind::of_key(other).map_or(Step::Stay, |kind| self.open(kind)),
+                other => return Kind::of_key(other).map_or(KeyEffect::Stay, |kind| self.open(kind)),
             }
-            return Step::Stay;
+            return KeyEffect::Stay;
         }
         let last = self.rows.len().saturating_sub(1);
-        let to = match key.code {
-            KeyCode::Char('q') => return Step::Quit,
+        let selected = match key.code {
+            KeyCode::Char('q') => return KeyEffect::Quit,
             KeyCode::Char('k') if !self.services.is_empty() => {
                 self.choosing = true;
-                return Step::Stay;
+                return KeyEffect::Stay;
             }
             KeyCode::Up => self.selected.saturating_sub(1),
             KeyCode::Down | KeyCode::Char('j') => (self.selected + 1).min(last),
@@ -211,19 +211,19 @@ impl Model {
             KeyCode::PageDown => (self.selected + page).min(last),
             KeyCode::Home | KeyCode::Char('g') => 0,
             KeyCode::End | KeyCode::Char('G') => last,
-            other => return Kind::of_key(other).map_or(Step::Stay, |kind| self.open(kind)),
+            other => return Kind::of_key(other).map_or(KeyEffect::Stay, |kind| self.open(kind)),
         };
-        (self.selected, self.chosen) = (to, true);
-        Step::Stay
+        (self.selected, self.chosen) = (selected, true);
+        KeyEffect::Stay
     }
 
-    fn open(&mut self, kind: Kind) -> Step {
-        let Some(row) = self.rows.get(self.selected) else { return Step::Stay };
+    fn open(&mut self, kind: Kind) -> KeyEffect {
+        let Some(row) = self.rows.get(self.selected) else { return KeyEffect::Stay };
         self.chosen = true;
         // An invalid manifest has no pod: its only panel is the explanation, which needs no fetch.
         let kind = if row.uid.is_empty() { Kind::Explain } else { kind };
         let mut panel = Panel {
-            of: Of { kind, uid: row.uid.clone(), container: 0 },
+            source: PanelSource { kind, uid: row.uid.clone(), container: 0 },
             name: row.name.clone(),
             title: format!("{} {}", kind.name(), row.name),
             text: if row.uid.is_empty() { invalid_manifest(row) } else { "…".to_owned() },
@@ -232,7 +232,7 @@ impl Model {
         };
         panel.lay_out(self.width);
         self.panel = Some(panel);
-        if row.uid.is_empty() { Step::Stay } else { Step::Open }
+        if row.uid.is_empty() { KeyEffect::Stay } else { KeyEffect::Open }
     }
 
     pub(super) fn draw(&mut self, frame: &mut Frame<'_>) {

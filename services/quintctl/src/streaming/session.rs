@@ -114,17 +114,17 @@ fn exit_code(text: &[u8]) -> Result<ExitCode, Error> {
     }
 }
 
-async fn copy(mut from: Stream, mut to: impl std::io::Write) {
+async fn copy(mut stream: Stream, mut output: impl std::io::Write) {
     // Each block is flushed, since a terminal shows output as it arrives. A closed output ends the copy, not the container's
     // process.
-    while let Some(block) = from.blocks.recv().await {
-        if to.write_all(&block).and_then(|()| to.flush()).is_err() {
+    while let Some(block) = stream.blocks.recv().await {
+        if output.write_all(&block).and_then(|()| output.flush()).is_err() {
             return;
         }
     }
 }
 
-async fn read_stdin(to: Writer) {
+async fn read_stdin(writer: Writer) {
     // A plain thread: the tokio runtime waits at its end for blocking reads of its own, and this read may never return.
     let (blocks, mut block) = mpsc::channel::<Vec<u8>>(1);
     std::thread::spawn(move || {
@@ -136,18 +136,18 @@ async fn read_stdin(to: Writer) {
         }
     });
     while let Some(block) = block.recv().await {
-        if !to.send(&block).await {
+        if !writer.send(&block).await {
             return;
         }
     }
-    to.end().await;
+    writer.end().await;
 }
 
-async fn send_sizes(to: Writer) {
+async fn send_sizes(writer: Writer) {
     let Ok(mut changed) = signal(SignalKind::window_change()) else { return };
     loop {
         if let Some(size) = terminal::size()
-            && !to.send(size.as_bytes()).await
+            && !writer.send(size.as_bytes()).await
         {
             return;
         }
@@ -164,10 +164,10 @@ mod tests {
     #[test]
     fn the_exit_code_is_that_of_the_process() {
         let code = |text: &str| exit_code(text.as_bytes()).map(|c| format!("{c:?}"));
-        let of = |n: u8| format!("{:?}", ExitCode::from(n));
-        assert_eq!(code(r#"{"metadata":{},"status":"Success"}"#).unwrap(), of(0));
+        let exit_code = |n: u8| format!("{:?}", ExitCode::from(n));
+        assert_eq!(code(r#"{"metadata":{},"status":"Success"}"#).unwrap(), exit_code(0));
         let failed = r#"{"status":"Failure","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"42"}]}}"#;
-        assert_eq!(code(failed).unwrap(), of(42));
+        assert_eq!(code(failed).unwrap(), exit_code(42));
         for (text, want) in [
             (r#"{"status":"Failure","message":"no such file"}"#, "no such file"),
             ("plain text of an old server", "plain text of an old server"),

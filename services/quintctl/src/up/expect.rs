@@ -102,7 +102,7 @@ fn read(file: &str, text: &str) -> Vec<Expectation> {
 
 /// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Comparison {
     /// Some pods have not settled.
     Pending,
     /// All pods have the expected state.
@@ -130,9 +130,9 @@ impl ExpectationChecker {
     }
 
     /// Compares the expectations with the view at `now`.
-    pub(super) fn check(&mut self, view: &View, now: Instant) -> Verdict {
+    pub(super) fn check(&mut self, view: &View, now: Instant) -> Comparison {
         if !view.complete {
-            return Verdict::Pending;
+            return Comparison::Pending;
         }
         let (mut same, mut settled) = (true, true);
         for (index, expectation) in self.expectations.iter().enumerate() {
@@ -146,9 +146,9 @@ impl ExpectationChecker {
             settled &= now.duration_since(*since) >= if as_expected { HOLD_TIME } else { SETTLE_TIME };
         }
         match (settled, same) {
-            (true, true) => Verdict::Same,
-            (true, false) => Verdict::Different(self.differences()),
-            (false, _) => Verdict::Pending,
+            (true, true) => Comparison::Same,
+            (true, false) => Comparison::Different(self.differences()),
+            (false, _) => Comparison::Pending,
         }
     }
 
@@ -220,11 +220,12 @@ mod tests {
         ];
         for (expect, pods, broken, same) in cases {
             let wanted = read("web.yaml", &WEB.replace("Ready", expect));
-            let (mut checker, seen, start) =
-                (ExpectationChecker::new(wanted, "node"), view(pods, broken), Instant::now());
-            assert_eq!(checker.check(&seen, start), Verdict::Pending);
+            let mut checker = ExpectationChecker::new(wanted, "node");
+            let seen = view(pods, broken);
+            let start = Instant::now();
+            assert_eq!(checker.check(&seen, start), Comparison::Pending);
             let verdict = checker.check(&seen, start + HOLD_TIME);
-            assert_eq!(verdict == Verdict::Same, same, "{expect} {pods:?} {broken:?}");
+            assert_eq!(verdict == Comparison::Same, same, "{expect} {pods:?} {broken:?}");
         }
     }
 
@@ -234,10 +235,10 @@ mod tests {
         let start = Instant::now();
         let (ready, failed) =
             (view(&[("web", "1/1", "Running")], &[]), view(&[("web", "0/1", "Error")], &[]));
-        assert_eq!(checker.check(&ready, start), Verdict::Pending);
-        assert_eq!(checker.check(&failed, start + HOLD_TIME / 2), Verdict::Pending);
-        assert_eq!(checker.check(&ready, start + HOLD_TIME), Verdict::Pending);
-        assert_eq!(checker.check(&ready, start + HOLD_TIME * 2), Verdict::Same);
+        assert_eq!(checker.check(&ready, start), Comparison::Pending);
+        assert_eq!(checker.check(&failed, start + HOLD_TIME / 2), Comparison::Pending);
+        assert_eq!(checker.check(&ready, start + HOLD_TIME), Comparison::Pending);
+        assert_eq!(checker.check(&ready, start + HOLD_TIME * 2), Comparison::Same);
     }
 
     #[test]
@@ -246,10 +247,10 @@ mod tests {
             ExpectationChecker::new(read("web.yaml", &WEB.replace("Ready", "Completed")), "node");
         let start = Instant::now();
         let seen = view(&[("web", "1/1", "Running")], &[]);
-        assert_eq!(checker.check(&View::default(), start), Verdict::Pending);
-        assert_eq!(checker.check(&seen, start), Verdict::Pending);
-        assert_eq!(checker.check(&seen, start + SETTLE_TIME / 2), Verdict::Pending);
-        let Verdict::Different(lines) = checker.check(&seen, start + SETTLE_TIME) else {
+        assert_eq!(checker.check(&View::default(), start), Comparison::Pending);
+        assert_eq!(checker.check(&seen, start), Comparison::Pending);
+        assert_eq!(checker.check(&seen, start + SETTLE_TIME / 2), Comparison::Pending);
+        let Comparison::Different(lines) = checker.check(&seen, start + SETTLE_TIME) else {
             panic!("not settled")
         };
         assert_eq!(lines, ["web: expected Completed, is Ready (web.yaml)"]);

@@ -181,7 +181,7 @@ fn inline_files(path: &Path) -> io::Result<String> {
     for (list, entry) in [("clusters", "cluster"), ("users", "user")] {
         for item in config[list].as_array_mut().into_iter().flatten() {
             let Some(fields) = item[entry].as_object_mut() else { continue };
-            for (_, file, data) in FILES.iter().filter(|(of, ..)| *of == entry) {
+            for (_, file, data) in FILES.iter().filter(|(document, ..)| *document == entry) {
                 if let Some(Value::String(named)) = fields.remove(*file) {
                     let bytes = std::fs::read(beside.join(named))?;
                     fields.insert(
@@ -205,10 +205,10 @@ mod tests {
 
     use super::*;
 
-    fn handed(from: &Path, to: &Path, kind: CopyKind) -> FileCopy {
+    fn handed(original: &Path, copy: &Path, kind: CopyKind) -> FileCopy {
         // A group of this process, so that the test needs no root.
         let gid = nix::unistd::getegid().as_raw();
-        FileCopy { service: "node-api", from: from.to_owned(), to: to.to_owned(), kind, gid }
+        FileCopy { service: "node-api", from: original.to_owned(), to: copy.to_owned(), kind, gid }
     }
 
     #[test]
@@ -284,19 +284,19 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let [from, to, victim] = ["tls.key", "copy", "victim"].map(|name| dir.path().join(name));
-        std::fs::write(&from, "one").unwrap();
-        std::fs::set_permissions(&from, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let [original, copy, victim] = ["tls.key", "copy", "victim"].map(|name| dir.path().join(name));
+        std::fs::write(&original, "one").unwrap();
+        std::fs::set_permissions(&original, std::fs::Permissions::from_mode(0o600)).unwrap();
         std::fs::write(&victim, "host").unwrap();
-        symlink(&victim, &to).unwrap();
-        let (mut copies, failed) = Copies::make(vec![handed(&from, &to, CopyKind::Plain)]);
+        symlink(&victim, &copy).unwrap();
+        let (mut copies, failed) = Copies::make(vec![handed(&original, &copy, CopyKind::Plain)]);
         assert!(failed.is_empty(), "{failed:?}");
-        std::fs::write(&from, "two").unwrap();
+        std::fs::write(&original, "two").unwrap();
         assert!(copies.refresh().is_empty());
-        assert_eq!(std::fs::read_to_string(&to).unwrap(), "two");
-        let written = std::fs::metadata(&to).unwrap().ino();
+        assert_eq!(std::fs::read_to_string(&copy).unwrap(), "two");
+        let written = std::fs::metadata(&copy).unwrap().ino();
         assert!(copies.refresh().is_empty());
-        assert_eq!(std::fs::metadata(&to).unwrap().ino(), written, "unchanged, not written again");
+        assert_eq!(std::fs::metadata(&copy).unwrap().ino(), written, "unchanged, not written again");
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "host");
     }
     #[test]
@@ -305,11 +305,11 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let [from, to] = ["conf.d", "copies"].map(|name| dir.path().join(name));
-        std::fs::create_dir(&to).unwrap();
-        std::fs::write(to.join("of-an-earlier-run.conf"), "old").unwrap();
+        let [original, copy] = ["conf.d", "copies"].map(|name| dir.path().join(name));
+        std::fs::create_dir(&copy).unwrap();
+        std::fs::write(copy.join("of-an-earlier-run.conf"), "old").unwrap();
         let found = || {
-            let entries = std::fs::read_dir(&to).unwrap().map(|e| e.unwrap().path());
+            let entries = std::fs::read_dir(&copy).unwrap().map(|e| e.unwrap().path());
             let mut files: Vec<_> = entries
                 .map(|path| (path.file_name().unwrap().to_owned(), std::fs::read_to_string(path).unwrap()))
                 .collect();
@@ -317,19 +317,19 @@ mod tests {
             files
         };
         let file = |name: &str, text: &str| (OsString::from(name), text.to_owned());
-        let (mut copies, failed) = Copies::make(vec![handed(&from, &to, CopyKind::DropIns)]);
+        let (mut copies, failed) = Copies::make(vec![handed(&original, &copy, CopyKind::DropIns)]);
         assert!(failed.is_empty(), "{failed:?}");
         assert_eq!(found(), [], "there is no directory yet");
-        std::fs::create_dir(&from).unwrap();
-        std::fs::write(from.join("10-a.conf"), "one").unwrap();
-        std::fs::write(from.join("notes.txt"), "no configuration").unwrap();
+        std::fs::create_dir(&original).unwrap();
+        std::fs::write(original.join("10-a.conf"), "one").unwrap();
+        std::fs::write(original.join("notes.txt"), "no configuration").unwrap();
         assert!(copies.refresh().is_empty());
         assert_eq!(found(), [file("10-a.conf", "one")]);
-        std::fs::write(from.join("20-b.conf"), "two").unwrap();
-        std::fs::write(from.join("10-a.conf"), "changed").unwrap();
+        std::fs::write(original.join("20-b.conf"), "two").unwrap();
+        std::fs::write(original.join("10-a.conf"), "changed").unwrap();
         assert!(copies.refresh().is_empty());
         assert_eq!(found(), [file("10-a.conf", "changed"), file("20-b.conf", "two")]);
-        std::fs::remove_file(from.join("10-a.conf")).unwrap();
+        std::fs::remove_file(original.join("10-a.conf")).unwrap();
         assert!(copies.refresh().is_empty());
         assert_eq!(found(), [file("20-b.conf", "two")]);
     }

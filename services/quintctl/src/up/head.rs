@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::args::UpArgs;
 use super::plan::Layout;
-use super::service::State;
+use super::service::ServiceState;
 use crate::health::{self, Overview};
 use crate::text::clean;
 
@@ -87,7 +87,7 @@ impl Header {
     pub(super) fn all(
         &self,
         overview: Option<&Overview>,
-        states: &[(&'static str, State)],
+        states: &[(&'static str, ServiceState)],
         width: usize,
     ) -> Vec<String> {
         vec![self.title.clone(), self.runtime(overview), self.places(), services(overview, states, width)]
@@ -95,12 +95,12 @@ impl Header {
 }
 
 /// Returns the state of one service, such as `ok (1 restart)`.
-fn service_state(name: &str, state: &State, overview: Option<&Overview>) -> String {
+fn service_state(name: &str, state: &ServiceState, overview: Option<&Overview>) -> String {
     let (restarts, starting) = match state {
-        State::New => return "starting".to_owned(),
-        State::Waiting { exit, .. } => return format!("exited ({exit})"),
-        State::Ended => return "stopped".to_owned(),
-        State::Running { starts, since, .. } => (starts - 1, since.elapsed() < STARTUP_TIME),
+        ServiceState::New => return "starting".to_owned(),
+        ServiceState::Waiting { exit, .. } => return format!("exited ({exit})"),
+        ServiceState::Ended => return "stopped".to_owned(),
+        ServiceState::Running { starts, since, .. } => (starts - 1, since.elapsed() < STARTUP_TIME),
     };
     let rows: Vec<&health::Row> =
         overview.iter().flat_map(|l| &l.rows).filter(|r| r.service.split(' ').next() == Some(name)).collect();
@@ -120,7 +120,7 @@ fn service_state(name: &str, state: &State, overview: Option<&Overview>) -> Stri
 }
 
 /// Returns the line of all services, or if that exceeds `width`, of those that are not ok.
-fn services(overview: Option<&Overview>, states: &[(&'static str, State)], width: usize) -> String {
+fn services(overview: Option<&Overview>, states: &[(&'static str, ServiceState)], width: usize) -> String {
     let words: Vec<(&str, String)> =
         states.iter().map(|(name, state)| (*name, service_state(name, state, overview))).collect();
     let list = |words: &[&(&str, String)]| {
@@ -179,8 +179,8 @@ mod tests {
         }
     }
 
-    fn running(starts: u32) -> State {
-        State::Running { pid: 1, starts, since: Instant::now() }
+    fn running(starts: u32) -> ServiceState {
+        ServiceState::Running { pid: 1, starts, since: Instant::now() }
     }
 
     #[tokio::test(start_paused = true)]
@@ -223,9 +223,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_running_process_is_not_ok_before_it_reports_health() {
-        let states = [("pod-sync", running(1)), ("cri-proxy", State::New)];
+        let states = [("pod-sync", running(1)), ("cri-proxy", ServiceState::New)];
         assert_eq!(services(None, &states, 80), "  pod-sync starting   cri-proxy starting");
-        let ended = State::Waiting { exit: "SIGKILL".into(), delay: Duration::ZERO };
+        let ended = ServiceState::Waiting { exit: "SIGKILL".into(), delay: Duration::ZERO };
         assert_eq!(services(None, &[("pod-sync", ended)], 80), "  pod-sync exited (SIGKILL)");
     }
 

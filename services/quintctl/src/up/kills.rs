@@ -11,7 +11,7 @@ use quintlet_proto::podsync::v1::PodView;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::service::State;
+use super::service::ServiceState;
 use crate::health;
 use crate::screen::Kills;
 use crate::text::took;
@@ -25,7 +25,7 @@ const CHECK_PERIOD: Duration = Duration::from_millis(20);
 
 /// Returns the services of `states` and the function that kills one of them.
 pub(super) fn kills(
-    states: Vec<(&'static str, watch::Receiver<State>)>,
+    states: Vec<(&'static str, watch::Receiver<ServiceState>)>,
     paths: Paths,
     view: watch::Receiver<View>,
 ) -> Kills {
@@ -41,15 +41,15 @@ pub(super) fn kills(
 
 async fn kill_and_watch(
     name: &'static str,
-    mut state: watch::Receiver<State>,
+    mut state: watch::Receiver<ServiceState>,
     paths: Paths,
     view: watch::Receiver<View>,
     reports: mpsc::Sender<String>,
 ) {
     // Sending fails only if the screen has ended or does not keep up; a lost report is not an error.
     let (pid, starts) = match &*state.borrow() {
-        State::Running { pid, starts, .. } => (*pid, *starts),
-        State::New | State::Waiting { .. } | State::Ended => {
+        ServiceState::Running { pid, starts, .. } => (*pid, *starts),
+        ServiceState::New | ServiceState::Waiting { .. } | ServiceState::Ended => {
             let _ = reports.try_send(format!("{name} is not running"));
             return;
         }
@@ -62,7 +62,7 @@ async fn kill_and_watch(
     }
     let _ = reports.try_send(format!("{name} (pid {pid}) killed …"));
     let again = async {
-        let _ = state.wait_for(|s| matches!(s, State::Running { starts: n, .. } if *n > starts)).await;
+        let _ = state.wait_for(|s| matches!(s, ServiceState::Running { starts: n, .. } if *n > starts)).await;
         while !health::fetch(&paths).await.iter().any(|r| r.service.starts_with(name) && r.serving) {
             tokio::time::sleep(CHECK_PERIOD).await;
         }

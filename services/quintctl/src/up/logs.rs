@@ -96,8 +96,8 @@ fn rotate(log: &Path, limits: Limits) -> io::Result<bool> {
     file.seek(SeekFrom::Start(size))?;
     io::copy(&mut *file, &mut copy)?;
     for number in (1..limits.files.saturating_sub(1)).rev() {
-        let (from, to) = (numbered(log, &number.to_string()), numbered(log, &(number + 1).to_string()));
-        match std::fs::rename(from, to) {
+        let (old, new) = (numbered(log, &number.to_string()), numbered(log, &(number + 1).to_string()));
+        match std::fs::rename(old, new) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
         }

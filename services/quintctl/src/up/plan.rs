@@ -87,7 +87,7 @@ impl Layout {
 
 /// The command of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Plan {
+pub(super) struct ServiceCommand {
     pub(super) name: &'static str,
     pub(super) binary: &'static str,
     pub(super) args: Vec<OsString>,
@@ -114,10 +114,10 @@ pub(super) fn services(
     runtime: &Runtime,
     node: &str,
     users: Option<Users>,
-) -> Vec<Plan> {
+) -> Vec<ServiceCommand> {
     let names = SERVICES.into_iter().chain(Some(NODE_API).filter(|_| has_node_api(args)));
     names
-        .map(|name| Plan {
+        .map(|name| ServiceCommand {
             name,
             binary: name,
             args: arguments(name, args, layout, runtime, node, users),
@@ -131,11 +131,11 @@ pub(super) fn file_copies(args: &UpArgs, layout: &Layout, users: Option<Users>) 
     let mut out = Vec::new();
     for name in SERVICES.into_iter().chain(Some(NODE_API).filter(|_| has_node_api(args))) {
         let Some(user) = users.and_then(|users| users.user(name)) else { continue };
-        let mut hand = |from: Option<&PathBuf>, to: &str, kind| {
-            if let Some(from) = from {
-                let from = std::path::absolute(from).unwrap_or_else(|_| from.clone());
-                let to = layout.copies_dir(name).join(to);
-                out.push(FileCopy { service: name, from, to, kind, gid: user.gid });
+        let mut hand = |original: Option<&PathBuf>, copy: &str, kind| {
+            if let Some(original) = original {
+                let original = std::path::absolute(original).unwrap_or_else(|_| original.clone());
+                let copy = layout.copies_dir(name).join(copy);
+                out.push(FileCopy { service: name, from: original, to: copy, kind, gid: user.gid });
             }
         };
         hand(layout.config.as_ref(), CONFIG, CopyKind::Plain);
@@ -375,14 +375,14 @@ mod tests {
             }
         }
         let copies = file_copies(&args, &layout, Some(Users::of(&args)));
-        let of = |name: &str| {
+        let command = |name: &str| {
             let of_service = copies.iter().filter(|c| c.service == name);
             of_service.map(|c| c.from.to_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
-        assert_eq!(of("pleg-service"), ["/w/c.yaml", "/d"]);
+        assert_eq!(command("pleg-service"), ["/w/c.yaml", "/d"]);
         let issued = "/var/lib/kubelet/pki/kubelet-server-current.pem";
-        assert_eq!(of(NODE_API), ["/w/c.yaml", "/d", "/k", issued]);
-        assert!(of("pod-sync").is_empty() && file_copies(&args, &layout, None).is_empty());
+        assert_eq!(command(NODE_API), ["/w/c.yaml", "/d", "/k", issued]);
+        assert!(command("pod-sync").is_empty() && file_copies(&args, &layout, None).is_empty());
     }
 
     #[test]

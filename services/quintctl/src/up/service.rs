@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::plan::Plan;
+use super::plan::ServiceCommand;
 use super::processes::Processes;
 use super::restarts::Restarts;
 
@@ -35,7 +35,7 @@ pub(super) enum Order {
 
 /// The actual state of a service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ServiceState {
     /// The service has not been started.
     New,
     /// `starts` counts from 1.
@@ -51,13 +51,13 @@ pub(super) enum State {
 pub(super) struct Service {
     pub(super) name: &'static str,
     order: watch::Sender<Order>,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<ServiceState>,
 }
 
 impl Service {
     /// Spawns the supervision of a service on `tasks`.
     pub(super) fn start(
-        plan: Plan,
+        plan: ServiceCommand,
         bin_dir: &Path,
         log_dir: &Path,
         paths: &Paths,
@@ -65,7 +65,7 @@ impl Service {
         tasks: &TaskGroup,
     ) -> Self {
         let (order, orders) = watch::channel(Order::Run);
-        let (states, state) = watch::channel(State::New);
+        let (states, state) = watch::channel(ServiceState::New);
         let name = plan.name;
         let log = super::logs::path(log_dir, name);
         let exit_note = paths.exit(name);
@@ -84,29 +84,29 @@ impl Service {
         });
     }
 
-    pub(super) fn state(&self) -> watch::Receiver<State> {
+    pub(super) fn state(&self) -> watch::Receiver<ServiceState> {
         self.state.clone()
     }
 
     pub(super) fn is_running(&self) -> bool {
-        matches!(*self.state.borrow(), State::Running { .. })
+        matches!(*self.state.borrow(), ServiceState::Running { .. })
     }
 
-    /// Waits for [`State::Ended`].
+    /// Waits for [`ServiceState::Ended`].
     pub(super) async fn ended(&self) {
         // An error means that the supervising task has ended, which kills the process.
-        let _ = self.state.clone().wait_for(|s| *s == State::Ended).await;
+        let _ = self.state.clone().wait_for(|s| *s == ServiceState::Ended).await;
     }
 }
 
 struct Supervised {
     binary: PathBuf,
-    plan: Plan,
+    plan: ServiceCommand,
     log: PathBuf,
     exit_note: PathBuf,
     processes: Arc<Mutex<Processes>>,
     orders: watch::Receiver<Order>,
-    states: watch::Sender<State>,
+    states: watch::Sender<ServiceState>,
 }
 
 impl Supervised {
@@ -120,7 +120,7 @@ impl Supervised {
                     starts += 1;
                     let pid = child.id().unwrap_or_default();
                     self.remember(Some(pid));
-                    self.states.send_replace(State::Running { pid, starts, since: began });
+                    self.states.send_replace(ServiceState::Running { pid, starts, since: began });
                     let exit = self.attend(&mut child).await;
                     self.remember(None);
                     exit
@@ -132,14 +132,14 @@ impl Supervised {
             }
             let now = Instant::now();
             let delay = restarts.after_exit(now, now.duration_since(began));
-            self.states.send_replace(State::Waiting { exit, delay });
+            self.states.send_replace(ServiceState::Waiting { exit, delay });
             // Both arms only wait; dropping them loses nothing.
             tokio::select! {
                 () = sleep_until(now + delay) => {}
                 _ = self.orders.wait_for(|o| *o > Order::Run) => {}
             }
         }
-        self.states.send_replace(State::Ended);
+        self.states.send_replace(ServiceState::Ended);
     }
 
     /// Signals the orders to the process until it exits. Returns the description of the exit.

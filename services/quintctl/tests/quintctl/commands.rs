@@ -621,13 +621,13 @@ impl Debug for FakeDebug {
     type TracesStream = Events<debug::TracesReply>;
 
     async fn traces(&self, _: Request<debug::TracesRequest>) -> Result<Response<Self::TracesStream>, Status> {
-        let span = |ids: [&str; 3], service: &str, name: &str, from: i64, uid: &str| debug::Span {
+        let span = |ids: [&str; 3], service: &str, name: &str, start: i64, uid: &str| debug::Span {
             trace_id: ids[0].into(),
             span_id: ids[1].into(),
             parent_span_id: ids[2].into(),
             service: service.into(),
             name: name.into(),
-            start_unix_ns: from * 1_000_000,
+            start_unix_ns: start * 1_000_000,
             end_unix_ns: 1_000_000_000,
             attributes: [("pod.uid".to_owned(), uid.to_owned())].into(),
             error: String::new(),

@@ -105,6 +105,10 @@ pub(super) fn current_v2(dir: &Path) -> Result<CgroupState, CgroupError> {
     if limit.exists() {
         now.memory_limit = Some(number(&limit)?).filter(|l| *l >= 0);
         now.memory_usage = number(&dir.join("memory.current"))?;
+        // A protection of all memory reads as -1.
+        let protected =
+            |file: &str| number(&dir.join(file)).map(|bytes| if bytes < 0 { i64::MAX } else { bytes });
+        now.memory_protected = Some(protected("memory.min")?.max(protected("memory.low")?));
     }
     Ok(now)
 }

@@ -11,7 +11,6 @@
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod error;
 mod files;
@@ -165,6 +164,7 @@ impl Cgroups {
         Self { with_cgroups_per_qos, ..self }
     }
 
+    /// Returns the driver for new cgroups.
     #[must_use]
     pub fn driver(&self) -> CgroupDriver {
         if self.is_systemd.load(Ordering::Relaxed) { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs }
@@ -620,9 +620,9 @@ impl Cgroups {
             if size.contains('.') {
                 continue;
             }
-            let asked = values.hugepages.iter().find(|(k, _)| page_size_is(k, size)).map(|(_, v)| *v);
+            let wanted = values.hugepages.iter().find(|(k, _)| page_size_is(k, size)).map(|(_, v)| *v);
             let path = entry.path();
-            put(&path, &asked.unwrap_or(default).to_string()).map_err(io_error("cannot write", &path))?;
+            put(&path, &wanted.unwrap_or(default).to_string()).map_err(io_error("cannot write", &path))?;
         }
         Ok(())
     }

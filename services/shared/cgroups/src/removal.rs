@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::FAR;
-use quintlet_kit::tree::{self, Entry, Visitor};
+use quintlet_kit::tree::{self, DirEntry, Visitor};
 use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::error::CgroupError;
@@ -28,7 +28,7 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(10);
 struct Processes(BTreeSet<i32>);
 
 impl Visitor for Processes {
-    fn entry(&mut self, _: Entry<'_>) -> io::Result<bool> {
+    fn entry(&mut self, _: DirEntry<'_>) -> io::Result<bool> {
         Ok(true)
     }
 
@@ -83,7 +83,7 @@ struct Remove;
 impl Visitor for Remove {
     const AFTER: bool = true;
 
-    fn entry(&mut self, _: Entry<'_>) -> io::Result<bool> {
+    fn entry(&mut self, _: DirEntry<'_>) -> io::Result<bool> {
         Ok(true)
     }
 

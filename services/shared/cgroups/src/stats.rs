@@ -29,7 +29,9 @@ pub struct Usage {
     pub working_set: u64,
     /// Bytes of anonymous memory.
     pub rss: u64,
+    /// Number of page faults, major ones included.
     pub page_faults: u64,
+    /// Number of page faults that waited for a disk.
     pub major_page_faults: u64,
     /// Memory limit in bytes; `None` means no limit.
     pub limit: Option<u64>,
@@ -243,15 +245,15 @@ impl Usage {
 fn usage_v2(dir: &Path) -> Option<Usage> {
     let stat = counters(&dir.join("memory.stat"));
     let cpu = counters(&dir.join("cpu.stat"));
-    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    let value = |name: &str| stat.get(name).copied().unwrap_or(0);
     let usage = number(&dir.join("memory.current"))?;
     Some(Usage {
         cpu_nanos: cpu.get("usage_usec")?.saturating_mul(1000),
         usage,
-        working_set: usage.saturating_sub(of("inactive_file")),
-        rss: of("anon"),
-        page_faults: of("pgfault"),
-        major_page_faults: of("pgmajfault"),
+        working_set: usage.saturating_sub(value("inactive_file")),
+        rss: value("anon"),
+        page_faults: value("pgfault"),
+        major_page_faults: value("pgmajfault"),
         limit: limit(&dir.join("memory.max")),
         swap: number(&dir.join("memory.swap.current")),
         swap_limit: limit(&dir.join("memory.swap.max")),
@@ -260,7 +262,7 @@ fn usage_v2(dir: &Path) -> Option<Usage> {
 
 fn usage_v1(memory: &Path, cpuacct: &Path) -> Option<Usage> {
     let stat = counters(&memory.join("memory.stat"));
-    let of = |name: &str| stat.get(name).copied().unwrap_or(0);
+    let value = |name: &str| stat.get(name).copied().unwrap_or(0);
     let usage = number(&memory.join("memory.usage_in_bytes"))?;
     let memory_limit = limit(&memory.join("memory.limit_in_bytes"));
     // The limit of memory and swap together.
@@ -268,10 +270,10 @@ fn usage_v1(memory: &Path, cpuacct: &Path) -> Option<Usage> {
     Some(Usage {
         cpu_nanos: number(&cpuacct.join("cpuacct.usage"))?,
         usage,
-        working_set: usage.saturating_sub(of("total_inactive_file")),
-        rss: of("total_rss"),
-        page_faults: of("total_pgfault"),
-        major_page_faults: of("total_pgmajfault"),
+        working_set: usage.saturating_sub(value("total_inactive_file")),
+        rss: value("total_rss"),
+        page_faults: value("total_pgfault"),
+        major_page_faults: value("total_pgmajfault"),
         limit: memory_limit,
         swap: stat.get("total_swap").copied(),
         swap_limit: both.map(|both| both.saturating_sub(memory_limit.unwrap_or(both))),

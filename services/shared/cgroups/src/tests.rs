@@ -266,19 +266,26 @@ fn values_of_cgroup_version_2_are_parsed_in_its_format() {
     fs::create_dir_all(&group).unwrap();
     let cgroups = Cgroups::new(root, "/q", CgroupSettings::default());
     let (free, id) = (pod(json!({})), uid("u5"));
-    let read = |weight: &str, cpu: &str, max: &str| {
-        for (file, text) in
-            [("cpu.weight", weight), ("cpu.max", cpu), ("memory.max", max), ("memory.current", "4096\n")]
-        {
+    let read = |weight: &str, cpu: &str, max: &str, low: &str| {
+        for (file, text) in [
+            ("cpu.weight", weight),
+            ("cpu.max", cpu),
+            ("memory.max", max),
+            ("memory.current", "4096\n"),
+            ("memory.min", "0\n"),
+            ("memory.low", low),
+        ] {
             fs::write(group.join(file), text).unwrap();
         }
         cgroups.current_values(&free, &id).unwrap()
     };
-    let now = read("39\n", "50000 100000\n", "1048576\n");
+    let now = read("39\n", "50000 100000\n", "1048576\n", "65536\n");
     assert!(now.cpu_shares.abs_diff(1024) < 30, "{now:?}");
     assert_eq!((now.cpu_quota_us, now.memory_limit, now.memory_usage), (Some(50_000), Some(1 << 20), 4096));
-    let free_of_limits = read("1\n", "max 100000\n", "max\n");
+    assert_eq!(now.memory_protected, Some(65_536));
+    let free_of_limits = read("1\n", "max 100000\n", "max\n", "max\n");
     assert_eq!((free_of_limits.cpu_quota_us, free_of_limits.memory_limit), (None, None));
+    assert_eq!(free_of_limits.memory_protected, Some(i64::MAX));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 
 use crate::config::Config;
-use crate::node::Node;
+use crate::node::LocatedValue;
 use crate::table::{Document, Row, Service};
 
 /// A field and the argument for it.
@@ -35,7 +35,7 @@ pub fn bound(command: &Command, wanted: impl Fn(&[Service]) -> bool) -> Vec<Boun
 
 /// Returns the fields that were given by flags, with their values.
 #[must_use]
-pub fn flags(rows: &[Bound], given: &ArgMatches) -> Vec<(Document, &'static Row, Node)> {
+pub fn flags(rows: &[Bound], given: &ArgMatches) -> Vec<(Document, &'static Row, LocatedValue)> {
     rows.iter()
         .filter(|b| given.value_source(&b.id) == Some(ValueSource::CommandLine))
         .map(|b| {
@@ -49,7 +49,7 @@ pub fn flags(rows: &[Bound], given: &ArgMatches) -> Vec<(Document, &'static Row,
 
 /// Returns the configured values of arguments. Fields that are not set are omitted, so that the argument's own default applies.
 #[must_use]
-pub fn values<'a>(rows: &'a [Bound], config: &'a Config) -> Vec<(&'a Bound, &'a Node)> {
+pub fn values<'a>(rows: &'a [Bound], config: &'a Config) -> Vec<(&'a Bound, &'a LocatedValue)> {
     rows.iter()
         .filter_map(|b| Some((b, config.value(b.document, b.row.field)?)))
         .filter(|(_, node)| node.origin != crate::node::Origin::Default)
@@ -58,7 +58,7 @@ pub fn values<'a>(rows: &'a [Bound], config: &'a Config) -> Vec<(&'a Bound, &'a 
 
 /// Returns the command with the given values as defaults of its arguments.
 #[must_use]
-pub fn defaults(command: Command, values: &[(&Bound, &Node)]) -> Command {
+pub fn defaults(command: Command, values: &[(&Bound, &LocatedValue)]) -> Command {
     values.iter().fold(command, |command, (bound, node)| {
         let values: Vec<OsString> = bound.row.kind.to_flag(node).into_iter().map(OsString::from).collect();
         command.mut_arg(&bound.id, |arg| arg.default_values(values))

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::PathBuf;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{Command, FromArgMatches, Parser};
 use quintlet_kit::args::EXIT_USAGE;
 
@@ -14,8 +15,8 @@ use crate::arguments::{Bound, bound, defaults, flags, values};
 use crate::config::Config;
 use crate::diagnostics::{Diagnostic, Severity, render};
 use crate::load::Sources;
-use crate::node::{Data, Node};
-use crate::print::print;
+use crate::node::{Data, LocatedValue};
+use crate::print::{MASKED, print};
 use crate::table::{Document, Row, Service};
 use crate::unsupported_flags;
 
@@ -141,7 +142,8 @@ impl Exit {
 /// Returns the reason to exit, if the service must not start.
 pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T>, Exit> {
     let (command, unsupported) = unsupported_flags::add(T::command());
-    let given = command.clone().try_get_matches_from(line.clone()).map_err(Exit::Clap)?;
+    let parsed = command.clone().try_get_matches_from(line.clone());
+    let given = parsed.map_err(|error| Exit::Clap(without_secret(error)))?;
     let refused = unsupported.errors(&given);
     if !refused.is_empty() {
         return Err(Exit::Invalid(refused));
@@ -160,13 +162,32 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
     let args = with_files
         .try_get_matches_from(line)
         .and_then(|matches| T::from_arg_matches(&matches))
-        .map_err(|error| rejected_values(&command, &values).map_or(Exit::Clap(error), Exit::Invalid))?;
+        .map_err(|error| {
+            let rejected = rejected_values(&command, &values);
+            rejected.map_or_else(|| Exit::Clap(without_secret(error)), Exit::Invalid)
+        })?;
     if own.print_config {
         // A closed stderr cannot be reported anywhere.
         let _ = std::io::stderr().write_all(render(&config.warnings).as_bytes());
         return Err(Exit::Printed(print(&config)));
     }
     Ok(Loaded { args, config, service, unsupported: unsupported.not_yet(&given), strict: own.strict })
+}
+
+/// Hides the value in an error about a flag whose values are secret.
+fn without_secret(mut error: clap::Error) -> clap::Error {
+    let mut rows = Document::ALL.into_iter().flat_map(|document| document.rows());
+    let is_secret = match error.get(ContextKind::InvalidArg) {
+        // `--manifest-url-header <HEADER>`.
+        Some(ContextValue::String(arg)) => rows.any(|row| {
+            row.secret && arg.split_whitespace().next().and_then(|flag| flag.strip_prefix("--")) == row.flag()
+        }),
+        _ => false,
+    };
+    if is_secret {
+        error.insert(ContextKind::InvalidValue, ContextValue::String(MASKED.to_owned()));
+    }
+    error
 }
 
 /// An argument does not have the form `key=value`.
@@ -186,7 +207,7 @@ pub fn pair(text: &str) -> Result<(String, String), InvalidPair> {
 }
 
 /// Returns an error for each value from a file that its argument rejects. Returns `None` if no value from a file is rejected.
-fn rejected_values(command: &Command, values: &[(&Bound, &Node)]) -> Option<Vec<Diagnostic>> {
+fn rejected_values(command: &Command, values: &[(&Bound, &LocatedValue)]) -> Option<Vec<Diagnostic>> {
     let program = command.get_name().to_owned();
     let diagnostics: Vec<Diagnostic> = values
         .iter()

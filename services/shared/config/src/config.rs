@@ -1,14 +1,14 @@
 //! A valid configuration: the value of each field with its origin.
 
 use crate::diagnostics::Diagnostic;
-use crate::node::{Data, Node, Origin};
-use crate::table::{Document, GATES, Row, Service, Verdict, is_now};
+use crate::node::{Data, LocatedValue, Origin};
+use crate::table::{Document, FieldSupport, GATES, Row, Service, is_now};
 
 /// A valid configuration, with a value for every field that is set or has a default.
 #[derive(Debug, Clone)]
 pub struct Config {
-    pub(crate) kubelet: Node,
-    pub(crate) quintlet: Node,
+    pub(crate) kubelet: LocatedValue,
+    pub(crate) quintlet: LocatedValue,
     /// Problems that do not prevent a start.
     pub warnings: Vec<Diagnostic>,
 }
@@ -16,13 +16,13 @@ pub struct Config {
 impl Config {
     /// Returns the value of a field, or `None` if it is not set and has no default.
     #[must_use]
-    pub fn value(&self, document: Document, field: &str) -> Option<&Node> {
+    pub fn value(&self, document: Document, field: &str) -> Option<&LocatedValue> {
         self.document(document).at(field)
     }
 
     /// Returns the merged document.
     #[must_use]
-    pub fn document(&self, document: Document) -> &Node {
+    pub fn document(&self, document: Document) -> &LocatedValue {
         match document {
             Document::Kubelet => &self.kubelet,
             Document::Quintlet => &self.quintlet,
@@ -34,15 +34,15 @@ impl Config {
     pub fn not_yet(&self, service: Service) -> Option<String> {
         let mut named: Vec<String> = Vec::new();
         for row in Document::Kubelet.rows() {
-            let Verdict::NotYet { by, now } = row.verdict else { continue };
+            let FieldSupport::NotYet { owner, now } = row.support else { continue };
             let Some(value) = self.value(Document::Kubelet, row.field) else { continue };
-            let ours = by == service || matches!(value.origin, Origin::Flag(_));
+            let ours = owner == service || matches!(value.origin, Origin::Flag(_));
             if ours && value.origin.is_set() && !is_now(now, &row.kind, value) {
                 named.push(named_value(row, value));
             }
         }
         if service == Service::PodSync {
-            for entry in self.kubelet.get("featureGates").map(Node::entries).unwrap_or_default() {
+            for entry in self.kubelet.get("featureGates").map(LocatedValue::entries).unwrap_or_default() {
                 let fixed = GATES.iter().find(|g| g.name == entry.key).map(|g| g.fixed);
                 if fixed.is_some_and(|fixed| entry.value.data != Data::Bool(fixed)) {
                     named.push(format!("featureGates.{}: {}", entry.key, entry.value.data));
@@ -57,9 +57,9 @@ impl Config {
     pub fn ignored(&self, service: Service) -> Vec<(String, &'static str)> {
         let rows = Document::Kubelet.rows().iter();
         rows.filter_map(|row| {
-            let Verdict::Ignored { by, why } = row.verdict else { return None };
+            let FieldSupport::Ignored { owner, why } = row.support else { return None };
             let value = self.value(Document::Kubelet, row.field)?;
-            if !value.origin.is_set() || by != service && !matches!(value.origin, Origin::Flag(_)) {
+            if !value.origin.is_set() || owner != service && !matches!(value.origin, Origin::Flag(_)) {
                 return None;
             }
             let default = row.default_node().is_some_and(|d| d.equals(value));
@@ -70,7 +70,7 @@ impl Config {
 }
 
 /// Formats a field as `field: value`. Long and secret values are omitted.
-fn named_value(row: &Row, value: &Node) -> String {
+fn named_value(row: &Row, value: &LocatedValue) -> String {
     match &value.data {
         Data::List(_) | Data::Map(_) => row.field.to_owned(),
         Data::Text(text) if !row.secret && text.len() <= 40 => format!("{}: {text}", row.field),

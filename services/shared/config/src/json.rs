@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::config::Config;
-use crate::node::{Data, Node};
+use crate::node::{Data, LocatedValue};
 use crate::print::MASKED;
 use crate::table::{Document, Row, Service};
 
@@ -38,7 +38,7 @@ fn put(out: &mut Value, field: &str, value: Value) {
     *at = value;
 }
 
-fn value_json(value: &Node, secret: bool) -> Value {
+fn value_json(value: &LocatedValue, secret: bool) -> Value {
     match &value.data {
         Data::Map(entries) => entries.iter().map(|e| (e.key.clone(), value_json(&e.value, secret))).collect(),
         Data::List(elements) => elements.iter().map(|e| value_json(e, secret)).collect(),

@@ -2,7 +2,7 @@
 
 use crate::checks::InvalidText;
 use crate::diagnostics::Diagnostic;
-use crate::node::{Data, Entry, Node, Origin};
+use crate::node::{Data, LocatedValue, MapEntry, Origin};
 use quintlet_model::go_duration;
 
 /// The type of a field.
@@ -52,7 +52,7 @@ pub const PORT_OR_NONE: Kind = Kind::Int(0, 65535);
 
 impl Kind {
     /// Reports the problems of a value.
-    pub fn check(&self, node: &Node, path: &str, out: &mut Vec<Diagnostic>) {
+    pub fn check(&self, node: &LocatedValue, path: &str, out: &mut Vec<Diagnostic>) {
         let mut report = |message: String| out.push(Diagnostic::error(node.origin.clone(), path, message));
         let value = &node.data;
         match (self, value) {
@@ -149,7 +149,7 @@ impl Kind {
     }
 
     /// Reports the problems of a list element or a map value, which must not be null.
-    fn check_present(&self, node: &Node, path: &str, out: &mut Vec<Diagnostic>) {
+    fn check_present(&self, node: &LocatedValue, path: &str, out: &mut Vec<Diagnostic>) {
         if node.data == Data::Null {
             out.push(Diagnostic::error(node.origin.clone(), path, "has no value"));
         } else {
@@ -164,9 +164,23 @@ impl Kind {
         }
     }
 
+    /// Describes valid values, for a message that must not have the invalid one.
+    #[must_use]
+    pub fn form(&self) -> &'static str {
+        match self {
+            Self::Map(_, Kind::List(_)) => "a map of lists of text, e.g. {Name: [value]}",
+            Self::Map(..) => "a map",
+            Self::List(_) | Self::Objects(_) => "a list",
+            Self::Text | Self::Path | Self::Checked(_) | Self::Word(_) => "text",
+            Self::Bool | Self::Int(..) | Self::Number(..) | Self::Duration(..) | Self::DurationOrNanos => {
+                "of the type of the field"
+            }
+        }
+    }
+
     /// Returns whether the kubelet treats a value as "not set" in a field that is not a pointer: zero or empty.
     #[must_use]
-    pub fn is_zero(&self, node: &Node) -> bool {
+    pub fn is_zero(&self, node: &LocatedValue) -> bool {
         match (self, &node.data) {
             (_, Data::Null) => true,
             (Self::Int(..) | Self::Number(..) | Self::DurationOrNanos, Data::Int(number)) => *number == 0,
@@ -183,7 +197,7 @@ impl Kind {
 
     /// Returns the canonical form of a value: durations in their shortest form.
     #[must_use]
-    pub fn canonical(&self, mut node: Node) -> Node {
+    pub fn canonical(&self, mut node: LocatedValue) -> LocatedValue {
         node.data = match (self, node.data) {
             (Self::Duration(..) | Self::DurationOrNanos, Data::Text(text)) => {
                 Data::Text(go_duration::parse(&text).map_or(text, go_duration::format_short))
@@ -193,7 +207,7 @@ impl Kind {
                 Data::List(elements.into_iter().map(|e| kind.canonical(e)).collect())
             }
             (Self::Map(_, kind), Data::Map(entries)) => Data::Map(
-                entries.into_iter().map(|e| Entry { value: kind.canonical(e.value), ..e }).collect(),
+                entries.into_iter().map(|e| MapEntry { value: kind.canonical(e.value), ..e }).collect(),
             ),
             (_, data) => data,
         };
@@ -202,8 +216,8 @@ impl Kind {
 
     /// Converts a checked value to the values of its flag, one per occurrence.
     #[must_use]
-    pub fn to_flag(&self, node: &Node) -> Vec<String> {
-        let word = |node: &Node| match &node.data {
+    pub fn to_flag(&self, node: &LocatedValue) -> Vec<String> {
+        let word = |node: &LocatedValue| match &node.data {
             Data::Text(text) => text.clone(),
             other => other.to_string(),
         };
@@ -219,7 +233,8 @@ impl Kind {
                 .collect(),
             // `1000=30`.
             Self::Objects([(first, Self::Int(..), _), (second, Self::Int(..), _)]) => {
-                let pair = |o: &Node| [*first, *second].map(|f| o.get(f).map(word).unwrap_or_default());
+                let pair =
+                    |o: &LocatedValue| [*first, *second].map(|f| o.get(f).map(word).unwrap_or_default());
                 node.elements().iter().map(|o| pair(o).join("=")).collect()
             }
             Self::Objects(_) => node
@@ -236,9 +251,9 @@ impl Kind {
 
     /// Converts the occurrences of a flag to a value. Invalid values remain text, so that [`Kind::check`] reports them.
     #[must_use]
-    pub fn from_flag(&self, given: &[String], flag: &str) -> Node {
+    pub fn from_flag(&self, given: &[String], flag: &str) -> LocatedValue {
         let origin = Origin::Flag(flag.into());
-        let node = |data| Node { data, origin: origin.clone() };
+        let node = |data| LocatedValue { data, origin: origin.clone() };
         let text = |text: &str| node(Data::Text(text.to_owned()));
         let items = || given.iter().flat_map(|g| g.split(',')).filter(|g| !g.is_empty());
         let last = given.last().map(String::as_str).unwrap_or_default();
@@ -291,29 +306,29 @@ impl Kind {
 }
 
 /// Sets the value of a key that may contain dots.
-fn set(map: &mut Node, key: &str, value: Node) {
+fn set(map: &mut LocatedValue, key: &str, value: LocatedValue) {
     let origin = value.origin.clone();
     let Data::Map(entries) = &mut map.data else { return };
     match entries.iter_mut().find(|e| e.key == key) {
         Some(entry) => entry.value = value,
-        None => entries.push(Entry { key: key.to_owned(), origin, value }),
+        None => entries.push(MapEntry { key: key.to_owned(), origin, value }),
     }
 }
 
 /// Parses a taint of the kubelet's flag: `key=value:effect` or `key:effect`.
-fn taint(item: &str, origin: &Origin) -> Node {
+fn taint(item: &str, origin: &Origin) -> LocatedValue {
     let (rest, effect) = item.split_once(':').unwrap_or((item, ""));
     let (key, value) = rest.split_once('=').unwrap_or((rest, ""));
-    let mut node = Node { data: Data::Map(Vec::new()), origin: origin.clone() };
+    let mut node = LocatedValue { data: Data::Map(Vec::new()), origin: origin.clone() };
     for (name, text) in [("key", key), ("value", value), ("effect", effect)] {
         if !text.is_empty() {
-            node.put(name, Node { data: Data::Text(text.to_owned()), origin: origin.clone() });
+            node.put(name, LocatedValue { data: Data::Text(text.to_owned()), origin: origin.clone() });
         }
     }
     node
 }
 
-fn check_object(fields: &[(&str, Kind, bool)], node: &Node, path: &str, out: &mut Vec<Diagnostic>) {
+fn check_object(fields: &[(&str, Kind, bool)], node: &LocatedValue, path: &str, out: &mut Vec<Diagnostic>) {
     let Data::Map(entries) = &node.data else {
         out.push(Diagnostic::error(node.origin.clone(), path, format!("{}: must be a map", node.data)));
         return;

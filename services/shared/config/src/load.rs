@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::diagnostics::{Diagnostic, Severity};
-use crate::node::{Data, Node, Origin};
+use crate::node::{Data, LocatedValue, Origin};
+use crate::print::MASKED;
 use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, SETTABLE};
 use crate::{kind, rules, suggest, yaml};
 
@@ -26,7 +27,7 @@ pub struct Sources {
     /// The directory of drop-ins (`--config-dir`).
     pub drop_ins: Option<PathBuf>,
     /// Fields set by flags, which take precedence over all files.
-    pub flags: Vec<(Document, &'static Row, Node)>,
+    pub flags: Vec<(Document, &'static Row, LocatedValue)>,
     /// Treat warnings as errors.
     pub strict: bool,
 }
@@ -59,7 +60,7 @@ impl Config {
 struct Loader {
     diagnostics: Vec<Diagnostic>,
     /// The merged documents of the files.
-    documents: [Option<Node>; 2],
+    documents: [Option<LocatedValue>; 2],
 }
 
 impl Loader {
@@ -121,8 +122,8 @@ impl Loader {
     }
 
     /// Returns the kind of a document.
-    fn which(&mut self, document: &Node) -> Option<Document> {
-        let mut report = |node: &Node, path: &str, message: String| {
+    fn which(&mut self, document: &LocatedValue) -> Option<Document> {
+        let mut report = |node: &LocatedValue, path: &str, message: String| {
             self.diagnostics.push(Diagnostic::error(node.origin.clone(), path, message));
         };
         if !matches!(document.data, Data::Map(_)) {
@@ -149,7 +150,7 @@ impl Loader {
     }
 
     /// Checks a document and merges it over those of earlier files.
-    fn add(&mut self, which: Document, mut document: Node, file: &Path) {
+    fn add(&mut self, which: Document, mut document: LocatedValue, file: &Path) {
         if let Data::Map(entries) = &mut document.data {
             entries.retain(|e| e.key != "kind" && e.key != "apiVersion");
         }
@@ -162,12 +163,12 @@ impl Loader {
         let dir = file.parent().unwrap_or(Path::new(""));
         resolve_paths(which, &mut document, dir);
         let merged = &mut self.documents[which as usize];
-        merged.get_or_insert_with(Node::empty).merge(document);
+        merged.get_or_insert_with(LocatedValue::empty).merge(document);
     }
 
     fn finish(mut self, sources: &Sources) -> Result<Config, Vec<Diagnostic>> {
         let has_kubelet_file = self.documents[Document::Kubelet as usize].is_some();
-        let [kubelet, quintlet] = self.documents.map(|d| d.unwrap_or_else(Node::empty));
+        let [kubelet, quintlet] = self.documents.map(|d| d.unwrap_or_else(LocatedValue::empty));
         let mut config = Config { kubelet, quintlet, warnings: Vec::new() };
         for (document, row, value) in &sources.flags {
             check(row, value, &mut self.diagnostics);
@@ -213,14 +214,22 @@ impl Loader {
 }
 
 /// Reports the problems of a value. A value that stands for the default is valid.
-fn check(row: &Row, value: &Node, out: &mut Vec<Diagnostic>) {
-    if counts(row, value) {
-        row.kind.check(value, row.field, out);
+fn check(row: &Row, value: &LocatedValue, out: &mut Vec<Diagnostic>) {
+    if !counts(row, value) {
+        return;
+    }
+    let first = out.len();
+    row.kind.check(value, row.field, out);
+    if row.secret {
+        // The messages have the value.
+        for diagnostic in out.iter_mut().skip(first) {
+            diagnostic.message = format!("{MASKED}: must be {}", row.kind.form());
+        }
     }
 }
 
 /// Returns whether a value is set explicitly. In a file, zero stands for the default; as in the kubelet, the zero of a flag does not.
-fn counts(row: &Row, value: &Node) -> bool {
+fn counts(row: &Row, value: &LocatedValue) -> bool {
     let by_flag = matches!(value.origin, Origin::Flag(_)) && value.text() != Some("");
     row.zero_counts || by_flag || !row.kind.is_zero(value)
 }
@@ -245,7 +254,7 @@ fn walk(dir: &Path, out: &mut Vec<PathBuf>) -> Result<(), (PathBuf, std::io::Err
 }
 
 /// Reports keys that do not belong to a field.
-fn unknown_fields(which: Document, node: &Node, path: &str, out: &mut Vec<Diagnostic>) {
+fn unknown_fields(which: Document, node: &LocatedValue, path: &str, out: &mut Vec<Diagnostic>) {
     let rows = which.rows();
     for entry in node.entries() {
         let full = if path.is_empty() { entry.key.clone() } else { format!("{path}.{}", entry.key) };
@@ -278,8 +287,8 @@ fn unknown_fields(which: Document, node: &Node, path: &str, out: &mut Vec<Diagno
     }
 }
 
-fn unknown_gates(kubelet: &Node, out: &mut Vec<Diagnostic>) {
-    for entry in kubelet.get("featureGates").map(Node::entries).unwrap_or_default() {
+fn unknown_gates(kubelet: &LocatedValue, out: &mut Vec<Diagnostic>) {
+    for entry in kubelet.get("featureGates").map(LocatedValue::entries).unwrap_or_default() {
         let known = || GATES.iter().map(|g| g.name).chain(SETTABLE);
         if !known().any(|name| name == entry.key) {
             let hint = suggest::hint(&entry.key, known());
@@ -294,25 +303,25 @@ fn unknown_gates(kubelet: &Node, out: &mut Vec<Diagnostic>) {
 }
 
 /// Resolves relative paths against the directory of the file that contains them.
-fn resolve_paths(which: Document, document: &mut Node, dir: &Path) {
+fn resolve_paths(which: Document, document: &mut LocatedValue, dir: &Path) {
     for row in which.rows().iter().filter(|r| matches!(r.kind, kind::Kind::Path)) {
         let Some(value) = document.at(row.field) else { continue };
         let Some(text) = value.text().filter(|t| !t.is_empty() && !t.starts_with('/')) else { continue };
         let resolved = dir.join(text).display().to_string();
-        let value = Node { data: Data::Text(resolved), origin: value.origin.clone() };
+        let value = LocatedValue { data: Data::Text(resolved), origin: value.origin.clone() };
         document.put(row.field, value);
     }
 }
 
 /// Sets the defaults of fields that are not set, and converts durations to their canonical form.
-fn fill(document: Document, node: &mut Node) {
+fn fill(document: Document, node: &mut LocatedValue) {
     for row in document.rows() {
         let given = node.at(row.field).filter(|v| counts(row, v));
         let value = given.map(|v| row.kind.canonical(v.clone())).or_else(|| row.default_node());
         match value {
             Some(value) => node.put(row.field, value),
             None if node.at(row.field).is_some() => {
-                node.put(row.field, Node::default_of(Data::Null));
+                node.put(row.field, LocatedValue::default_of(Data::Null));
             }
             None => {}
         }
@@ -321,20 +330,20 @@ fn fill(document: Document, node: &mut Node) {
 
 /// Sets the fields whose default depends on another field.
 fn set_derived_defaults(config: &mut Config) {
-    let set = |node: &Node, field: &str| node.at(field).filter(|n| n.origin.is_set()).cloned();
+    let set = |node: &LocatedValue, field: &str| node.at(field).filter(|n| n.origin.is_set()).cloned();
     let kubelet = &mut config.kubelet;
     if let Some(update) = set(kubelet, "nodeStatusUpdateFrequency")
         && set(kubelet, "nodeStatusReportFrequency").is_none()
     {
         let origin = Origin::Follows("nodeStatusUpdateFrequency");
-        kubelet.put("nodeStatusReportFrequency", Node { origin, ..update });
+        kubelet.put("nodeStatusReportFrequency", LocatedValue { origin, ..update });
     }
     let gate = kubelet.get("featureGates").and_then(|g| g.get(CRASH_LOOP_MAX)).map(|g| g.data.clone());
     if gate == Some(Data::Bool(false))
         && let Some(row) = Document::Kubelet.row("crashLoopBackOff.maxContainerRestartPeriod")
         && let Some(default) = row.default_node()
     {
-        kubelet.put(row.field, Node { origin: Origin::Follows("featureGates"), ..default });
+        kubelet.put(row.field, LocatedValue { origin: Origin::Follows("featureGates"), ..default });
     }
     if let Some(verbosity) = set(kubelet, "logging.verbosity")
         && set(&config.quintlet, "logFilter").is_none()
@@ -345,14 +354,17 @@ fn set_derived_defaults(config: &mut Config) {
             4..6 => "debug",
             _ => "trace",
         };
-        let value =
-            Node { data: Data::Text(filter.to_owned()), origin: Origin::Follows("logging.verbosity") };
+        let value = LocatedValue {
+            data: Data::Text(filter.to_owned()),
+            origin: Origin::Follows("logging.verbosity"),
+        };
         config.quintlet.put("logFilter", value);
     }
     if let Some(endpoint) = set(kubelet, "tracing.endpoint")
         && let Some(text) = endpoint.text().filter(|t| !t.contains("://"))
     {
-        let value = Node { data: Data::Text(format!("http://{text}")), origin: endpoint.origin.clone() };
+        let value =
+            LocatedValue { data: Data::Text(format!("http://{text}")), origin: endpoint.origin.clone() };
         kubelet.put("tracing.endpoint", value);
     }
 }
@@ -373,6 +385,6 @@ fn set_defaults_of_files(config: &mut Config) {
             Document::Kubelet => &mut config.kubelet,
             Document::Quintlet => &mut config.quintlet,
         };
-        target.put(field, Node { data: Data::Bool(true), origin: origin.clone() });
+        target.put(field, LocatedValue { data: Data::Bool(true), origin: origin.clone() });
     }
 }

@@ -38,7 +38,7 @@ impl fmt::Display for Origin {
 
 /// A value and its origin.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Node {
+pub struct LocatedValue {
     /// The value.
     pub data: Data,
     /// Origin of the value; for a map or a list, of its beginning.
@@ -59,23 +59,23 @@ pub enum Data {
     /// A string, quoted or not.
     Text(String),
     /// A sequence of values.
-    List(Vec<Node>),
+    List(Vec<LocatedValue>),
     /// A map with unique text keys.
-    Map(Vec<Entry>),
+    Map(Vec<MapEntry>),
 }
 
 /// A key of a map with its value.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub struct MapEntry {
     /// The name of the field, or a key of a map.
     pub key: String,
     /// Origin of the key.
     pub origin: Origin,
     /// The value of the key.
-    pub value: Node,
+    pub value: LocatedValue,
 }
 
-impl Node {
+impl LocatedValue {
     /// Returns a value with the origin [`Origin::Default`].
     #[must_use]
     pub fn default_of(data: Data) -> Self {
@@ -99,7 +99,7 @@ impl Node {
 
     /// Returns the entries of a map; none for other values.
     #[must_use]
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[MapEntry] {
         match &self.data {
             Data::Map(entries) => entries,
             _ => &[],
@@ -108,7 +108,7 @@ impl Node {
 
     /// Returns the elements of a list; none for other values.
     #[must_use]
-    pub fn elements(&self) -> &[Node] {
+    pub fn elements(&self) -> &[LocatedValue] {
         match &self.data {
             Data::List(elements) => elements,
             _ => &[],
@@ -117,18 +117,18 @@ impl Node {
 
     /// Returns the value at a path of keys such as `a.b.c`. A null counts as absent.
     #[must_use]
-    pub fn at(&self, path: &str) -> Option<&Node> {
+    pub fn at(&self, path: &str) -> Option<&LocatedValue> {
         path.split('.').try_fold(self, |node, key| node.get(key)).filter(|n| n.data != Data::Null)
     }
 
     /// Returns the value of a key.
     #[must_use]
-    pub fn get(&self, key: &str) -> Option<&Node> {
+    pub fn get(&self, key: &str) -> Option<&LocatedValue> {
         self.entries().iter().find(|e| e.key == key).map(|e| &e.value)
     }
 
     /// Sets the value at a path of keys. Other values on the path are replaced by maps.
-    pub fn put(&mut self, path: &str, value: Node) {
+    pub fn put(&mut self, path: &str, value: LocatedValue) {
         let (key, rest) = path.split_once('.').map_or((path, None), |(key, rest)| (key, Some(rest)));
         if !matches!(self.data, Data::Map(_)) {
             self.data = Data::Map(Vec::new());
@@ -136,8 +136,8 @@ impl Node {
         let origin = value.origin.clone();
         let Data::Map(entries) = &mut self.data else { return };
         let at = entries.iter().position(|e| e.key == key).unwrap_or_else(|| {
-            let value = Node { data: Data::Null, origin: origin.clone() };
-            entries.push(Entry { key: key.to_owned(), origin, value });
+            let value = LocatedValue { data: Data::Null, origin: origin.clone() };
+            entries.push(MapEntry { key: key.to_owned(), origin, value });
             entries.len().saturating_sub(1)
         });
         match rest {
@@ -147,13 +147,13 @@ impl Node {
     }
 
     /// Applies a JSON merge patch (RFC 7386): maps are merged, null removes a key, and any other value replaces the existing one.
-    pub fn merge(&mut self, patch: Node) {
+    pub fn merge(&mut self, patch: LocatedValue) {
         let Data::Map(changes) = patch.data else {
             *self = patch;
             return;
         };
         if !matches!(self.data, Data::Map(_)) {
-            *self = Node { data: Data::Map(Vec::new()), origin: patch.origin };
+            *self = LocatedValue { data: Data::Map(Vec::new()), origin: patch.origin };
         }
         let Data::Map(entries) = &mut self.data else { return };
         for change in changes {
@@ -163,9 +163,9 @@ impl Node {
                 (None, true) => {}
                 (Some(at), false) => entries[at].value.merge(change.value),
                 (None, false) => {
-                    let mut value = Node { data: Data::Null, origin: change.value.origin.clone() };
+                    let mut value = LocatedValue { data: Data::Null, origin: change.value.origin.clone() };
                     value.merge(change.value);
-                    entries.push(Entry { key: change.key, origin: change.origin, value });
+                    entries.push(MapEntry { key: change.key, origin: change.origin, value });
                 }
             }
         }
@@ -173,7 +173,7 @@ impl Node {
 
     /// Returns whether two values are equal, ignoring their origins and the order of keys.
     #[must_use]
-    pub fn equals(&self, other: &Node) -> bool {
+    pub fn equals(&self, other: &LocatedValue) -> bool {
         match (&self.data, &other.data) {
             (Data::List(a), Data::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.equals(b)),
             (Data::Map(a), Data::Map(b)) => {
@@ -203,7 +203,7 @@ impl fmt::Display for Data {
 mod tests {
     use super::*;
 
-    fn yaml(text: &str) -> Node {
+    fn yaml(text: &str) -> LocatedValue {
         crate::yaml::value(text)
     }
 
@@ -227,8 +227,8 @@ mod tests {
     #[test]
     fn a_value_set_at_a_path_is_found_there_and_its_siblings_stay() {
         let mut node = yaml("{a: {x: 1}, b: 2}");
-        node.put("a.y.z", Node::default_of(Data::Int(3)));
-        node.put("b.c", Node::default_of(Data::Int(4)));
+        node.put("a.y.z", LocatedValue::default_of(Data::Int(3)));
+        node.put("b.c", LocatedValue::default_of(Data::Int(4)));
         assert!(node.equals(&yaml("{a: {x: 1, y: {z: 3}}, b: {c: 4}}")), "{node:?}");
         assert_eq!(node.at("a.y.z").map(|n| &n.data), Some(&Data::Int(3)));
         assert_eq!(node.at("a.none.z"), None);

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::config::Config;
-use crate::node::{Data, Node, Origin};
+use crate::node::{Data, LocatedValue, Origin};
 use crate::table::{Document, Row};
 
 /// Placeholder for a secret value.
@@ -18,7 +18,7 @@ pub fn print(config: &Config) -> String {
             out.push_str("---\n");
         }
         let _ = writeln!(out, "apiVersion: {}\nkind: {}", document.api_version(), document.kind());
-        let mut fields: Vec<(&Row, &Node)> = document
+        let mut fields: Vec<(&Row, &LocatedValue)> = document
             .rows()
             .iter()
             .filter_map(|row| Some((row, config.value(document, row.field)?)))
@@ -45,12 +45,12 @@ fn indent(level: usize) -> String {
 }
 
 /// Prints a key with its value. `origin` is printed for a scalar or empty value.
-fn entry(out: &mut String, level: usize, key: &str, value: &Node, origin: &Origin, secret: bool) {
+fn entry(out: &mut String, level: usize, key: &str, value: &LocatedValue, origin: &Origin, secret: bool) {
     let _ = write!(out, "{}{}:", indent(level), word(key));
     below(out, level, value, origin, secret);
 }
 
-fn below(out: &mut String, level: usize, value: &Node, origin: &Origin, secret: bool) {
+fn below(out: &mut String, level: usize, value: &LocatedValue, origin: &Origin, secret: bool) {
     match &value.data {
         Data::Map(entries) if !entries.is_empty() => {
             out.push('\n');
@@ -76,7 +76,7 @@ fn below(out: &mut String, level: usize, value: &Node, origin: &Origin, secret: 
 }
 
 /// Prints a map that is an element of a list. Its first key follows the dash.
-fn object(out: &mut String, level: usize, entries: &[crate::node::Entry], secret: bool) {
+fn object(out: &mut String, level: usize, entries: &[crate::node::MapEntry], secret: bool) {
     for (at, e) in entries.iter().enumerate() {
         let lead = if at == 0 { " ".to_owned() } else { indent(level.saturating_add(1)) };
         let _ = write!(out, "{lead}{}:", word(&e.key));

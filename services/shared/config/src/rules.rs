@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use self::view::View;
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
-use crate::node::{Data, Node};
-use crate::table::{Document, Row, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES, Verdict};
+use crate::node::{Data, LocatedValue};
+use crate::table::{Document, FieldSupport, Row, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES};
 use quintlet_model::go_duration;
 
 /// Reports violations of the rules.
@@ -23,9 +23,9 @@ pub(crate) fn check(config: &Config, out: &mut Vec<Diagnostic>) {
 }
 
 fn refused(view: &View<'_>, out: &mut Vec<Diagnostic>) {
-    let refused = |row: &&Row| matches!(row.verdict, Verdict::Refused { .. });
+    let refused = |row: &&Row| matches!(row.support, FieldSupport::Refused { .. });
     for row in Document::Kubelet.rows().iter().filter(refused) {
-        let Verdict::Refused { why } = row.verdict else { continue };
+        let FieldSupport::Refused { why } = row.support else { continue };
         let Some(value) = view.node(row.field) else { continue };
         if row.default_node().is_none_or(|default| !default.equals(value)) {
             out.push(Diagnostic::error(value.origin.clone(), row.field, format!("{}: {why}", value.data)));
@@ -69,7 +69,7 @@ fn shutdown(view: &View<'_>, out: &mut Vec<Diagnostic>) {
             out.push(view.blame(&[field], format!("{} is below 1s", go_duration::format_short(nanos))));
         }
     }
-    let by_priority = view.node(BY_PRIORITY).map(Node::elements).unwrap_or_default();
+    let by_priority = view.node(BY_PRIORITY).map(LocatedValue::elements).unwrap_or_default();
     if !by_priority.is_empty() && (all != 0 || critical != 0) {
         out.push(view.blame(&[BY_PRIORITY], format!("excludes {ALL} and {CRITICAL}")));
     }
@@ -117,13 +117,13 @@ fn server(view: &View<'_>, out: &mut Vec<Diagnostic>) {
 /// list without a supported entry, are errors.
 fn tls(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     use crate::tls::{SUITES, Support, group, suite};
-    let suite = |n: &Node| n.text().map_or(Support::Unknown, suite);
-    let group = |n: &Node| match n.data {
+    let suite = |n: &LocatedValue| n.text().map_or(Support::Unknown, suite);
+    let group = |n: &LocatedValue| match n.data {
         Data::Int(number) => u16::try_from(number).map_or(Support::Unknown, group),
         _ => Support::Unknown,
     };
-    let mut check_names = |field: &str, supported: &str, support: &dyn Fn(&Node) -> Support| {
-        let elements = view.node(field).map(Node::elements).unwrap_or_default();
+    let mut check_names = |field: &str, supported: &str, support: &dyn Fn(&LocatedValue) -> Support| {
+        let elements = view.node(field).map(LocatedValue::elements).unwrap_or_default();
         let mut is_left = elements.is_empty();
         for (at, element) in elements.iter().enumerate() {
             let (origin, path) = (element.origin.clone(), format!("{field}[{at}]"));
@@ -162,9 +162,9 @@ fn other(view: &View<'_>, out: &mut Vec<Diagnostic>) {
         out.push(view.blame(&["userNamespaces.idsPerPod"], format!("{ids} is no multiple of 65536")));
     }
     let mut seen: Vec<(&str, &str)> = Vec::new();
-    let taints = view.node("registerWithTaints").map(Node::elements).unwrap_or_default();
+    let taints = view.node("registerWithTaints").map(LocatedValue::elements).unwrap_or_default();
     for (at, taint) in taints.iter().enumerate() {
-        let field = |name: &str| taint.get(name).and_then(Node::text).unwrap_or_default();
+        let field = |name: &str| taint.get(name).and_then(LocatedValue::text).unwrap_or_default();
         let id = (field("key"), field("effect"));
         if seen.contains(&id) {
             let path = format!("registerWithTaints[{at}]");
@@ -178,7 +178,8 @@ fn other(view: &View<'_>, out: &mut Vec<Diagnostic>) {
 
 /// Labels that the API server would not take, or not from a node.
 fn labels(view: &View<'_>, out: &mut Vec<Diagnostic>) {
-    let labels = view.config.value(Document::Quintlet, "nodeLabels").map(Node::entries).unwrap_or_default();
+    let labels =
+        view.config.value(Document::Quintlet, "nodeLabels").map(LocatedValue::entries).unwrap_or_default();
     for entry in labels {
         if let Some(why) = crate::labels::problem(&entry.key, entry.value.text().unwrap_or_default()) {
             out.push(Diagnostic::error(entry.origin.clone(), format!("nodeLabels.{}", entry.key), why));

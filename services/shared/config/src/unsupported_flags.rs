@@ -10,14 +10,14 @@ use crate::arguments::Bound;
 use crate::diagnostics::Diagnostic;
 use crate::kind::Kind;
 use crate::node::Origin;
-use crate::table::{Document, FLAGS, FlagVerdict, Verdict};
+use crate::table::{Document, FLAGS, FieldSupport, FlagSupport};
 
 /// The unsupported flags that were added to a command.
 #[derive(Debug)]
 pub(crate) struct UnsupportedFlags {
     /// Fields with a flag and without an effect.
     pub(crate) rows: Vec<Bound>,
-    others: Vec<(&'static str, FlagVerdict)>,
+    others: Vec<(&'static str, FlagSupport)>,
 }
 
 /// Adds the kubelet's flags that the command does not have as hidden arguments.
@@ -25,19 +25,19 @@ pub(crate) fn add(mut command: Command) -> (Command, UnsupportedFlags) {
     let mut unsupported = UnsupportedFlags { rows: Vec::new(), others: Vec::new() };
     for row in Document::Kubelet.rows() {
         let Some(flag) = row.kubelet_flag.filter(|flag| !has(&command, flag)) else { continue };
-        match row.verdict {
-            Verdict::NotYet { .. } | Verdict::Ignored { .. } => {
+        match row.support {
+            FieldSupport::NotYet { .. } | FieldSupport::Ignored { .. } => {
                 command = command.arg(hidden(flag, matches!(row.kind, Kind::Bool)));
                 unsupported.rows.push(Bound { document: Document::Kubelet, row, id: flag.to_owned() });
             }
             // The field is honoured by another service only, or refused wherever it is set.
-            Verdict::Honoured { .. } | Verdict::Refused { .. } => {}
+            FieldSupport::Honoured { .. } | FieldSupport::Refused { .. } => {}
         }
     }
-    for row in FLAGS.iter().filter(|row| !matches!(row.verdict, FlagVerdict::Same)) {
+    for row in FLAGS.iter().filter(|row| !matches!(row.support, FlagSupport::Same)) {
         if !has(&command, row.name) {
             command = command.arg(hidden(row.name, row.is_switch));
-            unsupported.others.push((row.name, row.verdict));
+            unsupported.others.push((row.name, row.support));
         }
     }
     (command, unsupported)
@@ -61,11 +61,11 @@ fn hidden(flag: &'static str, is_switch: bool) -> Arg {
 impl UnsupportedFlags {
     /// Returns an error for each given flag that is refused.
     pub(crate) fn errors(&self, given: &ArgMatches) -> Vec<Diagnostic> {
-        let refused = |(name, verdict): &(&'static str, FlagVerdict)| {
-            let why = match verdict {
-                FlagVerdict::Refused(why) => (*why).to_owned(),
-                FlagVerdict::Instead(what) => format!("write instead: {what}"),
-                FlagVerdict::NotYet(_) | FlagVerdict::Same => return None,
+        let refused = |(name, support): &(&'static str, FlagSupport)| {
+            let why = match support {
+                FlagSupport::Refused(why) => (*why).to_owned(),
+                FlagSupport::Instead(what) => format!("write instead: {what}"),
+                FlagSupport::NotYet(_) | FlagSupport::Same => return None,
             };
             is_given(given, name).then(|| {
                 Diagnostic::error(Origin::Flag(format!("--{name}").into()), format!("--{name}"), why)
@@ -76,12 +76,12 @@ impl UnsupportedFlags {
 
     /// Returns the given flags that have no effect yet, each with the behaviour until then.
     pub(crate) fn not_yet(&self, given: &ArgMatches) -> Vec<(&'static str, &'static str)> {
-        let warned = |(name, verdict): &(&'static str, FlagVerdict)| match verdict {
-            FlagVerdict::NotYet(until) if is_given(given, name) => Some((*name, *until)),
-            FlagVerdict::NotYet(_)
-            | FlagVerdict::Refused(_)
-            | FlagVerdict::Instead(_)
-            | FlagVerdict::Same => None,
+        let warned = |(name, support): &(&'static str, FlagSupport)| match support {
+            FlagSupport::NotYet(until) if is_given(given, name) => Some((*name, *until)),
+            FlagSupport::NotYet(_)
+            | FlagSupport::Refused(_)
+            | FlagSupport::Instead(_)
+            | FlagSupport::Same => None,
         };
         self.others.iter().filter_map(warned).collect()
     }
@@ -99,7 +99,7 @@ mod tests {
 
     use crate::cli::{ConfigArgs, Exit, Loaded, read};
     use crate::kind::Kind;
-    use crate::table::{Document, FLAGS, FlagVerdict, Service, Verdict};
+    use crate::table::{Document, FLAGS, FieldSupport, FlagSupport, Service};
 
     #[derive(Debug, Parser)]
     struct Bare {
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_flag_without_an_effect_does_not_prevent_a_start() {
         for row in Document::Kubelet.rows() {
-            let Verdict::NotYet { .. } = row.verdict else { continue };
+            let FieldSupport::NotYet { .. } = row.support else { continue };
             let Some(flag) = row.kubelet_flag else { continue };
             let flag = format!("--{flag}");
             let words = match row.kind {
@@ -123,7 +123,7 @@ mod tests {
             };
             assert!(!matches!(line(&words), Err(Exit::Clap(_))), "{words:?}");
         }
-        for row in FLAGS.iter().filter(|row| matches!(row.verdict, FlagVerdict::NotYet(_))) {
+        for row in FLAGS.iter().filter(|row| matches!(row.support, FlagSupport::NotYet(_))) {
             let flag = format!("--{}", row.name);
             let read = line(&[&flag, "-1"]).unwrap();
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Parses YAML, and thus JSON, to [`Node`]s with line numbers. granit-parser produces events, from which this module builds trees.
+//! Parses YAML, and thus JSON, to [`LocatedValue`]s with line numbers. granit-parser produces events, from which this module builds trees.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use granit_parser::{Event, Parser, ScalarStyle, Span, Tag};
 
 use crate::diagnostics::Diagnostic;
-use crate::node::{Data, Entry, Node, Origin};
+use crate::node::{Data, LocatedValue, MapEntry, Origin};
 
 /// Largest number of values in a file, with aliases expanded. A configuration has a few hundred.
 const MAX_NODES: usize = 20_000;
@@ -17,7 +17,7 @@ const MAX_DEPTH: usize = 64;
 
 /// Returns all documents of a text that parse, and the errors of the text. Empty documents are omitted.
 #[must_use]
-pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<Node>, Vec<Diagnostic>) {
+pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<LocatedValue>, Vec<Diagnostic>) {
     let mut options =
         granit_parser::options! { flow_nesting_limit: MAX_DEPTH, block_nesting_limit: MAX_DEPTH };
     options.set_emit_comments(false);
@@ -46,15 +46,15 @@ pub fn documents(text: &str, file: &Arc<Path>) -> (Vec<Node>, Vec<Diagnostic>) {
 }
 
 /// Parses a value that is a constant of this program.
-pub(crate) fn value(text: &str) -> Node {
+pub(crate) fn value(text: &str) -> LocatedValue {
     let file: Arc<Path> = Path::new("").into();
     let (mut documents, _) = documents(text, &file);
-    let mut node = documents.pop().unwrap_or(Node::default_of(Data::Null));
+    let mut node = documents.pop().unwrap_or(LocatedValue::default_of(Data::Null));
     forget_origins(&mut node);
     node
 }
 
-fn forget_origins(node: &mut Node) {
+fn forget_origins(node: &mut LocatedValue) {
     node.origin = Origin::Default;
     match &mut node.data {
         Data::List(elements) => elements.iter_mut().for_each(forget_origins),
@@ -75,7 +75,7 @@ enum Step {
 
 /// A list or map that is not complete.
 struct Open {
-    node: Node,
+    node: LocatedValue,
     anchor: usize,
     /// The key whose value comes next, with its line. `None` in a list.
     key: Option<(String, usize)>,
@@ -87,13 +87,13 @@ struct Open {
 #[derive(Default)]
 struct Doc {
     open: Vec<Open>,
-    anchors: HashMap<usize, (Node, usize)>,
-    root: Option<Node>,
+    anchors: HashMap<usize, (LocatedValue, usize)>,
+    root: Option<LocatedValue>,
 }
 
 struct Builder<'a> {
     file: &'a Arc<Path>,
-    documents: Vec<Node>,
+    documents: Vec<LocatedValue>,
     diagnostics: Vec<Diagnostic>,
     nodes: usize,
     doc: Doc,
@@ -134,7 +134,7 @@ impl Builder<'_> {
                         Data::Null
                     }
                 };
-                return self.complete(Node { data, origin: self.origin(line) }, anchor, 1, 1);
+                return self.complete(LocatedValue { data, origin: self.origin(line) }, anchor, 1, 1);
             }
             Event::SequenceStart(_, anchor, tag) => {
                 return self.open(Data::List(Vec::new()), anchor, tag, line);
@@ -198,7 +198,7 @@ impl Builder<'_> {
         if !core {
             self.diagnostic(line, "tags are not supported");
         }
-        let node = Node { data, origin: self.origin(line) };
+        let node = LocatedValue { data, origin: self.origin(line) };
         self.doc.open.push(Open { node, anchor, key: None, keys: HashSet::new(), nodes: 1 });
         Step::On
     }
@@ -206,7 +206,7 @@ impl Builder<'_> {
     /// Adds a complete value to its parent.
     ///
     /// `nodes` is the number of values that it contains, `fresh` the number of those that were not counted before.
-    fn complete(&mut self, node: Node, anchor: usize, nodes: usize, fresh: usize) -> Step {
+    fn complete(&mut self, node: LocatedValue, anchor: usize, nodes: usize, fresh: usize) -> Step {
         self.nodes = self.nodes.saturating_add(fresh);
         if self.nodes > MAX_NODES {
             let line = match &node.origin {
@@ -230,7 +230,7 @@ impl Builder<'_> {
                     let origin = Origin::File(Arc::clone(self.file), line);
                     // A duplicate key keeps its first value. It was reported as an error, so the file is not used.
                     if open.keys.len() > entries.len() {
-                        entries.push(Entry { key, origin, value: node });
+                        entries.push(MapEntry { key, origin, value: node });
                     }
                 }
             }
@@ -292,7 +292,7 @@ pub(crate) fn plain(text: &str) -> Data {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> (Vec<Node>, Vec<String>) {
+    fn read(text: &str) -> (Vec<LocatedValue>, Vec<String>) {
         let file: Arc<Path> = Path::new("f").into();
         let (documents, diagnostics) = documents(text, &file);
         let line = |m: &Diagnostic| match &m.origin {

@@ -31,7 +31,7 @@ pub const LINGER: Duration = Duration::from_millis(250);
 
 /// The outcome of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum ReadOutcome {
     /// Bytes were read, and there may be more.
     Data,
     /// No byte was read. During a rotation, the caller reads again within [`LINGER`].
@@ -124,7 +124,7 @@ impl Followed {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn read_here(&mut self, block: &mut Vec<u8>) -> io::Result<Step> {
+    pub fn read_here(&mut self, block: &mut Vec<u8>) -> io::Result<ReadOutcome> {
         if self.file.metadata()?.len() < self.position {
             // The file was truncated: read it from its beginning.
             self.position = 0;
@@ -132,22 +132,22 @@ impl Followed {
         self.file.seek(SeekFrom::Start(self.position))?;
         let read = fill(&mut self.file, block)?;
         self.position = self.position.saturating_add(read as u64);
-        Ok(if read == 0 { Step::Dry { rotating: false } } else { Step::Data })
+        Ok(if read == 0 { ReadOutcome::Dry { rotating: false } } else { ReadOutcome::Data })
     }
 
     /// Reads from this file, and then from the files that replaced it.
     ///
     /// # Errors
     /// A file cannot be read.
-    pub fn read(&mut self, now: Instant, block: &mut Vec<u8>) -> io::Result<Step> {
+    pub fn read(&mut self, now: Instant, block: &mut Vec<u8>) -> io::Result<ReadOutcome> {
         loop {
             if let Some(between) = &mut self.between {
                 if fill_from(between, &self.dir, block)? > 0 {
-                    return Ok(Step::Data);
+                    return Ok(ReadOutcome::Data);
                 }
                 // The file was rotated again; the next read finds its successor.
                 let next = Self::open_in(Arc::clone(&self.dir), self.name.clone(), None);
-                let Ok(next) = next else { return Ok(Step::Dry { rotating: true }) };
+                let Ok(next) = next else { return Ok(ReadOutcome::Dry { rotating: true }) };
                 // Further files were rotated while the earlier ones were read.
                 let missed: Vec<_> = next.older.difference(&between.known).cloned().collect();
                 if !missed.is_empty() {
@@ -168,11 +168,11 @@ impl Followed {
                 (true, Some(since)) => now.saturating_duration_since(since) >= LINGER,
             };
             match self.read_here(block)? {
-                Step::Data => return Ok(Step::Data),
-                Step::Dry { .. } if over => {
+                ReadOutcome::Data => return Ok(ReadOutcome::Data),
+                ReadOutcome::Dry { .. } if over => {
                     self.between = Some(self.since());
                 }
-                Step::Dry { .. } => return Ok(Step::Dry { rotating: other }),
+                ReadOutcome::Dry { .. } => return Ok(ReadOutcome::Dry { rotating: other }),
             }
         }
     }
@@ -272,9 +272,9 @@ fn open_rotated(dir: &Dir, name: &str) -> Option<Rotated> {
     Some(Rotated::Compressed(Box::new(GzDecoder::new(file))))
 }
 
-fn fill(from: &mut impl Read, block: &mut Vec<u8>) -> io::Result<usize> {
+fn fill(reader: &mut impl Read, block: &mut Vec<u8>) -> io::Result<usize> {
     block.resize(BLOCK, 0);
-    let read = from.read(block);
+    let read = reader.read(block);
     block.truncate(*read.as_ref().unwrap_or(&0));
     read
 }
@@ -333,10 +333,10 @@ mod tests {
                 gz.finish().unwrap();
                 std::fs::remove_file(path).unwrap();
             }
-            let to = self.dir.path().join(format!("0.log.{time:04}"));
-            std::fs::rename(self.path(), &to).unwrap();
+            let rotated = self.dir.path().join(format!("0.log.{time:04}"));
+            std::fs::rename(self.path(), &rotated).unwrap();
             std::fs::write(self.path(), "").unwrap();
-            to
+            rotated
         }
     }
 
@@ -345,8 +345,8 @@ mod tests {
         let mut block = Vec::new();
         loop {
             match followed.read(now, &mut block).unwrap() {
-                Step::Data => text.extend_from_slice(&block),
-                Step::Dry { rotating } => return rotating,
+                ReadOutcome::Data => text.extend_from_slice(&block),
+                ReadOutcome::Dry { rotating } => return rotating,
             }
         }
     }
@@ -411,7 +411,7 @@ mod tests {
         assert!(read(&mut followed, now, &mut text));
         // The first of those in between is there; now two more come.
         let mut block = Vec::new();
-        assert_eq!(followed.read(now + LINGER, &mut block).unwrap(), Step::Data);
+        assert_eq!(followed.read(now + LINGER, &mut block).unwrap(), ReadOutcome::Data);
         text.extend_from_slice(&block);
         for time in [3, 4] {
             log.write();
@@ -431,9 +431,9 @@ mod tests {
         log.rotate(1, 3);
         log.write();
         let mut block = Vec::new();
-        assert_eq!(followed.read_here(&mut block).unwrap(), Step::Data);
+        assert_eq!(followed.read_here(&mut block).unwrap(), ReadOutcome::Data);
         assert_eq!(block, b"1\n");
-        assert_eq!(followed.read_here(&mut block).unwrap(), Step::Dry { rotating: false });
+        assert_eq!(followed.read_here(&mut block).unwrap(), ReadOutcome::Dry { rotating: false });
         let error = Followed::open(log.dir.path(), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
@@ -445,7 +445,9 @@ mod tests {
         let outside = tempfile::tempdir().unwrap();
         let secret = outside.path().join("0.log");
         std::fs::write(&secret, "99\n").unwrap();
-        let link = |name: &str, to: &Path| std::os::unix::fs::symlink(to, log.dir.path().join(name)).unwrap();
+        let link = |name: &str, target: &Path| {
+            std::os::unix::fs::symlink(target, log.dir.path().join(name)).unwrap()
+        };
         link("link.log", &secret);
         link("out", outside.path());
         let root = Dir::open(log.dir.path()).unwrap();

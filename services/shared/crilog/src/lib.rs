@@ -52,7 +52,7 @@ impl Stream {
 
 /// One line of a log file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry<'a> {
+pub struct LogLine<'a> {
     /// Time in RFC 3339, as in the file.
     pub time: Cow<'a, str>,
     /// The stream of the text.
@@ -61,7 +61,7 @@ pub struct Entry<'a> {
     pub text: Cow<'a, [u8]>,
 }
 
-impl Entry<'_> {
+impl LogLine<'_> {
     /// Reports whether the line continues in the next entry.
     #[must_use]
     pub fn is_part(&self) -> bool {
@@ -87,7 +87,7 @@ impl Format {
 
     /// Parses a line, with or without its newline. Returns none if it is invalid.
     #[must_use]
-    pub fn parse(self, line: &[u8]) -> Option<Entry<'_>> {
+    pub fn parse(self, line: &[u8]) -> Option<LogLine<'_>> {
         match self {
             Self::Cri => cri(line),
             Self::Docker => docker(line),
@@ -96,7 +96,7 @@ impl Format {
 }
 
 /// Parses `<time> <stdout|stderr> <F|P>[:…] <text>\n`. With the tag P, the newline is not part of the text.
-fn cri(line: &[u8]) -> Option<Entry<'_>> {
+fn cri(line: &[u8]) -> Option<LogLine<'_>> {
     let mut fields = line.splitn(4, |b| *b == b' ');
     let time = std::str::from_utf8(fields.next()?).ok().filter(|t| is_time(t))?;
     let stream = Stream::parse(fields.next()?)?;
@@ -104,7 +104,7 @@ fn cri(line: &[u8]) -> Option<Entry<'_>> {
     let text = fields.next()?;
     let is_part = tags.split(|b| *b == b':').next() == Some(b"P");
     let text = if is_part { text.strip_suffix(b"\n").unwrap_or(text) } else { text };
-    Some(Entry { time: Cow::Borrowed(time), stream, text: Cow::Borrowed(text) })
+    Some(LogLine { time: Cow::Borrowed(time), stream, text: Cow::Borrowed(text) })
 }
 
 #[derive(serde::Deserialize)]
@@ -116,10 +116,10 @@ struct Docker {
     time: String,
 }
 
-fn docker(line: &[u8]) -> Option<Entry<'_>> {
+fn docker(line: &[u8]) -> Option<LogLine<'_>> {
     let Docker { log, stream, time } = serde_json::from_slice(line).ok()?;
     let stream = Stream::parse(stream.as_bytes())?;
-    is_time(&time).then(|| Entry { time: Cow::Owned(time), stream, text: Cow::Owned(log.into_bytes()) })
+    is_time(&time).then(|| LogLine { time: Cow::Owned(time), stream, text: Cow::Owned(log.into_bytes()) })
 }
 
 fn is_time(text: &str) -> bool {

@@ -145,9 +145,9 @@ impl Dir {
     ///
     /// # Errors
     /// Fails if a path leaves this directory or contains a link before its last component, or if the file does not exist.
-    pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let (from_parent, from_name) = self.parent(from)?;
-        let (to_parent, to_name) = self.parent(to)?;
+    pub fn rename(&self, old: &Path, new: &Path) -> io::Result<()> {
+        let (from_parent, from_name) = self.parent(old)?;
+        let (to_parent, to_name) = self.parent(new)?;
         Ok(rustix::fs::renameat(&from_parent, from_name, &to_parent, to_name)?)
     }
 

@@ -55,11 +55,11 @@ impl Clock {
     }
 
     /// Advances a fixed clock and all its clones. Has no effect on the machine's clocks.
-    pub fn advance(&self, by: Duration) {
+    pub fn advance(&self, duration: Duration) {
         if let Source::Fixed(now) = &self.0 {
             let mut now = now.lock();
-            now.1 = now.1.saturating_add(by);
-            now.0 = now.0.checked_add(by).unwrap_or(jiff::Timestamp::MAX);
+            now.1 = now.1.saturating_add(duration);
+            now.0 = now.0.checked_add(duration).unwrap_or(jiff::Timestamp::MAX);
         }
     }
 

@@ -16,6 +16,7 @@ pub mod command;
 pub mod contain;
 pub mod crypto;
 pub mod failpoint;
+pub mod file_system;
 pub mod gathered;
 pub mod grant;
 pub mod lists;

@@ -169,8 +169,8 @@ mod tests {
             ("rw,context=a:b:c:s0", "context", Some("a:b:c:s0")),
             ("", "rw", None),
         ] {
-            let of = Mount { options: options.to_owned(), ..mount("8:1", "/", "/") };
-            assert_eq!(of.option(name), expected, "{name} of {options}");
+            let mount = Mount { options: options.to_owned(), ..mount("8:1", "/", "/") };
+            assert_eq!(mount.option(name), expected, "{name} of {options}");
         }
     }
 
@@ -185,13 +185,13 @@ mod tests {
             mount("8:1", "/disks/a", "/r/pods/u4/volumes/m"),
             mount("8:2", "/disks/a", "/elsewhere"),
         ];
-        let of = |path: &str| references(&mounts, Path::new(path), Path::new("/r/pods"));
-        assert_eq!(of("/mnt/disks/a"), ["/r/pods/u1/volumes/m", "/r/pods/u2/volume-subpaths/m"]);
-        assert_eq!(of("/mnt/disks/ab"), ["/r/pods/u3/volumes/m"]);
-        assert_eq!(of("/disks/a"), ["/r/pods/u4/volumes/m"]);
-        assert_eq!(of("/other"), Vec::<String>::new());
+        let found = |path: &str| references(&mounts, Path::new(path), Path::new("/r/pods"));
+        assert_eq!(found("/mnt/disks/a"), ["/r/pods/u1/volumes/m", "/r/pods/u2/volume-subpaths/m"]);
+        assert_eq!(found("/mnt/disks/ab"), ["/r/pods/u3/volumes/m"]);
+        assert_eq!(found("/disks/a"), ["/r/pods/u4/volumes/m"]);
+        assert_eq!(found("/other"), Vec::<String>::new());
         // A mount point, whose later mount hides the earlier one.
-        assert_eq!(of("/elsewhere"), of("/mnt/disks/a"));
+        assert_eq!(found("/elsewhere"), found("/mnt/disks/a"));
         let hidden = [&mounts[..], &[mount("8:3", "/", "/elsewhere")]].concat();
         assert_eq!(references(&hidden, Path::new("/elsewhere"), Path::new("/r/pods")), Vec::<String>::new());
     }

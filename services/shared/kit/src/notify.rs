@@ -252,7 +252,9 @@ mod tests {
         let sent = Arc::new(Mutex::new(Vec::new()));
         let stop = CancellationToken::new();
         let task = crate::task::spawn("driven", {
-            let (alive, sent, stop) = (Arc::clone(&alive), Arc::clone(&sent), stop.clone());
+            let alive = Arc::clone(&alive);
+            let sent = Arc::clone(&sent);
+            let stop = stop.clone();
             async move {
                 let check = || {
                     let alive = alive.load(Ordering::Relaxed);

@@ -35,7 +35,7 @@ pub struct RedirectError(InvalidUri);
 ///
 /// # Errors
 /// The Location header is no URL.
-pub fn next<B>(from: &Uri, response: &Response<B>) -> Option<Result<Uri, RedirectError>> {
+pub fn next<B>(uri: &Uri, response: &Response<B>) -> Option<Result<Uri, RedirectError>> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return None;
     }
@@ -44,14 +44,14 @@ pub fn next<B>(from: &Uri, response: &Response<B>) -> Option<Result<Uri, Redirec
     let absolute = if text.contains("://") {
         text
     } else {
-        let authority = from.authority().map_or("", |a| a.as_str());
-        let base = format!("{}://{authority}", from.scheme_str().unwrap_or("http"));
+        let authority = uri.authority().map_or("", |a| a.as_str());
+        let base = format!("{}://{authority}", uri.scheme_str().unwrap_or("http"));
         if text.starts_with("//") {
-            format!("{}:{text}", from.scheme_str().unwrap_or("http"))
+            format!("{}:{text}", uri.scheme_str().unwrap_or("http"))
         } else if text.starts_with('/') {
             format!("{base}{text}")
         } else {
-            let directory = from.path().rsplit_once('/').map_or("", |(d, _)| d);
+            let directory = uri.path().rsplit_once('/').map_or("", |(d, _)| d);
             format!("{base}{directory}/{text}")
         }
     };

@@ -1,4 +1,7 @@
-//! TLS without verification of certificates, for probes and lifecycle hooks, as in the kubelet.
+//! TLS without verification of certificates: for probes and lifecycle hooks, as in the kubelet, and for servers that decide about a
+//! client certificate after the handshake.
+
+mod client_certificate;
 
 use std::sync::Arc;
 
@@ -15,6 +18,8 @@ use webpki::RawPublicKeyEntity;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::public_key::PublicKey;
 use x509_parser::x509::SubjectPublicKeyInfo;
+
+pub use client_certificate::unverified_client_certificate;
 
 /// Returns a client configuration that accepts any certificate, as Go's `InsecureSkipVerify`: name, validity and issuer are not
 /// checked, but the server must hold the certificate's key. The caller sets the application protocols.
@@ -317,7 +322,9 @@ mod tests {
         };
         let bad: Result<(), Error> = Err(CertificateError::BadSignature.into());
         let (tls12, tls13) = (&rustls::version::TLS12, &rustls::version::TLS13);
-        let (key, other, tiny) = (Rsa::new(1024), Rsa::new(1024), Rsa::new(768));
+        let key = Rsa::new(1024);
+        let other = Rsa::new(1024);
+        let tiny = Rsa::new(768);
         for (version, schemes) in [
             (tls12, &[S::RSA_PKCS1_SHA256, S::RSA_PKCS1_SHA384, S::RSA_PKCS1_SHA512, S::RSA_PSS_SHA256][..]),
             (tls13, &[S::RSA_PSS_SHA256, S::RSA_PSS_SHA384]),

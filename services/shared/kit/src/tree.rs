@@ -159,11 +159,11 @@ fn remove_empty(parent: BorrowedFd<'_>, above: Option<&Level>, mut done: Level) 
 }
 
 /// Moves a directory to the first level under an unused name.
-fn move_to_top(top: &Level, from: BorrowedFd<'_>, name: &CStr, moved: &mut u64) -> io::Result<()> {
+fn move_to_top(top: &Level, parent: BorrowedFd<'_>, name: &CStr, moved: &mut u64) -> io::Result<()> {
     loop {
         *moved = moved.saturating_add(1);
         let free = format!(".quintlet-removed-{moved}");
-        match rustix::fs::renameat_with(from, name, top.dir.fd()?, free.as_str(), RenameFlags::NOREPLACE) {
+        match rustix::fs::renameat_with(parent, name, top.dir.fd()?, free.as_str(), RenameFlags::NOREPLACE) {
             Ok(()) | Err(Errno::NOENT) => return Ok(()),
             Err(Errno::EXIST) => {}
             // The directory is a mount point.
@@ -175,7 +175,7 @@ fn move_to_top(top: &Level, from: BorrowedFd<'_>, name: &CStr, moved: &mut u64) 
 
 /// An entry of a directory, as a walk visits it.
 #[derive(Debug, Clone, Copy)]
-pub struct Entry<'a> {
+pub struct DirEntry<'a> {
     /// The directory with the entry.
     pub dir: BorrowedFd<'a>,
     /// Name of the entry.
@@ -184,7 +184,7 @@ pub struct Entry<'a> {
     pub stat: &'a Stat,
 }
 
-impl Entry<'_> {
+impl DirEntry<'_> {
     /// Returns whether the entry is a directory.
     #[must_use]
     pub fn is_dir(&self) -> bool {
@@ -207,7 +207,7 @@ pub trait Visitor {
     ///
     /// # Errors
     /// An error ends the walk.
-    fn entry(&mut self, entry: Entry<'_>) -> io::Result<bool>;
+    fn entry(&mut self, entry: DirEntry<'_>) -> io::Result<bool>;
 
     /// Visits a directory after its content, the root last.
     ///
@@ -315,7 +315,7 @@ fn visit(dir: BorrowedFd<'_>, name: &CStr, visitor: &mut impl Visitor) -> io::Re
         Err(Errno::NOENT) => return Ok(None),
         Err(e) => return Err(e.into()),
     };
-    let enter = visitor.entry(Entry { dir, name, stat: &stat })?;
+    let enter = visitor.entry(DirEntry { dir, name, stat: &stat })?;
     if !enter || !is_dir(&stat) {
         return Ok(None);
     }
@@ -396,7 +396,7 @@ mod tests {
     }
 
     impl Visitor for Count {
-        fn entry(&mut self, entry: Entry<'_>) -> io::Result<bool> {
+        fn entry(&mut self, entry: DirEntry<'_>) -> io::Result<bool> {
             if entry.is_dir() {
                 self.dirs += 1
             } else {

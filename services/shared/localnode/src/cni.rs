@@ -50,8 +50,10 @@ impl Names {
 /// Address families of pods.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Families {
+    /// An IPv4 address.
     #[default]
     V4,
+    /// An IPv6 address.
     V6,
     /// An address of each family.
     Dual,
@@ -124,6 +126,7 @@ impl NatRules {
         Self { rules, chains }
     }
 
+    /// Returns whether there is neither a rule nor a chain.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty() && self.chains.is_empty()
     }
@@ -160,7 +163,9 @@ pub fn unused_shared_chains(saved: &str) -> Option<String> {
     }
     let rules = saved
         .lines()
-        .filter(|l| l.starts_with("-A ") && word_after(l, "-j").is_some_and(|to| SHARED_CHAINS.contains(&to)))
+        .filter(|l| {
+            l.starts_with("-A ") && word_after(l, "-j").is_some_and(|target| SHARED_CHAINS.contains(&target))
+        })
         .map(str::to_owned)
         .collect();
     Some(NatRules { rules, chains: present.into_iter().map(str::to_owned).collect() }.removal())

@@ -9,14 +9,16 @@ use crate::host::ContainerdVersion;
 
 /// Inputs of the configuration.
 #[derive(Debug, Clone)]
-pub struct Settings<'a> {
+pub struct ContainerdSettings<'a> {
     /// Version of containerd, which determines the format of the file.
     pub version: ContainerdVersion,
     /// Directory of images, snapshots and metadata.
     pub root: &'a Path,
     /// Directory of sockets, tasks and network namespaces.
     pub state: &'a Path,
+    /// Socket of the CRI.
     pub socket: &'a Path,
+    /// The binary that runs containers.
     pub runc: &'a Path,
     /// Directory of the CNI plugins.
     pub cni_bin_dir: &'a Path,
@@ -47,7 +49,7 @@ const DISABLED: [&str; 8] = [
 ///
 /// # Errors
 /// Fails if a path is not UTF-8.
-pub fn render(settings: &Settings<'_>) -> Result<String, toml::ser::Error> {
+pub fn render(settings: &ContainerdSettings<'_>) -> Result<String, toml::ser::Error> {
     let (version, plugins) = match settings.version.major {
         0 | 1 => (2, plugins_v2(settings)),
         _ => (3, plugins_v3(settings)),
@@ -78,7 +80,7 @@ struct Grpc<'a> {
 }
 
 /// runc's state is below the instance's directory, so that instances do not see each other's containers.
-fn runc_runtime(settings: &Settings<'_>) -> Value {
+fn runc_runtime(settings: &ContainerdSettings<'_>) -> Value {
     json!({
         "runtime_type": "io.containerd.runc.v2",
         "options": {
@@ -89,11 +91,11 @@ fn runc_runtime(settings: &Settings<'_>) -> Value {
     })
 }
 
-fn cni(settings: &Settings<'_>) -> Value {
+fn cni(settings: &ContainerdSettings<'_>) -> Value {
     json!({ "bin_dir": settings.cni_bin_dir, "conf_dir": settings.cni_conf_dir, "max_conf_num": 1 })
 }
 
-fn plugins_v2(settings: &Settings<'_>) -> Value {
+fn plugins_v2(settings: &ContainerdSettings<'_>) -> Value {
     let mut plugins = json!({
         "io.containerd.grpc.v1.cri": {
             "sandbox_image": settings.sandbox_image,
@@ -117,7 +119,7 @@ fn plugins_v2(settings: &Settings<'_>) -> Value {
     plugins
 }
 
-fn plugins_v3(settings: &Settings<'_>) -> Value {
+fn plugins_v3(settings: &ContainerdSettings<'_>) -> Value {
     json!({
         "io.containerd.cri.v1.images": {
             "snapshotter": settings.snapshotter,
@@ -146,7 +148,7 @@ mod tests {
     use super::*;
 
     fn rendered(major: u32, minor: u32, may_lower_oom_score: bool) -> toml::Table {
-        let text = render(&Settings {
+        let text = render(&ContainerdSettings {
             version: ContainerdVersion { major, minor },
             root: Path::new("/n/root"),
             state: Path::new("/n/state"),

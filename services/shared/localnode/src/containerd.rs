@@ -15,7 +15,7 @@ use tonic::transport::Channel;
 
 use crate::cleanup::Traces;
 use crate::cni::{self, Families, Names};
-use crate::config::{self, Settings};
+use crate::config::{self, ContainerdSettings};
 use crate::index::{self, Index};
 use crate::record::Record;
 use crate::{Error, cri, forwarding, host, images};
@@ -150,7 +150,7 @@ impl Containerd {
         let conflist =
             cni::conflist(names, options.families, &data, options.masquerade && iptables, iptables);
         write(&conf.join("10-quintlet.conflist"), &serde_json::to_vec_pretty(&conflist).unwrap_or_default())?;
-        let config = config::render(&Settings {
+        let config = config::render(&ContainerdSettings {
             version,
             root: &root,
             state: &state,
@@ -480,8 +480,8 @@ async fn wait_ready(socket: &Path, child: &mut Child, timeout: Duration) -> Resu
         if let Ok(Some(status)) = child.try_wait() {
             return Err(format!("it ended: {status}"));
         }
-        let asked = async { cri::version(cri::connect(socket).await?).await };
-        match tokio::time::timeout_at(deadline, asked).await {
+        let version_call = async { cri::version(cri::connect(socket).await?).await };
+        match tokio::time::timeout_at(deadline, version_call).await {
             Ok(Ok(_)) => return Ok(()),
             Ok(Err(e)) => why = e.to_string(),
             Err(_) => why = String::from("no answer"),

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::oci::{Entry, Image, Node};
+use crate::oci::{Image, ImageEntry, ImageEntryKind};
 use crate::{Error, host};
 
 /// Name of the sandbox image.
@@ -49,12 +49,12 @@ fn is_dynamic(binary: &[u8]) -> bool {
     binary.get(..4096.min(binary.len())).is_some_and(|head| head.windows(loader.len()).any(|w| w == loader))
 }
 
-fn dir(path: &str, mode: u32) -> Entry {
-    Entry { path: path.to_owned(), node: Node::Dir, mode }
+fn dir(path: &str, mode: u32) -> ImageEntry {
+    ImageEntry { path: path.to_owned(), node: ImageEntryKind::Dir, mode }
 }
 
-fn file(path: &str, mode: u32, bytes: impl Into<Vec<u8>>) -> Entry {
-    Entry { path: path.to_owned(), node: Node::File(bytes.into()), mode }
+fn file(path: &str, mode: u32, bytes: impl Into<Vec<u8>>) -> ImageEntry {
+    ImageEntry { path: path.to_owned(), node: ImageEntryKind::File(bytes.into()), mode }
 }
 
 fn busybox_image(busybox: &Busybox) -> Image {
@@ -78,15 +78,15 @@ fn busybox_image(busybox: &Busybox) -> Image {
         ),
         file("etc/group", 0o644, "root:x:0:\nnogroup:x:65534:\n"),
         file("bin/busybox", 0o755, busybox.binary.clone()),
-        Entry {
+        ImageEntry {
             path: "usr/bin/env".to_owned(),
-            node: Node::Symlink("../../bin/busybox".to_owned()),
+            node: ImageEntryKind::Symlink("../../bin/busybox".to_owned()),
             mode: 0o777,
         },
     ];
-    entries.extend(busybox.applets.iter().filter(|a| *a != "busybox").map(|applet| Entry {
+    entries.extend(busybox.applets.iter().filter(|a| *a != "busybox").map(|applet| ImageEntry {
         path: format!("bin/{applet}"),
-        node: Node::Symlink("busybox".to_owned()),
+        node: ImageEntryKind::Symlink("busybox".to_owned()),
         mode: 0o777,
     }));
     Image {
@@ -148,7 +148,10 @@ mod tests {
         let busybox = Busybox { binary: b"elf".to_vec(), applets: vec!["busybox".into(), "sh".into()] };
         let image = busybox_image(&busybox);
         assert!(
-            image.entries.iter().any(|e| e.path == "bin/sh" && e.node == Node::Symlink("busybox".into()))
+            image
+                .entries
+                .iter()
+                .any(|e| e.path == "bin/sh" && e.node == ImageEntryKind::Symlink("busybox".into()))
         );
         assert_eq!(image.entries.iter().filter(|e| e.path == "bin/busybox").count(), 1);
         assert!(!pause_image(&busybox).entrypoint.is_empty());

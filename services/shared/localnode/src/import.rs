@@ -394,8 +394,8 @@ async fn wait_visible(channel: Channel, image: &str) -> Result<(), Error> {
     let mut client = ImageServiceClient::new(channel);
     loop {
         let spec = ImageSpec { image: image.to_owned(), ..ImageSpec::default() };
-        let asked = client.image_status(ImageStatusRequest { image: Some(spec), verbose: false });
-        let why = match tokio::time::timeout_at(deadline, asked).await {
+        let status_call = client.image_status(ImageStatusRequest { image: Some(spec), verbose: false });
+        let why = match tokio::time::timeout_at(deadline, status_call).await {
             Ok(Ok(reply)) if reply.get_ref().image.is_some() => return Ok(()),
             Ok(Ok(_)) => "not there".to_owned(),
             Ok(Err(e)) => e.message().to_owned(),

@@ -15,8 +15,6 @@
 //! instance whose owner was killed is removed by the next start of any instance, unless it was started to be
 //! kept.
 
-#![allow(missing_docs, reason = "only quintctl and tests use the crate")]
-
 pub mod cleanup;
 pub mod cni;
 pub mod config;

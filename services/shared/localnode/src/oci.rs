@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 /// The type of an entry in an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Node {
+pub enum ImageEntryKind {
     /// A file with its content.
     File(Vec<u8>),
     /// A symbolic link to this target.
@@ -19,10 +19,11 @@ pub enum Node {
 
 /// An entry in an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ImageEntry {
     /// Path without a leading slash.
     pub path: String,
-    pub node: Node,
+    /// Type and content of the entry.
+    pub node: ImageEntryKind,
     /// Permission bits.
     pub mode: u32,
 }
@@ -33,7 +34,7 @@ pub struct Image {
     /// Full reference, such as `localhost/busybox:1`.
     pub name: String,
     /// Content of the layer.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<ImageEntry>,
     /// Command of the image.
     pub entrypoint: Vec<String>,
     /// Default arguments of the command.
@@ -108,13 +109,13 @@ impl Image {
         let mut tar = tar::Builder::new(Vec::new());
         for entry in &self.entries {
             match &entry.node {
-                Node::File(bytes) => file(&mut tar, &entry.path, entry.mode, bytes)?,
-                Node::Symlink(target) => {
+                ImageEntryKind::File(bytes) => file(&mut tar, &entry.path, entry.mode, bytes)?,
+                ImageEntryKind::Symlink(target) => {
                     let mut header = header(entry.mode, 0);
                     header.set_entry_type(tar::EntryType::Symlink);
                     tar.append_link(&mut header, &entry.path, target)?;
                 }
-                Node::Dir => {
+                ImageEntryKind::Dir => {
                     let mut header = header(entry.mode, 0);
                     header.set_entry_type(tar::EntryType::Directory);
                     tar.append_data(&mut header, &entry.path, io::empty())?;
@@ -187,15 +188,15 @@ mod tests {
 
     #[test]
     fn every_digest_in_an_archive_leads_to_its_blob() {
-        let entry = |path: &str, node, mode| Entry { path: path.into(), node, mode };
+        let entry = |path: &str, node, mode| ImageEntry { path: path.into(), node, mode };
         let images = [
             Image { name: "localhost/empty:1".into(), ..Image::default() },
             Image {
                 name: "localhost:5000/full".into(),
                 entries: vec![
-                    entry("tmp", Node::Dir, 0o1777),
-                    entry("bin/tool", Node::File(b"#!tool".to_vec()), 0o755),
-                    entry("bin/alias", Node::Symlink("tool".into()), 0o777),
+                    entry("tmp", ImageEntryKind::Dir, 0o1777),
+                    entry("bin/tool", ImageEntryKind::File(b"#!tool".to_vec()), 0o755),
+                    entry("bin/alias", ImageEntryKind::Symlink("tool".into()), 0o777),
                 ],
                 entrypoint: vec!["/bin/tool".into()],
                 cmd: vec!["-x".into()],

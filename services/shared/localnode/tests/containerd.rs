@@ -80,14 +80,14 @@ async fn page(ip: &str) -> String {
     let deadline = Instant::now() + Duration::from_secs(10);
     let mut last = String::new();
     while Instant::now() < deadline {
-        let asked = async {
+        let page = async {
             let mut stream = tokio::net::TcpStream::connect((ip, 80)).await?;
             stream.write_all(b"GET / HTTP/1.0\r\n\r\n").await?;
             let mut reply = String::new();
             stream.read_to_string(&mut reply).await?;
             std::io::Result::Ok(reply)
         };
-        match asked.await {
+        match page.await {
             Ok(reply) => return reply,
             Err(e) => last = e.to_string(),
         }
@@ -139,8 +139,8 @@ async fn a_pod_runs_and_nothing_is_left_behind() {
     assert!(running(&mut client, &container).await, "a pod did not survive a restart of containerd");
 
     node.pause().await;
-    let asked = tokio::time::timeout(Duration::from_millis(200), running(&mut client, &container)).await;
-    assert!(asked.is_err(), "a paused containerd answered");
+    let answered = tokio::time::timeout(Duration::from_millis(200), running(&mut client, &container)).await;
+    assert!(answered.is_err(), "a paused containerd answered");
     node.resume();
     assert!(running(&mut client, &container).await);
 

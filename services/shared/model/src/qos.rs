@@ -97,15 +97,15 @@ fn pod_level(name: &str) -> bool {
     name == CPU || name == MEMORY || name.starts_with("hugepages-")
 }
 
-fn aggregate(pod: &Pod, of: impl Fn(&Container) -> ResourceList) -> ResourceList {
+fn aggregate(pod: &Pod, amounts: impl Fn(&Container) -> ResourceList) -> ResourceList {
     let mut total = ResourceList::new();
     for c in &pod::spec(pod).containers {
-        add(&mut total, &of(c));
+        add(&mut total, &amounts(c));
     }
     let mut sidecars = ResourceList::new();
     let mut stages = ResourceList::new();
     for c in pod::init_containers(pod) {
-        let own = of(c);
+        let own = amounts(c);
         if pod::is_sidecar(c) {
             add(&mut total, &own);
             add(&mut sidecars, &own);
@@ -120,8 +120,8 @@ fn aggregate(pod: &Pod, of: impl Fn(&Container) -> ResourceList) -> ResourceList
     total
 }
 
-fn replace_with_pod_level(total: &mut ResourceList, of: Option<&BTreeMap<String, ApiQuantity>>) {
-    for (name, amount) in list(of) {
+fn replace_with_pod_level(total: &mut ResourceList, amounts: Option<&BTreeMap<String, ApiQuantity>>) {
+    for (name, amount) in list(amounts) {
         if pod_level(&name) {
             total.insert(name, amount);
         }
@@ -315,6 +315,8 @@ pub struct CgroupState {
     pub cpu_quota_us: Option<i64>,
     /// Value of `cpu.shares`.
     pub cpu_shares: u64,
+    /// Memory that memory.min or memory.low protects, in bytes; `None` with cgroup v1.
+    pub memory_protected: Option<i64>,
 }
 
 /// Node settings that apply to pod cgroups.
@@ -385,13 +387,13 @@ pub fn pod_cgroup(pod: &Pod, settings: CgroupSettings) -> PodCgroup {
         }
         QosClass::BestEffort => cgroup.cpu_shares = Some(MIN_SHARES),
     }
-    let request = amount(&requests, MEMORY).value();
-    if settings.protects_memory && request > 0 {
-        match qos_class(pod) {
-            QosClass::Guaranteed => cgroup.memory_min = Some(request),
-            QosClass::Burstable | QosClass::BestEffort => cgroup.memory_low = Some(request),
-        }
-    }
+    let protected = if settings.protects_memory { amount(&requests, MEMORY).value() } else { 0 };
+    // A protection of an earlier configuration is removed.
+    let (min, low) = match qos_class(pod) {
+        QosClass::Guaranteed => (protected, 0),
+        QosClass::Burstable | QosClass::BestEffort => (0, protected),
+    };
+    (cgroup.memory_min, cgroup.memory_low) = (Some(min), Some(low));
     cgroup
 }
 
@@ -412,7 +414,7 @@ pub struct QosTierSettings {
     pub reserved_percent: Option<i64>,
     /// Memory of the machine without reservations, in bytes.
     pub allocatable_memory: i64,
-    /// The feature gate MemoryQoS is on, with cgroup v2. Its value is whether requests are protected.
+    /// Whether requests are protected; `None` with cgroup v1.
     pub protects_memory: Option<bool>,
 }
 
@@ -435,7 +437,9 @@ pub struct QosTiers {
 /// (`pkg/kubelet/cm: qosContainerManagerImpl.UpdateCgroups`).
 #[must_use]
 pub fn qos_tiers<'a>(active: impl IntoIterator<Item = &'a Pod>, settings: QosTierSettings) -> QosTiers {
-    let (mut milli, mut guaranteed, mut burstable) = (0_i64, 0_i64, 0_i64);
+    let mut milli = 0_i64;
+    let mut guaranteed = 0_i64;
+    let mut burstable = 0_i64;
     for pod in active {
         let requests = pod_requests(pod);
         let memory = requests.get(MEMORY).map_or(0, |q| q.value());

@@ -254,7 +254,9 @@ impl Connection {
 
 /// Reads the head of the answer. Returns the status and the length of the body.
 async fn head(read: &mut (impl AsyncBufRead + Unpin)) -> io::Result<(u16, usize)> {
-    let (mut status, mut length, mut total) = (None, 0, 0);
+    let mut status = None;
+    let mut length = 0;
+    let mut total = 0;
     loop {
         let mut line = String::new();
         // The limit of the whole head bounds each line.

@@ -5,7 +5,6 @@
 //! collector: spans that it does not accept are dropped.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
-#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod logs;
 pub mod metrics;
@@ -41,6 +40,7 @@ const SILENCED_TARGETS: [&str; 2] = ["kube_client::client::builder", "kube_runti
 /// Options of [`init`].
 #[derive(Debug, Clone, Default)]
 pub struct TelemetryOptions {
+    /// Format of the lines on standard error.
     pub log_format: LogFormat,
     /// A `tracing` filter such as `info` or `info,pod_sync=debug`. Empty means `info`.
     pub log_level: String,
@@ -48,13 +48,25 @@ pub struct TelemetryOptions {
     pub otlp_endpoint: Option<String>,
 }
 
+/// The reason why logs or traces could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
+    /// The filter of [`TelemetryOptions::log_level`] is invalid.
     #[error("failed to parse the log level {given:?}")]
-    Filter { given: String, source: tracing_subscriber::filter::ParseError },
+    Filter {
+        /// The filter as it was given.
+        given: String,
+        /// The error of its syntax.
+        source: tracing_subscriber::filter::ParseError,
+    },
     /// The endpoint is invalid. A collector that does not answer is not an error.
     #[error("failed to use the OTLP endpoint {endpoint:?}")]
-    Endpoint { endpoint: String, source: opentelemetry_otlp::ExporterBuildError },
+    Endpoint {
+        /// The endpoint as it was given.
+        endpoint: String,
+        /// The error of the exporter.
+        source: opentelemetry_otlp::ExporterBuildError,
+    },
 }
 
 /// Keeps the exporter running. Call [`TelemetryGuard::shutdown`] at the end of `main`.

@@ -393,8 +393,8 @@ mod tests {
         assert_eq!(count(), 5);
         let last: Value = serde_json::from_str(lines.all().last().unwrap()).unwrap();
         assert_eq!((&last["held_back"], &last["reason"]), (&58.into(), &"Image".into()), "{last}");
-        for of in ["pods", "nodes", "pods"] {
-            tracing::warn!(watch = of, "it broke");
+        for resource in ["pods", "nodes", "pods"] {
+            tracing::warn!(watch = resource, "it broke");
         }
         assert_eq!(count(), 7, "one line per watch: {:?}", lines.all());
         // Events about neither a pod nor a watch, and events that are not faults, are always logged.

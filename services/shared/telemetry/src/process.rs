@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn process_metrics_reflect_the_activity_of_the_process() {
-        let of = |text: &str, name: &str| -> f64 {
+        let metric = |text: &str, name: &str| -> f64 {
             let line = text.lines().find(|l| l.starts_with(&format!("{name} ")));
             line.and_then(|l| l.split_once(' ')?.1.parse().ok()).unwrap_or_else(|| panic!("{name}\n{text}"))
         };
@@ -137,17 +137,20 @@ mod tests {
         let after = loop {
             turns = std::hint::black_box((0..1_000_000_u64).fold(turns, u64::wrapping_add));
             let text = crate::metrics::text();
-            if of(&text, "process_cpu_seconds_total") > of(&before, "process_cpu_seconds_total") {
+            if metric(&text, "process_cpu_seconds_total") > metric(&before, "process_cpu_seconds_total") {
                 break text;
             }
         };
-        assert!(of(&after, "process_open_fds") >= of(&before, "process_open_fds") + 40.0, "{after}");
-        assert!(of(&after, "process_open_fds") < of(&after, "process_max_fds"));
-        let grown =
-            of(&after, "process_resident_memory_bytes") - of(&before, "process_resident_memory_bytes");
+        assert!(metric(&after, "process_open_fds") >= metric(&before, "process_open_fds") + 40.0, "{after}");
+        assert!(metric(&after, "process_open_fds") < metric(&after, "process_max_fds"));
+        let grown = metric(&after, "process_resident_memory_bytes")
+            - metric(&before, "process_resident_memory_bytes");
         assert!(grown >= f64::from(32 << 20), "{grown}");
-        assert_eq!(of(&after, "process_start_time_seconds"), of(&before, "process_start_time_seconds"));
-        assert!(of(&after, "process_start_time_seconds") > 1e9);
+        assert_eq!(
+            metric(&after, "process_start_time_seconds"),
+            metric(&before, "process_start_time_seconds")
+        );
+        assert!(metric(&after, "process_start_time_seconds") > 1e9);
         drop((files, memory));
     }
 }

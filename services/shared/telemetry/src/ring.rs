@@ -156,10 +156,12 @@ impl SpanRing {
         }
     }
 
+    /// Returns the number of spans that the ring keeps now.
     pub fn len(&self) -> usize {
         self.kept.lock().spans.len()
     }
 
+    /// Returns whether the ring keeps no span now.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -201,6 +203,7 @@ pub struct RingProcessor {
 }
 
 impl RingProcessor {
+    /// Creates a processor that adds spans to `ring`.
     pub fn new(ring: &'static SpanRing) -> Self {
         Self { ring }
     }

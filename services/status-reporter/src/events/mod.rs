@@ -25,7 +25,7 @@ pub struct Occurrence {
     /// Namespace; empty for a cluster-scoped object.
     pub namespace: String,
     pub name: String,
-    /// UID of the object; empty for nodes.
+    /// UID of the object. Events of the node get it from [`recorder::Recorder::set_node_uid`].
     pub uid: String,
     /// `resourceVersion` of the object.
     pub resource_version: String,

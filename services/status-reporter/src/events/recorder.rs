@@ -1,7 +1,9 @@
 //! The event queue and the task that writes events.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::Clock;
 use serde_json::{Value, json};
@@ -20,7 +22,7 @@ use crate::metrics::Metrics;
 const QUEUE: usize = 1000;
 
 /// Time after which an event is dropped. The kubelet makes twelve attempts, ten seconds apart.
-const PATIENCE: Duration = Duration::from_secs(120);
+const UNREACHABLE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Pauses between attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -32,7 +34,11 @@ pub struct Recorder {
     /// Queue of events and the clock; `None` without an API server.
     queue: Option<(mpsc::Sender<Queued>, Clock)>,
     metrics: Metrics,
+    node_uid: NodeUid,
 }
+
+/// UID of the Node object; empty until the Node is known.
+type NodeUid = Arc<Mutex<String>>;
 
 /// An event in the queue.
 struct Queued {
@@ -45,7 +51,7 @@ struct Queued {
 
 /// The result of [`Recorder::write`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum EventOutcome {
     /// The event is written, or it was dropped after it was queued.
     Done,
     /// The queue was full, and the event is lost.
@@ -58,7 +64,7 @@ impl Recorder {
     /// Creates a recorder that only logs.
     #[must_use]
     pub fn standalone(metrics: Metrics) -> Self {
-        Self { queue: None, metrics }
+        Self { queue: None, metrics, node_uid: NodeUid::default() }
     }
 
     /// Spawns the task that writes events, until `stop`.
@@ -72,7 +78,15 @@ impl Recorder {
     ) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
         let (correlator, recent) = (Correlator::new(node), RecentIds::default());
-        let writer = Writer { api, clock: clock.clone(), correlator, recent, metrics: metrics.clone() };
+        let node_uid = NodeUid::default();
+        let writer = Writer {
+            api,
+            clock: clock.clone(),
+            correlator,
+            recent,
+            metrics: metrics.clone(),
+            node_uid: Arc::clone(&node_uid),
+        };
         quintlet_kit::task::spawn("events", async move {
             // pod-sync sends its events again to the next process. Those of this process are lost.
             tokio::select! {
@@ -80,7 +94,16 @@ impl Recorder {
                 () = stop.cancelled() => {}
             }
         });
-        Self { queue: Some((queue, clock)), metrics }
+        Self { queue: Some((queue, clock)), metrics, node_uid }
+    }
+
+    /// Sets the UID of the Node, for events of the node that are written from now on. Events before have no UID
+    /// (`pkg/kubelet: nodeRefWithUID`).
+    pub fn set_node_uid(&self, uid: &str) {
+        let mut known = self.node_uid.lock();
+        if *known != uid {
+            uid.clone_into(&mut known);
+        }
     }
 
     /// Queues an event and does not wait. Returns false if the queue is full and the event is lost.
@@ -90,10 +113,10 @@ impl Recorder {
 
     /// Queues an event and waits until it is written or dropped. An event with the ID of a recent one is a repetition and is not
     /// written again; `id` 0: no ID.
-    pub async fn write(&self, id: u64, occurrence: Occurrence) -> Outcome {
+    pub async fn write(&self, id: u64, occurrence: Occurrence) -> EventOutcome {
         match self.enqueue(id, occurrence) {
-            Some(done) => done.await.map_or(Outcome::Stopped, |()| Outcome::Done),
-            None => Outcome::QueueFull,
+            Some(done) => done.await.map_or(EventOutcome::Stopped, |()| EventOutcome::Done),
+            None => EventOutcome::QueueFull,
         }
     }
 
@@ -126,11 +149,15 @@ struct Writer {
     correlator: Correlator,
     recent: RecentIds,
     metrics: Metrics,
+    node_uid: NodeUid,
 }
 
 impl Writer {
     async fn run(mut self, mut waiting: mpsc::Receiver<Queued>) {
-        while let Some(Queued { id, occurrence, done }) = waiting.recv().await {
+        while let Some(Queued { id, mut occurrence, done }) = waiting.recv().await {
+            if occurrence.kind == "Node" && occurrence.uid.is_empty() {
+                occurrence.uid.clone_from(&self.node_uid.lock());
+            }
             // A repetition is behind its event in the queue, so it is acknowledged once that is written.
             if !self.recent.add(id) {
                 let _ = done.send(());
@@ -194,7 +221,7 @@ where
     let mut backoff = Backoff::new(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
     loop {
         match call().await {
-            Err(ApiFailure::Unreachable(_)) if start.elapsed() < PATIENCE => {
+            Err(ApiFailure::Unreachable(_)) if start.elapsed() < UNREACHABLE_LIMIT => {
                 tokio::time::sleep(backoff.next_wait()).await;
             }
             answer => return answer,

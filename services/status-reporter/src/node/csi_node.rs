@@ -62,7 +62,9 @@ pub fn add_to_node(node: &Value, name: &str, driver: &Driver) -> Result<Option<V
             None => drop(labels.insert(key.clone(), json!(reported))),
             Some(existing) if existing == reported => {}
             Some(existing) => {
-                let (key, reported, existing) = (key.clone(), reported.clone(), existing.to_owned());
+                let key = key.clone();
+                let reported = reported.clone();
+                let existing = existing.to_owned();
                 return Err(Collision { key, reported, existing });
             }
         }
@@ -99,7 +101,7 @@ fn node_ids(node: &Value) -> BTreeMap<String, String> {
 
 /// A write of the CSINode.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Step {
+pub enum CsiNodeWrite {
     Create(Value),
     Update {
         csi_node: Value,
@@ -118,9 +120,9 @@ pub fn next_step(
     node: &Value,
     volumes: &Volumes,
     blocked: &BTreeSet<String>,
-) -> Option<Step> {
+) -> Option<CsiNodeWrite> {
     let Some(live) = live else {
-        return Some(Step::Create(json!({
+        return Some(CsiNodeWrite::Create(json!({
             "apiVersion": "storage.k8s.io/v1", "kind": "CSINode",
             "metadata": {
                 "name": node["metadata"]["name"],
@@ -162,7 +164,7 @@ pub fn next_step(
         }
     }
     csi_node["spec"]["drivers"] = Value::Array(drivers);
-    Some(Step::Update { csi_node, driver })
+    Some(CsiNodeWrite::Update { csi_node, driver })
 }
 
 enum Change {
@@ -335,11 +337,11 @@ impl CsiNodeKeeper {
                     self.volumes.csi_node_written();
                     return Ok(());
                 }
-                Some(Step::Create(csi_node)) => {
+                Some(CsiNodeWrite::Create(csi_node)) => {
                     info!(node = name, "creating csi node");
                     (None, self.api.create(COLLECTION, &csi_node).await)
                 }
-                Some(Step::Update { csi_node, driver }) => {
+                Some(CsiNodeWrite::Update { csi_node, driver }) => {
                     debug!(node = name, driver, "updating csi node");
                     (driver, self.api.update(&path, &csi_node).await)
                 }
@@ -460,7 +462,9 @@ mod tests {
         for at in 0..10 {
             match next_step(live.as_ref(), &node(&json!({}), None), volumes, blocked) {
                 None => return at,
-                Some(Step::Create(csi_node) | Step::Update { csi_node, .. }) => *live = Some(csi_node),
+                Some(CsiNodeWrite::Create(csi_node) | CsiNodeWrite::Update { csi_node, .. }) => {
+                    *live = Some(csi_node)
+                }
             }
         }
         panic!("the steps do not end");
@@ -509,7 +513,7 @@ mod tests {
             let mut live = None;
             settle(&mut live, &volumes(&[("d", &old)], &[]), &none);
             let wanted = volumes(&[("d", &new)], &[]);
-            let Some(Step::Update { csi_node, driver }) =
+            let Some(CsiNodeWrite::Update { csi_node, driver }) =
                 next_step(live.as_ref(), &Value::Null, &wanted, &none)
             else {
                 assert_eq!(steps, 0, "{new:?}");

@@ -17,9 +17,10 @@ use super::volumes::{self, Report, VolumeBoard};
 use crate::api::{ApiClient, ApiFailure, node_path};
 use crate::events::recorder::Recorder;
 use crate::status::normalize::seconds;
+use crate::status::text;
 
 /// Interval between evaluations of readiness, since facts and health checks expire.
-const JUDGE_EVERY: Duration = Duration::from_secs(5);
+const EVALUATE_EVERY: Duration = Duration::from_secs(5);
 /// Time for which the registration waits for facts, so that the Node is usually created complete.
 const FACTS_WITHIN: Duration = Duration::from_secs(1);
 
@@ -86,6 +87,7 @@ impl NodeKeeper {
                 last_read = Instant::now();
             }
             let report = reports.borrow_and_update().clone();
+            self.events.set_node_uid(text(&live["metadata"], "uid"));
             self.volumes.publish(&live, &report);
             let (desired, events) = self.desired(&live, started, &report);
             let weight = setters::weigh(&live, &desired);
@@ -128,7 +130,7 @@ impl NodeKeeper {
             let look = match weight {
                 _ if !fresh => LONGEST_PAUSE,
                 Weight::Volumes => setters::VOLUMES_EVERY,
-                Weight::Nothing | Weight::Changed | Weight::Turned => JUDGE_EVERY,
+                Weight::Nothing | Weight::Changed | Weight::Turned => EVALUATE_EVERY,
             };
             let look = look.min(self.update_every).min(self.report_every);
             // A dropped arm loses nothing: the state is read again.
@@ -280,9 +282,10 @@ impl NodeKeeper {
 
 /// Returns whether an object is an earlier version of the same Node. A Node that was created again may have any version.
 fn is_older(read: &Value, live: &Value) -> bool {
-    let of = |object: &Value, field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
-    let version = |object: &Value| of(object, "resourceVersion").parse::<u64>().ok();
-    of(read, "uid") == of(live, "uid")
+    let metadata =
+        |object: &Value, field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+    let version = |object: &Value| metadata(object, "resourceVersion").parse::<u64>().ok();
+    metadata(read, "uid") == metadata(live, "uid")
         && matches!((version(read), version(live)), (Some(read), Some(live)) if read < live)
 }
 

@@ -40,7 +40,7 @@ pub struct Report {
 
 /// The Node as it was last read or written.
 #[derive(Debug, Clone)]
-pub struct Seen {
+pub struct LastNode {
     pub node: Arc<Value>,
     /// Number of the report whose volumes in use the Node has; `None` if it has not those of the newest one.
     pub written: Option<u64>,
@@ -50,7 +50,7 @@ pub struct Seen {
 #[derive(Debug, Clone)]
 pub struct VolumeBoard {
     report: watch::Sender<Report>,
-    seen: watch::Sender<Option<Seen>>,
+    seen: watch::Sender<Option<LastNode>>,
     has_csi_node: watch::Sender<bool>,
 }
 
@@ -84,7 +84,7 @@ impl VolumeBoard {
 
     /// Returns a receiver of the Node; `None` until it was read.
     #[must_use]
-    pub fn nodes(&self) -> watch::Receiver<Option<Seen>> {
+    pub fn nodes(&self) -> watch::Receiver<Option<LastNode>> {
         self.seen.subscribe()
     }
 
@@ -108,7 +108,7 @@ impl VolumeBoard {
                 .as_ref()
                 .is_some_and(|old| old.written == written && version(&old.node) == version(node));
             if !is_same {
-                *seen = Some(Seen { node: Arc::new(node.clone()), written });
+                *seen = Some(LastNode { node: Arc::new(node.clone()), written });
             }
             !is_same
         });

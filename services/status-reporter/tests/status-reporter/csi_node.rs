@@ -8,11 +8,11 @@ use quintlet_testapi::{Failure, TestApi};
 use serde_json::{Value, json};
 use status_reporter::node::csi_node::CsiNodeKeeper;
 use status_reporter::node::volumes::{Driver, Report, VolumeBoard, Volumes};
-use status_reporter::run::Settings;
+use status_reporter::run::NodeReportSettings;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::common::{PATIENCE, Running, ready};
+use crate::common::{Running, TEST_TIMEOUT, ready};
 
 const NODE_ID: &str = "csi.volume.kubernetes.io/nodeid";
 
@@ -61,7 +61,7 @@ impl Kept {
     }
 
     async fn wait(&self, wanted: impl Fn(&Value) -> bool) -> Value {
-        self.api.wait_for("csinodes", "", "n1", PATIENCE, wanted).await
+        self.api.wait_for("csinodes", "", "n1", TEST_TIMEOUT, wanted).await
     }
 }
 
@@ -99,7 +99,7 @@ async fn drivers_are_added_to_the_node_and_its_csi_node_and_removed_from_both() 
     let _number = kept.board.put(volumes([("e.csi", driver("id-2", &[], None))], &["d.csi"]));
     kept.wait(|csi_node| names(csi_node) == ["e.csi"]).await;
     let left = |n: &Value| n["metadata"]["annotations"][NODE_ID] == r#"{"e.csi":"id-2"}"#;
-    let node = kept.api.wait_for("nodes", "", "n1", PATIENCE, left).await;
+    let node = kept.api.wait_for("nodes", "", "n1", TEST_TIMEOUT, left).await;
     assert_eq!(node["metadata"]["labels"]["d.csi/zone"], "z1", "labels stay");
     let counts = kept.api.counts();
     assert_eq!((counts.of("update csinodes"), counts.of("patch nodes/status")), (1, 1), "{counts:?}");
@@ -159,14 +159,15 @@ async fn a_driver_whose_label_is_refused_does_not_keep_another_one_out() {
 async fn a_node_is_ready_once_its_csi_node_is_written() {
     let api = TestApi::start().await;
     api.faults().fail("* csinodes", usize::MAX, Failure::Forbidden);
-    let settings = Settings { update_every: HOUR, report_every: HOUR, ..Settings::default() };
+    let settings =
+        NodeReportSettings { update_every: HOUR, report_every: HOUR, ..NodeReportSettings::default() };
     let mut service = Running::start_with(Some(&api), Clock::system(), true, settings.clone()).await;
     service.facts(&[]).await;
     let text = "CSINode is not yet initialized";
-    let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).1 == text).await;
+    let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| ready(n).1 == text).await;
     assert_eq!(ready(&node).0, "False");
     api.faults().clear();
-    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| ready(n).0 == "True").await;
     // The drivers of the stream reach the CSINode.
     let driver =
         wire::CsiDriver { name: "d.csi".into(), node_id: "id-1".into(), ..wire::CsiDriver::default() };
@@ -174,14 +175,14 @@ async fn a_node_is_ready_once_its_csi_node_is_written() {
     let (send, receive) = tokio::sync::mpsc::channel(1);
     let _replies = service.client.node_volumes(ReceiverStream::new(receive)).await.unwrap();
     send.send(request).await.unwrap();
-    api.wait_for("csinodes", "", "n1", PATIENCE, |csi_node| names(csi_node) == ["d.csi"]).await;
+    api.wait_for("csinodes", "", "n1", TEST_TIMEOUT, |csi_node| names(csi_node) == ["d.csi"]).await;
     service.stop().await;
     // The next process leaves Ready as it is until it has read the CSINode.
     api.faults().fail("get csinodes", usize::MAX, Failure::Unavailable);
     let mut service = Running::start_with(Some(&api), Clock::system(), true, settings).await;
     service.facts_of("127.0.0.2", &[]).await;
     let written = |n: &Value| n["status"]["addresses"][0]["address"] == "127.0.0.2";
-    let node = api.wait_for("nodes", "", "n1", PATIENCE, written).await;
+    let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, written).await;
     assert_eq!(ready(&node).0, "True");
     service.stop().await;
 }

@@ -5,20 +5,20 @@ use std::time::Duration;
 use quintlet_kit::clock::Clock;
 use quintlet_testapi::TestApi;
 use serde_json::{Value, json};
-use status_reporter::run::Settings;
+use status_reporter::run::NodeReportSettings;
 
-use crate::common::{PATIENCE, Running, ready};
+use crate::common::{Running, TEST_TIMEOUT, ready};
 
 /// Starts a node that is Ready, compared often and reported only after a change.
 async fn ready_node(api: &TestApi) -> Running {
-    let settings = Settings {
+    let settings = NodeReportSettings {
         update_every: Duration::from_millis(100),
         report_every: Duration::from_secs(3600),
-        ..Settings::default()
+        ..NodeReportSettings::default()
     };
     let mut service = Running::start_with(Some(api), Clock::system(), true, settings).await;
     service.facts(&[]).await;
-    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| ready(n).0 == "True").await;
     service
 }
 
@@ -38,7 +38,7 @@ fn has_event(api: &TestApi, reason: &str) -> bool {
 }
 
 async fn wait_event(api: &TestApi, reason: &str) {
-    api.wait_for("nodes", "", "n1", PATIENCE, |_| has_event(api, reason)).await;
+    api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |_| has_event(api, reason)).await;
 }
 
 #[tokio::test]
@@ -47,7 +47,7 @@ async fn a_node_set_to_unknown_by_the_node_controller_becomes_ready_again() {
     let service = ready_node(&api).await;
     assert!(!has_event(&api, "NodeReady"));
     call_unknown(&api);
-    let node = api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| ready(n).0 == "True").await;
     for condition in node["status"]["conditions"].as_array().unwrap() {
         let want = if condition["type"] == "Ready" { "True" } else { "False" };
         assert_eq!(condition["status"], want, "{node:#}");
@@ -63,7 +63,7 @@ async fn a_node_set_to_unknown_while_the_api_server_was_unreachable_becomes_read
     api.faults().set_down(true);
     call_unknown(&api);
     api.faults().set_down(false);
-    api.wait_for("nodes", "", "n1", PATIENCE, |n| ready(n).0 == "True").await;
+    api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| ready(n).0 == "True").await;
     service.stop().await;
 }
 
@@ -83,7 +83,7 @@ async fn changes_by_other_clients_are_reverted_in_owned_fields_and_kept_in_other
     let labels = json!({"kubernetes.io/os": "linux"});
     service.facts_with(json!({"labels": labels}), Clock::system().boot(), &[]).await;
     let os = |n: &Value| n["metadata"]["labels"]["kubernetes.io/os"] == "linux";
-    let node = api.wait_for("nodes", "", "n1", PATIENCE, os).await;
+    let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, os).await;
     assert_eq!(node["metadata"]["labels"]["team"], "blue");
     assert_eq!(node["spec"]["taints"], json!([taint]));
     wait_event(&api, "NodeNotSchedulable").await;
@@ -95,7 +95,7 @@ async fn changes_by_other_clients_are_reverted_in_owned_fields_and_kept_in_other
     .unwrap();
     api.edit("nodes/status", "", "n1", |n| n["status"]["addresses"] = json!([])).unwrap();
     let mended = |n: &Value| os(n) && n["status"]["addresses"][0]["address"] == "127.0.0.1";
-    api.wait_for("nodes", "", "n1", PATIENCE, mended).await;
+    api.wait_for("nodes", "", "n1", TEST_TIMEOUT, mended).await;
     wait_event(&api, "NodeSchedulable").await;
     service.stop().await;
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proptest::test_runner::FileFailurePersistence;
-use quintlet_model::pod_status::equal;
+use quintlet_model::pod_status::{FOREIGN_FIELDS, equal};
 use serde_json::{Map, Value, json};
 use status_reporter::status::merge::merge;
 use status_reporter::status::patch::{Base, pod_status};
@@ -50,24 +50,34 @@ fn status() -> impl Strategy<Value = Value> {
         proptest::option::of(
             (1..3_u8).prop_map(|cpu| json!({"requests": {"cpu": cpu.to_string(), "memory": "1Gi"}})),
         ),
+        subsequence(FOREIGN_FIELDS.to_vec(), 0..=FOREIGN_FIELDS.len()),
+        1..3_u8,
     )
-        .prop_map(|(phase, reason, nominated, conditions, ips, containers, resources)| {
-            let mut status = Map::new();
-            status.insert("phase".into(), json!(phase));
-            for (field, value) in [
-                ("reason", reason.map(Value::from)),
-                ("nominatedNodeName", nominated.map(Value::from)),
-                ("conditions", conditions),
-                ("podIPs", ips),
-                ("containerStatuses", containers),
-                ("resources", resources),
-            ] {
-                if let Some(value) = value {
-                    status.insert(field.into(), value);
+        .prop_map(
+            |(phase, reason, nominated, conditions, ips, containers, resources, claims, version)| {
+                let mut status = Map::new();
+                status.insert("phase".into(), json!(phase));
+                for (field, value) in [
+                    ("reason", reason.map(Value::from)),
+                    ("nominatedNodeName", nominated.map(Value::from)),
+                    ("conditions", conditions),
+                    ("podIPs", ips),
+                    ("containerStatuses", containers),
+                    ("resources", resources),
+                ] {
+                    if let Some(value) = value {
+                        status.insert(field.into(), value);
+                    }
                 }
-            }
-            Value::Object(status)
-        })
+                for field in claims {
+                    status.insert(
+                        field.to_owned(),
+                        json!([{"name": "a", "resourceClaimName": format!("v{version}")}]),
+                    );
+                }
+                Value::Object(status)
+            },
+        )
 }
 
 fn apply(live: &Value, patch: Option<Value>) -> Value {
@@ -78,9 +88,13 @@ fn apply(live: &Value, patch: Option<Value>) -> Value {
     pod["status"].take()
 }
 
-fn foreign(status: &Value) -> Vec<Value> {
+// The conditions and fields that other components own.
+fn foreign(status: &Value) -> (Vec<Value>, [Option<Value>; 3]) {
     let all = status["conditions"].as_array().cloned().unwrap_or_default();
-    all.into_iter().filter(|c| c["type"] == "example.com/gate").collect()
+    let conditions = all.into_iter().filter(|c| c["type"] == "example.com/gate").collect();
+    let fields =
+        ["resourceClaimStatuses", "extendedResourceClaimStatus", "nodeAllocatableResourceClaimStatuses"];
+    (conditions, fields.map(|field| status.get(field).cloned()))
 }
 
 proptest! {

@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use status_reporter::api::ApiClient;
 use status_reporter::metrics::Metrics;
 use status_reporter::reporter::{DEFERRAL, Reporter};
-use status_reporter::update::{Ack, Stamp, Update, Verdict};
+use status_reporter::update::{Ack, Stamp, Update, UpdateOutcome};
 use tokio::sync::mpsc;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Bench {
     api: TestApi,
@@ -47,27 +47,27 @@ impl Bench {
     }
 
     async fn ack(&mut self) -> Ack {
-        tokio::time::timeout(PATIENCE, self.acks.recv())
+        tokio::time::timeout(TEST_TIMEOUT, self.acks.recv())
             .await
             .expect("an ack comes")
             .expect("the reporter lives")
     }
 
     /// The next ack that is final.
-    async fn verdict(&mut self) -> Verdict {
+    async fn verdict(&mut self) -> UpdateOutcome {
         loop {
             let ack = self.ack().await;
-            if !matches!(ack.verdict, Verdict::Queued(_) | Verdict::Retrying(_)) {
+            if !matches!(ack.verdict, UpdateOutcome::Queued(_) | UpdateOutcome::Retrying(_)) {
                 return ack.verdict;
             }
         }
     }
 
     /// Waits for the next ack that is final, in paused time.
-    async fn last_verdict(&mut self) -> Verdict {
+    async fn last_verdict(&mut self) -> UpdateOutcome {
         loop {
             let ack = self.acks.recv().await.expect("the reporter lives");
-            if !matches!(ack.verdict, Verdict::Queued(_) | Verdict::Retrying(_)) {
+            if !matches!(ack.verdict, UpdateOutcome::Queued(_) | UpdateOutcome::Retrying(_)) {
                 return ack.verdict;
             }
         }
@@ -75,7 +75,7 @@ impl Bench {
 
     async fn written(&mut self) {
         let verdict = self.verdict().await;
-        assert!(matches!(verdict, Verdict::Written(_)), "{verdict:?}");
+        assert!(matches!(verdict, UpdateOutcome::Written(_)), "{verdict:?}");
     }
 }
 
@@ -122,7 +122,7 @@ async fn a_pod_beyond_the_capacity_waits_and_is_written_once_forgotten_pods_make
     }
     tokio::time::pause();
     bench.reporter.submit(update(&late, 1, running("True")));
-    let turned_away = Verdict::Queued("more than 2 pods are known".to_owned());
+    let turned_away = UpdateOutcome::Queued("more than 2 pods are known".to_owned());
     assert_eq!(bench.acks.recv().await.unwrap().verdict, turned_away);
     // pod-sync sends everything again when its stream ends, and then which pods it has.
     assert_eq!(bench.acks.recv().await, None);
@@ -193,7 +193,7 @@ async fn only_the_newest_status_is_written_and_a_pod_has_one_write_in_flight() {
         bench.reporter.submit(update(&pod, version, desired));
         tokio::task::yield_now().await;
     }
-    bench.api.wait_for_requests("patch pods/status", 1, PATIENCE).await;
+    bench.api.wait_for_requests("patch pods/status", 1, TEST_TIMEOUT).await;
     bench.api.faults().clear();
     let mut last = 0;
     while last < 50 {
@@ -242,14 +242,14 @@ async fn after_an_outage_the_newest_statuses_are_written_within_two_seconds() {
             bench.reporter.submit(update(pod, version, running(value)));
         }
     }
-    assert!(matches!(bench.ack().await.verdict, Verdict::Queued(_)), "held, and acknowledged as held");
+    assert!(matches!(bench.ack().await.verdict, UpdateOutcome::Queued(_)), "held, and acknowledged as held");
     bench.api.faults().set_down(false);
     let settled = async {
         let mut left: HashSet<PodUid> =
             pods.iter().map(|p| PodUid::parse(p["metadata"]["uid"].as_str().unwrap()).unwrap()).collect();
         while !left.is_empty() {
             let ack = bench.acks.recv().await.unwrap();
-            if matches!(ack.verdict, Verdict::Written(_)) && ack.stamp.version == 2 {
+            if matches!(ack.verdict, UpdateOutcome::Written(_)) && ack.stamp.version == 2 {
                 left.remove(&ack.uid);
             }
         }
@@ -276,7 +276,7 @@ async fn a_status_that_the_server_rejects_waits_after_one_read_of_the_live_objec
     bench.api.faults().fail("patch pods/status", 100, Failure::Invalid);
     bench.reporter.submit(update(&pod, 1, running("True")));
     let verdict = bench.ack().await.verdict;
-    assert!(matches!(&verdict, Verdict::Retrying(why) if why.contains("on demand")), "{verdict:?}");
+    assert!(matches!(&verdict, UpdateOutcome::Retrying(why) if why.contains("on demand")), "{verdict:?}");
     assert_eq!((bench.api.counts().of("patch pods/status"), bench.api.counts().of("get pods")), (2, 1));
     bench.api.faults().clear();
     bench.reporter.submit(update(&pod, 2, running("True")));
@@ -305,12 +305,12 @@ async fn a_pod_whose_last_writes_were_refused_for_a_minute_is_deleted_soon_after
             bench.api.faults().fail(call, usize::MAX, policy(code));
             bench.reporter.submit(last_update(&pod));
             let ack = bench.acks.recv().await.unwrap();
-            let Verdict::Retrying(why) = &ack.verdict else { panic!("{call} {code}: {ack:?}") };
+            let UpdateOutcome::Retrying(why) = &ack.verdict else { panic!("{call} {code}: {ack:?}") };
             assert!(why.contains("ValidatingAdmissionPolicy 'freeze'"), "{call} {code}: {why}");
             tokio::time::sleep(Duration::from_secs(60)).await;
             bench.api.faults().clear();
             let (cleared, verdict) = (tokio::time::Instant::now(), bench.last_verdict().await);
-            assert_eq!(verdict, Verdict::Deleted, "{call} {code}");
+            assert_eq!(verdict, UpdateOutcome::Deleted, "{call} {code}");
             assert!(cleared.elapsed() <= Duration::from_secs(40), "{call} {code}: {:?}", cleared.elapsed());
             assert!(bench.live("web").is_null(), "{call} {code}");
         }
@@ -327,7 +327,7 @@ async fn a_refused_write_is_repeated_after_ten_seconds_and_then_with_growing_pau
     let mut times = Vec::new();
     for _ in 0..7 {
         let ack = bench.acks.recv().await.unwrap();
-        assert!(matches!(ack.verdict, Verdict::Retrying(_)), "{ack:?}");
+        assert!(matches!(ack.verdict, UpdateOutcome::Retrying(_)), "{ack:?}");
         times.push(start.elapsed().as_secs());
     }
     assert_eq!(times, [0, 10, 30, 70, 150, 270, 390]);
@@ -345,14 +345,14 @@ async fn a_newer_status_replaces_a_refused_one_together_with_its_retry() {
         desired["message"] = json!(format!("v{version}"));
         bench.reporter.submit(update(&pod, version, desired));
         let ack = bench.acks.recv().await.unwrap();
-        assert!(matches!(ack.verdict, Verdict::Retrying(_)) && ack.stamp.version == version, "{ack:?}");
+        assert!(matches!(ack.verdict, UpdateOutcome::Retrying(_)) && ack.stamp.version == version, "{ack:?}");
     }
     assert!(start.elapsed() < Duration::from_secs(1), "each is tried at once: {:?}", start.elapsed());
     // The fifth refusal in a row has a pause of two minutes; those before it have no retries left.
     tokio::time::sleep(Duration::from_secs(110)).await;
     assert_eq!(bench.api.counts().of("patch pods/status"), 5);
     bench.api.faults().clear();
-    assert!(matches!(bench.last_verdict().await, Verdict::Written(_)));
+    assert!(matches!(bench.last_verdict().await, UpdateOutcome::Written(_)));
     assert_eq!(bench.live("web")["status"]["message"], "v5");
     assert_eq!(bench.api.counts().of("patch pods/status"), 6);
 }
@@ -367,7 +367,7 @@ async fn a_status_that_arrives_during_a_refused_write_is_written_at_once() {
     bench.reporter.submit(update(&pod, 1, running("False")));
     tokio::time::sleep(Duration::from_secs(1)).await;
     bench.reporter.submit(update(&pod, 2, running("True")));
-    assert!(matches!(bench.last_verdict().await, Verdict::Written(_)));
+    assert!(matches!(bench.last_verdict().await, UpdateOutcome::Written(_)));
     assert_eq!((ready(&bench.live("web")), start.elapsed().as_secs()), ("True", 8));
 }
 
@@ -377,7 +377,7 @@ async fn failed_writes_are_counted_by_the_code_of_their_answer() {
     let pod = bench.pod("web");
     bench.api.faults().fail("patch pods/status", 1, policy(418));
     bench.reporter.submit(update(&pod, 1, running("True")));
-    assert!(matches!(bench.ack().await.verdict, Verdict::Retrying(_)));
+    assert!(matches!(bench.ack().await.verdict, UpdateOutcome::Retrying(_)));
     let counted = quintlet_telemetry::metrics::text();
     assert!(counted.contains("quintlet_status_write_failures_total{code=\"418\"} 1"), "{counted}");
 }
@@ -388,18 +388,18 @@ async fn a_missing_pod_is_reported_gone_and_a_recreated_one_as_a_uid_mismatch() 
     let pod = bench.pod("web");
     bench.api.delete("pods", "default", "web", Some(0)).unwrap();
     bench.reporter.submit(update(&pod, 1, running("True")));
-    assert_eq!(bench.verdict().await, Verdict::Gone);
+    assert_eq!(bench.verdict().await, UpdateOutcome::Gone);
     let new = bench.pod("web");
     bench.reporter.submit(update(&pod, 2, running("True")));
     assert_eq!(
         bench.verdict().await,
-        Verdict::UidMismatch(new["metadata"]["uid"].as_str().unwrap().to_owned())
+        UpdateOutcome::UidMismatch(new["metadata"]["uid"].as_str().unwrap().to_owned())
     );
     assert_eq!(bench.live("web"), new, "the other pod is untouched");
     let mut mirrorless = update(&pod, 3, running("True"));
     mirrorless.api_uid = String::new();
     bench.reporter.submit(mirrorless);
-    assert_eq!(bench.verdict().await, Verdict::Gone, "a static pod without mirror");
+    assert_eq!(bench.verdict().await, UpdateOutcome::Gone, "a static pod without mirror");
 }
 
 /// Returns a status with observed generations.
@@ -432,7 +432,7 @@ async fn the_generation_of_a_deleted_pod_is_written_together_with_its_end() {
     );
     let last = Update { finished: true, could_run: false, ..deleting(4, observed("Succeeded", "False", 2)) };
     bench.reporter.submit(last);
-    assert_eq!(bench.verdict().await, Verdict::Deleted);
+    assert_eq!(bench.verdict().await, UpdateOutcome::Deleted);
     assert_eq!((bench.api.counts().of("patch pods/status"), bench.api.counts().of("delete pods")), (2, 1));
 }
 
@@ -483,7 +483,7 @@ async fn a_pod_is_deleted_only_when_its_resources_are_released() {
         let update = Update { finished, deleting, could_run, mirror, ..update(&pod, 1, desired) };
         bench.reporter.submit(update);
         let verdict = bench.verdict().await;
-        assert_eq!(verdict == Verdict::Deleted, goes, "{what}: {verdict:?}");
+        assert_eq!(verdict == UpdateOutcome::Deleted, goes, "{what}: {verdict:?}");
         assert_eq!(bench.live("web").is_null(), goes, "{what}");
         assert_eq!(bench.api.counts().of("delete pods"), u64::from(goes), "{what}");
         if goes {
@@ -508,7 +508,7 @@ async fn a_failed_delete_is_repeated_without_writing_the_status_again() {
         could_run: false,
         ..update(&pod, 1, ended)
     });
-    assert_eq!(bench.verdict().await, Verdict::Deleted);
+    assert_eq!(bench.verdict().await, UpdateOutcome::Deleted);
     assert_eq!((bench.api.counts().of("patch pods/status"), bench.api.counts().of("delete pods")), (1, 3));
 }
 
@@ -536,13 +536,16 @@ async fn a_new_stream_receives_the_held_statuses_and_acknowledgements() {
     // The same update again, as pod-sync sends its full set.
     bench.reporter.submit(update(&pod, 9, running("True")));
     bench.api.faults().clear();
-    let ack = tokio::time::timeout(PATIENCE, acks.recv()).await.unwrap().unwrap();
-    assert_eq!((ack.uid, ack.stamp.version, matches!(ack.verdict, Verdict::Written(_))), (uid, 9, true));
+    let ack = tokio::time::timeout(TEST_TIMEOUT, acks.recv()).await.unwrap().unwrap();
+    assert_eq!(
+        (ack.uid, ack.stamp.version, matches!(ack.verdict, UpdateOutcome::Written(_))),
+        (uid, 9, true)
+    );
     // One that is settled is acked again without a write.
     let before = bench.api.counts().of("patch pods/status");
     bench.reporter.submit(update(&other, 1, running("True")));
-    let ack = tokio::time::timeout(PATIENCE, acks.recv()).await.unwrap().unwrap();
-    assert!(matches!(ack.verdict, Verdict::Written(_)));
+    let ack = tokio::time::timeout(TEST_TIMEOUT, acks.recv()).await.unwrap().unwrap();
+    assert!(matches!(ack.verdict, UpdateOutcome::Written(_)));
     assert_eq!(bench.api.counts().of("patch pods/status"), before);
 }
 
@@ -562,8 +565,8 @@ async fn a_restarted_reporter_does_not_trust_an_old_base() {
     let mut stale = update(&pod, 2, desired);
     stale.base = Arc::new(running("False"));
     reporter.submit(stale);
-    let ack = tokio::time::timeout(PATIENCE, acks.recv()).await.unwrap().unwrap();
-    assert!(matches!(ack.verdict, Verdict::Written(_)));
+    let ack = tokio::time::timeout(TEST_TIMEOUT, acks.recv()).await.unwrap().unwrap();
+    assert!(matches!(ack.verdict, UpdateOutcome::Written(_)));
     assert_eq!(ready(&bench.live("web")), "False");
     assert_eq!(bench.api.counts().of("get *"), 0);
 }
@@ -594,13 +597,13 @@ async fn an_older_owner_is_refused_and_forgotten_pods_are_dropped() {
         .submit(Update { stamp: Stamp { epoch: 2, version: 1 }, ..update(&pod, 1, running("False")) });
     bench.written().await;
     bench.reporter.submit(update(&pod, 99, running("True")));
-    assert!(matches!(bench.verdict().await, Verdict::Refused(_)));
+    assert!(matches!(bench.verdict().await, UpdateOutcome::Refused(_)));
     assert_eq!(ready(&bench.live("web")), "False");
     bench.api.faults().fail("patch pods/status", 1000, Failure::Internal);
     bench
         .reporter
         .submit(Update { stamp: Stamp { epoch: 2, version: 1 }, ..update(&other, 1, running("True")) });
-    assert!(matches!(bench.ack().await.verdict, Verdict::Queued(_)));
+    assert!(matches!(bench.ack().await.verdict, UpdateOutcome::Queued(_)));
     bench.reporter.retain(&HashSet::new());
     bench.api.faults().clear();
     bench.reporter.idle().await;
@@ -617,7 +620,7 @@ async fn urgent_writes_precede_others() {
         bench.reporter.submit(update(pod, 1, running("False")));
     }
     bench.reporter.submit(update(&urgent, 1, running("True")));
-    bench.api.wait_for_requests("patch pods/status", 16, PATIENCE).await;
+    bench.api.wait_for_requests("patch pods/status", 16, TEST_TIMEOUT).await;
     bench.api.faults().clear();
     let mut place = 0;
     while bench.ack().await.uid.as_str() != urgent["metadata"]["uid"].as_str().unwrap() {
@@ -632,7 +635,7 @@ async fn standalone_mode_acknowledges_at_once_without_an_api_server() {
     let (_, mut acks) = reporter.listen();
     let pod = json!({"metadata": {"uid": "u", "namespace": "n", "name": "p", "resourceVersion": "1"}, "status": {}});
     reporter.submit(update(&pod, 1, running("True")));
-    assert_eq!(acks.recv().await.unwrap().verdict, Verdict::NoApi);
+    assert_eq!(acks.recv().await.unwrap().verdict, UpdateOutcome::NoApi);
 }
 
 #[tokio::test]
@@ -642,7 +645,7 @@ async fn a_panic_in_one_status_write_affects_no_other_pod_and_the_next_write_suc
     let panics = PodPanics::start(bad["metadata"]["uid"].as_str().unwrap());
     bench.reporter.submit(update(&bad, 1, running("False")));
     let ack = bench.ack().await;
-    let Verdict::Queued(why) = ack.verdict else { panic!("{ack:?}") };
+    let UpdateOutcome::Queued(why) = ack.verdict else { panic!("{ack:?}") };
     assert!(why.starts_with("status-reporter panicked at ") && why.contains("injected"), "{why}");
     bench.reporter.submit(update(&good, 1, running("True")));
     bench.written().await;
@@ -671,7 +674,7 @@ async fn a_status_that_the_api_server_does_not_take_is_written_without_parts() {
     };
     let patches = |bench: &Bench| bench.api.counts().of("patch pods/status");
     bench.reporter.submit(update(&pod, 1, waiting("Pending", 4000)));
-    let shortened = |verdict: Verdict, part: Part| matches!(verdict, Verdict::Shortened { without, .. } if without == part);
+    let shortened = |verdict: UpdateOutcome, part: Part| matches!(verdict, UpdateOutcome::Shortened { without, .. } if without == part);
     assert!(shortened(bench.verdict().await, Part::LongTexts));
     assert_eq!((message(&bench), patches(&bench)), (Some(128), 2));
     // The size that was refused is known.
@@ -696,15 +699,15 @@ async fn a_finished_pod_is_deleted_even_if_no_status_of_it_can_be_written() {
     let pod = bench.pod("web");
     bench.api.limit_objects(1);
     bench.reporter.submit(update(&pod, 1, waiting("Running", 10)));
-    let Verdict::Retrying(answer) = bench.ack().await.verdict else { panic!("the answer is acked") };
+    let UpdateOutcome::Retrying(answer) = bench.ack().await.verdict else { panic!("the answer is acked") };
     assert_eq!(answer, "too large: etcdserver: request is too large");
     bench.api.delete("pods", "default", "web", Some(30)).unwrap();
     let ended = Update { could_run: false, deleting: true, ..update(&pod, 2, waiting("Failed", 10)) };
     bench.reporter.submit(ended.clone());
-    assert!(matches!(bench.ack().await.verdict, Verdict::Retrying(_)), "something is left on the node");
+    assert!(matches!(bench.ack().await.verdict, UpdateOutcome::Retrying(_)), "something is left on the node");
     let stamp = Stamp { epoch: 1, version: 3 };
     bench.reporter.submit(Update { finished: true, stamp, ..ended });
-    assert_eq!(bench.verdict().await, Verdict::Deleted);
+    assert_eq!(bench.verdict().await, UpdateOutcome::Deleted);
     assert_eq!(bench.live("web"), Value::Null);
     assert_eq!(bench.api.counts().of("delete pods"), 1);
 }

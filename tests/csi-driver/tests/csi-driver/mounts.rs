@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::common::{Agent, DRIVER, Machine, POD, publish, stage, volume};
 use futures::FutureExt as _;
-use pod_sync_csi::error::Outcome;
+use pod_sync_csi::error::Certainty;
 use pod_sync_csi::mount::Expand;
 use pod_sync_csi::paths::Root;
 use pod_sync_csi::reconstruct;
@@ -169,7 +169,7 @@ async fn without_its_driver_no_volume_is_mounted_or_removed() {
         error.text(),
         format!("kubernetes.io/csi: mounter.SetUpAt failed to get CSI client: {missing}")
     );
-    assert_eq!(error.outcome(), Outcome::Transient);
+    assert_eq!(error.certainty(), Certainty::Transient);
     assert_eq!(left(&machine), Vec::<String>::new());
     let _driver = machine.driver(&[]);
     agent.registered().await;
@@ -182,14 +182,14 @@ async fn without_its_driver_no_volume_is_mounted_or_removed() {
         error.text(),
         format!("kubernetes.io/csi: Unmounter.TearDownAt failed to get CSI client: {missing}")
     );
-    assert_eq!(error.outcome(), Outcome::Transient);
+    assert_eq!(error.certainty(), Certainty::Transient);
     assert_eq!((machine.mounts(), left(&machine)), before);
     volumes::unmount(&machine.mount()).unwrap();
     let before = (machine.mounts(), left(&machine));
     let error = agent.mounter.unstage(&machine.global_mount()).await.unwrap_err();
     let step = "attacher.UnmountDevice failed to create newCsiDriverClient";
     assert_eq!(error.text(), format!("kubernetes.io/csi: {step}: {missing}"));
-    assert_eq!(error.outcome(), Outcome::Transient);
+    assert_eq!(error.certainty(), Certainty::Transient);
     assert_eq!((machine.mounts(), left(&machine)), before);
 }
 
@@ -261,7 +261,7 @@ async fn one_fault(call: &str, fault: &Fault) {
         Fault::Hang | Fault::HangAfter => agent.impatient(),
         _ => agent.mounter.clone(),
     };
-    let mounter = |of: &str| if of == call { &limited } else { &agent.mounter };
+    let mounter = |step: &str| if step == call { &limited } else { &agent.mounter };
     let staged = mounter("NodeStageVolume").stage(&stage()).await;
     let published = match &staged {
         Ok(_) => mounter("NodePublishVolume").publish(&publish()).await.map(drop),
@@ -280,8 +280,8 @@ async fn one_fault(call: &str, fault: &Fault) {
     // A driver that says that it did nothing, and whose mount is there, leaves the volume uncertain.
     let is_final = matches!(fault, Fault::Code(code) if !UNCERTAIN.contains(code));
     let unmounting = call.starts_with("NodeUn");
-    let expected = if is_final && !unmounting { Outcome::Finished } else { Outcome::Uncertain };
-    assert_eq!(error.outcome(), expected, "{context}");
+    let expected = if is_final && !unmounting { Certainty::Finished } else { Certainty::Uncertain };
+    assert_eq!(error.certainty(), expected, "{context}");
     let text = match fault {
         Fault::Hang | Fault::HangAfter => {
             "rpc error: code = DeadlineExceeded desc = context deadline exceeded".to_owned()
@@ -383,7 +383,7 @@ async fn a_full_disk_fails_a_mount_which_leaves_nothing_and_succeeds_once_there_
             };
             assert!(error.text().contains(failed), "{options:?} {is_staged}: {}", error.text());
             assert!(error.text().contains("No space left on device"), "{}", error.text());
-            assert_eq!(error.outcome(), Outcome::Finished);
+            assert_eq!(error.certainty(), Certainty::Finished);
             mount_all(&agent).await;
             unmount_all(&machine, &agent).await;
         }
@@ -405,7 +405,7 @@ async fn a_full_disk_fails_a_block_volume_which_leaves_nothing() {
         }
         let error = agent.mounter.stage_block(&stage()).await.unwrap_err();
         assert!(error.text().contains(failed), "{options:?}: {}", error.text());
-        assert_eq!(error.outcome(), Outcome::Finished);
+        assert_eq!(error.certainty(), Certainty::Finished);
         disk.enlarge();
         let mut left = left_of_block(&machine);
         left.retain(|path| !path.ends_with("/full"));
@@ -432,7 +432,7 @@ async fn a_mount_of_an_uncertain_publish_is_not_forgotten_by_an_error_before_the
     fs::create_dir(&data).unwrap();
     let error = agent.mounter.publish(&publish()).await.unwrap_err();
     assert!(error.text().contains("failed to save volume data file"), "{}", error.text());
-    assert_eq!(error.outcome(), Outcome::Uncertain);
+    assert_eq!(error.certainty(), Certainty::Uncertain);
     assert_eq!(machine.mounts().len(), 2);
     fs::remove_dir(&data).unwrap();
     fs::write(&data, good).unwrap();
@@ -450,7 +450,7 @@ async fn an_uncertain_publish_is_undone_without_being_repeated() {
         fault::set(&machine.state, &[("NodePublishVolume", fault.clone())]).unwrap();
         agent.mounter.stage(&stage()).await.unwrap();
         let error = agent.impatient().publish(&publish()).await.unwrap_err();
-        assert_eq!(error.outcome(), Outcome::Uncertain, "{fault:?}");
+        assert_eq!(error.certainty(), Certainty::Uncertain, "{fault:?}");
         unmount_all(&machine, &agent).await;
         assert_eq!((machine.mounts(), left(&machine)), (vec![], vec![]), "{fault:?}");
     }
@@ -467,7 +467,7 @@ async fn a_mount_that_the_driver_left_is_an_error_and_its_content_is_not_deleted
     fault::set(&machine.state, &[("NodeUnpublishVolume", Fault::Lie), ("NodeUnstageVolume", Fault::Lie)])
         .unwrap();
     let lie = |error: pod_sync_csi::error::CsiError| {
-        assert_eq!(error.outcome(), Outcome::Uncertain);
+        assert_eq!(error.certainty(), Certainty::Uncertain);
         assert!(error.text().contains("is still mounted after Node"), "{}", error.text());
     };
     lie(agent.mounter.unpublish(POD, "pv-1").await.unwrap_err());
@@ -495,7 +495,7 @@ async fn a_staged_volume_that_a_pod_has_is_not_unstaged() {
         mount.display()
     );
     assert_eq!(error.text(), expected);
-    assert_eq!(error.outcome(), Outcome::Transient);
+    assert_eq!(error.certainty(), Certainty::Transient);
     let calls = fault::calls(&machine.state);
     assert!(!calls.iter().any(|call| call.starts_with("NodeUnstageVolume")), "{calls:?}");
     unmount_all(&machine, &agent).await;

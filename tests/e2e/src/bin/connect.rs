@@ -50,8 +50,8 @@ fn main() -> anyhow::Result<()> {
             && retry == "retry"
         {
             let mut client = PodSyncClient::new(quintlet_kit::socket::channel(socket.into()));
-            let asked = client.retry(RetryRequest { pod: "default/no-such-pod".to_owned() });
-            let answer = tokio::time::timeout(ANSWER, asked).await.context("no answer")?;
+            let call = client.retry(RetryRequest { pod: "default/no-such-pod".to_owned() });
+            let answer = tokio::time::timeout(ANSWER, call).await.context("no answer")?;
             println!("{:?}", answer.map_or_else(|status| status.code(), |_| Code::Ok));
             return Ok(());
         }
@@ -75,7 +75,7 @@ async fn outcome(socket: &Path) -> &'static str {
 async fn health(socket: PathBuf) -> bool {
     let channel = quintlet_kit::socket::channel(socket);
     let mut client = HealthClient::new(channel.clone());
-    let asked = tokio::time::timeout(ANSWER, client.check(HealthCheckRequest::default())).await;
+    let call = tokio::time::timeout(ANSWER, client.check(HealthCheckRequest::default())).await;
     let mut debug = DebugClient::new(channel);
     let built = tokio::time::timeout(ANSWER, debug.build(BuildRequest {})).await;
     // cri-proxy's socket for probes does not have debug.v1.
@@ -83,7 +83,7 @@ async fn health(socket: PathBuf) -> bool {
         Ok(Err(status)) => status.code() == Code::PermissionDenied && status.message().contains("socket"),
         answer => matches!(answer, Ok(Ok(_))),
     };
-    matches!(asked, Ok(Ok(_))) && debug
+    matches!(call, Ok(Ok(_))) && debug
 }
 
 /// Returns whether a method responds that is neither health nor debug.v1.
@@ -93,9 +93,9 @@ async fn reflection(socket: PathBuf) -> bool {
         message_request: Some(MessageRequest::ListServices(String::new())),
         ..ServerReflectionRequest::default()
     };
-    let asked = async {
+    let call = async {
         let mut replies = client.server_reflection_info(tokio_stream::once(request)).await?.into_inner();
         replies.message().await
     };
-    matches!(tokio::time::timeout(ANSWER, asked).await, Ok(Ok(Some(_))))
+    matches!(tokio::time::timeout(ANSWER, call).await, Ok(Ok(Some(_))))
 }

@@ -40,8 +40,8 @@ fn each_alert_fires_and_clears_again() {
         .flat_map(|test| test["alert_rule_test"].as_array().unwrap())
         .collect();
     for name in names() {
-        let of = steps.iter().filter(|step| step["alertname"] == name.as_str());
-        let states: Vec<(u64, usize)> = of
+        let tests = steps.iter().filter(|step| step["alertname"] == name.as_str());
+        let states: Vec<(u64, usize)> = tests
             .map(|step| (minutes(&step["eval_time"]), step["exp_alerts"].as_array().unwrap().len()))
             .collect();
         let [(fires, count), (clears, 0)] = states[..] else { panic!("{name}: {states:?}") };

@@ -10,7 +10,7 @@ use quintlet_e2e::claims::{DRIVER, bound_claim, create_driver};
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, runtime, until};
-use quintlet_recordings::kubelet::{Kubelet, Plan};
+use quintlet_recordings::kubelet::{Kubelet, KubeletCommand};
 use quintlet_recordings::registrar;
 use serde_json::{Value, json};
 
@@ -108,7 +108,7 @@ fn start_kubelet(node: &Node, binary: &Path) -> Kubelet {
         "contentType": "application/json",
         "podLogsDir": node.pod_logs_dir(),
     });
-    Kubelet::start(&Plan {
+    Kubelet::start(&KubeletCommand {
         binary,
         kubeconfig: &kubeconfig,
         base: &base,

@@ -172,12 +172,12 @@ async fn check(name: &'static str, families: Families, node_ips: &[&str]) {
     until("liveness probes by TCP and gRPC", LONG, async || {
         let text = node_page(&node, "/metrics/probes").await?;
         let passed = |pod: &str, kind: &str| {
-            let of = |line: &&str| {
+            let is_probe = |line: &&str| {
                 line.starts_with("prober_probe_total{")
                     && line.contains(&format!("pod=\"{pod}\""))
                     && line.contains(kind)
             };
-            text.lines().filter(of).any(|l| l.contains("result=\"successful\"") && !l.ends_with(" 0"))
+            text.lines().filter(is_probe).any(|l| l.contains("result=\"successful\"") && !l.ends_with(" 0"))
         };
         let all = ["web", "host"].iter().all(|pod| passed(pod, "Liveness") && passed(pod, "Readiness"));
         let has_failed = text
@@ -197,7 +197,7 @@ async fn check(name: &'static str, families: Families, node_ips: &[&str]) {
     until("network statistics", LONG, async || {
         let summary: Value =
             serde_json::from_str(&node_page(&node, "/stats/summary").await?).map_err(|e| e.to_string())?;
-        let of = |name: &str| {
+        let summary_of = |name: &str| {
             summary["pods"]
                 .as_array()
                 .and_then(|all| all.iter().find(|p| p["podRef"]["name"] == name).cloned())
@@ -215,7 +215,7 @@ async fn check(name: &'static str, families: Families, node_ips: &[&str]) {
                     && value > Some(0.0)
             })
         };
-        if of("web").is_some_and(|web| used(&web)) && counts("receive") && counts("transmit") {
+        if summary_of("web").is_some_and(|web| used(&web)) && counts("receive") && counts("transmit") {
             Ok(())
         } else {
             Err(format!("{summary:#} {cadvisor}"))

@@ -59,8 +59,8 @@ async fn status(caller: &Upstream, method: &str, body: &'static [u8]) -> Option<
     let response = caller.send(reply::request(method, headers, body)).await.ok()?;
     let (head, body) = response.into_parts();
     let trailers = body.collect().await.ok()?.trailers().cloned();
-    let of = |map: &HeaderMap| map.get("grpc-status").map(|v| v.to_str().unwrap().to_owned());
-    trailers.as_ref().and_then(of).or_else(|| of(&head.headers))
+    let value = |map: &HeaderMap| map.get("grpc-status").map(|v| v.to_str().unwrap().to_owned());
+    trailers.as_ref().and_then(value).or_else(|| value(&head.headers))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -77,8 +77,8 @@ async fn a_corrupt_frame_on_any_socket_fails_only_its_call() {
             // An empty request stream is valid.
             for body in CORRUPT.into_iter().filter(|body| !streams || !body.is_empty()) {
                 let place = format!("{} {method} {body:?}", socket.display());
-                let asked = tokio::time::timeout(Duration::from_secs(20), status(&caller, &method, body));
-                let got = asked.await.unwrap_or_else(|_| panic!("no answer: {place}"));
+                let call = tokio::time::timeout(Duration::from_secs(20), status(&caller, &method, body));
+                let got = call.await.unwrap_or_else(|_| panic!("no answer: {place}"));
                 assert_ne!(got.as_deref(), Some("0"), "{place}");
                 calls += 1;
             }

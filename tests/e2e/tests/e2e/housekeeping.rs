@@ -107,9 +107,9 @@ async fn images_are_removed_for_space_and_by_age_unless_used_or_pinned() {
     node.wait_log("pod-sync", enough).await;
     assert_eq!(tags(&node).await.into_keys().collect::<BTreeSet<_>>(), stay);
 
-    let asked = registry.resolved("left:1");
+    let resolved = registry.resolved("left:1");
     pulled_and_left(&node, "again", &image("left")).await;
-    assert!(registry.resolved("left:1") > asked, "it had to be pulled again");
+    assert!(registry.resolved("left:1") > resolved, "it had to be pulled again");
     node.end_service("pod-sync").await;
     let age = [
         ("--image-gc-high-threshold", "100"),

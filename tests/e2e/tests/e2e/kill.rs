@@ -12,8 +12,8 @@ const BACK: Duration = Duration::from_secs(2);
 /// Age of a young pod at the kill.
 const YOUNG: Duration = Duration::from_secs(2);
 
-/// Time since the start of the crasher's back-off of 40 s when all five services are killed.
-const INTO_BACKOFF_NS: i64 = 10_000_000_000;
+/// Time before the end of the crasher's back-off at which all five services are killed: 10 s into a back-off of 40 s.
+const BEFORE_RESTART: Duration = Duration::from_secs(30);
 
 /// Largest difference of a restart from the time that was reported before the fault.
 const PUNCTUAL_NS: i64 = 1_000_000_000;
@@ -33,19 +33,20 @@ async fn three_periods(node: &Node, probed: &[Seen]) {
     .await;
 }
 
-async fn wait_backoff(node: &Node, delay: &str) -> (Seen, i64) {
-    let want = format!("back-off {delay}");
-    let crasher = node
-        .wait_pod("crasher", &want, LONG, |p| {
-            p.view.waiting.as_ref().is_some_and(|w| w.message.contains(&want) && w.until_unix_ns > 0)
-        })
-        .await;
-    let until = crasher.view.waiting.as_ref().unwrap().until_unix_ns;
-    (crasher, until)
+/// Waits for a back-off of the crasher that lasts for `left` at least; returns the time of the restart in nanoseconds since 1970.
+async fn wait_backoff(node: &Node, left: Duration) -> (Seen, i64) {
+    let end = |p: &Seen| p.view.waiting.as_ref().map_or(0, |w| w.until_unix_ns);
+    let what = format!("a back-off that lasts for {left:?}");
+    let crasher = node.wait_pod("crasher", &what, LONG, |p| end(p) >= now_ns() + nanos(left)).await;
+    let announced = end(&crasher);
+    (crasher, announced)
 }
 
 /// Waits for the next instance of the crasher, and asserts that it started at the reported time.
+///
+/// Runs beside the kills: the runtime keeps one ended instance only.
 async fn assert_punctual(node: &Node, crasher: &Seen, announced: i64) {
+    wait_wall(announced).await;
     let attempt = u32::try_from(crasher.container("main").restarts).unwrap() + 1;
     let created = until("the crasher's next instance", LONG, async || {
         let attempts = node.listed().await.attempts(crasher.uid(), "main");
@@ -70,88 +71,91 @@ async fn passed_startup(node: &Node, name: &str) -> Option<usize> {
     main.started.then(|| lines(node, &seen, "startup"))
 }
 
+fn nanos(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap()
+}
+
+fn now_ns() -> i64 {
+    nanos(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap())
+}
+
 /// Waits for a wall time in nanoseconds since 1970.
 async fn wait_wall(unix_ns: i64) {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    let left = unix_ns - i64::try_from(now.as_nanos()).unwrap();
+    let left = unix_ns - now_ns();
     tokio::time::sleep(Duration::from_nanos(u64::try_from(left).unwrap_or_default())).await;
+}
+
+/// Pods that a kill must not affect.
+struct Watched {
+    names: Vec<&'static str>,
+    probed: Vec<Seen>,
+}
+
+impl Watched {
+    fn startups(&self, node: &Node) -> Vec<usize> {
+        self.probed.iter().map(|p| lines(node, p, "startup")).collect()
+    }
+
+    /// Kills services at `at`, when the new pod `fresh` is [`YOUNG`] old, and asserts that no pod is affected.
+    async fn assert_unaffected(&mut self, node: &Node, services: &[&str], fresh: &'static str, at: i64) {
+        let what = format!("after kill -9 of {services:?}");
+        let before = node.steady(&self.names).await;
+        let recorder = node.record().await;
+        let startups = self.startups(node);
+        wait_wall(at - nanos(YOUNG)).await;
+        young(node, fresh).await;
+        let passed = passed_startup(node, fresh).await;
+        let starts: Vec<(&str, u32)> = services.iter().map(|name| (*name, node.kill9(name))).collect();
+        for (name, starts) in starts {
+            node.wait_back(name, starts, BACK).await;
+        }
+        let grown = node.wait_ready(fresh).await;
+        self.probed.push(grown.clone());
+        three_periods(node, &self.probed).await;
+        recorder.assert_steady(&what, &before);
+        recorder.assert_forward(&what, &[fresh]);
+        assert_eq!(node.steady(&self.names).await, before, "{what}");
+        let again = self.startups(node);
+        assert_eq!(again[..startups.len()], startups, "a startup probe that had passed ran again {what}");
+        if let Some(passed) = passed {
+            assert_eq!(lines(node, &grown, "startup"), passed, "a young startup probe ran again {what}");
+        }
+        node.assert_no_duplicates().await;
+        self.names.push(fresh);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_services_do_not_affect_running_pods() {
     let node = Node::start(Options::with_api("kill")).await;
-    let mut names = vec!["web-0", "web-1", "plain"];
+    let mut watched = Watched { names: vec!["web-0", "web-1", "plain"], probed: Vec::new() };
     for pod in [pods::probed("web-0"), pods::script("crasher", "exit 3")] {
         node.pod_manifest(&pod);
     }
     for pod in [pods::probed("web-1"), pods::sleeper("plain")] {
         node.api().create_pod(pods::bound(pod));
     }
-    let mut probed = Vec::new();
-    for name in &names {
-        probed.push(node.wait_ready(name).await);
+    for name in &watched.names {
+        let seen = node.wait_ready(name).await;
+        watched.probed.push(seen);
     }
-    probed.pop();
-    let (mut crasher, mut announced) = wait_backoff(&node, "20s").await;
+    watched.probed.pop();
 
-    // Each kill affects a pod that is 2 s old.
-    let fresh = ["young-0", "young-1", "young-2", "young-3", "young-4", "young-5"];
-    for (name, fresh) in SERVICES.into_iter().zip(fresh) {
-        let what = format!("after kill -9 of {name}");
-        let before = node.steady(&names).await;
-        let recorder = node.record().await;
-        let startups: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
-        young(&node, fresh).await;
-        let passed = passed_startup(&node, fresh).await;
-        let starts = node.kill9(name);
-        node.wait_back(name, starts, BACK).await;
-        let grown = node.wait_ready(fresh).await;
-        probed.push(grown.clone());
-        three_periods(&node, &probed).await;
-        recorder.assert_steady(&what, &before);
-        recorder.assert_forward(&what, &[fresh]);
-        assert_eq!(node.steady(&names).await, before, "{what}");
-        let again: Vec<usize> =
-            probed.iter().map(|p| lines(&node, p, "startup")).take(startups.len()).collect();
-        assert_eq!(again, startups, "a startup probe that had passed ran again {what}");
-        if let Some(passed) = passed {
-            assert_eq!(lines(&node, &grown, "startup"), passed, "a young startup probe ran again {what}");
+    // Each kill affects a pod that is 2 s old. The crasher is in its back-off of 20 s.
+    let (crasher, announced) = wait_backoff(&node, Duration::from_secs(15)).await;
+    let kills = async {
+        for (name, fresh) in SERVICES.into_iter().zip(["young-0", "young-1", "young-2", "young-3", "young-4"])
+        {
+            watched.assert_unaffected(&node, &[name], fresh, now_ns() + nanos(YOUNG)).await;
         }
-        node.assert_no_duplicates().await;
-        names.push(fresh);
-    }
-    assert_punctual(&node, &crasher, announced).await;
+    };
+    tokio::join!(kills, assert_punctual(&node, &crasher, announced));
 
-    // All five are killed 10 s into the crasher's back-off of 40 s.
-    (crasher, announced) = wait_backoff(&node, "40s").await;
-    let at = announced - 40_000_000_000 + INTO_BACKOFF_NS;
-    let young_ns = i64::try_from(YOUNG.as_nanos()).unwrap();
-    wait_wall(at - young_ns).await;
-    let what = "after kill -9 of all five";
-    let before = node.steady(&names).await;
-    let recorder = node.record().await;
-    let startups: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).collect();
-    young(&node, fresh[5]).await;
-    let passed = passed_startup(&node, fresh[5]).await;
-    wait_wall(at).await;
-    let starts = SERVICES.map(|name| (name, node.kill9(name)));
-    for (name, starts) in starts {
-        node.wait_back(name, starts, BACK).await;
-    }
-    let grown = node.wait_ready(fresh[5]).await;
-    let old = probed.len();
-    probed.push(grown.clone());
-    three_periods(&node, &probed).await;
-    recorder.assert_steady(what, &before);
-    recorder.assert_forward(what, &[fresh[5]]);
-    assert_eq!(node.steady(&names).await, before, "{what}");
-    let again: Vec<usize> = probed.iter().map(|p| lines(&node, p, "startup")).take(old).collect();
-    assert_eq!(again, startups, "a startup probe that had passed ran again {what}");
-    if let Some(passed) = passed {
-        assert_eq!(lines(&node, &grown, "startup"), passed, "a young startup probe ran again {what}");
-    }
-    assert_punctual(&node, &crasher, announced).await;
-    node.assert_no_duplicates().await;
+    // All five are killed while the crasher waits.
+    let (crasher, announced) = wait_backoff(&node, BEFORE_RESTART + YOUNG).await;
+    let at = announced - nanos(BEFORE_RESTART);
+    let kills = watched.assert_unaffected(&node, &SERVICES, "young-5", at);
+    tokio::join!(kills, assert_punctual(&node, &crasher, announced));
 
     node.down().await;
 }

@@ -86,23 +86,23 @@ async fn debug_pages_show_the_pods_and_all_services() {
         sample(text, "container_cpu_usage_seconds_total", "pod=\"web\"").is_some()
     })
     .await;
-    let of = |name: &str, within: &str| {
+    let found = |name: &str, within: &str| {
         sample(&resource, name, within).unwrap_or_else(|| panic!("{name}\n{resource}"))
     };
     for name in ["container_cpu_usage_seconds_total", "container_memory_working_set_bytes"] {
-        let (value, time) = of(name, "container=\"main\",namespace=\"default\",pod=\"web\"");
+        let (value, time) = found(name, "container=\"main\",namespace=\"default\",pod=\"web\"");
         assert!(value > 0.0 && time.is_some(), "{name} {value} {time:?}");
     }
-    assert!(of("node_cpu_usage_seconds_total", "").1.is_some());
+    assert!(found("node_cpu_usage_seconds_total", "").1.is_some());
     let memory = std::fs::read_to_string("/sys/fs/cgroup/memory/memory.stat").unwrap_or_default();
     // With cgroups v1, swap is counted only if the kernel was started so.
     if !is_v1 || memory.contains("total_swap ") {
         for name in ["container_swap_usage_bytes", "pod_swap_usage_bytes", "node_swap_usage_bytes"] {
-            assert!(of(name, "").1.is_some(), "{name}");
+            assert!(found(name, "").1.is_some(), "{name}");
         }
     }
-    assert_eq!(of("resource_scrape_error", "").0, 0.0);
-    let (started, time) = of("container_start_time_seconds", "container=\"main\"");
+    assert_eq!(found("resource_scrape_error", "").0, 0.0);
+    let (started, time) = found("container_start_time_seconds", "container=\"main\"");
     assert!(started > 1e9 && time.is_none(), "{started} {time:?}");
 
     let cadvisor = wait_page(&node, "/metrics/cadvisor", |text| {
@@ -251,7 +251,7 @@ async fn the_summary_has_volumes_and_the_total_disk_usage_of_a_pod() {
         let all = pod["volume"].as_array().cloned().unwrap_or_default();
         all.into_iter().find(|v| v["name"] == name).unwrap_or_default()
     };
-    let used = |of: &Value| of["usedBytes"].as_u64().unwrap_or(0);
+    let used = |disk: &Value| disk["usedBytes"].as_u64().unwrap_or(0);
     let summary = wait_json(&node, "/stats/summary", |s| {
         let pod = &s["pods"][0];
         // The runtime measures layers at its own interval.

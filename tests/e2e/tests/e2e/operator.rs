@@ -56,8 +56,8 @@ async fn forwarded(node: &Node) {
     let mut addresses = Vec::new();
     for port in ["8080", "9"] {
         let line = tokio::time::timeout(LONG, lines.next_line()).await.unwrap().unwrap().unwrap();
-        let (address, to) = line.strip_prefix("Forwarding from ").unwrap().split_once(" -> ").unwrap();
-        assert_eq!(to, port);
+        let (address, target) = line.strip_prefix("Forwarding from ").unwrap().split_once(" -> ").unwrap();
+        assert_eq!(target, port);
         addresses.push(address.to_owned());
     }
     let get = async |path: &str| {

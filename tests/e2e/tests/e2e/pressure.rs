@@ -371,7 +371,9 @@ async fn a_cpu_limit_of_200m_throttles_a_busy_container_to_a_fifth_of_a_core() {
     };
     // Other processes of the machine may take the CPU from the container. It never gets more than its limit.
     until("5 s at a fifth of a core", LONG, async || {
-        let (began, before, throttled_before) = (Instant::now(), used(), throttled());
+        let began = Instant::now();
+        let before = used();
+        let throttled_before = throttled();
         sleep(Duration::from_secs(5)).await;
         let cores = Duration::from_nanos(used() - before).as_secs_f64() / began.elapsed().as_secs_f64();
         assert!(cores <= 0.25, "{cores} cores with a limit of 0.2");
@@ -516,9 +518,9 @@ async fn statistics(node: &Node, name: &str) -> Value {
         let summary: Value = serde_json::from_str(&page).map_err(|_| page.clone())?;
         let pods = summary["pods"].as_array().cloned().unwrap_or_default();
         let pod = pods.into_iter().find(|pod| pod["podRef"]["name"] == name).ok_or(page)?;
-        let is_complete = |of: &Value| {
-            of["cpu"]["usageCoreNanoSeconds"].as_u64() > Some(0)
-                && of["memory"]["workingSetBytes"].as_u64() > Some(0)
+        let is_complete = |usage: &Value| {
+            usage["cpu"]["usageCoreNanoSeconds"].as_u64() > Some(0)
+                && usage["memory"]["workingSetBytes"].as_u64() > Some(0)
         };
         if is_complete(&pod) && is_complete(&pod["containers"][0]) { Ok(pod) } else { Err(pod.to_string()) }
     })
@@ -569,9 +571,9 @@ async fn without_cgroups_of_pods_limits_evictions_and_statistics_are_those_of_co
     assert!(!pods_of("memory").exists() && !pods_of("cpu").exists());
 
     let of_busy = statistics(&node, "busy").await;
-    let figures = |of: &Value| {
+    let figures = |usage: &Value| {
         let number = |value: &Value| value.as_u64().unwrap();
-        (number(&of["cpu"]["usageCoreNanoSeconds"]), number(&of["memory"]["workingSetBytes"]))
+        (number(&usage["cpu"]["usageCoreNanoSeconds"]), number(&usage["memory"]["workingSetBytes"]))
     };
     assert_eq!(figures(&of_busy), figures(&of_busy["containers"][0]), "the sum of its containers");
     api.delete("pods", "default", "busy", None).unwrap();

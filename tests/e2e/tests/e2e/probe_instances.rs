@@ -66,7 +66,7 @@ async fn shares(node: &Node) -> BTreeMap<String, Vec<&'static str>> {
 async fn settled(node: &Node) -> BTreeMap<String, Vec<&'static str>> {
     until("each pod probed by one instance", LONG, async || {
         let shares = shares(node).await;
-        let once = shares.len() == PODS && shares.values().all(|by| by.len() == 1);
+        let once = shares.len() == PODS && shares.values().all(|instances| instances.len() == 1);
         if once { Ok(shares) } else { Err(shares) }
     })
     .await
@@ -88,14 +88,14 @@ async fn pods_of_an_unresponsive_prober_move_to_the_other_one_and_return() {
     node.add_prober().await;
     let shares = settled(&node).await;
     // The name of a static pod ends with the node's name.
-    let of = |instance: &str| {
+    let probed = |instance: &str| {
         let mine = |name: &&String| {
-            let by = shares.iter().find(|(pod, _)| pod.starts_with(&format!("{name}-")));
-            by.is_some_and(|(_, by)| by[..] == [instance])
+            let instances = shares.iter().find(|(pod, _)| pod.starts_with(&format!("{name}-")));
+            instances.is_some_and(|(_, instances)| instances[..] == [instance])
         };
         names.iter().filter(mine).cloned().collect::<Vec<_>>()
     };
-    let (first, second) = (of("probe-0"), of("probe-1"));
+    let (first, second) = (probed("probe-0"), probed("probe-1"));
     println!("probe-0: {first:?}, probe-1: {second:?}");
     assert!(!first.is_empty() && !second.is_empty(), "both have a share: {shares:?}");
     assert_eq!(node.steady(&all).await, before, "moving a share changes no pod");

@@ -33,14 +33,14 @@ fn limits(pid: u32) -> [(String, String); 2] {
         let file = dir.join(if v2 { name } else { v1 });
         std::fs::read_to_string(&file).unwrap_or_else(|e| e.to_string()).trim().to_owned()
     };
-    let of = |memory: &Path, cpu: &Path| {
+    let limits_of = |memory: &Path, cpu: &Path| {
         let quota = read(cpu, "cpu.cfs_quota_us", "cpu.max");
         (
             read(memory, "memory.limit_in_bytes", "memory.max"),
             quota.split(' ').next().unwrap_or_default().to_owned(),
         )
     };
-    [of(&memory, &cpu), of(memory.parent().unwrap(), cpu.parent().unwrap())]
+    [limits_of(&memory, &cpu), limits_of(memory.parent().unwrap(), cpu.parent().unwrap())]
 }
 
 fn condition(pod: &Value, kind: &str) -> Value {
@@ -74,8 +74,9 @@ async fn a_container_is_resized_without_a_restart() {
         text.trim().parse().map_err(|_| text.clone())
     })
     .await;
-    let of = |memory: u64, quota: u64| [(); 2].map(|()| ((memory * MIB).to_string(), quota.to_string()));
-    assert_eq!(limits(pid), of(64, 20_000));
+    let limits_for =
+        |memory: u64, quota: u64| [(); 2].map(|()| ((memory * MIB).to_string(), quota.to_string()));
+    assert_eq!(limits(pid), limits_for(64, 20_000));
 
     let resize = |cpu: &str, memory: &str| {
         let wanted = both(cpu, memory);
@@ -94,7 +95,7 @@ async fn a_container_is_resized_without_a_restart() {
     for (cpu, memory, mib, quota) in [("400m", "96Mi", 96, 40_000), ("100m", "48Mi", 48, 10_000)] {
         let wanted = resize(cpu, memory);
         let seen = api.wait_for("pods", "default", "web", LONG, shows(wanted)).await;
-        assert_eq!(limits(pid), of(mib, quota), "{seen:#}");
+        assert_eq!(limits(pid), limits_for(mib, quota), "{seen:#}");
     }
 
     // A limit below the usage is refused, and nothing changes.
@@ -107,7 +108,7 @@ async fn a_container_is_resized_without_a_restart() {
                 .starts_with("cannot decrease memory limits: [attempting to set pod memory limit (8388608)")
     };
     api.wait_for("pods", "default", "web", LONG, refused).await;
-    assert_eq!(limits(pid), of(48, 10_000));
+    assert_eq!(limits(pid), limits_for(48, 10_000));
     let wanted = resize("100m", "48Mi");
     api.wait_for("pods", "default", "web", LONG, shows(wanted)).await;
 
@@ -143,8 +144,9 @@ async fn a_pod_is_resized_at_pod_level_and_an_impossible_resize_is_reported() {
         text.trim().parse().map_err(|_| text.clone())
     })
     .await;
-    let of = |memory: u64, quota: u64| [(); 2].map(|()| ((memory * MIB).to_string(), quota.to_string()));
-    assert_eq!(limits(pid), of(96, 30_000));
+    let limits_for =
+        |memory: u64, quota: u64| [(); 2].map(|()| ((memory * MIB).to_string(), quota.to_string()));
+    assert_eq!(limits(pid), limits_for(96, 30_000));
 
     let resize = |cpu: &str, memory: &str| {
         let wanted = whole(cpu, memory);
@@ -162,7 +164,7 @@ async fn a_pod_is_resized_at_pod_level_and_an_impossible_resize_is_reported() {
     for (cpu, memory, mib, quota) in [("600m", "128Mi", 128, 60_000), ("200m", "80Mi", 80, 20_000)] {
         let wanted = resize(cpu, memory);
         let seen = api.wait_for("pods", "default", "whole", LONG, shows(wanted)).await;
-        assert_eq!(limits(pid), of(mib, quota), "{seen:#}");
+        assert_eq!(limits(pid), limits_for(mib, quota), "{seen:#}");
     }
 
     // A limit below the usage is refused, and nothing changes.
@@ -174,7 +176,7 @@ async fn a_pod_is_resized_at_pod_level_and_an_impossible_resize_is_reported() {
         shown["reason"] == "Error" && text.starts_with(why)
     };
     let seen = api.wait_for("pods", "default", "whole", LONG, refused).await;
-    assert_eq!(limits(pid), of(80, 20_000));
+    assert_eq!(limits(pid), limits_for(80, 20_000));
     assert_eq!(
         seen["status"]["resources"]["limits"]["memory"], "80Mi",
         "the actual resources, not the allocation"
@@ -195,7 +197,7 @@ async fn a_pod_is_resized_at_pod_level_and_an_impossible_resize_is_reported() {
     };
     let seen = api.wait_for("pods", "default", "whole", LONG, deferred).await;
     assert_eq!(seen["status"]["allocatedResources"]["cpu"], "50m", "{seen:#}");
-    assert_eq!(limits(pid), of(80, 20_000));
+    assert_eq!(limits(pid), limits_for(80, 20_000));
     let wanted = resize("200m", "80Mi");
     api.wait_for("pods", "default", "whole", LONG, shows(wanted)).await;
 

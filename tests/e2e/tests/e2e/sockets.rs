@@ -81,12 +81,12 @@ fn users() -> (BTreeMap<String, User>, BTreeMap<String, u32>) {
     for row in &rows {
         groups.insert(row[1].clone(), row[2].parse().unwrap());
     }
-    let of = |row: &Vec<String>| User {
+    let user = |row: &Vec<String>| User {
         name: row[1].clone(),
         uid: row[2].parse().unwrap(),
         groups: names(&row[3]).iter().map(|group| groups[group]).collect(),
     };
-    let users = rows.iter().filter(|row| row[0] != "–").map(|row| (row[0].clone(), of(row))).collect();
+    let users = rows.iter().filter(|row| row[0] != "–").map(|row| (row[0].clone(), user(row))).collect();
     (users, groups)
 }
 
@@ -419,7 +419,7 @@ fn systemd_creates_the_users_and_directories_of_the_tables() {
             users.iter().filter(|(service, user)| user.uid != 0 && **service != socket.server)
         {
             let allowed = match cri {
-                Some(of) => format!("--allow-uid {of}={} ", user.name),
+                Some(cri_socket) => format!("--allow-uid {cri_socket}={} ", user.name),
                 None => format!("--allow-uid {} ", user.name),
             };
             let observer = format!("--observer-uid {} ", user.name);

@@ -90,7 +90,7 @@ async fn tls_server() -> (u16, tokio::sync::mpsc::Receiver<String>) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn https_hooks_run_and_dead_instances_of_a_crashing_container_are_removed() {
     let node = Node::start(Options::standalone("hooks")).await;
-    let (port, mut asked) = tls_server().await;
+    let (port, mut requests) = tls_server().await;
     let get =
         |path: &str| json!({"httpGet": {"host": "127.0.0.1", "port": port, "scheme": "HTTPS", "path": path}});
     let mut pod = pods::sleeper("hooked");
@@ -98,7 +98,7 @@ async fn https_hooks_run_and_dead_instances_of_a_crashing_container_are_removed(
         json!({"postStart": get("/started"), "preStop": get("/stops")});
     node.pod_manifest(&pod);
     let hooked = node.wait_ready("hooked").await;
-    assert!(asked.recv().await.unwrap().starts_with("GET /started HTTP/1.1"));
+    assert!(requests.recv().await.unwrap().starts_with("GET /started HTTP/1.1"));
     node.pod_manifest(&pods::script("crasher", "exit 3"));
     let restarts = |p: &Seen| p.pod["status"]["containerStatuses"][0]["restartCount"].as_i64();
     let crasher = node.wait_pod("crasher", "restarts", LONG, |p| restarts(p) >= Some(2)).await;
@@ -110,6 +110,6 @@ async fn https_hooks_run_and_dead_instances_of_a_crashing_container_are_removed(
     let uid = hooked.uid().to_owned();
     node.remove_manifest("hooked.yaml");
     node.wait_gone(&uid).await;
-    assert!(asked.recv().await.unwrap().starts_with("GET /stops HTTP/1.1"));
+    assert!(requests.recv().await.unwrap().starts_with("GET /stops HTTP/1.1"));
     node.down().await;
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::Target;
-use crate::bytes::{self, Inputs};
+use crate::bytes::{self, TargetInputs};
 
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
@@ -18,7 +18,7 @@ fn find(text: &str, key: &str) -> Result<Option<String>, usize> {
     Ok(found.map(|value| String::from_utf8(value).expect("a part of a text between ASCII characters")))
 }
 
-fn inputs() -> Inputs {
+fn inputs() -> TargetInputs {
     let name = select(vec!["A", "B", "LONG_NAME", "é", "A B", "", "#A"]).prop_map(str::to_owned);
     let line = prop_oneof![
         4 => (select(vec!["", " ", "\t"]), name, "[^']{0,12}", select(vec!["", " ", " # why", "x", "\r"]))
@@ -28,7 +28,7 @@ fn inputs() -> Inputs {
         1 => Just("A=\n".to_owned()),
     ];
     let shape = vec(line, 0..12).prop_map(|lines| lines.concat().into_bytes()).boxed();
-    Inputs {
+    TargetInputs {
         target: "env_file",
         shape,
         words: &["A=", "='", "'\n", "'", "#", "\r\n", "\n", "A='1'", "\u{0}"],

@@ -8,14 +8,14 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::Target;
-use crate::bytes::{self, Inputs};
+use crate::bytes::{self, TargetInputs};
 
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
 
 type Query = fn(&str) -> Result<Option<Journal>, QueryError>;
 
-fn inputs() -> Inputs {
+fn inputs() -> TargetInputs {
     let service = prop_oneof![3 => "[a-z@.-]{1,8}", 1 => bytes::text(), 1 => select(vec!["--file=/etc/shadow", "-D", "a b"]).prop_map(str::to_owned)];
     let number = select(vec![
         "0",
@@ -49,7 +49,7 @@ fn inputs() -> Inputs {
             pairs.collect::<Vec<_>>().join("&").into_bytes()
         })
         .boxed();
-    Inputs {
+    TargetInputs {
         target: "log_query",
         shape,
         words: &["query=", "&", "tailLines=", "pattern=", "%00", "%0a", "%2d", "--", "+", "="],
@@ -63,13 +63,13 @@ fn check(input: &[u8]) -> Result<(), String> {
 fn planted(input: &[u8]) -> Result<(), String> {
     // A planted bug: a service name that begins with a dash becomes an option.
     fn bare(form: &str) -> Result<Option<Journal>, QueryError> {
-        let mut asked = fuzzing::log_query(form)?;
-        for argument in asked.iter_mut().flat_map(|journal| &mut journal.arguments) {
+        let mut parsed = fuzzing::log_query(form)?;
+        for argument in parsed.iter_mut().flat_map(|journal| &mut journal.arguments) {
             if let Some(name) = argument.strip_prefix("--unit=").filter(|name| name.starts_with('-')) {
                 *argument = name.to_owned();
             }
         }
-        Ok(asked)
+        Ok(parsed)
     }
     against(bare, input)
 }

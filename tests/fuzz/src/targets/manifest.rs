@@ -11,7 +11,7 @@ use quintlet_hostile::cases::Cases;
 use serde_json::Value;
 
 use super::Target;
-use crate::bytes::Inputs;
+use crate::bytes::TargetInputs;
 
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
@@ -22,7 +22,7 @@ const SHORT: usize = 4_096;
 const GOOD: &str =
     "apiVersion: v1\nkind: Pod\nmetadata: {name: good}\nspec: {containers: [{name: main, image: app}]}\n";
 
-fn inputs() -> Inputs {
+fn inputs() -> TargetInputs {
     let cases: Vec<String> = {
         let all = Cases::of_pod();
         let is_small = |extreme: &str| !extreme.contains("000") && !extreme.ends_with("1-mib");
@@ -49,7 +49,7 @@ fn inputs() -> Inputs {
             .prop_map(str::to_owned),
     ];
     let shape = vec(document, 1..4).prop_map(|documents| documents.join("\n---\n").into_bytes()).boxed();
-    Inputs {
+    TargetInputs {
         target: "manifest",
         shape,
         words: &[
@@ -59,20 +59,20 @@ fn inputs() -> Inputs {
     }
 }
 
-/// Copies fields that only `from` has into `into`.
-fn merge(into: &mut Value, from: &Value) {
-    match (into, from) {
-        (Value::Object(into), Value::Object(from)) => {
-            for (name, value) in from {
-                merge(into.entry(name.clone()).or_insert(Value::Null), value);
+/// Copies fields that only `source` has into `target`.
+fn merge(target: &mut Value, source: &Value) {
+    match (target, source) {
+        (Value::Object(target), Value::Object(source)) => {
+            for (name, value) in source {
+                merge(target.entry(name.clone()).or_insert(Value::Null), value);
             }
         }
-        (Value::Array(into), Value::Array(from)) => {
-            for (into, from) in into.iter_mut().zip(from) {
-                merge(into, from);
+        (Value::Array(target), Value::Array(source)) => {
+            for (target, source) in target.iter_mut().zip(source) {
+                merge(target, source);
             }
         }
-        (into @ Value::Null, from) => *into = from.clone(),
+        (target @ Value::Null, source) => *target = source.clone(),
         _ => {}
     }
 }

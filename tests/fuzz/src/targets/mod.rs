@@ -9,14 +9,14 @@ pub mod resolv_conf;
 pub mod spdy;
 pub mod websocket;
 
-use crate::bytes::Inputs;
+use crate::bytes::TargetInputs;
 use crate::fuzz::Check;
 
 /// The inputs and checks of one parser.
 #[derive(Debug)]
 pub struct Target {
     /// The inputs of the target.
-    pub inputs: fn() -> Inputs,
+    pub inputs: fn() -> TargetInputs,
     /// The check of the product.
     pub check: Check,
     /// The same check with a planted bug, which the run must find.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::Target;
-use crate::bytes::{self, Inputs};
+use crate::bytes::{self, TargetInputs};
 
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
@@ -15,7 +15,7 @@ pub const TARGET: Target = Target { inputs, check, planted };
 const HOST: &str = "10.0.0.1";
 const PORT: u16 = 8080;
 
-fn inputs() -> Inputs {
+fn inputs() -> TargetInputs {
     let piece = prop_oneof![
         4 => select(vec!["/", "..", ".", "a", "%41", "%zz", "%", "?", "#", "&x=y", " ", "é", "\\", "//", ":", "@"]).prop_map(str::to_owned),
         1 => bytes::text(),
@@ -38,7 +38,7 @@ fn inputs() -> Inputs {
     let location = prop_oneof![1 => path.clone(), 1 => absolute];
     let shape =
         (path, location).prop_map(|(path, location)| format!("{path}\n{location}").into_bytes()).boxed();
-    Inputs {
+    TargetInputs {
         target: "probe_url",
         shape,
         words: &["/", "../", "./", "%", "%2e", "?", "#", "://", "@", ":", "[", "]", "\r", " "],

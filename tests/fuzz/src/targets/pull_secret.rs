@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::Target;
-use crate::bytes::Inputs;
+use crate::bytes::TargetInputs;
 
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
 
-fn inputs() -> Inputs {
+fn inputs() -> TargetInputs {
     let piece = select(vec![
         "a", "b", "*", "*a", "?", "[a-b]", "[^a]", "[", "]", "\\", "\\*", "-", "[a", "[]a]", "[b-a]",
     ]);
@@ -27,7 +27,7 @@ fn inputs() -> Inputs {
     let repository = (host, select(vec!["", ":5000"]), select(vec!["/team", "/team/app", "/other"]))
         .prop_map(|(host, port, path)| format!("{host}{port}{path}"));
     let shape = (key, repository).prop_map(|(key, repository)| format!("{key}\n{repository}").into_bytes());
-    Inputs {
+    TargetInputs {
         target: "pull_secret",
         shape: shape.boxed(),
         words: &["*", "?", "[", "]", "\\", "-", "^", ":5000", ".", "/", "*a*a*a"],

@@ -6,12 +6,12 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::Target;
-use crate::bytes::{self, Inputs};
+use crate::bytes::{self, TargetInputs};
 
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
 
-fn inputs() -> Inputs {
+fn inputs() -> TargetInputs {
     let word = prop_oneof![
         2 => select(vec!["1.1.1.1", "fd00::1", "example.test", "example.test.", ".", "ndots:5", "ndots:1", "ndots", "rotate"])
             .prop_map(str::to_owned),
@@ -26,7 +26,7 @@ fn inputs() -> Inputs {
         format!("options {}\n", options.join(" "))
     });
     let shape = prop_oneof![15 => vec(line, 0..12).prop_map(|lines| lines.concat()), 1 => many];
-    Inputs {
+    TargetInputs {
         target: "resolv_conf",
         shape: shape.prop_map(String::into_bytes).boxed(),
         words: &["nameserver ", "search ", "options ", "\n", ".", " . ", "ndots:", ":", "#", "\u{a0}", "\r"],

@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::time::timeout;
 
 use super::Target;
-use crate::bytes::Inputs;
+use crate::bytes::TargetInputs;
 
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
@@ -34,7 +34,7 @@ pub fn frame(head: u32, flags: u8, body: &[u8]) -> Vec<u8> {
     [&head.to_be_bytes()[..], &(u32::from(flags) << 24 | length).to_be_bytes(), body].concat()
 }
 
-fn inputs() -> Inputs {
+fn inputs() -> TargetInputs {
     let id = select(vec![1_u32, 3, 5, 7, 0, 2, 0x7fff_ffff]);
     let flags = select(vec![0_u8, 0, FIN, 0xff]);
     let body = prop_oneof![4 => vec(any::<u8>(), 0..40), 1 => (0_usize..70_000).prop_map(|n| vec![7; n])];
@@ -51,7 +51,7 @@ fn inputs() -> Inputs {
     let endless = Just([&3_u32.to_be_bytes()[..], &[0, 0xff, 0xff, 0xff], &[1; 64]].concat());
     let any_frame = prop_oneof![6 => data, 2 => control, 1 => short, 2 => ping, 1 => endless];
     let shape = vec(any_frame, 0..24).prop_map(|frames| frames.concat()).boxed();
-    Inputs {
+    TargetInputs {
         target: "spdy",
         shape,
         words: &["\u{0}\u{0}\u{0}\u{1}", "\u{0}\u{0}\u{0}\u{3}\u{1}\u{0}\u{0}\u{0}", "\u{0}", "\u{1}"],
@@ -133,7 +133,9 @@ async fn observe(bytes: Vec<u8>) -> Seen {
     };
     let mut readers = readers.into_iter();
     let next = |readers: &mut std::vec::IntoIter<_>| readers.next().expect("there are three streams");
-    let (a, b, c) = (next(&mut readers), next(&mut readers), next(&mut readers));
+    let a = next(&mut readers);
+    let b = next(&mut readers);
+    let c = next(&mut readers);
     let ((), received, a, b, c) = tokio::join!(send, receive, a, b, c);
     drop(writers);
     Seen { streams: [a, b, c].into_iter().collect(), pings: frames(&received).filter_map(ping).collect() }

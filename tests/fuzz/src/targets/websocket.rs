@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::timeout;
 
 use super::Target;
-use crate::bytes::Inputs;
+use crate::bytes::TargetInputs;
 
 /// See [`Target`].
 pub const TARGET: Target = Target { inputs, check, planted };
@@ -53,7 +53,7 @@ fn messages(mut input: &[u8]) -> Vec<Message<'_>> {
     out
 }
 
-fn inputs() -> Inputs {
+fn inputs() -> TargetInputs {
     let payload =
         prop_oneof![4 => vec(any::<u8>(), 0..20), 1 => (0_usize..4_000).prop_map(|n| vec![b'x'; n])];
     let on_channel = (select(vec![STDIN, STDIN, STDIN, RESIZE, CLOSE, 1, 3, 7]), payload.clone())
@@ -66,7 +66,7 @@ fn inputs() -> Inputs {
         [&[kind][..], &length.to_be_bytes(), &payload].concat()
     });
     let shape = vec(message, 0..16).prop_map(|messages| messages.concat()).boxed();
-    Inputs {
+    TargetInputs {
         target: "websocket",
         shape,
         words: &["\u{2}\u{0}\u{1}\u{0}", "\u{2}\u{0}\u{2}\u{0}a", "\u{0}", "\u{8}\u{0}\u{0}"],
@@ -180,7 +180,7 @@ async fn observe(input: &[u8], want: Seen, cut: bool) -> Seen {
 
 /// Reads SPDY frames until the connection ends, and notifies once the expected data has arrived.
 async fn stream_data(
-    mut from: impl AsyncRead + Unpin,
+    mut stream: impl AsyncRead + Unpin,
     want: Seen,
     arrived: tokio::sync::oneshot::Sender<()>,
 ) -> Seen {
@@ -195,12 +195,12 @@ async fn stream_data(
             let _ = arrived.send(());
         }
         let mut head = [0; 8];
-        if from.read_exact(&mut head).await.is_err() {
+        if stream.read_exact(&mut head).await.is_err() {
             return seen;
         }
         let length = u32::from_be_bytes([0, head[5], head[6], head[7]]);
         let mut body = vec![0; usize::try_from(length).unwrap_or_default()];
-        if from.read_exact(&mut body).await.is_err() {
+        if stream.read_exact(&mut body).await.is_err() {
             return seen;
         }
         match u32::from_be_bytes([head[0], head[1], head[2], head[3]]) {

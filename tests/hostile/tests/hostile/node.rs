@@ -19,7 +19,7 @@ use quintlet_e2e::{Node, Options, Seen, pods, until};
 use quintlet_hostile::cases::{Cases, drivers_of_migrated_types};
 use quintlet_hostile::class::{LEVELS, MIB};
 use quintlet_hostile::outcomes::Outcomes;
-use quintlet_hostile::verdict::{self, Verdict};
+use quintlet_hostile::verdict::{self, PodOutcome};
 use quintlet_localnode::images;
 use serde_json::{Value, json};
 
@@ -89,8 +89,8 @@ async fn wait_reason(node: &Node, name: &str, reason: &str) {
         let pod = node.api().get("pods", "default", name).unwrap_or_default();
         let warnings = warnings(node, name);
         match verdict::of(&pod, &warnings) {
-            Some(Verdict::Reason(r) | Verdict::Warning(r)) if r == reason => Ok(()),
-            Some(Verdict::Good) if reason == "Ready" => Ok(()),
+            Some(PodOutcome::Reason(r) | PodOutcome::Warning(r)) if r == reason => Ok(()),
+            Some(PodOutcome::Good) if reason == "Ready" => Ok(()),
             other => Err(format!("{other:?} {warnings:?} {}", pod["status"])),
         }
     })
@@ -348,22 +348,26 @@ async fn verdicts(node: &Node, mut open: Vec<(String, String, String)>, outcomes
                 }
                 return !is_restarted;
             }
-            let outcome = match verdict::of(&pod, &warnings(node, name)) {
+            let warnings = warnings(node, name);
+            let outcome = match verdict::of(&pod, &warnings) {
                 // A runtime reports a container as running before it executes the command, which may fail.
-                Some(Verdict::Good)
+                Some(PodOutcome::Good)
                     if ready.entry(name.clone()).or_insert_with(Instant::now).elapsed() < YET =>
                 {
                     return true;
                 }
-                Some(Verdict::Good) => "Ready".to_owned(),
+                Some(PodOutcome::Good) if warnings.iter().any(|reason| reason == "FieldNotEnforced") => {
+                    "Ready, FieldNotEnforced".to_owned()
+                }
+                Some(PodOutcome::Good) => "Ready".to_owned(),
                 // The observed reason depends on the time of the check.
-                Some(Verdict::Reason(reason))
+                Some(PodOutcome::Reason(reason))
                     if ["RunContainerError", "PostStartHookError", "ended"].contains(&reason.as_str()) =>
                 {
                     "RunContainerError, PostStartHookError or ended".to_owned()
                 }
-                Some(Verdict::Reason(reason)) => reason,
-                Some(Verdict::Warning(reason)) => {
+                Some(PodOutcome::Reason(reason)) => reason,
+                Some(PodOutcome::Warning(reason)) => {
                     if warned.entry(name.clone()).or_insert_with(Instant::now).elapsed() < YET {
                         return true;
                     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use quintlet_hostile::verdict::{self, Verdict};
+use quintlet_hostile::verdict::{self, PodOutcome};
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::ExecReply;
 use quintlet_testkit::wait::until;
@@ -31,19 +31,19 @@ const STREAMS: [&str; 5] = [
 struct Hostile {
     name: &'static str,
     pod: Value,
-    verdict: Verdict,
+    verdict: PodOutcome,
 }
 
-fn reason(reason: &str) -> Verdict {
-    Verdict::Reason(reason.to_owned())
+fn reason(reason: &str) -> PodOutcome {
+    PodOutcome::Reason(reason.to_owned())
 }
 
-fn warning(reason: &str) -> Verdict {
-    Verdict::Warning(reason.to_owned())
+fn warning(reason: &str) -> PodOutcome {
+    PodOutcome::Warning(reason.to_owned())
 }
 
 /// Returns a pod whose first container is changed.
-fn with(name: &'static str, verdict: Verdict, change: impl FnOnce(&mut Value)) -> Hostile {
+fn with(name: &'static str, verdict: PodOutcome, change: impl FnOnce(&mut Value)) -> Hostile {
     let mut pod = pods::single(name);
     change(&mut pod["spec"]["containers"][0]);
     Hostile { name, pod, verdict }
@@ -90,7 +90,7 @@ fn expanded() -> Vec<Hostile> {
             let variable = |n: usize| json!({"name": format!("V{n}"), "valueFrom": field});
             container["env"] = (0..5000).map(variable).collect();
         }),
-        in_probe("liveness", Verdict::Good, "livenessProbe"),
+        in_probe("liveness", PodOutcome::Good, "livenessProbe"),
         in_probe("readiness", warning("Unhealthy"), "readinessProbe"),
     ]
 }
@@ -102,7 +102,7 @@ fn copied() -> Vec<Hostile> {
     vec![
         with("image", reason("InvalidImageName"), |c| c["image"] = json!(format!("A{}", text(OBJECT)))),
         with("post-start", reason("PostStartHookError"), |c| c["lifecycle"] = hook("postStart")),
-        with("pre-stop", Verdict::Good, |c| c["lifecycle"] = hook("preStop")),
+        with("pre-stop", PodOutcome::Good, |c| c["lifecycle"] = hook("preStop")),
         with("probe-path", warning("Unhealthy"), |c| {
             c["readinessProbe"] = probe(json!({"port": 1, "path": format!("/{}", text(OBJECT))}));
         }),
@@ -110,12 +110,12 @@ fn copied() -> Vec<Hostile> {
             c["readinessProbe"] =
                 probe(json!({"port": 1, "httpHeaders": [{"name": "x", "value": text(OBJECT)}]}));
         }),
-        with("probe-command", Verdict::Good, |c| {
+        with("probe-command", PodOutcome::Good, |c| {
             c["readinessProbe"] = json!({"exec": {"command": ["true", text(OBJECT)]}, "periodSeconds": 1});
         }),
-        with("working-dir", Verdict::Good, |c| c["workingDir"] = json!(format!("/{}", text(OBJECT)))),
-        with("variable", Verdict::Good, |c| c["env"] = json!([{"name": "V", "value": text(OBJECT)}])),
-        with("long-command", Verdict::Good, |c| c["command"] = json!(["true", text(OBJECT)])),
+        with("working-dir", PodOutcome::Good, |c| c["workingDir"] = json!(format!("/{}", text(OBJECT)))),
+        with("variable", PodOutcome::Good, |c| c["env"] = json!([{"name": "V", "value": text(OBJECT)}])),
+        with("long-command", PodOutcome::Good, |c| c["command"] = json!(["true", text(OBJECT)])),
     ]
 }
 
@@ -145,21 +145,21 @@ fn repeated() -> Vec<Hostile> {
     vec![
         Hostile { name: "volumes", pod: volumes, verdict: warning("FailedMount") },
         Hostile { name: "containers", pod: containers, verdict: reason("CreateContainerConfigError") },
-        Hostile { name: "host-aliases", pod: aliases, verdict: Verdict::Good },
+        Hostile { name: "host-aliases", pod: aliases, verdict: PodOutcome::Good },
     ]
 }
 
 /// Returns how often each of [`STREAMS`] was opened.
 fn opened() -> BTreeMap<&'static str, u64> {
     let metrics = quintlet_telemetry::metrics::text();
-    let of = |stream: &str| {
+    let count = |stream: &str| {
         let series = format!("quintlet_streams_opened_total{{stream=\"{stream}\"}} ");
         metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap_or_default()
     };
-    STREAMS.map(|stream| (stream, of(stream))).into()
+    STREAMS.map(|stream| (stream, count(stream))).into()
 }
 
-fn verdict(sim: &Sim, name: &str) -> Option<Verdict> {
+fn verdict(sim: &Sim, name: &str) -> Option<PodOutcome> {
     let warnings: Vec<String> = sim.warnings(name).into_iter().map(|event| event.reason).collect();
     verdict::of(&sim.pod(name).0, &warnings)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use quintlet_hostile::cases::{Case, Cases, drivers_of_migrated_types};
 use quintlet_hostile::outcomes::{Expected, Outcomes};
-use quintlet_hostile::verdict::{self, Verdict};
+use quintlet_hostile::verdict::{self, PodOutcome};
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::wait::until;
@@ -73,19 +73,19 @@ fn outcome(
     run: &mut Run<'_>,
     events: &[Event],
     expected: &Expected,
-) -> Result<String, Option<Verdict>> {
+) -> Result<String, Option<PodOutcome>> {
     let is_expected = |outcome: &str| expected.has(&run.case.path, &run.case.extreme, outcome);
     let warnings: Vec<String> =
         events.iter().filter(|(kind, _)| kind == "Warning").map(|(_, reason)| reason.clone()).collect();
     let is_started = events.iter().any(|(_, reason)| reason == "Started");
     match verdict::of(&sim.pod(&run.name).0, &warnings) {
-        Some(Verdict::Good) => Ok("Ready".to_owned()),
+        Some(PodOutcome::Good) => Ok("Ready".to_owned()),
         // It alternates with the back-off of the container, and is seen again after the next restart.
-        Some(Verdict::Reason(reason)) if reason == "ended" && is_expected("PostStartHookError") => {
-            Err(Some(Verdict::Reason(reason)))
+        Some(PodOutcome::Reason(reason)) if reason == "ended" && is_expected("PostStartHookError") => {
+            Err(Some(PodOutcome::Reason(reason)))
         }
-        Some(Verdict::Reason(reason)) => Ok(reason),
-        Some(Verdict::Warning(reason)) if run.has_settled() && is_expected(&format!("event {reason}")) => {
+        Some(PodOutcome::Reason(reason)) => Ok(reason),
+        Some(PodOutcome::Warning(reason)) if run.has_settled() && is_expected(&format!("event {reason}")) => {
             Ok(format!("event {reason}"))
         }
         None if run.has_post_start && is_started && run.has_settled() => {

@@ -10,9 +10,9 @@ use futures::stream::FuturesUnordered;
 use quintlet_kit::clock::Clock;
 use quintlet_recordings::cluster::{Cluster, path_of, path_to};
 use quintlet_recordings::history::observe::Observer;
-use quintlet_recordings::history::run::Node;
-use quintlet_recordings::history::scenario::{self, History, Step};
-use quintlet_recordings::kubelet::{self, Kubelet, Plan};
+use quintlet_recordings::history::run::RecordedNode;
+use quintlet_recordings::history::scenario::{self, History, ScenarioStep};
+use quintlet_recordings::kubelet::{self, Kubelet, KubeletCommand};
 use quintlet_recordings::runtime::{self, NODE};
 use quintlet_recordings::waiting::until;
 use quintlet_testkit::fake_runtime::{FakeRuntime, Options};
@@ -52,8 +52,8 @@ async fn main() -> anyhow::Result<()> {
     cluster.delete(&format!("/api/v1/nodes/{NODE}")).await?;
     for step in scenarios.iter().flat_map(|s| &s.steps) {
         let paths = match step {
-            Step::Create(object) => vec![path_of(object)?],
-            Step::Bind(binding) => vec![
+            ScenarioStep::Create(object) => vec![path_of(object)?],
+            ScenarioStep::Bind(binding) => vec![
                 path_to("PersistentVolume", &binding.volume)?,
                 path_to("PersistentVolumeClaim", &binding.claim)?,
             ],
@@ -70,11 +70,11 @@ async fn main() -> anyhow::Result<()> {
     let socket = base.path().join("runtime.sock");
     let runtime = FakeRuntime::start(&socket, options)?;
     runtime::prepare(&runtime);
-    let plan = Plan::recorded(&args.kubelet, &args.node_kubeconfig, base.path(), &socket);
+    let plan = KubeletCommand::recorded(&args.kubelet, &args.node_kubeconfig, base.path(), &socket);
     let kubelet = Kubelet::start(&plan)?;
     kubelet.wait_ready(&cluster).await?;
     let root = base.path().join("root");
-    let node = Node {
+    let node = RecordedNode {
         observer: Observer::start(&cluster).await?,
         cluster,
         names: vec![(root.display().to_string(), "<root>".to_owned())],

@@ -11,7 +11,7 @@ use quintlet_kit::clock::Clock;
 use quintlet_recordings::cluster::{Cluster, path_of};
 use quintlet_recordings::facts::{Instances, Names};
 use quintlet_recordings::fixture::{self, Fixture, Spec, Then};
-use quintlet_recordings::kubelet::{self, Kubelet, Plan};
+use quintlet_recordings::kubelet::{self, Kubelet, KubeletCommand};
 use quintlet_recordings::runtime::{self, NODE};
 use quintlet_recordings::settled::{answered, settled};
 use quintlet_recordings::waiting::until;
@@ -59,7 +59,7 @@ async fn main() -> anyhow::Result<()> {
     let specs: Vec<Spec> =
         all.into_iter().filter(|s| args.specs.is_empty() || args.specs.contains(&s.name)).collect();
     ensure!(!specs.is_empty(), "no spec of that name");
-    let plan = Plan::recorded(&args.kubelet, &args.node_kubeconfig, base.path(), &socket);
+    let plan = KubeletCommand::recorded(&args.kubelet, &args.node_kubeconfig, base.path(), &socket);
     let kubelet = Kubelet::start(&plan)?;
     let node_ip = kubelet.wait_ready(&cluster).await?;
     let base_text = |name: &str| base.path().join(name).display().to_string();

@@ -165,8 +165,8 @@ fn normal(key: &str, value: Value, names: &Names) -> Value {
 
 fn replaced(text: &str, names: &Names) -> String {
     let mut out = TIME.replace(text, "<time>").into_owned();
-    for (from, to) in names {
-        out = out.replace(from, to);
+    for (value, name) in names {
+        out = out.replace(value, name);
     }
     out
 }

@@ -66,8 +66,8 @@ impl Observer {
             let scope = if plural == "nodes" { "" } else { "/namespaces/default" };
             let path = format!("/api/v1{scope}/{plural}");
             let list = cluster.get(&path).await?.context("no list")?;
-            let from = list["metadata"]["resourceVersion"].as_str().unwrap_or("0").to_owned();
-            let uri = format!("{path}?watch=true&timeoutSeconds=3600&resourceVersion={from}");
+            let version = list["metadata"]["resourceVersion"].as_str().unwrap_or("0").to_owned();
+            let uri = format!("{path}?watch=true&timeoutSeconds=3600&resourceVersion={version}");
             let stream = cluster.watch(&uri).await?;
             let seen = Arc::clone(&seen);
             tasks.push(quintlet_kit::task::spawn("observer", async move {

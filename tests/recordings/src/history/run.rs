@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::normal;
 use super::observe::{NodeVolumes, Observer, Seen};
-use super::scenario::{Binding, DriverState, Entry, Scenario, Step, Until, driver};
+use super::scenario::{Binding, DriverState, HostEntry, Scenario, ScenarioStep, Until, driver};
 use crate::cluster::{ATTACHMENTS, Cluster, path_of, path_to};
 use crate::facts::Names;
 use crate::registrar::{self, Registrar};
@@ -40,7 +40,7 @@ const QUIET: Duration = Duration::from_secs(2);
 
 /// The node agent whose histories are recorded, and its API server.
 #[derive(Debug)]
-pub struct Node {
+pub struct RecordedNode {
     pub cluster: Cluster,
     pub observer: Observer,
     /// Root directory of the agent.
@@ -57,7 +57,7 @@ pub struct Node {
     pub names: Names,
 }
 
-impl Node {
+impl RecordedNode {
     /// Carries out a scenario and returns the facts of its history. Waits for `events` events of the pod, which an agent may send
     /// long after they occurred: it limits their rate.
     ///
@@ -90,7 +90,7 @@ impl Node {
 
 /// A scenario that is carried out.
 struct Part<'a> {
-    node: &'a Node,
+    node: &'a RecordedNode,
     name: &'a str,
     host: PathBuf,
     state: PathBuf,
@@ -105,27 +105,27 @@ struct Driver {
 }
 
 impl Part<'_> {
-    async fn step(&self, step: &Step) -> anyhow::Result<()> {
+    async fn step(&self, step: &ScenarioStep) -> anyhow::Result<()> {
         let cluster = &self.node.cluster;
         match step {
-            Step::Create(object) => cluster.create(object).await.map(drop),
-            Step::Until(until) => self.wait(until).await,
-            Step::Bind(binding) => self.bind(binding).await,
-            Step::Patch(change) => {
+            ScenarioStep::Create(object) => cluster.create(object).await.map(drop),
+            ScenarioStep::Until(until) => self.wait(until).await,
+            ScenarioStep::Bind(binding) => self.bind(binding).await,
+            ScenarioStep::Patch(change) => {
                 cluster.merge(&path_to(&change.kind, &change.name)?, &change.patch).await.map(drop)
             }
-            Step::Delete(target) => {
+            ScenarioStep::Delete(target) => {
                 let path = path_to(&target.kind, &target.name)?;
                 Ok(cluster.call(Method::DELETE, &path, Some(&json!({}))).await.map(drop)?)
             }
-            Step::Driver(state) => self.set_driver(*state),
-            Step::Faults(rules) => Ok(fault::set_rules(&self.state, rules)?),
-            Step::Host(entry) => {
+            ScenarioStep::Driver(state) => self.set_driver(*state),
+            ScenarioStep::Faults(rules) => Ok(fault::set_rules(&self.state, rules)?),
+            ScenarioStep::Host(entry) => {
                 self.disks.lock().extend(make(&self.host, entry)?);
                 Ok(())
             }
-            Step::Attach(volume) => self.attach(volume).await,
-            Step::Detach(volume) => self.detach(volume).await,
+            ScenarioStep::Attach(volume) => self.attach(volume).await,
+            ScenarioStep::Detach(volume) => self.detach(volume).await,
         }
     }
 
@@ -371,12 +371,12 @@ impl Drop for Disk {
 }
 
 /// Creates an entry. Returns the device of a disk.
-fn make(host: &Path, entry: &Entry) -> anyhow::Result<Option<Disk>> {
+fn make(host: &Path, entry: &HostEntry) -> anyhow::Result<Option<Disk>> {
     match entry {
-        Entry::File(name) => std::fs::write(host.join(name), "")?,
-        Entry::Directory(name) => std::fs::create_dir_all(host.join(name))?,
-        Entry::Link(name, target) => std::os::unix::fs::symlink(target, host.join(name))?,
-        Entry::Disk(name) => return Disk::make(&host.join(name)).map(Some),
+        HostEntry::File(name) => std::fs::write(host.join(name), "")?,
+        HostEntry::Directory(name) => std::fs::create_dir_all(host.join(name))?,
+        HostEntry::Link(name, target) => std::os::unix::fs::symlink(target, host.join(name))?,
+        HostEntry::Disk(name) => return Disk::make(&host.join(name)).map(Some),
     }
     Ok(None)
 }

@@ -15,7 +15,7 @@ use crate::runtime::NODE;
 #[derive(Debug, Clone)]
 pub struct Scenario {
     pub name: String,
-    pub steps: Vec<Step>,
+    pub steps: Vec<ScenarioStep>,
 }
 
 impl Scenario {
@@ -23,14 +23,14 @@ impl Scenario {
     #[must_use]
     pub fn has_endless_fault(&self) -> bool {
         let endless = |rules: &BTreeMap<String, Rule>| rules.values().any(|rule| rule.times.is_none());
-        self.steps.iter().any(|step| matches!(step, Step::Faults(rules) if endless(rules)))
+        self.steps.iter().any(|step| matches!(step, ScenarioStep::Faults(rules) if endless(rules)))
     }
 }
 
 /// A step of a scenario.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Step {
+pub enum ScenarioStep {
     /// Creates an object.
     #[serde(skip)]
     Create(Value),
@@ -47,7 +47,7 @@ pub enum Step {
     /// Replaces the faults of the driver, by method.
     Faults(BTreeMap<String, Rule>),
     /// Creates an entry in the directory `<host>` of the node.
-    Host(Entry),
+    Host(HostEntry),
     /// Attaches the PersistentVolume of this name to the node, like the driver's attacher and the attach-detach controller.
     Attach(String),
     /// Waits until the node no longer has the PersistentVolume in use, and detaches it like the attach-detach controller.
@@ -124,7 +124,7 @@ pub enum DriverState {
 
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Entry {
+pub enum HostEntry {
     File(String),
     Directory(String),
     /// A link, with its target.
@@ -175,7 +175,7 @@ fn scenario(name: &str, hosts: &Path) -> anyhow::Result<Scenario> {
     Ok(Scenario { name: name.to_owned(), steps })
 }
 
-fn step(name: &str, mut document: Value) -> anyhow::Result<Step> {
+fn step(name: &str, mut document: Value) -> anyhow::Result<ScenarioStep> {
     if document["kind"] == "Step" {
         document.as_object_mut().map(|fields| fields.remove("kind"));
         return serde_json::from_value(document.clone()).with_context(|| document.to_string());
@@ -195,7 +195,7 @@ fn step(name: &str, mut document: Value) -> anyhow::Result<Step> {
         spec["enableServiceLinks"] = json!(false);
         spec["terminationGracePeriodSeconds"] = json!(2);
     }
-    Ok(Step::Create(document))
+    Ok(ScenarioStep::Create(document))
 }
 
 /// Returns all recorded histories, by name.

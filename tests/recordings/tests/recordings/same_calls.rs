@@ -69,13 +69,13 @@ async fn cri_calls_equal_those_of_a_kubelet() {
 
 /// Returns the address in the Node's status.
 async fn node_ip(sim: &Sim) -> String {
-    let of = |node: &Value| {
+    let internal_ip = |node: &Value| {
         let all = node["status"]["addresses"].as_array()?;
         let internal = all.iter().find(|a| a["type"] == "InternalIP")?;
         Some(internal["address"].as_str()?.to_owned())
     };
-    let node = sim.api.wait_for("nodes", "", NODE, LONG, |node| of(node).is_some()).await;
-    of(&node).unwrap()
+    let node = sim.api.wait_for("nodes", "", NODE, LONG, |node| internal_ip(node).is_some()).await;
+    internal_ip(&node).unwrap()
 }
 
 /// Starts a node with the configuration of the recording.

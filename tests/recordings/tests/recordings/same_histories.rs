@@ -8,7 +8,7 @@ use futures::stream::FuturesUnordered;
 use quintlet_recordings::cluster::Cluster;
 use quintlet_recordings::compare::differences;
 use quintlet_recordings::history::observe::Observer;
-use quintlet_recordings::history::run::Node;
+use quintlet_recordings::history::run::RecordedNode;
 use quintlet_recordings::history::scenario::{self, Scenario};
 use quintlet_recordings::runtime;
 use quintlet_simulation::{Options, Sim};
@@ -29,7 +29,7 @@ async fn histories_of_volumes_equal_those_of_a_kubelet() {
     let cluster = Cluster::new(sim.api.client());
     let root = sim.root_dir();
     let hosts = root.with_file_name("hosts");
-    let node = Node {
+    let node = RecordedNode {
         observer: Observer::start(&cluster).await.unwrap(),
         cluster,
         names: vec![(root.display().to_string(), "<root>".to_owned())],

@@ -12,7 +12,7 @@ use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ExplainRequest, ListVolumesRequest, VolumeState, VolumeView};
-use quintlet_simulation::cuts::Step;
+use quintlet_simulation::cuts::CutPoint;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
@@ -453,9 +453,9 @@ async fn a_claim_that_is_lost_or_deleted_in_use_stops_new_pods_and_not_the_one_t
         sim.wait_nothing_left(&next).await;
     };
     let phase = |phase: &'static str| move |claim: &mut Value| claim["status"]["phase"] = json!(phase);
-    for of in ["Lost", "Pending"] {
-        sim.api.edit("persistentvolumeclaims/status", "default", "data", phase(of)).unwrap();
-        refused(&of.to_lowercase(), "PVC is not bound").await;
+    for unbound in ["Lost", "Pending"] {
+        sim.api.edit("persistentvolumeclaims/status", "default", "data", phase(unbound)).unwrap();
+        refused(&unbound.to_lowercase(), "PVC is not bound").await;
     }
     sim.api.edit("persistentvolumeclaims/status", "default", "data", phase("Bound")).unwrap();
     let elsewhere = |volume: &mut Value| volume["spec"]["claimRef"]["uid"] = json!("another");
@@ -513,7 +513,7 @@ async fn a_pod_sync_that_is_killed_at_any_step_of_a_volumes_life_is_replaced_by_
             for when in [When::Before, When::After] {
                 number += 1;
                 let name = format!("p{number}");
-                let at = Step { kind: (*step).to_owned(), number: 1 };
+                let at = CutPoint { kind: (*step).to_owned(), number: 1 };
                 let cut = async || {
                     let reached = tokio::time::timeout(Duration::from_secs(30), sim.cuts().reached()).await;
                     let passed = sim.cuts().disarm();

@@ -26,13 +26,13 @@ fn client(sim: &Sim) -> PodSyncClient<tonic::transport::Channel> {
 }
 
 async fn explain(sim: &Sim, pod: &str) -> ExplainReply {
-    let asked = client(sim).explain(ExplainRequest { pod: pod.to_owned() }).await;
-    asked.expect("pod-sync explains").into_inner()
+    let reply = client(sim).explain(ExplainRequest { pod: pod.to_owned() }).await;
+    reply.expect("pod-sync explains").into_inner()
 }
 
 async fn retry(sim: &Sim, pod: &str) -> bool {
-    let asked = client(sim).retry(RetryRequest { pod: pod.to_owned() }).await;
-    asked.expect("pod-sync tries again").into_inner().waited
+    let reply = client(sim).retry(RetryRequest { pod: pod.to_owned() }).await;
+    reply.expect("pod-sync tries again").into_inner().waited
 }
 
 async fn wait_contained(sim: &Sim, pod: &str, what: &str) {
@@ -235,21 +235,22 @@ struct Mortal<'a> {
 }
 
 impl<'a> Mortal<'a> {
-    fn new(sim: &'a Sim, by: &str, at: &str) -> Self {
+    fn new(sim: &'a Sim, death_kind: &str, at: &str) -> Self {
         let program = env!("CARGO_BIN_EXE_mortal-pod-sync");
         Self {
             sim,
             program,
             line: sim.pod_sync_line(),
-            env: death(by, at, "default/bad"),
+            env: death(death_kind, at, "default/bad"),
             slow_at: "",
             child: None,
         }
     }
 
     // cri-proxy knows the UID of a pod alone.
-    fn cri_proxy(sim: &'a Sim, by: &str, uid: &str) -> Self {
-        let (program, env) = (env!("CARGO_BIN_EXE_mortal-cri-proxy"), death(by, "mutation queued", uid));
+    fn cri_proxy(sim: &'a Sim, death_kind: &str, uid: &str) -> Self {
+        let (program, env) =
+            (env!("CARGO_BIN_EXE_mortal-cri-proxy"), death(death_kind, "mutation queued", uid));
         Self { sim, program, line: sim.cri_proxy_line(), env, slow_at: "", child: None }
     }
 
@@ -306,8 +307,8 @@ impl<'a> Mortal<'a> {
     }
 }
 
-fn death(by: &str, at: &str, of: &str) -> [(&'static str, String); 3] {
-    [("QUINTLET_DIES_AT", at), ("QUINTLET_DIES_FOR", of), ("QUINTLET_DIES_BY", by)]
+fn death(death_kind: &str, at: &str, work: &str) -> [(&'static str, String); 3] {
+    [("QUINTLET_DIES_AT", at), ("QUINTLET_DIES_FOR", work), ("QUINTLET_DIES_BY", death_kind)]
         .map(|(name, value)| (name, value.to_owned()))
 }
 
@@ -322,11 +323,11 @@ async fn start_but(missing: Service) -> Sim {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_whose_calls_abort_cri_proxy_is_suspended_and_the_others_run() {
-    for (by, signal) in [("abort", "SIGABRT"), ("stack", "SIGABRT")] {
+    for (death_kind, signal) in [("abort", "SIGABRT"), ("stack", "SIGABRT")] {
         let sim = start_but(Service::CriProxy).await;
         let bad = sim.create(pods::single("bad"));
         let good: Vec<String> = (0..5).map(|n| sim.create(pods::single(&format!("good{n}")))).collect();
-        let mut cri_proxy = Mortal::cri_proxy(&sim, by, &bad);
+        let mut cri_proxy = Mortal::cri_proxy(&sim, death_kind, &bad);
         let mut deaths = 0;
         loop {
             cri_proxy.start();
@@ -334,34 +335,38 @@ async fn a_pod_whose_calls_abort_cri_proxy_is_suspended_and_the_others_run() {
             tokio::select! {
                 () = is_aside => break,
                 ended = cri_proxy.end() => {
-                    assert_eq!(ended.signal(), Some(Signal::SIGABRT as i32), "{by}: {ended}");
+                    assert_eq!(ended.signal(), Some(Signal::SIGABRT as i32), "{death_kind}: {ended}");
                     deaths += 1;
-                    assert!(deaths <= 4, "{by}: it dies again and again");
+                    assert!(deaths <= 4, "{death_kind}: it dies again and again");
                     // systemd waits 200 ms before it starts the service again.
                     wait_note_taken(&sim).await;
                 }
             }
         }
-        assert!(deaths >= 2, "{by}: {deaths} deaths");
+        assert!(deaths >= 2, "{death_kind}: {deaths} deaths");
         for (n, uid) in good.iter().enumerate() {
             let name = format!("good{n}");
             sim.wait_ready(&name).await;
             sim.assert_started_once(&name, uid);
         }
         let shown = explain(&sim, "bad").await;
-        assert!(shown.last_errors.iter().any(|e| e.contains(signal)), "{by}: {:?}", shown.last_errors);
+        assert!(
+            shown.last_errors.iter().any(|e| e.contains(signal)),
+            "{death_kind}: {:?}",
+            shown.last_errors
+        );
         sim.wait_event("bad", REASON, |e| e.kind == "Warning" && e.reason == REASON).await;
         // The pod is set aside and ends no further process.
         let before = cri_proxy.pid();
         let late = sim.create(pods::single("late"));
         sim.wait_ready("late").await;
         sim.assert_started_once("late", &late);
-        assert_eq!(cri_proxy.pid(), before, "{by}");
+        assert_eq!(cri_proxy.pid(), before, "{death_kind}");
         assert!(kill(before, Signal::SIGKILL).is_ok());
         cri_proxy.end().await;
         let mut harmless = Mortal::cri_proxy(&sim, "", &bad);
         harmless.start();
-        assert!(retry(&sim, "bad").await, "{by}: it waited");
+        assert!(retry(&sim, "bad").await, "{death_kind}: it waited");
         sim.wait_ready("bad").await;
         sim.finish().await;
     }
@@ -389,7 +394,7 @@ async fn a_kill_of_cri_proxy_during_a_call_of_a_pod_suspends_none() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_crashes_the_process_is_suspended_and_the_others_run() {
     // In the last case the process crashes while a thread applies a change of another pod.
-    for (by, at, slow_at) in [
+    for (death_kind, at, slow_at) in [
         ("abort", "actions decided", ""),
         ("stack", "cgroup made", ""),
         ("abort", "actions decided", "pod taken over"),
@@ -397,8 +402,8 @@ async fn a_pod_that_crashes_the_process_is_suspended_and_the_others_run() {
         let sim = start_but(Service::PodSync).await;
         let _bad = sim.create(pods::single("bad"));
         let good: Vec<String> = (0..5).map(|n| sim.create(pods::single(&format!("good{n}")))).collect();
-        let mut pod_sync = Mortal { slow_at, ..Mortal::new(&sim, by, at) };
-        let case = format!("{by} at {at:?}, slow at {slow_at:?}");
+        let mut pod_sync = Mortal { slow_at, ..Mortal::new(&sim, death_kind, at) };
+        let case = format!("{death_kind} at {at:?}, slow at {slow_at:?}");
         let mut deaths = 0;
         loop {
             pod_sync.start();

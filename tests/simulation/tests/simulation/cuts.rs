@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_cri::v1;
 use parking_lot::Mutex;
 use quintlet_kit::failpoint::{self, When};
-use quintlet_simulation::cuts::Step;
+use quintlet_simulation::cuts::CutPoint;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, Call, ExecReply, FakeRuntime, Method, Rule};
@@ -87,7 +87,7 @@ fn command(call: &Call) -> String {
 struct Watched<'a> {
     sim: &'a Sim,
     effect: Effect,
-    at: Option<Step>,
+    at: Option<CutPoint>,
     // Number of earlier calls.
     before: usize,
     of_kind: usize,
@@ -95,7 +95,7 @@ struct Watched<'a> {
 
 impl<'a> Watched<'a> {
     /// Arms a kill at this step; `None` only counts.
-    fn new(sim: &'a Sim, effect: Effect, at: Option<&Step>) -> Self {
+    fn new(sim: &'a Sim, effect: Effect, at: Option<&CutPoint>) -> Self {
         let of_kind = match (effect, at) {
             (Effect::Call(when), Some(at)) => calls(&sim.runtime, when, &at.kind),
             (Effect::Call(_) | Effect::File(_) | Effect::Status(_), _) => 0,
@@ -244,7 +244,7 @@ impl Scene {
     }
 
     /// Runs one pod from start to removal; pod-sync is killed at this step of `part`.
-    async fn life(&self, name: &str, effect: Effect, part: Part, at: Option<&Step>) -> Passed {
+    async fn life(&self, name: &str, effect: Effect, part: Part, at: Option<&CutPoint>) -> Passed {
         let sim = &self.sim;
         let mut passed = Passed::default();
         let watched = |now: Part| (now == part).then(|| Watched::new(sim, effect, at));
@@ -323,7 +323,7 @@ impl Scene {
 
 impl Scene {
     /// Removes an orphaned pod; pod-sync is killed at this file change.
-    async fn orphan(&self, name: &str, when: When, at: Option<&Step>) -> Passed {
+    async fn orphan(&self, name: &str, when: When, at: Option<&CutPoint>) -> Passed {
         let sim = &self.sim;
         let uid = sim.create(pod(name));
         sim.wait_ready(name).await;
@@ -375,7 +375,7 @@ async fn enumerate(
     what: &str,
     must: &Must,
     share: Share,
-    mut live: impl AsyncFnMut(String, Option<&Step>) -> Passed,
+    mut live: impl AsyncFnMut(String, Option<&CutPoint>) -> Passed,
 ) {
     let mut passes = BTreeMap::<String, usize>::new();
     let mut too_few = Vec::new();
@@ -392,13 +392,14 @@ async fn enumerate(
     }
     assert!(too_few.is_empty(), "{what} passes too few of {too_few:?}: {passes:?}");
     // Steps beyond the least number depend on timing. They come last, so that all tests share alike.
-    let of_kind = |kind: &str, numbers: std::ops::RangeInclusive<usize>| -> Vec<Step> {
-        numbers.map(|number| Step { kind: kind.to_owned(), number }).collect()
+    let of_kind = |kind: &str, numbers: std::ops::RangeInclusive<usize>| -> Vec<CutPoint> {
+        numbers.map(|number| CutPoint { kind: kind.to_owned(), number }).collect()
     };
-    let owed: Vec<Step> = must.iter().flat_map(|(kind, n)| of_kind(kind, 1..=*n)).collect();
+    let owed: Vec<CutPoint> = must.iter().flat_map(|(kind, n)| of_kind(kind, 1..=*n)).collect();
     let least = |kind: &str| must.iter().find(|(k, _)| *k == kind).map_or(0, |(_, n)| *n);
-    let more: Vec<Step> = passes.iter().flat_map(|(kind, n)| of_kind(kind, least(kind) + 1..=*n)).collect();
-    let mine = |all: Vec<Step>| all.into_iter().skip(share.first - 1).step_by(share.of);
+    let more: Vec<CutPoint> =
+        passes.iter().flat_map(|(kind, n)| of_kind(kind, least(kind) + 1..=*n)).collect();
+    let mine = |all: Vec<CutPoint>| all.into_iter().skip(share.first - 1).step_by(share.of);
     let mut killed = Vec::new();
     for (i, step) in mine(owed.clone()).chain(mine(more)).enumerate() {
         let reached = live(format!("p{i}"), Some(&step)).await.reached;

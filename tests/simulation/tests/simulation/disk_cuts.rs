@@ -11,7 +11,7 @@ use std::time::Duration;
 use quintlet_csi_driver::volumes::mounts_below;
 use quintlet_kit::failpoint::{Kind, When};
 use quintlet_proto::podsync::v1::{VolumeState, VolumeView};
-use quintlet_simulation::cuts::Step;
+use quintlet_simulation::cuts::CutPoint;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim};
@@ -342,7 +342,7 @@ impl Scene {
     async fn whole(&self, when: When) {
         let has = |steps: Vec<&'static str>, expected: Steps| {
             let mut passed = BTreeMap::<&str, usize>::new();
-            for step in steps.into_iter().filter(|step| expected.iter().any(|(of, _)| of == step)) {
+            for step in steps.into_iter().filter(|step| expected.iter().any(|(name, _)| name == step)) {
                 *passed.entry(step).or_insert(0) += 1;
             }
             let expected: BTreeMap<&str, usize> = expected.iter().copied().collect();
@@ -365,14 +365,14 @@ impl Scene {
         has(self.sim.cuts().disarm(), self.shape.unmount);
     }
 
-    async fn reached(&self, when: When, step: &Step) {
+    async fn reached(&self, when: When, step: &CutPoint) {
         let reached = tokio::time::timeout(Duration::from_secs(60), self.sim.cuts().reached()).await;
         let passed = self.sim.cuts().disarm();
         assert!(reached.is_ok(), "{when:?} {step:?} was not reached, but {passed:?}");
     }
 
     /// Runs a pod whose volume's life is cut at a step.
-    async fn cut(&self, name: &str, part: Part, when: When, step: &Step) {
+    async fn cut(&self, name: &str, part: Part, when: When, step: &CutPoint) {
         let sim = &self.sim;
         self.settled().await;
         std::fs::write(self.machine.join("sys/block/sd0/device/delete"), "").unwrap();
@@ -422,7 +422,7 @@ async fn at_every_step(shape: Shape, part: Part) {
         for of_kind in 1..=*count {
             for when in [When::Before, When::After] {
                 number += 1;
-                let step = Step { kind: (*kind).to_owned(), number: of_kind };
+                let step = CutPoint { kind: (*kind).to_owned(), number: of_kind };
                 scene.cut(&format!("p{number}"), part, when, &step).await;
             }
         }

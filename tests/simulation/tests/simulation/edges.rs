@@ -40,8 +40,8 @@ async fn a_pod_deleted_while_it_waits_for_a_volume_is_removed_at_once() {
     sim.api.faults().block("watch configmaps");
     let uid = sim.create(pod);
     until("the volume waits", LONG, async || {
-        let asked = sim.api.counts().of("* configmaps");
-        if asked > 0 { Ok(()) } else { Err(asked) }
+        let requests = sim.api.counts().of("* configmaps");
+        if requests > 0 { Ok(()) } else { Err(requests) }
     })
     .await;
     sim.delete("volume", None);
@@ -238,10 +238,10 @@ async fn a_full_node_of_flapping_pods_settles() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wall_clock_that_is_an_hour_off_affects_no_back_off() {
     const HOUR: i64 = 3_600_000_000_000;
-    for by in [HOUR, -HOUR] {
+    for offset in [HOUR, -HOUR] {
         let sim = Sim::start(Options::default()).await;
         // Exits have times of the runtime's clock.
-        sim.runtime.step_wall_clock(by);
+        sim.runtime.step_wall_clock(offset);
         sim.runtime.behave(
             "c-web",
             Behaviour { exit: Some((Duration::from_millis(100), 1)), ..Behaviour::default() },
@@ -253,7 +253,7 @@ async fn a_wall_clock_that_is_an_hour_off_affects_no_back_off() {
         let looks = sim.runtime.calls_of(Method::ImageStatus);
         let second = looks.iter().rfind(|look| look.at <= starts[1].at).unwrap();
         let waited = starts[2].at.duration_since(second.at);
-        assert!(waited >= Duration::from_secs(10), "by {by}: {waited:?}");
+        assert!(waited >= Duration::from_secs(10), "by {offset}: {waited:?}");
         sim.finish().await;
     }
 }
@@ -332,6 +332,39 @@ async fn after_a_reboot_restart_counts_continue_and_no_old_address_is_reported()
     assert_eq!(after.uid(), uid);
     assert_ne!(after.text("/status/podIP"), old_ip);
     sim.wait_pod("static-sim-node", "Ready again", |p| p.is_ready() && p.restarts() == 1).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_all_init_containers_run_again_although_an_old_container_was_created_only() {
+    let sim = Sim::start(Options::default()).await;
+    let exits = Behaviour { exit: Some((Duration::from_millis(50), 0)), ..Behaviour::default() };
+    let names = ["init-a", "init-b", "c-web"];
+    let mut pod = pods::single("web");
+    pod["spec"]["initContainers"] = names[..2].iter().map(|name| pods::container(name)).collect();
+    names[..2].iter().for_each(|name| sim.runtime.behave(name, exits));
+    let hold = sim.runtime.script(Rule::on(Method::StartContainer).about("c-web").hang());
+    let _uid = sim.create(pod);
+    sim.runtime.wait_count(Method::StartContainer, 3).await;
+
+    go_down(&sim).await;
+    sim.runtime.unscript(hold);
+    let old = sim.runtime.containers();
+    let created = old.iter().find(|c| c.name() == "c-web").unwrap();
+    // As containerd reports a container that a power failure kept from being started.
+    sim.runtime.edit_container(created.id(), |status| {
+        status.state = v1::ContainerState::ContainerCreated as i32;
+        (status.started_at, status.finished_at, status.exit_code) = (0, 0, 0);
+        status.reason.clear();
+    });
+    for service in Service::ALL {
+        sim.up(service);
+    }
+    sim.wait_ready("web").await;
+    let all = sim.runtime.containers();
+    let new: Vec<&str> =
+        all.iter().filter(|c| old.iter().all(|o| o.id() != c.id())).map(|c| c.name()).collect();
+    assert_eq!(new, names, "containers of the new sandbox, in the order of their creation");
     sim.finish().await;
 }
 

@@ -137,11 +137,11 @@ async fn no_pod_is_evicted_for_disk_space_while_statistics_of_containers_hang() 
     let _uid = sim.create(pods::single("web"));
     let before = sim.wait_ready("web").await;
     fill(&sim);
-    let asked = sim.runtime.calls_of(Method::ListContainerStats).len();
+    let calls = sim.runtime.calls_of(Method::ListContainerStats).len();
     // A round does not wait for the call forever. A later one asks again.
     until("a round that began with a full disk", LONG, async || {
         let now = sim.runtime.calls_of(Method::ListContainerStats).len();
-        if now > asked { Ok(()) } else { Err(now) }
+        if now > calls { Ok(()) } else { Err(now) }
     })
     .await;
     let now = sim.pod("web");

@@ -32,8 +32,8 @@ fn pulls(sim: &Sim) -> usize {
     sim.calls_about(Method::PullImage, SECRET)
 }
 
-fn records(sim: &Sim, of: &str) -> Vec<String> {
-    let dir = std::fs::read_dir(sim.root_dir().join("image_manager").join(of)).unwrap();
+fn records(sim: &Sim, kind: &str) -> Vec<String> {
+    let dir = std::fs::read_dir(sim.root_dir().join("image_manager").join(kind)).unwrap();
     dir.map(|e| std::fs::read_to_string(e.unwrap().path()).unwrap()).collect()
 }
 

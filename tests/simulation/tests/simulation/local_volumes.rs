@@ -12,7 +12,7 @@ use quintlet_kit::messages::whole;
 use quintlet_proto::podsync::v1::storage_client::StorageClient;
 use quintlet_proto::podsync::v1::volumes_client::VolumesClient;
 use quintlet_proto::podsync::v1::{ListStorageRequest, ListVolumesRequest, VolumeState};
-use quintlet_simulation::cuts::Step;
+use quintlet_simulation::cuts::CutPoint;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
@@ -236,7 +236,7 @@ async fn a_pod_sync_that_is_killed_at_any_step_of_a_local_volumes_life_is_replac
                 let disk = disk(&sim, &name);
                 std::fs::write(disk.join("f"), "kept").unwrap();
                 bound_claim(&sim, &name, local(&disk));
-                let at = Step { kind: (*step).to_owned(), number: 1 };
+                let at = CutPoint { kind: (*step).to_owned(), number: 1 };
                 let cut = async || {
                     let reached = tokio::time::timeout(Duration::from_secs(30), sim.cuts().reached()).await;
                     let passed = sim.cuts().disarm();
@@ -349,8 +349,8 @@ async fn sources_that_are_swapped_while_they_are_mounted_are_neither_followed_no
     let precious = disk(&sim, "precious");
     std::fs::write(precious.join("f"), "precious").unwrap();
     let before = |path: &Path| {
-        let of = std::fs::metadata(path).unwrap();
-        (of.ino(), of.gid(), of.mode())
+        let attributes = std::fs::metadata(path).unwrap();
+        (attributes.ino(), attributes.gid(), attributes.mode())
     };
     let kept = [before(&precious), before(&precious.join("f"))];
     let sources = ["local", "host-path", "inline"].map(|name| (name, disk(&sim, name)));

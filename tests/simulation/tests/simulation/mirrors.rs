@@ -23,8 +23,8 @@ async fn a_static_pod_does_not_wait_for_an_api_server_that_hangs_on_its_mirror_p
     sim.remove_manifest("web");
     sim.wait_runtime("nothing is left", |r| r.sandboxes().is_empty()).await;
     // Each request hangs for 10 s, and so would each pass that waited for it.
-    let asked = sim.api.counts().of("create pods");
-    assert!((1..=2).contains(&asked), "{asked}: four passes at least waited for the mirror");
+    let created = sim.api.counts().of("create pods");
+    assert!((1..=2).contains(&created), "{created}: four passes at least waited for the mirror");
     sim.finish().await;
 }
 

@@ -51,8 +51,8 @@ async fn a_node_becomes_ready_as_soon_as_its_network_is() {
     // It is polled every 100 ms. With the interval of a node that was ready once, this many responses take four minutes.
     sim.runtime.forget_calls();
     until("the runtime is asked often", LONG, async || {
-        let asked = sim.runtime.count(Method::Status);
-        if asked >= 50 { Ok(()) } else { Err(asked) }
+        let calls = sim.runtime.count(Method::Status);
+        if calls >= 50 { Ok(()) } else { Err(calls) }
     })
     .await;
     sim.runtime.set_condition("NetworkReady", true, "", "");

@@ -451,7 +451,7 @@ async fn certificates_of_trust_bundles_reach_the_files_of_pods_with_the_feature_
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_feature_gate_a_trust_bundle_is_an_event_and_no_request() {
-    let sim = start(&[]).await;
+    let sim = start(&["--feature-gates=ClusterTrustBundle=false,ClusterTrustBundleProjection=false"]).await;
     trust_bundle(&sim, "one", "YQ==");
     let source = json!({"clusterTrustBundle": {"path": "k", "name": "example.com.one"}});
     let _named = sim.create(with_projection("named", &source));

@@ -79,7 +79,9 @@ fn volume(sim: &Sim, uid: &str) -> PathBuf {
 fn version(volume: &Path) -> Option<(String, String)> {
     let data = volume.join(std::fs::read_link(volume.join("..data")).ok()?);
     let read = |path: &str| std::fs::read_to_string(data.join(path)).ok();
-    let (bundle, key, chain) = (read("bundle")?, read("d/key")?, read("d/chain")?);
+    let bundle = read("bundle")?;
+    let key = read("d/key")?;
+    let chain = read("d/chain")?;
     assert_eq!(bundle, format!("{key}{chain}"), "the files of one version are of one key");
     assert!(key.starts_with("-----BEGIN PRIVATE KEY-----\n"));
     Some((key, chain))

@@ -148,8 +148,8 @@ async fn files_of_a_downward_volume_follow_a_resize() {
     sim.start_all();
     let mut pod = sized("web", both("100m", "64Mi"));
     let field = |path: &str, resource: &str, divisor: &str| {
-        let of = json!({"containerName": "c-web", "resource": resource, "divisor": divisor});
-        json!({"path": path, "resourceFieldRef": of})
+        let reference = json!({"containerName": "c-web", "resource": resource, "divisor": divisor});
+        json!({"path": path, "resourceFieldRef": reference})
     };
     let items = [field("cpu", "limits.cpu", "1m"), field("memory", "requests.memory", "1Mi")];
     pod["spec"]["volumes"] = json!([{"name": "d", "downwardAPI": {"items": items}}]);

@@ -104,8 +104,8 @@ impl ApiError {
         Self::new(400, "BadRequest", message)
     }
 
-    pub(crate) fn expired(asked: u64, oldest: u64) -> Self {
-        Self::new(410, "Expired", format!("too old resource version: {asked} ({oldest})"))
+    pub(crate) fn expired(version: u64, oldest: u64) -> Self {
+        Self::new(410, "Expired", format!("too old resource version: {version} ({oldest})"))
     }
 
     pub(crate) fn too_many_requests(retry_after_seconds: u64) -> Self {

@@ -336,18 +336,18 @@ impl Call<'_> {
         let selector = self.selector(resource)?;
         let limit =
             self.query.get("limit").and_then(|l| l.parse().ok()).filter(|l| *l > 0).unwrap_or(usize::MAX);
-        let from = match self.query.get("continue").filter(|c| !c.is_empty()) {
+        let continuation = match self.query.get("continue").filter(|c| !c.is_empty()) {
             None => None,
             Some(token) => Some(
                 ContinueToken::decode(token)
                     .ok_or_else(|| ApiError::bad_request("continue key is not valid"))?,
             ),
         };
-        let after = from.as_ref().map(|token| &token.key);
+        let after = continuation.as_ref().map(|token| &token.key);
         let page =
             self.server.store.list(resource, &self.target.namespace, |o| selector.matches(o), after, limit);
         // Later pages have the version of the first one, so that a watch from it misses nothing.
-        let rv = from.as_ref().map_or(page.rv, |token| token.rv);
+        let rv = continuation.as_ref().map_or(page.rv, |token| token.rv);
         let mut meta = json!({"resourceVersion": rv.to_string()});
         if let Some((key, left)) = page.more {
             meta["continue"] = json!(ContinueToken { rv, key }.encode());
@@ -375,8 +375,8 @@ impl Call<'_> {
             error.message = error.message.replacen(resource.kind, "ListOptions.meta.k8s.io", 1);
             return Err(error);
         }
-        let asked = self.query.get("resourceVersion").map(String::as_str).unwrap_or_default();
-        let rv: u64 = match asked {
+        let version = self.query.get("resourceVersion").map(String::as_str).unwrap_or_default();
+        let rv: u64 = match version {
             "" => 0,
             text => text.parse().map_err(|_| {
                 ApiError::bad_request(format!("Invalid value: {text:?}: invalid resourceVersion"))

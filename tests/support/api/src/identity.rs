@@ -313,12 +313,12 @@ fn certificate_fault(
     request: &Value,
 ) -> Result<Option<String>, ApiError> {
     let spec = &request["spec"];
-    let of = |plural, namespace, name: &Value| store.get(find(plural)?, namespace, text(name));
-    let pod = of("pods", access.namespace, &spec["podName"])?;
-    let account = of("serviceaccounts", access.namespace, &spec["serviceAccountName"])?;
+    let object = |plural, namespace, name: &Value| store.get(find(plural)?, namespace, text(name));
+    let pod = object("pods", access.namespace, &spec["podName"])?;
+    let account = object("serviceaccounts", access.namespace, &spec["serviceAccountName"])?;
     let facts = [
         ("spec.nodeName", &spec["nodeName"], json!(node)),
-        ("spec.nodeUID", &spec["nodeUID"], of("nodes", "", &json!(node))?["metadata"]["uid"].clone()),
+        ("spec.nodeUID", &spec["nodeUID"], object("nodes", "", &json!(node))?["metadata"]["uid"].clone()),
         ("spec.podUID", &spec["podUID"], pod["metadata"]["uid"].clone()),
         ("node of the pod", &pod["spec"]["nodeName"], json!(node)),
         ("spec.serviceAccountName", &spec["serviceAccountName"], pod["spec"]["serviceAccountName"].clone()),

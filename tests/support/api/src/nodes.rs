@@ -82,8 +82,9 @@ fn of_pod(server: &Server, ns: &str, pod: &str, what: &str, query: Option<&str>)
         .flatten()
         .filter_map(|c| c["name"].as_str())
         .collect();
-    let asked = pairs.iter().find(|(k, _)| *k == "container").map(|(_, v)| *v).filter(|v| !v.is_empty());
-    let container = match (asked, names.as_slice()) {
+    let container_name =
+        pairs.iter().find(|(k, _)| *k == "container").map(|(_, v)| *v).filter(|v| !v.is_empty());
+    let container = match (container_name, names.as_slice()) {
         (Some(name), _) => name,
         (None, [name]) => name,
         (None, _) => {
@@ -112,10 +113,11 @@ fn of_pod(server: &Server, ns: &str, pod: &str, what: &str, query: Option<&str>)
         ),
         "portforward" => (format!("/portForward/{ns}/{pod}"), &["port", "ports"]),
         what => {
-            for (from, to) in [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")]
+            for (option, parameter) in
+                [("stdin", "input"), ("stdout", "output"), ("stderr", "error"), ("tty", "tty")]
             {
-                if flag(from) {
-                    sent.push(format!("{to}=1"));
+                if flag(option) {
+                    sent.push(format!("{parameter}=1"));
                 }
             }
             (format!("/{what}/{ns}/{pod}/{container}"), &["command"])

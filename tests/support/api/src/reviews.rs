@@ -57,7 +57,7 @@ impl Access {
 
     /// Executes a review.
     pub(crate) fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Response {
-        let judge = if resource(path) == Some(TOKENS) { Self::whose } else { Self::may };
+        let decide = if resource(path) == Some(TOKENS) { Self::whose } else { Self::may };
         if *method != Method::POST {
             return StatusCode::METHOD_NOT_ALLOWED.into_response();
         }
@@ -65,7 +65,7 @@ impl Access {
             return StatusCode::BAD_REQUEST.into_response();
         };
         self.requested.lock().push(review.clone());
-        review["status"] = judge(self, &review["spec"]);
+        review["status"] = decide(self, &review["spec"]);
         (StatusCode::CREATED, axum::Json(review)).into_response()
     }
 
@@ -78,15 +78,16 @@ impl Access {
     }
 
     fn may(&self, spec: &Value) -> Value {
-        let of = |field: &str| spec["resourceAttributes"][field].as_str().unwrap_or_default().to_owned();
-        let what = format!("{}/{}", of("resource"), of("subresource"));
+        let attribute =
+            |field: &str| spec["resourceAttributes"][field].as_str().unwrap_or_default().to_owned();
+        let what = format!("{}/{}", attribute("resource"), attribute("subresource"));
         let fits = |wanted: &str, given: &str| wanted == "*" || wanted == given;
         let user = spec["user"].as_str().unwrap_or_default();
         let groups: Vec<&str> =
             spec["groups"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let allowed = self.rights.lock().iter().any(|r| {
             (r.user == user || groups.contains(&r.user.as_str()))
-                && fits(&r.verb, &of("verb"))
+                && fits(&r.verb, &attribute("verb"))
                 && fits(&r.what, &what)
         });
         json!({"allowed": allowed})

@@ -160,7 +160,9 @@ fn parse_label(part: &str) -> Option<Term> {
 }
 
 fn split_outside_parentheses(text: &str) -> Vec<&str> {
-    let (mut parts, mut depth, mut start) = (Vec::new(), 0_usize, 0);
+    let mut parts = Vec::new();
+    let mut depth = 0_usize;
+    let mut start = 0;
     for (at, c) in text.char_indices() {
         match c {
             '(' => depth += 1,

@@ -139,8 +139,8 @@ impl Store {
         if rv < table.floor {
             return Err(ApiError::expired(rv, table.floor));
         }
-        let from = table.log.partition_point(|change| change.rv <= rv);
-        Ok((table.log.range(from..).cloned().collect(), data.rv))
+        let first = table.log.partition_point(|change| change.rv <= rv);
+        Ok((table.log.range(first..).cloned().collect(), data.rv))
     }
 
     /// Drops all history: every version so far is expired.
@@ -486,17 +486,17 @@ enum Grace {
 }
 
 /// `rest.BeforeDelete` and `podStrategy.CheckGracefulDelete`.
-fn pod_grace(pod: &Value, asked: Option<i64>) -> Grace {
+fn pod_grace(pod: &Value, requested: Option<i64>) -> Grace {
     let meta = &pod["metadata"];
-    let mut period = asked.or_else(|| pod["spec"]["terminationGracePeriodSeconds"].as_i64()).unwrap_or(0);
+    let mut period = requested.or_else(|| pod["spec"]["terminationGracePeriodSeconds"].as_i64()).unwrap_or(0);
     let phase = text(&pod["status"]["phase"]);
     if meta["deletionTimestamp"].is_string() {
-        return match (asked, meta["deletionGracePeriodSeconds"].as_i64()) {
+        return match (requested, meta["deletionGracePeriodSeconds"].as_i64()) {
             (_, None) => Grace::Now,
             (None, Some(_)) => Grace::Pending,
-            (Some(asked), Some(begun)) if asked >= begun => Grace::Pending,
+            (Some(requested), Some(begun)) if requested >= begun => Grace::Pending,
             (Some(0), Some(_)) => Grace::Now,
-            (Some(asked), Some(_)) => Grace::Period(asked),
+            (Some(requested), Some(_)) => Grace::Period(requested),
         };
     }
     if text(&pod["spec"]["nodeName"]).is_empty() || phase == "Failed" || phase == "Succeeded" {

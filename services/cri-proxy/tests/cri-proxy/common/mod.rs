@@ -189,8 +189,8 @@ pub(crate) struct Got {
 
 impl Got {
     pub(crate) fn meta(&self, name: &str) -> &str {
-        let of = |map: &HeaderMap| map.get(name).map(|v| v.to_str().unwrap().to_owned());
-        let found = self.trailers.as_ref().and_then(of).or_else(|| of(&self.headers));
+        let value = |map: &HeaderMap| map.get(name).map(|v| v.to_str().unwrap().to_owned());
+        let found = self.trailers.as_ref().and_then(value).or_else(|| value(&self.headers));
         // Leaked for brevity: tests compare it at once.
         found.map_or("", |s| String::leak(s))
     }

@@ -33,7 +33,9 @@ fn a_new_connection_displaces_the_oldest_untrusted_one_of_the_network_with_the_m
     let enter = |address| gate.enter(address, &limits).unwrap();
     let trusted = enter(v4(1));
     trusted.claim(&token("u"), &limits).unwrap();
-    let (a, b, c) = (enter(v4(1)), enter(v4(1)), enter(v4(1)));
+    let a = enter(v4(1));
+    let b = enter(v4(1));
+    let c = enter(v4(1));
     let (other, another) = (enter(v4(2)), enter(v4(2)));
     assert_eq!(displaced(&[&trusted, &a, &b, &c, &other, &another]), [false; 6]);
     let third = enter(v4(3));
@@ -54,7 +56,9 @@ fn a_new_connection_displaces_the_oldest_untrusted_one_of_the_network_with_the_m
 fn table(connections: &[(Option<Client>, usize, u64)]) -> Table {
     let open = connections.iter().enumerate().map(|(id, (client, in_flight, idle_since))| {
         let (network, displaced) = (Network::from(v4(1)), CancellationToken::new());
-        let (client, in_flight, idle_since) = (client.clone(), *in_flight, *idle_since);
+        let client = client.clone();
+        let in_flight = *in_flight;
+        let idle_since = *idle_since;
         (id as u64, Connection { network, client, in_flight, idle_since, displaced })
     });
     Table { next: 100, open: open.collect() }
@@ -64,7 +68,9 @@ fn table(connections: &[(Option<Client>, usize, u64)]) -> Table {
 fn the_longest_idle_connection_of_the_user_with_most_gives_way() {
     use Decision::{Admit, Displace, Refuse};
     let limits = limits(2, (4, 3), (5, 3));
-    let (a, b, c) = (|| Some(token("a")), || Some(token("b")), || Some(token("c")));
+    let a = || Some(token("a"));
+    let b = || Some(token("b"));
+    let c = || Some(token("c"));
     let api = || Some(certificate("api"));
     let busy = |client: fn() -> Option<Client>| (client(), 1, 0);
     let full = vec![(a(), 0, 9), (a(), 0, 7), (a(), 1, 0), (b(), 0, 1), (b(), 0, 2)];
@@ -224,7 +230,7 @@ proptest! {
                 prop_assert!(left.client.is_none() || left.in_flight == 0);
             }
             prop_assert_eq!(gate.open(), known.len());
-            let count = |of: &dyn Fn(&Known) -> bool| known.iter().filter(|known| of(known)).count();
+            let count = |is_counted: &dyn Fn(&Known) -> bool| known.iter().filter(|known| is_counted(known)).count();
             prop_assert!(count(&|known| known.client.is_none()) <= limits.strangers);
             for pool in Pool::ALL {
                 let share = limits.connections.of(pool);

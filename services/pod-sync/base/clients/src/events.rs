@@ -334,7 +334,6 @@ fn node_event(name: &str, kind: EventType, reason: &str, message: &str) -> wire:
     wire::RecordEventRequest {
         kind: "Node".to_owned(),
         name: name.to_owned(),
-        uid: name.to_owned(),
         r#type: kind.name().to_owned(),
         reason: reason.to_owned(),
         message: text::cut(message, text::EVENT).to_owned(),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read as _};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 use k8s_cri::v1::DnsConfig;
@@ -202,9 +202,9 @@ pub fn pod_dns(pod: &Pod, node: &NodeSettings, host: &ResolvConf) -> (DnsConfig,
         Mode::Cluster if !node.cluster_dns.is_empty() => cluster(pod, node, host),
         Mode::Cluster => {
             warnings.push(DnsWarning::MissingClusterDns);
-            from_host(node, host)
+            from_host(pod, node, host, &mut warnings)
         }
-        Mode::Host => from_host(node, host),
+        Mode::Host => from_host(pod, node, host, &mut warnings),
     };
     if let Some(own) = &pod::spec(pod).dns_config {
         append(&mut config, own);
@@ -224,13 +224,24 @@ fn cluster(pod: &Pod, node: &NodeSettings, host: &ResolvConf) -> DnsConfig {
     DnsConfig { servers: node.cluster_dns.clone(), searches, options: vec!["ndots:5".to_owned()] }
 }
 
-fn from_host(node: &NodeSettings, host: &ResolvConf) -> DnsConfig {
+/// Returns whether a nameserver is a link-local IPv6 address with a zone. The zone is an interface in the network namespace of the node.
+fn is_scoped(server: &str) -> bool {
+    let Some((address, zone)) = server.split_once('%') else { return false };
+    !zone.is_empty() && address.parse::<Ipv6Addr>().is_ok_and(|ip| ip.segments()[0] & 0xffc0 == 0xfe80)
+}
+
+// Scoped nameservers are left out in a network namespace of the pod's own, as in kubelet 1.38 (k/k#140880).
+fn from_host(pod: &Pod, node: &NodeSettings, host: &ResolvConf, warnings: &mut Vec<DnsWarning>) -> DnsConfig {
     if node.resolv_conf.is_some() {
-        return DnsConfig {
-            servers: host.servers.clone(),
-            searches: host.searches.clone(),
-            options: host.options.clone(),
-        };
+        let is_usable = |server: &&String| pod::host_network(pod) || !is_scoped(server);
+        let servers: Vec<String> = host.servers.iter().filter(is_usable).cloned().collect();
+        if servers.is_empty() && !host.servers.is_empty() {
+            warnings.push(DnsWarning::Forming(format!(
+                "Nameservers with a zone of the node's network have been omitted, and the pod has no nameserver: {}",
+                host.servers.join(" ")
+            )));
+        }
+        return DnsConfig { servers, searches: host.searches.clone(), options: host.options.clone() };
     }
     let ips = node.node_ips.get();
     let v4 = ips.is_empty() || ips.iter().any(IpAddr::is_ipv4);
@@ -383,6 +394,48 @@ mod tests {
             assert_eq!((servers, searches, options), want, "{spec}");
             assert!(warnings.is_empty());
         }
+    }
+
+    #[test]
+    fn a_scoped_nameserver_of_the_node_is_left_out_in_a_network_namespace_of_the_pod() {
+        let scoped = ["fe80::1%eth0", "fe80::1%3", "febf:0::2%eth0.100"];
+        // A zone belongs to link-local addresses only, and without one the address may be of any interface.
+        let kept = ["1.1.1.1", "fe80::1", "fec0::1%eth0", "2001:db8::1", "fe80::1%"];
+        let host = |servers: &[&str]| ResolvConf {
+            servers: servers.iter().map(|s| (*s).to_owned()).collect(),
+            ..ResolvConf::default()
+        };
+        let servers = |mut spec: Value, node: &NodeSettings, host: &ResolvConf| {
+            spec["containers"] = json!([]);
+            let (config, warnings) = pod_dns(&pod_of(spec), node, host);
+            (config.servers, warnings.iter().map(|w| w.message(&pod_ref())).collect::<Vec<_>>())
+        };
+        let (default, in_host) =
+            (json!({"dnsPolicy": "Default"}), json!({"dnsPolicy": "Default", "hostNetwork": true}));
+        for server in kept {
+            assert_eq!(servers(default.clone(), &node(), &host(&[server])).0, [server]);
+        }
+        for server in scoped {
+            let two = host(&[server, "1.1.1.1"]);
+            assert_eq!(servers(default.clone(), &node(), &two), (vec!["1.1.1.1".to_owned()], vec![]));
+            assert_eq!(servers(in_host.clone(), &node(), &two).0, [server, "1.1.1.1"]);
+            let without = NodeSettings { cluster_dns: vec![], ..node() };
+            assert_eq!(servers(json!({}), &without, &two).0, ["1.1.1.1"], "the fall-back of ClusterFirst");
+            let own = json!({"dnsPolicy": "Default", "dnsConfig": {"nameservers": ["9.9.9.9"]}});
+            assert_eq!(servers(own, &node(), &host(&[server])).0, ["9.9.9.9"]);
+        }
+        // The limit of three counts usable nameservers.
+        let many = host(&[scoped[0], "1.0.0.1", "1.0.0.2", "1.0.0.3"]);
+        assert_eq!(servers(default.clone(), &node(), &many).0, ["1.0.0.1", "1.0.0.2", "1.0.0.3"]);
+        let (none, warnings) = servers(default, &node(), &host(&scoped[..2]));
+        assert_eq!(none, [""; 0]);
+        assert_eq!(
+            warnings,
+            [
+                "Nameservers with a zone of the node's network have been omitted, and the pod has no nameserver: \
+              fe80::1%eth0 fe80::1%3"
+            ]
+        );
     }
 
     #[test]

@@ -49,26 +49,43 @@ pub fn container_resources(pod: &Pod, container: &Container, node: &NodeSettings
     out.oom_score_adj = qos::oom_score_adj(pod, container, node.memory_bytes);
     out.hugepage_limits = hugepages(&limits, node);
     swap(pod, container, node, &mut out);
-    memory_qos(pod, container, node, &mut out);
+    memory_qos(pod, container, &limits, node, &mut out);
     out
 }
 
-/// Adds memory.min, memory.low and memory.high.
-fn memory_qos(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxContainerResources) {
-    let Some(settings) = node.memory_qos else { return };
+/// Adds memory.min, memory.low and memory.high. A value that does not apply is written as its default, so that a container of an
+/// earlier configuration loses it in a resize. `limits` includes those of the pod level.
+fn memory_qos(
+    pod: &Pod,
+    container: &Container,
+    limits: &ResourceList,
+    node: &NodeSettings,
+    out: &mut LinuxContainerResources,
+) {
+    if !node.cgroup_v2 {
+        return;
+    }
     let memory = |l: &ResourceList| l.get("memory").map_or(0, |q| q.value());
     let request = memory(&qos::container_requests(container));
-    let limit = memory(&qos::container_limits(container));
-    let mut set = |file: &str, bytes: i64| out.unified.insert(file.to_owned(), bytes.to_string());
-    if request != 0 && settings.protects_requests {
-        let is_guaranteed = qos::qos_class(pod) == qos::QosClass::Guaranteed;
-        set(if is_guaranteed { "memory.min" } else { "memory.low" }, request);
-    } else {
-        set("memory.min", 0);
-        set("memory.low", 0);
+    let protected =
+        if node.memory_qos.is_some_and(|settings| settings.protects_requests) { request } else { 0 };
+    let is_guaranteed = qos::qos_class(pod) == qos::QosClass::Guaranteed;
+    let (min, low) = if is_guaranteed { (protected, 0) } else { (0, protected) };
+    let high =
+        memory_high(request, memory(limits), node).map_or_else(|| "max".to_owned(), |high| high.to_string());
+    for (file, value) in
+        [("memory.min", min.to_string()), ("memory.low", low.to_string()), ("memory.high", high)]
+    {
+        out.unified.insert(file.to_owned(), value);
     }
-    if request == limit {
-        return;
+}
+
+/// Returns the memory in bytes above which a container is throttled; `None` if it is not throttled.
+fn memory_high(request: i64, limit: i64, node: &NodeSettings) -> Option<i64> {
+    let settings = node.memory_qos?;
+    let factor = settings.throttling_factor?;
+    if request == limit && request > 0 {
+        return None;
     }
     let most = if limit == 0 { node.memory_without_reservations() } else { limit };
     #[expect(
@@ -76,13 +93,10 @@ fn memory_qos(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut L
         clippy::cast_precision_loss,
         reason = "below 2^53 bytes on every machine"
     )]
-    let high = ((most.saturating_sub(request)) as f64 * settings.throttling_factor) as i64;
-    let high = request.saturating_add(high);
+    let above_request = ((most.saturating_sub(request)) as f64 * factor) as i64;
     let page = settings.page_bytes.max(1);
-    let high = high.checked_div(page).unwrap_or(0).saturating_mul(page);
-    if most > 0 && high > request {
-        set("memory.high", high);
-    }
+    let high = request.saturating_add(above_request).checked_div(page).unwrap_or(0).saturating_mul(page);
+    (most > 0 && high > request).then_some(high)
 }
 
 fn hugepages(limits: &ResourceList, node: &NodeSettings) -> Vec<HugepageLimit> {
@@ -264,33 +278,88 @@ mod tests {
             reserved: [("memory".to_owned(), Quantity::parse("2000000").unwrap())].into(),
             ..NodeSettings::default()
         };
-        let settings = MemoryQos { throttling_factor: 0.9, protects_requests: false, page_bytes: 4096 };
-        let with = NodeSettings { memory_qos: Some(settings), ..plain.clone() };
-        let tiered = NodeSettings {
-            memory_qos: Some(MemoryQos { protects_requests: true, ..settings }),
-            ..plain.clone()
-        };
-        let shown = |node: &NodeSettings, resources: &Value| {
-            let unified = of(json!({}), resources.clone(), node).unified;
+        let settings = MemoryQos { throttling_factor: Some(0.9), protects_requests: false, page_bytes: 4096 };
+        let with = |memory_qos| NodeSettings { memory_qos: Some(memory_qos), ..plain.clone() };
+        let throttled = with(settings);
+        let tiered = with(MemoryQos { protects_requests: true, ..settings });
+        let default = with(MemoryQos { throttling_factor: None, ..settings });
+        let only_tiered = with(MemoryQos { throttling_factor: None, protects_requests: true, ..settings });
+        let values = |node: &NodeSettings, pod_level: &Value, resources: &Value| {
+            let unified = of(pod_level.clone(), resources.clone(), node).unified;
             let mut all: Vec<String> = unified.into_iter().map(|(file, v)| format!("{file}={v}")).collect();
             all.sort();
             all.join(" ")
         };
+        let none = json!({});
         let burstable = json!({"requests": {"memory": "1000000"}, "limits": {"memory": "2000000"}});
         let unlimited = json!({"requests": {"memory": "1000000"}});
         let guaranteed = json!({"requests": {"memory": "1000000", "cpu": "1"}, "limits": {"memory": "1000000", "cpu": "1"}});
         let over = json!({"requests": {"memory": "9000000"}});
-        assert_eq!(shown(&plain, &burstable), "");
+        let pod_limit = json!({"limits": {"memory": "3000000"}});
         // 1000000 + 0.9 * 1000000, and 1000000 + 0.9 * (8000000 - 1000000), in whole pages.
         let (limited, free) = (1_900_000 / 4096 * 4096, 7_300_000 / 4096 * 4096);
-        assert_eq!(shown(&with, &burstable), format!("memory.high={limited} memory.low=0 memory.min=0"));
-        assert_eq!(shown(&with, &unlimited), format!("memory.high={free} memory.low=0 memory.min=0"));
-        assert_eq!(shown(&with, &guaranteed), "memory.low=0 memory.min=0", "it has its limit");
-        assert_eq!(shown(&with, &over), "memory.low=0 memory.min=0", "the machine has less than the request");
-        assert_eq!(shown(&tiered, &burstable), format!("memory.high={limited} memory.low=1000000"));
-        assert_eq!(shown(&tiered, &guaranteed), "memory.min=1000000");
-        // As in the kubelet, only a container with a request or a limit is throttled.
-        assert_eq!(shown(&tiered, &json!({})), "memory.low=0 memory.min=0");
+        let (of_all, of_pod) = (7_200_000 / 4096 * 4096, 2_800_000 / 4096 * 4096);
+        let cleared = "memory.high=max memory.low=0 memory.min=0";
+        for (name, node, pod_level, resources, want) in [
+            ("the gate is off", &plain, &none, &burstable, cleared.to_owned()),
+            ("no factor", &default, &none, &burstable, cleared.to_owned()),
+            ("no factor, BestEffort", &default, &none, &none, cleared.to_owned()),
+            (
+                "limited",
+                &throttled,
+                &none,
+                &burstable,
+                format!("memory.high={limited} memory.low=0 memory.min=0"),
+            ),
+            (
+                "unlimited",
+                &throttled,
+                &none,
+                &unlimited,
+                format!("memory.high={free} memory.low=0 memory.min=0"),
+            ),
+            (
+                "limit of the pod",
+                &throttled,
+                &pod_limit,
+                &unlimited,
+                format!("memory.high={of_pod} memory.low=0 memory.min=0"),
+            ),
+            (
+                "BestEffort",
+                &throttled,
+                &none,
+                &none,
+                format!("memory.high={of_all} memory.low=0 memory.min=0"),
+            ),
+            ("request equal to limit", &throttled, &none, &guaranteed, cleared.to_owned()),
+            ("more than the machine has", &throttled, &none, &over, cleared.to_owned()),
+            (
+                "protected",
+                &tiered,
+                &none,
+                &burstable,
+                format!("memory.high={limited} memory.low=1000000 memory.min=0"),
+            ),
+            (
+                "protected, Guaranteed",
+                &tiered,
+                &none,
+                &guaranteed,
+                "memory.high=max memory.low=0 memory.min=1000000".to_owned(),
+            ),
+            (
+                "protected, no factor",
+                &only_tiered,
+                &none,
+                &unlimited,
+                "memory.high=max memory.low=1000000 memory.min=0".to_owned(),
+            ),
+        ] {
+            assert_eq!(values(node, pod_level, resources), want, "{name}");
+        }
+        let v1 = NodeSettings { cgroup_v2: false, ..plain.clone() };
+        assert_eq!(values(&v1, &none, &burstable), "");
     }
 
     #[test]

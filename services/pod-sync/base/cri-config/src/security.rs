@@ -137,12 +137,12 @@ fn seccomp(pod: &Pod, container: &Container, node: &NodeSettings) -> Result<Secu
         }
         Some(("Localhost", _)) => {
             return Err(ConfigError::invalid(
-                "localhostProfile must be set if seccompProfile type is Localhost.",
+                "localhostProfile must be set if seccompProfile type is Localhost",
             ));
         }
         Some(("RuntimeDefault", _)) => profile(ProfileType::RuntimeDefault, String::new()),
         Some(("Unconfined", _)) => profile(ProfileType::Unconfined, String::new()),
-        // A word of a newer API may stand for a stricter profile than any of these. The kubelet takes it for Unconfined.
+        // A word of a newer API may stand for a stricter profile than any of these. It is refused as by kubelet 1.38 (k/k#141958).
         Some((other, _)) => {
             return Err(ConfigError::invalid(format!("unknown seccomp profile type: {other:?}")));
         }
@@ -487,7 +487,7 @@ mod tests {
         assert_eq!(seccomp(default, local).unwrap(), (2, "/r/seccomp/a/b.json".to_owned()));
         assert_eq!(
             seccomp(json!({}), json!({"seccompProfile": {"type": "Localhost"}})).unwrap_err(),
-            "localhostProfile must be set if seccompProfile type is Localhost."
+            "localhostProfile must be set if seccompProfile type is Localhost"
         );
         for (path, why) in [
             ("/etc/passwd", "must be a relative path"),

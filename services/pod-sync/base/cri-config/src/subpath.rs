@@ -118,11 +118,12 @@ pub fn bind(volume: &Path, sub: &Path, target: &Path) -> io::Result<()> {
     let fd = open_beneath(volume, sub)?;
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let source = fs::metadata(&link)?;
-    if let Ok(there) = fs::symlink_metadata(target) {
-        if (there.dev(), there.ino()) == (source.dev(), source.ino()) {
-            return Ok(());
-        }
-        unmount_all(target)?;
+    match fs::symlink_metadata(target) {
+        Ok(there) if (there.dev(), there.ino()) == (source.dev(), source.ino()) => return Ok(()),
+        Ok(_) => unmount_all(target)?,
+        Err(e) if is_corrupted(&e) => detach_all(target)?,
+        // Nothing is there, or creating it below fails with the same error.
+        Err(_) => {}
     }
     if let Some(parent) = target.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o750).create(parent)?;
@@ -142,13 +143,29 @@ pub fn bind(volume: &Path, sub: &Path, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns whether a mount has lost its server: a stale NFS handle, or the end of a FUSE process
+/// (`k8s.io/mount-utils: IsCorruptedMnt`).
+fn is_corrupted(error: &io::Error) -> bool {
+    let errno = Errno::from_io_error(error);
+    errno.is_some_and(|errno| matches!(errno, Errno::NOTCONN | Errno::STALE | Errno::IO | Errno::HOSTDOWN))
+}
+
 /// Unmounts everything that is mounted on a path. It is not an error if nothing is.
 ///
 /// # Errors
 /// A mount is busy.
 pub fn unmount_all(path: &Path) -> io::Result<()> {
+    unmount_with(path, UnmountFlags::NOFOLLOW)
+}
+
+// Does not wait for the server of the mount, which containers may still use.
+fn detach_all(path: &Path) -> io::Result<()> {
+    unmount_with(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
+}
+
+fn unmount_with(path: &Path, flags: UnmountFlags) -> io::Result<()> {
     loop {
-        match rustix::mount::unmount(path, UnmountFlags::NOFOLLOW) {
+        match rustix::mount::unmount(path, flags) {
             Ok(()) => {}
             // EINVAL: not a mount point.
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => return Ok(()),
@@ -281,6 +298,48 @@ mod tests {
         bind(&p.volume, Path::new("a"), &at).unwrap();
         assert!(at.join("b").is_dir());
         unmount_all(&at).unwrap();
+        assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_mount_whose_server_has_ended_is_replaced() {
+        let p = places();
+        for (index, sub) in [(0, "a"), (1, "a/file")] {
+            let at = target(&p.pod, "v", "c", index);
+            fs::create_dir_all(&at).unwrap();
+            // A FUSE file system without a process that serves it.
+            let fuse = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
+            let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", fuse.as_raw_fd());
+            let options = std::ffi::CString::new(options).unwrap();
+            rustix::mount::mount("none", &at, "fuse", rustix::mount::MountFlags::empty(), options.as_c_str())
+                .unwrap();
+            drop(fuse);
+            let error = fs::symlink_metadata(&at).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::NOTCONN), "{error}");
+            bind(&p.volume, Path::new(sub), &at).unwrap();
+            let (bound, source) = (fs::metadata(&at).unwrap(), fs::metadata(p.volume.join(sub)).unwrap());
+            assert_eq!((bound.dev(), bound.ino()), (source.dev(), source.ino()), "{sub}");
+            unmount_all(&at).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_lost_server_is_known_by_its_error() {
+        for (errno, corrupted) in [
+            (Errno::STALE, true),
+            (Errno::NOTCONN, true),
+            (Errno::IO, true),
+            (Errno::HOSTDOWN, true),
+            (Errno::NOENT, false),
+            (Errno::LOOP, false),
+        ] {
+            assert_eq!(is_corrupted(&errno.into()), corrupted, "{errno:?}");
+        }
+        let p = places();
+        let at = target(&p.pod, "v", "c", 0);
+        bind(&p.volume, Path::new("a"), &at).unwrap();
+        detach_all(&at).unwrap();
+        detach_all(&at).unwrap();
         assert_eq!(fs::read_dir(&at).unwrap().count(), 0);
     }
 }

@@ -348,6 +348,12 @@ enum InitProgress {
     Failed,
 }
 
+// Containers of a previous sandbox do not count for the initialization: after a reboot the runtime may still report one as created
+// (k/k#138514).
+fn newest_in_sandbox<'a>(runtime: &'a PodRuntime, sandbox: &SandboxId, name: &str) -> Option<&'a Container> {
+    runtime.containers.iter().find(|c| c.name == name && &c.sandbox_id == sandbox)
+}
+
 fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodActions) -> InitProgress {
     let &ActionInput { pod, runtime, probes, actuated, .. } = input;
     let inits = pod::init_containers(pod);
@@ -357,17 +363,15 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
     let mut initialized = pod::spec(pod)
         .containers
         .iter()
-        .filter_map(|c| runtime.newest(&c.name))
+        .filter_map(|c| newest_in_sandbox(runtime, sandbox, &c.name))
         .any(|c| matches!(c.state, ContainerState::Created | ContainerState::Running));
     // Whether the next init container was reached before. True for all of them once a regular container exists.
     let mut previous = initialized;
     let last = inits.len().saturating_sub(1);
 
     for (index, container) in inits.iter().enumerate().rev() {
-        // Init containers of a previous sandbox do not count.
-        let status = runtime.newest(&container.name).filter(|s| &s.sandbox_id == sandbox);
         let sidecar = pod::is_sidecar(container);
-        let Some(status) = status else {
+        let Some(status) = newest_in_sandbox(runtime, sandbox, &container.name) else {
             if previous && sidecar {
                 actions.init_containers_to_start.push(index);
             }

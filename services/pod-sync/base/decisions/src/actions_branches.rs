@@ -321,6 +321,35 @@ fn every_branch_of_the_kubelet_has_a_row() {
         ),
         ("init: succeeded: the next", with_init("Always"), ready().exited("i0", 0), &[], false, &["init 1"]),
         (
+            "init: a regular container of the previous sandbox was created: the next",
+            with_init("Always"),
+            gone(ready().exited("i0", 0).exited("i1", 0).created("a"))
+                .sandbox(SandboxState::Ready)
+                .exited("i0", 0),
+            &[],
+            false,
+            &["prune i0-0", "init 1"],
+        ),
+        (
+            "init: a regular container of the previous sandbox counts as running: the next",
+            with_init("Always"),
+            gone(ready().exited("i0", 0).exited("i1", 0).running("a"))
+                .sandbox(SandboxState::Ready)
+                .exited("i0", 0),
+            &[],
+            false,
+            &["prune i0-0", "init 1"],
+        ),
+        (
+            "init: sidecars after those of the previous sandbox: in order",
+            with_sidecars("Always"),
+            gone(ready().running("s0").exited("i1", 0).running("s2").created("a"))
+                .sandbox(SandboxState::Ready),
+            &[],
+            false,
+            &["init 0"],
+        ),
+        (
             "init: the last succeeded: initialized",
             with_init("Always"),
             ready().exited("i0", 0).exited("i1", 0),

@@ -232,7 +232,7 @@ pub fn ready_to_start(pod: &Pod, runtime: &PodRuntime) -> PodCondition {
         SandboxDecision::Keep { .. } => return condition(READY_TO_START, true, "", ""),
         SandboxDecision::Create { why, .. } => match why {
             SandboxChange::None => "no pod sandbox exists",
-            SandboxChange::SeveralReady => "several pod sandboxes are ready",
+            SandboxChange::SeveralReady => "multiple pod sandboxes are ready",
             SandboxChange::NotReady => "pod sandbox is not ready",
             SandboxChange::NetworkMode => "pod sandbox has another network mode than the pod",
             SandboxChange::NoAddress => "pod sandbox has no IP address",
@@ -392,7 +392,7 @@ mod tests {
         let stopped = RuntimeBuilder::none().sandbox(SandboxState::NotReady);
         assert_eq!(brief(&of(stopped)), no("pod sandbox is not ready"));
         let two = RuntimeBuilder::none().sandbox(SandboxState::Ready).sandbox(SandboxState::Ready);
-        assert_eq!(brief(&of(two)), no("several pod sandboxes are ready"));
+        assert_eq!(brief(&of(two)), no("multiple pod sandboxes are ready"));
     }
 
     #[test]

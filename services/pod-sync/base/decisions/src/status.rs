@@ -143,6 +143,7 @@ fn computed(input: &StatusInput<'_>, old: &PodStatus) -> PodStatus {
         resources: Some(resources),
         resource_claim_statuses: old.resource_claim_statuses.clone(),
         extended_resource_claim_status: old.extended_resource_claim_status.clone(),
+        node_allocatable_resource_claim_statuses: old.node_allocatable_resource_claim_statuses.clone(),
         ..PodStatus::default()
     }
 }

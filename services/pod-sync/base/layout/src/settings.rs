@@ -12,8 +12,8 @@ const MAX_PODS: u32 = 110;
 /// Settings of the feature gate MemoryQoS.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MemoryQos {
-    /// `memoryThrottlingFactor`.
-    pub throttling_factor: f64,
+    /// `memoryThrottlingFactor`; `None`: containers are not throttled.
+    pub throttling_factor: Option<f64>,
     /// `memoryReservationPolicy` is `TieredReservation`.
     pub protects_requests: bool,
     /// Size of a page of memory, in bytes.
@@ -95,7 +95,10 @@ impl NodeSettings {
         QosTierSettings {
             reserved_percent: self.qos_reserved_percent,
             allocatable_memory: self.memory_without_reservations(),
-            protects_memory: self.memory_qos.map(|memory_qos| memory_qos.protects_requests),
+            // Without the feature gate, the values of an earlier configuration are removed.
+            protects_memory: self
+                .cgroup_v2
+                .then(|| self.memory_qos.is_some_and(|memory_qos| memory_qos.protects_requests)),
         }
     }
 }

@@ -18,12 +18,14 @@ pub use crate::sli::StartLatency;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus, ResourceRequirements};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use quintlet_model::pod;
+use quintlet_model::qos::{self, QosClass};
 use quintlet_telemetry::metrics::{
     Buckets, counter, counter_family, float_gauge, gauge, gauge_family, histogram_family_of, histogram_of,
 };
@@ -74,6 +76,14 @@ pub struct RejectionLabel {
     reason: String,
 }
 
+/// Labels of an admission (KEP-2837).
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct AdmissionLabels {
+    config_mode: &'static str,
+    status: &'static str,
+    qos_class: &'static str,
+}
+
 /// Label of the resource for which a pod was preempted.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct PreemptionLabel {
@@ -108,6 +118,7 @@ pub struct PodMetrics {
     measured: Family<SourceLabel, Histogram, Buckets>,
     sandboxes: Family<HandlerLabel, Histogram, Buckets>,
     sandbox_errors: Family<HandlerLabel, Counter>,
+    admissions: Family<AdmissionLabels, Counter>,
     rejections: Family<RejectionLabel, Counter>,
     // A gauge, since OpenMetrics adds _total to the names of counters, unlike the kubelet.
     preemptions: Family<PreemptionLabel, Gauge>,
@@ -162,6 +173,10 @@ impl Default for PodMetrics {
             sandbox_errors: counter_family(
                 "kubelet_run_podsandbox_errors",
                 "Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler",
+            ),
+            admissions: counter_family(
+                "kubelet_pod_level_resources_admission",
+                "Number of pods that admission has decided on, by where they have their resources, result and QoS class",
             ),
             rejections: counter_family(
                 "kubelet_admission_rejections",
@@ -222,6 +237,20 @@ impl PodMetrics {
         self.rejections.get_or_create(&RejectionLabel { reason: rejection(reason).to_owned() }).inc();
     }
 
+    /// Counts a pod that admission has decided on, by where it has its resources.
+    pub fn pod_decided(&self, pod: &Pod, is_admitted: bool) {
+        let labels = AdmissionLabels {
+            config_mode: config_mode(pod),
+            status: if is_admitted { "admitted" } else { "rejected" },
+            qos_class: match qos::qos_class(pod) {
+                QosClass::Guaranteed => "guaranteed",
+                QosClass::Burstable => "burstable",
+                QosClass::BestEffort => "best_effort",
+            },
+        };
+        self.admissions.get_or_create(&labels).inc();
+    }
+
     /// Counts a pod that was preempted for the first resource that was insufficient.
     pub fn pod_preempted(&self, resource: &str) {
         self.preemptions.get_or_create(&PreemptionLabel { preemption_signal: resource.to_owned() }).inc();
@@ -238,6 +267,21 @@ impl PodMetrics {
         for ended in terminations(old, new) {
             self.terminated.get_or_create(&ended).inc();
         }
+    }
+}
+
+fn config_mode(pod: &Pod) -> &'static str {
+    let spec = pod::spec(pod);
+    let has_resources = |resources: Option<&ResourceRequirements>| {
+        resources.is_some_and(|r| {
+            [&r.requests, &r.limits].into_iter().flatten().any(|amounts| !amounts.is_empty())
+        })
+    };
+    let mut containers = spec.containers.iter().chain(pod::init_containers(pod));
+    match (has_resources(spec.resources.as_ref()), containers.any(|c| has_resources(c.resources.as_ref()))) {
+        (false, _) => "container_level",
+        (true, false) => "pod_level_only",
+        (true, true) => "pod_and_container_level",
     }
 }
 
@@ -371,6 +415,36 @@ mod tests {
         let before = count();
         metrics.pod_rejected("OutOfexample.com/gpu");
         assert_eq!(count(), before + 1);
+    }
+
+    #[test]
+    fn admissions_are_counted_by_where_pods_have_their_resources() {
+        let metrics = PodMetrics::default();
+        let amounts = json!({"requests": {"memory": "1Mi"}});
+        let full =
+            json!({"requests": {"cpu": "1", "memory": "1Mi"}, "limits": {"cpu": "1", "memory": "1Mi"}});
+        for (pod_level, container, is_admitted, want) in [
+            (json!({}), json!({}), true, ["container_level", "admitted", "best_effort"]),
+            (json!({}), amounts.clone(), false, ["container_level", "rejected", "burstable"]),
+            (full, json!({}), true, ["pod_level_only", "admitted", "guaranteed"]),
+            (amounts.clone(), amounts, true, ["pod_and_container_level", "admitted", "burstable"]),
+        ] {
+            let pod: Pod = serde_json::from_value(
+                json!({"spec": {"resources": pod_level, "containers": [{"name": "c", "resources": container}]}}),
+            )
+            .unwrap();
+            let [mode, status, class] = want;
+            let series = format!(
+                "kubelet_pod_level_resources_admission_total{{config_mode=\"{mode}\",status=\"{status}\",qos_class=\"{class}\"}} "
+            );
+            let count = || {
+                let text = quintlet_telemetry::metrics::text();
+                text.lines().find_map(|l| l.strip_prefix(&series)?.parse::<u64>().ok()).unwrap_or(0)
+            };
+            let before = count();
+            metrics.pod_decided(&pod, is_admitted);
+            assert_eq!(count(), before + 1, "{series}");
+        }
     }
 
     #[test]

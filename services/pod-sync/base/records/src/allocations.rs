@@ -20,10 +20,11 @@ use pod_sync_decisions::resize::conditions::ResizeConditions;
 use pod_sync_decisions::resize::feasibility::PendingReason;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use quintlet_kit::atomic_file;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::PodUid;
-use quintlet_telemetry::metrics;
+use quintlet_telemetry::metrics::{self, Buckets};
 use tokio::sync::Notify;
 
 use crate::journal::Journal;
@@ -184,16 +185,57 @@ impl State {
 /// Numbers of resizes, under the names of the kubelet.
 #[derive(Debug)]
 struct Gauges {
-    pending: Family<[(&'static str, &'static str); 1], Gauge>,
+    pending: Family<[(&'static str, &'static str); 2], Gauge>,
     in_progress: Gauge,
+    deferred: Family<[(&'static str, &'static str); 2], Histogram, Buckets>,
+}
+
+/// Buckets of the time for which a resize is deferred, in seconds: up to half a day.
+const DEFERRED: &[f64] = &[1.0, 5.0, 15.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0, 10_800.0, 43_200.0];
+
+/// The end of the time for which a resize is deferred: the label `resolution`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeferralEnd {
+    /// The resources of the resize are allocated.
+    Accepted,
+    /// The spec has the allocated resources again.
+    Reverted,
+    /// The pod has ended.
+    Terminated,
+}
+
+impl DeferralEnd {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Reverted => "reverted",
+            Self::Terminated => "terminated",
+        }
+    }
+}
+
+/// Values of the label `priority_bucket`.
+const PRIORITY_BUCKETS: [&str; 4] = ["system", "high", "default", "low"];
+
+/// The smallest priority of the classes that begin with `system-` (`pkg/apis/scheduling: SystemCriticalPriority`).
+const SYSTEM_PRIORITY: i32 = 2_000_000_000;
+
+fn priority_bucket(priority: i32) -> &'static str {
+    let [system, high, default, low] = PRIORITY_BUCKETS;
+    match priority {
+        SYSTEM_PRIORITY.. => system,
+        1.. => high,
+        0 => default,
+        ..0 => low,
+    }
 }
 
 /// Label `reason` of pending resizes, by the reason of the condition.
 const PENDING: [(&str, PendingReason); 2] =
     [("deferred", PendingReason::Deferred), ("infeasible", PendingReason::Infeasible)];
 
-/// Reason of the pending resize of a pod, and whether a resize is in progress.
-type Counted = (Option<PendingReason>, bool);
+/// Reason of the pending resize of a pod with its priority bucket, and whether a resize is in progress.
+type Counted = (Option<(PendingReason, &'static str)>, bool);
 
 /// A pod without a resize.
 const NOT_COUNTED: Counted = (None, false);
@@ -201,7 +243,7 @@ const NOT_COUNTED: Counted = (None, false);
 fn counted(conditions: &ResizeConditions) -> Counted {
     let pending = conditions.pending_reason();
     let reason = PENDING.iter().map(|(_, reason)| *reason).find(|reason| pending == Some(reason.as_str()));
-    (reason, conditions.is_in_progress())
+    (reason.map(|reason| (reason, priority_bucket(conditions.priority()))), conditions.is_in_progress())
 }
 
 impl Gauges {
@@ -209,7 +251,12 @@ impl Gauges {
         Self {
             pending: metrics::gauge_family(
                 "kubelet_pod_pending_resizes",
-                "Number of pending resizes that are not allocated, by reason",
+                "Number of pending resizes that are not allocated, by reason and priority of the pod: system (the classes system-*), high (above 0), default (0) or low",
+            ),
+            deferred: metrics::histogram_family_of(
+                "kubelet_pod_deferred_resize_duration_seconds",
+                "Duration in seconds for which a resize was deferred, by priority of the pod and resolution: accepted, reverted (the spec has the allocated resources again) or terminated (the pod has ended)",
+                DEFERRED,
             ),
             in_progress: metrics::gauge("kubelet_pod_in_progress_resizes", "Number of resizes in progress"),
         }
@@ -220,8 +267,10 @@ impl Gauges {
             i64::try_from(all.clone().filter(|c| wanted(c)).count()).unwrap_or(i64::MAX)
         };
         for (label, reason) in PENDING {
-            let n = count(&|c| c.pending_reason() == Some(reason.as_str()));
-            self.pending.get_or_create(&[("reason", label)]).set(n);
+            for bucket in PRIORITY_BUCKETS {
+                let n = count(&|c| counted(c).0 == Some((reason, bucket)));
+                self.pending.get_or_create(&[("reason", label), ("priority_bucket", bucket)]).set(n);
+            }
         }
         self.in_progress.set(count(&ResizeConditions::is_in_progress));
     }
@@ -366,6 +415,17 @@ impl Allocations {
             self.gauges.set(state.conditions.values());
         }
         result
+    }
+
+    /// Records for how long the resize of a pod was deferred, before its condition is removed. Does nothing if it is not deferred.
+    pub fn deferral_ended(&self, uid: &PodUid, end: DeferralEnd, now: jiff::Timestamp) {
+        let state = self.state.lock();
+        let Some(conditions) = state.conditions.get(uid) else { return };
+        let (Some((PendingReason::Deferred, bucket)), _) = counted(conditions) else { return };
+        let Some(since) = conditions.pending_since() else { return };
+        let labels = [("priority_bucket", bucket), ("resolution", end.as_str())];
+        let seconds = now.duration_since(since).as_secs_f64().max(0.0);
+        self.gauges.deferred.get_or_create(&labels).observe(seconds);
     }
 
     /// Completes the resize of a pod, and returns the condition that ended. Returns `None` if no resize was in progress, or if
@@ -593,9 +653,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut all = open(&dir);
         // Not those of the process, which other tests change too.
-        all.gauges = Gauges { pending: Family::default(), in_progress: Gauge::default() };
+        all.gauges.pending = Family::default();
+        all.gauges.in_progress = Gauge::default();
         let counted = || {
-            let of = |label| all.gauges.pending.get_or_create(&[("reason", label)]).get();
+            let of = |label| {
+                let labels = |bucket| [("reason", label), ("priority_bucket", bucket)];
+                PRIORITY_BUCKETS
+                    .map(|bucket| all.gauges.pending.get_or_create(&labels(bucket)).get())
+                    .iter()
+                    .sum::<i64>()
+            };
             (of("deferred"), of("infeasible"), all.gauges.in_progress.get())
         };
         let now = jiff::Timestamp::UNIX_EPOCH;
@@ -607,6 +674,9 @@ mod tests {
         wait("u2", PendingReason::Deferred);
         wait("u3", PendingReason::Infeasible);
         assert_eq!(counted(), (2, 1, 0));
+        all.conditions(&uid(), |c| c.set_priority(7));
+        let high = [("reason", "deferred"), ("priority_bucket", "high")];
+        assert_eq!((counted(), all.gauges.pending.get_or_create(&high).get()), ((2, 1, 0), 1));
         all.conditions(&uid(), |c| c.set_in_progress(None, now));
         assert_eq!(counted(), (1, 1, 1), "one was allocated");
         all.conditions(&uid(), ResizeConditions::clear_in_progress);
@@ -614,6 +684,38 @@ mod tests {
         assert_eq!(counted(), (1, 0, 0));
         all.remove(&PodUid::parse("u2").unwrap());
         assert_eq!(counted(), (0, 0, 0));
+    }
+
+    #[test]
+    fn the_time_of_a_deferred_resize_is_recorded_with_its_end() {
+        use pod_sync_decisions::resize::feasibility::PendingResize;
+        let all = open(&tempfile::tempdir().unwrap());
+        let at = |seconds| jiff::Timestamp::from_second(seconds).unwrap();
+        for (name, priority, reason, end, bucket) in [
+            ("u1", 2_000_001_000, PendingReason::Deferred, DeferralEnd::Accepted, "system"),
+            ("u2", 1, PendingReason::Deferred, DeferralEnd::Reverted, "high"),
+            ("u3", -1, PendingReason::Deferred, DeferralEnd::Terminated, "low"),
+            ("u4", 0, PendingReason::Infeasible, DeferralEnd::Reverted, "default"),
+        ] {
+            let uid = PodUid::parse(name).unwrap();
+            let pending = PendingResize { reason, cause: String::new(), message: String::new(), detail: "" };
+            all.conditions(&uid, |c| {
+                c.set_priority(priority);
+                c.set_pending(&pending, None, at(100))
+            });
+            let series = format!(
+                "kubelet_pod_deferred_resize_duration_seconds_sum{{priority_bucket=\"{bucket}\",resolution=\"{}\"}} ",
+                end.as_str()
+            );
+            let sum = || {
+                let text = metrics::text();
+                text.lines().find_map(|l| l.strip_prefix(&series)?.parse::<f64>().ok()).unwrap_or(0.0)
+            };
+            let before = sum();
+            all.deferral_ended(&uid, end, at(142));
+            let want = if reason == PendingReason::Deferred { 42.0 } else { 0.0 };
+            assert!((sum() - before - want).abs() < 0.001, "{series}{} {}", before, sum());
+        }
     }
 
     #[tokio::test]

@@ -20,7 +20,7 @@ mod owner;
 mod records;
 mod user_namespaces;
 
-pub use crate::allocations::Allocations;
+pub use crate::allocations::{Allocations, DeferralEnd};
 pub use crate::owner::{Owner, OwnerError};
 pub use crate::records::{PodRecord, RecordJson, StateDir, StateError, Termination};
 pub use crate::user_namespaces::{ID_UNIT, IdPool, IdPoolError, UserNamespaceError, UserNamespaces};

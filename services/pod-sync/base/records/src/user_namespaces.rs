@@ -121,7 +121,11 @@ pub enum IdPoolError {
     Unaligned { first: u32, ids: u32 },
     #[error("{all} subordinate ids are not a multiple of {ids}")]
     Uneven { all: u32, ids: u32 },
-    #[error("{all} subordinate ids from {first} do not fit into 32 bits")]
+    /// The kernel maps no range with the ID 2^32-1.
+    #[error(
+        "{all} subordinate ids from {first} reach the id 4294967295, which cannot be mapped, or end after it: \
+         reduce their number in /etc/subuid and /etc/subgid"
+    )]
     OutOfIds { first: u32, all: u32 },
     #[error("failed to look up user \"kubelet\": {0}")]
     User(String),
@@ -194,14 +198,11 @@ impl IdPool {
         if !all.is_multiple_of(ids) {
             return Err(IdPoolError::Uneven { all, ids });
         }
-        let Some(last) = first.checked_add(all.saturating_sub(1)) else {
+        // The last ID is below 2^32-1 exactly if the one behind it is an ID.
+        if first.checked_add(all).is_none() {
             return Err(IdPoolError::OutOfIds { first, all });
-        };
-        let mut ranges = all.checked_div(ids).unwrap_or(0);
-        if last == u32::MAX {
-            // The kernel maps no range with the ID 2^32-1.
-            ranges = ranges.saturating_sub(1);
         }
+        let ranges = all.checked_div(ids).unwrap_or(0);
         if ranges < pods {
             Err(IdPoolError::Small { ids: all, pods })
         } else {
@@ -491,9 +492,11 @@ mod tests {
             IdPool::of_subids(&line, &line, 1, ID_UNIT)
         };
         let first = u32::MAX - (2 * ID_UNIT - 1);
-        let pool = of(first, 2 * ID_UNIT).unwrap();
+        let pool = of(first, ID_UNIT).unwrap();
         assert_eq!(pool.ranges().collect::<Vec<_>>(), [Range { first, length: ID_UNIT }]);
-        assert_eq!(of(last.first, ID_UNIT), Err(IdPoolError::Small { ids: ID_UNIT, pods: 1 }));
+        for (first, all) in [(first, 2 * ID_UNIT), (last.first, ID_UNIT), (first, 3 * ID_UNIT)] {
+            assert_eq!(of(first, all), Err(IdPoolError::OutOfIds { first, all }), "{first} {all}");
+        }
         let all = UserNamespaces::new(dir.path(), pool);
         assert!(
             matches!(all.mappings(&owner), Err(UserNamespaceError::Bad(_))),

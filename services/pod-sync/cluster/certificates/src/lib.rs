@@ -21,5 +21,5 @@ mod pod_certificates;
 mod served;
 mod trust_bundles;
 
-pub use pod_certificates::{PodCertificateInputs, PodCertificates};
+pub use pod_certificates::{PodCertificateContext, PodCertificates};
 pub use trust_bundles::ClusterTrustBundles;

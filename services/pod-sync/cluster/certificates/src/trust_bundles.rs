@@ -363,7 +363,7 @@ mod tests {
 
     // It waits for the first delay in real time, since the server has sockets.
     #[tokio::test]
-    async fn a_version_that_is_listed_and_not_served_is_asked_for_again_after_a_delay() {
+    async fn a_version_that_is_listed_and_not_served_is_requested_again_after_a_delay() {
         let api = TestApi::start().await;
         create(&api, "plain", None, json!({}), &certificates(&["a"]));
         let absent = Failure::Declined { code: 404, message: "not found".to_owned() };
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_api_server_that_cannot_be_reached_is_asked_again_by_the_next_read() {
+    async fn an_api_server_that_cannot_be_reached_gets_a_request_at_the_next_read() {
         let api = TestApi::start().await;
         create(&api, "plain", None, json!({}), &certificates(&["a"]));
         let bundles = bundles(&api);
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_api_server_without_the_api_is_asked_once_for_each_version() {
+    async fn an_api_server_without_the_api_gets_one_request_for_each_version() {
         let requests = Arc::new(Mutex::new(Vec::new()));
         let seen = Arc::clone(&requests);
         let client = kube::Client::new(

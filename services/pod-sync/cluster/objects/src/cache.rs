@@ -35,7 +35,7 @@ pub enum ChangeDetectionStrategy {
 
 /// Settings of an [`ObjectCache`].
 #[derive(Clone)]
-pub struct Settings {
+pub struct ObjectCacheSettings {
     pub strategy: ChangeDetectionStrategy,
     /// Pod resync interval (`syncFrequency`).
     pub sync_frequency: Duration,
@@ -43,9 +43,9 @@ pub struct Settings {
     pub node_ttl: NodeTtl,
 }
 
-impl std::fmt::Debug for Settings {
+impl std::fmt::Debug for ObjectCacheSettings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settings").field("strategy", &self.strategy).finish_non_exhaustive()
+        f.debug_struct("ObjectCacheSettings").field("strategy", &self.strategy).finish_non_exhaustive()
     }
 }
 
@@ -87,7 +87,7 @@ impl ObjectCache {
     #[must_use]
     pub fn new(
         client: &kube::Client,
-        settings: &Settings,
+        settings: &ObjectCacheSettings,
         wakes: Arc<WorkerWakeups>,
         stop: &CancellationToken,
     ) -> Self {
@@ -191,7 +191,7 @@ enum Store<K> {
 impl<K: Kind> Objects<K> {
     fn new(
         client: &kube::Client,
-        settings: &Settings,
+        settings: &ObjectCacheSettings,
         pods: &Arc<Pods>,
         permits: &Arc<Semaphore>,
         stop: &CancellationToken,
@@ -203,9 +203,9 @@ impl<K: Kind> Objects<K> {
                 Store::Cache(TtlStore::new(client.clone(), Arc::clone(&settings.node_ttl)))
             }
             ChangeDetectionStrategy::Watch => {
-                let (pods, of) = (Arc::clone(pods), Arc::clone(&registry));
+                let (pods, referrers) = (Arc::clone(pods), Arc::clone(&registry));
                 let changed = move |key: &Key| {
-                    let uids: Vec<PodUid> = of.lock().pods(key).cloned().collect();
+                    let uids: Vec<PodUid> = referrers.lock().pods(key).cloned().collect();
                     pods.changed(uids.into_iter());
                 };
                 let limits = (Arc::clone(permits), Arc::clone(&settings.node_ttl));

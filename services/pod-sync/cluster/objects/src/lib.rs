@@ -32,5 +32,5 @@ mod watched;
 #[cfg(test)]
 mod tests;
 
-pub use cache::{ChangeDetectionStrategy, ObjectCache, Settings};
+pub use cache::{ChangeDetectionStrategy, ObjectCache, ObjectCacheSettings};
 pub use references::References;

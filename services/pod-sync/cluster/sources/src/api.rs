@@ -301,13 +301,17 @@ impl ClusterView {
 }
 
 // The API server may be unavailable for hours: errors of one watch are logged once a minute.
-fn log_watch_error(of: &'static str, error: &watcher::Error) {
-    tracing::warn!(watch = of, error = quintlet_kit::error_chain(error), "watch failed, retrying");
+fn log_watch_error(watch: &'static str, error: &watcher::Error) {
+    tracing::warn!(watch, error = quintlet_kit::error_chain(error), "watch failed, retrying");
 }
 
 /// Waits for the next event whose object can be decoded. Returns `None` if stopped. An object that cannot be
 /// decoded keeps its last version.
-async fn next<K, S>(stream: &mut S, of: &'static str, stop: &CancellationToken) -> Option<watcher::Event<K>>
+async fn next<K, S>(
+    stream: &mut S,
+    watch: &'static str,
+    stop: &CancellationToken,
+) -> Option<watcher::Event<K>>
 where
     K: kube::Resource + Default,
     S: futures::Stream<Item = Result<watcher::Event<Lenient<K>>, watcher::Error>> + Unpin,
@@ -323,11 +327,11 @@ where
                 Err(undecodable) => {
                     let (namespace, name) = key(&undecodable.metadata);
                     let Undecodable { field, error, .. } = undecodable;
-                    tracing::warn!(watch = of, namespace, name, field, error, "failed to decode object");
+                    tracing::warn!(watch, namespace, name, field, error, "failed to decode object");
                 }
             },
             Err(e) => {
-                log_watch_error(of, &e);
+                log_watch_error(watch, &e);
                 tokio::select! {
                     () = stop.cancelled() => return None,
                     () = tokio::time::sleep(RETRY) => {}
@@ -393,7 +397,9 @@ mod tests {
         let mut pods = Pods::default();
         apply(&mut pods, pod("good", "u1", json!(1)));
         apply(&mut pods, pod("bad", "u2", json!("x")));
-        let (u1, u2, bad) = ("u1".to_owned(), "u2".to_owned(), "bad".to_owned());
+        let u1 = "u1".to_owned();
+        let u2 = "u2".to_owned();
+        let bad = "bad".to_owned();
         assert_eq!(seen(&mut pods), (vec![("good".to_owned(), Some(1))], vec![], 1, vec![bad.clone()]));
         let good = vec![u1.clone()];
         apply(&mut pods, pod("bad", "u2", json!("x")));

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret, Service, ServiceA
 use kube::api::{Api, PostParams};
 use pod_sync_clients::{REQUEST_TIMEOUT, WorkerWakeups, retry_on_lag};
 use pod_sync_layout::{ObjectError, ObjectKind, ObjectSource, Token, TokenError, TokenKey, TokenSource};
-use pod_sync_objects::{ChangeDetectionStrategy, ObjectCache, Settings};
+use pod_sync_objects::{ChangeDetectionStrategy, ObjectCache, ObjectCacheSettings};
 use quintlet_model::ids::PodUid;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -55,7 +55,7 @@ impl ApiSources {
         let (strategy, sync_frequency) = detection;
         let of_node = Arc::clone(view);
         let node_ttl = Arc::new(move || of_node.node().and_then(|node| object_ttl(&node)));
-        let settings = Settings { strategy, sync_frequency, node_ttl };
+        let settings = ObjectCacheSettings { strategy, sync_frequency, node_ttl };
         let cache = Arc::new(ObjectCache::new(&client, &settings, Arc::clone(wakes), stop));
         Self { client, view: Arc::clone(view), cache }
     }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_because_the_server_does_not_know_the_pod_yet_is_asked_again() {
+    async fn a_refusal_because_the_server_does_not_know_the_pod_yet_is_retried() {
         let api = TestApi::start().await;
         make(&api, "configmaps", "c");
         make(&api, "secrets", "s");

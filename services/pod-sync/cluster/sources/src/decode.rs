@@ -17,6 +17,10 @@ use super::zero::ZeroForNull;
 use super::{Snapshot, validate};
 use pod_sync_layout::{ManifestProblem, SourceKind};
 
+/// The priority class of pods that every node needs, and its priority (`pkg/apis/scheduling`).
+const NODE_CRITICAL: &str = "system-node-critical";
+const NODE_CRITICAL_PRIORITY: i32 = 2_000_001_000;
+
 /// Origin of a manifest, which is part of the pod's UID.
 #[derive(Debug, Clone, Copy)]
 pub struct ManifestOrigin<'a> {
@@ -88,7 +92,7 @@ fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
 
 // Returns the documents, and a warning if a key stands twice in a mapping. Its last value counts, as in the kubelet.
 fn parse(text: &str) -> Result<(Vec<Value>, Option<String>), String> {
-    let of = |duplicate_keys| {
+    let read = |duplicate_keys| {
         // `0440` is octal, as in the kubelet.
         let options = serde_saphyr::options! {
             legacy_octal_numbers: true,
@@ -98,11 +102,11 @@ fn parse(text: &str) -> Result<(Vec<Value>, Option<String>), String> {
     };
     // Only the first line of a message: the others quote the source text.
     let line = |e: &serde_saphyr::Error| e.to_string().lines().next().unwrap_or_default().trim().to_owned();
-    match of(DuplicateKeyPolicy::Error) {
+    match read(DuplicateKeyPolicy::Error) {
         Ok(documents) => Ok((documents, None)),
         Err(e) if matches!(e.without_snippet(), serde_saphyr::Error::DuplicateMappingKey { .. }) => {
             let warning = format!("warning: {}; the last value counts", line(&e));
-            let documents = of(DuplicateKeyPolicy::LastWins).map_err(|e| line(&e))?;
+            let documents = read(DuplicateKeyPolicy::LastWins).map_err(|e| line(&e))?;
             Ok((documents, Some(warning)))
         }
         Err(e) => Err(line(&e)),
@@ -188,9 +192,41 @@ fn add_pod(mut pod: Pod, origin: ManifestOrigin<'_>, into: &mut Snapshot) {
     identify(&mut pod, origin);
     let errors = validate::static_pod(&pod);
     if errors.is_empty() {
+        if let Some((field, message)) = priority_warning(&pod) {
+            into.warnings.push(fail(field, format!("warning: {message}")));
+        }
         into.pods.push(Arc::new(pod));
     } else {
         into.problems.extend(errors.into_iter().map(|e| fail(&e.field, e.message)));
+    }
+}
+
+/// Returns the field and the warning of a static pod whose priority does not have the effect that its author may expect
+/// (`pkg/kubelet/config: getStaticPodPriorityWarning`).
+fn priority_warning(pod: &Pod) -> Option<(&'static str, String)> {
+    let spec = pod.spec.as_ref()?;
+    let class = spec.priority_class_name.as_deref().unwrap_or_default();
+    match spec.priority {
+        None if class.is_empty() => None,
+        None => Some((
+            "spec.priorityClassName",
+            "the pod has no priority, so pod-sync does not use its priority class; the creation of the mirror pod may fail"
+                .to_owned(),
+        )),
+        Some(_) if class.is_empty() => Some((
+            "spec.priority",
+            "set without spec.priorityClassName; the creation of the mirror pod may fail if the default priority class has \
+             another priority"
+                .to_owned(),
+        )),
+        Some(NODE_CRITICAL_PRIORITY) if class == NODE_CRITICAL => None,
+        Some(priority) => Some((
+            "spec.priority",
+            format!(
+                "{priority} of {class} is not {NODE_CRITICAL_PRIORITY} of {NODE_CRITICAL}; the mirror pod may be evicted, which \
+                 does not end the pod"
+            ),
+        )),
     }
 }
 
@@ -291,8 +327,8 @@ mod tests {
         let [problem] = &out.problems[..] else { panic!("{:?}", out.problems) };
         assert_eq!((problem.origin.as_str(), out.pods.len()), ("/m/web.yaml", 0));
         let message = &problem.message;
-        let is_told = message.starts_with("internal error: pod-sync panicked at ");
-        assert!(is_told && message.ends_with(": no such digit"), "{message}");
+        let is_reported = message.starts_with("internal error: pod-sync panicked at ");
+        assert!(is_reported && message.ends_with(": no such digit"), "{message}");
     }
 
     #[test]
@@ -377,6 +413,44 @@ mod tests {
             "spec": {"containers": [{"name": "c", "image": "i"}]}}"#;
         assert_eq!(decode(json).pods[0].metadata.name.as_deref(), Some("b-node1"));
         assert_eq!(decode(WEB).warnings, []);
+    }
+
+    #[test]
+    fn a_priority_that_the_mirror_pod_does_not_share_is_warned_of() {
+        for (priority, want) in [
+            ("", None),
+            ("  priority: 2000001000\n  priorityClassName: system-node-critical\n", None),
+            (
+                "  priorityClassName: system-node-critical\n",
+                Some(
+                    "spec.priorityClassName: warning: the pod has no priority, so pod-sync does not use its priority class; the creation of the mirror pod may fail",
+                ),
+            ),
+            (
+                "  priority: 2000001000\n",
+                Some(
+                    "spec.priority: warning: set without spec.priorityClassName; the creation of the mirror pod may fail if the default priority class has another priority",
+                ),
+            ),
+            (
+                "  priority: 2000000000\n  priorityClassName: system-cluster-critical\n",
+                Some(
+                    "spec.priority: warning: 2000000000 of system-cluster-critical is not 2000001000 of system-node-critical; the mirror pod may be evicted, which does not end the pod",
+                ),
+            ),
+            (
+                "  priority: 5\n  priorityClassName: system-node-critical\n",
+                Some(
+                    "spec.priority: warning: 5 of system-node-critical is not 2000001000 of system-node-critical; the mirror pod may be evicted, which does not end the pod",
+                ),
+            ),
+        ] {
+            let out = decode(&WEB.replace("spec:\n", &format!("spec:\n{priority}")));
+            assert_eq!((out.problems.as_slice(), out.pods.len()), (&[][..], 1), "{priority}");
+            let warnings: Vec<String> =
+                out.warnings.iter().map(|w| format!("{}: {}", w.field, w.message)).collect();
+            assert_eq!(warnings, want.map(str::to_owned).into_iter().collect::<Vec<_>>(), "{priority}");
+        }
     }
 
     #[test]

@@ -83,11 +83,11 @@ fn container_defaults(container: &mut Container, host_network: bool) {
         }
     }
     for env in container.env.iter_mut().flatten() {
-        let Some(from) = env.value_from.as_mut() else { continue };
-        if let Some(field) = from.field_ref.as_mut() {
+        let Some(source) = env.value_from.as_mut() else { continue };
+        if let Some(field) = source.field_ref.as_mut() {
             default_text(&mut field.api_version, "v1");
         }
-        if let Some(key) = from.file_key_ref.as_mut() {
+        if let Some(key) = source.file_key_ref.as_mut() {
             key.optional.get_or_insert(false);
         }
     }

@@ -207,7 +207,9 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         if watcher.is_none() {
-            let (path, wake, removed) = (path.clone(), wake.clone(), Arc::clone(&removed));
+            let path = path.clone();
+            let wake = wake.clone();
+            let removed = Arc::clone(&removed);
             watcher = task::blocking(move || watch(&path, wake, removed)).await;
         }
         // Dropping either arm loses nothing: any of them leads to a complete read.

@@ -258,7 +258,7 @@ mod tests {
         let server = HttpServer::start(true, |_| answer(200, "", &pod("a"))).await;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = format!("127.0.0.1:{}", listener.local_addr().unwrap().port());
-        let to = server.port;
+        let port = server.port;
         let seen = Arc::new(Mutex::new(Vec::new()));
         let requests = Arc::clone(&seen);
         let serve = async move {
@@ -276,7 +276,7 @@ mod tests {
                     continue;
                 }
                 peer.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
-                let mut server = tokio::net::TcpStream::connect(("127.0.0.1", to)).await.unwrap();
+                let mut server = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.unwrap();
                 let _ = tokio::io::copy_bidirectional(&mut peer, &mut server).await;
             }
         };
@@ -378,11 +378,11 @@ mod tests {
 
     #[tokio::test]
     async fn redirects_are_followed_and_ten_are_too_many() {
-        let to = |path: &str| answer(301, &format!("location: {path}\r\n"), "");
+        let redirect = |path: &str| answer(301, &format!("location: {path}\r\n"), "");
         let server = HttpServer::start(false, move |path| match path {
-            "/pods" => to("/elsewhere"),
+            "/pods" => redirect("/elsewhere"),
             "/elsewhere" => answer(200, "", &pod("a")),
-            _ => to("/loop"),
+            _ => redirect("/loop"),
         })
         .await;
         let mut source = Source::start(&url(&server), trust(RootCertStore::empty()));

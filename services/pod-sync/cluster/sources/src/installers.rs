@@ -245,11 +245,11 @@ fn pod_of(text: &str) -> (Pod, usize) {
 fn static_pods_in_the_manner_of_installers_are_decoded() {
     for (text, name, warnings) in [
         (KUBEADM_API_SERVER, "kube-apiserver-node1", 0),
-        (KUBEADM_ETCD, "etcd-node1", 0),
+        (KUBEADM_ETCD, "etcd-node1", 1),
         (KUBE_VIP, "kube-vip-node1", 0),
         (HAPROXY, "haproxy-node1", 1),
         (CILIUM, "cilium-node1", 0),
-        (CALICO, "calico-node-node1", 0),
+        (CALICO, "calico-node-node1", 1),
     ] {
         let (pod, got) = pod_of(text);
         assert_eq!((pod.metadata.name.as_deref(), got), (Some(name), warnings), "{text}");

@@ -87,20 +87,20 @@ impl<K: Resource> Resource for Lenient<K> {
     type DynamicType = K::DynamicType;
     type Scope = K::Scope;
 
-    fn kind(of: &Self::DynamicType) -> Cow<'_, str> {
-        K::kind(of)
+    fn kind(dynamic_type: &Self::DynamicType) -> Cow<'_, str> {
+        K::kind(dynamic_type)
     }
 
-    fn group(of: &Self::DynamicType) -> Cow<'_, str> {
-        K::group(of)
+    fn group(dynamic_type: &Self::DynamicType) -> Cow<'_, str> {
+        K::group(dynamic_type)
     }
 
-    fn version(of: &Self::DynamicType) -> Cow<'_, str> {
-        K::version(of)
+    fn version(dynamic_type: &Self::DynamicType) -> Cow<'_, str> {
+        K::version(dynamic_type)
     }
 
-    fn plural(of: &Self::DynamicType) -> Cow<'_, str> {
-        K::plural(of)
+    fn plural(dynamic_type: &Self::DynamicType) -> Cow<'_, str> {
+        K::plural(dynamic_type)
     }
 
     fn meta(&self) -> &ObjectMeta {

@@ -332,7 +332,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_proxy_has_a_user_a_port_or_an_error_that_does_not_quote_it() {
-        let of = |text: &str| {
+        let parsed = |text: &str| {
             let all = proxies(&[("http_proxy", text)]);
             let found = all.for_url(&"http://a.example/".parse().unwrap()).map(Option::<&Proxy>::cloned);
             found.map(|proxy| {
@@ -342,11 +342,11 @@ pub(crate) mod tests {
             })
         };
         let row = |at: &str, user: &str| Ok((at.to_owned(), user.to_owned()));
-        assert_eq!(of("p.example"), row("http://p.example:80/", ""));
-        assert_eq!(of("http://u:p%40ss@p:3128"), row("http://p:3128/", "Basic dTpwQHNz"));
-        assert_eq!(of("http://u@[2001:db8::1]:3128/"), row("http://[2001:db8::1]:3128/", "Basic dTo="));
+        assert_eq!(parsed("p.example"), row("http://p.example:80/", ""));
+        assert_eq!(parsed("http://u:p%40ss@p:3128"), row("http://p:3128/", "Basic dTpwQHNz"));
+        assert_eq!(parsed("http://u@[2001:db8::1]:3128/"), row("http://[2001:db8::1]:3128/", "Basic dTo="));
         for bad in ["socks5://hunter2@p", "https://hunter2@p", "http://hunter2 @p"] {
-            let error = of(bad).unwrap_err();
+            let error = parsed(bad).unwrap_err();
             assert!(error.starts_with("HTTP_PROXY: ") && !error.contains("hunter2"), "{error}");
         }
     }

@@ -482,14 +482,14 @@ impl ServingCertificate {
             Ok(key) => key,
             Err(error) => return Some(Err(RenewError::Key(quintlet_kit::error_chain(&error)))),
         };
-        let (client, certificates, now) = (self.client.clone(), self.store.clone(), self.clock.wall());
+        let (client, certificates) = (self.client.clone(), self.store.clone());
         let limit = self.timing.answer_limit;
         let order = CertificateOrder {
             purpose: CertificatePurpose::Serving,
             wanted,
             key: &key,
             is_named: false,
-            now,
+            now: self.clock.wall(),
             limit,
         };
         // The request that is dropped stays in the API server, as with a kubelet.

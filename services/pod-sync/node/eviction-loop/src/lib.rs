@@ -1,6 +1,6 @@
 //! Carries out evictions (`pkg/kubelet/eviction: managerImpl`).
 //!
-//! [`run`] is a future that the caller spawns. Every ten seconds it measures the node and its pods through [`Node`], asks
+//! [`run`] is a future that the caller spawns. Every ten seconds it measures the node and its pods through [`NodeControl`], asks
 //! [`EvictionManager`](pod_sync_eviction::manager::EvictionManager) what to do, reclaims and evicts, and publishes the conditions of the
 //! node on a `watch` channel. [`measure`] reads cgroups, file systems and `/proc`. [`kernel_log`] reports processes that the kernel
 //! killed.
@@ -16,4 +16,4 @@ mod metrics;
 mod run;
 
 pub use crate::metrics::EvictionMetrics;
-pub use crate::run::{LastRound, Node, Published, Scope, run};
+pub use crate::run::{LastRound, NodeControl, Published, Scope, run};

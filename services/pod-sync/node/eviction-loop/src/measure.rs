@@ -220,7 +220,8 @@ fn pod_usage(
     storage: Option<&wire::PodStorage>,
 ) -> PodUsage {
     let running = sources.runtime.get(&candidate.uid).map(Vec::as_slice).unwrap_or_default();
-    let log_dir = pod::pod_ref(&candidate.pod).ok().map(|of| paths::pod_log_dir(&paths.pod_logs_dir, &of));
+    let log_dir =
+        pod::pod_ref(&candidate.pod).ok().map(|pod_ref| paths::pod_log_dir(&paths.pod_logs_dir, &pod_ref));
     let container = |(name, id): &(String, ContainerId)| ContainerUsage {
         name: name.clone(),
         working_set: cgroups.container(id.as_str()).and_then(|c| c.working_set()).map(units),

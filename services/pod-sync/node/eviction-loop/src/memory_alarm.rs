@@ -39,7 +39,9 @@ pub async fn wait(paths: &Paths, thresholds: &[Threshold], observed: &Observatio
             future::pending::<()>().await;
         }
     };
-    let (paths, thresholds, observed) = (paths.clone(), thresholds.to_vec(), observed.clone());
+    let paths = paths.clone();
+    let thresholds = thresholds.to_vec();
+    let observed = observed.clone();
     let alarms = blocking(move || alarms(&paths, &thresholds, &observed)).await;
     let alarms: Vec<_> = alarms.into_iter().map(ring).map(Box::pin).collect();
     if alarms.is_empty() {

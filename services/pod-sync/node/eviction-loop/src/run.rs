@@ -37,7 +37,7 @@ pub enum Scope {
 
 /// The node as evictions see it.
 #[async_trait]
-pub trait Node: Send + Sync {
+pub trait NodeControl: Send + Sync {
     /// Returns which file systems are shared, or `None` if the runtime has not answered yet, or a file system cannot be read.
     async fn layout(&self) -> Option<Layout>;
 
@@ -100,7 +100,12 @@ const UNKNOWN_LAYOUT: Layout = Layout::SeparateImages;
 
 /// Carries out evictions until `stop`. The layout in `settings` is replaced by that of the node once the runtime has answered. Until then,
 /// no pod is evicted for disk space.
-pub async fn run(node: impl Node, settings: EvictionSettings, published: Published, stop: CancellationToken) {
+pub async fn run(
+    node: impl NodeControl,
+    settings: EvictionSettings,
+    published: Published,
+    stop: CancellationToken,
+) {
     // An eviction that has begun continues without this loop, and the next process waits for its end.
     tokio::select! {
         () = stop.cancelled() => {}
@@ -108,13 +113,13 @@ pub async fn run(node: impl Node, settings: EvictionSettings, published: Publish
     }
 }
 
-async fn follow(node: &impl Node, mut settings: EvictionSettings, published: &Published) {
+async fn follow(node: &impl NodeControl, mut settings: EvictionSettings, published: &Published) {
     let metrics = EvictionMetrics::default();
     // What an earlier process evicted must be gone before anything is measured, or another pod would be evicted for the same need.
     wait_for_cleanup(node, &node.unfinished()).await;
     settings.layout = UNKNOWN_LAYOUT;
     let mut manager = EvictionManager::new(settings);
-    let mut disks = Disks::NotAsked;
+    let mut disks = Disks::NotRead;
     let mut is_compared = false;
     let mut scope = Scope::Limited;
     loop {
@@ -136,7 +141,7 @@ async fn follow(node: &impl Node, mut settings: EvictionSettings, published: &Pu
 /// Waits for an interval, or less if the kernel reports that memory is short or a round is requested. Returns which pods the next
 /// round measures at least.
 async fn wait_for_next_round(
-    node: &impl Node,
+    node: &impl NodeControl,
     manager: &EvictionManager,
     published: &Published,
     metrics: &EvictionMetrics,
@@ -161,14 +166,14 @@ async fn wait_for_next_round(
 /// Whether the layout of the node is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Disks {
-    NotAsked,
+    NotRead,
     Unknown,
     Known,
 }
 
 impl Disks {
     /// Asks for the layout until it is known.
-    async fn ask(self, node: &impl Node, manager: &mut EvictionManager) -> Self {
+    async fn ask(self, node: &impl NodeControl, manager: &mut EvictionManager) -> Self {
         if self == Self::Known {
             return self;
         }
@@ -179,7 +184,7 @@ impl Disks {
                 Self::Known
             }
             None => {
-                if self == Self::NotAsked {
+                if self == Self::NotRead {
                     tracing::warn!(
                         "file systems of the runtime are unknown, no pod is evicted for disk space"
                     );
@@ -220,7 +225,7 @@ fn contradictions(manager: &EvictionManager) -> Option<Vec<WithoutEffect>> {
 }
 
 async fn round(
-    node: &impl Node,
+    node: &impl NodeControl,
     manager: &mut EvictionManager,
     disks: Disks,
     scope: Scope,
@@ -276,7 +281,7 @@ async fn round(
     evictions.into_iter().map(|eviction| eviction.candidate.uid).collect()
 }
 
-async fn wait_for_cleanup(node: &impl Node, pods: &BTreeSet<PodUid>) {
+async fn wait_for_cleanup(node: &impl NodeControl, pods: &BTreeSet<PodUid>) {
     let began = Instant::now();
     while !node.unfinished().is_disjoint(pods) {
         if began.elapsed() >= CLEANUP_TIMEOUT {

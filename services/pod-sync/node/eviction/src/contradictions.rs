@@ -70,8 +70,8 @@ mod tests {
         Some(Quantity::from_units(1 << 30, Format::Binary))
     }
 
-    fn share(of: Threshold, percent: f32) -> Threshold {
-        Threshold { value: Amount::Share(percent / 100.0), ..of }
+    fn share(threshold: Threshold, percent: f32) -> Threshold {
+        Threshold { value: Amount::Share(percent / 100.0), ..threshold }
     }
 
     #[test]

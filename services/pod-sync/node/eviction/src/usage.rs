@@ -119,7 +119,7 @@ pub fn disk_usage(pod: &Pod, usage: &PodUsage, files: &[Files], resource: Resour
     let sum = |parts: &mut dyn Iterator<Item = FileUsage>| {
         parts.map(|part| part.of(resource)).fold(0_i64, i64::saturating_add)
     };
-    let of = |files: &Files| match files {
+    let measured = |files: &Files| match files {
         Files::WritableLayers => sum(&mut usage.containers.iter().map(|c| c.writable_layer)),
         Files::Logs => sum(&mut usage.containers.iter().map(|c| c.logs).chain([usage.own_files])),
         Files::LocalVolumes => {
@@ -127,7 +127,7 @@ pub fn disk_usage(pod: &Pod, usage: &PodUsage, files: &[Files], resource: Resour
             sum(&mut local.filter_map(|v| usage.volumes.get(&v.name).copied()))
         }
     };
-    files.iter().map(of).fold(0_i64, i64::saturating_add)
+    files.iter().map(measured).fold(0_i64, i64::saturating_add)
 }
 
 // As `localVolumeNames`. The kubelet names host paths, too, which have no statistics.

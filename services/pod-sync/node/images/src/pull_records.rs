@@ -304,7 +304,8 @@ impl Inner {
     }
 
     fn is_unreadable(&self, image: &str, id: &str) -> bool {
-        !self.unreadable.is_empty() && [image, id].iter().any(|of| self.unreadable.contains(&file_name(of)))
+        !self.unreadable.is_empty()
+            && [image, id].iter().any(|name| self.unreadable.contains(&file_name(name)))
     }
 }
 
@@ -330,8 +331,8 @@ impl PullInProgress {
     }
 }
 
-fn file_name(of: &str) -> String {
-    format!("sha256-{}", hex::encode(sha2::Sha256::digest(of)))
+fn file_name(name: &str) -> String {
+    format!("sha256-{}", hex::encode(sha2::Sha256::digest(name)))
 }
 
 // As Go writes it: one line.

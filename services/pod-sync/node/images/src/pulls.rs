@@ -133,8 +133,8 @@ mod tests {
             }
         });
         futures::future::join_all(pulls).await;
-        let of = |i: usize| counts[i].load(Ordering::Relaxed);
-        (of(3).max(of(4)), of(5))
+        let count = |i: usize| counts[i].load(Ordering::Relaxed);
+        (count(3).max(count(4)), count(5))
     }
 
     #[tokio::test(start_paused = true)]

@@ -252,8 +252,8 @@ async fn check_log(
         return Ok(());
     }
     let keep = settings.container_log_max_files.saturating_sub(2);
-    let to = rotate::rotated(&log.path, clock.wall());
-    let rotated = to.clone();
+    let rotated_path = rotate::rotated(&log.path, clock.wall());
+    let rotated = rotated_path.clone();
     let rotate = move |dir: &Dir, path: &Path| {
         rotate::make_room(dir, path, keep)?;
         dir.rename(path, &rotated)
@@ -265,7 +265,7 @@ async fn check_log(
             // If the outcome is unknown, the runtime may have created the new file, which must not be replaced by the old one.
             if error.is_refused_by_runtime() {
                 let put_back = move |dir: &Dir, path: &Path| match dir.stat(path) {
-                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => dir.rename(&to, path),
+                    Err(e) if e.kind() == std::io::ErrorKind::NotFound => dir.rename(&rotated_path, path),
                     Ok(_) | Err(_) => Ok(()),
                 };
                 on_files(stalls, log, put_back).await?;

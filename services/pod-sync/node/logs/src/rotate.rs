@@ -32,15 +32,15 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 
 /// Changes of the rotated files of a log, by file name.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct RotationPlan {
     pub(crate) delete: Vec<String>,
     pub(crate) compress: Vec<String>,
 }
 
 /// Decides about the rotated files `names` of one log, so that the newest `keep` are kept and compressed.
 #[must_use]
-pub(crate) fn plan(names: &BTreeSet<String>, keep: usize) -> Plan {
-    let mut plan = Plan::default();
+pub(crate) fn plan(names: &BTreeSet<String>, keep: usize) -> RotationPlan {
+    let mut plan = RotationPlan::default();
     let mut left = Vec::new();
     for name in names {
         // A file that was compressed and not deleted exists in both forms.
@@ -105,17 +105,17 @@ pub(crate) fn make_room(dir: &Dir, log: &Path, keep: usize) -> io::Result<()> {
 /// Compresses a file to `<file>.gz` with the same mode. One of the two files is complete at any time.
 fn compress(dir: &Dir, path: &Path) -> io::Result<()> {
     let (tmp, gz) = (with_suffix(path, TMP), with_suffix(path, GZ));
-    let mut from = dir.read(path)?;
-    let mode = from.metadata()?.permissions().mode() & 0o777;
+    let mut log = dir.read(path)?;
+    let mode = log.metadata()?.permissions().mode() & 0o777;
     // Left by an earlier attempt, or planted: a pod may be able to write to the log directory.
     match dir.remove_file(&tmp) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         Ok(()) | Err(_) => {}
     }
-    let to = dir.create_new(&tmp, mode)?;
+    let archive = dir.create_new(&tmp, mode)?;
     let written = (|| {
-        let mut encoder = GzEncoder::new(to, Compression::default());
-        io::copy(&mut from, &mut encoder)?;
+        let mut encoder = GzEncoder::new(archive, Compression::default());
+        io::copy(&mut log, &mut encoder)?;
         encoder.finish()?.flush()?;
         dir.rename(&tmp, &gz)
     })();

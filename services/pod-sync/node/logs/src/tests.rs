@@ -242,17 +242,17 @@ async fn a_panic_in_one_rotation_affects_no_other_log_and_suspended_pods_are_ski
         path: dir.path().join(format!("{n}")),
     };
     let logs: Vec<Log> = (0..3).map(log).collect();
-    let asked = async || {
+    let rotated_pods = async || {
         let runtime = Panics(Mutex::default());
         check_logs(&runtime, &clock, &containment, &SETTINGS, &stalls(), &logs).await;
-        let mut asked = runtime.0.into_inner();
-        asked.sort();
-        asked
+        let mut pods = runtime.0.into_inner();
+        pods.sort();
+        pods
     };
-    assert_eq!(asked().await, ["u0", "u1", "u2"]);
+    assert_eq!(rotated_pods().await, ["u0", "u1", "u2"]);
     let panic = contain::Panic { message: "boom".to_owned(), location: "here".to_owned() };
     containment.record_panic(&PodUid::parse("u2").unwrap(), &panic);
-    assert_eq!(asked().await, ["u0", "u1"]);
+    assert_eq!(rotated_pods().await, ["u0", "u1"]);
 }
 
 #[test]

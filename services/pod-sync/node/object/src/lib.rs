@@ -8,7 +8,7 @@
 //! - [`follow_addresses`] keeps the node's addresses up to date, in [`NodeIps`](pod_sync_layout::NodeIps) and on a
 //!   `watch` channel.
 //! - [`follow_pod_cidrs`] and [`set_pod_cidrs`] send the pod CIDRs to the runtime.
-//! - [`report_node`] reads these channels ([`NodeInputs`]) and reports the Node to status-reporter.
+//! - [`report_node`] reads these channels ([`NodeChannels`]) and reports the Node to status-reporter.
 //!
 //! The rest are functions of [`NodeSettings`](pod_sync_layout::NodeSettings) and of files below `/proc` and `/sys`.
 
@@ -36,7 +36,7 @@ pub use crate::node_cgroups::{EnforcementError, NodeCgroups};
 pub use crate::object::{managed_node, node_object};
 pub use crate::pod_cidrs::{follow_pod_cidrs, set_pod_cidrs};
 pub use crate::process_cgroups::ProcessCgroups;
-pub use crate::report::{NodeInputs, report_node};
+pub use crate::report::{NodeChannels, report_node};
 pub use crate::reservations::{
     EnforcedReservation, RESERVABLE, ReservationError, ReservationFields, Reservations,
 };

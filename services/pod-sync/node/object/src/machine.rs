@@ -34,14 +34,14 @@ pub(crate) fn machine_id(root: &Path) -> String {
 /// Returns the bytes of huge pages by resource name, for each size that the kernel supports. The amount may be 0.
 #[must_use]
 pub fn huge_pages(dir: &Path, sizes: &[u64]) -> BTreeMap<String, i64> {
-    let of = |size: &u64| {
+    let pages = |size: &u64| {
         let file = dir.join(format!("hugepages-{}kB/nr_hugepages", size / 1024));
         let pages = std::fs::read_to_string(file).ok()?.trim().parse::<i64>().ok()?;
         let size = i64::try_from(*size).ok()?;
         let name = format!("hugepages-{}", Quantity::from_units(size, Format::Binary));
         Some((name, pages.saturating_mul(size)))
     };
-    sizes.iter().filter_map(of).collect()
+    sizes.iter().filter_map(pages).collect()
 }
 
 #[cfg(test)]

@@ -113,7 +113,7 @@ pub fn node_object(
 /// Returns `Node.status.addresses`.
 #[must_use]
 pub(crate) fn addresses(name: &str, ips: &[IpAddr]) -> Vec<NodeAddress> {
-    let of = |address: String, kind: &str| NodeAddress { address, type_: kind.to_owned() };
-    let ips = ips.iter().map(|ip| of(ip.to_string(), "InternalIP"));
-    ips.chain([of(name.to_owned(), "Hostname")]).collect()
+    let address_of_type = |address: String, kind: &str| NodeAddress { address, type_: kind.to_owned() };
+    let ips = ips.iter().map(|ip| address_of_type(ip.to_string(), "InternalIP"));
+    ips.chain([address_of_type(name.to_owned(), "Hostname")]).collect()
 }

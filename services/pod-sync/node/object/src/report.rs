@@ -32,7 +32,7 @@ const SHUTTING_DOWN: &str = "node is shutting down";
 
 /// State of the node that changes while pod-sync runs.
 #[derive(Debug)]
-pub struct NodeInputs {
+pub struct NodeChannels {
     pub runtime: watch::Receiver<RuntimeState>,
     /// Whether the machine is about to shut down.
     pub shutting_down: watch::Receiver<bool>,
@@ -86,13 +86,13 @@ impl<R: Fn(&RuntimeState) -> Node + Send + Sync + 'static> Machine<R> {
 pub async fn report_node(
     settings: NodeSettings,
     labels: BTreeMap<String, String>,
-    inputs: NodeInputs,
+    inputs: NodeChannels,
     pleg: Arc<Pleg>,
     statuses: Arc<Statuses>,
     clock: Clock,
     stop: CancellationToken,
 ) {
-    let NodeInputs { mut runtime, mut shutting_down, mut images, mut ips, mut pressure } = inputs;
+    let NodeChannels { mut runtime, mut shutting_down, mut images, mut ips, mut pressure } = inputs;
     let (name, serves_api) = (settings.node_name.clone(), settings.node_api_port != 0);
     // Blocks: `Machine` calls it on a blocking thread.
     let mut machine = Machine::new(move |state: &RuntimeState| managed_node(&settings, &labels, state));

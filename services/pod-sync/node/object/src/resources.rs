@@ -18,7 +18,11 @@ pub fn capacity(settings: &NodeSettings) -> BTreeMap<String, Quantity> {
         nix::sys::statvfs::statvfs(&settings.root_dir)
             .map_or(0, |s| s.blocks().saturating_mul(s.fragment_size()))
     };
-    let storage = settings.isolates_storage.then(|| ("ephemeral-storage", format!("{}Ki", disk() / 1024)));
+    // A number of bytes without a binary suffix (`pkg/kubelet/cadvisor: EphemeralStorageCapacityFromFsInfo`).
+    let bytes = || i64::try_from(disk()).unwrap_or(i64::MAX);
+    let storage = settings
+        .isolates_storage
+        .then(|| ("ephemeral-storage", Amount::from_units(bytes(), Format::Decimal).to_api().0));
     [
         ("cpu", cpus().to_string()),
         ("memory", format!("{}Ki", settings.memory_bytes / 1024)),
@@ -110,4 +114,30 @@ fn pid_capacity() -> Option<i64> {
 pub fn swap_bytes() -> i64 {
     use procfs::Current as _;
     procfs::Meminfo::current().map_or(0, |m| i64::try_from(m.swap_total).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ephemeral_storage_is_an_exact_number_of_bytes_without_a_binary_suffix() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = NodeSettings { root_dir: dir.path().to_owned(), ..NodeSettings::default() };
+        let disk = nix::sys::statvfs::statvfs(dir.path()).unwrap();
+        let bytes = i64::try_from(disk.blocks() * disk.fragment_size()).unwrap();
+        let reserved = [("ephemeral-storage".to_owned(), Amount::parse("1Ki").unwrap())].into();
+        let reserving = NodeSettings { reserved, ..settings.clone() };
+        for (name, amounts, want) in [
+            ("capacity", capacity(&settings), bytes),
+            ("allocatable", allocatable(&settings), bytes),
+            ("allocatable beside a reservation", allocatable(&reserving), bytes - 1024),
+        ] {
+            let amount = &amounts["ephemeral-storage"];
+            assert_eq!(Amount::of(amount).value(), want, "{name}");
+            assert!(!amount.0.ends_with('i'), "{name}: {}", amount.0);
+        }
+        let shared = NodeSettings { isolates_storage: false, ..settings };
+        assert!(!capacity(&shared).contains_key("ephemeral-storage"));
+    }
 }

@@ -136,8 +136,9 @@ mod tests {
             ]
         };
         let reported = |most| -> Vec<(i64, Vec<String>)> {
-            let of = |i: ContainerImage| (i.size_bytes.unwrap_or_default(), i.names.unwrap_or_default());
-            largest(images(), most).into_iter().map(of).collect()
+            let size_and_names =
+                |i: ContainerImage| (i.size_bytes.unwrap_or_default(), i.names.unwrap_or_default());
+            largest(images(), most).into_iter().map(size_and_names).collect()
         };
         let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
         let all = [

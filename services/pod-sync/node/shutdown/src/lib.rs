@@ -52,7 +52,7 @@ pub trait Pods: Send + Sync {
 
 /// The node, for records of shutdowns.
 #[derive(Debug, Clone)]
-pub struct Node {
+pub struct ShutdownContext {
     pub name: String,
     pub root_dir: PathBuf,
     pub events: Events,
@@ -82,7 +82,7 @@ async fn kill_groups<P: Pods>(pods: &P, groups: Vec<ShutdownGroup<P::Pod>>) {
 /// shutting down.
 pub async fn run<P: Pods>(
     pods: P,
-    node: Node,
+    node: ShutdownContext,
     plan: ShutdownPlan,
     login: Box<dyn Login>,
     shutting_down: watch::Sender<bool>,
@@ -124,7 +124,7 @@ pub async fn run<P: Pods>(
 // Runs from a connection to logind until it breaks.
 async fn session<P: Pods>(
     pods: &P,
-    node: &Node,
+    node: &ShutdownContext,
     plan: &ShutdownPlan,
     login: &dyn Login,
     shutting_down: &watch::Sender<bool>,

@@ -18,7 +18,7 @@ use pod_sync_plugins::call::Deadline;
 use quintlet_kit::{failpoint, task, tree};
 
 use crate::client::Access;
-use crate::error::{CsiError, Outcome};
+use crate::error::{Certainty, CsiError};
 use crate::mount::{Mounter, Publish, Stage, after, make_directory, mount_call, step};
 use crate::paths::{self, BlockPaths};
 use crate::removal;
@@ -37,8 +37,8 @@ impl Mounter {
             .drivers
             .get(&volume.driver)
             .map_err(|e| e.at("blockMapper.SetUpDevice failed to get CSI client"))?;
-        let by = Deadline::after(self.limit);
-        let capabilities = driver.client.capabilities(by).await.map_err(|e| {
+        let deadline = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(deadline).await.map_err(|e| {
             let step = "blockMapper.stageVolumeForBlock failed to check STAGE_UNSTAGE_VOLUME capability";
             CsiError::NotCalled(e).at(step)
         })?;
@@ -71,7 +71,7 @@ impl Mounter {
             return Err(block_failed(error, paths).await);
         }
         let call = mount_call(volume, &args.publish_context, &args.secrets, Access::Block, capabilities);
-        match step!("block volume staged", driver.client.stage(by, call, &paths.staging)) {
+        match step!("block volume staged", driver.client.stage(deadline, call, &paths.staging)) {
             Ok(()) => Ok(Some(paths.staging)),
             Err(error) => Err(block_failed(CsiError::Call(error), paths).await),
         }
@@ -91,13 +91,13 @@ impl Mounter {
             .drivers
             .get(&volume.driver)
             .map_err(|e| e.at("blockMapper.MapPodDevice failed to get CSI client"))?;
-        let by = Deadline::after(self.limit);
-        let capabilities = driver.client.capabilities(by).await.map_err(CsiError::NotCalled)?;
+        let deadline = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(deadline).await.map_err(CsiError::NotCalled)?;
         let made = paths.publish.clone();
         step!("publish directory of block volume created", task::blocking(move || make_directory(&made)))?;
         let staging = capabilities.stage_unstage.then_some(paths.staging.as_path());
         let call = mount_call(volume, &args.publish_context, &args.secrets, Access::Block, capabilities);
-        let publish = driver.client.publish(by, call, staging, &published, volume.read_only);
+        let publish = driver.client.publish(deadline, call, staging, &published, volume.read_only);
         step!("block volume published", publish)?;
         let source = published.clone();
         step!("device of block volume bound", task::blocking(move || bind(&source, &mapped)))?;
@@ -125,10 +125,12 @@ impl Mounter {
                 .drivers
                 .get(&data.driver_name)
                 .map_err(|e| e.while_unmounting("blockMapper.UnmapPodDevice failed to get CSI client"))?;
-            let by = Deadline::after(self.limit);
-            step!("block volume unpublished", driver.client.unpublish(by, &data.volume_handle, &published)).map_err(
-                |e| CsiError::Call(e).while_unmounting("blockMapper.unpublishVolumeForBlock failed"),
-            )?;
+            let deadline = Deadline::after(self.limit);
+            step!(
+                "block volume unpublished",
+                driver.client.unpublish(deadline, &data.volume_handle, &published)
+            )
+            .map_err(|e| CsiError::Call(e).while_unmounting("blockMapper.unpublishVolumeForBlock failed"))?;
         }
         let target = published.clone();
         if !step!("published device removed", task::blocking(move || removal::mount_point(&target)))? {
@@ -155,14 +157,14 @@ impl Mounter {
                 .drivers
                 .get(&data.driver_name)
                 .map_err(|e| e.while_unmounting("blockMapper.TearDownDevice failed to get CSI client"))?;
-            let by = Deadline::after(self.limit);
-            let capabilities = driver.client.capabilities(by).await.map_err(|e| {
+            let deadline = Deadline::after(self.limit);
+            let capabilities = driver.client.capabilities(deadline).await.map_err(|e| {
                 let step =
                     "blockMapper.unstageVolumeForBlock failed to check STAGE_UNSTAGE_VOLUME capability";
                 CsiError::Call(e).while_unmounting(step)
             })?;
             if capabilities.stage_unstage {
-                let unstaged = driver.client.unstage(by, &data.volume_handle, &paths.staging);
+                let unstaged = driver.client.unstage(deadline, &data.volume_handle, &paths.staging);
                 step!("block volume unstaged", unstaged).map_err(|e| {
                     CsiError::Call(e).while_unmounting("blockMapper.unstageVolumeForBlock failed")
                 })?;
@@ -176,9 +178,9 @@ impl Mounter {
 
 /// Removes the directories of a block volume after an error that is final, and returns the error.
 async fn block_failed(error: CsiError, paths: BlockPaths) -> CsiError {
-    match error.outcome() {
-        Outcome::Finished => after(error, remove_all(paths).await),
-        Outcome::Uncertain | Outcome::Transient => error,
+    match error.certainty() {
+        Certainty::Finished => after(error, remove_all(paths).await),
+        Certainty::Uncertain | Certainty::Transient => error,
     }
 }
 

@@ -184,7 +184,7 @@ impl DriverClient {
     async fn call<Q, A, F>(
         &self,
         (method_name, migrated): (&'static str, bool),
-        by: Deadline,
+        deadline: Deadline,
         request: Q,
         rpc: impl FnOnce(Request<Q>) -> F,
     ) -> Result<A, CallError>
@@ -192,7 +192,7 @@ impl DriverClient {
         F: Future<Output = Result<Response<A>, Status>>,
     {
         let began = Instant::now();
-        let answer = call(by, request, rpc).await;
+        let answer = call(deadline, request, rpc).await;
         let label = CallLabel {
             driver_name: self.driver.clone(),
             method_name,
@@ -215,11 +215,12 @@ impl DriverClient {
     ///
     /// # Errors
     /// Fails if the call fails.
-    pub async fn plugin_info(&self, by: Deadline) -> Result<(String, String), CallError> {
+    pub async fn plugin_info(&self, deadline: Deadline) -> Result<(String, String), CallError> {
         let mut client = self.identity();
-        let of = ("/csi.v1.Identity/GetPluginInfo", false);
-        let info =
-            self.call(of, by, GetPluginInfoRequest {}, |request| client.get_plugin_info(request)).await?;
+        let method = ("/csi.v1.Identity/GetPluginInfo", false);
+        let info = self
+            .call(method, deadline, GetPluginInfoRequest {}, |request| client.get_plugin_info(request))
+            .await?;
         Ok((info.name, info.vendor_version))
     }
 
@@ -227,10 +228,10 @@ impl DriverClient {
     ///
     /// # Errors
     /// Fails if the call fails.
-    pub async fn probe(&self, by: Deadline) -> Result<bool, CallError> {
+    pub async fn probe(&self, deadline: Deadline) -> Result<bool, CallError> {
         let mut client = self.identity();
-        let of = ("/csi.v1.Identity/Probe", false);
-        let answer = self.call(of, by, ProbeRequest {}, |request| client.probe(request)).await?;
+        let method = ("/csi.v1.Identity/Probe", false);
+        let answer = self.call(method, deadline, ProbeRequest {}, |request| client.probe(request)).await?;
         Ok(answer.ready.is_none_or(|ready| ready.value))
     }
 
@@ -238,10 +239,12 @@ impl DriverClient {
     ///
     /// # Errors
     /// Fails if the call fails.
-    pub async fn node_info(&self, by: Deadline) -> Result<NodeInfo, CallError> {
+    pub async fn node_info(&self, deadline: Deadline) -> Result<NodeInfo, CallError> {
         let mut client = self.node();
-        let of = ("/csi.v1.Node/NodeGetInfo", false);
-        let info = self.call(of, by, NodeGetInfoRequest {}, |request| client.node_get_info(request)).await?;
+        let method = ("/csi.v1.Node/NodeGetInfo", false);
+        let info = self
+            .call(method, deadline, NodeGetInfoRequest {}, |request| client.node_get_info(request))
+            .await?;
         let topology = info.accessible_topology.map(|topology| topology.segments).unwrap_or_default();
         Ok(NodeInfo {
             node_id: info.node_id,
@@ -255,11 +258,12 @@ impl DriverClient {
     ///
     /// # Errors
     /// Fails if the call fails.
-    pub async fn capabilities(&self, by: Deadline) -> Result<Capabilities, CallError> {
+    pub async fn capabilities(&self, deadline: Deadline) -> Result<Capabilities, CallError> {
         let mut client = self.node();
-        let of = ("/csi.v1.Node/NodeGetCapabilities", false);
+        let method = ("/csi.v1.Node/NodeGetCapabilities", false);
         let request = NodeGetCapabilitiesRequest {};
-        let answer = self.call(of, by, request, |request| client.node_get_capabilities(request)).await?;
+        let answer =
+            self.call(method, deadline, request, |request| client.node_get_capabilities(request)).await?;
         let mut found = Capabilities::default();
         for capability in answer.capabilities {
             let Some(CapabilityType::Rpc(rpc)) = capability.r#type else { continue };
@@ -281,8 +285,13 @@ impl DriverClient {
     ///
     /// # Errors
     /// Fails if the call fails; see [`CallError::is_final`].
-    pub async fn stage(&self, by: Deadline, args: MountCall<'_>, staging: &Path) -> Result<(), CallError> {
-        let of = ("/csi.v1.Node/NodeStageVolume", args.migrated);
+    pub async fn stage(
+        &self,
+        deadline: Deadline,
+        args: MountCall<'_>,
+        staging: &Path,
+    ) -> Result<(), CallError> {
+        let method = ("/csi.v1.Node/NodeStageVolume", args.migrated);
         let request = NodeStageVolumeRequest {
             volume_id: args.handle.to_owned(),
             publish_context: args.publish_context.clone().into_iter().collect(),
@@ -292,7 +301,7 @@ impl DriverClient {
             volume_context: args.attributes.into_iter().collect(),
         };
         let mut client = self.node();
-        self.call(of, by, request, |request| client.node_stage_volume(request)).await.map(drop)
+        self.call(method, deadline, request, |request| client.node_stage_volume(request)).await.map(drop)
     }
 
     /// Publishes a volume at `target`, which the driver creates.
@@ -301,13 +310,13 @@ impl DriverClient {
     /// Fails if the call fails; see [`CallError::is_final`].
     pub async fn publish(
         &self,
-        by: Deadline,
+        deadline: Deadline,
         args: MountCall<'_>,
         staging: Option<&Path>,
         target: &Path,
         read_only: bool,
     ) -> Result<(), CallError> {
-        let of = ("/csi.v1.Node/NodePublishVolume", args.migrated);
+        let method = ("/csi.v1.Node/NodePublishVolume", args.migrated);
         let request = NodePublishVolumeRequest {
             volume_id: args.handle.to_owned(),
             publish_context: args.publish_context.clone().into_iter().collect(),
@@ -319,30 +328,30 @@ impl DriverClient {
             volume_context: args.attributes.into_iter().collect(),
         };
         let mut client = self.node();
-        self.call(of, by, request, |request| client.node_publish_volume(request)).await.map(drop)
+        self.call(method, deadline, request, |request| client.node_publish_volume(request)).await.map(drop)
     }
 
     /// Unpublishes a volume. The driver removes `target`.
     ///
     /// # Errors
     /// Fails if the call fails.
-    pub async fn unpublish(&self, by: Deadline, handle: &str, target: &Path) -> Result<(), CallError> {
+    pub async fn unpublish(&self, deadline: Deadline, handle: &str, target: &Path) -> Result<(), CallError> {
         let request = NodeUnpublishVolumeRequest { volume_id: handle.to_owned(), target_path: text(target) };
         let mut client = self.node();
-        let of = ("/csi.v1.Node/NodeUnpublishVolume", false);
-        self.call(of, by, request, |request| client.node_unpublish_volume(request)).await.map(drop)
+        let method = ("/csi.v1.Node/NodeUnpublishVolume", false);
+        self.call(method, deadline, request, |request| client.node_unpublish_volume(request)).await.map(drop)
     }
 
     /// Unstages a volume.
     ///
     /// # Errors
     /// Fails if the call fails.
-    pub async fn unstage(&self, by: Deadline, handle: &str, staging: &Path) -> Result<(), CallError> {
+    pub async fn unstage(&self, deadline: Deadline, handle: &str, staging: &Path) -> Result<(), CallError> {
         let request =
             NodeUnstageVolumeRequest { volume_id: handle.to_owned(), staging_target_path: text(staging) };
         let mut client = self.node();
-        let of = ("/csi.v1.Node/NodeUnstageVolume", false);
-        self.call(of, by, request, |request| client.node_unstage_volume(request)).await.map(drop)
+        let method = ("/csi.v1.Node/NodeUnstageVolume", false);
+        self.call(method, deadline, request, |request| client.node_unstage_volume(request)).await.map(drop)
     }
 
     /// Returns the usage and health of a volume.
@@ -351,7 +360,7 @@ impl DriverClient {
     /// Fails if the call fails.
     pub async fn volume_stats(
         &self,
-        by: Deadline,
+        deadline: Deadline,
         handle: &str,
         path: &Path,
     ) -> Result<VolumeStats, CallError> {
@@ -361,8 +370,9 @@ impl DriverClient {
             staging_target_path: String::new(),
         };
         let mut client = self.node();
-        let of = ("/csi.v1.Node/NodeGetVolumeStats", false);
-        let answer = self.call(of, by, request, |request| client.node_get_volume_stats(request)).await?;
+        let method = ("/csi.v1.Node/NodeGetVolumeStats", false);
+        let answer =
+            self.call(method, deadline, request, |request| client.node_get_volume_stats(request)).await?;
         let mut stats = VolumeStats::default();
         for usage in answer.usage {
             let values = Usage { available: usage.available, total: usage.total, used: usage.used };
@@ -380,8 +390,8 @@ impl DriverClient {
     ///
     /// # Errors
     /// Fails if the call fails; see [`CallError::is_final`] and [`ExpansionFailure::of`].
-    pub async fn expand(&self, by: Deadline, args: ExpandCall<'_>) -> Result<i64, CallError> {
-        let of = ("/csi.v1.Node/NodeExpandVolume", args.migrated);
+    pub async fn expand(&self, deadline: Deadline, args: ExpandCall<'_>) -> Result<i64, CallError> {
+        let method = ("/csi.v1.Node/NodeExpandVolume", args.migrated);
         let request = NodeExpandVolumeRequest {
             volume_id: args.handle.to_owned(),
             volume_path: text(args.path),
@@ -391,7 +401,8 @@ impl DriverClient {
             secrets: args.secrets.0.clone().into_iter().collect(),
         };
         let mut client = self.node();
-        let answer = self.call(of, by, request, |request| client.node_expand_volume(request)).await?;
+        let answer =
+            self.call(method, deadline, request, |request| client.node_expand_volume(request)).await?;
         Ok(answer.capacity_bytes)
     }
 }

@@ -140,10 +140,10 @@ impl Drivers {
     }
 
     fn publish(&self, by_name: &BTreeMap<String, Vec<Arc<Driver>>>) {
-        let of = |(name, drivers): (&String, &Vec<Arc<Driver>>)| {
+        let only_driver = |(name, drivers): (&String, &Vec<Arc<Driver>>)| {
             Some((name.clone(), CsiNodeDriver::of(&current(drivers)?.node)))
         };
-        let drivers = by_name.iter().filter_map(of).collect();
+        let drivers = by_name.iter().filter_map(only_driver).collect();
         self.csi_node.send_if_modified(|node| {
             let changed = node.drivers != drivers;
             node.drivers = drivers;

@@ -8,7 +8,7 @@ use pod_sync_plugins::call::CallError;
 /// Certainty about the state of a volume after a failed operation (`pkg/volume/util/types:
 /// IsOperationFinishedError`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum Certainty {
     /// The operation has ended without its effect.
     Finished,
     /// The operation may be in progress or complete: the volume counts as mounted until it is unmounted.
@@ -70,7 +70,7 @@ pub enum CsiError {
         /// Name of the step, as the kubelet prints it.
         step: String,
         /// Certainty about the volume's state.
-        outcome: Outcome,
+        certainty: Certainty,
         source: Box<Self>,
     },
 }
@@ -78,20 +78,20 @@ pub enum CsiError {
 impl CsiError {
     /// Returns what is certain about the volume.
     #[must_use]
-    pub fn outcome(&self) -> Outcome {
+    pub fn certainty(&self) -> Certainty {
         match self {
             // The operation continues when the driver is registered again.
             Self::NotRegistered(_) | Self::NotCalled(_) | Self::Refused(_) | Self::InUse { .. } => {
-                Outcome::Transient
+                Certainty::Transient
             }
-            Self::Call(error) if error.is_final() => Outcome::Finished,
+            Self::Call(error) if error.is_final() => Certainty::Finished,
             Self::Call(_) | Self::StillMounted { .. } | Self::UnknownDriver(_) | Self::Left(_) => {
-                Outcome::Uncertain
+                Certainty::Uncertain
             }
             Self::Unsupported { .. } | Self::NoNodeId | Self::Volume(_) | Self::File { .. } => {
-                Outcome::Finished
+                Certainty::Finished
             }
-            Self::Step { outcome, .. } => *outcome,
+            Self::Step { certainty, .. } => *certainty,
         }
     }
 
@@ -103,17 +103,17 @@ impl CsiError {
 
     /// Adds the name of the step in which the error occurred.
     pub(crate) fn at(self, step: impl Into<String>) -> Self {
-        let outcome = self.outcome();
-        Self::Step { step: step.into(), outcome, source: Box::new(self) }
+        let certainty = self.certainty();
+        Self::Step { step: step.into(), certainty, source: Box::new(self) }
     }
 
     /// Adds the name of a step of an unmount, after which the volume counts as mounted.
     pub(crate) fn while_unmounting(self, step: impl Into<String>) -> Self {
-        let outcome = match self.outcome() {
-            Outcome::Transient => Outcome::Transient,
-            Outcome::Finished | Outcome::Uncertain => Outcome::Uncertain,
+        let certainty = match self.certainty() {
+            Certainty::Transient => Certainty::Transient,
+            Certainty::Finished | Certainty::Uncertain => Certainty::Uncertain,
         };
-        Self::Step { step: step.into(), outcome, source: Box::new(self) }
+        Self::Step { step: step.into(), certainty, source: Box::new(self) }
     }
 
     pub(crate) fn file(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {

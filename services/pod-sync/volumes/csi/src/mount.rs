@@ -21,7 +21,7 @@ use quintlet_kit::{failpoint, mount_table, task};
 
 use crate::client::{Access, Capabilities, ExpandCall, LIMIT, MountCall, VolumeStats};
 use crate::drivers::{Driver, Drivers};
-use crate::error::{CsiError, Outcome};
+use crate::error::{Certainty, CsiError};
 use crate::paths::{self, Root};
 use crate::removal;
 use crate::volume::{Secrets, Volume};
@@ -126,7 +126,7 @@ impl Mounter {
     /// stage volumes.
     ///
     /// # Errors
-    /// Fails if the driver is not registered or refuses, or if a file cannot be written. [`CsiError::outcome`] says whether the
+    /// Fails if the driver is not registered or refuses, or if a file cannot be written. [`CsiError::certainty`] says whether the
     /// volume may be staged.
     pub async fn stage(&self, args: &Stage) -> Result<Option<PathBuf>, CsiError> {
         let volume = &args.volume;
@@ -135,8 +135,8 @@ impl Mounter {
             .drivers
             .get(&volume.driver)
             .map_err(|e| e.at("attacher.MountDevice failed to create newCsiDriverClient"))?;
-        let by = Deadline::after(self.limit);
-        let capabilities = driver.client.capabilities(by).await.map_err(CsiError::NotCalled)?;
+        let deadline = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(deadline).await.map_err(CsiError::NotCalled)?;
         if !capabilities.stage_unstage {
             return Ok(None);
         }
@@ -154,7 +154,7 @@ impl Mounter {
         self.prepared(created, &dir, data, Some(&*path)).await?;
         let access = file_system(volume, args.selinux_label.as_deref(), args.fs_group, capabilities);
         let call = mount_call(volume, &args.publish_context, &args.secrets, access, capabilities);
-        match step!("volume staged", driver.client.stage(by, call, &path)) {
+        match step!("volume staged", driver.client.stage(deadline, call, &path)) {
             Ok(()) => Ok(Some(path)),
             Err(error) => Err(self.failed(error, &path, true).await),
         }
@@ -163,7 +163,7 @@ impl Mounter {
     /// Publishes a volume to a pod (`SetUpAt`). The volume was staged before, if its driver stages volumes.
     ///
     /// # Errors
-    /// Fails if the driver is not registered or refuses, or if a file cannot be written. [`CsiError::outcome`] says whether the
+    /// Fails if the driver is not registered or refuses, or if a file cannot be written. [`CsiError::certainty`] says whether the
     /// volume may be mounted.
     pub async fn publish(&self, args: &Publish) -> Result<Published, CsiError> {
         let volume = &args.volume;
@@ -174,8 +174,8 @@ impl Mounter {
             let refused = CsiError::Refused(refusal.clone());
             return Err(refused.at("mounter.SetupAt failed to check volume lifecycle mode"));
         }
-        let by = Deadline::after(self.limit);
-        let capabilities = driver.client.capabilities(by).await.map_err(|e| {
+        let deadline = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(deadline).await.map_err(|e| {
             CsiError::NotCalled(e).at("mounter.SetUpAt failed to check for STAGE_UNSTAGE_VOLUME capability")
         })?;
         let staged = match volume.lifecycle {
@@ -200,7 +200,7 @@ impl Mounter {
         self.prepared(created, &dir, data, Some(&*path).filter(|_| !args.mounted_before)).await?;
         let access = file_system(volume, args.selinux_label.as_deref(), args.fs_group, capabilities);
         let call = mount_call(volume, &args.publish_context, &args.secrets, access, capabilities);
-        let published = driver.client.publish(by, call, staged.as_deref(), &path, volume.read_only);
+        let published = driver.client.publish(deadline, call, staged.as_deref(), &path, volume.read_only);
         match step!("volume published", published) {
             Ok(()) => Ok(Published { path, group_applied: capabilities.volume_mount_group }),
             Err(error) => Err(self.failed(error, &path, !args.mounted_before).await),
@@ -221,8 +221,8 @@ impl Mounter {
             .drivers
             .get(&data.driver_name)
             .map_err(|e| e.while_unmounting("Unmounter.TearDownAt failed to get CSI client"))?;
-        let by = Deadline::after(self.limit);
-        step!("volume unpublished", driver.client.unpublish(by, &data.volume_handle, &path))
+        let deadline = Deadline::after(self.limit);
+        step!("volume unpublished", driver.client.unpublish(deadline, &data.volume_handle, &path))
             .map_err(|e| CsiError::Call(e).while_unmounting("Unmounter.TearDownAt failed"))?;
         remove(&path, "NodeUnpublishVolume").await.map_err(|e| {
             e.while_unmounting(format!("Unmounter.TearDownAt failed to clean mount dir [{}]", path.display()))
@@ -254,13 +254,13 @@ impl Mounter {
             .drivers
             .get(&data.driver_name)
             .map_err(|e| e.while_unmounting("attacher.UnmountDevice failed to create newCsiDriverClient"))?;
-        let by = Deadline::after(self.limit);
-        let capabilities = driver.client.capabilities(by).await.map_err(|e| {
+        let deadline = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(deadline).await.map_err(|e| {
             let step = "attacher.UnmountDevice failed to check whether STAGE_UNSTAGE_VOLUME set";
             CsiError::Call(e).while_unmounting(step)
         })?;
         if capabilities.stage_unstage {
-            step!("volume unstaged", driver.client.unstage(by, &data.volume_handle, global_mount))
+            step!("volume unstaged", driver.client.unstage(deadline, &data.volume_handle, global_mount))
                 .map_err(|e| CsiError::Call(e).while_unmounting("attacher.UnmountDevice failed"))?;
         }
         remove(global_mount, "NodeUnstageVolume").await.map_err(|e| {
@@ -275,11 +275,11 @@ impl Mounter {
     /// Fails if the driver is not registered, does not support statistics, or refuses.
     pub async fn stats(&self, driver: &str, handle: &str, path: &Path) -> Result<VolumeStats, CsiError> {
         let driver = self.drivers.get(driver)?;
-        let by = Deadline::after(self.limit);
-        if !driver.client.capabilities(by).await?.volume_stats {
+        let deadline = Deadline::after(self.limit);
+        if !driver.client.capabilities(deadline).await?.volume_stats {
             return Err(unsupported("NodeGetVolumeStats", &driver));
         }
-        Ok(driver.client.volume_stats(by, handle, path).await?)
+        Ok(driver.client.volume_stats(deadline, handle, path).await?)
     }
 
     /// Returns the usage and health of the volume at a mount point, or `None` if its driver is unknown or does not report them.
@@ -289,12 +289,12 @@ impl Mounter {
     pub async fn stats_at(&self, path: &Path) -> Result<Option<VolumeStats>, CsiError> {
         let Some(data) = self.load(path).await? else { return Ok(None) };
         let driver = self.drivers.get(&data.driver_name)?;
-        let by = Deadline::after(self.limit);
-        let capabilities = driver.client.capabilities(by).await?;
+        let deadline = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(deadline).await?;
         if !capabilities.volume_stats {
             return Ok(None);
         }
-        let mut stats = driver.client.volume_stats(by, &data.volume_handle, path).await?;
+        let mut stats = driver.client.volume_stats(deadline, &data.volume_handle, path).await?;
         // As in the kubelet, a response without a condition is one of a healthy volume.
         stats.abnormal = capabilities.volume_condition.then(|| stats.abnormal.unwrap_or_default());
         Ok(Some(stats))
@@ -308,8 +308,8 @@ impl Mounter {
     pub async fn expand(&self, args: &Expand) -> Result<i64, CsiError> {
         let volume = &args.volume;
         let driver = self.drivers.get(&volume.driver)?;
-        let by = Deadline::after(self.limit);
-        let capabilities = driver.client.capabilities(by).await.map_err(|e| {
+        let deadline = Deadline::after(self.limit);
+        let capabilities = driver.client.capabilities(deadline).await.map_err(|e| {
             CsiError::Call(e).at("Expander.NodeExpand failed to check if node supports expansion")
         })?;
         if !capabilities.expand {
@@ -335,7 +335,7 @@ impl Mounter {
             capabilities,
             migrated: volume.migrated,
         };
-        Ok(step!("volume expanded", driver.client.expand(by, call))?)
+        Ok(step!("volume expanded", driver.client.expand(deadline, call))?)
     }
 
     /// Writes the metadata if the directory could be created. After an error, as on a full disk, the directory of the mount point
@@ -386,7 +386,7 @@ impl Mounter {
     /// Removes the directory of a volume after an error that is final, if `remove_directory` is set, and returns the error.
     async fn failed(&self, error: CallError, path: &Path, remove_directory: bool) -> CsiError {
         let error = CsiError::Call(error);
-        if !remove_directory || error.outcome() != Outcome::Finished {
+        if !remove_directory || error.certainty() != Certainty::Finished {
             return error;
         }
         after(error, remove(path, "an error of the driver").await)

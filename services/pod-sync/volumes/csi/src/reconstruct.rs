@@ -11,7 +11,7 @@ use crate::volume_data::VolumeData;
 
 /// A volume directory.
 #[derive(Debug)]
-pub struct Found {
+pub struct VolumeDir {
     pub path: PathBuf,
     /// The metadata; `None` if the process ended before it was written, or after it was removed.
     pub data: Result<Option<VolumeData>, CsiError>,
@@ -24,7 +24,7 @@ pub struct FoundInPod {
     pub pod: String,
     /// Name of the directory: the volume's name with `~` for `/`.
     pub name: String,
-    pub found: Found,
+    pub found: VolumeDir,
 }
 
 /// Returns the published volumes of all pods, sorted by path. Blocks.
@@ -39,7 +39,7 @@ pub fn published(root: &Root) -> io::Result<Vec<FoundInPod>> {
             volumes.push(FoundInPod {
                 pod: name(&pod),
                 name: name(&dir),
-                found: Found { path: dir.join(MOUNT), data: VolumeData::load(&dir) },
+                found: VolumeDir { path: dir.join(MOUNT), data: VolumeData::load(&dir) },
             });
         }
     }
@@ -57,7 +57,7 @@ pub fn block_volumes(root: &Root) -> io::Result<Vec<FoundInPod>> {
             let volume = name(&link);
             let data = root.block(&volume).map_err(CsiError::from);
             let data = data.and_then(|paths| VolumeData::load(&paths.data()));
-            volumes.push(FoundInPod { pod: name(&pod), name: volume, found: Found { path: link, data } });
+            volumes.push(FoundInPod { pod: name(&pod), name: volume, found: VolumeDir { path: link, data } });
         }
     }
     Ok(volumes)
@@ -67,14 +67,14 @@ pub fn block_volumes(root: &Root) -> io::Result<Vec<FoundInPod>> {
 ///
 /// # Errors
 /// Fails if a directory cannot be read.
-pub fn staged(root: &Root) -> io::Result<Vec<Found>> {
+pub fn staged(root: &Root) -> io::Result<Vec<VolumeDir>> {
     let mut volumes = Vec::new();
     for driver in directories(&root.csi())? {
         if name(&driver) == "volumeDevices" {
             continue;
         }
         for dir in directories(&driver)? {
-            volumes.push(Found { path: dir.join(GLOBAL_MOUNT), data: VolumeData::load(&dir) });
+            volumes.push(VolumeDir { path: dir.join(GLOBAL_MOUNT), data: VolumeData::load(&dir) });
         }
     }
     Ok(volumes)

@@ -9,14 +9,14 @@ use crate::atomic::{self, Payload};
 use crate::empty_dir::EmptyDir;
 use crate::error::{VolumeFailure, VolumeStep};
 use crate::mount_table::MountTable;
-use crate::plan::Plan;
+use crate::plan::PreparedVolume;
 use crate::set_up::SetUp;
 use crate::{host_path, ownership};
 
 /// Sets a volume up.
 pub(crate) fn apply(
     name: &str,
-    plan: Plan,
+    plan: PreparedVolume,
     fs_group: Option<u32>,
     now: Timestamp,
     table: &dyn MountTable,
@@ -25,11 +25,11 @@ pub(crate) fn apply(
     let failed = |problem: String, is_partial| SetUp::Failed { failure: fail(problem), is_partial };
     match plan {
         // A directory that this makes on the host is never removed.
-        Plan::HostPath { path, kind } => match host_path::check_type(&path, &kind) {
+        PreparedVolume::HostPath { path, kind } => match host_path::check_type(&path, &kind) {
             Ok(()) => SetUp::Ready,
             Err(problem) => failed(problem, false),
         },
-        Plan::EmptyDir(dir, quotas) => match dir.set_up(table) {
+        PreparedVolume::EmptyDir(dir, quotas) => match dir.set_up(table) {
             Ok(is_new) => {
                 // A container may have filled a volume that was set up before. Moving its files to a project would walk them.
                 if is_new {
@@ -39,8 +39,8 @@ pub(crate) fn apply(
             }
             Err(error) => failed(error.to_string(), true),
         },
-        Plan::Image => SetUp::Ready,
-        Plan::Files { dir, payload, nested } => {
+        PreparedVolume::Image => SetUp::Ready,
+        PreparedVolume::Files { dir, payload, nested } => {
             let has_content = match dir.is_ready(table) {
                 Ok(is_ready) => is_ready && dir.path.join("..data").exists(),
                 Err(error) => return failed(error.to_string(), true),

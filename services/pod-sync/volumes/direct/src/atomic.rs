@@ -246,7 +246,7 @@ fn remove_visible(volume: &Path, files: &BTreeMap<PathBuf, &FileProjection>) -> 
     for entry in fs::read_dir(volume).map_err(io_error("cannot read", volume))? {
         let entry = entry.map_err(io_error("cannot read", volume))?;
         let path = entry.path();
-        let ours = fs::read_link(&path).is_ok_and(|to| to.starts_with(DATA));
+        let ours = fs::read_link(&path).is_ok_and(|target| target.starts_with(DATA));
         if ours && !keep.contains_key(Path::new(&entry.file_name())) {
             fs::remove_file(&path).map_err(io_error("cannot remove", &path))?;
         }

@@ -59,7 +59,7 @@ pub(crate) fn memory_size(pod: &Pod, size_limit: Option<Quantity>, node: &NodeSe
     all.map(|q| q.value()).filter(|v| *v > 0).min().unwrap_or(0)
 }
 
-fn page_size(pod: &Pod, medium: &str, asked: &str) -> Result<String, String> {
+fn page_size(pod: &Pod, medium: &str, requested: &str) -> Result<String, String> {
     let spec = pod::spec(pod);
     let requests = spec.containers.iter().chain(pod::init_containers(pod)).map(qos::container_requests);
     let limits = spec.containers.iter().chain(pod::init_containers(pod)).map(qos::container_limits);
@@ -75,7 +75,7 @@ fn page_size(pod: &Pod, medium: &str, asked: &str) -> Result<String, String> {
             "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
         )
     };
-    if asked.is_empty() {
+    if requested.is_empty() {
         if sizes.len() > 1 {
             return Err(format!(
                 "medium: {medium} can't be used if container requests multiple huge page sizes"
@@ -83,7 +83,7 @@ fn page_size(pod: &Pod, medium: &str, asked: &str) -> Result<String, String> {
         }
         return sizes.into_iter().next().ok_or_else(none);
     }
-    let same = |s: &&String| Quantity::parse(s).ok() == Quantity::parse(asked).ok();
+    let same = |s: &&String| Quantity::parse(s).ok() == Quantity::parse(requested).ok();
     sizes.iter().find(same).cloned().ok_or_else(none)
 }
 
@@ -127,16 +127,16 @@ impl EmptyDir {
         }
     }
 
-    fn same_page_size(&self, asked: &str, mount: &MountEntry) -> io::Result<()> {
+    fn same_page_size(&self, requested: &str, mount: &MountEntry) -> io::Result<()> {
         // The kernel writes `2M` for the API's `2Mi`.
         let mounted = mount.page_size.as_deref().unwrap_or_default();
         let size = |text: &str| Quantity::parse(text).ok();
-        if size(&format!("{mounted}i")) == size(asked) {
+        if size(&format!("{mounted}i")) == size(requested) {
             return Ok(());
         }
         let pod = self.path.ancestors().nth(3).and_then(Path::file_name).unwrap_or_default();
         Err(io::Error::other(format!(
-            "pod {}: mounted dir {} pagesize '{mounted}' and requested medium size '{asked}' differ",
+            "pod {}: mounted dir {} pagesize '{mounted}' and requested medium size '{requested}' differ",
             pod.display(),
             self.path.display()
         )))
@@ -175,8 +175,8 @@ impl EmptyDir {
             }
             // A crash happened between the mount and the marker.
             (Medium::Memory(_), Some(m)) if m.fs_type == "tmpfs" => {}
-            (Medium::HugePages(asked), Some(m)) if m.fs_type == "hugetlbfs" => {
-                self.same_page_size(asked, m)?
+            (Medium::HugePages(requested), Some(m)) if m.fs_type == "hugetlbfs" => {
+                self.same_page_size(requested, m)?
             }
             (Medium::Memory(_) | Medium::HugePages(_), Some(m)) => {
                 return Err(io::Error::other(format!("{} is a mount of {}", self.path.display(), m.fs_type)));
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_medium_follows_the_spec() {
-        let of = |spec: Value, name: &str, size: Option<&str>| {
+        let medium_for = |spec: Value, name: &str, size: Option<&str>| {
             let node = NodeSettings {
                 allocatable: [("memory".to_owned(), Quantity::parse("1Gi").unwrap())].into(),
                 ..NodeSettings::default()
@@ -306,15 +306,18 @@ mod tests {
             medium(&pod_of(spec), name, size.map(|s| Quantity::parse(s).unwrap()), &node)
         };
         let c = |limits: Value| json!({"containers": [{"name": "c", "resources": {"limits": limits.clone(), "requests": limits}}]});
-        assert_eq!(of(c(json!({})), "", None), Ok(Medium::Disk));
-        assert_eq!(of(c(json!({})), "Memory", None), Ok(Medium::Memory(1 << 30)));
-        assert_eq!(of(c(json!({"memory": "64Mi"})), "Memory", None), Ok(Medium::Memory(64 << 20)));
-        assert_eq!(of(c(json!({"memory": "64Mi"})), "Memory", Some("1Mi")), Ok(Medium::Memory(1 << 20)));
-        assert_eq!(of(c(json!({})), "Memory", Some("0")), Ok(Medium::Memory(1 << 30)));
+        assert_eq!(medium_for(c(json!({})), "", None), Ok(Medium::Disk));
+        assert_eq!(medium_for(c(json!({})), "Memory", None), Ok(Medium::Memory(1 << 30)));
+        assert_eq!(medium_for(c(json!({"memory": "64Mi"})), "Memory", None), Ok(Medium::Memory(64 << 20)));
+        assert_eq!(
+            medium_for(c(json!({"memory": "64Mi"})), "Memory", Some("1Mi")),
+            Ok(Medium::Memory(1 << 20))
+        );
+        assert_eq!(medium_for(c(json!({})), "Memory", Some("0")), Ok(Medium::Memory(1 << 30)));
         let one = c(json!({"hugepages-2Mi": "4Mi"}));
         let two = c(json!({"hugepages-2Mi": "4Mi", "hugepages-1Gi": "1Gi"}));
-        assert_eq!(of(one.clone(), "HugePages", None), Ok(Medium::HugePages("2Mi".into())));
-        assert_eq!(of(two.clone(), "HugePages-1Gi", None), Ok(Medium::HugePages("1Gi".into())));
+        assert_eq!(medium_for(one.clone(), "HugePages", None), Ok(Medium::HugePages("2Mi".into())));
+        assert_eq!(medium_for(two.clone(), "HugePages-1Gi", None), Ok(Medium::HugePages("1Gi".into())));
         for (spec, name, want) in [
             (
                 two,
@@ -333,7 +336,7 @@ mod tests {
             ),
             (c(json!({})), "Tape", "unknown storage medium \"Tape\""),
         ] {
-            assert_eq!(of(spec, name, None).unwrap_err(), want);
+            assert_eq!(medium_for(spec, name, None).unwrap_err(), want);
         }
     }
 }

@@ -33,12 +33,12 @@ pub fn read(root: &Path) -> io::Result<Vec<FoundVolume>> {
                 continue;
             }
             let plugin = plugin.replace('~', "/");
-            let of = |volume: PathBuf| FoundVolume {
+            let found_volume = |volume: PathBuf| FoundVolume {
                 pod: pod.clone(),
                 plugin: plugin.clone(),
                 name: name(&volume),
             };
-            found.extend(entries(&dir)?.into_iter().map(of));
+            found.extend(entries(&dir)?.into_iter().map(found_volume));
         }
     }
     found.sort();

@@ -115,7 +115,9 @@ impl Volumes {
     #[must_use]
     pub fn with_table(root: PathBuf, table: Arc<dyn MountTable>) -> Self {
         let (credentials, quotas) = (None, ProjectQuotas::default());
-        let (metrics, tokens, sizes) = (VolumeMetrics::default(), Arc::default(), Arc::default());
+        let metrics = VolumeMetrics::default();
+        let tokens = Arc::default();
+        let sizes = Arc::default();
         Self { root, metrics, table, tokens, credentials, quotas, sizes }
     }
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use quintlet_kit::task;
-use quintlet_kit::tree::{self, Entry, Visitor};
+use quintlet_kit::tree::{self, DirEntry, Visitor};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, Stat};
 
 const RW: u32 = 0o660;
@@ -46,12 +46,12 @@ impl GroupChange {
     /// Cancellation safety: if the future is dropped, the change continues.
     pub async fn run(&self, report: &(dyn Fn(String) + Send + Sync)) -> io::Result<()> {
         let files = Arc::new(AtomicU64::new(0));
-        let (of, counter) = (self.clone(), Arc::clone(&files));
+        let (change, counter) = (self.clone(), Arc::clone(&files));
         let change = task::blocking(move || {
-            if of.only_if_root_differs && !root_differs(&of.root, of.group, false)? {
+            if change.only_if_root_differs && !root_differs(&change.root, change.group, false)? {
                 return Ok(());
             }
-            change_all(&of.root, of.group, false, &counter)
+            change_all(&change.root, change.group, false, &counter)
         });
         reported(change, &self.reported_dir(), &files, report).await
     }
@@ -111,7 +111,7 @@ fn change_all(root: &Path, gid: u32, read_only: bool, files: &AtomicU64) -> io::
         return tree::walk(tree::open_root(root)?, &mut give);
     }
     let name = std::ffi::CString::new(std::os::unix::ffi::OsStrExt::as_bytes(root.as_os_str()))?;
-    give.entry(Entry { dir: CWD, name: &name, stat: &stat }).map(|_| ())
+    give.entry(DirEntry { dir: CWD, name: &name, stat: &stat }).map(|_| ())
 }
 
 /// Returns whether the root directory of a volume does not have the group and mode that [`set_volume_ownership`] gives it, for
@@ -149,7 +149,7 @@ impl Give<'_> {
         Mode::from_raw_mode((stat.st_mode & 0o7777) | self.mask | more)
     }
 
-    fn file(&self, entry: Entry<'_>) -> rustix::io::Result<()> {
+    fn file(&self, entry: DirEntry<'_>) -> rustix::io::Result<()> {
         let group = Some(Gid::from_raw(self.gid));
         rustix::fs::chownat(entry.dir, entry.name, None, group, AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(entry.stat.st_mode) == FileType::Symlink {
@@ -174,7 +174,7 @@ impl Give<'_> {
 }
 
 impl Visitor for Give<'_> {
-    fn entry(&mut self, entry: Entry<'_>) -> io::Result<bool> {
+    fn entry(&mut self, entry: DirEntry<'_>) -> io::Result<bool> {
         if !entry.is_dir() {
             self.log(self.file(entry));
         }
@@ -206,14 +206,14 @@ mod tests {
             let out = tempfile::NamedTempFile::new().unwrap();
             std::os::unix::fs::symlink(out.path(), sub.join("link")).unwrap();
             set_volume_ownership(tmp.path(), 4321, read_only).unwrap();
-            let of = |p: &Path| {
+            let group_and_mode = |p: &Path| {
                 let m = fs::symlink_metadata(p).unwrap();
                 (m.gid(), m.mode() & 0o7777)
             };
-            assert_eq!(of(&f), (4321, file));
-            assert_eq!(of(&sub), (4321, dir));
-            assert_eq!(of(&sub.join("link")).0, 4321);
-            assert_ne!(of(out.path()).0, 4321, "a link is not followed");
+            assert_eq!(group_and_mode(&f), (4321, file));
+            assert_eq!(group_and_mode(&sub), (4321, dir));
+            assert_eq!(group_and_mode(&sub.join("link")).0, 4321);
+            assert_ne!(group_and_mode(out.path()).0, 4321, "a link is not followed");
         }
     }
 
@@ -227,9 +227,9 @@ mod tests {
         set_volume_ownership(&root, 4321, false).unwrap();
         assert_eq!(fs::symlink_metadata(&root).unwrap().gid(), 4321);
         for path in [outside.join("f"), outside] {
-            let of = fs::metadata(&path).unwrap();
-            assert_ne!(of.gid(), 4321, "{}", path.display());
-            assert_eq!(of.mode() & 0o2000, 0, "{}", path.display());
+            let attributes = fs::metadata(&path).unwrap();
+            assert_ne!(attributes.gid(), 4321, "{}", path.display());
+            assert_eq!(attributes.mode() & 0o2000, 0, "{}", path.display());
         }
         assert!(root_differs(&root, 4321, false).unwrap(), "the mode is that of the link");
     }

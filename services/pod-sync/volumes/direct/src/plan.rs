@@ -26,7 +26,7 @@ const TOKEN_JITTER: Duration = Duration::from_secs(10);
 const DEFAULT_TOKEN_SECONDS: i64 = 3600;
 
 /// A volume after its objects were fetched.
-pub(crate) enum Plan {
+pub(crate) enum PreparedVolume {
     HostPath {
         path: String,
         kind: String,
@@ -42,7 +42,7 @@ pub(crate) enum Plan {
     },
 }
 
-impl Plan {
+impl PreparedVolume {
     /// Adds the mount points of other volumes inside it.
     pub(crate) fn with_nested(mut self, points: Option<BTreeSet<PathBuf>>) -> Self {
         if let Self::Files { nested, .. } = &mut self {
@@ -86,11 +86,11 @@ pub(crate) struct Planner<'a> {
 
 impl Planner<'_> {
     /// Fetches the objects of a volume, and returns what its set-up has to do.
-    pub(crate) async fn plan(&self, volume: &Volume) -> Result<Plan, VolumeFailure> {
+    pub(crate) async fn plan(&self, volume: &Volume) -> Result<PreparedVolume, VolumeFailure> {
         let Self { pod, uid, ctx, .. } = *self;
         let fail = |step, problem: String| VolumeFailure { volume: volume.name.clone(), step, problem };
         if let Some(source) = &volume.host_path {
-            return Ok(Plan::HostPath {
+            return Ok(PreparedVolume::HostPath {
                 path: source.path.clone(),
                 kind: source.type_.clone().unwrap_or_default(),
             });
@@ -108,10 +108,10 @@ impl Planner<'_> {
                 medium,
                 fs_group: fs_group(pod),
             };
-            return Ok(Plan::EmptyDir(dir, quotas));
+            return Ok(PreparedVolume::EmptyDir(dir, quotas));
         }
         if volume.image.is_some() {
-            return Ok(Plan::Image);
+            return Ok(PreparedVolume::Image);
         }
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         let memory = Medium::Memory(empty_dir::memory_size(pod, None, &ctx.node));
@@ -141,7 +141,7 @@ impl Planner<'_> {
             ));
         };
         let path = paths::direct_volume_dir(self.root, uid, plugin, &volume.name);
-        Ok(Plan::Files {
+        Ok(PreparedVolume::Files {
             dir: EmptyDir { path, marker_dir: None, medium, fs_group: None },
             payload,
             nested: Vec::new(),

@@ -215,7 +215,9 @@ fn is_empty_dir(dir: &Path) -> bool {
 fn mount_of(table: &str, path: &Path) -> Option<Mount> {
     let mounts = table.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
-        let (_device, at, fs_type) = (words.next()?, words.next()?, words.next()?);
+        let _device = words.next()?;
+        let at = words.next()?;
+        let fs_type = words.next()?;
         // The path of a mount that is escaped is not used.
         let at = PathBuf::from(at);
         path.starts_with(&at).then(|| Mount { path: at, fs_type: fs_type.to_owned(), line: line.to_owned() })

@@ -95,10 +95,12 @@ async fn set_up(
 ) -> Result<PodVolumes, Vec<VolumeFailure>> {
     let direct: Vec<&Volume> = referenced(pod).into_iter().filter(|volume| is_direct(volume)).collect();
     let results: Arc<Mutex<Vec<SetUp>>> = Arc::default();
-    let of = Arc::clone(&results);
-    let progress = move |_: &str, progress| of.lock().push(progress);
+    let seen = Arc::clone(&results);
+    let progress = move |_: &str, progress| seen.lock().push(progress);
     let failures = volumes.set_up(pod, uid, &direct, ctx, progress).await.unwrap();
-    let (mut stale, mut failed, mut begun) = (Vec::new(), Vec::new(), 0);
+    let mut stale = Vec::new();
+    let mut failed = Vec::new();
+    let mut begun = 0;
     for result in results.lock().drain(..) {
         match result {
             SetUp::Begun => begun += 1,
@@ -354,15 +356,15 @@ async fn the_fs_group_can_read_its_volume() {
     let node = Node::new();
     let pod = pod_with(every_kind(&node.dir.path().join("h")), json!({"fsGroup": 4242, "runAsUser": 7}));
     let done = node.set_up(&pod).await.unwrap();
-    let of = |v: &str, f: &str| {
+    let mode_of = |v: &str, f: &str| {
         let m = fs::metadata(done.volumes[v].host_path.join(f)).unwrap();
         (m.uid(), m.gid(), m.permissions().mode() & 0o7777)
     };
-    assert_eq!(of("proj", "token"), (7, 4242, 0o640));
-    assert_eq!(of("sec", "pw"), (0, 4242, 0o440));
-    assert_eq!(of("disk", ""), (0, 4242, 0o2777));
-    assert_eq!(of("mem", ""), (0, 4242, 0o3777));
-    assert_eq!(of("host", "").1, 0);
+    assert_eq!(mode_of("proj", "token"), (7, 4242, 0o640));
+    assert_eq!(mode_of("sec", "pw"), (0, 4242, 0o440));
+    assert_eq!(mode_of("disk", ""), (0, 4242, 0o2777));
+    assert_eq!(mode_of("mem", ""), (0, 4242, 0o3777));
+    assert_eq!(mode_of("host", "").1, 0);
 }
 
 #[tokio::test]
@@ -513,14 +515,14 @@ async fn keys_and_certificates_are_files_of_the_pods_user_or_group_and_dropped_w
 
 #[test]
 fn a_volume_has_the_outermost_mount_points_of_others_inside_it() {
-    let of = |mounts: Value| {
+    let nested = |mounts: Value| {
         let pod = pod_of(json!({"containers": [{"name": "c", "volumeMounts": mounts}]}));
         let found = nested_mount_points(&pod).into_iter();
         let list = |points: BTreeSet<PathBuf>| points.into_iter().map(|p| p.display().to_string()).collect();
         found.map(|(volume, points)| (volume, list(points))).collect::<Vec<(String, Vec<String>)>>()
     };
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
-    let got = of(json!([
+    let got = nested(json!([
         mount("a", "/x"),
         mount("b", "/x/y/z"),
         mount("c", "/x/y"),
@@ -536,7 +538,7 @@ fn a_volume_has_the_outermost_mount_points_of_others_inside_it() {
     assert_eq!(got, want);
     let many: Vec<Value> = (0..15_000).map(|n| mount(&format!("v{n}"), &format!("/m/{n}"))).collect();
     let began = Instant::now();
-    assert_eq!(of(Value::from(many)), []);
+    assert_eq!(nested(Value::from(many)), []);
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
 }
 
@@ -575,13 +577,13 @@ async fn a_set_up_that_fails_says_whether_it_left_a_part() {
         let mut volume = volume;
         volume["name"] = json!("v");
         let pod = pod_with(json!([volume]), json!({}));
-        let of: Arc<Mutex<Option<SetUp>>> = Arc::default();
-        let last = Arc::clone(&of);
+        let last_progress: Arc<Mutex<Option<SetUp>>> = Arc::default();
+        let last = Arc::clone(&last_progress);
         let progress = move |_: &str, progress| *last.lock() = Some(progress);
         let volume = pod::spec(&pod).volumes.as_ref().unwrap();
         let all: Vec<&Volume> = volume.iter().collect();
         node.volumes.set_up(&pod, &node.uid, &all, &node.ctx, progress).await.unwrap();
-        let last = of.lock().take();
+        let last = last_progress.lock().take();
         match last {
             Some(SetUp::Failed { is_partial, .. }) => is_partial,
             other => panic!("{other:?}"),
@@ -607,10 +609,10 @@ async fn without_the_directories_of_the_pod_each_volume_fails() {
     let pod = pod_with(json!([{"name": "e", "emptyDir": {}}, {"name": "f", "emptyDir": {}}]), json!({}));
     let direct: Vec<&Volume> = pod::spec(&pod).volumes.iter().flatten().collect();
     let failed: Arc<Mutex<Vec<String>>> = Arc::default();
-    let of = Arc::clone(&failed);
+    let failures = Arc::clone(&failed);
     let progress = move |name: &str, progress| match progress {
         SetUp::Begun => {}
-        SetUp::Failed { failure, is_partial: false } => of.lock().push(format!("{name}: {failure}")),
+        SetUp::Failed { failure, is_partial: false } => failures.lock().push(format!("{name}: {failure}")),
         other => panic!("{other:?}"),
     };
     let error = node.volumes.set_up(&pod, &node.uid, &direct, &node.ctx, progress).await.unwrap_err();

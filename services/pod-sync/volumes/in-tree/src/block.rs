@@ -48,8 +48,8 @@ impl Mounter {
         let link = self.paths.link(plugin, pod, &volume.name)?;
         let device = task::blocking(move || device_of(&path)).await?;
         let bound = directory.join(pod.as_str());
-        let from = device.clone();
-        step!("block device bound", task::blocking(move || bind(&from, &bound)))?;
+        let source = device.clone();
+        step!("block device bound", task::blocking(move || bind(&source, &bound)))?;
         step!("block device linked", task::blocking(move || make_link(&device, &link)))
     }
 

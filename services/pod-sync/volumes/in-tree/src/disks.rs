@@ -127,7 +127,9 @@ impl Mounter {
     /// A pod has the volume, the mount is busy, or the disk could not be detached. The directory stays.
     pub async fn detach(&self, plugin: Plugin, is_block: bool, name: &str) -> Result<(), Error> {
         let directory = self.paths.disk(plugin, is_block, name)?;
-        let (at, pods, host) = (directory.clone(), self.paths.pods(), self.host.clone());
+        let at = directory.clone();
+        let pods = self.paths.pods();
+        let host = self.host.clone();
         let unmounted = task::blocking(move || unmount(&at, &pods, is_block, &host));
         let Some(was_mounted) = step!("disk unmounted", unmounted)? else { return Ok(()) };
         let detached = match plugin {
@@ -252,7 +254,9 @@ impl Mounter {
         let failed = |error: Error| (error, String::new());
         let lock = self.targets.of(&disk.iqn);
         let _logged_in_by_nobody_else = lock.lock().await;
-        let (host, iqn, own) = (self.host.clone(), disk.iqn.clone(), directory.to_owned());
+        let host = self.host.clone();
+        let iqn = disk.iqn.clone();
+        let own = directory.to_owned();
         let roots = [false, true].map(|is_block| self.paths.disks(Plugin::Iscsi, is_block));
         let read = task::blocking(move || -> Result<_, Error> {
             Ok((sessions(&host, &iqn)?, others(&roots, &own, &iqn)?))
@@ -348,10 +352,10 @@ impl Login<'_> {
                     sessions = self.sessions().await?;
                 }
                 let Some(host) = host_of(&sessions, portal) else { continue };
-                let of = self.mounter.host.clone();
+                let scanned_host = self.mounter.host.clone();
                 let scan = task::blocking(move || {
-                    let file = of.sys.join(format!("class/scsi_host/host{host}/scan"));
-                    of.scan_lun(host, lun).map_err(Error::file("write", &file))
+                    let file = scanned_host.sys.join(format!("class/scsi_host/host{host}/scan"));
+                    scanned_host.scan_lun(host, lun).map_err(Error::file("write", &file))
                 });
                 step!("iscsi lun scanned", scan)?;
                 let Some(transport) = &transport else { return Err(Error::NoTransport(disk.iface.clone())) };
@@ -416,7 +420,9 @@ impl Login<'_> {
             let set = self.run(&arguments::set_iface(&disk.iface, &key, &value)).await?;
             if set.code != Some(0) {
                 let _best_effort = self.run(&arguments::iface(&disk.iface, "delete")).await;
-                let (cause, output, iface) = (set.cause(), set.output, &disk.init_iface);
+                let cause = set.cause();
+                let output = set.output;
+                let iface = &disk.init_iface;
                 let text = format!(
                     "iscsi: failed to update iface records: {output} ({cause}). iface({iface}) will be used"
                 );
@@ -501,10 +507,11 @@ impl Login<'_> {
         let end = quintlet_kit::clock::deadline_after(Instant::now(), limit);
         loop {
             let (links, disk) = (self.mounter.host.dev.join("disk/by-path"), self.disk.clone());
-            let (of, by) = (portal.to_owned(), transport.to_owned());
+            let (portal_name, transport_name) = (portal.to_owned(), transport.to_owned());
             let found = task::blocking(move || -> Result<_, Error> {
                 let all = entries(&links).map_err(Error::file("read", &links))?;
-                let mut matching = all.into_iter().filter(|p| disk.is_path(&name_of(p), &of, &by));
+                let mut matching =
+                    all.into_iter().filter(|p| disk.is_path(&name_of(p), &portal_name, &transport_name));
                 // A link may be left of a device that is gone.
                 Ok(matching.find(|link| link.exists()))
             });
@@ -531,8 +538,8 @@ impl Login<'_> {
         };
         let end = quintlet_kit::clock::deadline_after(Instant::now(), limit);
         loop {
-            let (host, of) = (self.mounter.host.clone(), devices.clone());
-            let map = task::blocking(move || of.iter().find_map(|device| host.multipath_of(device))).await;
+            let (host, paths) = (self.mounter.host.clone(), devices.clone());
+            let map = task::blocking(move || paths.iter().find_map(|device| host.multipath_of(device))).await;
             if map.is_some() || Instant::now() >= end {
                 return map;
             }

@@ -107,7 +107,7 @@ impl Disk {
                 name == wanted || name.starts_with("pci-") && name.ends_with(&format!("-{wanted}"))
             }),
             Self::Identifiers(wwids) => {
-                name.strip_prefix("scsi-").is_some_and(|of| wwids.iter().any(|wwid| wwid == of))
+                name.strip_prefix("scsi-").is_some_and(|linked| wwids.iter().any(|wwid| wwid == linked))
             }
         }
     }

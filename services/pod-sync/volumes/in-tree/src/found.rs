@@ -88,9 +88,11 @@ pub fn read(root: &Path) -> io::Result<(Vec<FoundInPod>, Vec<FoundDevice>)> {
             let mut of_pod = bound.remove(&(plugin, pod.clone())).unwrap_or_default();
             for link in entries(&paths.links(plugin, &dir), FileType::is_symlink)? {
                 let numbers = fs::metadata(&link).ok().map(|metadata| metadata.rdev());
-                let is_of_link = |(of, device): &(u64, &str)| match plugin {
+                let is_of_link = |(link_numbers, device): &(u64, &str)| match plugin {
                     Plugin::Local => name(&link) == *device,
-                    Plugin::HostPath | Plugin::Nfs | Plugin::Iscsi | Plugin::Fc => numbers == Some(*of),
+                    Plugin::HostPath | Plugin::Nfs | Plugin::Iscsi | Plugin::Fc => {
+                        numbers == Some(*link_numbers)
+                    }
                 };
                 let at = of_pod.iter().position(is_of_link);
                 let device = at.map(|at| of_pod.remove(at).1.to_owned());
@@ -127,13 +129,13 @@ fn unlinked(paths: &Paths, pod: &PodUid, plugin: Plugin, device: &str) -> FoundI
 fn disks(root: &Path, plugin: Plugin) -> io::Result<Vec<String>> {
     let mut found = Vec::new();
     for dir in entries(root, FileType::is_dir)? {
-        let of = name(&dir);
+        let entry = name(&dir);
         match plugin {
-            Plugin::Iscsi if of.starts_with("iface-") => {
+            Plugin::Iscsi if entry.starts_with("iface-") => {
                 let names = entries(&dir, FileType::is_dir)?;
-                found.extend(names.iter().map(|disk| format!("{of}/{}", name(disk))));
+                found.extend(names.iter().map(|disk| format!("{entry}/{}", name(disk))));
             }
-            Plugin::Fc if of != "volumeDevices" => found.push(of),
+            Plugin::Fc if entry != "volumeDevices" => found.push(entry),
             Plugin::Iscsi | Plugin::Fc | Plugin::Local | Plugin::HostPath | Plugin::Nfs => {}
         }
     }

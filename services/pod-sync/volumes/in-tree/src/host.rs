@@ -132,7 +132,9 @@ impl Host {
             if read(&block.join("dev")).is_some_and(|device| mounts.iter().any(|m| m.device == device)) {
                 return true;
             }
-            next.extend(entries(&block.join("holders")).unwrap_or_default().iter().map(|of| name_of(of)));
+            next.extend(
+                entries(&block.join("holders")).unwrap_or_default().iter().map(|holder| name_of(holder)),
+            );
         }
         false
     }
@@ -161,9 +163,10 @@ fn portals_of(session: &Path) -> BTreeSet<String> {
         if !name.starts_with("connection") {
             continue;
         }
-        let of = connection.join("iscsi_connection").join(&name);
+        let attributes = connection.join("iscsi_connection").join(&name);
         for (address, port) in [("address", "port"), ("persistent_address", "persistent_port")] {
-            let (Some(address), Some(port)) = (read(&of.join(address)), read(&of.join(port))) else {
+            let (Some(address), Some(port)) = (read(&attributes.join(address)), read(&attributes.join(port)))
+            else {
                 continue;
             };
             portals.insert(match address.contains(':') {

@@ -76,7 +76,7 @@ impl Chap {
 impl From<&ISCSIVolumeSource> for IscsiSource {
     fn from(source: &ISCSIVolumeSource) -> Self {
         let source = source.clone();
-        let secret = source.secret_ref.map(|of| SecretRef { namespace: None, name: of.name });
+        let secret = source.secret_ref.map(|reference| SecretRef { namespace: None, name: reference.name });
         Self {
             target_portal: source.target_portal,
             portals: source.portals.unwrap_or_default(),
@@ -95,9 +95,9 @@ impl From<&ISCSIVolumeSource> for IscsiSource {
 impl From<&ISCSIPersistentVolumeSource> for IscsiSource {
     fn from(source: &ISCSIPersistentVolumeSource) -> Self {
         let source = source.clone();
-        let secret = source.secret_ref.map(|of| SecretRef {
-            namespace: of.namespace.filter(|namespace| !namespace.is_empty()),
-            name: of.name.unwrap_or_default(),
+        let secret = source.secret_ref.map(|reference| SecretRef {
+            namespace: reference.namespace.filter(|namespace| !namespace.is_empty()),
+            name: reference.name.unwrap_or_default(),
         });
         Self {
             target_portal: source.target_portal,
@@ -248,7 +248,7 @@ pub fn is_busy(portal: &str, luns: &BTreeSet<String>, others: &[Other]) -> bool 
     others.iter().any(|other| {
         other.first_portal == portal
             || match &other.portals {
-                Some(portals) => portals.iter().any(|of| of == portal),
+                Some(portals) => portals.iter().any(|mounted| mounted == portal),
                 None => luns.contains(&other.lun),
             }
     })

@@ -182,14 +182,15 @@ impl Mounter {
         }
         let Source::Local { path, fs_type } = &volume.source else { return Ok(()) };
         let (device, target) = (path.clone(), self.paths.device_mount(&volume.name)?);
-        let of = target.clone();
-        let is_needed =
-            task::blocking(move || Ok(kind_of(&device)? == FileKind::BlockDevice && !is_mounted(&of)?));
+        let mount_point = target.clone();
+        let is_needed = task::blocking(move || {
+            Ok(kind_of(&device)? == FileKind::BlockDevice && !is_mounted(&mount_point)?)
+        });
         if !is_needed.await? {
             return Ok(());
         }
-        let of = target.clone();
-        step!("directory of local device created", task::blocking(move || make_directory(&of)))?;
+        let mount_point = target.clone();
+        step!("directory of local device created", task::blocking(move || make_directory(&mount_point)))?;
         let fs_type = fs_type.as_deref().unwrap_or(DEFAULT_FS_TYPE);
         let mounted =
             step!("local device mounted", self.format_and_mount(volume, path, &target, Some(fs_type), None));
@@ -276,10 +277,12 @@ impl Mounter {
         }
         let target = self.paths.mount(Plugin::Local, pod, &volume.name)?;
         let device = self.paths.device_mount(&volume.name)?;
-        let (of, pods, at) = (PathBuf::from(path), self.paths.pods(), target.clone());
+        let local_path = PathBuf::from(path);
+        let pods = self.paths.pods();
+        let at = target.clone();
         let found = task::blocking(move || -> Result<_, Error> {
-            let source = match kind_of(&of.display().to_string())? {
-                FileKind::Directory => of,
+            let source = match kind_of(&local_path.display().to_string())? {
+                FileKind::Directory => local_path,
                 FileKind::BlockDevice => device,
             };
             // The mount table has no links.
@@ -295,9 +298,11 @@ impl Mounter {
         let at = target.clone();
         step!("directory of local volume created", task::blocking(move || make_directory(&at)))?;
         if !is_mounted {
-            let (from, to) = (source, target.clone());
-            let bind =
-                move || rustix::mount::mount_bind(&from, &to).map_err(|e| Error::file("bind", &to)(e.into()));
+            let (source, mount_point) = (source, target.clone());
+            let bind = move || {
+                rustix::mount::mount_bind(&source, &mount_point)
+                    .map_err(|e| Error::file("bind", &mount_point)(e.into()))
+            };
             step!("local volume bound", task::blocking(bind))?;
         }
         step!("options of local volume set", self.remount(volume, &target))?;
@@ -326,11 +331,11 @@ impl Mounter {
             if !volume.read_only {
                 return Ok(());
             }
-            let of = target.to_owned();
+            let mount_point = target.to_owned();
             let remount = move || {
                 let flags = MountFlags::BIND | MountFlags::RDONLY;
-                let remounted = rustix::mount::mount_remount(&of, flags, c"");
-                remounted.map_err(|error| Error::file("remount read-only", &of)(error.into()))
+                let remounted = rustix::mount::mount_remount(&mount_point, flags, c"");
+                remounted.map_err(|error| Error::file("remount read-only", &mount_point)(error.into()))
             };
             return task::blocking(remount).await;
         }
@@ -349,18 +354,19 @@ impl Mounter {
     async fn publish_disk(&self, volume: &Volume, pod: &PodUid, group: Group<'_>) -> Result<(), Error> {
         let device = self.paths.disk(volume.plugin(), false, &volume.device_name())?;
         let target = self.paths.mount(volume.plugin(), pod, &volume.name)?;
-        let (from, at) = (device.clone(), target.clone());
+        let (staged, at) = (device.clone(), target.clone());
         let (is_staged, is_bound) =
-            task::blocking(move || Ok::<_, Error>((is_mounted(&from)?, is_mounted(&at)?))).await?;
+            task::blocking(move || Ok::<_, Error>((is_mounted(&staged)?, is_mounted(&at)?))).await?;
         if !is_staged {
             return Err(Error::NotStaged(device));
         }
         let at = target.clone();
         step!("directory of disk volume created", task::blocking(move || make_directory(&at)))?;
         if !is_bound {
-            let to = target.clone();
+            let mount_point = target.clone();
             let bind = move || {
-                rustix::mount::mount_bind(&device, &to).map_err(|e| Error::file("bind", &to)(e.into()))
+                rustix::mount::mount_bind(&device, &mount_point)
+                    .map_err(|e| Error::file("bind", &mount_point)(e.into()))
             };
             step!("disk volume bound", task::blocking(bind))?;
         }

@@ -33,8 +33,8 @@ impl Mounter {
         if volume.is_block {
             return Ok(());
         }
-        let of = path.clone();
-        match task::blocking(move || kind_of(&of)).await? {
+        let checked = path.clone();
+        match task::blocking(move || kind_of(&checked)).await? {
             FileKind::Directory => return Ok(()),
             FileKind::BlockDevice => {}
         }

@@ -192,8 +192,8 @@ async fn a_local_directory_that_is_swapped_while_it_is_mounted_is_neither_follow
     mounter.publish(&volume, &uid(1), group(4712), &CancellationToken::new()).await.unwrap();
     assert_eq!(fs::read_to_string(path.join("f")).unwrap(), "disk");
     assert_eq!(fs::metadata(moved.join("f")).unwrap().gid(), 4712);
-    for of in [precious.clone(), precious.join("f")] {
-        assert!(![4711, 4712].contains(&fs::metadata(of).unwrap().gid()));
+    for kept in [precious.clone(), precious.join("f")] {
+        assert!(![4711, 4712].contains(&fs::metadata(kept).unwrap().gid()));
     }
     mounter.unpublish(Plugin::Local, &uid(1), "pv-1").await.unwrap();
     assert!(!path.exists());
@@ -495,7 +495,9 @@ async fn a_mount_of_nfs_in_progress_is_killed_with_its_children_when_the_pod_is_
     fs::set_permissions(tools.join("mount"), fs::Permissions::from_mode(0o755)).unwrap();
     let commands = Arc::new(SystemCommands { first: Some(tools) });
     let mounter = Mounter::with_commands(&node.root(), commands);
-    let (volume, pod, released) = (nfs("s"), uid(1), CancellationToken::new());
+    let volume = nfs("s");
+    let pod = uid(1);
+    let released = CancellationToken::new();
     let started = async {
         while !base.join("pids").exists() {
             tokio::time::sleep(Duration::from_millis(5)).await;

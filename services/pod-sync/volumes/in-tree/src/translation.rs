@@ -580,7 +580,7 @@ mod tests {
 
     #[test]
     fn a_volume_of_a_pod_with_an_invalid_field_has_the_kubelets_text_and_other_types_stay() {
-        let of = |source: Value| {
+        let translated = |source: Value| {
             let mut volume = source;
             volume["name"] = json!("v");
             of_pod(&serde_json::from_value(volume).unwrap(), "ns")
@@ -595,10 +595,13 @@ mod tests {
                 "kind(Dedicated) is not supported in csi migration",
             ),
         ] {
-            assert_eq!(of(source).unwrap_err(), format!("failed to translate in-tree pv to CSI: {expected}"));
+            assert_eq!(
+                translated(source).unwrap_err(),
+                format!("failed to translate in-tree pv to CSI: {expected}")
+            );
         }
-        assert_eq!(of(json!({"nfs": {"path": "/p", "server": "s"}})).unwrap(), None);
-        assert_eq!(of(json!({"rbd": {"image": "i", "monitors": []}})).unwrap(), None);
+        assert_eq!(translated(json!({"nfs": {"path": "/p", "server": "s"}})).unwrap(), None);
+        assert_eq!(translated(json!({"rbd": {"image": "i", "monitors": []}})).unwrap(), None);
     }
 
     #[test]

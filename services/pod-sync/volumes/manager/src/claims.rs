@@ -252,21 +252,21 @@ pub fn claim_of(pod: &Pod, volume: &PodVolume) -> Option<ClaimOf> {
 ///
 /// # Errors
 /// Returns the kubelet's text.
-pub fn check_claim(pod: &Pod, of: &ClaimOf, claim: &PersistentVolumeClaim) -> Result<String, String> {
+pub fn check_claim(pod: &Pod, used: &ClaimOf, claim: &PersistentVolumeClaim) -> Result<String, String> {
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let metadata = &claim.metadata;
-    if of.is_ephemeral {
+    if used.is_ephemeral {
         let owners = metadata.owner_references.iter().flatten();
         let mut controllers = owners.filter(|owner| owner.controller == Some(true));
         if !controllers.any(|owner| Some(&owner.uid) == pod.metadata.uid.as_ref()) {
             let pod = pod.metadata.name.as_deref().unwrap_or_default();
-            let claim = &of.name;
+            let claim = &used.name;
             return Err(format!(
                 "PVC {namespace}/{claim} was not created for pod {namespace}/{pod} (pod is not owner)"
             ));
         }
     }
-    let failed = |text: &str| Err(of_claim(namespace, &of.name, text));
+    let failed = |text: &str| Err(of_claim(namespace, &used.name, text));
     let is_protected = metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);
     if metadata.deletion_timestamp.is_some() && !is_protected {
         return failed("PVC is being deleted");

@@ -23,9 +23,9 @@ use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::state::{Running, State, StillMounted};
+use crate::state::{ManagerState, Running, StillMounted};
 use crate::tasks::{Shared, VolumeTasks};
-use crate::work::Step;
+use crate::work::OperationStep;
 
 /// Longest wait after a failed set-up that keeps a pod from its start, and after a failed removal. The kubelet waits up to two minutes.
 const LONGEST_WAIT_OF_A_POD: Duration = Duration::from_secs(16);
@@ -74,7 +74,7 @@ enum Ended {
     Abandoned,
 }
 
-impl State {
+impl ManagerState {
     /// Makes the direct volumes of a pod desired.
     fn declare_direct(&mut self, pod: &PodUid, volumes: &[&Volume], again: Again, wall: Timestamp) {
         for volume in volumes {
@@ -122,7 +122,7 @@ impl State {
         plan.start
     }
 
-    fn direct_step(&mut self, operation: &Operation, step: Step, now: Instant) {
+    fn direct_step(&mut self, operation: &Operation, step: OperationStep, now: Instant) {
         if let Some(running) = self.running.get_mut(&operation.key()) {
             running.step = Some(step);
             running.since = now;
@@ -223,7 +223,7 @@ impl InFlight {
         let ended = match progress {
             SetUp::Begun => {
                 if let Some(operation) = self.operations.get(name) {
-                    self.shared.state.lock().direct_step(operation, Step::SetUp, Instant::now());
+                    self.shared.state.lock().direct_step(operation, OperationStep::SetUp, Instant::now());
                 }
                 return;
             }
@@ -385,7 +385,7 @@ fn remove(mut in_flight: InFlight, uid: &PodUid, removals: Vec<Operation>) {
     }
     for (plugin, name, volume) in names {
         if let Some(operation) = in_flight.operations.get(&volume) {
-            in_flight.shared.state.lock().direct_step(operation, Step::TearDown, Instant::now());
+            in_flight.shared.state.lock().direct_step(operation, OperationStep::TearDown, Instant::now());
         }
         let ended = match in_flight.shared.volumes.tear_down(uid, &plugin, &name) {
             Ok(()) => Ended::Done,

@@ -9,7 +9,7 @@ use pod_sync_csi::drivers::{CsiNode, CsiNodeDriver};
 use pod_sync_direct_volumes::ownership;
 use pod_sync_in_tree::volume::Plugin;
 use pod_sync_volume_reconcile::VolumeName;
-use pod_sync_volume_reconcile::actual::Outcome;
+use pod_sync_volume_reconcile::actual::Certainty;
 use pod_sync_volume_reconcile::reconcile::{Operation, volumes_in_use};
 use quintlet_kit::contain::Work;
 use quintlet_kit::task;
@@ -23,7 +23,7 @@ use crate::expansion::{self, Expanded, NotExpanded};
 use crate::mount_in_tree::{self, ALREADY_MOUNTED};
 use crate::state::{Done, Job};
 use crate::tasks::Shared;
-use crate::work::{self, Attempt, Step, Tell};
+use crate::work::{self, Attempt, OperationStep, ProgressReceivers};
 
 /// Reason why this node attaches no volumes (`pkg/volume/csi: csiAttacher.Attach`).
 const NO_ATTACHER: &str = "attaching volumes from the kubelet is not supported";
@@ -116,18 +116,18 @@ impl Shared {
             (state.plugin(&operation.key().volume).cloned(), state.is_forced(&operation))
         };
         let (name_in_metrics, began) = (job.operation_name(), Instant::now());
-        let (of, key) = (Arc::clone(&self), operation.key());
+        let (executor, key) = (Arc::clone(&self), operation.key());
         let done = task::spawn_contained("volume operation call", work, async move {
-            let at = |step: Step| {
-                let mut state = of.state.lock();
+            let at = |step: OperationStep| {
+                let mut state = executor.state.lock();
                 if let Some(running) = state.running.get_mut(&key) {
                     running.step = Some(step);
                     running.since = Instant::now();
                 }
                 drop(state);
-                of.changed.send_modify(|count| *count = count.wrapping_add(1));
+                executor.changed.send_modify(|count| *count = count.wrapping_add(1));
             };
-            of.run_job(job, &at).await
+            executor.run_job(job, &at).await
         });
         let done = done.await;
         let (now, wall) = (Instant::now(), self.tools.clock.wall());
@@ -145,38 +145,45 @@ impl Shared {
         });
     }
 
-    async fn run_job(&self, job: Job, at: &(dyn Fn(Step) + Send + Sync)) -> Done {
+    async fn run_job(&self, job: Job, at: &(dyn Fn(OperationStep) + Send + Sync)) -> Done {
         match job {
             Job::Mount { pod, volume, is_taken: true, .. } => {
                 let text =
                     "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
-                let failure = volume.failure("SetUp", text, Outcome::Transient);
+                let failure = volume.failure("SetUp", text, Certainty::Transient);
                 self.report(&pod, &volume.pod, &failure);
                 Done::Mount(failure.into())
             }
             Job::Mount { pod, volume, stage, mounted_before, failed_before, is_taken: false, released } => {
                 let slow = |message: String| {
-                    let (reason, outcome) = (ownership::IN_PROGRESS, Outcome::Finished);
-                    self.report(&pod, &volume.pod, &work::Failure { reason, message, outcome });
+                    let (reason, certainty) = (ownership::IN_PROGRESS, Certainty::Finished);
+                    self.report(&pod, &volume.pod, &work::Failure { reason, message, certainty });
                 };
-                let tell = Tell { at, slow: &slow };
+                let receivers = ProgressReceivers { at, slow: &slow };
                 let mounted = match (work::check_node(&self.tools, &volume), &volume.provided.source) {
                     (Err(failure), _) => failure.into(),
                     (Ok(()), Source::Csi(csi)) => {
                         let tools = &self.tools;
                         let attempt = Attempt { stage, mounted_before, failed_before };
-                        let mount = work::mount(tools, &volume, csi, &pod, attempt, tell);
+                        let mount = work::mount(tools, &volume, csi, &pod, attempt, receivers);
                         // Boxed: the futures of gRPC calls are large.
                         Box::pin(mount).await
                     }
-                    (Ok(()), Source::InTree(of)) => {
+                    (Ok(()), Source::InTree(in_tree)) => {
                         let attempt = Attempt { stage, mounted_before, failed_before };
-                        let mount =
-                            mount_in_tree::mount(&self.tools, &volume, of, &pod, attempt, tell, &released);
+                        let mount = mount_in_tree::mount(
+                            &self.tools,
+                            &volume,
+                            in_tree,
+                            &pod,
+                            attempt,
+                            receivers,
+                            &released,
+                        );
                         let (mounted, warning) = Box::pin(mount).await;
                         if let Some(message) = warning {
-                            let (reason, outcome) = (ALREADY_MOUNTED, Outcome::Finished);
-                            self.report(&pod, &volume.pod, &work::Failure { reason, message, outcome });
+                            let (reason, certainty) = (ALREADY_MOUNTED, Certainty::Finished);
+                            self.report(&pod, &volume.pod, &work::Failure { reason, message, certainty });
                         }
                         mounted
                     }
@@ -196,7 +203,7 @@ impl Shared {
                 let Some(sizes) = &volume.provided.sizes else {
                     return Done::Expanded(Ok(Expanded::NotRequested));
                 };
-                at(Step::Expand);
+                at(OperationStep::Expand);
                 let expand = expansion::expand(&self.tools, &volume, sizes, &pod, false, failed_before);
                 let expanded = Box::pin(expand).await;
                 Done::Expanded(expanded.map_err(|failure| {
@@ -245,11 +252,14 @@ impl Shared {
 
 /// The drivers for the CSINode and Node objects.
 fn reported(node: CsiNode, removed: &BTreeSet<String>) -> NodeCsiDrivers {
-    let of = |(name, driver): (String, CsiNodeDriver)| {
+    let reported_driver = |(name, driver): (String, CsiNodeDriver)| {
         let CsiNodeDriver { node_id, topology, allocatable } = driver;
         (name, NodeCsiDriver { node_id, topology, allocatable })
     };
-    NodeCsiDrivers { registered: node.drivers.into_iter().map(of).collect(), removed: removed.clone() }
+    NodeCsiDrivers {
+        registered: node.drivers.into_iter().map(reported_driver).collect(),
+        removed: removed.clone(),
+    }
 }
 
 /// A unique name as the API server has it.

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use pod_sync_clients::EventType;
 use pod_sync_csi::client::ExpansionFailure;
-use pod_sync_csi::error::{CsiError, Outcome};
+use pod_sync_csi::error::{Certainty, CsiError};
 use pod_sync_csi::mount::Expand;
 use quintlet_model::ids::PodUid;
 use quintlet_model::quantity::Quantity;
@@ -221,7 +221,7 @@ pub(crate) async fn expand(
                         CsiError::Call(call) => ExpansionFailure::of(call),
                         _ => ExpansionFailure::Other,
                     };
-                    (failure, text(error, failure), error.outcome() == Outcome::Finished)
+                    (failure, text(error, failure), error.certainty() == Certainty::Finished)
                 }
                 CallFailure::Final(text) | CallFailure::Transient(text) => {
                     (ExpansionFailure::Other, text.clone(), true)
@@ -271,24 +271,36 @@ enum CallFailure {
 async fn call(tools: &Tools, volume: &Resolved, uid: &PodUid, size: &ApiQuantity) -> Result<(), CallFailure> {
     let csi = match &volume.provided.source {
         Source::Csi(csi) => csi,
-        Source::InTree(of) => {
-            let expanded = tools.in_tree.expand(of).await;
+        Source::InTree(in_tree) => {
+            let expanded = tools.in_tree.expand(in_tree).await;
             return expanded.map_err(|error| CallFailure::Final(error.to_string()));
         }
     };
+    let bytes = required_bytes(size).map_err(|error| {
+        CallFailure::Final(format!("Expander.NodeExpand failed to expand the volume : {error}"))
+    })?;
     let secrets = secrets(tools, volume.provided.expand_secret.as_ref()).await.map_err(|failed| {
         let SecretError { name, error } = failed;
-        let of = format!("{}/{}", name.namespace, name.name);
-        CallFailure::Transient(format!("expander.NodeExpand failed to get NodeExpandSecretRef {of}: {error}"))
+        let claim = format!("{}/{}", name.namespace, name.name);
+        CallFailure::Transient(format!(
+            "expander.NodeExpand failed to get NodeExpandSecretRef {claim}: {error}"
+        ))
     })?;
     let expand = Expand {
         volume: csi.clone(),
         pod: uid.to_string(),
         is_block: volume.provided.is_block,
-        bytes: Quantity::of(size).value(),
+        bytes,
         secrets,
     };
     tools.mounter.expand(&expand).await.map(drop).map_err(CallFailure::Driver)
+}
+
+/// Returns the size that a driver is asked for. More than 64 bits hold is their maximum, as in kubelet 1.38, which no driver fulfils. The
+/// sign is that of the quantity, whatever its size (k/k#141181).
+fn required_bytes(size: &ApiQuantity) -> Result<i64, &'static str> {
+    let size = Quantity::of(size);
+    if size.is_positive() || size.is_zero() { Ok(size.value()) } else { Err("size can not be less than 0") }
 }
 
 /// Returns the kubelet's text (`nodeExpandWithClient`).
@@ -338,9 +350,9 @@ mod tests {
             json!({"status": {"capacity": {"storage": capacity}, "allocatedResources": {"storage": "2Gi"},
                 "allocatedResourceStatuses": statuses}})
         };
-        let with = |mut of: Value, more: Value| {
-            json_patch(&mut of, more);
-            of
+        let with = |mut object: Value, more: Value| {
+            json_patch(&mut object, more);
+            object
         };
         let many = json!({"spec": {"accessModes": ["ReadWriteMany"]}});
         let required_elsewhere = json!({"metadata": {"annotations": {NOT_REQUIRED: "true"}}});
@@ -371,28 +383,49 @@ mod tests {
     }
 
     #[test]
+    fn a_size_below_zero_is_refused_and_one_beyond_64_bits_is_the_largest() {
+        let negative = Err("size can not be less than 0");
+        for (size, want) in [
+            ("2Gi", Ok(2 << 30)),
+            ("0", Ok(0)),
+            ("9223372036854775807", Ok(i64::MAX)),
+            ("9223372036854775808", Ok(i64::MAX)),
+            ("100E", Ok(i64::MAX)),
+            ("1e30", Ok(i64::MAX)),
+            ("-1", negative),
+            ("-1m", negative),
+            ("-9.5Gi", negative),
+            ("-100E", negative),
+            ("-1e30", negative),
+        ] {
+            assert_eq!(required_bytes(&ApiQuantity(size.to_owned())), want, "{size}");
+        }
+    }
+
+    #[test]
     fn the_status_of_the_claim_follows_the_expansion_and_keeps_foreign_conditions() {
         let conditions = json!([{"type": "Resizing", "status": "True"}, {"type": "Mine", "status": "True"}]);
         let statuses = json!({"storage": PENDING});
-        let of = claim(json!({"status": {"conditions": conditions, "allocatedResourceStatuses": statuses}}));
+        let object =
+            claim(json!({"status": {"conditions": conditions, "allocatedResourceStatuses": statuses}}));
         assert_eq!(
-            begun(&of).unwrap(),
+            begun(&object).unwrap(),
             json!({"metadata": {"resourceVersion": "7"}, "status": {"allocatedResourceStatuses": {"storage": IN_PROGRESS}}})
         );
         assert_eq!(
-            finished(&of, &ApiQuantity("2Gi".to_owned()))["status"],
+            finished(&object, &ApiQuantity("2Gi".to_owned()))["status"],
             json!({"capacity": {"storage": "2Gi"}, "allocatedResourceStatuses": {"storage": null},
                 "conditions": [{"type": "Mine", "status": "True"}]})
         );
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        let patch = failed(&of, "boom", true, now);
+        let patch = failed(&object, "boom", true, now);
         assert_eq!(patch["status"]["allocatedResourceStatuses"], json!({"storage": INFEASIBLE}));
         assert_eq!(
             patch["status"]["conditions"][2],
             json!({"type": NODE_RESIZE_ERROR, "status": "True", "message": "failed to expand pvc with boom",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"})
         );
-        let mut again = of.clone();
+        let mut again = object.clone();
         let list = serde_json::from_value(patch["status"]["conditions"].clone()).unwrap();
         again.status.as_mut().unwrap().conditions = list;
         assert_eq!(

@@ -12,7 +12,7 @@ use pod_sync_csi::volume_data::VolumeData;
 use pod_sync_direct_volumes::found::FoundVolume;
 use pod_sync_in_tree::found::{FoundDevice, FoundInPod};
 use pod_sync_volume_reconcile::VolumeName;
-use pod_sync_volume_reconcile::reconstruct::Found;
+use pod_sync_volume_reconcile::reconstruct::PodVolumeDir;
 use quintlet_model::ids::PodUid;
 
 use crate::claims::shared_name;
@@ -24,7 +24,7 @@ use crate::work::Form;
 #[derive(Debug, Default)]
 pub(crate) struct OnDisk {
     /// The volumes of pods.
-    pub(crate) volumes: Vec<Found>,
+    pub(crate) volumes: Vec<PodVolumeDir>,
     /// Volumes that workers of pods set up.
     pub(crate) direct: Vec<FoundVolume>,
     /// Volumes that are staged.
@@ -69,7 +69,7 @@ pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
         if is_unreadable {
             disk.unreadable.insert(volume.0.clone());
         }
-        disk.volumes.push(Found { pod, spec_name, volume });
+        disk.volumes.push(PodVolumeDir { pod, spec_name, volume });
     }
     for found in staged(root)? {
         let name = match known(found.data) {
@@ -105,7 +105,7 @@ pub(crate) fn read(root: &Root) -> io::Result<OnDisk> {
         pods.dedup();
         for pod in pods.into_iter().filter_map(|pod| PodUid::parse(pod).ok()) {
             let volume = (name.clone(), true);
-            disk.volumes.push(Found { pod, spec_name: found.name.clone(), volume });
+            disk.volumes.push(PodVolumeDir { pod, spec_name: found.name.clone(), volume });
         }
         disk.devices.push(name);
     }
@@ -135,7 +135,7 @@ pub(crate) fn read_in_tree(root: &Path, disk: &mut OnDisk) -> io::Result<()> {
         disk.plugins.insert(volume.clone(), PluginLabel::of_plugin(plugin.name()));
         let form = Form::InTree { plugin, is_block, device: device.unwrap_or_default() };
         disk.forms.insert(volume.clone(), form);
-        disk.volumes.push(Found { pod, spec_name: name, volume: (volume, has_device) });
+        disk.volumes.push(PodVolumeDir { pod, spec_name: name, volume: (volume, has_device) });
     }
     for FoundDevice { plugin, name, is_block, label } in devices {
         let volume = in_tree::name_on_disk(plugin, &name);

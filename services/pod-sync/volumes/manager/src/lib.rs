@@ -32,6 +32,6 @@ mod work;
 
 pub use direct::Again;
 pub use state::StillMounted;
-pub use tasks::{Inputs, MountedFileSystem, NotReady, VolumeTasks};
+pub use tasks::{MountedFileSystem, NotReady, VolumeTasks, VolumeTasksContext};
 pub use views::{VolumeCounts, VolumeState, VolumeView};
-pub use work::Step;
+pub use work::OperationStep;

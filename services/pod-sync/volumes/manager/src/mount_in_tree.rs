@@ -7,14 +7,16 @@ use pod_sync_in_tree::error::Error;
 use pod_sync_in_tree::iscsi::Chap;
 use pod_sync_in_tree::mount::Group;
 use pod_sync_in_tree::volume::Volume;
-use pod_sync_volume_reconcile::actual::Outcome;
+use pod_sync_volume_reconcile::actual::Certainty;
 use quintlet_model::ids::PodUid;
 use tokio_util::sync::CancellationToken;
 
 use crate::claims::SecretName;
 use crate::resolve::Resolved;
 use crate::tools::{SecretError, Tools, secrets};
-use crate::work::{Attempt, Failure, Mounted, Step, Tell, expand_if_larger, on_root_mismatch};
+use crate::work::{
+    Attempt, Failure, Mounted, OperationStep, ProgressReceivers, expand_if_larger, on_root_mismatch,
+};
 
 /// Reason of the event that a pod shares a volume whose files have another group (`WarnAlreadyMountedVolume`).
 pub(crate) const ALREADY_MOUNTED: &str = "AlreadyMountedVolume";
@@ -24,60 +26,61 @@ pub(crate) const ALREADY_MOUNTED: &str = "AlreadyMountedVolume";
 pub(crate) async fn mount(
     tools: &Tools,
     volume: &Resolved,
-    of: &Volume,
+    in_tree: &Volume,
     uid: &PodUid,
     attempt: Attempt,
-    tell: Tell<'_>,
+    receivers: ProgressReceivers<'_>,
     released: &CancellationToken,
 ) -> (Mounted, Option<String>) {
-    let (mounter, at) = (&tools.in_tree, tell.at);
-    let failed = |step: &str, error: Error, outcome| {
+    let (mounter, at) = (&tools.in_tree, receivers.at);
+    let failed = |step: &str, error: Error, certainty| {
         report_mismatch(tools, volume, &error);
-        volume.failure(step, &error.to_string(), outcome)
+        volume.failure(step, &error.to_string(), certainty)
     };
-    at(Step::SetUp);
-    let checked = match of.is_block {
-        true => mounter.check_block(of).await,
-        false => mounter.check(of).await,
+    at(OperationStep::SetUp);
+    let checked = match in_tree.is_block {
+        true => mounter.check_block(in_tree).await,
+        false => mounter.check(in_tree).await,
     };
-    let kind = if of.is_block { "NewBlockVolumeMapper" } else { "NewMounter" };
+    let kind = if in_tree.is_block { "NewBlockVolumeMapper" } else { "NewMounter" };
     if let Err(error) = checked {
-        let failure = failed(&format!("{kind} initialization"), error, Outcome::Transient);
+        let failure = failed(&format!("{kind} initialization"), error, Certainty::Transient);
         return (failure.into(), None);
     }
-    if !of.is_block
-        && let Err(error) = mounter.check_options(of)
+    if !in_tree.is_block
+        && let Err(error) = mounter.check_options(in_tree)
     {
-        return (failed("MountOptionSupport check", error, Outcome::Transient).into(), None);
+        return (failed("MountOptionSupport check", error, Certainty::Transient).into(), None);
     }
     let stage = attempt.stage;
-    let (device, attached) = match attach(tools, volume, of, kind, stage, tell).await {
+    let (device, attached) = match attach(tools, volume, in_tree, kind, stage, receivers).await {
         Ok(attached) => (stage.then_some(Ok(())), attached),
         Err(mounted) => return (mounted, None),
     };
-    if of.is_block {
-        at(Step::SetUp);
-        let mapped = mounter.map(of, attached.as_deref(), uid).await;
-        let result = mapped.map_err(|error| failed("MapBlockVolume", error, Outcome::Uncertain));
-        return (expanded(tools, volume, uid, attempt, tell, device, result).await, None);
+    if in_tree.is_block {
+        at(OperationStep::SetUp);
+        let mapped = mounter.map(in_tree, attached.as_deref(), uid).await;
+        let result = mapped.map_err(|error| failed("MapBlockVolume", error, Certainty::Uncertain));
+        return (expanded(tools, volume, uid, attempt, receivers, device, result).await, None);
     }
     if stage {
-        at(Step::MountDevice);
-        if let Err(error) = mounter.stage(of, attached.as_deref(), volume.desired.label.as_deref()).await {
-            return (not_staged(failed("MountDevice", error, Outcome::Transient)), None);
+        at(OperationStep::MountDevice);
+        if let Err(error) = mounter.stage(in_tree, attached.as_deref(), volume.desired.label.as_deref()).await
+        {
+            return (not_staged(failed("MountDevice", error, Certainty::Transient)), None);
         }
-        at(Step::SetUp);
+        at(OperationStep::SetUp);
     }
     let group = Group {
         id: volume.fs_group().and_then(|group| u32::try_from(group).ok()),
         only_if_root_differs: on_root_mismatch(&volume.pod),
-        report: tell.slow,
+        report: receivers.slow,
     };
-    let (result, warning) = match mounter.publish(of, uid, group, released).await {
+    let (result, warning) = match mounter.publish(in_tree, uid, group, released).await {
         Ok(warning) => (Ok(()), warning),
-        Err(error) => (Err(failed("SetUp", error, Outcome::Uncertain)), None),
+        Err(error) => (Err(failed("SetUp", error, Certainty::Uncertain)), None),
     };
-    (expanded(tools, volume, uid, attempt, tell, device, result).await, warning)
+    (expanded(tools, volume, uid, attempt, receivers, device, result).await, warning)
 }
 
 // Records that the device of a PersistentVolume has another file system (`checkForFailedMount`).
@@ -93,7 +96,7 @@ fn report_mismatch(tools: &Tools, volume: &Resolved, error: &Error) {
 
 /// The device may be mounted or attached. The volume of the pod is as it was before.
 fn not_staged(failure: Failure) -> Mounted {
-    Mounted { device: Some(Err(Outcome::Uncertain)), expansion: None, result: Err(failure) }
+    Mounted { device: Some(Err(Certainty::Uncertain)), expansion: None, result: Err(failure) }
 }
 
 /// Attaches the disk of a volume, and returns its device. The device of a block volume is looked up for each pod, as in the
@@ -101,28 +104,28 @@ fn not_staged(failure: Failure) -> Mounted {
 async fn attach(
     tools: &Tools,
     volume: &Resolved,
-    of: &Volume,
+    in_tree: &Volume,
     kind: &str,
     stage: bool,
-    tell: Tell<'_>,
+    receivers: ProgressReceivers<'_>,
 ) -> Result<Option<PathBuf>, Mounted> {
-    if !of.plugin().is_disk() || !(stage || of.is_block) {
+    if !in_tree.plugin().is_disk() || !(stage || in_tree.is_block) {
         return Ok(None);
     }
-    let chap = chap(tools, volume, of).await.map_err(|error| {
-        Mounted::from(volume.failure(&format!("{kind} initialization"), &error, Outcome::Transient))
+    let chap = chap(tools, volume, in_tree).await.map_err(|error| {
+        Mounted::from(volume.failure(&format!("{kind} initialization"), &error, Certainty::Transient))
     })?;
-    (tell.at)(Step::WaitForAttach);
-    let attached = tools.in_tree.attach(of, &chap).await;
+    (receivers.at)(OperationStep::WaitForAttach);
+    let attached = tools.in_tree.attach(in_tree, &chap).await;
     attached.map_err(|error| {
-        let failure = volume.failure("WaitForAttach", &error.to_string(), Outcome::Transient);
+        let failure = volume.failure("WaitForAttach", &error.to_string(), Certainty::Transient);
         if stage { not_staged(failure) } else { failure.into() }
     })
 }
 
 /// Reads the CHAP credentials of a volume that uses them (`createSecretMap`).
-async fn chap(tools: &Tools, volume: &Resolved, of: &Volume) -> Result<Chap, String> {
-    let Some(secret) = of.source.chap_secret() else { return Ok(Chap::default()) };
+async fn chap(tools: &Tools, volume: &Resolved, in_tree: &Volume) -> Result<Chap, String> {
+    let Some(secret) = in_tree.source.chap_secret() else { return Ok(Chap::default()) };
     if tools.objects.is_none() {
         return Err("cannot get kube client".to_owned());
     }
@@ -143,15 +146,15 @@ async fn expanded(
     volume: &Resolved,
     uid: &PodUid,
     attempt: Attempt,
-    tell: Tell<'_>,
-    device: Option<Result<(), Outcome>>,
+    receivers: ProgressReceivers<'_>,
+    device: Option<Result<(), Certainty>>,
     result: Result<(), Failure>,
 ) -> Mounted {
     match result {
         Err(failure) => Mounted { device, expansion: None, result: Err(failure) },
         Ok(()) => {
             let (expansion, result) =
-                expand_if_larger(tools, volume, uid, attempt.failed_before, tell.at).await;
+                expand_if_larger(tools, volume, uid, attempt.failed_before, receivers.at).await;
             Mounted { device, expansion, result }
         }
     }

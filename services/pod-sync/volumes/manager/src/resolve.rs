@@ -38,8 +38,9 @@ pub(crate) struct Resolution {
 /// Resolves all volumes of a pod that operations mount. Without an API server, volumes that have objects are errors.
 pub(crate) async fn resolve(tools: &Tools, pod: &Arc<Pod>, uid: &PodUid) -> Resolution {
     let uses = Uses::of(pod);
-    let of = |volume| one(tools, (pod, uid), volume, &uses);
-    let all = claims::provided(pod).into_iter().map(|volume| async move { (volume, of(volume).await) });
+    let resolve_one = |volume| one(tools, (pod, uid), volume, &uses);
+    let all =
+        claims::provided(pod).into_iter().map(|volume| async move { (volume, resolve_one(volume).await) });
     let mut resolution = Resolution::default();
     for (volume, resolved) in join_all(all).await {
         match resolved {
@@ -68,17 +69,17 @@ async fn one(
     };
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let provided = match (claims::claim_of(pod, volume), &volume.csi) {
-        (Some(of), _) => {
-            let failed = |text: String| claims::of_claim(namespace, &of.name, &text);
-            let claim = objects.claim(namespace, &of.name).await;
+        (Some(used), _) => {
+            let failed = |text: String| claims::of_claim(namespace, &used.name, &text);
+            let claim = objects.claim(namespace, &used.name).await;
             let claim = claim.map_err(|e| failed(format!("failed to fetch PVC from API server: {e}")))?;
-            let name = claims::check_claim(pod, &of, &claim)?;
+            let name = claims::check_claim(pod, &used, &claim)?;
             let object = objects.volume(&name).await;
             let object =
                 object.map_err(|e| failed(format!("failed to fetch PV {name} from API server: {e}")))?;
             let had_driver = object.spec.as_ref().is_some_and(|spec| spec.csi.is_some());
             let object = pod_sync_in_tree::translation::to_csi(object)?;
-            let provided = claims::of_persistent_volume(&volume.name, uses, of.read_only, &claim, &object)?;
+            let provided = claims::of_persistent_volume(&volume.name, uses, used.read_only, &claim, &object)?;
             if had_driver { provided } else { migrated(provided) }
         }
         (None, Some(source)) => claims::of_inline(pod, uid, &volume.name, source),
@@ -91,10 +92,10 @@ async fn one(
     };
     let csi = match &provided.source {
         Source::Csi(csi) => csi,
-        Source::InTree(of) => {
+        Source::InTree(in_tree) => {
             let rules = DriverRules::of(None);
             let labels = labels(tools, pod, &volume.name, &provided, &rules)?;
-            let desired = in_tree::desired(uid, of, provided.sizes.as_ref(), attaches);
+            let desired = in_tree::desired(uid, in_tree, provided.sizes.as_ref(), attaches);
             let desired = DesiredVolume { label: labels.mount.clone(), ..desired };
             return Ok(Resolved { pod: Arc::clone(pod), desired, provided, rules, labels });
         }

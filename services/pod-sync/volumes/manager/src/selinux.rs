@@ -247,7 +247,7 @@ mod tests {
                 ],
             }))
         };
-        let of = |source: Value, mode: &str, volume_mode: &str| {
+        let provided_by = |source: Value, mode: &str, volume_mode: &str| {
             let mut volume = json!({"metadata": {"name": "pv"}, "spec": {
                 "accessModes": [mode], "capacity": {"storage": "1Gi"}, "volumeMode": volume_mode,
             }});
@@ -283,7 +283,7 @@ mod tests {
             // As in the kubelet, the labels are compared before the plugin is asked.
             (&nfs, pod_mode, "Filesystem", &two, json!(null), other()),
         ] {
-            let provided = of(source.clone(), mode, volume_mode);
+            let provided = provided_by(source.clone(), mode, volume_mode);
             let pod = pod(own.clone(), policy.clone());
             let rules = DriverRules::of(None);
             let got = mount_label(&pod, &provided, &rules, Some(&files));
@@ -311,14 +311,15 @@ mod tests {
         };
         let source = serde_json::from_value(json!({"driver": "d"})).unwrap();
         let volume = crate::claims::of_inline(&Pod::default(), &PodUid::parse("u1").unwrap(), "v", &source);
-        let of = |level: &str| Some(format!("system_u:object_r:container_file_t:{level}"));
+        let label = |level: &str| Some(format!("system_u:object_r:container_file_t:{level}"));
         let none = Labels::default();
         let several = Labels { are_several: true, ..none.clone() };
-        let wanted = |mount| Labels { mount, original: of("s0:c1"), is_supported: true, are_several: false };
+        let wanted =
+            |mount| Labels { mount, original: label("s0:c1"), is_supported: true, are_several: false };
         // Levels of the containers, policy, support of the driver, whether the volume is for one pod; the labels.
         for (levels, policy, supported, one_pod, expected) in [
             (["s0:c1", "s0:c1"], json!(null), true, false, Some(wanted(None))),
-            (["s0:c1", "s0:c1"], json!(null), true, true, Some(wanted(of("s0:c1")))),
+            (["s0:c1", "s0:c1"], json!(null), true, true, Some(wanted(label("s0:c1")))),
             (
                 ["s0:c1", "s0:c1"],
                 json!("Recursive"),

@@ -9,10 +9,10 @@ use pod_sync_csi::PLUGIN;
 use pod_sync_csi::paths::Root;
 use pod_sync_direct_volumes::found::FoundVolume;
 use pod_sync_volume_reconcile::VolumeName;
-use pod_sync_volume_reconcile::actual::{Actual, Expansion, Outcome};
+use pod_sync_volume_reconcile::actual::{Actual, Certainty, Expansion};
 use pod_sync_volume_reconcile::desired::{Desired, DesiredVolume, Reach};
 use pod_sync_volume_reconcile::operations::{Key, Operations};
-use pod_sync_volume_reconcile::reconcile::{Node, Operation, Plan, reconcile};
+use pod_sync_volume_reconcile::reconcile::{NodeVolumeFacts, Operation, ReconcilePlan, reconcile};
 use pod_sync_volume_reconcile::reconstruct::reconstruct;
 use pod_sync_volume_reconcile::wait::{TIMED_OUT, still_mounted};
 use quintlet_model::ids::PodUid;
@@ -26,7 +26,7 @@ use crate::in_tree;
 use crate::metrics::PluginLabel;
 use crate::resolve::{Resolution, Resolved};
 use crate::selinux::{self, Finding};
-use crate::work::{Form, Mounted, Step};
+use crate::work::{Form, Mounted, OperationStep};
 
 /// An operation in flight.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ pub(crate) struct Running {
     /// The pod that the operation is for; `None` for a device.
     pub(crate) pod: Option<PodUid>,
     /// The step in progress; `None` before the first one.
-    pub(crate) step: Option<Step>,
+    pub(crate) step: Option<OperationStep>,
     /// When the step began.
     pub(crate) since: Instant,
 }
@@ -140,13 +140,13 @@ impl Done {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct ManagerState {
     pub(crate) desired: Desired,
     pub(crate) actual: Actual,
     pub(crate) operations: Operations,
     /// Operations on direct volumes. Theirs and those of tasks never concern the same volume.
     pub(crate) direct_operations: Operations,
-    pub(crate) node: Node,
+    pub(crate) node: NodeVolumeFacts,
     /// Volumes of declared pods, by the names of their PersistentVolumes and inline volumes.
     volumes: BTreeMap<(PodUid, String), Arc<Resolved>>,
     /// Declared pods. The token is cancelled when the pod is released.
@@ -165,7 +165,7 @@ pub(crate) struct State {
     pub(crate) errors: BTreeMap<Key, (String, Timestamp)>,
 }
 
-impl State {
+impl ManagerState {
     /// Adds the volumes that were found on disk. Their pods are expected to be declared or released.
     pub(crate) fn found(&mut self, disk: OnDisk) {
         for pod in disk.volumes.iter().map(|found| &found.pod) {
@@ -185,7 +185,7 @@ impl State {
         }
     }
 
-    /// Opens a pod for [`State::declare`], and returns the token that is cancelled when the pod is released.
+    /// Opens a pod for [`ManagerState::declare`], and returns the token that is cancelled when the pod is released.
     pub(crate) fn open(&mut self, pod: &PodUid) -> CancellationToken {
         self.open.entry(pod.clone()).or_default().clone()
     }
@@ -228,7 +228,7 @@ impl State {
             desired.insert(name, resolved.desired.clone());
             self.volumes.insert((pod.clone(), resolved.desired.spec_name.clone()), Arc::new(resolved));
         }
-        self.unresolved.retain(|(of, _), _| of != pod);
+        self.unresolved.retain(|(owner, _), _| owner != pod);
         for (name, error) in &errors {
             self.need(pod, name, wall);
             self.unresolved.insert((pod.clone(), name.clone()), (error.clone(), wall));
@@ -324,8 +324,8 @@ impl State {
     /// Makes the volumes of a pod undesired.
     pub(crate) fn release(&mut self, pod: &PodUid) {
         self.desired.remove(pod);
-        self.volumes.retain(|(of, _), _| of != pod);
-        self.unresolved.retain(|(of, _), _| of != pod);
+        self.volumes.retain(|(owner, _), _| owner != pod);
+        self.unresolved.retain(|(owner, _), _| owner != pod);
         self.needed.remove(pod);
         if let Some(open) = self.open.remove(pod) {
             open.cancel();
@@ -379,7 +379,7 @@ impl State {
     }
 
     pub(crate) fn volumes_of<'a>(&'a self, pod: &'a PodUid) -> impl Iterator<Item = &'a Arc<Resolved>> {
-        self.volumes.iter().filter(move |((of, _), _)| of == pod).map(|(_, volume)| volume)
+        self.volumes.iter().filter(move |((owner, _), _)| owner == pod).map(|(_, volume)| volume)
     }
 
     pub(crate) fn volume(&self, pod: &PodUid, spec_name: &str) -> Option<&Arc<Resolved>> {
@@ -400,7 +400,7 @@ impl State {
 
     /// Compares the states, and returns the jobs to start and the time of the next comparison.
     pub(crate) fn plan(&mut self, now: Instant) -> (Vec<(Operation, Job)>, Option<Instant>) {
-        let Plan { start, attached, detached, next } =
+        let ReconcilePlan { start, attached, detached, next } =
             reconcile(&self.desired, &self.actual, &self.operations, &self.node, now);
         for volume in &attached {
             self.actual.attached(volume);
@@ -516,7 +516,7 @@ impl State {
                 }
                 match mounted.device {
                     Some(Ok(())) => self.actual.device_mounted(&volume.name),
-                    Some(Err(outcome)) => self.actual.device_mount_failed(&volume.name, outcome),
+                    Some(Err(certainty)) => self.actual.device_mount_failed(&volume.name, certainty),
                     None => {}
                 }
                 if mounted.device.is_some() {
@@ -530,7 +530,7 @@ impl State {
                         }
                     }
                     Err(failure) => {
-                        self.actual.mount_failed(volume, pod, failure.outcome);
+                        self.actual.mount_failed(volume, pod, failure.certainty);
                         error = Some(failure.message);
                     }
                 }
@@ -584,11 +584,11 @@ impl State {
         let done = match operation {
             Operation::Mount { volume, .. } => Done::Mount(Mounted {
                 expansion: None,
-                device: volume.reach.is_shared().then_some(Err(Outcome::Uncertain)),
+                device: volume.reach.is_shared().then_some(Err(Certainty::Uncertain)),
                 result: Err(crate::work::Failure {
                     reason: "FailedMount",
                     message: message.to_owned(),
-                    outcome: Outcome::Uncertain,
+                    certainty: Certainty::Uncertain,
                 }),
             }),
             Operation::Unmount { .. } => Done::Unmount(Err(message.to_owned())),

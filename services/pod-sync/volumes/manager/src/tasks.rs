@@ -38,13 +38,13 @@ use crate::metrics::Metrics;
 use crate::objects::VolumeObjects;
 use crate::resolve::{Resolved, resolve};
 use crate::selinux::FileLabel;
-use crate::state::{State, StillMounted};
+use crate::state::{ManagerState, StillMounted};
 use crate::tools::Tools;
 use crate::views::{self, VolumeCounts, VolumeView};
 use crate::work;
 
 /// Inputs of [`VolumeTasks::start`].
-pub struct Inputs {
+pub struct VolumeTasksContext {
     /// Root directory of the node agent.
     pub root_dir: std::path::PathBuf,
     /// Sets up and removes direct volumes.
@@ -74,9 +74,9 @@ pub struct Inputs {
     pub clock: Clock,
 }
 
-impl std::fmt::Debug for Inputs {
+impl std::fmt::Debug for VolumeTasksContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inputs").field("root_dir", &self.root_dir).finish_non_exhaustive()
+        f.debug_struct("VolumeTasksContext").field("root_dir", &self.root_dir).finish_non_exhaustive()
     }
 }
 
@@ -118,7 +118,7 @@ pub struct MountedFileSystem {
 }
 
 pub(crate) struct Shared {
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<ManagerState>,
     /// Counts changes of the state. Waiters and the task follow it.
     pub(crate) changed: watch::Sender<u64>,
     pub(crate) node_volumes: Arc<NodeVolumes>,
@@ -146,11 +146,11 @@ impl VolumeTasks {
     ///
     /// # Errors
     /// Fails if a directory cannot be read.
-    pub async fn start(inputs: Inputs, stop: CancellationToken) -> std::io::Result<Self> {
+    pub async fn start(inputs: VolumeTasksContext, stop: CancellationToken) -> std::io::Result<Self> {
         let root = Root::new(&inputs.root_dir);
-        let (of, root_dir) = (root.clone(), inputs.root_dir.clone());
+        let (read_root, root_dir) = (root.clone(), inputs.root_dir.clone());
         let disk = task::blocking(move || {
-            let mut disk = found::read(&of)?;
+            let mut disk = found::read(&read_root)?;
             found::read_in_tree(&root_dir, &mut disk)?;
             disk.direct = pod_sync_direct_volumes::found::read(&root_dir)?;
             Ok::<_, std::io::Error>(disk)
@@ -158,7 +158,7 @@ impl VolumeTasks {
         let disk = disk.await?;
         let metrics = Box::new(Metrics::default());
         metrics.reconstructed(disk.volumes.len().saturating_add(disk.direct.len()), disk.unreadable.len());
-        let mut state = State::default();
+        let mut state = ManagerState::default();
         state.node.controller_attaches = inputs.controller_attaches;
         state.found(disk);
         if inputs.objects.is_none() {
@@ -253,7 +253,9 @@ impl VolumeTasks {
         let is_needed = state.desired.is_incomplete(uid) || has_volumes && (due || !state.is_open(uid));
         drop(state);
         if is_needed {
-            let (tasks, pod, uid) = (self.clone(), Arc::clone(pod), uid.clone());
+            let tasks = self.clone();
+            let pod = Arc::clone(pod);
+            let uid = uid.clone();
             let declare = async move { tasks.declare(&pod, &uid, &CancellationToken::new()).await };
             drop(task::spawn_contained("volume declaration", None, declare));
         }
@@ -404,7 +406,7 @@ impl VolumeTasks {
     #[must_use]
     pub fn file_systems(&self, uid: &PodUid) -> Vec<MountedFileSystem> {
         let state = self.0.state.lock();
-        let of = |(name, desired): (&str, &DesiredVolume)| {
+        let file_system = |(name, desired): (&str, &DesiredVolume)| {
             let mount = state.actual.mount(&desired.name, uid)?;
             let provided = &state.volume(uid, &desired.spec_name)?.provided;
             if mount.state != MountState::Mounted || provided.is_block {
@@ -420,7 +422,7 @@ impl VolumeTasks {
             };
             Some(MountedFileSystem { name: name.to_owned(), volume: desired.name.clone(), path, has_driver })
         };
-        state.desired.by_tasks_of(uid).filter_map(of).collect()
+        state.desired.by_tasks_of(uid).filter_map(file_system).collect()
     }
 
     /// Returns the supplemental groups that the PersistentVolumes of a pod add.
@@ -438,14 +440,14 @@ impl VolumeTasks {
 
     /// Returns the volumes of all pods or of one, for display, sorted by pod.
     #[must_use]
-    pub fn views(&self, of: Option<&PodUid>) -> Vec<VolumeView> {
-        views::of(&self.0.state.lock(), of, Instant::now())
+    pub fn views(&self, shown: Option<&PodUid>) -> Vec<VolumeView> {
+        views::of(&self.0.state.lock(), shown, Instant::now())
     }
 }
 
 impl Shared {
     /// Changes the state, and wakes waiters and the task.
-    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut ManagerState) -> T) -> T {
         let changed = change(&mut self.state.lock());
         self.changed.send_modify(|count| *count = count.wrapping_add(1));
         changed
@@ -453,7 +455,7 @@ impl Shared {
 }
 
 /// The mounts of a pod whose volumes are mounted.
-fn mounted_volumes(state: &State, tools: &Tools, uid: &PodUid) -> MountedVolumes {
+fn mounted_volumes(state: &ManagerState, tools: &Tools, uid: &PodUid) -> MountedVolumes {
     let root = &tools.root;
     let mut mounted = MountedVolumes::new();
     for (name, desired) in state.desired.volumes_of(uid) {

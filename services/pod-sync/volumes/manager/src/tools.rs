@@ -47,7 +47,7 @@ pub(crate) struct SecretError {
 
 /// Reads credentials; none without a name.
 pub(crate) async fn secrets(tools: &Tools, name: Option<&SecretName>) -> Result<Secrets, SecretError> {
-    let (Some(of), Some(objects)) = (name, &tools.objects) else { return Ok(Secrets::default()) };
-    let data = objects.secret(&of.namespace, &of.name).await;
-    data.map(Secrets).map_err(|error| SecretError { name: of.clone(), error: error.to_string() })
+    let (Some(secret), Some(objects)) = (name, &tools.objects) else { return Ok(Secrets::default()) };
+    let data = objects.secret(&secret.namespace, &secret.name).await;
+    data.map(Secrets).map_err(|error| SecretError { name: secret.clone(), error: error.to_string() })
 }

@@ -12,8 +12,8 @@ use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
 use crate::metrics::{NO_PLUGIN, PluginLabel};
-use crate::state::State;
-use crate::work::Step;
+use crate::state::ManagerState;
+use crate::work::OperationStep;
 
 /// How far a volume of a pod is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,17 +44,19 @@ pub struct VolumeView {
     /// When the pod was first found to need the volume; `None` if the pod no longer needs it.
     pub needed_since: Option<Timestamp>,
     /// Step of the operation in flight, and since when.
-    pub step: Option<(Step, Duration)>,
+    pub step: Option<(OperationStep, Duration)>,
     /// Last error and its time, until an operation succeeds.
     pub error: Option<(String, Timestamp)>,
 }
 
 /// Returns the volumes of all pods or of one, sorted by pod.
-pub(crate) fn of(state: &State, of: Option<&PodUid>, now: Instant) -> Vec<VolumeView> {
-    let is_shown = |pod: &PodUid| of.is_none_or(|of| of == pod);
+pub(crate) fn of(state: &ManagerState, shown: Option<&PodUid>, now: Instant) -> Vec<VolumeView> {
+    let is_shown = |pod: &PodUid| shown.is_none_or(|shown| shown == pod);
     let mut views: Vec<VolumeView> = Vec::new();
     let all = state.desired.pods().filter(|pod| is_shown(pod));
-    for (pod, (name, volume)) in all.flat_map(|pod| state.desired.volumes_of(pod).map(move |of| (pod, of))) {
+    for (pod, (name, volume)) in
+        all.flat_map(|pod| state.desired.volumes_of(pod).map(move |volume| (pod, volume)))
+    {
         let view = view(state, now, pod, name, &volume.spec_name, &volume.name);
         let is_unattached = view.state == VolumeState::NotMounted && is_unattached(state, volume);
         let of_view = if is_unattached { VolumeState::NotAttached } else { view.state };
@@ -88,7 +90,7 @@ pub(crate) fn of(state: &State, of: Option<&PodUid>, now: Instant) -> Vec<Volume
 }
 
 /// Returns whether a volume waits for its attachment.
-fn is_unattached(state: &State, volume: &DesiredVolume) -> bool {
+fn is_unattached(state: &ManagerState, volume: &DesiredVolume) -> bool {
     match volume.reach {
         Reach::Attachable => state.actual.volume(&volume.name).is_none(),
         Reach::DeviceMountable | Reach::PerPod | Reach::Direct => false,
@@ -96,7 +98,7 @@ fn is_unattached(state: &State, volume: &DesiredVolume) -> bool {
 }
 
 fn view(
-    state: &State,
+    state: &ManagerState,
     now: Instant,
     pod: &PodUid,
     name: &str,
@@ -134,21 +136,21 @@ pub struct VolumeCounts {
 }
 
 impl VolumeCounts {
-    pub(crate) fn of(state: &State) -> Self {
+    pub(crate) fn of(state: &ManagerState) -> Self {
         let mut counts = Self::default();
-        let add = |to: &mut BTreeMap<String, i64>, plugin: Option<&PluginLabel>| {
+        let add = |counts: &mut BTreeMap<String, i64>, plugin: Option<&PluginLabel>| {
             let plugin = plugin.map_or(NO_PLUGIN, PluginLabel::name);
-            let count = to.entry(plugin.to_owned()).or_default();
+            let count = counts.entry(plugin.to_owned()).or_default();
             *count = count.saturating_add(1);
         };
         for (_, volume) in state.desired.all_by_tasks() {
             add(&mut counts.desired, state.plugin(&volume.name));
         }
-        let add_direct = |to: &mut BTreeMap<String, i64>, volume: &VolumeName| {
+        let add_direct = |counts: &mut BTreeMap<String, i64>, volume: &VolumeName| {
             let plugin = volume.plugin_of_pod();
-            match to.get_mut(plugin) {
+            match counts.get_mut(plugin) {
                 Some(count) => *count = count.saturating_add(1),
-                None => drop(to.insert(plugin.to_owned(), 1)),
+                None => drop(counts.insert(plugin.to_owned(), 1)),
             }
         };
         for (_, volume) in state.desired.pods().flat_map(|pod| state.desired.direct_of(pod)) {
@@ -170,7 +172,7 @@ impl VolumeCounts {
 
 #[cfg(test)]
 mod tests {
-    use pod_sync_volume_reconcile::actual::Outcome;
+    use pod_sync_volume_reconcile::actual::Certainty;
 
     use super::*;
     use crate::state::Running;
@@ -184,7 +186,7 @@ mod tests {
     async fn each_volume_has_its_state_its_age_and_its_last_error() {
         let pod = PodUid::parse("u1").unwrap();
         let (now, wall) = (Instant::now(), |second| Timestamp::from_second(second).unwrap());
-        let mut state = State::default();
+        let mut state = ManagerState::default();
         let attachable = |name| desired(name, Reach::Attachable);
         let volumes = [
             ("a-unattached", attachable("a")),
@@ -208,13 +210,13 @@ mod tests {
         }
         state.actual.mounted(&volumes[3].1, &pod);
         let key = |volume: &DesiredVolume| Key { volume: volume.name.clone(), pod: None };
-        let running = Running { pod: Some(pod.clone()), step: Some(Step::Stage), since: now };
+        let running = Running { pod: Some(pod.clone()), step: Some(OperationStep::Stage), since: now };
         state.running.insert(key(&volumes[2].1), running);
         state.errors.insert(key(&volumes[1].1), ("boom".to_owned(), wall(9)));
         // A volume that the pod no longer needs.
         let left = desired("left", Reach::DeviceMountable);
         state.actual.attached(&left);
-        state.actual.mount_failed(&left, &pod, Outcome::Uncertain);
+        state.actual.mount_failed(&left, &pod, Certainty::Uncertain);
         let views = of(&state, None, now);
         let brief = views.iter().map(|view| {
             let error = view.error.as_ref().map(|(error, at)| (error.as_str(), at.as_second()));
@@ -235,7 +237,7 @@ mod tests {
                 ("0-pending", "", VolumeState::Unresolved, Some(1), None, Some(("PVC is not bound", 7))),
                 ("a-unattached", "pv-a", VolumeState::NotAttached, Some(2), None, None),
                 ("b-attached", "pv-b", VolumeState::NotMounted, None, None, Some(("boom", 9))),
-                ("c-mounting", "pv-c", VolumeState::NotMounted, None, Some(Step::Stage), None),
+                ("c-mounting", "pv-c", VolumeState::NotMounted, None, Some(OperationStep::Stage), None),
                 ("d-mounted", "pv-d", VolumeState::Mounted, None, None, Some(("no answer", 8))),
                 ("e-per-pod", "pv-e", VolumeState::NotMounted, None, None, None),
             ]
@@ -249,7 +251,7 @@ mod tests {
 
     #[test]
     fn volumes_of_pods_are_counted_by_plugin_and_only_mounted_ones_are_actual() {
-        let mut state = State::default();
+        let mut state = ManagerState::default();
         let volume = |name: &str| DesiredVolume {
             name: VolumeName::shared("kubernetes.io/csi", name),
             spec_name: name.to_owned(),
@@ -265,11 +267,11 @@ mod tests {
         }
         state.desired.set(&pods[0], BTreeMap::from([("w".to_owned(), unknown.clone())]), []);
         state.actual.mounted(&known, &pods[0]);
-        state.actual.mount_failed(&known, &pods[1], Outcome::Uncertain);
+        state.actual.mount_failed(&known, &pods[1], Certainty::Uncertain);
         let counts = VolumeCounts::of(&state);
-        let of = |counts: &BTreeMap<String, i64>| counts.clone().into_iter().collect::<Vec<_>>();
+        let pairs = |counts: &BTreeMap<String, i64>| counts.clone().into_iter().collect::<Vec<_>>();
         let csi = || "kubernetes.io/csi:d".to_owned();
-        assert_eq!(of(&counts.desired), [("N/A".to_owned(), 1), (csi(), 2)]);
-        assert_eq!(of(&counts.actual), [(csi(), 1)]);
+        assert_eq!(pairs(&counts.desired), [("N/A".to_owned(), 1), (csi(), 2)]);
+        assert_eq!(pairs(&counts.actual), [(csi(), 1)]);
     }
 }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
-use pod_sync_csi::error::{CsiError, Outcome as CsiOutcome};
+use pod_sync_csi::error::{Certainty as CsiCertainty, CsiError};
 use pod_sync_csi::mount::{Publish, Stage};
 use pod_sync_csi::paths::{Root, attachment_name};
 use pod_sync_csi::volume::{Secrets, Volume, agent_applies_fs_group};
 use pod_sync_direct_volumes::ownership::GroupChange;
 use pod_sync_in_tree::volume::Plugin;
 use pod_sync_layout::TokenKey;
-use pod_sync_volume_reconcile::actual::Outcome;
+use pod_sync_volume_reconcile::actual::Certainty;
 use pod_sync_volume_reconcile::desired::Reach;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
@@ -36,7 +36,7 @@ const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 
 /// Step of an operation, as its call or wait is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Step {
+pub enum OperationStep {
     /// Reads whether the volume is attached, or attaches a disk.
     WaitForAttach,
     /// NodeStageVolume.
@@ -61,7 +61,7 @@ pub enum Step {
     UnmountDevice,
 }
 
-impl Step {
+impl OperationStep {
     /// Returns the name of the call, or of the work.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -89,14 +89,14 @@ pub(crate) struct Failure {
     /// Message of the event.
     pub(crate) message: String,
     /// The certainty about the volume, or about its device.
-    pub(crate) outcome: Outcome,
+    pub(crate) certainty: Certainty,
 }
 
 /// The result of a mount.
 #[derive(Debug)]
 pub(crate) struct Mounted {
     /// The result for the device; `None` if nothing was done with it.
-    pub(crate) device: Option<Result<(), Outcome>>,
+    pub(crate) device: Option<Result<(), Certainty>>,
     /// The result of the expansion; `None` if none was due.
     pub(crate) expansion: Option<Result<Expanded, NotExpanded>>,
     /// The result for the pod's volume.
@@ -133,32 +133,34 @@ pub(crate) enum Form {
 
 impl Form {
     /// Returns the steps that unmount a volume and its device.
-    pub(crate) fn unmount_steps(&self) -> (Step, Step) {
+    pub(crate) fn unmount_steps(&self) -> (OperationStep, OperationStep) {
         match self {
-            Self::FileSystem { .. } | Self::Block { .. } => (Step::Unpublish, Step::Unstage),
-            Self::InTree { .. } => (Step::TearDown, Step::UnmountDevice),
+            Self::FileSystem { .. } | Self::Block { .. } => {
+                (OperationStep::Unpublish, OperationStep::Unstage)
+            }
+            Self::InTree { .. } => (OperationStep::TearDown, OperationStep::UnmountDevice),
         }
     }
 }
 
-pub(crate) fn outcome(error: &CsiError) -> Outcome {
-    match error.outcome() {
-        CsiOutcome::Finished => Outcome::Finished,
-        CsiOutcome::Uncertain => Outcome::Uncertain,
-        CsiOutcome::Transient => Outcome::Transient,
+pub(crate) fn certainty(error: &CsiError) -> Certainty {
+    match error.certainty() {
+        CsiCertainty::Finished => Certainty::Finished,
+        CsiCertainty::Uncertain => Certainty::Uncertain,
+        CsiCertainty::Transient => Certainty::Transient,
     }
 }
 
 impl Resolved {
     /// Returns a failed operation with the kubelet's text, such as `MountVolume.SetUp failed for volume "pv" : …`.
-    pub(crate) fn failure(&self, step: &str, error: &str, outcome: Outcome) -> Failure {
+    pub(crate) fn failure(&self, step: &str, error: &str, certainty: Certainty) -> Failure {
         let (kind, reason) = if self.provided.is_block {
             ("MapVolume", "FailedMapVolume")
         } else {
             ("MountVolume", "FailedMount")
         };
         let message = format!("{kind}.{step} failed for volume {:?} : {error}", self.desired.spec_name);
-        Failure { reason, message, outcome }
+        Failure { reason, message, certainty }
     }
 
     /// Returns the messages of the events of a mounted volume: those of a block volume (`GenerateMapVolumeFunc`).
@@ -212,7 +214,7 @@ impl Resolved {
 pub(crate) fn check_node(tools: &Tools, volume: &Resolved) -> Result<(), Failure> {
     let node = tools.nodes.borrow().clone();
     claims::check_node(&volume.provided, node.as_deref(), &tools.node).map_err(|error| {
-        let failure = volume.failure("NodeAffinity check", &error, Outcome::Transient);
+        let failure = volume.failure("NodeAffinity check", &error, Certainty::Transient);
         Failure { reason: "FailedMount", ..failure }
     })
 }
@@ -230,9 +232,9 @@ pub(crate) struct Attempt {
 
 /// Receivers of the progress of an operation.
 #[derive(Clone, Copy)]
-pub(crate) struct Tell<'a> {
+pub(crate) struct ProgressReceivers<'a> {
     /// Gets each step when it begins.
-    pub(crate) at: &'a (dyn Fn(Step) + Send + Sync),
+    pub(crate) at: &'a (dyn Fn(OperationStep) + Send + Sync),
     /// Gets messages about a change of the files' group that takes long.
     pub(crate) slow: &'a (dyn Fn(String) + Send + Sync),
 }
@@ -244,37 +246,37 @@ pub(crate) async fn mount(
     csi: &Volume,
     uid: &PodUid,
     attempt: Attempt,
-    tell: Tell<'_>,
+    receivers: ProgressReceivers<'_>,
 ) -> Mounted {
-    let at = tell.at;
+    let at = receivers.at;
     let publish_context = match volume.desired.reach {
         Reach::Attachable => {
-            at(Step::WaitForAttach);
+            at(OperationStep::WaitForAttach);
             match attached(tools, csi).await {
                 Ok(context) => context,
-                Err(error) => return volume.failure("WaitForAttach", &error, Outcome::Transient).into(),
+                Err(error) => return volume.failure("WaitForAttach", &error, Certainty::Transient).into(),
             }
         }
         Reach::DeviceMountable | Reach::PerPod | Reach::Direct => BTreeMap::new(),
     };
     let mut device = None;
     if attempt.stage {
-        at(Step::Stage);
-        if let Err((error, outcome)) = stage_volume(tools, volume, csi, &publish_context).await {
+        at(OperationStep::Stage);
+        if let Err((error, certainty)) = stage_volume(tools, volume, csi, &publish_context).await {
             let step = if volume.provided.is_block { "SetUpDevice" } else { "MountDevice" };
-            let failure = volume.failure(step, &error, outcome);
+            let failure = volume.failure(step, &error, certainty);
             // Nothing is certain about the pod's volume that was not certain before.
-            let failure = Failure { outcome: Outcome::Transient, ..failure };
-            return Mounted { device: Some(Err(outcome)), expansion: None, result: Err(failure) };
+            let failure = Failure { certainty: Certainty::Transient, ..failure };
+            return Mounted { device: Some(Err(certainty)), expansion: None, result: Err(failure) };
         }
         device = Some(Ok(()));
     }
-    at(Step::Publish);
+    at(OperationStep::Publish);
     let published =
-        publish_volume(tools, volume, csi, uid, publish_context, attempt.mounted_before, tell).await;
-    if let Err((error, outcome)) = published {
+        publish_volume(tools, volume, csi, uid, publish_context, attempt.mounted_before, receivers).await;
+    if let Err((error, certainty)) = published {
         let step = if volume.provided.is_block { "MapPodDevice" } else { "SetUp" };
-        return Mounted { device, expansion: None, result: Err(volume.failure(step, &error, outcome)) };
+        return Mounted { device, expansion: None, result: Err(volume.failure(step, &error, certainty)) };
     }
     let (expansion, result) = expand_if_larger(tools, volume, uid, attempt.failed_before, at).await;
     Mounted { device, expansion, result }
@@ -286,18 +288,18 @@ pub(crate) async fn expand_if_larger(
     volume: &Resolved,
     uid: &PodUid,
     failed_before: bool,
-    at: &(dyn Fn(Step) + Send + Sync),
+    at: &(dyn Fn(OperationStep) + Send + Sync),
 ) -> (Option<Result<Expanded, NotExpanded>>, Result<(), Failure>) {
     let sizes = volume.provided.sizes.as_ref();
     let Some(sizes) = sizes.filter(|sizes| sizes.claimed < sizes.capacity_bytes()) else {
         return (None, Ok(()));
     };
-    at(Step::Expand);
+    at(OperationStep::Expand);
     let expanded = expansion::expand(tools, volume, sizes, uid, true, failed_before).await;
     // The mount is there, and the pod must not use it before it has its size.
     let result = expanded.as_ref().map(drop).map_err(|failure| {
         let step = if volume.provided.is_block { "MarkVolumeAsMounted" } else { "Setup" };
-        let failure = volume.failure(step, &failure.text, Outcome::Uncertain);
+        let failure = volume.failure(step, &failure.text, Certainty::Uncertain);
         let message = failure.message.replacen(" failed", " failed while expanding volume", 1);
         Failure { message, ..failure }
     });
@@ -309,7 +311,7 @@ async fn stage_volume(
     volume: &Resolved,
     csi: &Volume,
     publish_context: &BTreeMap<String, String>,
-) -> Result<(), (String, Outcome)> {
+) -> Result<(), (String, Certainty)> {
     let secrets = secrets(tools, volume.provided.stage_secret.as_ref(), "NodeStageSecretRef").await?;
     let args = Stage {
         volume: csi.clone(),
@@ -322,7 +324,7 @@ async fn stage_volume(
         true => tools.mounter.stage_block(&args).await,
         false => tools.mounter.stage(&args).await,
     };
-    staged.map(drop).map_err(|error| (error.text(), outcome(&error)))
+    staged.map(drop).map_err(|error| (error.text(), certainty(&error)))
 }
 
 async fn publish_volume(
@@ -332,14 +334,14 @@ async fn publish_volume(
     uid: &PodUid,
     publish_context: BTreeMap<String, String>,
     mounted_before: bool,
-    tell: Tell<'_>,
-) -> Result<(), (String, Outcome)> {
+    receivers: ProgressReceivers<'_>,
+) -> Result<(), (String, Certainty)> {
     let provided = &volume.provided;
     let mut secrets = secrets(tools, provided.publish_secret.as_ref(), "NodePublishSecretRef").await?;
     let mut called = csi.clone();
     called.attributes = claims::attributes(&volume.pod, csi, &volume.rules);
     if !volume.rules.token_requests.is_empty() {
-        let tokens = tokens(tools, volume, uid).await.map_err(|e| (e, Outcome::Transient))?;
+        let tokens = tokens(tools, volume, uid).await.map_err(|e| (e, Certainty::Transient))?;
         let into = if volume.rules.tokens_in_secrets { &mut secrets.0 } else { &mut called.attributes };
         into.insert(TOKENS.to_owned(), tokens);
     }
@@ -356,24 +358,24 @@ async fn publish_volume(
     };
     if provided.is_block {
         // After an error the driver may have made the device.
-        let uncertain = |error: &CsiError| match outcome(error) {
-            Outcome::Transient => Outcome::Transient,
-            Outcome::Finished | Outcome::Uncertain => Outcome::Uncertain,
+        let uncertain = |error: &CsiError| match certainty(error) {
+            Certainty::Transient => Certainty::Transient,
+            Certainty::Finished | Certainty::Uncertain => Certainty::Uncertain,
         };
         let published = tools.mounter.publish_block(&args).await;
         return published.map(drop).map_err(|error| (error.text(), uncertain(&error)));
     }
     let published = tools.mounter.publish(&args).await;
-    let published = published.map_err(|error| (error.text(), outcome(&error)))?;
+    let published = published.map_err(|error| (error.text(), certainty(&error)))?;
     let policy = volume.rules.fs_group_policy;
     let agent_applies = !published.group_applied && agent_applies_fs_group(csi, fs_group, policy);
     if let Some(group) = fs_group.filter(|_| agent_applies).and_then(|group| u32::try_from(group).ok()) {
-        (tell.at)(Step::Ownership);
+        (receivers.at)(OperationStep::Ownership);
         let only_if_root_differs = on_root_mismatch(&volume.pod);
         let change = GroupChange { root: published.path, group, only_if_root_differs, pod: uid.to_string() };
-        change.run(tell.slow).await.map_err(|error| {
+        change.run(receivers.slow).await.map_err(|error| {
             let text = format!("applyFSGroup failed for vol {}: {error}", csi.handle);
-            (text, Outcome::Uncertain)
+            (text, Certainty::Uncertain)
         })?;
     }
     Ok(())
@@ -388,11 +390,11 @@ async fn secrets(
     tools: &Tools,
     name: Option<&SecretName>,
     field: &str,
-) -> Result<Secrets, (String, Outcome)> {
+) -> Result<Secrets, (String, Certainty)> {
     tools::secrets(tools, name).await.map_err(|failed| {
-        let SecretError { name: of, error } = failed;
-        let text = format!("fetching {field} {}/{} failed: {error}", of.namespace, of.name);
-        (text, Outcome::Transient)
+        let SecretError { name: secret, error } = failed;
+        let text = format!("fetching {field} {}/{} failed: {error}", secret.namespace, secret.name);
+        (text, Certainty::Transient)
     })
 }
 
@@ -498,7 +500,7 @@ mod tests {
 
     #[test]
     fn an_attachment_is_used_once_it_is_attached_and_not_while_it_is_deleted() {
-        let of = |change: serde_json::Value, deleted: bool| {
+        let attachment = |change: serde_json::Value, deleted: bool| {
             let metadata =
                 if deleted { json!({"deletionTimestamp": "2026-01-01T00:00:00Z"}) } else { json!({}) };
             let attachment: VolumeAttachment = serde_json::from_value(json!({
@@ -508,13 +510,13 @@ mod tests {
             .unwrap();
             metadata_of(&attachment)
         };
-        assert_eq!(of(json!({"attached": false}), false), Ok(None));
+        assert_eq!(attachment(json!({"attached": false}), false), Ok(None));
         let attached = json!({"attached": true, "attachmentMetadata": {"device": "sda"}});
         let metadata = BTreeMap::from([("device".to_owned(), "sda".to_owned())]);
-        assert_eq!(of(attached.clone(), false), Ok(Some(metadata)));
-        assert_eq!(of(attached, true), Err("volume attachment is being deleted".to_owned()));
+        assert_eq!(attachment(attached.clone(), false), Ok(Some(metadata)));
+        assert_eq!(attachment(attached, true), Err("volume attachment is being deleted".to_owned()));
         let refused = json!({"attached": false, "attachError": {"message": "no such disk"}});
-        assert_eq!(of(refused, false), Err("no such disk".to_owned()));
+        assert_eq!(attachment(refused, false), Err("no such disk".to_owned()));
     }
 
     #[test]

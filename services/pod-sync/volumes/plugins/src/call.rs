@@ -116,7 +116,7 @@ impl From<Status> for CallError {
 /// # Errors
 /// Returns the plugin's status, or that of the connection or the deadline.
 pub async fn call<Q, A, F>(
-    by: Deadline,
+    deadline: Deadline,
     request: Q,
     rpc: impl FnOnce(Request<Q>) -> F,
 ) -> Result<A, CallError>
@@ -124,8 +124,8 @@ where
     F: Future<Output = Result<Response<A>, Status>>,
 {
     let mut request = Request::new(request);
-    request.set_timeout(by.remaining().saturating_add(SLACK));
-    match tokio::time::timeout_at(by.0, rpc(request)).await {
+    request.set_timeout(deadline.remaining().saturating_add(SLACK));
+    match tokio::time::timeout_at(deadline.0, rpc(request)).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) => Err(status.into()),
         Err(_) => Err(CallError::deadline()),

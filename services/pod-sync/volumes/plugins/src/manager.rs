@@ -242,7 +242,7 @@ fn rewatch(
 ) -> Option<(u64, notify::RecommendedWatcher)> {
     use std::os::unix::fs::MetadataExt as _;
     let inode = std::fs::metadata(dir).ok()?.ino();
-    if let Some(watched) = watched.filter(|(of, _)| *of == inode) {
+    if let Some(watched) = watched.filter(|(watched_inode, _)| *watched_inode == inode) {
         return Some(watched);
     }
     let wake = wake.clone();

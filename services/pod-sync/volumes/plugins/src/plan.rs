@@ -51,7 +51,7 @@ pub struct World {
 
 /// The operations to start now, at most one per socket.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct RegistrationPlan {
     /// Plugins whose socket is gone or was replaced. To start before any registration.
     pub deregister: Vec<PathBuf>,
     /// Sockets of plugins to register.
@@ -62,9 +62,9 @@ pub struct Plan {
 
 /// Compares the sockets with the registered plugins.
 #[must_use]
-pub fn plan(world: &World, now: Instant) -> Plan {
+pub fn plan(world: &World, now: Instant) -> RegistrationPlan {
     let free = |path: &Path| !world.busy.contains(path);
-    let mut plan = Plan::default();
+    let mut plan = RegistrationPlan::default();
     for (path, id) in &world.actual {
         if world.desired.get(path) != Some(id) && free(path) {
             plan.deregister.push(path.clone());
@@ -117,7 +117,10 @@ mod tests {
         }
         assert_eq!((first.until - now, longest.until - now), (FIRST_WAIT, LONGEST_WAIT));
         world.retries.insert(path(1), first.clone());
-        assert_eq!(plan(&world, now), Plan { next: Some(first.until), ..Plan::default() });
+        assert_eq!(
+            plan(&world, now),
+            RegistrationPlan { next: Some(first.until), ..RegistrationPlan::default() }
+        );
         assert_eq!(plan(&world, first.until).register.len(), 1);
         world.desired.insert(path(1), SocketId::of(2));
         assert_eq!(plan(&world, now).register.len(), 1);

@@ -10,7 +10,7 @@ use crate::desired::{DesiredVolume, Reach};
 /// Certainty about the state of a volume after a failed operation (`pkg/volume/util/types:
 /// IsOperationFinishedError`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub enum Certainty {
     /// The operation has ended without its effect.
     Finished,
     /// The operation may be in progress or complete.
@@ -130,11 +130,11 @@ impl Actual {
 
     /// Returns all volumes that workers have set up, certainly or possibly, with their pods, sorted by pod.
     pub fn all_direct(&self) -> impl Iterator<Item = (&PodUid, &VolumeName, &MountedPod)> {
-        let of = |(pod, volumes)| {
+        let volumes_of_pod = |(pod, volumes)| {
             let volumes: &BTreeMap<VolumeName, MountedPod> = volumes;
             volumes.iter().map(move |(name, mount)| (pod, name, mount))
         };
-        self.direct.iter().flat_map(of)
+        self.direct.iter().flat_map(volumes_of_pod)
     }
 
     /// Adds a volume that a worker has set up before a restart.
@@ -211,16 +211,16 @@ impl Actual {
     }
 
     /// Gives a pod's volume that was found on disk under another name its declared name. The device follows the last pod.
-    pub fn rename(&mut self, from: &VolumeName, to: &VolumeName, pod: &PodUid) {
-        let Some(found) = self.volumes.get_mut(from) else { return };
+    pub fn rename(&mut self, old: &VolumeName, new: &VolumeName, pod: &PodUid) {
+        let Some(found) = self.volumes.get_mut(old) else { return };
         let mount = found.pods.remove(pod);
         let attachment = found.attachment;
-        let rest = if found.pods.is_empty() { self.volumes.remove(from) } else { None };
+        let rest = if found.pods.is_empty() { self.volumes.remove(old) } else { None };
         if mount.is_none() && rest.is_none() {
             return;
         }
-        let is_new = !self.volumes.contains_key(to);
-        let volume = self.entry(to);
+        let is_new = !self.volumes.contains_key(new);
+        let volume = self.entry(new);
         if is_new {
             volume.attachment = attachment;
         }
@@ -266,14 +266,14 @@ impl Actual {
     }
 
     /// Records that a mount of a device failed (`markDeviceErrorState`).
-    pub fn device_mount_failed(&mut self, name: &VolumeName, outcome: Outcome) {
+    pub fn device_mount_failed(&mut self, name: &VolumeName, certainty: Certainty) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
-        match (outcome, volume.device) {
-            (Outcome::Finished, Some(MountState::Uncertain)) if !volume.device_reconstructed => {
+        match (certainty, volume.device) {
+            (Certainty::Finished, Some(MountState::Uncertain)) if !volume.device_reconstructed => {
                 volume.device = None
             }
-            (Outcome::Uncertain, None) => volume.device = Some(MountState::Uncertain),
-            (Outcome::Finished | Outcome::Uncertain | Outcome::Transient, _) => {}
+            (Certainty::Uncertain, None) => volume.device = Some(MountState::Uncertain),
+            (Certainty::Finished | Certainty::Uncertain | Certainty::Transient, _) => {}
         }
     }
 
@@ -302,12 +302,12 @@ impl Actual {
     }
 
     /// Records that a mount failed (`markVolumeErrorState`). The mount of a running pod stays: a failed refresh changes nothing.
-    pub fn mount_failed(&mut self, desired: &DesiredVolume, pod: &PodUid, outcome: Outcome) {
+    pub fn mount_failed(&mut self, desired: &DesiredVolume, pod: &PodUid, certainty: Certainty) {
         let Some(volume) = self.volumes.get_mut(&desired.name) else { return };
         let state = volume.pods.get(pod).map(|mount| (mount.state, mount.reconstructed));
-        match (outcome, state) {
-            (Outcome::Finished, Some((MountState::Uncertain, false))) => drop(volume.pods.remove(pod)),
-            (Outcome::Uncertain, None) => {
+        match (certainty, state) {
+            (Certainty::Finished, Some((MountState::Uncertain, false))) => drop(volume.pods.remove(pod)),
+            (Certainty::Uncertain, None) => {
                 let spec_name = desired.spec_name.clone();
                 let state = MountState::Uncertain;
                 volume.pods.insert(
@@ -315,7 +315,7 @@ impl Actual {
                     MountedPod { spec_name, state, remount: false, reconstructed: false },
                 );
             }
-            (Outcome::Finished | Outcome::Uncertain | Outcome::Transient, _) => {}
+            (Certainty::Finished | Certainty::Uncertain | Certainty::Transient, _) => {}
         }
     }
 
@@ -424,43 +424,43 @@ mod tests {
     fn a_failed_mount_changes_only_what_it_proves() {
         use MountState::{Mounted, Uncertain};
         let (v, p) = (volume(), pod());
-        for (before, reconstructed, outcome, after) in [
-            (None, false, Outcome::Finished, None),
-            (None, false, Outcome::Uncertain, Some(Uncertain)),
-            (None, false, Outcome::Transient, None),
-            (Some(Uncertain), false, Outcome::Finished, None),
-            (Some(Uncertain), false, Outcome::Uncertain, Some(Uncertain)),
-            (Some(Uncertain), false, Outcome::Transient, Some(Uncertain)),
-            (Some(Uncertain), true, Outcome::Finished, Some(Uncertain)),
-            (Some(Mounted), false, Outcome::Finished, Some(Mounted)),
-            (Some(Mounted), false, Outcome::Uncertain, Some(Mounted)),
-            (Some(Mounted), false, Outcome::Transient, Some(Mounted)),
+        for (before, reconstructed, certainty, after) in [
+            (None, false, Certainty::Finished, None),
+            (None, false, Certainty::Uncertain, Some(Uncertain)),
+            (None, false, Certainty::Transient, None),
+            (Some(Uncertain), false, Certainty::Finished, None),
+            (Some(Uncertain), false, Certainty::Uncertain, Some(Uncertain)),
+            (Some(Uncertain), false, Certainty::Transient, Some(Uncertain)),
+            (Some(Uncertain), true, Certainty::Finished, Some(Uncertain)),
+            (Some(Mounted), false, Certainty::Finished, Some(Mounted)),
+            (Some(Mounted), false, Certainty::Uncertain, Some(Mounted)),
+            (Some(Mounted), false, Certainty::Transient, Some(Mounted)),
         ] {
             let mut actual = Actual::default();
             actual.attached(&v);
             match before {
                 Some(Uncertain) if reconstructed => actual.found(&v.name, &p, "pv".to_owned(), true),
-                Some(Uncertain) => actual.mount_failed(&v, &p, Outcome::Uncertain),
+                Some(Uncertain) => actual.mount_failed(&v, &p, Certainty::Uncertain),
                 Some(Mounted) => actual.mounted(&v, &p),
                 None => {}
             }
-            actual.mount_failed(&v, &p, outcome);
+            actual.mount_failed(&v, &p, certainty);
             let state = actual.mount(&v.name, &p).map(|mount| mount.state);
-            assert_eq!(state, after, "{before:?} {reconstructed} {outcome:?}");
+            assert_eq!(state, after, "{before:?} {reconstructed} {certainty:?}");
 
             let mut actual = Actual::default();
             actual.attached(&v);
             match before {
                 Some(Uncertain) if reconstructed => actual.found_device(&v.name),
-                Some(Uncertain) => actual.device_mount_failed(&v.name, Outcome::Uncertain),
+                Some(Uncertain) => actual.device_mount_failed(&v.name, Certainty::Uncertain),
                 Some(Mounted) => actual.device_mounted(&v.name),
                 None => {}
             }
-            actual.device_mount_failed(&v.name, outcome);
+            actual.device_mount_failed(&v.name, certainty);
             assert_eq!(
                 actual.volume(&v.name).unwrap().device,
                 after,
-                "device {before:?} {reconstructed} {outcome:?}"
+                "device {before:?} {reconstructed} {certainty:?}"
             );
         }
     }
@@ -496,29 +496,29 @@ mod tests {
     #[test]
     fn a_renamed_volume_keeps_its_mounts_and_its_device_follows_the_last_pod() {
         let name = |text: &str| VolumeName::shared("kubernetes.io/iscsi", text);
-        let (from, to) = (name("10.0.0.1:3260:iqn:0"), name("10.0.0.1:iqn:0"));
+        let (old, new) = (name("10.0.0.1:3260:iqn:0"), name("10.0.0.1:iqn:0"));
         let [first, second] = ["u1", "u2"].map(|uid| PodUid::parse(uid).unwrap());
         let mut actual = Actual::default();
         for pod in [&first, &second] {
-            actual.found(&from, pod, "pv".to_owned(), true);
+            actual.found(&old, pod, "pv".to_owned(), true);
         }
-        actual.rename(&from, &to, &first);
+        actual.rename(&old, &new, &first);
         let device = |actual: &Actual, name| actual.volume(name).map(|volume| volume.device);
-        assert!(actual.mount(&to, &first).is_some_and(|mount| mount.reconstructed));
+        assert!(actual.mount(&new, &first).is_some_and(|mount| mount.reconstructed));
         assert_eq!(
-            (device(&actual, &from), device(&actual, &to)),
+            (device(&actual, &old), device(&actual, &new)),
             (Some(Some(MountState::Uncertain)), Some(None))
         );
-        actual.rename(&from, &to, &second);
+        actual.rename(&old, &new, &second);
         assert!(actual.may_have_mounts(&first) && actual.may_have_mounts(&second));
-        assert_eq!((device(&actual, &from), device(&actual, &to)), (None, Some(Some(MountState::Uncertain))));
+        assert_eq!((device(&actual, &old), device(&actual, &new)), (None, Some(Some(MountState::Uncertain))));
         // What this process knows of the volume is not replaced.
-        actual.device_mounted(&to);
-        actual.found_device(&from);
-        actual.rename(&from, &to, &first);
-        assert_eq!((device(&actual, &from), device(&actual, &to)), (None, Some(Some(MountState::Mounted))));
+        actual.device_mounted(&new);
+        actual.found_device(&old);
+        actual.rename(&old, &new, &first);
+        assert_eq!((device(&actual, &old), device(&actual, &new)), (None, Some(Some(MountState::Mounted))));
         let before = actual.clone();
-        actual.rename(&from, &to, &first);
+        actual.rename(&old, &new, &first);
         assert_eq!(actual, before);
     }
 

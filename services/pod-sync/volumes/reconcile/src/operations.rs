@@ -210,21 +210,21 @@ mod tests {
 
     #[test]
     fn operations_under_the_found_and_the_declared_name_exclude_each_other() {
-        let of = |name: &str, pod: Option<&str>| Key {
+        let key = |name: &str, pod: Option<&str>| Key {
             volume: VolumeName::shared("p", name),
             pod: pod.map(|uid| PodUid::parse(uid).unwrap()),
         };
         let mut operations = Operations::default();
-        operations.started(of("found", None), Kind::UnmountDevice);
-        assert!(!operations.is_pending(&of("declared", None)));
-        operations.renamed(&of("found", None).volume, &of("declared", None).volume);
+        operations.started(key("found", None), Kind::UnmountDevice);
+        assert!(!operations.is_pending(&key("declared", None)));
+        operations.renamed(&key("found", None).volume, &key("declared", None).volume);
         operations.retain(|_| false);
-        assert!(operations.is_pending(&of("declared", None)));
-        assert!(operations.is_pending(&of("declared", Some("a"))));
-        operations.succeeded(&of("found", None));
-        assert!(!operations.is_pending(&of("declared", None)));
-        operations.started(of("declared", None), Kind::Mount);
-        assert!(operations.is_pending(&of("found", None)));
+        assert!(operations.is_pending(&key("declared", None)));
+        assert!(operations.is_pending(&key("declared", Some("a"))));
+        operations.succeeded(&key("found", None));
+        assert!(!operations.is_pending(&key("declared", None)));
+        operations.started(key("declared", None), Kind::Mount);
+        assert!(operations.is_pending(&key("found", None)));
     }
 
     #[tokio::test(start_paused = true)]

@@ -8,17 +8,17 @@ use quintlet_model::ids::PodUid;
 use tokio::time::Instant;
 
 use crate::VolumeName;
-use crate::actual::{Actual, Outcome};
+use crate::actual::{Actual, Certainty};
 use crate::desired::{Desired, DesiredVolume, Reach};
 use crate::operations::{LONGEST_WAIT, Operations};
-use crate::reconcile::{Node, Operation, reconcile, reconcile_direct};
-use crate::reconstruct::{Found, reconstruct};
+use crate::reconcile::{NodeVolumeFacts, Operation, reconcile, reconcile_direct};
+use crate::reconstruct::{PodVolumeDir, reconstruct};
 
 /// How an operation ends.
 #[derive(Debug, Clone, Copy)]
 enum End {
     Success,
-    Failure(Outcome),
+    Failure(Certainty),
     /// An uncertain failure after which the effect is there.
     FailureWithEffect,
 }
@@ -46,9 +46,9 @@ enum Action {
 fn action() -> impl Strategy<Value = Action> {
     let end = prop_oneof![
         4 => Just(End::Success),
-        1 => Just(End::Failure(Outcome::Finished)),
-        1 => Just(End::Failure(Outcome::Uncertain)),
-        1 => Just(End::Failure(Outcome::Transient)),
+        1 => Just(End::Failure(Certainty::Finished)),
+        1 => Just(End::Failure(Certainty::Uncertain)),
+        1 => Just(End::Failure(Certainty::Transient)),
         1 => Just(End::FailureWithEffect),
     ];
     prop_oneof![
@@ -87,14 +87,14 @@ struct World {
     desired: Desired,
     actual: Actual,
     operations: Operations,
-    node: Node,
+    node: NodeVolumeFacts,
     now: Instant,
 }
 
 impl World {
     fn new(controller_attaches: bool, now: Instant) -> Self {
         let attachable = BTreeSet::from([volume(0, &pod(0)).name]);
-        let node = Node {
+        let node = NodeVolumeFacts {
             pods_known: false,
             controller_attaches,
             reported_in_use: attachable.clone(),
@@ -181,7 +181,7 @@ impl World {
         for ((name, pod), volume) in direct {
             self.actual.found_direct(name.clone(), pod, volume.spec_name.clone());
         }
-        let found = by_tasks.into_iter().map(|((name, pod), volume)| Found {
+        let found = by_tasks.into_iter().map(|((name, pod), volume)| PodVolumeDir {
             pod: pod.clone(),
             spec_name: volume.spec_name.clone(),
             volume: (name.clone(), volume.reach.is_shared()),
@@ -265,15 +265,15 @@ impl World {
 
     fn end(&mut self, operation: &Operation, end: End, in_device_stage: bool) {
         let key = operation.key();
-        let outcome = match end {
+        let certainty = match end {
             End::Success => {
                 self.effect(operation, true);
                 self.succeed(operation);
                 self.operations.succeeded(&key);
                 return;
             }
-            End::Failure(outcome) => outcome,
-            End::FailureWithEffect => Outcome::Uncertain,
+            End::Failure(certainty) => certainty,
+            End::FailureWithEffect => Certainty::Uncertain,
         };
         let wall = jiff::Timestamp::UNIX_EPOCH;
         assert!(self.operations.failed(&key, "boom", self.now, wall).contains("No retries permitted until"));
@@ -283,7 +283,7 @@ impl World {
                 if with_effect {
                     self.effect(operation, true);
                 }
-                self.actual.direct_mount_failed(volume, pod, outcome == Outcome::Uncertain);
+                self.actual.direct_mount_failed(volume, pod, certainty == Certainty::Uncertain);
             }
             Operation::Mount { volume, device: true, .. } if in_device_stage => {
                 if with_effect {
@@ -293,10 +293,10 @@ impl World {
                 let proven = self.actual.volume(&volume.name).is_some_and(|v| !v.device_reconstructed)
                     && self.actual.volume(&volume.name).and_then(|v| v.device)
                         != Some(crate::actual::MountState::Mounted);
-                if outcome == Outcome::Finished && proven {
+                if certainty == Certainty::Finished && proven {
                     self.devices.remove(&volume.name);
                 }
-                self.actual.device_mount_failed(&volume.name, outcome);
+                self.actual.device_mount_failed(&volume.name, certainty);
             }
             Operation::Mount { volume, pod, device, .. } => {
                 if *device {
@@ -308,12 +308,12 @@ impl World {
                 }
                 let before =
                     self.actual.mount(&volume.name, pod).map(|mount| (mount.state, mount.reconstructed));
-                if outcome == Outcome::Finished
+                if certainty == Certainty::Finished
                     && before == Some((crate::actual::MountState::Uncertain, false))
                 {
                     self.mounts.remove(&(volume.name.clone(), pod.clone()));
                 }
-                self.actual.mount_failed(volume, pod, outcome);
+                self.actual.mount_failed(volume, pod, certainty);
             }
             Operation::Unmount { volume, pod } => {
                 if with_effect {
@@ -379,10 +379,10 @@ impl World {
                 self.end(&operation, End::Success, false);
             }
         }
-        let of = |(pod, volumes): (&PodUid, &BTreeMap<String, DesiredVolume>)| {
+        let names = |(pod, volumes): (&PodUid, &BTreeMap<String, DesiredVolume>)| {
             volumes.values().map(|volume| (volume.name.clone(), pod.clone())).collect::<Vec<_>>()
         };
-        let wanted: BTreeSet<(VolumeName, PodUid)> = self.wanted.iter().flat_map(of).collect();
+        let wanted: BTreeSet<(VolumeName, PodUid)> = self.wanted.iter().flat_map(names).collect();
         let mounted: BTreeSet<(VolumeName, PodUid)> = self.mounts.keys().cloned().collect();
         assert_eq!(mounted, wanted, "mounts and pods differ");
         let shared =

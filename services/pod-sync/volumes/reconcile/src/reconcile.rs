@@ -77,7 +77,7 @@ impl Operation {
 
 /// Facts about the node that the reconciler needs.
 #[derive(Debug, Clone, Default)]
-pub struct Node {
+pub struct NodeVolumeFacts {
     /// The desired state is complete: all sources of pods have delivered, and all pods were processed once. Nothing is
     /// unmounted before.
     pub pods_known: bool,
@@ -91,7 +91,7 @@ pub struct Node {
 
 /// The result of a comparison.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct ReconcilePlan {
     /// Operations to start, in order: those that remove come before those that add.
     pub start: Vec<Operation>,
     /// Volumes that are attached now, and were not in the actual state.
@@ -109,17 +109,17 @@ pub fn reconcile(
     desired: &Desired,
     actual: &Actual,
     operations: &Operations,
-    node: &Node,
+    node: &NodeVolumeFacts,
     now: Instant,
-) -> Plan {
-    let mut pass = Pass { operations: operations.clone(), plan: Plan::default(), now };
+) -> ReconcilePlan {
+    let mut pass = Pass { operations: operations.clone(), plan: ReconcilePlan::default(), now };
     let ready_to_unmount = node.pods_known && !actual.needs_attachments();
     if ready_to_unmount {
         unmount_volumes(&mut pass, desired, actual);
     }
     for had_turn in [false, true] {
         for (pod, volume) in
-            desired.all_by_tasks().filter(|(pod, of)| operations.had_turn(&of.name, pod) == had_turn)
+            desired.all_by_tasks().filter(|(pod, volume)| operations.had_turn(&volume.name, pod) == had_turn)
         {
             let other = actual.mount(&volume.name, pod).filter(|mount| mount.spec_name != volume.spec_name);
             // Two PersistentVolumes of a pod with one handle are one volume, which is mounted once for the pod.
@@ -145,8 +145,8 @@ pub fn reconcile_direct(
     operations: &Operations,
     pod: &PodUid,
     now: Instant,
-) -> Plan {
-    let mut plan = Plan::default();
+) -> ReconcilePlan {
+    let mut plan = ReconcilePlan::default();
     for (name, mount) in actual.direct_of(pod) {
         if desired.direct(pod, &mount.spec_name).is_none_or(|volume| volume.name != *name) {
             plan.offer(operations, Operation::Unmount { volume: name.clone(), pod: pod.clone() }, now);
@@ -182,7 +182,7 @@ pub fn volumes_in_use(desired: &Desired, actual: &Actual) -> Vec<VolumeName> {
 struct Pass {
     /// With the operations of this pass.
     operations: Operations,
-    plan: Plan,
+    plan: ReconcilePlan,
     now: Instant,
 }
 
@@ -195,7 +195,7 @@ impl Pass {
     }
 }
 
-impl Plan {
+impl ReconcilePlan {
     /// Adds an operation if it may start now, and returns whether it may.
     fn offer(&mut self, operations: &Operations, operation: Operation, now: Instant) -> bool {
         let start = operations.may_start(&operation.key(), operation.kind(), now);
@@ -220,7 +220,7 @@ fn unmount_volumes(pass: &mut Pass, desired: &Desired, actual: &Actual) {
 }
 
 /// Attaches, mounts, mounts again or expands a desired volume.
-fn add(pass: &mut Pass, actual: &Actual, node: &Node, pod: &PodUid, desired: &DesiredVolume) {
+fn add(pass: &mut Pass, actual: &Actual, node: &NodeVolumeFacts, pod: &PodUid, desired: &DesiredVolume) {
     let name = &desired.name;
     let present = actual.volume(name).filter(|volume| is_attached(volume, desired.reach));
     if present.is_none() {
@@ -282,7 +282,7 @@ fn is_attached(volume: &ActualVolume, reach: Reach) -> bool {
 }
 
 /// Unmounts the devices of volumes that no pod has or should have, and drops or detaches the volumes.
-fn unmount_devices(pass: &mut Pass, desired: &Desired, actual: &Actual, node: &Node) {
+fn unmount_devices(pass: &mut Pass, desired: &Desired, actual: &Actual, node: &NodeVolumeFacts) {
     for (name, volume) in actual.volumes() {
         let whole = Key { volume: name.clone(), pod: None };
         let mut wanted = desired.all_by_tasks().filter(|(_, desired)| desired.name == *name);
@@ -306,7 +306,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::actual::Outcome;
+    use crate::actual::Certainty;
 
     fn uid(n: u8) -> PodUid {
         PodUid::parse(&format!("u{n}")).unwrap()
@@ -326,19 +326,20 @@ mod tests {
         desired.set(pod, BTreeMap::from([("v".to_owned(), volume.clone())]), []);
     }
 
-    fn ready() -> Node {
-        Node { pods_known: true, controller_attaches: true, ..Node::default() }
+    fn ready() -> NodeVolumeFacts {
+        NodeVolumeFacts { pods_known: true, controller_attaches: true, ..NodeVolumeFacts::default() }
     }
 
-    fn plan(desired: &Desired, actual: &Actual, node: &Node) -> Plan {
+    fn plan(desired: &Desired, actual: &Actual, node: &NodeVolumeFacts) -> ReconcilePlan {
         reconcile(desired, actual, &Operations::default(), node, Instant::now())
     }
 
     #[tokio::test(start_paused = true)]
     async fn two_volumes_of_a_pod_with_one_handle_are_mounted_once() {
         let pod = uid(1);
-        let of = |name: &str| DesiredVolume { spec_name: name.to_owned(), ..volume(Reach::DeviceMountable) };
-        let (first, second) = (of("pv-1"), of("pv-2"));
+        let named =
+            |name: &str| DesiredVolume { spec_name: name.to_owned(), ..volume(Reach::DeviceMountable) };
+        let (first, second) = (named("pv-1"), named("pv-2"));
         let mut desired = Desired::default();
         let both = [("a".to_owned(), first.clone()), ("b".to_owned(), second.clone())];
         desired.set(&pod, BTreeMap::from(both), []);
@@ -362,12 +363,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_volume_waits_until_it_is_reported_in_use_and_attached() {
         let v = volume(Reach::Attachable);
-        let (mut desired, mut actual, mut node) = (Desired::default(), Actual::default(), ready());
+        let mut desired = Desired::default();
+        let mut actual = Actual::default();
+        let mut node = ready();
         desire(&mut desired, &uid(1), &v);
         assert_eq!(volumes_in_use(&desired, &actual), std::slice::from_ref(&v.name));
-        assert_eq!(plan(&desired, &actual, &node), Plan::default());
+        assert_eq!(plan(&desired, &actual, &node), ReconcilePlan::default());
         node.attached.insert(v.name.clone());
-        assert_eq!(plan(&desired, &actual, &node), Plan::default());
+        assert_eq!(plan(&desired, &actual, &node), ReconcilePlan::default());
         node.reported_in_use.insert(v.name.clone());
         let next = plan(&desired, &actual, &node);
         assert_eq!(next.attached, std::slice::from_ref(&v));
@@ -389,8 +392,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn pods_of_a_volume_take_turns_when_mounts_fail() {
         let v = volume(Reach::DeviceMountable);
-        let (mut desired, mut actual, mut operations) =
-            (Desired::default(), Actual::default(), Operations::default());
+        let mut desired = Desired::default();
+        let mut actual = Actual::default();
+        let mut operations = Operations::default();
         for n in 1..=3 {
             desire(&mut desired, &uid(n), &v);
         }
@@ -414,7 +418,7 @@ mod tests {
         let v = volume(Reach::PerPod);
         let mut desired = Desired::default();
         desire(&mut desired, &uid(1), &v);
-        let node = Node { pods_known: false, ..ready() };
+        let node = NodeVolumeFacts { pods_known: false, ..ready() };
         let next = plan(&desired, &Actual::default(), &node);
         assert!(matches!(&next.start[..], [Operation::Mount { device: false, .. }]), "{next:?}");
     }
@@ -441,52 +445,57 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn volumes_of_a_worker_are_removed_before_others_are_added_and_fail_one_by_one() {
         let pod = uid(1);
-        let of = |name: &str| DesiredVolume {
+        let named = |name: &str| DesiredVolume {
             name: VolumeName::of_pod("kubernetes.io/configmap", &pod, name),
             spec_name: name.to_owned(),
             ..volume(Reach::Direct)
         };
-        let (mut desired, mut actual, mut operations) =
-            (Desired::default(), Actual::default(), Operations::default());
+        let mut desired = Desired::default();
+        let mut actual = Actual::default();
+        let mut operations = Operations::default();
         let left = VolumeName::of_pod("kubernetes.io/secret", &pod, "a");
         actual.found_direct(left.clone(), &pod, "a".to_owned());
-        actual.found_direct(of("b").name, &pod, "b".to_owned());
+        actual.found_direct(named("b").name, &pod, "b".to_owned());
         for name in ["a", "b"] {
-            desired.add_direct(&pod, name.to_owned(), of(name));
+            desired.add_direct(&pod, name.to_owned(), named(name));
         }
         let now = Instant::now();
         let plan = |desired: &Desired, actual: &Actual, operations: &Operations, now| {
             reconcile_direct(desired, actual, operations, &pod, now)
         };
-        let mount = |name, mounted_before| mount_operation(&of(name), &pod, mounted_before);
+        let mount = |name, mounted_before| mount_operation(&named(name), &pod, mounted_before);
         let unmount = |volume: &VolumeName| Operation::Unmount { volume: volume.clone(), pod: pod.clone() };
         let first = plan(&desired, &actual, &operations, now);
         assert_eq!(first.start, [unmount(&left), mount("a", false), mount("b", true)]);
         for operation in first.start {
             operations.started(operation.key(), operation.kind());
         }
-        assert_eq!(plan(&desired, &actual, &operations, now), Plan::default(), "one operation per volume");
+        assert_eq!(
+            plan(&desired, &actual, &operations, now),
+            ReconcilePlan::default(),
+            "one operation per volume"
+        );
         // The volumes of other pods and those that tasks mount have other comparisons.
-        assert_eq!(reconcile(&desired, &actual, &operations, &ready(), now), Plan::default());
-        assert_eq!(reconcile_direct(&desired, &actual, &operations, &uid(2), now), Plan::default());
+        assert_eq!(reconcile(&desired, &actual, &operations, &ready(), now), ReconcilePlan::default());
+        assert_eq!(reconcile_direct(&desired, &actual, &operations, &uid(2), now), ReconcilePlan::default());
         operations.succeeded(&unmount(&left).key());
         actual.unmounted(&left, &pod);
         operations.succeeded(&mount("b", true).key());
-        actual.direct_mounted(&of("b"), &pod, false);
+        actual.direct_mounted(&named("b"), &pod, false);
         let text = operations.failed(&mount("a", false).key(), "boom", now, jiff::Timestamp::UNIX_EPOCH);
         assert!(text.contains("durationBeforeRetry 500ms"), "{text}");
-        actual.direct_mount_failed(&of("a"), &pod, false);
+        actual.direct_mount_failed(&named("a"), &pod, false);
         let waits = plan(&desired, &actual, &operations, now);
         assert_eq!((waits.start, waits.next), (vec![], Some(now + crate::operations::FIRST_WAIT)));
         let due = now + crate::operations::FIRST_WAIT;
         assert_eq!(plan(&desired, &actual, &operations, due).start, [mount("a", false)]);
         // A stale volume is mounted, and its refresh is due again. A removal does not wait for the back-off of a mount.
-        actual.direct_mounted(&of("a"), &pod, true);
+        actual.direct_mounted(&named("a"), &pod, true);
         assert_eq!(actual.mounted_by(&pod).count(), 2);
         assert_eq!(plan(&desired, &actual, &operations, due).start, [mount("a", true)]);
         assert_eq!(desired.remove_direct(&pod).count(), 2);
         let plan_of_end = plan(&desired, &actual, &operations, now);
-        assert_eq!(plan_of_end.start, [unmount(&of("a").name), unmount(&of("b").name)]);
+        assert_eq!(plan_of_end.start, [unmount(&named("a").name), unmount(&named("b").name)]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -526,11 +535,11 @@ mod tests {
         let v = volume(Reach::Attachable);
         let mut actual = Actual::default();
         actual.found(&v.name, &uid(1), "v".to_owned(), true);
-        let unknown = Node { pods_known: false, ..ready() };
-        assert_eq!(plan(&Desired::default(), &actual, &unknown), Plan::default());
-        assert_eq!(plan(&Desired::default(), &actual, &ready()), Plan::default());
+        let unknown = NodeVolumeFacts { pods_known: false, ..ready() };
+        assert_eq!(plan(&Desired::default(), &actual, &unknown), ReconcilePlan::default());
+        assert_eq!(plan(&Desired::default(), &actual, &ready()), ReconcilePlan::default());
         actual.attachments_known(std::slice::from_ref(&v.name));
-        assert_eq!(plan(&Desired::default(), &actual, &unknown), Plan::default());
+        assert_eq!(plan(&Desired::default(), &actual, &unknown), ReconcilePlan::default());
         assert_eq!(plan(&Desired::default(), &actual, &ready()).start.len(), 1);
     }
 
@@ -541,9 +550,9 @@ mod tests {
         actual.found(&v.name, &uid(1), "v".to_owned(), true);
         actual.attachments_known(&[]);
         desired.expect(&uid(1));
-        assert_eq!(plan(&desired, &actual, &ready()), Plan::default());
+        assert_eq!(plan(&desired, &actual, &ready()), ReconcilePlan::default());
         desired.set(&uid(1), BTreeMap::new(), ["the API server is down".to_owned()]);
-        assert_eq!(plan(&desired, &actual, &ready()), Plan::default());
+        assert_eq!(plan(&desired, &actual, &ready()), ReconcilePlan::default());
         desired.set(&uid(1), BTreeMap::new(), []);
         assert!(matches!(&plan(&desired, &actual, &ready()).start[..], [Operation::Unmount { .. }]));
         desired.expect(&uid(1));
@@ -558,7 +567,7 @@ mod tests {
             let (mut desired, mut actual) = (Desired::default(), Actual::default());
             actual.found(&v.name, &uid(1), "v".to_owned(), reach.is_shared());
             desire(&mut desired, &uid(1), &v);
-            let node = Node { pods_known: false, ..ready() };
+            let node = NodeVolumeFacts { pods_known: false, ..ready() };
             let next = plan(&desired, &actual, &node);
             assert!(matches!(&next.start[..], [Operation::Mount { mounted_before: true, .. }]), "{next:?}");
             actual.attached(&v);
@@ -571,7 +580,7 @@ mod tests {
         let v = volume(Reach::DeviceMountable);
         let (mut desired, mut actual) = (Desired::default(), Actual::default());
         actual.attached(&v);
-        actual.mount_failed(&v, &uid(1), Outcome::Uncertain);
+        actual.mount_failed(&v, &uid(1), Certainty::Uncertain);
         assert!(matches!(&plan(&desired, &actual, &ready()).start[..], [Operation::Unmount { .. }]));
         desire(&mut desired, &uid(1), &v);
         let next = plan(&desired, &actual, &ready()).start;
@@ -587,13 +596,13 @@ mod tests {
         actual.resized(&v.name, 10);
         v.size = Some(10);
         desire(&mut desired, &uid(1), &v);
-        assert_eq!(plan(&desired, &actual, &ready()), Plan::default());
+        assert_eq!(plan(&desired, &actual, &ready()), ReconcilePlan::default());
         v.size = Some(20);
         desire(&mut desired, &uid(1), &v);
         assert!(matches!(&plan(&desired, &actual, &ready()).start[..], [Operation::Expand { .. }]));
         for held in [Expansion::Postponed, Expansion::RefusedInUse] {
             actual.set_expansion(&v.name, held);
-            assert_eq!(plan(&desired, &actual, &ready()), Plan::default(), "{held:?}");
+            assert_eq!(plan(&desired, &actual, &ready()), ReconcilePlan::default(), "{held:?}");
             actual.resume_expansion(&v.name);
             assert_eq!(
                 plan(&desired, &actual, &ready()).start.len(),

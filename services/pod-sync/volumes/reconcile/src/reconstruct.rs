@@ -7,7 +7,7 @@ use crate::actual::Actual;
 
 /// A volume directory of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct PodVolumeDir {
     pub pod: PodUid,
     /// Name of the directory: that of the PersistentVolume or inline volume.
     pub spec_name: String,
@@ -17,8 +17,8 @@ pub struct Found {
 
 /// Adds the volumes that were found on disk to the actual state, as uncertain mounts, and the devices that
 /// are mounted without a pod.
-pub fn reconstruct(actual: &mut Actual, found: Vec<Found>, devices: &[VolumeName]) {
-    for Found { pod, spec_name, volume: (name, has_device) } in found {
+pub fn reconstruct(actual: &mut Actual, found: Vec<PodVolumeDir>, devices: &[VolumeName]) {
+    for PodVolumeDir { pod, spec_name, volume: (name, has_device) } in found {
         actual.found(&name, &pod, spec_name, has_device);
     }
     for device in devices {
@@ -37,8 +37,11 @@ mod tests {
         let name = VolumeName::shared("kubernetes.io/csi", "d^h");
         let lone = VolumeName::shared("kubernetes.io/csi", "d^lone");
         let mut actual = Actual::default();
-        let found =
-            |n, spec_name: &str, volume| Found { pod: uid(n), spec_name: spec_name.to_owned(), volume };
+        let found = |n, spec_name: &str, volume| PodVolumeDir {
+            pod: uid(n),
+            spec_name: spec_name.to_owned(),
+            volume,
+        };
         reconstruct(
             &mut actual,
             vec![found(1, "pv", (name.clone(), true)), found(2, "pv", (name.clone(), true))],

@@ -90,7 +90,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::actual::Outcome;
+    use crate::actual::Certainty;
     use crate::desired::DesiredVolume;
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         assert!(desired.take_errors(&pod).is_empty());
         // A volume whose mount is uncertain is not mounted for the pod, and does not keep it from ending.
         actual.attached(&data);
-        actual.mount_failed(&data, &pod, Outcome::Uncertain);
+        actual.mount_failed(&data, &pod, Certainty::Uncertain);
         actual.attached(&logs);
         actual.mounted(&logs, &pod);
         let missing = not_mounted(&desired, &actual, &pod, &expected[1..]).unwrap();

@@ -93,8 +93,10 @@ pub async fn run(
     let stalls = Stalls::new("volume", STALL);
     loop {
         if !measured.due(&pods.running(), period).is_empty() {
-            let (pods, measured, settings, stop) =
-                (Arc::clone(&pods), Arc::clone(&measured), Arc::clone(&settings), stop.clone());
+            let pods = Arc::clone(&pods);
+            let measured = Arc::clone(&measured);
+            let settings = Arc::clone(&settings);
+            let stop = stop.clone();
             let work = move |pass: &Pass| {
                 measure_due(&*pods, &measured, &settings, &stop, pass, |place, step| {
                     walk::usage(place, step)
@@ -457,9 +459,12 @@ mod tests {
         let (measured, settings) = (Arc::new(Measured::default()), Arc::new(settings));
         let stalls = Stalls::new("volume", Duration::from_millis(500));
         let names = || async {
-            let (pods, results, settings) =
-                (Running(pods.to_vec()), Arc::clone(&measured), Arc::clone(&settings));
-            let (hanging, hangs, stop) = (hanging.clone(), Arc::clone(&hangs), CancellationToken::new());
+            let pods = Running(pods.to_vec());
+            let results = Arc::clone(&measured);
+            let settings = Arc::clone(&settings);
+            let hanging = hanging.clone();
+            let hangs = Arc::clone(&hangs);
+            let stop = CancellationToken::new();
             let walk = move |place: &Path, step: &mut Step<'_>| {
                 if place == hanging {
                     let _ended = hangs.lock().recv();

@@ -89,8 +89,9 @@ pub async fn run(
         }
         for (driver, volumes) in of_driver {
             busy.insert(driver.clone());
-            let (drivers, measured, clock) =
-                (Arc::clone(&drivers), Arc::clone(&measured), settings.clock.clone());
+            let drivers = Arc::clone(&drivers);
+            let measured = Arc::clone(&measured);
+            let clock = settings.clock.clone();
             let call = task::spawn("volume-usage", async move {
                 for (uid, pod, volume) in volumes {
                     let provided = drivers.usage(&volume).await;
@@ -240,14 +241,14 @@ mod tests {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let all = measured.all();
         assert_eq!(all.len(), 1);
-        let of = |name: &str| all[0].volumes.iter().find(|volume| volume.name == name);
+        let found = |name: &str| all[0].volumes.iter().find(|volume| volume.name == name);
         let claim = |name: &str| {
-            of(name).and_then(|volume| volume.claim.clone()).map(|c| format!("{}/{}", c.namespace, c.name))
+            found(name).and_then(|volume| volume.claim.clone()).map(|c| format!("{}/{}", c.namespace, c.name))
         };
         assert_eq!(claim("data").as_deref(), Some("shop/data-db-0"));
         assert_eq!(claim("scratch").as_deref(), Some("shop/db-0-scratch"));
-        assert_eq!((claim("inline"), of("inline").is_some()), (None, true));
-        assert!(of("stuck").is_none() && of("mute").is_none());
+        assert_eq!((claim("inline"), found("inline").is_some()), (None, true));
+        assert!(found("stuck").is_none() && found("mute").is_none());
         // Each volume once per period, also one without usage, and the hanging driver gets no second call.
         tokio::time::sleep(Duration::from_secs(30)).await;
         assert_eq!(drivers.calls.lock().len(), 5, "{:?}", drivers.calls.lock());

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 
-use quintlet_kit::tree::{self, Entry, Visitor};
+use quintlet_kit::tree::{self, DirEntry, Visitor};
 use rustix::fs::{AtFlags, CWD, Stat, statat};
 
 /// Unit of `st_blocks` in bytes, on any file system.
@@ -58,7 +58,7 @@ struct Counting<S> {
 }
 
 impl<S: FnMut() -> io::Result<()>> Visitor for Counting<S> {
-    fn entry(&mut self, entry: Entry<'_>) -> io::Result<bool> {
+    fn entry(&mut self, entry: DirEntry<'_>) -> io::Result<bool> {
         (self.step)()?;
         Ok(self.count.add(entry.stat, entry.is_dir()))
     }
@@ -97,8 +97,8 @@ mod tests {
 
     /// Blocks and inodes of these, without what is in them.
     fn sum(places: &[&Path]) -> Usage {
-        let of = |place: &&Path| fs::symlink_metadata(place).unwrap().blocks() * BLOCK;
-        Usage { bytes: places.iter().map(of).sum(), inodes: places.len() as u64 }
+        let allocated = |place: &&Path| fs::symlink_metadata(place).unwrap().blocks() * BLOCK;
+        Usage { bytes: places.iter().map(allocated).sum(), inodes: places.len() as u64 }
     }
 
     #[test]

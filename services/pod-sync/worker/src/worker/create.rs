@@ -137,6 +137,7 @@ impl Starts<'_> {
                 .image_failure(&error, &container.name, image, &mut pulls)
                 .ok_or_else(|| Halt::interrupted(&error))?,
         };
+        self.setup.report_missing_pull_secrets(self.reporting, &pass.pod, &reason);
         Err(self.waits_for_image(pass, spec, reason, Some(pulls)))
     }
 
@@ -316,6 +317,9 @@ impl Starts<'_> {
                     }
                 }
             };
+            if let Err(reason) = &ready {
+                self.setup.report_missing_pull_secrets(self.reporting, pod, reason);
+            }
             self.setup.image_volumes.insert(name.clone(), ready);
         }
         self.tracker.record.update(|record| record.pulls = pulls);

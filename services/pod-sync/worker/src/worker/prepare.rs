@@ -9,7 +9,9 @@ use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements, Secret, Volume};
 use pod_sync_clients::EventType;
 use pod_sync_cri_config::mounts::MountedVolumes;
+use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause, KillOverride, rejection_message};
+use pod_sync_decisions::waiting::StartFailure;
 use pod_sync_decisions::worker::{Input, KillPodOptions, PodFacts, SyncPodType};
 use pod_sync_decisions::{sync, unsupported, waiting};
 use pod_sync_direct_volumes::VolumeContext;
@@ -42,9 +44,38 @@ pub(super) struct PodSetup {
     // Time (CLOCK_BOOTTIME) at which a failed refresh is due.
     refresh_retry: Option<Duration>,
     pub(super) pull_secrets: Vec<Arc<Secret>>,
+    // Names of pull secrets that could not be read, until a failed pull has reported them.
+    missing_pull_secrets: Vec<String>,
     pub(super) runtime_handler: String,
     pub(super) user_namespace: Option<cri::UserNamespace>,
     pub(super) image_volumes: image::Volumes,
+}
+
+impl PodSetup {
+    /// Reports the pull secrets that could not be read, after a container waits for this reason. Does so once per preparation, and only
+    /// if a pull has failed, as kubelet 1.37 (`pkg/kubelet: Kubelet.SyncPod`).
+    pub(super) fn report_missing_pull_secrets(
+        &mut self,
+        reporting: &Reporting,
+        pod: &Pod,
+        waiting: &WaitingReason,
+    ) {
+        let failures = [
+            StartFailure::ErrImagePull,
+            StartFailure::RegistryUnavailable,
+            StartFailure::SignatureValidationFailed,
+        ];
+        let is_failed_pull = failures.iter().any(|failure| failure.as_str() == waiting.reason);
+        if !is_failed_pull || self.missing_pull_secrets.is_empty() {
+            return;
+        }
+        let missing = std::mem::take(&mut self.missing_pull_secrets).join(", ");
+        let text = format!(
+            "Unable to retrieve some image pull secrets ({missing}); attempting to pull the image may not succeed."
+        );
+        let reason = "FailedToRetrieveImagePullSecret";
+        reporting.events.pod(pod, EventType::Warning, reason, &text, "");
+    }
 }
 
 type Map = Option<BTreeMap<String, String>>;
@@ -267,7 +298,7 @@ impl Preparation<'_> {
         Ok(())
     }
 
-    // A pull may succeed without a secret, so missing ones are only reported.
+    // A pull may succeed without a secret, so missing ones are reported once a pull has failed.
     async fn fetch_pull_secrets(&mut self, pod: &Pod) {
         let names = quintlet_model::pod::spec(pod).image_pull_secrets.iter().flatten();
         let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -277,22 +308,12 @@ impl Preparation<'_> {
                 Ok(secret) => found.push(secret),
                 Err(e) => {
                     tracing::info!(pod.uid = %self.tracker.pod_ref.uid, secret = name, error = %e, "failed to get image pull secret");
-                    missing.push(name);
+                    missing.push(name.to_owned());
                 }
             }
         }
         self.setup.pull_secrets = found;
-        if self.cancel.is_cancelled() {
-            return;
-        }
-        if !missing.is_empty() {
-            let text = format!(
-                "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
-                missing.join(", ")
-            );
-            let reason = "FailedToRetrieveImagePullSecret";
-            self.reporting.events.pod(pod, EventType::Warning, reason, &text, "");
-        }
+        self.setup.missing_pull_secrets = missing;
     }
 
     /// Returns whether containers run outside of the pod's cgroup, and thus without its limits.

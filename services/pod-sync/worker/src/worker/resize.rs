@@ -226,6 +226,9 @@ fn part(wanted: &PodCgroup, resource: Resource, step: ResizeStep) -> PodCgroup {
             PodCgroup { cpu_quota_us: wanted.cpu_quota_us, cpu_period_us: wanted.cpu_period_us, ..none }
         }
         (Resource::Cpu, ResizeStep::PodRequest) => PodCgroup { cpu_shares: wanted.cpu_shares, ..none },
-        (Resource::Memory, ResizeStep::PodRequest) | (_, ResizeStep::Containers) => none,
+        (Resource::Memory, ResizeStep::PodRequest) => {
+            PodCgroup { memory_min: wanted.memory_min, memory_low: wanted.memory_low, ..none }
+        }
+        (_, ResizeStep::Containers) => none,
     }
 }

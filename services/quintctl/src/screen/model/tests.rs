@@ -31,7 +31,7 @@ fn content(text: &str) -> Content {
     Content { title: String::new(), text: text.to_owned() }
 }
 
-fn press(model: &mut Model, code: KeyCode) -> Step {
+fn press(model: &mut Model, code: KeyCode) -> KeyEffect {
     model.key(KeyEvent::new(code, KeyModifiers::NONE))
 }
 
@@ -141,17 +141,17 @@ fn the_first_row_is_selected_until_another_is_chosen() {
 fn panels_close_and_accept_only_their_own_content() {
     let mut model = Model::default();
     model.show(&view(&["web"]), 0);
-    assert_eq!(press(&mut model, KeyCode::Char('l')), Step::Open);
-    let of = model.wanted().unwrap();
-    assert_eq!(press(&mut model, KeyCode::Char('c')), Step::Open, "the next container");
-    assert!(!model.fill(&of, &content("of the first")));
-    assert_eq!(press(&mut model, KeyCode::Char('t')), Step::Open);
-    assert!(!model.fill(&of, &content("of the log")));
+    assert_eq!(press(&mut model, KeyCode::Char('l')), KeyEffect::Open);
+    let source = model.wanted().unwrap();
+    assert_eq!(press(&mut model, KeyCode::Char('c')), KeyEffect::Open, "the next container");
+    assert!(!model.fill(&source, &content("of the first")));
+    assert_eq!(press(&mut model, KeyCode::Char('t')), KeyEffect::Open);
+    assert!(!model.fill(&source, &content("of the log")));
     assert!(drawn(&mut model, 40, 14).contains("trace web\n…\n"));
-    assert_eq!(press(&mut model, KeyCode::Char('q')), Step::Stay);
+    assert_eq!(press(&mut model, KeyCode::Char('q')), KeyEffect::Stay);
     assert!(model.panel.is_none());
-    assert_eq!(press(&mut model, KeyCode::Char('q')), Step::Quit);
-    assert_eq!(model.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Step::Quit);
+    assert_eq!(press(&mut model, KeyCode::Char('q')), KeyEffect::Quit);
+    assert_eq!(model.key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), KeyEffect::Quit);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn an_invalid_manifest_shows_its_file_and_error_for_every_key() {
     model.show(&view(&["web"]), 12_000_000_000);
     press(&mut model, KeyCode::End);
     for key in ['e', 'l', 't'] {
-        assert_eq!(press(&mut model, KeyCode::Char(key)), Step::Stay);
+        assert_eq!(press(&mut model, KeyCode::Char(key)), KeyEffect::Stay);
         let seen = drawn(&mut model, 100, 14);
         assert!(
             seen.contains("explain broken.yaml\nmanifest /m/broken.yaml\n  problem    required\n"),
@@ -175,9 +175,9 @@ fn a_log_shows_its_end_until_scrolled() {
     let mut model = Model::default();
     model.show(&view(&["web"]), 0);
     press(&mut model, KeyCode::Char('l'));
-    let of = model.wanted().unwrap();
+    let source = model.wanted().unwrap();
     let text: String = (1..=9).map(|n| format!("line {n}\n")).collect();
-    assert!(model.fill(&of, &content(&text)));
+    assert!(model.fill(&source, &content(&text)));
     let seen = drawn(&mut model, 40, 5);
     assert!(seen.starts_with("logs web\nline 7\nline 8\nline 9\n"), "{seen}");
     press(&mut model, KeyCode::Up);
@@ -191,9 +191,9 @@ fn long_lines_of_a_panel_can_be_read_at_every_width() {
     let mut model = Model::default();
     model.show(&view(&["web"]), 0);
     press(&mut model, KeyCode::Char('e'));
-    let of = model.wanted().unwrap();
+    let source = model.wanted().unwrap();
     drawn(&mut model, 60, 14);
-    model.fill(&of, &content("  event      a message that does not fit into this terminal\n"));
+    model.fill(&source, &content("  event      a message that does not fit into this terminal\n"));
     let seen = drawn(&mut model, 30, 14);
     assert!(seen.contains("  event      a message that do\n             es not fit into t\n"), "{seen}");
     assert!(
@@ -205,14 +205,14 @@ fn long_lines_of_a_panel_can_be_read_at_every_width() {
 fn a_service_is_killed_only_by_its_number() {
     let mut model = Model::new(vec!["cri-proxy", "pod-sync"]);
     model.show(&view(&["web"]), 0);
-    assert_eq!(press(&mut model, KeyCode::Char('2')), Step::Stay, "a digit alone does nothing");
+    assert_eq!(press(&mut model, KeyCode::Char('2')), KeyEffect::Stay, "a digit alone does nothing");
     press(&mut model, KeyCode::Char('k'));
     let seen = drawn(&mut model, 80, 14);
     assert!(seen.ends_with("kill -9 which service?  1 cri-proxy  2 pod-sync   esc cancel\n"), "{seen}");
-    assert_eq!(press(&mut model, KeyCode::Char('2')), Step::Kill(1));
+    assert_eq!(press(&mut model, KeyCode::Char('2')), KeyEffect::Kill(1));
     for other in [KeyCode::Esc, KeyCode::Char('3'), KeyCode::Char('0'), KeyCode::Char('q')] {
         press(&mut model, KeyCode::Char('k'));
-        assert_eq!(press(&mut model, other), Step::Stay, "{other:?}");
+        assert_eq!(press(&mut model, other), KeyEffect::Stay, "{other:?}");
         assert!(!drawn(&mut model, 80, 14).contains("which service?"), "{other:?}");
     }
     model.notice = Some("pod-sync serves again after 0.4s".into());

@@ -15,15 +15,19 @@ const MAX_DEPTH: usize = 3;
 /// Statistics of a cgroup. `None` means that the kernel does not count the value.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Detail {
+    /// CPU time in user mode since the creation of the cgroup.
     pub user_nanos: Option<u64>,
+    /// CPU time in the kernel since the creation of the cgroup.
     pub system_nanos: Option<u64>,
     /// `None` without a CPU quota.
     pub throttling: Option<Throttling>,
+    /// Usage and limits of memory.
     pub memory: Memory,
     /// By device number, `MAJOR:MINOR`.
     pub devices: BTreeMap<String, DeviceIo>,
     /// Number of processes, including those of descendants.
     pub processes: u64,
+    /// Number of threads, including those of descendants.
     pub threads: Option<u64>,
     /// Maximum number of threads; `None` means no limit.
     pub threads_max: Option<u64>,
@@ -66,6 +70,7 @@ pub struct Memory {
     pub mapped: Option<u64>,
     /// Memory of the kernel.
     pub kernel: Option<u64>,
+    /// Memory on swap devices.
     pub swap: Option<u64>,
     /// Active file cache.
     pub active_file: Option<u64>,
@@ -88,9 +93,13 @@ pub struct Memory {
 /// Reads and writes of a device.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceIo {
+    /// Number of completed reads.
     pub reads: u64,
+    /// Bytes of the completed reads.
     pub read_bytes: u64,
+    /// Number of completed writes.
     pub writes: u64,
+    /// Bytes of the completed writes.
     pub written_bytes: u64,
 }
 
@@ -110,13 +119,19 @@ impl CgroupStats {
     /// Returns the PID of a process of the cgroup or of a descendant.
     #[must_use]
     pub fn any_process(&self) -> Option<u32> {
-        processes(&self.dir("memory"), MAX_DEPTH).first().copied()
+        self.processes().first().copied()
+    }
+
+    /// Returns the PIDs of the processes of the cgroup and of its descendants.
+    #[must_use]
+    pub fn processes(&self) -> Vec<u32> {
+        processes(&self.dir("memory"), MAX_DEPTH)
     }
 
     /// Returns the number of processes of the cgroup and of its descendants.
     #[must_use]
     pub fn process_count(&self) -> u64 {
-        count(processes(&self.dir("memory"), MAX_DEPTH))
+        count(self.processes())
     }
 
     fn detail_v2(&self) -> Detail {
@@ -124,7 +139,7 @@ impl CgroupStats {
         let (cpu, memory) = (counters(&dir.join("cpu.stat")), counters(&dir.join("memory.stat")));
         let events = counters(&dir.join("memory.events"));
         let micros = |name: &str| cpu.get(name).map(|us| us.saturating_mul(1000));
-        let of = |name: &str| memory.get(name).copied();
+        let value = |name: &str| memory.get(name).copied();
         let maximum = text(&dir.join("cpu.max"));
         let mut maximum = maximum.split_whitespace();
         let quota = maximum.next().and_then(|n| n.parse().ok());
@@ -140,12 +155,12 @@ impl CgroupStats {
             system_nanos: micros("system_usec"),
             throttling: quota.and_then(|_| throttling()),
             memory: Memory {
-                cache: of("file"),
-                mapped: of("file_mapped"),
-                kernel: of("kernel"),
+                cache: value("file"),
+                mapped: value("file_mapped"),
+                kernel: value("kernel"),
                 swap: number(&dir.join("memory.swap.current")),
-                active_file: of("active_file"),
-                inactive_file: of("inactive_file"),
+                active_file: value("active_file"),
+                inactive_file: value("inactive_file"),
                 max: number(&dir.join("memory.peak")),
                 failures: events.get("max").copied(),
                 oom_kills: events.get("oom_kill").copied(),
@@ -173,7 +188,7 @@ impl CgroupStats {
         let cpu = counters(&at("cpu", "cpu.stat"));
         let used = counters(&at("cpuacct", "cpuacct.stat"));
         let ticks = |name: &str| used.get(name).map(|ticks| ticks.saturating_mul(NANOS_PER_TICK));
-        let of = |name: &str| memory.get(name).copied();
+        let value = |name: &str| memory.get(name).copied();
         let quota = number(&at("cpu", "cpu.cfs_quota_us"));
         let throttling = || {
             Some(Throttling {
@@ -191,12 +206,12 @@ impl CgroupStats {
             system_nanos: ticks("system"),
             throttling: quota.and_then(|_| throttling()),
             memory: Memory {
-                cache: of("total_cache"),
-                mapped: of("total_mapped_file"),
+                cache: value("total_cache"),
+                mapped: value("total_mapped_file"),
                 kernel: number(&at("memory", "memory.kmem.usage_in_bytes")),
-                swap: of("total_swap"),
-                active_file: of("total_active_file"),
-                inactive_file: of("total_inactive_file"),
+                swap: value("total_swap"),
+                active_file: value("total_active_file"),
+                inactive_file: value("total_inactive_file"),
                 max: number(&at("memory", "memory.max_usage_in_bytes")),
                 failures: number(&at("memory", "memory.failcnt")),
                 oom_kills: counters(&at("memory", "memory.oom_control")).get("oom_kill").copied(),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::view::View;
 use crate::diagnostics::Diagnostic;
-use crate::node::Node;
+use crate::node::{Data, LocatedValue};
 use crate::table::{Document, MEMORY_QOS, QOS_RESERVED};
 use quintlet_model::go_duration;
 use quintlet_model::quantity::Quantity;
@@ -60,6 +60,16 @@ fn allocatable(view: &View<'_>, out: &mut Vec<Diagnostic>) {
         let message = format!("TieredReservation: needs featureGates.{MEMORY_QOS}: true");
         out.push(view.blame(&["memoryReservationPolicy"], message));
     }
+    // A file of an earlier kubelet may have the default of that time.
+    let factor = match view.node("memoryThrottlingFactor").map(|node| &node.data) {
+        Some(Data::Float(factor)) => Some(factor.to_string()),
+        Some(Data::Int(factor)) => Some(factor.to_string()),
+        Some(Data::Null | Data::Bool(_) | Data::Text(_) | Data::List(_) | Data::Map(_)) | None => None,
+    };
+    if let Some(factor) = factor.filter(|factor| !view.gate(MEMORY_QOS) && factor != "0.9") {
+        let message = format!("{factor}: needs featureGates.{MEMORY_QOS}: true");
+        out.push(view.blame(&["memoryThrottlingFactor"], message));
+    }
     if !view.text("systemCgroups").is_empty() && view.node("cgroupRoot").is_none_or(|n| !n.origin.is_set()) {
         out.push(view.blame(&["systemCgroups"], "needs cgroupRoot".to_owned()));
     }
@@ -77,8 +87,8 @@ fn allocatable(view: &View<'_>, out: &mut Vec<Diagnostic>) {
 
 /// Checks soft thresholds against grace periods, and against the hard thresholds in [`HARD`].
 fn eviction(view: &View<'_>, out: &mut Vec<Diagnostic>) {
-    let graces = view.node("evictionSoftGracePeriod").map(Node::entries).unwrap_or_default();
-    let soft = view.node("evictionSoft").map(Node::entries).unwrap_or_default();
+    let graces = view.node("evictionSoftGracePeriod").map(LocatedValue::entries).unwrap_or_default();
+    let soft = view.node("evictionSoft").map(LocatedValue::entries).unwrap_or_default();
     for entry in soft.iter().filter(|e| !graces.iter().any(|g| g.key == e.key)) {
         let path = format!("evictionSoft.{}", entry.key);
         let message = format!("needs a grace period, evictionSoftGracePeriod.{}", entry.key);
@@ -98,7 +108,7 @@ fn eviction(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     }
     minimum_reclaim(view, out);
     for field in [HARD, "evictionSoft"] {
-        let set = view.node(field).map(Node::entries).unwrap_or_default();
+        let set = view.node(field).map(LocatedValue::entries).unwrap_or_default();
         for entry in set.iter().filter(|entry| entry.key.starts_with("containerfs.")) {
             let message = "ignored, the threshold of nodefs or imagefs applies";
             out.push(Diagnostic::warning(entry.origin.clone(), format!("{field}.{}", entry.key), message));
@@ -115,7 +125,7 @@ fn eviction(view: &View<'_>, out: &mut Vec<Diagnostic>) {
 fn minimum_reclaim(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     let percent = |text: &str| text.strip_suffix('%').and_then(|percent| percent.parse::<f64>().ok());
     let soft = |signal: &str| view.node("evictionSoft")?.get(signal)?.text().map(str::to_owned);
-    for entry in view.node("evictionMinimumReclaim").map(Node::entries).unwrap_or_default() {
+    for entry in view.node("evictionMinimumReclaim").map(LocatedValue::entries).unwrap_or_default() {
         let value = entry.value.text().unwrap_or_default();
         let thresholds = [(HARD, hard_threshold(view, &entry.key)), ("evictionSoft", soft(&entry.key))];
         if thresholds.iter().all(|(_, threshold)| threshold.is_none()) {
@@ -138,12 +148,12 @@ fn minimum_reclaim(view: &View<'_>, out: &mut Vec<Diagnostic>) {
 
 /// Returns the hard threshold of a signal. 0% and 100% switch it off.
 fn hard_threshold(view: &View<'_>, signal: &str) -> Option<String> {
-    let of = |hard: &Node| hard.get(signal).and_then(Node::text).map(str::to_owned);
+    let threshold = |hard: &LocatedValue| hard.get(signal).and_then(LocatedValue::text).map(str::to_owned);
     let default = || {
         let row = Document::Kubelet.rows().iter().find(|row| row.field == HARD)?;
         view.is("mergeDefaultEvictionSettings").then(|| row.default_node()).flatten()
     };
-    let hard = view.node(HARD).and_then(of).or_else(|| of(&default()?))?;
+    let hard = view.node(HARD).and_then(threshold).or_else(|| threshold(&default()?))?;
     (!matches!(hard.as_str(), "0%" | "100%")).then_some(hard)
 }
 
@@ -161,9 +171,11 @@ fn is_above(threshold: &str, other: &str) -> Option<bool> {
 fn reserved_memory(view: &View<'_>, out: &mut Vec<Diagnostic>) {
     const FIELD: &str = "reservedMemory";
     let mut seen: BTreeMap<(String, &str), usize> = BTreeMap::new();
-    for (at, reservation) in view.node(FIELD).map(Node::elements).unwrap_or_default().iter().enumerate() {
+    for (at, reservation) in
+        view.node(FIELD).map(LocatedValue::elements).unwrap_or_default().iter().enumerate()
+    {
         let numa = reservation.get("numaNode").map(|n| n.data.to_string()).unwrap_or_default();
-        for limit in reservation.get("limits").map(Node::entries).unwrap_or_default() {
+        for limit in reservation.get("limits").map(LocatedValue::entries).unwrap_or_default() {
             let mut report = |message: String| {
                 let path = format!("{FIELD}[{at}].limits.{}", limit.key);
                 out.push(Diagnostic::error(limit.origin.clone(), path, message));

@@ -4,7 +4,7 @@ use quintlet_model::go_duration;
 
 use crate::config::Config;
 use crate::diagnostics::Diagnostic;
-use crate::node::{Data, Node};
+use crate::node::{Data, LocatedValue};
 use crate::table::{Document, default_gate};
 
 /// The fields of a configuration, as rules read them.
@@ -13,7 +13,7 @@ pub(super) struct View<'a> {
 }
 
 impl View<'_> {
-    pub(super) fn node(&self, field: &str) -> Option<&Node> {
+    pub(super) fn node(&self, field: &str) -> Option<&LocatedValue> {
         self.config.value(Document::Kubelet, field)
     }
 
@@ -35,7 +35,7 @@ impl View<'_> {
     }
 
     pub(super) fn text(&self, field: &str) -> &str {
-        self.node(field).and_then(Node::text).unwrap_or_default()
+        self.node(field).and_then(LocatedValue::text).unwrap_or_default()
     }
 
     pub(super) fn nanos(&self, field: &str) -> i64 {
@@ -43,7 +43,12 @@ impl View<'_> {
     }
 
     pub(super) fn words(&self, field: &str) -> Vec<&str> {
-        self.node(field).map(Node::elements).unwrap_or_default().iter().filter_map(Node::text).collect()
+        self.node(field)
+            .map(LocatedValue::elements)
+            .unwrap_or_default()
+            .iter()
+            .filter_map(LocatedValue::text)
+            .collect()
     }
 
     /// Returns an error for the first of `fields` that is set, or for the first one if none is set.

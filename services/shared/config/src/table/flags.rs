@@ -6,14 +6,14 @@ pub struct FlagRow {
     /// Name without dashes.
     pub name: &'static str,
     /// Whether and how Quintlet supports the flag.
-    pub verdict: FlagVerdict,
+    pub support: FlagSupport,
     /// The flag may be given without a value.
     pub is_switch: bool,
 }
 
 /// Whether and how Quintlet supports a flag.
 #[derive(Debug, Clone, Copy)]
-pub enum FlagVerdict {
+pub enum FlagSupport {
     /// Every service has the flag.
     Same,
     /// Refused. Describes the replacement.
@@ -24,14 +24,14 @@ pub enum FlagVerdict {
     Refused(&'static str),
 }
 
-use FlagVerdict::{Instead, NotYet, Refused, Same};
+use FlagSupport::{Instead, NotYet, Refused, Same};
 
-const fn flag(name: &'static str, verdict: FlagVerdict) -> FlagRow {
-    FlagRow { name, verdict, is_switch: false }
+const fn flag(name: &'static str, support: FlagSupport) -> FlagRow {
+    FlagRow { name, support, is_switch: false }
 }
 
-const fn switch(name: &'static str, verdict: FlagVerdict) -> FlagRow {
-    FlagRow { name, verdict, is_switch: true }
+const fn switch(name: &'static str, support: FlagSupport) -> FlagRow {
+    FlagRow { name, support, is_switch: true }
 }
 
 /// All flags without a field.

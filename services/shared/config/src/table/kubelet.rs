@@ -1,4 +1,4 @@
-//! Fields of KubeletConfiguration v1beta1 (kubelet 1.36), in the order of `pkg/kubelet/apis/config: KubeletConfiguration`.
+//! Fields of KubeletConfiguration v1beta1 (kubelet 1.37), in the order of `pkg/kubelet/apis/config: KubeletConfiguration`.
 
 use super::Row;
 use super::Service::{CriProxy, NodeApi, Pleg, PodSync, StatusReporter};
@@ -438,6 +438,7 @@ pub const KUBELET: &[Row] = &[
         &[PodSync],
         "sysctls or patterns that pods may set in addition to the safe sysctls"
     ),
+    Row::new("defaultPodSysctls", Kind::Map(Keys::Any, &Kind::Text), "").not_yet(PodSync, None),
     Row::new("shutdownGracePeriod", DURATION, "0s").own_flag("shutdown-grace-period").honoured(
         &[PodSync],
         "time for pods to terminate at a node shutdown; 0s: none"
@@ -482,9 +483,9 @@ pub const KUBELET: &[Row] = &[
         &[PodSync],
         "RuntimeDefault is the profile of containers without a seccomp profile"
     ),
-    Row::new("memoryThrottlingFactor", Kind::Number(0.0, 1.0), "0.9").own_flag("memory-throttling-factor").honoured(
+    Row::new("memoryThrottlingFactor", Kind::Number(0.0, 1.0), "").own_flag("memory-throttling-factor").honoured(
         &[PodSync],
-        "part of the memory between the request and the limit of a container above which it is throttled (memory.high); needs the feature gate MemoryQoS and cgroup v2"
+        "part of the memory between the request and the limit of a container above which it is throttled (memory.high); not set: containers are not throttled; needs the feature gate MemoryQoS and cgroup v2"
     ),
     Row::new("memoryReservationPolicy", Kind::Word(&["", "None", "TieredReservation"]), "None")
         .own_flag("memory-reservation-policy")

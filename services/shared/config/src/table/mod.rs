@@ -8,7 +8,7 @@ mod gates;
 mod kubelet;
 mod quintlet;
 
-pub use flags::{FLAGS, FlagRow, FlagVerdict};
+pub use flags::{FLAGS, FlagRow, FlagSupport};
 pub use gates::{
     CHECKPOINTS, CRASH_LOOP_MAX, DEFAULTS, GATES, Gate, MEMORY_QOS, POD_CERTIFICATES, QOS_RESERVED,
     QUOTA_MONITORING, SETTABLE, SPLIT_STREAMS, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, TRUST_BUNDLES,
@@ -18,7 +18,7 @@ pub use kubelet::KUBELET;
 pub use quintlet::QUINTLET;
 
 use crate::kind::Kind;
-use crate::node::{Data, Node};
+use crate::node::{Data, LocatedValue};
 
 /// A process that reads the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,18 +58,18 @@ impl Service {
 
 /// Whether and how Quintlet supports a field.
 #[derive(Debug, Clone, Copy)]
-pub enum Verdict {
+pub enum FieldSupport {
     /// The field has its effect.
     Honoured {
         /// Short description of the effect.
         effect: &'static str,
         /// The services that honour the field.
-        by: &'static [Service],
+        services: &'static [Service],
     },
     /// The field has no effect yet. A value other than `now` causes a warning at start.
     NotYet {
         /// The service that will honour the field, and that logs the warning.
-        by: Service,
+        owner: Service,
         /// The value that describes the current behaviour, as YAML, if there is one.
         now: Option<&'static str>,
     },
@@ -81,7 +81,7 @@ pub enum Verdict {
     /// The field will never have an effect. A value other than the default causes a warning.
     Ignored {
         /// The service that logs the warning.
-        by: Service,
+        owner: Service,
         /// The reason.
         why: &'static str,
     },
@@ -105,7 +105,7 @@ pub struct Row {
     /// The value is masked in output.
     pub secret: bool,
     /// Whether and how Quintlet supports the field.
-    pub verdict: Verdict,
+    pub support: FieldSupport,
 }
 
 impl Row {
@@ -118,15 +118,15 @@ impl Row {
     /// Returns the services that honour the field and have its flag.
     #[must_use]
     pub fn services(&self) -> &'static [Service] {
-        match self.verdict {
-            Verdict::Honoured { by, .. } => by,
-            Verdict::NotYet { .. } | Verdict::Refused { .. } | Verdict::Ignored { .. } => &[],
+        match self.support {
+            FieldSupport::Honoured { services, .. } => services,
+            FieldSupport::NotYet { .. } | FieldSupport::Refused { .. } | FieldSupport::Ignored { .. } => &[],
         }
     }
 
     /// Returns the default value, if the field has one.
     #[must_use]
-    pub fn default_node(&self) -> Option<Node> {
+    pub fn default_node(&self) -> Option<LocatedValue> {
         if self.default.is_empty() {
             None
         } else {
@@ -143,7 +143,7 @@ impl Row {
             own_flag: None,
             zero_counts: false,
             secret: false,
-            verdict: Verdict::Refused { why: "" },
+            support: FieldSupport::Refused { why: "" },
         }
     }
 
@@ -167,23 +167,23 @@ impl Row {
         self
     }
 
-    const fn honoured(mut self, by: &'static [Service], effect: &'static str) -> Self {
-        self.verdict = Verdict::Honoured { effect, by };
+    const fn honoured(mut self, services: &'static [Service], effect: &'static str) -> Self {
+        self.support = FieldSupport::Honoured { effect, services };
         self
     }
 
-    const fn not_yet(mut self, by: Service, now: Option<&'static str>) -> Self {
-        self.verdict = Verdict::NotYet { by, now };
+    const fn not_yet(mut self, owner: Service, now: Option<&'static str>) -> Self {
+        self.support = FieldSupport::NotYet { owner, now };
         self
     }
 
     const fn refused(mut self, why: &'static str) -> Self {
-        self.verdict = Verdict::Refused { why };
+        self.support = FieldSupport::Refused { why };
         self
     }
 
-    const fn ignored(mut self, by: Service, why: &'static str) -> Self {
-        self.verdict = Verdict::Ignored { by, why };
+    const fn ignored(mut self, owner: Service, why: &'static str) -> Self {
+        self.support = FieldSupport::Ignored { owner, why };
         self
     }
 }
@@ -237,7 +237,7 @@ impl Document {
 
 /// Returns whether a value of a field without an effect asks for the current behaviour only.
 #[must_use]
-pub fn is_now(now: Option<&str>, kind: &Kind, value: &Node) -> bool {
+pub fn is_now(now: Option<&str>, kind: &Kind, value: &LocatedValue) -> bool {
     let same = now.is_some_and(|now| kind.canonical(crate::yaml::value(now)).equals(value));
     // An empty map or list does not ask for any behaviour.
     same || matches!(&value.data, Data::Map(m) if m.is_empty())

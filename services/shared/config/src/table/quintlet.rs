@@ -88,8 +88,8 @@ pub const QUINTLET: &[Row] = &[
     metrics("metricsListen.podSync", &[PodSync]),
 ];
 
-const fn metrics(field: &'static str, by: &'static [super::Service]) -> Row {
+const fn metrics(field: &'static str, services: &'static [super::Service]) -> Row {
     Row::new(field, Kind::Checked(checks::listen), "")
         .own_flag("metrics-listen")
-        .honoured(by, "address for Prometheus metrics over HTTP at /metrics")
+        .honoured(services, "address for Prometheus metrics over HTTP at /metrics")
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use quintlet_config::diagnostics::{Diagnostic, render};
-use quintlet_config::node::{Data, Node, Origin};
+use quintlet_config::node::{Data, LocatedValue, Origin};
 use quintlet_config::print::print;
 use quintlet_config::table::{Document, Service};
 use quintlet_config::{Config, Sources};
@@ -208,8 +208,12 @@ fn rules_between_fields_are_those_of_the_kubelet() {
             "line 4  systemCgroups: system container cannot be root (\"/\")",
         ),
         (
-            "memoryReservationPolicy: TieredReservation",
+            "memoryReservationPolicy: TieredReservation\nfeatureGates: {MemoryQoS: false}",
             "line 3  memoryReservationPolicy: TieredReservation: needs featureGates.MemoryQoS: true",
+        ),
+        (
+            "memoryThrottlingFactor: 0.8\nfeatureGates: {MemoryQoS: false}",
+            "line 3  memoryThrottlingFactor: 0.8: needs featureGates.MemoryQoS: true",
         ),
         (
             "featureGates: {ClusterTrustBundle: false}",
@@ -570,7 +574,7 @@ fn the_report_frequency_follows_the_update_frequency_if_only_that_is_set() {
 fn verbosity_sets_the_log_filter_unless_that_is_set() {
     let filter = |file: String| {
         let config = read(&file).expect("good");
-        config.value(Document::Quintlet, "logFilter").and_then(Node::text).map(str::to_owned)
+        config.value(Document::Quintlet, "logFilter").and_then(LocatedValue::text).map(str::to_owned)
     };
     for (verbosity, want) in [(1, "info"), (4, "debug"), (6, "trace")] {
         assert_eq!(filter(format!("{HEAD}logging: {{verbosity: {verbosity}}}\n")).as_deref(), Some(want));

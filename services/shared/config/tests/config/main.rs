@@ -4,4 +4,5 @@ mod cli;
 mod files;
 mod migration;
 mod properties;
+mod secrets;
 mod table;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use quintlet_config::diagnostics::Diagnostic;
-use quintlet_config::table::{Document, FLAGS, GATES, KUBELET, Row, Verdict};
+use quintlet_config::table::{Document, FLAGS, FieldSupport, GATES, KUBELET, Row};
 
 fn lines(text: &'static str) -> BTreeSet<&'static str> {
     text.lines().filter(|l| !l.is_empty() && !l.starts_with('#')).collect()
@@ -43,13 +43,13 @@ fn every_kubelet_flag_without_a_field_has_a_verdict() {
 #[test]
 fn every_row_has_a_complete_verdict() {
     for row in all_rows() {
-        let whole = match row.verdict {
-            Verdict::Honoured { effect, by } => {
-                !effect.is_empty() && !by.is_empty() && row.flag().is_some()
+        let whole = match row.support {
+            FieldSupport::Honoured { effect, services } => {
+                !effect.is_empty() && !services.is_empty() && row.flag().is_some()
                     || row.field == "logging.verbosity"
             }
-            Verdict::NotYet { now, .. } => now.is_none_or(|n| !n.is_empty()),
-            Verdict::Refused { why } | Verdict::Ignored { why, .. } => !why.is_empty(),
+            FieldSupport::NotYet { now, .. } => now.is_none_or(|n| !n.is_empty()),
+            FieldSupport::Refused { why } | FieldSupport::Ignored { why, .. } => !why.is_empty(),
         };
         assert!(whole, "{}", row.field);
     }
@@ -107,7 +107,7 @@ fn each_honoured_field_has_tests_that_show_its_effect() {
     }
     let mut shown_by = shown_by();
     for (document, rows) in [("kubelet", Document::Kubelet.rows()), ("quintlet", Document::Quintlet.rows())] {
-        for row in rows.iter().filter(|row| matches!(row.verdict, Verdict::Honoured { .. })) {
+        for row in rows.iter().filter(|row| matches!(row.support, FieldSupport::Honoured { .. })) {
             let tests = shown_by.remove(&(document, row.field)).unwrap_or_default();
             assert!(tests.iter().any(|test| shows_effect(test)), "{}: no test shows its effect", row.field);
             for test in tests {

@@ -91,14 +91,14 @@ async fn a_panic_in_a_call_ends_that_call_alone() {
     let mut one = ProbeExecClient::new(channel(server.path.clone()));
     // Both calls use one connection.
     let mut other = one.clone();
-    let asked = |timeout_seconds| ProbeExecRequest { timeout_seconds, ..ProbeExecRequest::default() };
-    one.exec(asked(1)).await.unwrap();
-    let hangs = tokio::spawn(async move { other.exec(asked(60)).await });
-    let panicked = one.exec(asked(61)).await.unwrap_err();
+    let exec_request = |timeout_seconds| ProbeExecRequest { timeout_seconds, ..ProbeExecRequest::default() };
+    one.exec(exec_request(1)).await.unwrap();
+    let hangs = tokio::spawn(async move { other.exec(exec_request(60)).await });
+    let panicked = one.exec(exec_request(61)).await.unwrap_err();
     assert_eq!(panicked.code(), Code::Internal);
     assert!(panicked.message().contains("no such timeout"), "{panicked}");
     assert!(!hangs.is_finished(), "the connection is unaffected");
-    one.exec(asked(1)).await.unwrap();
+    one.exec(exec_request(1)).await.unwrap();
     hangs.abort();
     server.stop.cancel();
     server.task.await.unwrap();
@@ -155,8 +155,8 @@ async fn a_trace_propagates_from_client_to_server_and_into_the_ring() {
     assert!(output.starts_with(&mine), "server ran in {output}, client in {mine}");
 
     let mut debug = DebugClient::new(channel(server.path.clone()));
-    let asked = TracesRequest { trace_id: mine.clone(), pod_uid: "u-1".to_owned() };
-    let spans = whole(debug.traces(asked)).await.unwrap().into_inner().spans;
+    let exec_request = TracesRequest { trace_id: mine.clone(), pod_uid: "u-1".to_owned() };
+    let spans = whole(debug.traces(exec_request)).await.unwrap().into_inner().spans;
     let find =
         |name: &str| spans.iter().find(|s| s.name == name).unwrap_or_else(|| panic!("{name}: {spans:?}"));
     let (pass, exec) = (find("pass"), find("Exec"));

@@ -134,6 +134,7 @@ fn a_burstable_pod_is_limited_only_if_every_container_is() {
         c("a", json!({"cpu": "100m"}), json!({"cpu": "1", "memory": "64Mi"})),
         c("b", json!({"cpu": "100m"}), json!({"cpu": "1"})),
     ]);
+    let unprotected = PodCgroup { memory_min: Some(0), memory_low: Some(0), ..PodCgroup::default() };
     let got = pod_cgroup(&pod(both), CgroupSettings::default());
     assert_eq!(
         got,
@@ -141,11 +142,11 @@ fn a_burstable_pod_is_limited_only_if_every_container_is() {
             cpu_shares: Some(204),
             cpu_quota_us: Some(200_000),
             cpu_period_us: Some(100_000),
-            ..PodCgroup::default()
+            ..unprotected.clone()
         }
     );
     let none = pod_cgroup(&pod(json!([c("a", json!({}), json!({}))])), CgroupSettings::default());
-    assert_eq!(none, PodCgroup { cpu_shares: Some(2), ..PodCgroup::default() });
+    assert_eq!(none, PodCgroup { cpu_shares: Some(2), ..unprotected.clone() });
     let full = json!({"cpu": "1", "memory": "64Mi"});
     let settings = CgroupSettings { cfs_quota: false, pids_limit: 10, ..CgroupSettings::default() };
     let guaranteed = pod_cgroup(&pod(json!([c("a", full.clone(), full)])), settings);
@@ -157,7 +158,7 @@ fn a_burstable_pod_is_limited_only_if_every_container_is() {
             cpu_period_us: Some(100_000),
             memory_bytes: Some(64 << 20),
             pids: Some(10),
-            ..PodCgroup::default()
+            ..unprotected
         }
     );
 }
@@ -255,11 +256,11 @@ fn lower_qos_classes_leave_the_reserved_part_of_requests() {
         "an earlier protection is removed"
     );
     let settings = CgroupSettings { protects_memory: true, ..CgroupSettings::default() };
-    let of = |pod: &Pod| {
+    let weight = |pod: &Pod| {
         let values = pod_cgroup(pod, settings);
         (values.memory_min, values.memory_low)
     };
-    assert_eq!(of(&guaranteed), (gib(4), None));
-    assert_eq!(of(&burstable), (None, gib(2)));
-    assert_eq!(of(&best_effort), (None, None));
+    assert_eq!(weight(&guaranteed), (gib(4), Some(0)));
+    assert_eq!(weight(&burstable), (Some(0), gib(2)));
+    assert_eq!(weight(&best_effort), (Some(0), Some(0)));
 }

@@ -19,7 +19,7 @@ fn facts(observed: u64, not_ready: &[&str]) -> Facts {
     }
 }
 
-fn judge(facts: &[Facts], peers: &[Peer], boot: u64, started: u64) -> Readiness {
+fn readiness_of(facts: &[Facts], peers: &[Peer], boot: u64, started: u64) -> Readiness {
     let seconds = Duration::from_secs;
     readiness(View { facts, peers, own: None, boot: seconds(boot), started: seconds(started) })
 }
@@ -32,24 +32,24 @@ fn the_ready_condition_names_the_reasons_against_it() {
         down_for: down.map(Duration::from_secs),
         limit: Duration::from_secs(limit),
     };
-    assert_eq!(judge(&[], &[], 129, 100), Readiness::Unknown);
-    assert_eq!(judge(&[], &[], 130, 100), not(&["pod-sync has not reported yet"]));
-    assert_eq!(judge(&[facts(100, &[])], &[], 130, 100), Readiness::Ready);
+    assert_eq!(readiness_of(&[], &[], 129, 100), Readiness::Unknown);
+    assert_eq!(readiness_of(&[], &[], 130, 100), not(&["pod-sync has not reported yet"]));
+    assert_eq!(readiness_of(&[facts(100, &[])], &[], 130, 100), Readiness::Ready);
     assert_eq!(
-        judge(&[facts(100, &[])], &[], 131, 100),
+        readiness_of(&[facts(100, &[])], &[], 131, 100),
         not(&["pod-sync has not reported for more than 30 s"])
     );
-    assert_eq!(judge(&[facts(500, &[])], &[], 131, 100), Readiness::Ready, "the future is fresh");
+    assert_eq!(readiness_of(&[facts(500, &[])], &[], 131, 100), Readiness::Ready, "the future is fresh");
     assert_eq!(
-        judge(&[facts(100, &["runtime down", "no network", "runtime down"])], &[], 101, 100),
+        readiness_of(&[facts(100, &["runtime down", "no network", "runtime down"])], &[], 101, 100),
         not(&["runtime down", "no network"])
     );
-    assert_eq!(judge(&[facts(100, &[])], &[peer(Some(180), 180)], 101, 100), Readiness::Ready);
+    assert_eq!(readiness_of(&[facts(100, &[])], &[peer(Some(180), 180)], 101, 100), Readiness::Ready);
     assert_eq!(
-        judge(&[facts(100, &["x"])], &[peer(Some(181), 180)], 101, 100),
+        readiness_of(&[facts(100, &["x"])], &[peer(Some(181), 180)], 101, 100),
         not(&["x", "pleg-service is not healthy: not serving for more than 180 s"])
     );
-    assert_eq!(judge(&[facts(100, &[])], &[peer(None, 180)], 101, 100), Readiness::Ready);
+    assert_eq!(readiness_of(&[facts(100, &[])], &[peer(None, 180)], 101, 100), Readiness::Ready);
     let facts = [facts(100, &["x"])];
     let (boot, started) = (Duration::from_secs(101), Duration::from_secs(100));
     let own = Some(NO_CSI_NODE);

@@ -8,12 +8,12 @@ use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use quintlet_testapi::TestApi;
 use serde_json::{Value, json};
-use status_reporter::run::{Config, Settings, run};
+use status_reporter::run::{Config, NodeReportSettings, run};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct Running {
     pub client: StatusReporterClient<Channel>,
@@ -29,14 +29,14 @@ impl Running {
     }
 
     pub async fn start_at(api: Option<&TestApi>, clock: Clock) -> Self {
-        Self::start_with(api, clock, true, Settings::default()).await
+        Self::start_with(api, clock, true, NodeReportSettings::default()).await
     }
 
     pub async fn start_with(
         api: Option<&TestApi>,
         clock: Clock,
         register_node: bool,
-        settings: Settings,
+        settings: NodeReportSettings,
     ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = api.map(|api| {
@@ -62,7 +62,7 @@ impl Running {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, up).await.expect("the socket appears");
+        tokio::time::timeout(TEST_TIMEOUT, up).await.expect("the socket appears");
         Self { client, stop, task, dir }
     }
 
@@ -103,7 +103,7 @@ impl Running {
 
     pub async fn stop(self) {
         self.stop.cancel();
-        tokio::time::timeout(PATIENCE, self.task).await.expect("it stops").unwrap().unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, self.task).await.expect("it stops").unwrap().unwrap();
         drop(self.dir);
     }
 }

@@ -19,7 +19,7 @@ pub(crate) const DRIVER: &str = "test.csi.quintlet.dev";
 pub(crate) const POD: &str = "7a1b0c9e-0000-4000-8000-000000000001";
 
 /// Longest wait for a condition.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A node's root directory, unmounted and removed at the end.
 pub(crate) struct Machine {
@@ -118,12 +118,12 @@ impl Agent {
         expected: impl Fn(Option<&PluginState>) -> bool,
     ) -> Option<PluginState> {
         let mut states = self.manager.as_ref().unwrap().states();
-        let of = |all: &BTreeMap<PathBuf, PluginState>| {
+        let plugin = |all: &BTreeMap<PathBuf, PluginState>| {
             all.iter().find(|(path, _)| path.ends_with(socket)).map(|(_, state)| state.clone())
         };
-        let deadline = tokio::time::Instant::now() + PATIENCE;
+        let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
         loop {
-            let state = of(&states.borrow_and_update());
+            let state = plugin(&states.borrow_and_update());
             if expected(state.as_ref()) {
                 return state;
             }
@@ -188,7 +188,7 @@ pub(crate) fn publish() -> Publish {
 
 /// Waits until a condition holds.
 pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TEST_TIMEOUT;
     while !condition() {
         assert!(tokio::time::Instant::now() < deadline, "{what} does not happen");
         tokio::time::sleep(Duration::from_millis(20)).await;

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use quintlet_e2e::node::NODE;
 use quintlet_localnode::Containerd;
 use quintlet_recordings::cluster::Cluster;
-use quintlet_recordings::kubelet::{Kubelet, Plan};
+use quintlet_recordings::kubelet::{Kubelet, KubeletCommand};
 use quintlet_testapi::TestApi;
 use serde_json::json;
 use tempfile::TempDir;
@@ -47,7 +47,7 @@ impl KubeletNode {
             "fileCheckFrequency": "20s",
             "maxPods": 300,
         });
-        let kubelet = Kubelet::start(&Plan {
+        let kubelet = Kubelet::start(&KubeletCommand {
             binary,
             kubeconfig: &kubeconfig,
             base: base.path(),

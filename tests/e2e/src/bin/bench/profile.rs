@@ -127,11 +127,11 @@ impl Profiler {
 
     /// Returns the counted system calls of each service, without [`OF_SCHEDULING`].
     pub(crate) fn counted(&self, phase: &str) -> anyhow::Result<Vec<(&'static str, u64)>> {
-        let of = |service| -> anyhow::Result<u64> {
+        let calls = |service| -> anyhow::Result<u64> {
             let table = std::fs::read_to_string(self.syscalls_file(service, phase))?;
             Ok(calls(&table).filter(|(name, _)| !OF_SCHEDULING.contains(name)).map(|(_, calls)| calls).sum())
         };
-        self.pids.iter().map(|(service, _)| Ok((*service, of(*service)?))).collect()
+        self.pids.iter().map(|(service, _)| Ok((*service, calls(*service)?))).collect()
     }
 }
 

@@ -20,7 +20,7 @@ use anyhow::Context as _;
 use clap::Parser;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_e2e::bins;
-use quintlet_e2e::service::{Plan, Service};
+use quintlet_e2e::service::{Service, ServiceCommand};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::socket::channel;
@@ -170,7 +170,7 @@ impl Node {
 
 fn service(dir: &Path, name: &'static str, args: &[&str]) -> Service {
     let run = ["--run-dir".into(), dir.join("run").into_os_string()];
-    Service::start(Plan {
+    Service::start(ServiceCommand {
         name,
         binary: bins::dir().join(name),
         args: run.into_iter().chain(args.iter().map(Into::into)).collect(),
@@ -284,21 +284,21 @@ async fn changes(
     node: &mut Node,
     watchers: &mut Watchers,
     exits: usize,
-    from: usize,
+    first: usize,
 ) -> anyhow::Result<Value> {
     let mut at = Vec::new();
-    let mut asked = tokio::task::JoinSet::new();
+    let mut observations = tokio::task::JoinSet::new();
     let runtime = RuntimeServiceClient::new(channel(node.dir.path().join("runtime.sock")));
     for n in 0..exits {
-        let exit = node.fake.exit(from + n).await?;
-        asked.spawn(runtime::says_exited(runtime.clone(), exit.clone()));
+        let exit = node.fake.exit(first + n).await?;
+        observations.spawn(runtime::says_exited(runtime.clone(), exit.clone()));
         at.push(exit);
         // Not in step with anything: 10 to 49 ms.
         tokio::time::sleep(Duration::from_millis(10 + (n as u64 * 17) % 40)).await;
     }
     let seen = watchers.exits(&at, LIMIT).await?;
-    let asked: Vec<u64> = asked.join_all().await.into_iter().collect::<anyhow::Result<_>>()?;
-    Ok(json!({"watchers": delays(&seen), "runtime_asked_directly": delays(&asked)}))
+    let observed: Vec<u64> = observations.join_all().await.into_iter().collect::<anyhow::Result<_>>()?;
+    Ok(json!({"watchers": delays(&seen), "runtime_asked_directly": delays(&observed)}))
 }
 
 /// Returns CLOCK_BOOTTIME in nanoseconds.

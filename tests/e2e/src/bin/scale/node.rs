@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use quintlet_e2e::bins::{self, SERVICES};
 use quintlet_e2e::cost::{Agent, Cost, idle};
 use quintlet_e2e::node::{self, NODE, arguments, unmount_all};
-use quintlet_e2e::service::{Plan, Service};
+use quintlet_e2e::service::{Service, ServiceCommand};
 use quintlet_e2e::{pods, work};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
@@ -198,7 +198,18 @@ impl Quintlet {
         let start = |name: &'static str| {
             let args = arguments(name, &options, base.path(), &of_services, Some(&kubeconfig));
             let (binary, log) = (bins::dir().join(name), base.path().join(format!("{name}.log")));
-            (name, Service::start(Plan { name, binary, args, env: Vec::new(), log, uid: None, boot: None }))
+            (
+                name,
+                Service::start(ServiceCommand {
+                    name,
+                    binary,
+                    args,
+                    env: Vec::new(),
+                    log,
+                    uid: None,
+                    boot: None,
+                }),
+            )
         };
         let services = SERVICES.into_iter().map(start).collect();
         socket::wait_ready(&paths.podsync(), LIMIT).await?;
@@ -246,7 +257,7 @@ impl OfKubelet {
             "fileCheckFrequency": "20s",
             "maxPods": MAX_PODS,
         });
-        let plan = kubelet::Plan {
+        let plan = kubelet::KubeletCommand {
             binary,
             kubeconfig: &kubeconfig,
             base: base.path(),

@@ -231,12 +231,12 @@ impl Watchers {
     }
 
     fn report(&self) -> Value {
-        let of = |i: usize| self.counts.iter().map(move |counts| counts[i].load(Ordering::Relaxed));
+        let loads = |i: usize| self.counts.iter().map(move |counts| counts[i].load(Ordering::Relaxed));
         json!({
             "watchers": self.counts.len(),
-            "fewest_evaluations": of(0).min(),
-            "most_evaluations": of(0).max(),
-            "missed": of(1).sum::<u64>(),
+            "fewest_evaluations": loads(0).min(),
+            "most_evaluations": loads(0).max(),
+            "missed": loads(1).sum::<u64>(),
         })
     }
 }

@@ -148,9 +148,9 @@ impl Fake {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let to = process.stdin.take().context("its standard input")?;
-        let from = BufReader::new(process.stdout.take().context("its standard output")?).lines();
-        let mut fake = Self { _process: process, to, from };
+        let input = process.stdin.take().context("its standard input")?;
+        let output = BufReader::new(process.stdout.take().context("its standard output")?).lines();
+        let mut fake = Self { _process: process, to: input, from: output };
         let first = fake.line().await?;
         anyhow::ensure!(first == "ready", "the runtime says {first:?}");
         Ok(fake)

@@ -31,8 +31,8 @@ impl Encoder for Raw {
     type Item = Bytes;
     type Error = Status;
 
-    fn encode(&mut self, item: Bytes, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        bytes::BufMut::put(to, item);
+    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        bytes::BufMut::put(buffer, item);
         Ok(())
     }
 }
@@ -41,8 +41,8 @@ impl Decoder for Raw {
     type Item = Bytes;
     type Error = Status;
 
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
-        Ok(Some(from.copy_to_bytes(from.remaining())))
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
     }
 }
 
@@ -62,8 +62,8 @@ impl Codec for Raw {
 }
 
 /// Opens a stream. A message above the size limit is measured instead of rejected.
-async fn open(to: Channel, path: &'static str, request: Bytes) -> anyhow::Result<Streaming<Bytes>> {
-    let mut client = tonic::client::Grpc::new(to).max_decoding_message_size(8 * MAX_MESSAGE);
+async fn open(channel: Channel, path: &'static str, request: Bytes) -> anyhow::Result<Streaming<Bytes>> {
+    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(8 * MAX_MESSAGE);
     client.ready().await?;
     let path = PathAndQuery::from_static(path);
     Ok(client.server_streaming(Request::new(request), path, Raw).await?.into_inner())
@@ -78,8 +78,8 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     /// Measures all messages of the stream at `path`.
-    pub(crate) async fn of(to: Channel, path: &'static str) -> anyhow::Result<Self> {
-        let mut messages = open(to, path, Bytes::new()).await?;
+    pub(crate) async fn of(channel: Channel, path: &'static str) -> anyhow::Result<Self> {
+        let mut messages = open(channel, path, Bytes::new()).await?;
         let mut sizes = Self::default();
         while let Some(message) = messages.message().await? {
             sizes.bytes += message.len();
@@ -158,9 +158,10 @@ struct Reader {
 }
 
 impl Reader {
-    async fn read(self, to: Channel) -> anyhow::Result<()> {
+    async fn read(self, channel: Channel) -> anyhow::Result<()> {
         let hello = pb::WatchRequest { hello: Some(quintlet_proto::hello()), resume: None };
-        let mut messages = open(to, "/quintlet.pleg.v1.Pleg/Watch", hello.encode_to_vec().into()).await?;
+        let mut messages =
+            open(channel, "/quintlet.pleg.v1.Pleg/Watch", hello.encode_to_vec().into()).await?;
         let (mut picture, mut in_picture) = (0, true);
         while let Some(message) = messages.message().await? {
             let at = now();

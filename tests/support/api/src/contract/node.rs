@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::wire::{Answer, MERGE, STRATEGIC, WATCH_PATIENCE, Wire, pod, refused, text};
+use super::wire::{Answer, MERGE, STRATEGIC, WATCH_TIMEOUT, Wire, pod, refused, text};
 
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
 
@@ -17,7 +17,7 @@ pub(super) struct Both<'a> {
 /// Repeats a request until it has the expected code, since authorizer and admission use caches that lag
 /// behind.
 async fn eventually<F: Future<Output = Answer>>(want: u16, mut ask: impl FnMut() -> F) -> Value {
-    let deadline = Instant::now() + WATCH_PATIENCE;
+    let deadline = Instant::now() + WATCH_TIMEOUT;
     loop {
         let (code, body) = ask().await;
         if code == want {
@@ -190,18 +190,18 @@ impl Both<'_> {
             json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
                 "spec": {"expirationSeconds": 3607, "audiences": [], "boundObjectRef": bound}})
         };
-        let to =
+        let pod =
             |name: &str, uid: &Value| json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid});
         let path = node.core("serviceaccounts/default/token");
-        let bound = request(to("own", uid));
+        let bound = request(pod("own", uid));
         let body = eventually(201, || async { node.post(&path, bound.clone()).await }).await;
         assert_eq!(text(&body["status"]["token"]).split('.').count(), 3);
         self.denied(&node.post(&path, request(Value::Null)).await);
-        self.denied(&node.post(&path, request(to("own", &Value::Null))).await);
+        self.denied(&node.post(&path, request(pod("own", &Value::Null))).await);
         let (_, foreign) = self.admin.get(&self.admin.core("pods/foreign")).await;
-        self.denied(&node.post(&path, request(to("foreign", &foreign["metadata"]["uid"]))).await);
+        self.denied(&node.post(&path, request(pod("foreign", &foreign["metadata"]["uid"]))).await);
         let other = node.core("serviceaccounts/unrelated/token");
-        self.denied(&node.post(&other, request(to("own", uid))).await);
+        self.denied(&node.post(&other, request(pod("own", uid))).await);
     }
 
     /// A node creates only mirror pods, for itself and without references.

@@ -14,7 +14,7 @@ pub(super) const MERGE: &str = "application/merge-patch+json";
 pub(super) const JSON_PATCH: &str = "application/json-patch+json";
 
 /// Longest wait for an event of a watch.
-pub(super) const WATCH_PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const WATCH_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A client of the API server, and the namespace of the contract's objects.
 pub(super) struct Wire {
@@ -83,7 +83,7 @@ impl Wire {
                 }
             }
         };
-        let in_time = tokio::time::timeout(WATCH_PATIENCE, read).await.is_ok();
+        let in_time = tokio::time::timeout(WATCH_TIMEOUT, read).await.is_ok();
         assert!(in_time && enough(&seen), "watch {path}: {seen:#?}");
         seen
     }
@@ -100,7 +100,7 @@ impl Wire {
             self.delete(&self.core(&format!("pods/{pod}")), json!({"gracePeriodSeconds": 0})).await;
         }
         // Admission sees the account through a cache.
-        let deadline = tokio::time::Instant::now() + WATCH_PATIENCE;
+        let deadline = tokio::time::Instant::now() + WATCH_TIMEOUT;
         loop {
             let (code, body) = self.post(&self.core("pods"), pod("bare", "")).await;
             if code == 201 {

@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::Shared;
 use super::events::{self, Event};
-use super::script::{Method, Plan};
+use super::script::{CallScript, Method};
 use super::serve::Raw;
 use super::world::{self, StopReply, no_container, no_sandbox};
 
@@ -41,12 +41,12 @@ impl Shared {
         method: Method,
         request: Request<Q>,
         subjects: Vec<String>,
-        act: impl FnOnce(Arc<Self>, Plan, Q) -> F,
+        act: impl FnOnce(Arc<Self>, CallScript, Q) -> F,
     ) -> Result<Response<R>, Status>
     where
         Q: Message,
         R: Send + 'static,
-        F: Future<Output = (Plan, Result<R, Status>)> + Send + 'static,
+        F: Future<Output = (CallScript, Result<R, Status>)> + Send + 'static,
     {
         let raw = request.extensions().get::<Raw>().map(|raw| raw.0.clone());
         let bytes = raw.unwrap_or_else(|| Bytes::from(request.get_ref().encode_to_vec()));
@@ -94,7 +94,7 @@ impl Shared {
 
     pub(super) async fn run_sandbox(
         self: &Arc<Self>,
-        plan: &mut Plan,
+        plan: &mut CallScript,
         q: v1::RunPodSandboxRequest,
     ) -> Result<String, Status> {
         let config = q.config.ok_or_else(|| Status::invalid_argument("sandbox config is nil"))?;
@@ -110,7 +110,7 @@ impl Shared {
 
     pub(super) async fn create(
         self: &Arc<Self>,
-        plan: &mut Plan,
+        plan: &mut CallScript,
         q: v1::CreateContainerRequest,
     ) -> Result<String, Status> {
         let config = q.config.ok_or_else(|| Status::invalid_argument("container config is nil"))?;

@@ -188,9 +188,9 @@ impl Bus {
                 "unknown method GetContainerEvents for service runtime.v1.RuntimeService",
             ));
         }
-        let (to, from) = mpsc::channel(SUBSCRIBER_CAPACITY);
-        self.subscribers.lock().cri.push(to);
-        Ok(ReceiverStream::new(from))
+        let (sender, receiver) = mpsc::channel(SUBSCRIBER_CAPACITY);
+        self.subscribers.lock().cri.push(sender);
+        Ok(ReceiverStream::new(receiver))
     }
 
     fn subscribe_containerd(
@@ -201,9 +201,9 @@ impl Bus {
             return Err(Status::unimplemented("unknown service containerd.services.events.v1.Events"));
         }
         let filter = Filter::parse(filters).map_err(Status::invalid_argument)?;
-        let (to, from) = mpsc::channel(SUBSCRIBER_CAPACITY);
-        self.subscribers.lock().containerd.push(Containerd { filter, to });
-        Ok(ReceiverStream::new(from))
+        let (sender, receiver) = mpsc::channel(SUBSCRIBER_CAPACITY);
+        self.subscribers.lock().containerd.push(Containerd { filter, to: sender });
+        Ok(ReceiverStream::new(receiver))
     }
 }
 

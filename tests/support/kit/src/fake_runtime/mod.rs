@@ -71,7 +71,9 @@ impl Shared {
         if lag.is_zero() {
             self.finish_exit(id, code, reason);
         } else {
-            let (shared, id, reason) = (Arc::clone(self), id.to_owned(), reason.map(str::to_owned));
+            let shared = Arc::clone(self);
+            let id = id.to_owned();
+            let reason = reason.map(str::to_owned);
             crate::spawn(async move {
                 tokio::time::sleep(lag).await;
                 shared.finish_exit(&id, code, reason.as_deref());

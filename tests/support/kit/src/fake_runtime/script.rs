@@ -264,8 +264,8 @@ impl Script {
         metadata: MetadataMap,
         subjects: Vec<String>,
         request: Bytes,
-    ) -> Plan {
-        let mut plan = Plan::default();
+    ) -> CallScript {
+        let mut plan = CallScript::default();
         for (id, rule) in self.rules.lock().iter_mut() {
             if !rule.matches(method, &subjects) {
                 continue;
@@ -305,7 +305,7 @@ impl Script {
     }
 
     /// Waits for hangs and latency. Returns the failure that the script has before the effect.
-    pub(crate) async fn pass(&self, plan: &mut Plan) -> Result<(), Status> {
+    pub(crate) async fn pass(&self, plan: &mut CallScript) -> Result<(), Status> {
         let mut changed = self.changed.subscribe();
         while self.rules.lock().iter().any(|(id, _)| plan.hangs.contains(id)) {
             if changed.changed().await.is_err() {
@@ -321,7 +321,7 @@ impl Script {
 
 /// The part of the script that applies to one call.
 #[derive(Default)]
-pub(crate) struct Plan {
+pub(crate) struct CallScript {
     latency: Duration,
     pub(crate) answer_latency: Duration,
     hangs: Vec<RuleId>,

@@ -7,7 +7,7 @@ use k8s_cri::v1;
 use tonic::Status;
 
 use super::events::Event;
-use super::script::Plan;
+use super::script::CallScript;
 use super::{FakeRuntime, Shared};
 
 /// A start in flight, which excludes other starts of the container.
@@ -21,7 +21,7 @@ impl Drop for Starting<'_> {
 
 impl Shared {
     /// Executes StartContainer.
-    pub(crate) async fn start(self: &Arc<Self>, plan: &mut Plan, id: &str) -> Result<(), Status> {
+    pub(crate) async fn start(self: &Arc<Self>, plan: &mut CallScript, id: &str) -> Result<(), Status> {
         self.world.lock().begin_start(id)?;
         let _starting = Starting(self, id);
         let passed = self.script.pass(plan).await;

@@ -14,6 +14,7 @@ pub const ERROR: &str = "Error";
 pub struct ResizeConditions {
     pending: Option<PodCondition>,
     in_progress: Option<PodCondition>,
+    priority: i32,
 }
 
 // The transition time follows the reason, since the status is always True.
@@ -40,7 +41,7 @@ impl ResizeConditions {
         let find = |t: &str| {
             status.conditions.iter().flatten().find(|c| c.type_ == t && c.status == "True").cloned()
         };
-        Self { pending: find(RESIZE_PENDING), in_progress: find(RESIZE_IN_PROGRESS) }
+        Self { pending: find(RESIZE_PENDING), in_progress: find(RESIZE_IN_PROGRESS), priority: 0 }
     }
 
     /// Returns the conditions for a status.
@@ -65,6 +66,17 @@ impl ResizeConditions {
     #[must_use]
     pub fn pending_since(&self) -> Option<jiff::Timestamp> {
         Some(self.pending.as_ref()?.last_transition_time.as_ref()?.0)
+    }
+
+    /// Sets the priority of the pod, which the conditions of a status do not have.
+    pub fn set_priority(&mut self, priority: i32) {
+        self.priority = priority;
+    }
+
+    /// Returns the priority of the pod; 0 if it is not known yet.
+    #[must_use]
+    pub fn priority(&self) -> i32 {
+        self.priority
     }
 
     /// Sets PodResizePending. Returns whether its reason or the pod's generation changed.

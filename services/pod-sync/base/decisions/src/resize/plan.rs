@@ -305,7 +305,7 @@ pub fn in_progress(pod: &Pod, runtime: &PodRuntime, actuated: Option<&PodResourc
 pub enum ResizeStep {
     /// Set the limit of the pod's cgroup.
     PodLimit,
-    /// Set the request (cpu.shares) of the pod's cgroup.
+    /// Set the request of the pod's cgroup: cpu.shares, or memory.min and memory.low.
     PodRequest,
     /// Update the containers, in their order.
     Containers,
@@ -316,13 +316,18 @@ pub enum ResizeStep {
 #[must_use]
 pub fn resize_steps(resource: Resource, now: &CgroupState, wanted: &PodCgroup) -> Vec<ResizeStep> {
     let unlimited = |v: Option<i64>| v.filter(|v| *v >= 0).unwrap_or(i64::MAX);
+    let shares = |shares: u64| i64::try_from(shares).unwrap_or(i64::MAX);
     let (limit, request) = match resource {
         Resource::Memory => {
-            (wanted.memory_bytes.map(|w| (unlimited(now.memory_limit), unlimited(Some(w)))), None)
+            let protected = wanted.memory_min.max(wanted.memory_low);
+            (
+                wanted.memory_bytes.map(|w| (unlimited(now.memory_limit), unlimited(Some(w)))),
+                now.memory_protected.zip(protected),
+            )
         }
         Resource::Cpu => (
             wanted.cpu_quota_us.map(|w| (unlimited(now.cpu_quota_us), unlimited(Some(w)))),
-            wanted.cpu_shares.map(|w| (now.cpu_shares, w)),
+            wanted.cpu_shares.map(|w| (shares(now.cpu_shares), shares(w))),
         ),
     };
     let before = [

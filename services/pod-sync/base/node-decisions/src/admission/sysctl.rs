@@ -6,7 +6,7 @@ use quintlet_model::pod;
 use super::view::NodeView;
 
 // Safe sysctls, each with the first kernel version in which it is namespaced.
-const SAFE_SYSCTLS: [(&str, (u32, u32)); 12] = [
+const SAFE_SYSCTLS: [(&str, (u32, u32)); 14] = [
     ("kernel.shm_rmid_forced", (0, 0)),
     ("net.ipv4.ip_local_port_range", (0, 0)),
     ("net.ipv4.tcp_syncookies", (0, 0)),
@@ -19,6 +19,8 @@ const SAFE_SYSCTLS: [(&str, (u32, u32)); 12] = [
     ("net.ipv4.tcp_keepalive_probes", (4, 5)),
     ("net.ipv4.tcp_rmem", (4, 15)),
     ("net.ipv4.tcp_wmem", (4, 15)),
+    ("net.ipv4.tcp_notsent_lowat", (4, 6)),
+    ("net.ipv4.tcp_slow_start_after_idle", (4, 15)),
 ];
 
 pub(super) fn forbidden(pod: &Pod, view: &NodeView<'_>) -> Option<String> {

@@ -335,6 +335,22 @@ fn sysctls_are_safe_allowed_or_refused() {
 }
 
 #[test]
+fn a_sysctl_is_safe_from_the_kernel_on_that_has_one_per_network_namespace() {
+    let (n, a) = (node(), allocatable());
+    for (name, before, kernel) in [
+        ("net.ipv4.tcp_keepalive_time", (4, 4), (4, 5)),
+        ("net.ipv4.tcp_fin_timeout", (4, 5), (4, 6)),
+        ("net.ipv4.tcp_notsent_lowat", (4, 5), (4, 6)),
+        ("net.ipv4.tcp_slow_start_after_idle", (4, 14), (4, 15)),
+        ("net.ipv4.tcp_rmem", (4, 14), (4, 15)),
+    ] {
+        let pod = with(|s| s["securityContext"] = json!({"sysctls": [{"name": name, "value": "1"}]}));
+        let on = |kernel| reason(&admit(&pod, &[], &NodeView { kernel, ..view(Some(&n), &a) })).to_owned();
+        assert_eq!((on(before), on(kernel)), ("SysctlForbidden".to_owned(), String::new()), "{name}");
+    }
+}
+
+#[test]
 fn a_security_profile_needs_host_support_only_before_the_pod_runs() {
     let (n, a) = (node(), allocatable());
     let field = |at: &str, profile: Value| {

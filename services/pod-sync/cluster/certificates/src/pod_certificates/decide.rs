@@ -17,7 +17,7 @@ const NOT_ISSUED: &str = "credential bundle is not issued yet";
 
 /// The certificate of one source of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum CertificateState {
     /// No request exists: the source is new, or its first request was deleted. A read fails. A request is due.
     Initial,
     /// The first request exists and has no outcome. A read fails.
@@ -61,14 +61,14 @@ pub(super) struct Issued {
 
 /// The status of a PodCertificateRequest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum RequestStatus {
     Pending,
     Denied { reason: String, message: String },
     Failed { reason: String, message: String },
     Issued { chain: String, begin_refresh_at: Timestamp, not_after: Timestamp },
 }
 
-impl Outcome {
+impl RequestStatus {
     /// Returns the outcome of a request. One that lacks fields which the API server requires is pending.
     pub(super) fn of(status: Option<&PodCertificateRequestStatus>) -> Self {
         let Some(status) = status else { return Self::Pending };
@@ -127,7 +127,7 @@ impl Event {
 /// A decision about a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Decision {
-    pub(super) state: State,
+    pub(super) state: CertificateState,
     pub(super) action: Action,
     pub(super) events: Vec<Event>,
     /// A read returns something else than before.
@@ -137,42 +137,44 @@ pub(super) struct Decision {
 /// Returns the next state and action of a source. `outcome` is that of the pending request; `None` if the watch does not have it.
 /// `jitter` is added to the beginning of a refresh. `namespace` is that of the pod, for texts.
 pub(super) fn decide(
-    state: State,
-    outcome: Option<Outcome>,
+    state: CertificateState,
+    outcome: Option<RequestStatus>,
     now: Timestamp,
     jitter: SignedDuration,
     namespace: &str,
 ) -> Decision {
     match state {
-        State::Initial => unchanged(State::Initial, Action::Create),
-        State::Denied { .. } | State::Failed { .. } => unchanged(state, Action::Nothing),
-        State::Issued(current) if now < current.refresh_at => {
+        CertificateState::Initial => unchanged(CertificateState::Initial, Action::Create),
+        CertificateState::Denied { .. } | CertificateState::Failed { .. } => {
+            unchanged(state, Action::Nothing)
+        }
+        CertificateState::Issued(current) if now < current.refresh_at => {
             let again = current.refresh_at;
-            unchanged(State::Issued(current), Action::WaitUntil(again))
+            unchanged(CertificateState::Issued(current), Action::WaitUntil(again))
         }
-        State::Issued(mut current) => {
+        CertificateState::Issued(mut current) => {
             let events = age_events(&mut current, now);
-            Decision { events, ..unchanged(State::Issued(current), Action::Create) }
+            Decision { events, ..unchanged(CertificateState::Issued(current), Action::Create) }
         }
-        State::Waiting(pending) => match outcome {
-            None if now > pending.abandon_at => unchanged(State::Initial, Action::Create),
+        CertificateState::Waiting(pending) => match outcome {
+            None if now > pending.abandon_at => unchanged(CertificateState::Initial, Action::Create),
             None => {
                 let again = pending.abandon_at;
-                unchanged(State::Waiting(pending), Action::WaitUntil(after(again)))
+                unchanged(CertificateState::Waiting(pending), Action::WaitUntil(after(again)))
             }
-            Some(Outcome::Pending) => unchanged(State::Waiting(pending), Action::Wait),
+            Some(RequestStatus::Pending) => unchanged(CertificateState::Waiting(pending), Action::Wait),
             Some(outcome) => ended(&pending, outcome, jitter, namespace),
         },
-        State::Refreshing { mut current, pending } => match outcome {
-            None if now > pending.abandon_at => unchanged(State::Issued(current), Action::Create),
+        CertificateState::Refreshing { mut current, pending } => match outcome {
+            None if now > pending.abandon_at => unchanged(CertificateState::Issued(current), Action::Create),
             None => {
                 let again = pending.abandon_at;
-                unchanged(State::Refreshing { current, pending }, Action::WaitUntil(after(again)))
+                unchanged(CertificateState::Refreshing { current, pending }, Action::WaitUntil(after(again)))
             }
-            Some(Outcome::Pending) => {
+            Some(RequestStatus::Pending) => {
                 let events = age_events(&mut current, now);
                 let action = next_age(&current).map_or(Action::Wait, |at| Action::WaitUntil(after(at)));
-                Decision { events, ..unchanged(State::Refreshing { current, pending }, action) }
+                Decision { events, ..unchanged(CertificateState::Refreshing { current, pending }, action) }
             }
             Some(outcome) => ended(&pending, outcome, jitter, namespace),
         },
@@ -180,11 +182,13 @@ pub(super) fn decide(
 }
 
 /// Returns the state after a request was created.
-pub(super) fn created(state: State, pending: Pending) -> State {
+pub(super) fn created(state: CertificateState, pending: Pending) -> CertificateState {
     match state {
-        State::Issued(current) | State::Refreshing { current, .. } => State::Refreshing { current, pending },
-        State::Initial | State::Waiting(_) => State::Waiting(pending),
-        State::Denied { .. } | State::Failed { .. } => state,
+        CertificateState::Issued(current) | CertificateState::Refreshing { current, .. } => {
+            CertificateState::Refreshing { current, pending }
+        }
+        CertificateState::Initial | CertificateState::Waiting(_) => CertificateState::Waiting(pending),
+        CertificateState::Denied { .. } | CertificateState::Failed { .. } => state,
     }
 }
 
@@ -192,25 +196,27 @@ pub(super) fn created(state: State, pending: Pending) -> State {
 ///
 /// # Errors
 /// There are none. The texts are the kubelet's.
-pub(super) fn read(state: &State) -> Result<Arc<CredentialBundle>, String> {
+pub(super) fn read(state: &CertificateState) -> Result<Arc<CredentialBundle>, String> {
     let ended = |how: &str, reason: &str, message: &str| {
         Err(format!("PodCertificateRequest was permanently {how}: reason={reason:?} message={message:?}"))
     };
     match state {
-        State::Initial | State::Waiting(_) => Err(NOT_ISSUED.to_owned()),
-        State::Denied { reason, message } => ended("denied", reason, message),
-        State::Failed { reason, message } => ended("failed", reason, message),
-        State::Issued(current) | State::Refreshing { current, .. } => Ok(Arc::clone(&current.bundle)),
+        CertificateState::Initial | CertificateState::Waiting(_) => Err(NOT_ISSUED.to_owned()),
+        CertificateState::Denied { reason, message } => ended("denied", reason, message),
+        CertificateState::Failed { reason, message } => ended("failed", reason, message),
+        CertificateState::Issued(current) | CertificateState::Refreshing { current, .. } => {
+            Ok(Arc::clone(&current.bundle))
+        }
     }
 }
 
 /// Returns the label `state` of the kubelet's metric.
-pub(super) fn label(state: &State, now: Timestamp) -> &'static str {
+pub(super) fn label(state: &CertificateState, now: Timestamp) -> &'static str {
     match state {
-        State::Initial | State::Waiting(_) => "not_yet_issued",
-        State::Denied { .. } => "denied",
-        State::Failed { .. } => "failed",
-        State::Issued(current) | State::Refreshing { current, .. } => {
+        CertificateState::Initial | CertificateState::Waiting(_) => "not_yet_issued",
+        CertificateState::Denied { .. } => "denied",
+        CertificateState::Failed { .. } => "failed",
+        CertificateState::Issued(current) | CertificateState::Refreshing { current, .. } => {
             if now > current.not_after {
                 "expired"
             } else if now > later(current.refresh_at, OVERDUE) {
@@ -222,31 +228,31 @@ pub(super) fn label(state: &State, now: Timestamp) -> &'static str {
     }
 }
 
-fn unchanged(state: State, action: Action) -> Decision {
+fn unchanged(state: CertificateState, action: Action) -> Decision {
     Decision { state, action, events: Vec::new(), is_changed: false }
 }
 
 /// Returns the decision after a request has an outcome.
-fn ended(pending: &Pending, outcome: Outcome, jitter: SignedDuration, namespace: &str) -> Decision {
+fn ended(pending: &Pending, outcome: RequestStatus, jitter: SignedDuration, namespace: &str) -> Decision {
     let name = &pending.request;
     let (state, action, events) = match outcome {
-        Outcome::Pending => return unchanged(State::Waiting(pending.clone()), Action::Wait),
-        Outcome::Denied { reason, message } => {
+        RequestStatus::Pending => return unchanged(CertificateState::Waiting(pending.clone()), Action::Wait),
+        RequestStatus::Denied { reason, message } => {
             let text = format!(
                 "PodCertificateRequest {namespace}/{name} was denied, reason={reason:?}, message={message:?}"
             );
             // The kubelet passes the type of the condition as the reason of the event, and the reason as its format.
             let events = vec![Event::new("Denied", text)];
-            (State::Denied { reason, message }, Action::Nothing, events)
+            (CertificateState::Denied { reason, message }, Action::Nothing, events)
         }
-        Outcome::Failed { reason, message } => {
+        RequestStatus::Failed { reason, message } => {
             let text = format!(
                 "PodCertificateRequest {namespace}/{name} failed, reason={reason:?}, message={message:?}"
             );
             let events = vec![Event::new("Failed", text)];
-            (State::Failed { reason, message }, Action::Nothing, events)
+            (CertificateState::Failed { reason, message }, Action::Nothing, events)
         }
-        Outcome::Issued { chain, begin_refresh_at, not_after } => {
+        RequestStatus::Issued { chain, begin_refresh_at, not_after } => {
             let refresh_at = later(begin_refresh_at, jitter);
             let bundle = CredentialBundle { key: pending.key.expose().to_owned(), certificates: chain };
             let current = Issued {
@@ -256,7 +262,7 @@ fn ended(pending: &Pending, outcome: Outcome, jitter: SignedDuration, namespace:
                 reported_overdue: false,
                 reported_expired: false,
             };
-            (State::Issued(current), Action::WaitUntil(refresh_at), Vec::new())
+            (CertificateState::Issued(current), Action::WaitUntil(refresh_at), Vec::new())
         }
     };
     Decision { state, action, events, is_changed: true }
@@ -284,8 +290,8 @@ fn next_age(current: &Issued) -> Option<Timestamp> {
 }
 
 // Times come from the API server.
-fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
-    time.checked_add(by).unwrap_or(Timestamp::MAX)
+fn later(time: Timestamp, duration: SignedDuration) -> Timestamp {
+    time.checked_add(duration).unwrap_or(Timestamp::MAX)
 }
 
 /// Returns a time at which `now > time` holds.

@@ -42,7 +42,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::decide::{Action, Decision, Outcome, Pending, State, decide};
+use self::decide::{Action, CertificateState, Decision, Pending, RequestStatus, decide};
 use self::key::{KeyAndRequest, generate};
 use crate::served::{is_absent, served};
 
@@ -66,7 +66,7 @@ type Request = Object<PodCertificateRequestSpec, PodCertificateRequestStatus>;
 
 /// Inputs of [`PodCertificates`].
 #[derive(Debug, Clone)]
-pub struct PodCertificateInputs {
+pub struct PodCertificateContext {
     pub node: String,
     /// The Node of the API server.
     pub nodes: watch::Receiver<Option<Arc<Node>>>,
@@ -79,7 +79,7 @@ pub struct PodCertificateInputs {
 /// The certificates of this node's pods. Sends no request before the first read.
 pub struct PodCertificates {
     client: kube::Client,
-    inputs: PodCertificateInputs,
+    inputs: PodCertificateContext,
     max_jitter: Duration,
     pods: Mutex<HashMap<PodUid, OfPod>>,
     served: Mutex<Served>,
@@ -120,7 +120,7 @@ type SourceKey = (String, usize);
 
 struct Record {
     source: Arc<PodCertificateProjection>,
-    state: State,
+    state: CertificateState,
     /// A request is being created.
     is_creating: bool,
     /// Earliest next creation; `None` if there was none.
@@ -132,7 +132,7 @@ impl Record {
     fn new(source: &PodCertificateProjection) -> Self {
         Self {
             source: Arc::new(source.clone()),
-            state: State::Initial,
+            state: CertificateState::Initial,
             is_creating: false,
             next_creation: None,
             delays: Backoff::new(FIRST_RETRY, 2.0, LAST_RETRY),
@@ -150,7 +150,7 @@ struct Creation {
 
 /// A creation that ended.
 struct Created {
-    of: Creation,
+    target: Creation,
     result: Result<Pending, String>,
 }
 
@@ -170,13 +170,13 @@ impl std::fmt::Debug for PodCertificates {
 impl PodCertificates {
     /// Starts the task `pod-certificates`, which runs until `stop`.
     #[must_use]
-    pub fn start(client: kube::Client, inputs: PodCertificateInputs, stop: CancellationToken) -> Arc<Self> {
+    pub fn start(client: kube::Client, inputs: PodCertificateContext, stop: CancellationToken) -> Arc<Self> {
         Self::with_jitter(client, inputs, MAX_JITTER, stop)
     }
 
     fn with_jitter(
         client: kube::Client,
-        inputs: PodCertificateInputs,
+        inputs: PodCertificateContext,
         max_jitter: Duration,
         stop: CancellationToken,
     ) -> Arc<Self> {
@@ -278,7 +278,7 @@ impl PodCertificates {
             for (key, record) in &mut of_pod.sources {
                 if let Some(requests) = requests.as_ref().filter(|_| !record.is_creating) {
                     let outcome = outcome(&record.state, namespace, requests);
-                    let state = std::mem::replace(&mut record.state, State::Initial);
+                    let state = std::mem::replace(&mut record.state, CertificateState::Initial);
                     let decision = decide(state, outcome, wall, self.jitter(), namespace);
                     let Decision { state, action, events, is_changed } = decision;
                     record.state = state;
@@ -339,7 +339,9 @@ impl PodCertificates {
             creation.pod.metadata.name.as_deref().unwrap_or_default()
         );
         let work = Work::new(creation.uid.as_str(), name);
-        let (this, pod, source) = (Arc::clone(self), Arc::clone(&creation.pod), Arc::clone(&creation.source));
+        let this = Arc::clone(self);
+        let pod = Arc::clone(&creation.pod);
+        let source = Arc::clone(&creation.source);
         let uid = creation.uid.clone();
         let create = async move {
             let _permit = this.creations.acquire().await.map_err(|error| error.to_string())?;
@@ -356,7 +358,7 @@ impl PodCertificates {
                 Ok(Err(_)) => Err("the creation panicked".to_owned()),
                 Err(error) => Err(error.to_string()),
             };
-            Created { of: creation, result }
+            Created { target: creation, result }
         });
         ended.boxed()
     }
@@ -420,24 +422,24 @@ impl PodCertificates {
     }
 
     fn apply(&self, created: Created) {
-        let Created { of, result } = created;
+        let Created { target, result } = created;
         let mut pods = self.pods.lock();
-        let of_pod = pods.get_mut(&of.uid).filter(|of_pod| Arc::ptr_eq(&of_pod.pod, &of.pod));
+        let of_pod = pods.get_mut(&target.uid).filter(|of_pod| Arc::ptr_eq(&of_pod.pod, &target.pod));
         // The pod may be gone, and come back with other sources.
-        let Some(record) = of_pod.and_then(|of_pod| of_pod.sources.get_mut(&of.key)) else { return };
+        let Some(record) = of_pod.and_then(|of_pod| of_pod.sources.get_mut(&target.key)) else { return };
         record.is_creating = false;
         let wait = record.delays.next_wait();
         record.next_creation = Some(quintlet_kit::clock::deadline_after(Instant::now(), wait));
-        let (name, volume) = (of.pod.metadata.name.as_deref().unwrap_or_default(), of.key.0);
+        let (name, volume) = (target.pod.metadata.name.as_deref().unwrap_or_default(), target.key.0);
         match result {
             Ok(pending) => {
                 let request = &pending.request;
-                tracing::debug!(pod.uid = %of.uid, pod.name = name, volume, request, "created PodCertificateRequest");
-                let state = std::mem::replace(&mut record.state, State::Initial);
+                tracing::debug!(pod.uid = %target.uid, pod.name = name, volume, request, "created PodCertificateRequest");
+                let state = std::mem::replace(&mut record.state, CertificateState::Initial);
                 record.state = decide::created(state, pending);
             }
             Err(error) => {
-                tracing::info!(pod.uid = %of.uid, pod.name = name, volume, error, "failed to create PodCertificateRequest, retrying");
+                tracing::info!(pod.uid = %target.uid, pod.name = name, volume, error, "failed to create PodCertificateRequest, retrying");
             }
         }
     }
@@ -468,7 +470,7 @@ impl CredentialBundles for PodCertificates {
             Record::new(source)
         });
         match (&record.state, &*self.served.lock()) {
-            (State::Initial, Served::No) => Err(NOT_SERVED.to_owned()),
+            (CertificateState::Initial, Served::No) => Err(NOT_SERVED.to_owned()),
             (state, _) => decide::read(state),
         }
     }
@@ -503,13 +505,16 @@ fn identity(pod: &Pod) -> Pod {
 }
 
 /// Returns the outcome of the pending request of a source; `None` without one, and if the watch does not have it.
-fn outcome(state: &State, namespace: &str, requests: &Listed<'_>) -> Option<Outcome> {
+fn outcome(state: &CertificateState, namespace: &str, requests: &Listed<'_>) -> Option<RequestStatus> {
     let pending = match state {
-        State::Waiting(pending) | State::Refreshing { pending, .. } => pending,
-        State::Initial | State::Denied { .. } | State::Failed { .. } | State::Issued(_) => return None,
+        CertificateState::Waiting(pending) | CertificateState::Refreshing { pending, .. } => pending,
+        CertificateState::Initial
+        | CertificateState::Denied { .. }
+        | CertificateState::Failed { .. }
+        | CertificateState::Issued(_) => return None,
     };
     let reference = ObjectRef::new_with(&pending.request, requests.resource.clone()).within(namespace);
-    Some(Outcome::of(requests.store.get(&reference)?.status.as_ref()))
+    Some(RequestStatus::of(requests.store.get(&reference)?.status.as_ref()))
 }
 
 /// The requests of this node, once they were listed.

@@ -30,7 +30,7 @@ impl Fixture {
         let dir = tempfile::tempdir().unwrap();
         let (stop, wakeups) = (CancellationToken::new(), Arc::new(WorkerWakeups::default()));
         let unsent = UnsentEvents::open(dir.path().join("events"), "boot");
-        let inputs = PodCertificateInputs {
+        let inputs = PodCertificateContext {
             node: "n1".to_owned(),
             nodes: watch::Sender::new(Some(Arc::new(node))).subscribe(),
             events: Events::new(dir.path().join("none.sock"), unsent, clock.clone(), stop.clone()),
@@ -104,8 +104,8 @@ impl Fixture {
         .await
     }
 
-    fn advance(&self, by: SignedDuration) {
-        self.clock.advance(Duration::try_from(by).unwrap());
+    fn advance(&self, duration: SignedDuration) {
+        self.clock.advance(Duration::try_from(duration).unwrap());
         self.certificates.changed.notify_one();
     }
 
@@ -276,8 +276,8 @@ async fn a_deleted_request_is_created_again_after_ten_minutes() {
     until("the response", LONG, async || {
         let pods = fixture.certificates.pods.lock();
         let states = pods.values().flat_map(|pod| pod.sources.values()).map(|record| record.state.clone());
-        let states: Vec<State> = states.collect();
-        if matches!(states[..], [State::Waiting(_)]) { Ok(()) } else { Err(states) }
+        let states: Vec<CertificateState> = states.collect();
+        if matches!(states[..], [CertificateState::Waiting(_)]) { Ok(()) } else { Err(states) }
     })
     .await;
     fixture.advance(SignedDuration::from_mins(11));

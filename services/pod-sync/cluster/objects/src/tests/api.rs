@@ -115,13 +115,13 @@ impl FakeApi {
                     "metadata": {"resourceVersion": state.version.to_string()}}),
             )),
             _ => {
-                let from: u64 = parameter("resourceVersion").parse().expect("a version");
-                if from < state.oldest {
+                let since: u64 = parameter("resourceVersion").parse().expect("a version");
+                if since < state.oldest {
                     return Ok(answer(410, &failure(410, "Expired", "too old resource version")));
                 }
                 let (sender, receiver) = mpsc::unbounded_channel();
-                for (version, of, kind, object) in &state.history {
-                    if *version > from && *of == key {
+                for (version, changed, kind, object) in &state.history {
+                    if *version > since && *changed == key {
                         sender.send(line(kind, object)).expect("the receiver is here");
                     }
                 }
@@ -150,7 +150,7 @@ impl FakeApi {
             _ => drop(state.objects.insert(key.to_owned(), object.clone())),
         }
         state.history.push((version, key.to_owned(), kind, object.clone()));
-        state.watches.retain(|(of, watch)| of != key || watch.send(line(kind, &object)).is_ok());
+        state.watches.retain(|(watched, watch)| watched != key || watch.send(line(kind, &object)).is_ok());
     }
 
     /// Creates or updates a ConfigMap or Secret. A created object gets another UID than the one before.

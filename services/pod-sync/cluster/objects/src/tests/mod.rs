@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::api::{FakeApi, Fault};
 use crate::watched::{MAX_WATCHED_PER_POD, MAX_WATCHES};
-use crate::{ChangeDetectionStrategy, ObjectCache, Settings};
+use crate::{ChangeDetectionStrategy, ObjectCache, ObjectCacheSettings};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -31,10 +31,12 @@ struct Node {
 
 impl Node {
     fn with(strategy: ChangeDetectionStrategy, sync_frequency: Duration) -> Self {
-        let (api, wakes, ttl) = (FakeApi::default(), Arc::default(), Arc::<Mutex<_>>::default());
+        let api = FakeApi::default();
+        let wakes = Arc::default();
+        let ttl = Arc::<Mutex<_>>::default();
         let of_node = Arc::clone(&ttl);
         let node_ttl = Arc::new(move || *of_node.lock());
-        let settings = Settings { strategy, sync_frequency, node_ttl };
+        let settings = ObjectCacheSettings { strategy, sync_frequency, node_ttl };
         let cache = ObjectCache::new(&api.client(), &settings, Arc::clone(&wakes), &CancellationToken::new());
         Self { api, cache: Arc::new(cache), wakes, ttl }
     }

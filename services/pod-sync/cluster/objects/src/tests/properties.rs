@@ -134,7 +134,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().start_paused(true).enable_time().build().unwrap();
         runtime.block_on(async {
             let node = Node::with(Detection::Watch, Duration::from_secs(3600));
-            let (pods, kept, objects) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+            let pods = BTreeMap::new(); let kept = BTreeMap::new(); let objects = BTreeMap::new();
             let mut world = World { node, pods, kept, objects, writes: 0 };
             for action in &actions {
                 world.apply(action).await;

@@ -51,7 +51,7 @@ pub(super) enum Phase {
 type Version = (Option<String>, Option<String>);
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct ItemState {
     pub(super) phase: Phase,
     pub(super) last_read: Instant,
     // The last version, also while the object is not watched; the outer none before the first list.
@@ -64,13 +64,13 @@ pub(super) struct State {
 pub(super) struct Item<K> {
     pub(super) key: Key,
     pub(super) is_watchable: bool,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<ItemState>,
     content: watch::Sender<Content<K>>,
 }
 
 impl<K: Kind> Item<K> {
     pub(super) fn new(key: Key, is_watchable: bool, now: Instant) -> Self {
-        let state = State { phase: Phase::Stopped, last_read: now, known: None, is_missed: false };
+        let state = ItemState { phase: Phase::Stopped, last_read: now, known: None, is_missed: false };
         Self { key, is_watchable, state: Mutex::new(state), content: watch::Sender::new(Content::Unsynced) }
     }
 
@@ -136,7 +136,7 @@ impl<K: Kind> Item<K> {
         is_synced && state.last_read.elapsed() > max_idle && self.stop_locked(&mut state)
     }
 
-    fn stop_locked(&self, state: &mut State) -> bool {
+    fn stop_locked(&self, state: &mut ItemState) -> bool {
         match &state.phase {
             Phase::Watched(run) => run.cancel(),
             Phase::Stopped | Phase::Immutable | Phase::Removed => return false,

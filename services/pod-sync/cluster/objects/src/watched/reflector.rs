@@ -294,8 +294,9 @@ impl<K: Kind> Reflector<K> {
 
     // One line when a watch begins to fail: the API server may be away for hours, and pods refer to many objects.
     fn log(&mut self, failure: &Failure) {
-        let (kind, namespace, name) =
-            (K::kind(&()), self.item.key.namespace.as_str(), self.item.key.name.as_str());
+        let kind = K::kind(&());
+        let namespace = self.item.key.namespace.as_str();
+        let name = self.item.key.name.as_str();
         let error = quintlet_kit::error_chain(failure);
         if !std::mem::replace(&mut self.is_failing, true) {
             tracing::info!(%kind, namespace, name, error, "object watch failed, retrying");

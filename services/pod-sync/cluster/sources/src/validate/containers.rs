@@ -218,26 +218,26 @@ fn env(variable: &EnvVar, volumes: &Volumes<'_>, path: &str, errors: &mut Errors
         "" => errors.required(format_args!("{path}.name"), ""),
         name => errors.format(format_args!("{path}.name"), name, names::variable(name)),
     }
-    let Some(from) = variable.value_from.as_ref() else { return };
+    let Some(source) = variable.value_from.as_ref() else { return };
     let path = format!("{path}.valueFrom");
     let mut sources: usize = 0;
-    if let Some(field) = from.field_ref.as_ref() {
+    if let Some(field) = source.field_ref.as_ref() {
         sources = sources.saturating_add(1);
         field_ref(field, &FIELDS_OF_VARIABLES, &format!("{path}.fieldRef"), errors);
     }
-    if let Some(resource) = from.resource_field_ref.as_ref() {
+    if let Some(resource) = source.resource_field_ref.as_ref() {
         sources = sources.saturating_add(1);
         resources::field_ref(resource, false, &format!("{path}.resourceFieldRef"), errors);
     }
-    if let Some(key) = from.config_map_key_ref.as_ref() {
+    if let Some(key) = source.config_map_key_ref.as_ref() {
         sources = sources.saturating_add(1);
         key_ref(&key.name, &key.key, &format!("{path}.configMapKeyRef"), errors);
     }
-    if let Some(key) = from.secret_key_ref.as_ref() {
+    if let Some(key) = source.secret_key_ref.as_ref() {
         sources = sources.saturating_add(1);
         key_ref(&key.name, &key.key, &format!("{path}.secretKeyRef"), errors);
     }
-    if let Some(key) = from.file_key_ref.as_ref() {
+    if let Some(key) = source.file_key_ref.as_ref() {
         sources = sources.saturating_add(1);
         file_key_ref(key, volumes, &format!("{path}.fileKeyRef"), errors);
     }

@@ -273,7 +273,10 @@ fn spread(constraints: &[TopologySpreadConstraint], errors: &mut Errors) {
 // ValidateTolerations
 fn tolerate(t: &Toleration, path: &str, errors: &mut Errors) {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
-    let (key, value, effect, operator) = (text(&t.key), text(&t.value), text(&t.effect), text(&t.operator));
+    let key = text(&t.key);
+    let value = text(&t.value);
+    let effect = text(&t.effect);
+    let operator = text(&t.operator);
     if !key.is_empty() {
         errors.format(format_args!("{path}.key"), &key, names::qualified(&key));
     }

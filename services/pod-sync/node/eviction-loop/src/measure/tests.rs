@@ -60,12 +60,12 @@ fn memory_and_process_ids_are_read_from_both_cgroup_versions() {
         let paths = paths(dir.path());
         let now = Duration::from_secs(5);
         let seen = node(&paths, &RuntimeMounts::default(), now);
-        let of = |signal: Signal| seen.get(&signal).map(|o| (o.available.value(), o.capacity.value()));
-        assert_eq!(of(Signal::MemoryAvailable), Some((1_024_000 - 400_000, 1_024_000)));
-        assert_eq!(of(Signal::AllocatableMemoryAvailable), Some((550_000, 800_000)));
-        assert_eq!(of(Signal::PidAvailable), Some((1700, 2000)));
-        assert!(of(Signal::NodeFsAvailable).is_some_and(|(free, all)| free > 0 && free < all));
-        assert_eq!(of(Signal::ImageFsAvailable), None, "the runtime has not answered");
+        let values = |signal: Signal| seen.get(&signal).map(|o| (o.available.value(), o.capacity.value()));
+        assert_eq!(values(Signal::MemoryAvailable), Some((1_024_000 - 400_000, 1_024_000)));
+        assert_eq!(values(Signal::AllocatableMemoryAvailable), Some((550_000, 800_000)));
+        assert_eq!(values(Signal::PidAvailable), Some((1700, 2000)));
+        assert!(values(Signal::NodeFsAvailable).is_some_and(|(free, all)| free > 0 && free < all));
+        assert_eq!(values(Signal::ImageFsAvailable), None, "the runtime has not answered");
         let without_files: Vec<_> = memory_and_processes(&paths, now).into_keys().collect();
         let want = [Signal::MemoryAvailable, Signal::AllocatableMemoryAvailable, Signal::PidAvailable];
         assert_eq!(without_files, want);

@@ -155,7 +155,7 @@ fn pod(name: &str) -> Pod {
 }
 
 #[async_trait]
-impl Node for Arc<World> {
+impl NodeControl for Arc<World> {
     async fn layout(&self) -> Option<Layout> {
         Some(self.layout)
     }

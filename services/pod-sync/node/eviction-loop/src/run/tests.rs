@@ -50,7 +50,9 @@ const CAPACITY: i64 = 1000;
 impl Disk {
     fn new(images: i64, pods: &[(&'static str, i64)]) -> Arc<Self> {
         let pods = pods.iter().map(|(name, used)| (*name, (*used, None))).collect();
-        let (has_statistics, has_layout, log) = (true, true, Vec::new());
+        let has_statistics = true;
+        let has_layout = true;
+        let log = Vec::new();
         let state = Mutex::new(State {
             pods,
             images,
@@ -88,7 +90,7 @@ impl Disk {
 }
 
 #[async_trait]
-impl Node for Arc<Disk> {
+impl NodeControl for Arc<Disk> {
     async fn layout(&self) -> Option<Layout> {
         self.state.lock().has_layout.then_some(Layout::Single)
     }
@@ -303,9 +305,9 @@ async fn the_age_of_the_statistics_of_an_eviction_is_a_metric() {
     let _alone = METRICS.lock();
     let ages = || {
         let text = quintlet_telemetry::metrics::text();
-        ["count", "sum"].map(|of| {
+        ["count", "sum"].map(|series| {
             let name =
-                format!("kubelet_eviction_stats_age_seconds_{of}{{eviction_signal=\"pid.available\"}} ");
+                format!("kubelet_eviction_stats_age_seconds_{series}{{eviction_signal=\"pid.available\"}} ");
             text.lines().find_map(|line| line.strip_prefix(&name)?.parse::<f64>().ok()).unwrap_or(0.0)
         })
     };
@@ -443,13 +445,13 @@ async fn all_pods_are_measured_only_when_a_threshold_is_crossed_or_a_round_is_re
     // After b has released its files, the threshold is no longer crossed.
     assert_eq!(crossed.state.lock().scopes, [(0, Scope::All), (4, limited)]);
 
-    let asked = Disk {
+    let requested = Disk {
         request: Some(Duration::from_secs(3)),
         ..Arc::into_inner(Disk::new(0, &[("a", 450), ("b", 100)])).unwrap()
     };
-    let asked = Arc::new(asked);
-    let round = runs_and_reports(&asked, 1).await.1.borrow().clone().unwrap();
-    assert_eq!(asked.state.lock().scopes, [(0, limited), (3, Scope::All)]);
+    let requested = Arc::new(requested);
+    let round = runs_and_reports(&requested, 1).await.1.borrow().clone().unwrap();
+    assert_eq!(requested.state.lock().scopes, [(0, limited), (3, Scope::All)]);
     assert_eq!((round.scope, round.snapshot.usages.len()), (Scope::All, 2));
 }
 

@@ -191,11 +191,11 @@ mod tests {
     #[test]
     fn a_credential_has_the_hash_of_the_kubelets_json() {
         // printf '{"username":"u\\u0026","password":"p"}' | sha256sum
-        let of = |username: &str, password: &str| {
+        let hash = |username: &str, password: &str| {
             Credential { username: username.to_owned(), password: password.to_owned() }.hash()
         };
-        assert_eq!(of("u&", "p"), "c0e27c8a013d89c8959efe636a9f867b000615e1a76f39b4bc83f3d7b9b30f2e");
-        assert_eq!(of("u", ""), "a67095390396c5936dbf649847f03cd8fe40afea9cb9488eaff8699dc6b53dcb");
+        assert_eq!(hash("u&", "p"), "c0e27c8a013d89c8959efe636a9f867b000615e1a76f39b4bc83f3d7b9b30f2e");
+        assert_eq!(hash("u", ""), "a67095390396c5936dbf649847f03cd8fe40afea9cb9488eaff8699dc6b53dcb");
     }
 
     #[test]

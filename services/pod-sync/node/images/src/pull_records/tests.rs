@@ -18,13 +18,13 @@ impl Scene {
         PullRecords::open(self.dir.path(), VerificationPolicy::default(), self.clock.clone()).unwrap()
     }
 
-    fn files(&self, of: &str) -> Vec<String> {
-        let dir = std::fs::read_dir(self.dir.path().join("image_manager").join(of)).unwrap();
+    fn files(&self, kind: &str) -> Vec<String> {
+        let dir = std::fs::read_dir(self.dir.path().join("image_manager").join(kind)).unwrap();
         dir.map(|e| std::fs::read_to_string(e.unwrap().path()).unwrap()).collect()
     }
 
-    fn path(&self, of: &str, name: &str) -> PathBuf {
-        self.dir.path().join("image_manager").join(of).join(file_name(name))
+    fn path(&self, kind: &str, name: &str) -> PathBuf {
+        self.dir.path().join("image_manager").join(kind).join(file_name(name))
     }
 }
 

@@ -83,7 +83,7 @@ fn a_link_is_that_of_the_portal_and_lun() {
 fn a_session_is_busy_if_another_volume_may_use_it() {
     let other = |first: &str, portals: Option<&[&str]>, lun: &str| Other {
         first_portal: first.to_owned(),
-        portals: portals.map(|all| all.iter().map(|of| (*of).to_owned()).collect()),
+        portals: portals.map(|all| all.iter().map(|mounted| (*mounted).to_owned()).collect()),
         lun: lun.to_owned(),
     };
     for (others, luns, expected) in [

@@ -219,18 +219,18 @@ async fn volumes_of_a_target_share_a_session_which_ends_with_the_last_volume() {
     // A new process finds both.
     let mounter = machine.mounter();
     let (volumes, devices) = found::read(&machine.node.root()).unwrap();
-    let in_pod = |n, of: &Volume| FoundInPod {
+    let in_pod = |n, volume: &Volume| FoundInPod {
         pod: uid(n),
         plugin: Plugin::Iscsi,
-        name: of.name.clone(),
-        is_block: of.is_block,
-        device: Some(of.device_name()),
+        name: volume.name.clone(),
+        is_block: volume.is_block,
+        device: Some(volume.device_name()),
     };
     assert_eq!(volumes, [in_pod(1, &disk), in_pod(2, &block)]);
-    let device = |of: &Volume| FoundDevice {
+    let device = |volume: &Volume| FoundDevice {
         plugin: Plugin::Iscsi,
-        name: of.device_name(),
-        is_block: of.is_block,
+        name: volume.device_name(),
+        is_block: volume.is_block,
         label: None,
     };
     assert_eq!(devices, [device(&disk), device(&block)]);

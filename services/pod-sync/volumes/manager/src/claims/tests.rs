@@ -67,7 +67,7 @@ fn a_claim_that_cannot_be_used_has_the_kubelets_text() {
         ]}})
     };
     let deleted = "2026-01-01T00:00:00Z";
-    for (of, change, expected) in [
+    for (used, change, expected) in [
         (&named, json!({}), Ok("pv-1")),
         (
             &named,
@@ -102,7 +102,7 @@ fn a_claim_that_cannot_be_used_has_the_kubelets_text() {
             Err("PVC default/web-data was not created for pod default/web (pod is not owner)"),
         ),
     ] {
-        let got = check_claim(&pod(), of, &claim(change.clone()));
+        let got = check_claim(&pod(), used, &claim(change.clone()));
         assert_eq!(got, expected.map(str::to_owned).map_err(str::to_owned), "{change}");
     }
 }
@@ -153,21 +153,23 @@ fn the_claim_decides_whether_a_volume_is_read_only_and_a_csi_driver_gets_the_opt
     };
     assert!(of_pod(json!({"claimName": "data", "readOnly": true})).read_only);
     assert!(!of_pod(json!({"claimName": "data"})).read_only);
-    let of = |read_only, change| {
+    let provided = |read_only, change| {
         of_persistent_volume("v", &uses(&["v"], &[]), read_only, &claim(json!({})), &volume(change)).unwrap()
     };
-    let plain = of(false, json!({"spec": {"mountOptions": ["noatime"]}}));
+    let plain = provided(false, json!({"spec": {"mountOptions": ["noatime"]}}));
     assert!(!plain.source.is_read_only() && !plain.is_block);
     assert_eq!(csi(&plain).mount_options, ["noatime"]);
     assert_eq!(plain.stage_secret, Some(SecretName { namespace: "ns".into(), name: "s".into() }));
-    assert!(of(true, json!({})).source.is_read_only());
+    assert!(provided(true, json!({})).source.is_read_only());
     let annotations = json!({MOUNT_OPTIONS: "ro, nodev", GROUP: "1234"});
-    let annotated =
-        of(false, json!({"metadata": {"annotations": annotations}, "spec": {"mountOptions": ["noatime"]}}));
+    let annotated = provided(
+        false,
+        json!({"metadata": {"annotations": annotations}, "spec": {"mountOptions": ["noatime"]}}),
+    );
     assert_eq!(csi(&annotated).mount_options, ["noatime"]);
     assert_eq!(annotated.group, Some(1234));
     let spec = json!({"nfs": {"server": "s", "path": "/p"}, "mountOptions": ["noatime"], "csi": null});
-    let nfs = of(false, json!({"metadata": {"annotations": annotations}, "spec": spec}));
+    let nfs = provided(false, json!({"metadata": {"annotations": annotations}, "spec": spec}));
     let Source::InTree(nfs) = nfs.source else { panic!("{:?}", nfs.source) };
     assert_eq!(nfs.mount_options, ["ro", "nodev"]);
 }

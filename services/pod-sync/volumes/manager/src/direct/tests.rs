@@ -25,7 +25,7 @@ fn pod() -> Pod {
 
 /// The worker of a pod, whose volume `late` cannot be set up.
 struct World {
-    state: State,
+    state: ManagerState,
     now: Instant,
     text: String,
 }
@@ -33,7 +33,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let text = "MountVolume.SetUp failed for volume \"late\" : configmap \"l\" not found".to_owned();
-        Self { state: State::default(), now: Instant::now(), text }
+        Self { state: ManagerState::default(), now: Instant::now(), text }
     }
 
     /// Returns the names of the volumes that are due, after `wait`.
@@ -106,7 +106,7 @@ async fn direct_volumes_are_in_the_views_the_counts_and_the_error_of_a_pod_that_
     let operations = world.begin(Again::All, MS);
     assert_eq!(world.state.missing_direct(&uid()), Some(None));
     for operation in operations.iter().take(1) {
-        world.state.direct_step(operation, Step::SetUp, world.now);
+        world.state.direct_step(operation, OperationStep::SetUp, world.now);
     }
     let brief = |world: &World| {
         let views = views::of(&world.state, Some(&uid()), world.now).into_iter();
@@ -129,13 +129,13 @@ async fn direct_volumes_are_in_the_views_the_counts_and_the_error_of_a_pod_that_
     assert_eq!(views::of(&world.state, None, world.now).len(), 4);
     assert_eq!(views::of(&world.state, Some(&PodUid::parse("u2").unwrap()), world.now), []);
     let counts = VolumeCounts::of(&world.state);
-    let of = |counts: &BTreeMap<String, i64>| {
+    let counted = |counts: &BTreeMap<String, i64>| {
         counts.iter().map(|(plugin, n)| (plugin.replace("kubernetes.io/", ""), *n)).collect::<Vec<_>>()
     };
     let count = |plugin: &str, n| (plugin.to_owned(), n);
     let rest = [count("empty-dir", 1), count("host-path", 1)];
-    assert_eq!(of(&counts.desired), [&[count("configmap", 2)][..], &rest].concat());
-    assert_eq!(of(&counts.actual), [&[count("configmap", 1)][..], &rest].concat());
+    assert_eq!(counted(&counts.desired), [&[count("configmap", 2)][..], &rest].concat());
+    assert_eq!(counted(&counts.actual), [&[count("configmap", 1)][..], &rest].concat());
 
     // A refresh that fails leaves the volume to its pod, and has an error until it succeeds.
     let refresh = world.begin(Again::Content, MS);
@@ -204,6 +204,6 @@ async fn volumes_found_on_disk_are_set_up_again_and_stay_if_that_fails() {
         world.state.actual.found_direct(name(found), &uid(), found.to_owned());
     }
     assert_eq!(world.pass(Again::Changed, MS), ["config", "host", "late", "scratch"]);
-    let state = |of: &str| world.state.actual.mount(&name(of), &uid()).map(|mount| mount.state);
+    let state = |volume: &str| world.state.actual.mount(&name(volume), &uid()).map(|mount| mount.state);
     assert_eq!((state("config"), state("late")), (Some(MountState::Mounted), Some(MountState::Uncertain)));
 }

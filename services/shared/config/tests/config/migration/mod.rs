@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use quintlet_config::table::{Document, FLAGS, FlagVerdict, Row, Service, Verdict};
+use quintlet_config::table::{Document, FLAGS, FieldSupport, FlagSupport, Row, Service};
 
 /// Returns the content of the page.
 pub(crate) fn page() -> String {
@@ -51,7 +51,7 @@ fn fields(out: &mut String) {
     for row in rows {
         let flag = row.kubelet_flag.map_or_else(|| "–".to_owned(), |f| format!("`--{f}`"));
         let mark = if row.zero_counts { " °" } else { "" };
-        let _ = writeln!(out, "| {flag} | `{}`{mark} | {} | {} |", row.field, default(row), verdict(row));
+        let _ = writeln!(out, "| {flag} | `{}`{mark} | {} | {} |", row.field, default(row), support(row));
     }
 }
 
@@ -64,20 +64,20 @@ fn own(out: &mut String) {
     );
     for row in Document::Quintlet.rows() {
         let flag = row.kubelet_flag.map_or_else(|| "–".to_owned(), |f| format!("`--{f}`"));
-        let _ = writeln!(out, "| {flag} | `{}` | {} | {} |", row.field, default(row), verdict(row));
+        let _ = writeln!(out, "| {flag} | `{}` | {} | {} |", row.field, default(row), support(row));
     }
 }
 
 fn flags(out: &mut String) {
     out.push_str("\n## Kubelet flags without a field\n\n| kubelet flag | Quintlet |\n|---|---|\n");
     for row in FLAGS {
-        let verdict = match row.verdict {
-            FlagVerdict::Same => "the same, on every service".to_owned(),
-            FlagVerdict::Instead(what) => format!("instead: {what}"),
-            FlagVerdict::NotYet(until) => format!("not yet: {until}"),
-            FlagVerdict::Refused(why) => format!("refused: {why}"),
+        let support = match row.support {
+            FlagSupport::Same => "the same, on every service".to_owned(),
+            FlagSupport::Instead(what) => format!("instead: {what}"),
+            FlagSupport::NotYet(until) => format!("not yet: {until}"),
+            FlagSupport::Refused(why) => format!("refused: {why}"),
         };
-        let _ = writeln!(out, "| `--{}` | {verdict} |", row.name);
+        let _ = writeln!(out, "| `--{}` | {support} |", row.name);
     }
 }
 
@@ -85,19 +85,22 @@ fn default(row: &Row) -> String {
     if row.default.is_empty() { "–".to_owned() } else { format!("`{}`", row.default) }
 }
 
-fn verdict(row: &Row) -> String {
-    match row.verdict {
-        Verdict::Honoured { effect, by } => {
-            let services: Vec<&str> = by.iter().map(|s| s.name()).collect();
-            let who =
-                if by.len() == Service::ALL.len() { "all services".to_owned() } else { services.join(", ") };
+fn support(row: &Row) -> String {
+    match row.support {
+        FieldSupport::Honoured { effect, services } => {
+            let services: Vec<&str> = services.iter().map(|s| s.name()).collect();
+            let who = if services.len() == Service::ALL.len() {
+                "all services".to_owned()
+            } else {
+                services.join(", ")
+            };
             let flag = row.flag().filter(|f| Some(*f) != row.kubelet_flag);
             let flag = flag.map(|f| format!(", `--{f}`")).unwrap_or_default();
             format!("honoured: {effect} ({who}{flag})")
         }
-        Verdict::NotYet { now: Some(now), .. } => format!("not yet: as with `{now}`"),
-        Verdict::NotYet { now: None, .. } => "not yet".to_owned(),
-        Verdict::Refused { why } => format!("refused: {why}"),
-        Verdict::Ignored { why, .. } => format!("ignored: {why}"),
+        FieldSupport::NotYet { now: Some(now), .. } => format!("not yet: as with `{now}`"),
+        FieldSupport::NotYet { now: None, .. } => "not yet".to_owned(),
+        FieldSupport::Refused { why } => format!("refused: {why}"),
+        FieldSupport::Ignored { why, .. } => format!("ignored: {why}"),
     }
 }

@@ -161,8 +161,14 @@ fn a_container_that_does_not_run_is_not_resized_and_the_pod_level_is() {
 #[test]
 fn the_pods_cgroup_grows_before_its_containers_and_shrinks_after_them() {
     use ResizeStep::{Containers, PodLimit, PodRequest};
-    let now =
-        CgroupState { memory_limit: Some(100), memory_usage: 0, cpu_quota_us: Some(50_000), cpu_shares: 512 };
+    let now = CgroupState {
+        memory_limit: Some(100),
+        cpu_quota_us: Some(50_000),
+        cpu_shares: 512,
+        ..CgroupState::default()
+    };
+    let guarded = CgroupState { memory_protected: Some(60), ..now };
+    let guard = |min, low| PodCgroup { memory_min: Some(min), memory_low: Some(low), ..PodCgroup::default() };
     let free = CgroupState { memory_limit: None, cpu_quota_us: None, ..now };
     let memory = |bytes| PodCgroup { memory_bytes: bytes, ..PodCgroup::default() };
     let cpu =
@@ -173,6 +179,11 @@ fn the_pods_cgroup_grows_before_its_containers_and_shrinks_after_them() {
         ("memory stays", Resource::Memory, now, memory(Some(100)), vec![Containers]),
         ("a limit is not taken away", Resource::Memory, now, memory(None), vec![Containers]),
         ("a first limit shrinks", Resource::Memory, free, memory(Some(200)), vec![Containers, PodLimit]),
+        ("cgroup v1 protects no memory", Resource::Memory, now, guard(0, 80), vec![Containers]),
+        ("a protection grows", Resource::Memory, guarded, guard(0, 80), vec![PodRequest, Containers]),
+        ("a protection shrinks", Resource::Memory, guarded, guard(40, 0), vec![Containers, PodRequest]),
+        ("a protection stays", Resource::Memory, guarded, guard(60, 0), vec![Containers]),
+        ("a protection is removed", Resource::Memory, guarded, guard(0, 0), vec![Containers, PodRequest]),
         ("cpu grows", Resource::Cpu, now, cpu(1024, Some(100_000)), vec![PodLimit, PodRequest, Containers]),
         ("cpu shrinks", Resource::Cpu, now, cpu(256, Some(25_000)), vec![Containers, PodRequest, PodLimit]),
         (

@@ -29,26 +29,26 @@ fn issued_by(request: &str) -> Issued {
     }
 }
 
-fn chain() -> Outcome {
-    Outcome::Issued { chain: "chain".to_owned(), begin_refresh_at: at(REFRESH), not_after: at(END) }
+fn chain() -> RequestStatus {
+    RequestStatus::Issued { chain: "chain".to_owned(), begin_refresh_at: at(REFRESH), not_after: at(END) }
 }
 
 fn refusal() -> (String, String) {
     ("Because".to_owned(), "no \"luck\"".to_owned())
 }
 
-fn denied() -> Outcome {
+fn denied() -> RequestStatus {
     let (reason, message) = refusal();
-    Outcome::Denied { reason, message }
+    RequestStatus::Denied { reason, message }
 }
 
-fn failed() -> Outcome {
+fn failed() -> RequestStatus {
     let (reason, message) = refusal();
-    Outcome::Failed { reason, message }
+    RequestStatus::Failed { reason, message }
 }
 
-fn refreshing() -> State {
-    State::Refreshing { current: issued_by("req-1"), pending: pending("req-2") }
+fn refreshing() -> CertificateState {
+    CertificateState::Refreshing { current: issued_by("req-1"), pending: pending("req-2") }
 }
 
 #[test]
@@ -56,10 +56,10 @@ fn each_state_has_one_next_state_and_action() {
     const OVERDUE: &str = "CertificateOverdueForRefresh";
     const EXPIRED: &str = "CertificateExpired";
     let (reason, message) = refusal();
-    let is_denied = || State::Denied { reason: reason.clone(), message: message.clone() };
-    let is_failed = || State::Failed { reason: reason.clone(), message: message.clone() };
-    let waiting = || State::Waiting(pending("req-1"));
-    let issued = |request| State::Issued(issued_by(request));
+    let is_denied = || CertificateState::Denied { reason: reason.clone(), message: message.clone() };
+    let is_failed = || CertificateState::Failed { reason: reason.clone(), message: message.clone() };
+    let waiting = || CertificateState::Waiting(pending("req-1"));
+    let issued = |request| CertificateState::Issued(issued_by(request));
     let until = |seconds| Action::WaitUntil(at(seconds));
     let just_after = |seconds| Action::WaitUntil(after(at(seconds)));
     let late = |reported_overdue, reported_expired| Issued {
@@ -67,19 +67,22 @@ fn each_state_has_one_next_state_and_action() {
         reported_expired,
         ..issued_by("req-1")
     };
-    let of_issued = |overdue, expired| State::Issued(late(overdue, expired));
-    let of_refresh =
-        |overdue, expired| State::Refreshing { current: late(overdue, expired), pending: pending("req-2") };
-    let pending_now = || Some(Outcome::Pending);
+    let of_issued = |overdue, expired| CertificateState::Issued(late(overdue, expired));
+    let of_refresh = |overdue, expired| CertificateState::Refreshing {
+        current: late(overdue, expired),
+        pending: pending("req-2"),
+    };
+    let pending_now = || Some(RequestStatus::Pending);
     let create = Action::Create;
     // State, outcome of its request, time; next state, action, reasons of events.
-    type Row = (State, Option<Outcome>, i64, State, Action, &'static [&'static str]);
+    type Row =
+        (CertificateState, Option<RequestStatus>, i64, CertificateState, Action, &'static [&'static str]);
     let table: Vec<Row> = vec![
-        (State::Initial, None, 0, State::Initial, create, &[]),
+        (CertificateState::Initial, None, 0, CertificateState::Initial, create, &[]),
         // A young request that the watch does not have may arrive; an old one was deleted.
         (waiting(), None, 0, waiting(), just_after(ABANDON), &[]),
         (waiting(), None, ABANDON, waiting(), just_after(ABANDON), &[]),
-        (waiting(), None, ABANDON + 1, State::Initial, create, &[]),
+        (waiting(), None, ABANDON + 1, CertificateState::Initial, create, &[]),
         (waiting(), pending_now(), ABANDON + 1, waiting(), Action::Wait, &[]),
         (waiting(), Some(denied()), 0, is_denied(), Action::Nothing, &["Denied"]),
         (waiting(), Some(failed()), 0, is_failed(), Action::Nothing, &["Failed"]),
@@ -121,15 +124,15 @@ fn each_state_has_one_next_state_and_action() {
 #[test]
 fn a_created_request_keeps_the_certificate_that_was_issued() {
     let created = |state| created(state, pending("req-2"));
-    assert_eq!(created(State::Initial), State::Waiting(pending("req-2")));
-    assert_eq!(created(State::Issued(issued_by("req-1"))), refreshing());
+    assert_eq!(created(CertificateState::Initial), CertificateState::Waiting(pending("req-2")));
+    assert_eq!(created(CertificateState::Issued(issued_by("req-1"))), refreshing());
     assert_eq!(read(&refreshing()).unwrap().key, "key of req-1");
 }
 
 #[test]
 fn jitter_delays_the_refresh_and_the_age_of_a_deleted_request() {
     let jitter = SignedDuration::from_secs(7);
-    let decision = decide(State::Waiting(pending("req-1")), Some(chain()), at(0), jitter, "shop");
+    let decision = decide(CertificateState::Waiting(pending("req-1")), Some(chain()), at(0), jitter, "shop");
     assert_eq!(decision.action, Action::WaitUntil(at(REFRESH + 7)));
     let pending = Pending::new(PrivateKey::fake("k"), "r".to_owned(), at(0), jitter);
     assert_eq!(pending.abandon_at, at(ABANDON + 7));
@@ -138,9 +141,9 @@ fn jitter_delays_the_refresh_and_the_age_of_a_deleted_request() {
 #[test]
 fn times_at_the_end_of_the_calendar_are_no_error() {
     let (begin_refresh_at, not_after) = (Timestamp::MAX, Timestamp::MAX);
-    let outcome = Outcome::Issued { chain: "c".to_owned(), begin_refresh_at, not_after };
+    let outcome = RequestStatus::Issued { chain: "c".to_owned(), begin_refresh_at, not_after };
     let jitter = SignedDuration::from_secs(7);
-    let decision = decide(State::Waiting(pending("req-1")), Some(outcome), at(0), jitter, "shop");
+    let decision = decide(CertificateState::Waiting(pending("req-1")), Some(outcome), at(0), jitter, "shop");
     assert_eq!(decision.action, Action::WaitUntil(Timestamp::MAX));
     assert_eq!(label(&decision.state, Timestamp::MAX), "fresh");
 }
@@ -148,7 +151,8 @@ fn times_at_the_end_of_the_calendar_are_no_error() {
 #[test]
 fn refusals_have_the_kubelets_texts() {
     let text = |outcome| {
-        let decision = decide(State::Waiting(pending("req-1")), Some(outcome), at(0), ZERO, "shop");
+        let decision =
+            decide(CertificateState::Waiting(pending("req-1")), Some(outcome), at(0), ZERO, "shop");
         (decision.events[0].message.clone(), read(&decision.state).unwrap_err())
     };
     let reason = r#"reason="Because""#;
@@ -158,19 +162,19 @@ fn refusals_have_the_kubelets_texts() {
         let error = format!("PodCertificateRequest was permanently {verb}: {reason} message={message}");
         assert_eq!(text(outcome), (event, error));
     }
-    assert_eq!(read(&State::Initial).unwrap_err(), "credential bundle is not issued yet");
+    assert_eq!(read(&CertificateState::Initial).unwrap_err(), "credential bundle is not issued yet");
 }
 
 #[test]
 fn states_are_counted_by_the_labels_of_the_kubelet() {
     for (state, now, expected) in [
-        (State::Initial, 0, "not_yet_issued"),
-        (State::Waiting(pending("r")), END, "not_yet_issued"),
-        (State::Issued(issued_by("r")), OVERDUE_AT, "fresh"),
+        (CertificateState::Initial, 0, "not_yet_issued"),
+        (CertificateState::Waiting(pending("r")), END, "not_yet_issued"),
+        (CertificateState::Issued(issued_by("r")), OVERDUE_AT, "fresh"),
         (refreshing(), OVERDUE_AT + 1, "overdue_for_refresh"),
         (refreshing(), END + 1, "expired"),
-        (State::Denied { reason: String::new(), message: String::new() }, 0, "denied"),
-        (State::Failed { reason: String::new(), message: String::new() }, 0, "failed"),
+        (CertificateState::Denied { reason: String::new(), message: String::new() }, 0, "denied"),
+        (CertificateState::Failed { reason: String::new(), message: String::new() }, 0, "failed"),
     ] {
         assert_eq!(label(&state, at(now)), expected, "{state:?}");
     }
@@ -195,19 +199,19 @@ fn the_outcome_is_that_of_the_condition_and_certificates_are_cleaned() {
     let mut empty = issued.clone();
     empty["certificateChain"] = json!("no block");
     let clean = format!("{}{}", block("YQ=="), block("Yg=="));
-    let is_issued = Outcome::Issued { chain: clean, begin_refresh_at: at(REFRESH), not_after: at(END) };
+    let is_issued = RequestStatus::Issued { chain: clean, begin_refresh_at: at(REFRESH), not_after: at(END) };
     for (status, expected) in [
-        (json!(null), Outcome::Pending),
-        (json!({"conditions": condition("Mine")}), Outcome::Pending),
+        (json!(null), RequestStatus::Pending),
+        (json!({"conditions": condition("Mine")}), RequestStatus::Pending),
         (json!({"conditions": condition("Denied")}), denied()),
         (json!({"conditions": condition("Failed")}), failed()),
         (issued.clone(), is_issued),
-        (without("certificateChain"), Outcome::Pending),
-        (without("beginRefreshAt"), Outcome::Pending),
-        (without("notAfter"), Outcome::Pending),
-        (empty, Outcome::Pending),
+        (without("certificateChain"), RequestStatus::Pending),
+        (without("beginRefreshAt"), RequestStatus::Pending),
+        (without("notAfter"), RequestStatus::Pending),
+        (empty, RequestStatus::Pending),
     ] {
         let read: Option<PodCertificateRequestStatus> = serde_json::from_value(status.clone()).unwrap();
-        assert_eq!(Outcome::of(read.as_ref()), expected, "{status}");
+        assert_eq!(RequestStatus::of(read.as_ref()), expected, "{status}");
     }
 }

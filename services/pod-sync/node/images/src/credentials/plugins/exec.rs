@@ -120,12 +120,12 @@ impl Program {
 }
 
 /// Reads at most `most` bytes. With `drops` the rest is read and discarded, so that the writer is never blocked.
-async fn read(from: Option<impl AsyncRead + Unpin>, most: u64, drops: bool) -> std::io::Result<Vec<u8>> {
+async fn read(output: Option<impl AsyncRead + Unpin>, most: u64, drops: bool) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let Some(mut from) = from else { return Ok(bytes) };
-    (&mut from).take(most).read_to_end(&mut bytes).await?;
+    let Some(mut output) = output else { return Ok(bytes) };
+    (&mut output).take(most).read_to_end(&mut bytes).await?;
     if drops {
-        tokio::io::copy(&mut from, &mut tokio::io::sink()).await?;
+        tokio::io::copy(&mut output, &mut tokio::io::sink()).await?;
     }
     Ok(bytes)
 }

@@ -224,7 +224,9 @@ impl Plugin {
         }
         let (ended, run) = watch::channel(None);
         state.in_flight.insert(keys.registry.clone(), run.clone());
-        let (plugin, keys, clock) = (Arc::clone(self), keys.clone(), clock.clone());
+        let plugin = Arc::clone(self);
+        let keys = keys.clone();
+        let clock = clock.clone();
         let (image, account) = (image.to_owned(), account.cloned());
         drop(task::spawn("credential provider", async move {
             let answered = plugin.program.run(&image, account.as_ref()).await;

@@ -236,11 +236,11 @@ async fn requested_annotations_are_sent_and_are_part_of_the_cache_key() {
         "optionalServiceAccountAnnotationKeys": ["x/may"]});
     let plugins = scene.load(&json!([config])).unwrap();
     let (_, attributes) = plugins.token_attributes("a.test/x").next().unwrap();
-    let of = |all: &[(&str, &str)]| attributes.select(&account("", all).annotations);
-    assert_eq!(of(&[("x/may", "1"), ("x/other", "2")]), None, "one that it needs is missing");
-    let selected = of(&[("x/must", "1"), ("x/other", "2")]).unwrap();
+    let select = |all: &[(&str, &str)]| attributes.select(&account("", all).annotations);
+    assert_eq!(select(&[("x/may", "1"), ("x/other", "2")]), None, "one that it needs is missing");
+    let selected = select(&[("x/must", "1"), ("x/other", "2")]).unwrap();
     assert_eq!(selected, account("", &[("x/must", "1")]).annotations);
-    assert_eq!(of(&[("x/must", "1"), ("x/may", "2")]).unwrap().len(), 2);
+    assert_eq!(select(&[("x/must", "1"), ("x/may", "2")]).unwrap().len(), 2);
     for (value, requests) in [("1", 1), ("1", 1), ("2", 2)] {
         let accounts = [(0, Some(account("a", &[("x/must", value)])))].into();
         plugins.lookup("a.test/x", "a.test/x", &accounts).await;

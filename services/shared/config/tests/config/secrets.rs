@@ -1,0 +1,76 @@
+//! Values that are secret stay out of all messages.
+
+use clap::Parser;
+use quintlet_config::cli::{Exit, read};
+use quintlet_config::diagnostics::render;
+use quintlet_config::{ConfigArgs, Service};
+
+const SECRET: &str = "s3cret";
+const FILE: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+
+/// Arguments with headers that may have a credential.
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[arg(long, value_name = "HEADER", value_parser = header)]
+    manifest_url_header: Vec<String>,
+    #[arg(long, default_value_t = 110)]
+    max_pods: u32,
+}
+
+fn header(text: &str) -> Result<String, &'static str> {
+    if text.contains(':') { Ok(text.to_owned()) } else { Err("want `Name: value`") }
+}
+
+// The message with which a service with this configuration file and these flags does not start.
+fn refusal(file: &str, flags: &[&str]) -> String {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("c.yaml");
+    std::fs::write(&path, format!("{FILE}{file}")).expect("written");
+    let start = ["pod-sync".into(), "--config".into(), path.into_os_string()];
+    match read::<Args>(Service::PodSync, start.into_iter().chain(flags.iter().map(Into::into)).collect()) {
+        Err(Exit::Clap(error)) => error.to_string(),
+        Err(Exit::Invalid(diagnostics)) => render(&diagnostics),
+        Err(Exit::Printed(text)) => text,
+        Ok(loaded) => panic!("accepted: {:?}", loaded.args),
+    }
+}
+
+#[test]
+fn a_header_for_the_manifest_url_is_in_no_message_about_it() {
+    for (file, flags, want) in [
+        (String::new(), vec!["--manifest-url-header", "Bearer s3cret"], "want `Name: value`"),
+        (
+            String::new(),
+            vec!["--manifest-url-header=Bearer s3cret"],
+            "invalid value '<masked>' for '--manifest-url-header",
+        ),
+        (
+            format!("staticPodURLHeader: {{Authorization: Bearer {SECRET}}}\n"),
+            vec![],
+            "line 3  staticPodURLHeader.Authorization: <masked>: must be a map of lists of text, e.g. {Name: [value]}",
+        ),
+        (
+            format!("staticPodURLHeader: {SECRET}\n"),
+            vec![],
+            "line 3  staticPodURLHeader: <masked>: must be a map of",
+        ),
+        (
+            format!("staticPodURLHeader: {{Authorization: [{{a: {SECRET}}}]}}\n"),
+            vec![],
+            "staticPodURLHeader.Authorization[0]: <masked>: must be",
+        ),
+        (
+            String::new(),
+            vec!["--manifest-url-header", "Authorization: s3cret", "--print-config"],
+            "Authorization:\n  - \"<masked>\"",
+        ),
+    ] {
+        let refusal = refusal(&file, &flags);
+        assert!(refusal.contains(want), "{want}\n{refusal}");
+        assert!(!refusal.contains(SECRET), "{refusal}");
+    }
+    assert!(refusal("maxPods: many\n", &[]).contains("\"many\""), "other values are shown");
+    assert!(refusal("", &["--max-pods", "many"]).contains("'many'"), "other values are shown");
+}
