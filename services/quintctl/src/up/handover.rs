@@ -17,11 +17,11 @@ use parking_lot::Mutex;
 use quintlet_kit::atomic_file::{self, Owner};
 use quintlet_kit::contain::contained_request;
 use quintlet_kit::task;
+use quintlet_kit::timers::FileChecks;
 use serde_json::Value;
 
-/// Interval of refreshes of the copies. A certificate of a minute's life is rotated six seconds before its end at the latest, and the
-/// service notices its copy within 2 s.
-const REFRESH_PERIOD: Duration = Duration::from_secs(2);
+/// Longest wait between refreshes of the copies.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Mode of a copy, which belongs to root and the group of the service.
 const MODE: u32 = 0o440;
@@ -64,12 +64,14 @@ pub(super) struct Copies {
     files: Vec<FileCopy>,
     /// Content of the copies, by path.
     written: BTreeMap<PathBuf, Vec<u8>>,
+    /// A copy was written since the last check.
+    has_changed: bool,
 }
 
 impl Copies {
     /// Makes the first copies. Returns them and the files that could not be copied.
     pub(super) fn make(files: Vec<FileCopy>) -> (Self, Vec<(FileCopy, io::Error)>) {
-        let mut copies = Self { files, written: BTreeMap::new() };
+        let mut copies = Self { files, ..Self::default() };
         let failed = copies.refresh();
         (copies, failed)
     }
@@ -106,6 +108,7 @@ impl Copies {
                 let owner = Owner { uid: 0, gid: file.gid };
                 atomic_file::write_owned(&file.to, &content, MODE, owner)?;
                 self.written.insert(file.to.clone(), content);
+                self.has_changed = true;
             }
             Ok(())
         });
@@ -132,12 +135,20 @@ impl Copies {
     /// Refreshes the copies periodically. Does not return while the runtime runs.
     pub(super) async fn keep_refreshed(self) {
         let copies = Arc::new(Mutex::new(self));
+        let mut checks = FileChecks::new(LONGEST_WAIT);
         loop {
-            tokio::time::sleep(REFRESH_PERIOD).await;
+            checks.pause().await;
             let copies = Arc::clone(&copies);
-            let refreshing = contained_request(None, task::blocking(move || copies.lock().refresh()));
+            let refresh = move || {
+                let mut copies = copies.lock();
+                (copies.refresh(), std::mem::take(&mut copies.has_changed))
+            };
             // The panic hook has logged a panic. The next refresh follows.
-            let failed = refreshing.await.unwrap_or_default();
+            let (failed, has_changed) =
+                contained_request(None, task::blocking(refresh)).await.unwrap_or_default();
+            if has_changed {
+                checks.reset();
+            }
             for (file, error) in failed {
                 tracing::warn!(%error, file = %file.from.display(), service = file.service, "copy of file failed, retrying");
             }

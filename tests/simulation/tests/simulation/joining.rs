@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use quintlet_kit::failpoint::{Kind, When};
+use quintlet_simulation::cuts::CutPoint;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
@@ -115,5 +117,52 @@ async fn certificates_of_a_minute_are_rotated_while_pods_start_and_a_denial_chan
         .collect();
     assert_eq!(failed.len(), 2, "{failed:?}");
     assert!(failed[0].contains("is denied") && failed[1].contains("system:node:other"), "{failed:?}");
+    node.sim.finish().await;
+}
+
+/// Changes of files of a bootstrap, in order, with their number among those of their kind.
+const BOOTSTRAP: [(&str, usize); 7] = [
+    ("certificate key written", 1),
+    ("certificate written", 1),
+    ("certificate file removed", 1),
+    ("certificate linked", 1),
+    ("certificate in use", 1),
+    ("kubeconfig written", 1),
+    ("certificate file removed", 2),
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bootstrap_that_is_killed_at_any_change_of_a_file_continues_with_the_same_request() {
+    let node = Joining::prepare(&[]).await;
+    node.sim.start_all();
+    node.sign_until("the node is ready", HOUR, || node.is_ready()).await;
+    let [kubeconfig, pki] = ["kubeconfig", "pki"].map(|name| node.sim.root_dir().with_file_name(name));
+    for when in [When::Before, When::After] {
+        for (kind, number) in BOOTSTRAP {
+            node.sim.kill(Service::PodSync).await;
+            std::fs::remove_file(&kubeconfig).unwrap();
+            std::fs::remove_dir_all(&pki).unwrap();
+            let requested = node.requests(CLIENT);
+            node.sim.cuts().arm(Kind::File, when, Some(CutPoint { kind: kind.to_owned(), number }));
+            node.sim.up(Service::PodSync);
+            node.sign_until(&format!("the kill {when:?} {kind}"), HOUR, || match node.sim.cuts().last() {
+                Some(_) => Ok(()),
+                None => Err(Value::Null),
+            })
+            .await;
+            node.sim.restart(Service::PodSync).await;
+            node.sign_until(&format!("the bootstrap after a kill {when:?} {kind}"), HOUR, || {
+                match (kubeconfig.exists(), node.current("kubelet-client")) {
+                    (true, Some(_)) => Ok(()),
+                    (has_kubeconfig, link) => Err(format!("{has_kubeconfig} {link:?}").into()),
+                }
+            })
+            .await;
+            assert_eq!(node.requests(CLIENT), requested + 1, "{when:?} {kind}");
+            node.sim.cuts().disarm();
+        }
+    }
+    let _uid = node.sim.create(pods::single("web"));
+    node.sim.wait_ready("web").await;
     node.sim.finish().await;
 }

@@ -268,6 +268,9 @@ pub enum ClientWork {
     WaitUntil(Timestamp),
     /// The certificate in the directory is good, and the kubeconfig does not name it: a kubeconfig is written.
     WriteKubeconfig,
+    /// The certificate in the directory is good, and the one in the kubeconfig has expired: a kubelet has rotated it. The kubeconfig is
+    /// changed.
+    UseStored,
     /// A certificate is requested with the credential of the bootstrap kubeconfig.
     Bootstrap(RequestReason),
     /// A certificate is requested with the current one.
@@ -306,15 +309,16 @@ pub fn client_work(
         KubeconfigCredential::NoFile => "there is no kubeconfig".to_owned(),
         KubeconfigCredential::Unusable(error) => error.clone(),
     };
-    if !facts.has_bootstrap {
-        return ClientWork::Stuck(unusable);
-    }
-    match &facts.stored {
-        Some(stored) if !is_expired(stored, now) && wanted.first_lack(stored).is_none() => {
-            ClientWork::WriteKubeconfig
+    let stored = facts.stored.as_ref();
+    let is_good = |stored: &CertificateFacts| !is_expired(stored, now) && wanted.first_lack(stored).is_none();
+    match (stored, facts.has_bootstrap, &facts.kubeconfig) {
+        (Some(stored), true, _) if is_good(stored) => ClientWork::WriteKubeconfig,
+        (Some(stored), true, _) if is_expired(stored, now) => ClientWork::Bootstrap(RequestReason::Expired),
+        (_, true, _) => ClientWork::Bootstrap(RequestReason::Missing),
+        (Some(stored), false, KubeconfigCredential::Certificate(_)) if facts.rotates && is_good(stored) => {
+            ClientWork::UseStored
         }
-        Some(stored) if is_expired(stored, now) => ClientWork::Bootstrap(RequestReason::Expired),
-        _ => ClientWork::Bootstrap(RequestReason::Missing),
+        (_, false, _) => ClientWork::Stuck(unusable),
     }
 }
 
@@ -530,6 +534,14 @@ mod tests {
                 true,
                 false,
                 ClientWork::Bootstrap(expired),
+            ),
+            (Certificate(Box::new(old.clone())), Some(facts()), false, true, ClientWork::UseStored),
+            (
+                Certificate(Box::new(old.clone())),
+                Some(facts()),
+                false,
+                false,
+                ClientWork::Stuck("the client certificate expired at 2026-01-01T12:00:00Z".to_owned()),
             ),
             (
                 Certificate(Box::new(old)),

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::task;
+use quintlet_kit::timers::FileChecks;
 use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -16,8 +18,8 @@ use crate::published::PublishedDirectory;
 
 /// Read timeout of a connection. It is longer than any watch without events.
 const SILENCE: Duration = Duration::from_secs(300);
-/// Interval between checks of the files, for a credential that another program renews.
-const CHECK_PERIOD: Duration = Duration::from_secs(5);
+/// Longest wait between checks of the files, for a credential that another program renews.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Longest wait of a request for the first client, during a bootstrap.
 const FIRST_CLIENT: Duration = Duration::from_secs(30);
 
@@ -136,7 +138,8 @@ impl NodeClient {
     /// Makes a client of each version of the kubeconfig and the files that it names. Runs until `stop`. A version that cannot be used
     /// leaves the client before it in use.
     pub async fn follow(self, stop: CancellationToken) {
-        let fingerprint = |path: PathBuf| task::blocking(move || contents(&path));
+        let fingerprint = |path: PathBuf| task::blocking(move || digests(&path));
+        let mut checks = FileChecks::new(LONGEST_WAIT);
         // Read before the client is made, so that a change in between is noticed.
         let mut known = None;
         if self.is_ready() {
@@ -161,33 +164,35 @@ impl NodeClient {
                     }
                 }
                 known = Some(seen);
+                checks.reset();
             }
             // All arms only wait.
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = self.changed.notified() => {}
-                () = tokio::time::sleep(CHECK_PERIOD) => {}
+                () = checks.pause() => {}
             }
         }
     }
 }
 
-/// Returns the contents of the kubeconfig and of the files that it names, none for a file that cannot be read.
-fn contents(path: &Path) -> Vec<Option<Vec<u8>>> {
+/// Returns the digests of the kubeconfig and of the files that it names, none for a file that cannot be read.
+fn digests(path: &Path) -> Vec<Option<[u8; 32]>> {
+    let digest = |bytes: &[u8]| Sha256::digest(bytes).into();
     let whole = std::fs::read(path).ok();
     let parsed = whole.as_deref().and_then(|bytes| {
         std::str::from_utf8(bytes).ok().and_then(|text| serde_saphyr::from_str::<Value>(text).ok())
     });
-    let mut files = Vec::new();
+    let beside = path.parent().unwrap_or(Path::new("/"));
+    let mut found = vec![whole.as_deref().map(digest)];
     for (list, inner, fields) in [
         ("clusters", "cluster", &["certificate-authority"][..]),
-        ("users", "user", &["client-certificate", "client-key"]),
+        ("users", "user", &["client-certificate", "client-key", "tokenFile"]),
     ] {
-        let items = parsed.iter().flat_map(|parsed| parsed[list].as_array().into_iter().flatten());
-        for item in items {
-            files.extend(fields.iter().filter_map(|field| item[inner][*field].as_str().map(PathBuf::from)));
+        for item in parsed.iter().flat_map(|parsed| parsed[list].as_array().into_iter().flatten()) {
+            let files = fields.iter().filter_map(|field| item[inner][*field].as_str());
+            found.extend(files.map(|file| std::fs::read(beside.join(file)).ok().as_deref().map(digest)));
         }
     }
-    let beside = path.parent().unwrap_or(Path::new("/"));
-    std::iter::once(whole).chain(files.iter().map(|file| std::fs::read(beside.join(file)).ok())).collect()
+    found
 }

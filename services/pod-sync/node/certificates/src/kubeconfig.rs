@@ -181,7 +181,7 @@ const FILES: [(&str, &str, &str, &str); 3] = [
     ("users", "user", "client-key", "client-key-data"),
 ];
 
-/// Returns the text of a kubeconfig that contains the certificates and keys that it names.
+/// Returns the text of a kubeconfig that contains the certificates, keys and tokens of the files that it names.
 pub(crate) fn inlined(path: &Path) -> Result<String, KubeconfigError> {
     let mut whole = Read::of(path)?.whole;
     let beside = path.parent().unwrap_or(Path::new("/"));
@@ -195,6 +195,14 @@ pub(crate) fn inlined(path: &Path) -> Result<String, KubeconfigError> {
             let encoded = base64::engine::general_purpose::STANDARD.encode(bytes);
             fields.insert(data.to_owned(), encoded.into());
         }
+    }
+    for item in whole["users"].as_array_mut().into_iter().flatten() {
+        let Some(user) = item["user"].as_object_mut() else { continue };
+        let Some(Value::String(named)) = user.remove("tokenFile") else { continue };
+        let named = beside.join(named);
+        let token = std::fs::read_to_string(&named)
+            .map_err(|source| KubeconfigError::File { path: named.clone(), source })?;
+        user.insert("token".to_owned(), token.trim().into());
     }
     text_of(path, &whole)
 }

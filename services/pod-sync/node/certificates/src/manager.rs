@@ -202,6 +202,7 @@ impl ClientCertificate {
                     continue;
                 }
                 ClientWork::WriteKubeconfig => (self.write_kubeconfig().await, false),
+                ClientWork::UseStored => (self.point_to_stored().await, false),
                 ClientWork::Bootstrap(reason) => (self.bootstrap(&wanted, reason).await, true),
                 ClientWork::Rotate(reason) => (self.rotate(&wanted, reason).await, true),
             };
@@ -283,10 +284,15 @@ impl ClientCertificate {
         let order = self.order(wanted, &key, false);
         let chain = obtain(&self.client.client(), &order).await?;
         self.store(chain, key).await?;
+        self.point_to_stored().await
+    }
+
+    /// Makes the kubeconfig name the stored certificate, and keeps all else in it.
+    async fn point_to_stored(&self) -> Result<(), RenewError> {
         let (kubeconfig, store) = (self.kubeconfig.clone(), self.store.clone());
         let pointed = task::blocking(move || kubeconfig::point_to(&kubeconfig, &store.current_path()));
         if pointed.await? {
-            tracing::info!(kubeconfig = %self.kubeconfig.display(), "kubeconfig names the rotated certificate");
+            tracing::info!(kubeconfig = %self.kubeconfig.display(), "kubeconfig names the stored certificate");
         }
         Ok(())
     }

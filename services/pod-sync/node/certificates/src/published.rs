@@ -94,6 +94,13 @@ mod tests {
         assert!(text.contains("certificate-authority-data: Q0E="), "{text}");
         assert!(matches!(credential_of(&copy), KubeconfigCredential::Certificate(_)));
         assert_eq!(std::fs::read_to_string(place("credentials/current.pem")).unwrap(), pem);
+        let text = std::fs::read_to_string(place("kubelet.conf")).unwrap();
+        let user = "client-certificate: current.pem, client-key: current.pem";
+        std::fs::write(place("token"), "abc\n").unwrap();
+        std::fs::write(place("kubelet.conf"), text.replace(user, "tokenFile: token")).unwrap();
+        assert!(published.write_kubeconfig(&place("kubelet.conf")).unwrap());
+        let text = std::fs::read_to_string(&copy).unwrap();
+        assert!(text.contains("token: abc") && !text.contains("tokenFile"), "{text}");
         std::fs::remove_file(place("ca.crt")).unwrap();
         assert!(published.write_kubeconfig(&place("kubelet.conf")).is_err());
     }

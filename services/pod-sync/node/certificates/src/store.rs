@@ -100,7 +100,12 @@ impl CertificateStore {
         }
         self.create_directory()?;
         let file = |path: &Path, source| StoreError::File { path: path.to_owned(), source };
-        atomic_file::write_durable(&path, text.as_bytes(), KEY_MODE).map_err(|error| file(&path, error))?;
+        failpoint::file!("certificate written", || atomic_file::write_durable(
+            &path,
+            text.as_bytes(),
+            KEY_MODE
+        ))
+        .map_err(|error| file(&path, error))?;
         remove(&updated)?;
         let target = std::path::absolute(&path).map_err(|error| file(&path, error))?;
         failpoint::file!("certificate linked", || symlink(&target, &updated))
@@ -125,7 +130,8 @@ impl CertificateStore {
         }
         let key = NodeKey::generate().map_err(|source| StoreError::Content { path: path.clone(), source })?;
         self.create_directory()?;
-        atomic_file::write_durable(&path, key.expose().as_bytes(), KEY_MODE)
+        let text = key.expose().as_bytes();
+        failpoint::file!("certificate key written", || atomic_file::write_durable(&path, text, KEY_MODE))
             .map_err(|source| StoreError::File { path, source })?;
         Ok(key)
     }

@@ -373,6 +373,30 @@ async fn an_expired_certificate_without_a_bootstrap_kubeconfig_is_one_line() {
 }
 
 #[tokio::test]
+async fn a_certificate_that_a_kubelet_rotated_replaces_the_expired_one_of_the_kubeconfig() {
+    let fixture = Fixture::new().await;
+    let running = fixture.start(true, true).await;
+    fixture.bootstrapped(MINUTE).await;
+    running.end().await;
+    let expired = std::fs::read(fixture.path("pki/kubelet-client-current.pem")).unwrap();
+    let newer = NodeKey::generate().unwrap();
+    let chain = self_signed(&newer, &WantedCertificate::client("n1"));
+    let store = fixture.store(CertificatePurpose::Client);
+    let facts = store.update(&chain, &newer, fixture.clock.wall() + MINUTE).unwrap();
+    let text = std::fs::read_to_string(fixture.kubeconfig()).unwrap();
+    std::fs::write(fixture.path("old.pem"), expired).unwrap();
+    let current = store.current_path().display().to_string();
+    std::fs::write(fixture.kubeconfig(), text.replace(&current, "old.pem")).unwrap();
+    fixture.clock.advance(MINUTE * 2);
+    let running = fixture.start(false, true).await;
+    fixture.wait_kubeconfig(&facts).await;
+    assert_eq!(std::fs::read_to_string(fixture.kubeconfig()).unwrap(), text);
+    assert_eq!(fixture.api.list(PLURAL).len(), 1, "no request is necessary");
+    assert_eq!(fixture.warnings(), [""; 0]);
+    running.end().await;
+}
+
+#[tokio::test]
 async fn a_certificate_in_the_kubeconfig_is_moved_to_the_directory_at_its_rotation() {
     use base64::Engine as _;
 
