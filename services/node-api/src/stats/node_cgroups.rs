@@ -145,9 +145,10 @@ mod tests {
             "/system.slice/node.service",
             "/runtime",
         ];
-        let starts: Vec<String> = of("container_start_time_seconds").into_iter().map(|(id, _)| id).collect();
+        let starts: Vec<String> =
+            rows("container_start_time_seconds").into_iter().map(|(id, _)| id).collect();
         assert_eq!(starts, ids);
-        let interfaces = of("container_network_receive_bytes_total");
+        let interfaces = rows("container_network_receive_bytes_total");
         let has_network = crate::host::interfaces(&std::fs::read_to_string("/proc/net/dev").unwrap()).count();
         assert!(interfaces.len() == has_network && interfaces.iter().all(|(id, _)| id == "/"), "{text}");
         let row = |id: &str, value: &str| (id.to_owned(), value.to_owned());

@@ -52,15 +52,16 @@ async fn wait_file(pod: &Seen, path: &str, want: &str) {
     .await;
 }
 
-async fn reasons(node: &Node, uid: &str) -> BTreeSet<String> {
+/// Returns the reasons of the events about the object whose reference has this value in a field.
+async fn reasons(node: &Node, (field, value): (&str, &str)) -> BTreeSet<String> {
     let events = node.cluster().list("events").await;
-    let of_pod = events.iter().filter(|e| e["involvedObject"]["uid"] == uid);
-    of_pod.filter_map(|e| e["reason"].as_str().map(str::to_owned)).collect()
+    let of_object = events.iter().filter(|e| e["involvedObject"][field] == value);
+    of_object.filter_map(|e| e["reason"].as_str().map(str::to_owned)).collect()
 }
 
-async fn wait_reasons(node: &Node, uid: &str, want: &[&str]) {
+async fn wait_reasons(node: &Node, object: (&str, &str), want: &[&str]) {
     until(&format!("events {want:?}"), LONG, async || {
-        let got = reasons(node, uid).await;
+        let got = reasons(node, object).await;
         if want.iter().all(|r| got.contains(*r)) { Ok(()) } else { Err(got) }
     })
     .await;
@@ -130,7 +131,8 @@ async fn lives_and_goes(options: Options) {
         })
         .await;
     assert!(object["status"]["nodeInfo"]["kubeletVersion"].as_str().is_some_and(|v| v.starts_with("v1.36")));
-    wait_reasons(&node, name, &["Starting", "NodeAllocatableEnforced"]).await;
+    // The first of them have no UID, since the Node was not known.
+    wait_reasons(&node, ("name", name), &["Starting", "NodeAllocatableEnforced"]).await;
     let named = |n: &Value| {
         let images = n["status"]["images"].as_array().cloned().unwrap_or_default();
         let names = images.iter().flat_map(|i| i["names"].as_array().cloned().unwrap_or_default());
@@ -171,7 +173,7 @@ async fn lives_and_goes(options: Options) {
     wait_file(&pod, &format!("{account}/ca.crt"), "CERTIFICATE").await;
     let token = page(pod.ip(), 8080, &format!("{account}/token")).await.unwrap();
     assert_eq!(token.split('.').count(), 3, "not a JWT: {token:?}");
-    wait_reasons(&node, &uid, &["Pulled", "Created", "Started"]).await;
+    wait_reasons(&node, ("uid", &uid), &["Pulled", "Created", "Started"]).await;
 
     let created = wait_trace(&receiver, "create default/full", &uid, &SERVICES).await;
     assert!(has_call(&created, "StartContainer"), "{created:#?}");
@@ -202,7 +204,7 @@ async fn lives_and_goes(options: Options) {
     api.delete("pods", "default", "full").await;
     api.wait_for("pods", "default", "full", LONG, Value::is_null).await;
     assert_eq!(std::fs::read_to_string(node.scratch().join("pre-stop")).unwrap().trim(), "ran");
-    wait_reasons(&node, &uid, &["Killing"]).await;
+    wait_reasons(&node, ("uid", &uid), &["Killing"]).await;
     node.wait_gone(&uid).await;
     let services = ["cri-proxy", "pleg-service", "status-reporter", "pod-sync"];
     let ended = wait_trace(&receiver, "terminate default/full", &uid, &services).await;

@@ -15,8 +15,12 @@ const YOUNG: Duration = Duration::from_secs(2);
 /// Time before the end of the crasher's back-off at which all five services are killed: 10 s into a back-off of 40 s.
 const BEFORE_RESTART: Duration = Duration::from_secs(30);
 
-/// Largest difference of a restart from the time that was reported before the fault.
-const PUNCTUAL_NS: i64 = 1_000_000_000;
+/// Most that a restart may come before the time that was reported before the fault.
+const EARLY_NS: i64 = 1_000_000_000;
+
+/// Most that it may come after that time. The kills take both processors, beside the nodes of other tests. A restart that was forgotten
+/// comes with the next sync of the pod, which is up to a minute later.
+const LATE_NS: i64 = 3_000_000_000;
 
 fn lines(node: &Node, pod: &Seen, kind: &str) -> usize {
     node.empty_dir_file(pod.uid(), "probes", kind).lines().count()
@@ -54,7 +58,11 @@ async fn assert_punctual(node: &Node, crasher: &Seen, announced: i64) {
     })
     .await;
     let late = created - announced;
-    assert!(late.abs() <= PUNCTUAL_NS, "instance {attempt} of the crasher came {} ms late", late / 1_000_000);
+    assert!(
+        (-EARLY_NS..=LATE_NS).contains(&late),
+        "instance {attempt} of the crasher came {} ms late",
+        late / 1_000_000
+    );
 }
 
 /// Creates a pod, and returns when it is [`YOUNG`] old, in whatever state it is.

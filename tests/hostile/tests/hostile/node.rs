@@ -54,14 +54,14 @@ async fn ordinary(node: &Node, name: &str) -> Duration {
     took
 }
 
-/// Returns the median of three ordinary pods.
+/// Returns the time of the fastest of five ordinary pods. What delays pods delays all of them; a runtime that restarts hostile containers
+/// at that moment delays some.
 async fn usual(node: &Node, name: &str) -> Duration {
-    let mut all = Vec::new();
-    for n in 0..3 {
-        all.push(ordinary(node, &format!("{name}-{n}")).await);
+    let mut fastest = Duration::MAX;
+    for n in 0..5 {
+        fastest = fastest.min(ordinary(node, &format!("{name}-{n}")).await);
     }
-    all.sort();
-    all[1]
+    fastest
 }
 
 fn assert_usual(what: &str, took: Duration, before: Duration) {
