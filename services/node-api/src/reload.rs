@@ -47,7 +47,6 @@ impl ReloadedFiles {
     }
 }
 
-/// Returns whether the file has changed.
 fn log_result<E: std::error::Error + 'static>(what: &str, read: Result<bool, E>) -> bool {
     match &read {
         Ok(false) => {}
