@@ -72,6 +72,12 @@ pub struct NodeApiArgs {
     /// Key of the serving certificate
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
+    /// Serve the certificate that pod-sync requests from the API server. TLS handshakes fail until there is one
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL", default_value_t = false)]
+    pub rotate_server_certificates: bool,
+    /// The certificate that pod-sync requests, with its key [default: kubelet-server-current.pem in --cert-dir]
+    #[arg(long, value_name = "FILE")]
+    pub issued_certificate_file: Option<PathBuf>,
     /// Directory of the self-signed certificate
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/pki")]
     pub cert_dir: PathBuf,
@@ -168,7 +174,7 @@ mod tests {
                     tlsCertFile: a.crt\ntlsPrivateKeyFile: a.key\ntlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_AES_128_GCM_SHA256]\ntlsMinVersion: VersionTLS13\n\
                     tlsCurvePreferences: [29, 23]\nauthentication:\n  x509: {clientCAFile: ca.crt}\n  \
                     webhook: {enabled: false, cacheTTL: 4s}\n  anonymous: {enabled: true}\n\
-                    authorization: {mode: AlwaysAllow, webhook: {cacheAuthorizedTTL: 5s, cacheUnauthorizedTTL: 6s}}\n\
+                    serverTLSBootstrap: true\nauthorization: {mode: AlwaysAllow, webhook: {cacheAuthorizedTTL: 5s, cacheUnauthorizedTTL: 6s}}\n\
                     enableDebuggingHandlers: false\nenableSystemLogHandler: false\nenableSystemLogQuery: false\ncgroupRoot: /g\nkubeletCgroups: /a\nsystemCgroups: /s\npodLogsDir: /logs\n---\n\
                     apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nkubeconfig: /k\nnodeName: n\n\
                     rootDir: /root\ncertDir: /pki\nruntimeCgroups: /r\n";
@@ -197,7 +203,7 @@ mod tests {
         assert_eq!(args.authorization_webhook_cache_unauthorized_ttl, Duration::from_secs(6));
         let [logs, kubeconfig, root, certs] = ["/logs", "/k", "/root", "/pki"].map(PathBuf::from);
         assert_eq!((args.pod_logs_dir, args.node.kubeconfig), (logs, Some(kubeconfig)));
-        assert_eq!(args.cgroup_root, "/g");
+        assert_eq!((args.cgroup_root.as_str(), args.rotate_server_certificates), ("/g", true));
         let cgroups = [args.kubelet_cgroups, args.runtime_cgroups, args.system_cgroups];
         assert_eq!(cgroups, ["/a", "/r", "/s"]);
         assert_eq!((args.root_dir, args.cert_dir, args.node.node_name.as_deref()), (root, certs, Some("n")));

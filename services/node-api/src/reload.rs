@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::task;
+use quintlet_kit::timers::FileChecks;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::review::Reviewer;
 use crate::auth::x509::ClientCa;
 use crate::tls::ServingCertificate;
 
-/// Interval between checks. File system notifications do not follow the links that certificate managers move.
-const EVERY: Duration = Duration::from_secs(10);
+/// Longest wait between checks. File system notifications do not follow the links that certificate managers move.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The values that are read from files.
 pub(crate) struct ReloadedFiles {
@@ -23,34 +24,40 @@ pub(crate) struct ReloadedFiles {
 impl ReloadedFiles {
     /// Checks for changes until `stop` is cancelled.
     pub(crate) async fn reload_changes(self, stop: CancellationToken) {
+        let mut checks = FileChecks::new(LONGEST_WAIT);
         loop {
             // Both arms only wait.
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(EVERY) => {}
+                () = checks.pause() => {}
             }
             let serving = Arc::clone(&self.serving);
-            log_result("serving certificate", task::blocking(move || serving.refresh()).await);
+            let mut has_changed =
+                log_result("serving certificate", task::blocking(move || serving.refresh()).await);
             if let Some(ca) = self.ca.clone() {
-                log_result("client CA", task::blocking(move || ca.refresh()).await);
+                has_changed |= log_result("client CA", task::blocking(move || ca.refresh()).await);
             }
             if let Some(reviewer) = &self.reviewer {
-                log_result("kubeconfig", reviewer.refresh().await);
+                has_changed |= log_result("kubeconfig", reviewer.refresh().await);
+            }
+            if has_changed {
+                checks.reset();
             }
         }
     }
 }
 
-fn log_result<E: std::error::Error + 'static>(what: &str, read: Result<bool, E>) {
-    match read {
+fn log_result<E: std::error::Error + 'static>(what: &str, read: Result<bool, E>) -> bool {
+    match &read {
         Ok(false) => {}
         Ok(true) => tracing::info!(what, "file reloaded"),
         Err(error) => {
             tracing::warn!(
                 what,
-                error = quintlet_kit::error_chain(&error),
+                error = quintlet_kit::error_chain(error),
                 "failed to reload file, previous version is kept"
             );
         }
     }
+    !matches!(read, Ok(false))
 }

@@ -106,12 +106,7 @@ impl NodeApi {
         let authn = authenticator(args, limits, ca.clone(), reviewer.clone(), clock.clone())?;
         let authz = authorizer(args, reviewer.clone())?;
         let node_name = args.node.node_name();
-        let (cert, key) = match (&args.tls_cert_file, &args.tls_private_key_file) {
-            (Some(cert), Some(key)) => (cert.clone(), key.clone()),
-            // The configuration check reports a certificate without a key.
-            (None, _) | (_, None) => tls::self_signed(&args.cert_dir, &node_name, clock.wall())?,
-        };
-        let serving = Arc::new(ServingCertificate::load(&cert, &key)?);
+        let serving = Arc::new(load_serving(args, &node_name, &clock)?);
         let settings = tls::TlsSettings {
             min_version: args.tls_min_version.clone(),
             cipher_suites: args.tls_cipher_suites.clone(),
@@ -248,6 +243,21 @@ impl NodeApi {
         // `quintctl health` does not report a service that was stopped on purpose.
         let _ = std::fs::remove_file(&self.path);
     }
+}
+
+/// Returns the configured certificate, the one that pod-sync obtains, or a self-signed one (`cmd/kubelet/app: InitializeTLS`).
+fn load_serving(args: &NodeApiArgs, host: &str, clock: &Clock) -> Result<ServingCertificate, TlsError> {
+    // The configuration check reports a certificate without a key.
+    if let (Some(cert), Some(key)) = (&args.tls_cert_file, &args.tls_private_key_file) {
+        return ServingCertificate::load(cert, key);
+    }
+    if args.rotate_server_certificates {
+        let issued = args.issued_certificate_file.clone();
+        let issued = issued.unwrap_or_else(|| args.cert_dir.join("kubelet-server-current.pem"));
+        return ServingCertificate::awaiting(&issued);
+    }
+    let (cert, key) = tls::self_signed(&args.cert_dir, host, clock.wall())?;
+    ServingCertificate::load(&cert, &key)
 }
 
 fn authenticator(

@@ -9,14 +9,12 @@ use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
 use quintlet_config::tls::{self as names, Support};
-use rustls::client::danger::HandshakeSignatureValid;
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::ServerConfig;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use rustls::{DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 
 use crate::digest::{self, Digest};
 
@@ -138,11 +136,10 @@ pub fn server_config(
         }
     };
     let provider = Arc::new(provider(settings)?);
-    let verifier = Arc::new(AnyCertificate { provider: provider.clone() });
-    let mut config = ServerConfig::builder_with_provider(provider)
+    let mut config = ServerConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(versions)
         .map_err(TlsError::Config)?
-        .with_client_cert_verifier(verifier)
+        .with_client_cert_verifier(quintlet_kit::tls::unverified_client_certificate(provider))
         .with_cert_resolver(serving);
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
@@ -152,7 +149,8 @@ pub fn server_config(
 #[derive(Debug)]
 pub struct ServingCertificate {
     files: [PathBuf; 2],
-    now: RwLock<Arc<CertifiedKey>>,
+    /// Is empty until a requested certificate is issued. Handshakes fail until then, as with a kubelet.
+    now: RwLock<Option<Arc<CertifiedKey>>>,
     /// Digest of the files that were read last, whether valid or not.
     seen: Mutex<Digest>,
 }
@@ -166,8 +164,25 @@ impl ServingCertificate {
         let files = [cert.to_owned(), key.to_owned()];
         // Computed before the files are read, so that a change in between is noticed later.
         let seen = Mutex::new(digest::of_files(&files));
-        let now = RwLock::new(Arc::new(read_pair(cert, key)?));
+        let now = RwLock::new(Some(Arc::new(read_pair(cert, key)?)));
         Ok(Self { files, now, seen })
+    }
+
+    /// Returns the certificate of a file that also has the key, and that may not exist yet.
+    ///
+    /// # Errors
+    /// Fails if the file exists and is invalid.
+    pub fn awaiting(path: &Path) -> Result<Self, TlsError> {
+        let files = [path.to_owned(), path.to_owned()];
+        let seen = Mutex::new(digest::of_files(&files));
+        let now = match read_pair(path, path) {
+            Err(TlsError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                tracing::info!("no serving certificate is issued yet, TLS handshakes fail until then");
+                None
+            }
+            read => Some(Arc::new(read?)),
+        };
+        Ok(Self { files, now: RwLock::new(now), seen })
     }
 
     /// Reloads the files if they have changed. Returns whether they have. Invalid files leave the previous certificate in use.
@@ -180,14 +195,14 @@ impl ServingCertificate {
             return Ok(false);
         }
         let [cert, key] = &self.files;
-        *self.now.write() = Arc::new(read_pair(cert, key)?);
+        *self.now.write() = Some(Arc::new(read_pair(cert, key)?));
         Ok(true)
     }
 }
 
 impl ResolvesServerCert for ServingCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.now.read().clone())
+        self.now.read().clone()
     }
 }
 
@@ -269,54 +284,6 @@ fn make(host: &str, now: jiff::Timestamp) -> Result<(String, String), rcgen::Err
     Ok((format!("{}{ca_pem}", signed.pem()), key.serialize_pem()))
 }
 
-/// Accepts any certificate whose key the client has.
-#[derive(Debug)]
-struct AnyCertificate {
-    provider: Arc<CryptoProvider>,
-}
-
-impl ClientCertVerifier for AnyCertificate {
-    fn client_auth_mandatory(&self) -> bool {
-        false
-    }
-
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // Without hints, a client sends any certificate it has. The CA bundle may change while the listener runs.
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: UnixTime,
-    ) -> Result<ClientCertVerified, rustls::Error> {
-        Ok(ClientCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -394,13 +361,40 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (cert, key) = self_signed(dir.path(), "n", jiff::Timestamp::UNIX_EPOCH).unwrap();
         let serving = ServingCertificate::load(&cert, &key).unwrap();
-        let before = serving.now.read().cert.clone();
+        let certificate = || serving.now.read().as_ref().unwrap().cert.clone();
+        let before = certificate();
         std::fs::write(&cert, "rubbish").unwrap();
         assert!(serving.refresh().is_err());
         assert!(!serving.refresh().unwrap(), "reported once");
-        assert_eq!(serving.now.read().cert, before);
+        assert_eq!(certificate(), before);
         self_signed(dir.path(), "n", jiff::Timestamp::UNIX_EPOCH).unwrap();
         assert!(serving.refresh().unwrap());
-        assert_ne!(serving.now.read().cert, before);
+        assert_ne!(certificate(), before);
+    }
+
+    #[test]
+    fn a_certificate_that_pod_sync_obtains_is_served_once_it_is_issued_and_after_each_rotation() {
+        let dir = tempfile::tempdir().unwrap();
+        let issued = |host: &str| {
+            let made = tempfile::tempdir().unwrap();
+            let (cert, key) = self_signed(made.path(), host, jiff::Timestamp::UNIX_EPOCH).unwrap();
+            let [cert, key] = [cert, key].map(|path| std::fs::read_to_string(path).unwrap());
+            let path = dir.path().join(host);
+            std::fs::write(&path, cert + &key).unwrap();
+            path
+        };
+        let current = dir.path().join("kubelet-server-current.pem");
+        let serving = ServingCertificate::awaiting(&current).unwrap();
+        assert!(!serving.now.read().is_some() && !serving.refresh().unwrap());
+        std::os::unix::fs::symlink(issued("a"), &current).unwrap();
+        assert!(serving.refresh().unwrap() && serving.now.read().is_some());
+        let first = serving.now.read().as_ref().unwrap().cert.clone();
+        std::fs::remove_file(&current).unwrap();
+        std::os::unix::fs::symlink(issued("b"), &current).unwrap();
+        assert!(serving.refresh().unwrap());
+        assert_ne!(serving.now.read().as_ref().unwrap().cert, first);
+        assert!(ServingCertificate::awaiting(&current).unwrap().now.read().is_some());
+        std::fs::write(dir.path().join("b"), "torn").unwrap();
+        assert!(ServingCertificate::awaiting(&current).is_err());
     }
 }

@@ -24,6 +24,7 @@ use quintlet_kit::own_limits::OwnLimits;
 
 use pod_sync_shutdown::SystemBus;
 
+pub use crate::certificate_args::CertificateArgs;
 pub use crate::eviction_args::EvictionArgs;
 pub use crate::machine_args::{DiskArgs, MachineArgs};
 
@@ -67,6 +68,9 @@ pub struct Args {
     pub http_check_frequency: Duration,
     #[command(flatten)]
     pub node: NodeArgs,
+    /// Certificates of the node.
+    #[command(flatten)]
+    pub certificates: CertificateArgs,
     /// Address of the node, or one per family; each must be on an interface. 0.0.0.0 or :: selects the family that comes first.
     /// Default: the address of the node's name, else of the interface with the default route.
     #[arg(long, value_name = "IP", value_delimiter = ',')]

@@ -19,12 +19,14 @@
 
 mod admission;
 pub mod args;
+mod certificate_args;
 pub mod checkpoint;
 mod eviction;
 mod eviction_args;
 pub mod housekeeping;
 pub mod image_gc;
 mod machine_args;
+mod node_client;
 mod orphan_listing;
 mod pending_resizes;
 pub mod pod_manager;
@@ -114,6 +116,7 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
     let stuck_after = STUCK.max(args.sync_frequency.saturating_mul(2));
     // Boxed, so that the process does not keep the memory of its start.
     let (agent, inputs) = Box::pin(Agent::open(args, clock, owner.epoch(), stop.clone())).await?;
+    agent.start_certificates();
     agent.start_clients(inputs);
     let shutting_down = agent.start_shutdown()?;
     agent.start_maintenance();

@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn fields_of_the_node_arrive() {
         let file = format!(
-            "port: 7\npodCIDR: 10.5.0.0/24\npodLogsDir: /l\n{OWN}rootDir: /r\nkubeconfig: /k\nnodeName: N1\nnodeIPs: [10.0.0.1, \"fd00::1\"]\n\
+            "port: 7\npodCIDR: 10.5.0.0/24\npodLogsDir: /l\nrotateCertificates: true\nserverTLSBootstrap: true\n{OWN}rootDir: /r\nkubeconfig: /k\ncertDir: /p\nnodeName: N1\nnodeIPs: [10.0.0.1, \"fd00::1\"]\n\
              nodeLabels: {{a: b, c: \"\"}}\ncontainerLogsDir: \"\"\n"
         );
         let args = args(&file, &[]);
@@ -241,6 +241,9 @@ mod tests {
         assert_eq!((settings.root_dir, settings.pod_logs_dir), ("/r".into(), "/l".into()));
         assert_eq!((settings.node_name.as_str(), args.node_ip.len()), ("n1", 2));
         assert_eq!(settings.node_api_port, 7);
+        let certificates = &args.certificates;
+        assert!(certificates.rotate_certificates && certificates.rotate_server_certificates);
+        assert_eq!((certificates.cert_dir.clone(), &certificates.bootstrap_kubeconfig), ("/p".into(), &None));
     }
 
     #[test]

@@ -10,7 +10,6 @@ mod sources;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use anyhow::Context as _;
 use pod_sync_certificates::{ClusterTrustBundles, PodCertificateContext, PodCertificates};
@@ -29,6 +28,7 @@ use pod_sync_layout::NodeSettings;
 use pod_sync_layout::RuntimeState;
 use pod_sync_layout::TokenSource;
 use pod_sync_metrics::PodMetrics;
+use pod_sync_node_certificates::NodeClient;
 use pod_sync_node_object::{EnforcedReservation, EnforcementError};
 use pod_sync_objects::ObjectCache;
 use pod_sync_records::{Allocations, IdPool, PodRecord, StateDir, UserNamespaces};
@@ -62,9 +62,6 @@ use crate::settings::settings;
 /// Mount point of the cgroup hierarchies.
 pub(crate) const CGROUP_FS: &str = "/sys/fs/cgroup";
 
-/// Read timeout of the connection to the API server. It is longer than any watch without events.
-const SILENCE: Duration = Duration::from_secs(300);
-
 /// pod-sync with its state open, before and while its tasks run.
 pub(crate) struct Agent {
     pub(crate) tasks: TaskGroup,
@@ -81,6 +78,8 @@ pub(crate) struct Agent {
 
 /// The API server, if there is one, and the objects that pods refer to.
 struct ApiAccess {
+    /// Follows the kubeconfig; none without one.
+    node_client: Option<NodeClient>,
     /// Client of the API server; none without a kubeconfig.
     client: Option<kube::Client>,
     /// The Node, Services and RuntimeClasses of the API server.
@@ -120,7 +119,7 @@ impl Agent {
         let containment = Containment::open(&paths, quintlet_kit::boot::boot_id(), clock.clone())
             .context("failed to open the containment records")?;
         let wakeups = Arc::new(WorkerWakeups::default());
-        let (api, objects) = ApiAccess::open(&args, &wakeups, &stop).await?;
+        let (api, objects) = ApiAccess::open(&args, &wakeups, &clock, &stop).await?;
         let (runtime, runtime_state) = runtime_access(&args, &paths, epoch, &clock, &wakeups);
         let (probes, probe_failures) = Probes::new(paths.probe_dir(), Arc::clone(&wakeups));
         let unsent = UnsentEvents::open(paths.state_dir().join(".events"), &quintlet_kit::boot::boot_id());
@@ -306,9 +305,11 @@ impl ApiAccess {
     async fn open(
         args: &Args,
         wakeups: &Arc<WorkerWakeups>,
+        clock: &Clock,
         stop: &CancellationToken,
     ) -> anyhow::Result<(Self, Objects)> {
-        let client = api_client(args).await?;
+        let node_client = crate::node_client::node_client(args, clock).await?;
+        let client = node_client.as_ref().map(NodeClient::client);
         let manifests = Arc::new(ManifestObjects::new(Arc::clone(wakeups)));
         let cluster = Arc::new(ClusterView::default());
         let detection = (args.config_map_and_secret_change_detection_strategy, args.sync_frequency);
@@ -316,7 +317,7 @@ impl ApiAccess {
             client.clone().map(|client| ApiSources::new(client, &cluster, detection, wakeups, stop));
         let object_cache = sources.as_ref().map(|sources| Arc::clone(&sources.cache));
         let objects = Objects::new(Arc::clone(&manifests), sources);
-        Ok((Self { client, cluster, object_cache, manifests }, objects))
+        Ok((Self { node_client, client, cluster, object_cache, manifests }, objects))
     }
 
     fn tokens(&self) -> Option<Arc<dyn TokenSource>> {
@@ -343,20 +344,4 @@ impl ApiAccess {
     fn volume_objects(&self) -> Option<Arc<dyn VolumeObjects>> {
         self.client.clone().map(|client| Arc::new(ApiObjects(client)) as Arc<dyn VolumeObjects>)
     }
-}
-
-// Blocks: there is no pod before the start.
-async fn api_client(args: &Args) -> anyhow::Result<Option<kube::Client>> {
-    let Some(path) = &args.node.kubeconfig else { return Ok(None) };
-    let kubeconfig =
-        kube::config::Kubeconfig::read_from(path).with_context(|| format!("{}", path.display()))?;
-    let options = kube::config::KubeConfigOptions::default();
-    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &options).await?;
-    // The roots of the system, which no connection would use, take 0.1 MiB per client.
-    if config.cluster_url.scheme_str() == Some("http") {
-        config.root_cert = Some(Vec::new());
-    }
-    config.read_timeout = Some(SILENCE);
-    config.reset_reader_on_write = true;
-    Ok(Some(kube::Client::try_from(config)?))
 }

@@ -6,13 +6,14 @@ use std::time::{Duration, SystemTime};
 
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use quintlet_kit::task::blocking;
+use quintlet_kit::timers::FileChecks;
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// Intervals between checks of the files: until they are usable, and after that.
+/// Waits between checks of the files: until they are usable, and the longest after that.
 const LOOK_FOR_EVERY: Duration = Duration::from_millis(500);
-const LOOK_AGAIN_EVERY: Duration = Duration::from_secs(5);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Longest wait for the first attempt to load the kubeconfig.
 const FIRST: Duration = Duration::from_secs(1);
@@ -92,7 +93,9 @@ type Fingerprint = Vec<(PathBuf, Option<(SystemTime, u64)>)>;
 async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>, looked: oneshot::Sender<()>) {
     let mut known = None::<Fingerprint>;
     let mut looked = Some(looked);
-    let mut complained = false;
+    // Whether the file was missing at the last failure.
+    let mut complained = None::<bool>;
+    let mut checks = FileChecks::new(LONGEST_WAIT);
     loop {
         let (file, before) = (path.clone(), known.clone());
         let runtime = tokio::runtime::Handle::current();
@@ -108,20 +111,27 @@ async fn look(path: PathBuf, current: watch::Sender<Option<Arc<Clients>>>, looke
                 Ok(clients) => {
                     info!(path = %path.display(), "loaded kubeconfig");
                     current.send_replace(Some(Arc::new(clients)));
-                    (known, complained) = (Some(seen), false);
+                    (known, complained) = (Some(seen), None);
+                    checks.reset();
                 }
-                Err(error) if !complained => {
-                    let why = quintlet_kit::error_chain(&error);
-                    warn!(path = %path.display(), %why, "load kubeconfig failed, retrying");
-                    complained = true;
+                Err(error) => {
+                    let is_missing = seen.first().is_some_and(|(_, file)| file.is_none());
+                    match (is_missing, complained.replace(is_missing) != Some(is_missing)) {
+                        // pod-sync writes the file after a bootstrap.
+                        (true, true) => info!(path = %path.display(), "waiting for the kubeconfig"),
+                        (false, true) => {
+                            let why = quintlet_kit::error_chain(&error);
+                            warn!(path = %path.display(), %why, "load kubeconfig failed, retrying");
+                        }
+                        (_, false) => {}
+                    }
                 }
-                Err(_) => {}
             }
         }
         if let Some(looked) = looked.take() {
             let _ = looked.send(());
         }
-        quintlet_kit::timers::pause(if known.is_some() { LOOK_AGAIN_EVERY } else { LOOK_FOR_EVERY }).await;
+        quintlet_kit::timers::pause(if known.is_some() { checks.wait() } else { LOOK_FOR_EVERY }).await;
     }
 }
 

@@ -38,6 +38,9 @@ pub enum ReviewError {
     Api(#[source] kube::Error),
     #[error("review took longer than {}s", LIMIT.as_secs())]
     Slow,
+    /// The node has no credential for the API server yet.
+    #[error("kubeconfig {} does not exist yet", .0.display())]
+    NoKubeconfig(PathBuf),
 }
 
 impl ReviewError {
@@ -45,7 +48,7 @@ impl ReviewError {
         match self {
             Self::Api(kube::Error::Api(status)) => status.code == 429 || status.code >= 500,
             Self::Api(_) => true,
-            Self::Kubeconfig { .. } | Self::Client(_) | Self::Slow => false,
+            Self::Kubeconfig { .. } | Self::Client(_) | Self::Slow | Self::NoKubeconfig(_) => false,
         }
     }
 }
@@ -64,7 +67,8 @@ pub struct Question<'a> {
 /// Sends reviews to the API server.
 pub struct Reviewer {
     path: PathBuf,
-    client: RwLock<kube::Client>,
+    /// Is empty until the kubeconfig exists, which pod-sync writes after a bootstrap.
+    client: RwLock<Option<kube::Client>>,
     /// Digest of the files that were read last, whether valid or not.
     seen: Mutex<Digest>,
     tokens: Semaphore,
@@ -78,14 +82,16 @@ impl std::fmt::Debug for Reviewer {
 }
 
 impl Reviewer {
-    /// Creates a reviewer with the identity of a kubeconfig.
+    /// Creates a reviewer with the identity of a kubeconfig. Reviews fail until the file exists.
     ///
     /// # Errors
-    /// Fails if the kubeconfig is invalid. An unreachable API server is not an error.
+    /// Fails if the kubeconfig is invalid. A missing file and an unreachable API server are not errors.
     pub async fn load(path: &Path) -> Result<Self, ReviewError> {
         // Computed before the files are read, so that a change in between is noticed later.
         let seen = Mutex::new(digest::of_files(&files(path)));
-        let client = RwLock::new(client(path).await?);
+        let file = path.to_owned();
+        let exists = task::blocking(move || file.try_exists()).await.unwrap_or(true);
+        let client = RwLock::new(if exists { Some(client(path).await?) } else { None });
         let [tokens, accesses] = [IN_FLIGHT; 2].map(Semaphore::new);
         Ok(Self { path: path.to_owned(), client, seen, tokens, accesses })
     }
@@ -102,7 +108,7 @@ impl Reviewer {
             return Ok(false);
         }
         let new = client(&self.path).await?;
-        *self.client.write() = new;
+        *self.client.write() = Some(new);
         Ok(true)
     }
 
@@ -177,7 +183,9 @@ impl Reviewer {
             let mut backoff = Backoff::new(FIRST_WAIT, 1.5, LIMIT);
             let mut step = 1_u32;
             loop {
-                let api: Api<K> = Api::all(self.client.read().clone());
+                let client = self.client.read().clone();
+                let client = client.ok_or_else(|| ReviewError::NoKubeconfig(self.path.clone()))?;
+                let api: Api<K> = Api::all(client);
                 match api.create(&PostParams::default(), review).await.map_err(ReviewError::Api) {
                     Err(error) if error.is_retryable() && step < STEPS => {
                         tokio::time::sleep(backoff.next_wait()).await;

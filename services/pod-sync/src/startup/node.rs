@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use pod_sync_node_certificates::{ClientCertificate, ServingCertificate};
 use pod_sync_node_object::NodeChannels;
 use tokio::sync::watch;
 
 use super::Agent;
 use crate::admission::NodeConditions;
+use crate::node_client::SERVING_COPY;
 
 impl Agent {
     /// Starts the reports about the Node object and the watches of the API server. Without an API server, only the pod CIDR of
@@ -54,6 +56,41 @@ impl Agent {
         );
         self.tasks.spawn("node-facts", report);
         self.start_watches(client);
+    }
+
+    /// Starts the tasks that renew the certificates of the node and follow its kubeconfig.
+    pub(crate) fn start_certificates(&self) {
+        let (ctx, stop) = (&self.ctx, &self.stop);
+        let certificates = &self.args.certificates;
+        let (Some(client), Some(kubeconfig)) = (&self.api.node_client, &self.args.node.kubeconfig) else {
+            return;
+        };
+        self.tasks.spawn("kubeconfig", client.clone().follow(stop.clone()));
+        let node = &ctx.node.settings.node_name;
+        if certificates.rotate_certificates || certificates.bootstrap_kubeconfig.is_some() {
+            let manager = ClientCertificate::new(
+                node,
+                client.clone(),
+                &certificates.cert_dir,
+                kubeconfig,
+                ctx.clock.clone(),
+            );
+            let manager = manager
+                .with_bootstrap(certificates.bootstrap_kubeconfig.clone())
+                .with_rotation(certificates.rotate_certificates);
+            self.tasks.spawn("client-certificate", manager.run(stop.clone()));
+        }
+        if certificates.rotate_server_certificates {
+            let manager = ServingCertificate::new(
+                node,
+                self.api.cluster.nodes(),
+                client.client(),
+                &certificates.cert_dir,
+                ctx.clock.clone(),
+            );
+            let manager = manager.with_copy(&self.paths.run().join(SERVING_COPY));
+            self.tasks.spawn("serving-certificate", manager.run(stop.clone()));
+        }
     }
 
     fn start_watches(&self, client: &kube::Client) {

@@ -56,6 +56,10 @@ pub struct UpArgs {
     /// Kubeconfig for the API server; without it the node is standalone
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Kubeconfig with a bootstrap token: requests a client certificate if --kubeconfig is missing or has no valid one, and writes
+    /// --kubeconfig
+    #[arg(long, value_name = "FILE", requires = "kubeconfig")]
+    pub bootstrap_kubeconfig: Option<PathBuf>,
     /// Name of the node [default: the host name]
     #[arg(long, alias = "hostname-override", value_parser = node_name, value_name = "NAME")]
     pub node_name: Option<String>,

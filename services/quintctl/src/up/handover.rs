@@ -17,10 +17,11 @@ use parking_lot::Mutex;
 use quintlet_kit::atomic_file::{self, Owner};
 use quintlet_kit::contain::contained_request;
 use quintlet_kit::task;
+use quintlet_kit::timers::FileChecks;
 use serde_json::Value;
 
-/// Interval of refreshes of the copies.
-const REFRESH_PERIOD: Duration = Duration::from_secs(5);
+/// Longest wait between refreshes of the copies.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 /// Mode of a copy, which belongs to root and the group of the service.
 const MODE: u32 = 0o440;
@@ -38,6 +39,10 @@ pub(super) enum CopyKind {
     Plain,
     /// A kubeconfig. Its copy contains the files that it names.
     Kubeconfig,
+    /// A kubeconfig that pod-sync writes after a bootstrap.
+    BootstrappedKubeconfig,
+    /// A file that pod-sync may write, such as the serving certificate that it requests.
+    Issued,
     /// A directory of drop-in configuration files, which may be added and removed at any time.
     DropIns,
 }
@@ -59,12 +64,14 @@ pub(super) struct Copies {
     files: Vec<FileCopy>,
     /// Content of the copies, by path.
     written: BTreeMap<PathBuf, Vec<u8>>,
+    /// A copy was written since the last check.
+    has_changed: bool,
 }
 
 impl Copies {
     /// Makes the first copies. Returns them and the files that could not be copied.
     pub(super) fn make(files: Vec<FileCopy>) -> (Self, Vec<(FileCopy, io::Error)>) {
-        let mut copies = Self { files, written: BTreeMap::new() };
+        let mut copies = Self { files, ..Self::default() };
         let failed = copies.refresh();
         (copies, failed)
     }
@@ -75,6 +82,10 @@ impl Copies {
         for file in self.files.clone() {
             match file.kind {
                 CopyKind::Plain | CopyKind::Kubeconfig => failed.extend(self.copy(file)),
+                CopyKind::BootstrappedKubeconfig | CopyKind::Issued => {
+                    let failure = self.copy(file);
+                    failed.extend(failure.filter(|(_, error)| error.kind() != io::ErrorKind::NotFound));
+                }
                 CopyKind::DropIns => match self.drop_ins(&file) {
                     Ok(files) => failed.extend(files.into_iter().filter_map(|file| self.copy(file))),
                     Err(error) => failed.push((file, error)),
@@ -87,14 +98,17 @@ impl Copies {
     /// Copies a file if it has changed. Returns the file and the error if that failed.
     fn copy(&mut self, file: FileCopy) -> Option<(FileCopy, io::Error)> {
         let content = match file.kind {
-            CopyKind::Kubeconfig => inline_files(&file.from).map(String::into_bytes),
-            CopyKind::Plain | CopyKind::DropIns => std::fs::read(&file.from),
+            CopyKind::Kubeconfig | CopyKind::BootstrappedKubeconfig => {
+                inline_files(&file.from).map(String::into_bytes)
+            }
+            CopyKind::Plain | CopyKind::DropIns | CopyKind::Issued => std::fs::read(&file.from),
         };
         let copied = content.and_then(|content| {
             if self.written.get(&file.to) != Some(&content) {
                 let owner = Owner { uid: 0, gid: file.gid };
                 atomic_file::write_owned(&file.to, &content, MODE, owner)?;
                 self.written.insert(file.to.clone(), content);
+                self.has_changed = true;
             }
             Ok(())
         });
@@ -121,12 +135,20 @@ impl Copies {
     /// Refreshes the copies periodically. Does not return while the runtime runs.
     pub(super) async fn keep_refreshed(self) {
         let copies = Arc::new(Mutex::new(self));
+        let mut checks = FileChecks::new(LONGEST_WAIT);
         loop {
-            tokio::time::sleep(REFRESH_PERIOD).await;
+            checks.pause().await;
             let copies = Arc::clone(&copies);
-            let refreshing = contained_request(None, task::blocking(move || copies.lock().refresh()));
+            let refresh = move || {
+                let mut copies = copies.lock();
+                (copies.refresh(), std::mem::take(&mut copies.has_changed))
+            };
             // The panic hook has logged a panic. The next refresh follows.
-            let failed = refreshing.await.unwrap_or_default();
+            let (failed, has_changed) =
+                contained_request(None, task::blocking(refresh)).await.unwrap_or_default();
+            if has_changed {
+                checks.reset();
+            }
             for (file, error) in failed {
                 tracing::warn!(%error, file = %file.from.display(), service = file.service, "copy of file failed, retrying");
             }
@@ -237,6 +259,33 @@ mod tests {
         assert_eq!(read["users"][0]["user"], serde_json::json!({"token": "secret"}));
         assert_eq!(std::fs::metadata(&copy).unwrap().mode() & 0o7777, 0o440);
         std::fs::remove_file(dir.path().join("ca.pem")).unwrap();
+        assert_eq!(copies.refresh().len(), 1);
+    }
+
+    #[test]
+    fn files_that_pod_sync_will_write_may_be_missing_at_first() {
+        if !nix::unistd::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let place = |name: &str| dir.path().join(name);
+        let files = vec![
+            handed(&place("kubelet.conf"), &place("k"), CopyKind::BootstrappedKubeconfig),
+            handed(&place("server.pem"), &place("s"), CopyKind::Issued),
+        ];
+        let (mut copies, failed) = Copies::make(files);
+        assert!(failed.is_empty(), "{failed:?}");
+        std::fs::write(place("server.pem"), "one").unwrap();
+        std::fs::write(
+            place("kubelet.conf"),
+            format!("users: [{{name: u, user: {{client-key: {}}}}}]", place("server.pem").display()),
+        )
+        .unwrap();
+        assert!(copies.refresh().is_empty());
+        assert_eq!(std::fs::read_to_string(place("s")).unwrap(), "one");
+        let read: Value = serde_json::from_str(&std::fs::read_to_string(place("k")).unwrap()).unwrap();
+        assert_eq!(read["users"][0]["user"], serde_json::json!({"client-key-data": "b25l"}));
+        std::fs::write(place("kubelet.conf"), "{").unwrap();
         assert_eq!(copies.refresh().len(), 1);
     }
 

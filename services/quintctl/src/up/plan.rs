@@ -70,6 +70,16 @@ impl Layout {
         self.run_dir.join(COPIES_DIR).join(service)
     }
 
+    /// Returns the directory of the certificates that pod-sync requests. No other service may write to it.
+    fn requested_certificates(&self) -> PathBuf {
+        self.root_dir.join("pki")
+    }
+
+    /// Returns the path of the serving certificate that pod-sync requests.
+    fn issued_certificate(&self) -> PathBuf {
+        self.requested_certificates().join("kubelet-server-current.pem")
+    }
+
     pub(super) fn podsync_socket(&self) -> PathBuf {
         self.run_dir.join("podsync/podsync.sock")
     }
@@ -136,7 +146,14 @@ pub(super) fn file_copies(args: &UpArgs, layout: &Layout, users: Option<Users>) 
             hand(args.tls_private_key_file.as_ref(), TLS_KEY, CopyKind::Plain);
         }
         if [REPORTER, NODE_API].contains(&name) {
-            hand(args.kubeconfig.as_ref(), KUBECONFIG, CopyKind::Kubeconfig);
+            let kind = match args.bootstrap_kubeconfig {
+                Some(_) => CopyKind::BootstrappedKubeconfig,
+                None => CopyKind::Kubeconfig,
+            };
+            hand(args.kubeconfig.as_ref(), KUBECONFIG, kind);
+        }
+        if name == NODE_API {
+            hand(Some(&layout.issued_certificate()), ISSUED, CopyKind::Issued);
         }
     }
     out
@@ -149,6 +166,7 @@ const CLIENT_CA: &str = "client-ca.crt";
 const TLS_CERT: &str = "tls.crt";
 const TLS_KEY: &str = "tls.key";
 const KUBECONFIG: &str = "kubeconfig";
+const ISSUED: &str = "kubelet-server.pem";
 
 const REPORTER: &str = "status-reporter";
 
@@ -201,6 +219,7 @@ fn arguments(
             line.option("--tls-cert-file", readable(args.tls_cert_file.as_ref(), TLS_CERT));
             line.option("--tls-private-key-file", readable(args.tls_private_key_file.as_ref(), TLS_KEY));
             line.flag("--cert-dir", &layout.cert_dir);
+            line.option("--issued-certificate-file", readable(Some(&layout.issued_certificate()), ISSUED));
             line.flag("--root-dir", &layout.root_dir);
             line.flag("--cgroup-root", &runtime.cgroup_root);
             line.flag("--pod-logs-dir", &layout.pod_logs_dir);
@@ -210,6 +229,10 @@ fn arguments(
             line.flag("--manifests", &layout.manifests);
             line.option("--manifest-url", args.manifest_url.as_ref());
             line.option("--kubeconfig", args.kubeconfig.as_ref());
+            if args.kubeconfig.is_some() {
+                line.option("--bootstrap-kubeconfig", args.bootstrap_kubeconfig.as_ref());
+                line.flag("--cert-dir", layout.requested_certificates());
+            }
             line.flag("--node-name", node);
             line.flag("--cgroup-root", &runtime.cgroup_root);
             line.flag("--pod-logs-dir", &layout.pod_logs_dir);
@@ -357,7 +380,8 @@ mod tests {
             of_service.map(|c| c.from.to_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
         assert_eq!(command("pleg-service"), ["/w/c.yaml", "/d"]);
-        assert_eq!(command(NODE_API), ["/w/c.yaml", "/d", "/k"]);
+        let issued = "/var/lib/kubelet/pki/kubelet-server-current.pem";
+        assert_eq!(command(NODE_API), ["/w/c.yaml", "/d", "/k", issued]);
         assert!(command("pod-sync").is_empty() && file_copies(&args, &layout, None).is_empty());
     }
 
@@ -395,7 +419,7 @@ mod tests {
              --healthz-port 10248 --kubeconfig /run/quintlet/handed/node-api/kubeconfig \
              --tls-cert-file /run/quintlet/handed/node-api/tls.crt \
              --tls-private-key-file /run/quintlet/handed/node-api/tls.key \
-             --cert-dir /var/lib/quintlet/pki --root-dir /var/lib/kubelet --cgroup-root /quintlet-3 --pod-logs-dir /var/log/pods"
+             --cert-dir /var/lib/quintlet/pki --issued-certificate-file /run/quintlet/handed/node-api/kubelet-server.pem --root-dir /var/lib/kubelet --cgroup-root /quintlet-3 --pod-logs-dir /var/log/pods"
         );
         let key = FileCopy {
             service: NODE_API,
@@ -405,6 +429,34 @@ mod tests {
             gid: 7,
         };
         assert!(file_copies(&args, &layout, Some(users)).contains(&key));
+    }
+
+    #[test]
+    fn only_pod_sync_gets_the_bootstrap_token_and_the_others_wait_for_the_kubeconfig() {
+        let base = ["--runtime-endpoint", "unix:///r.sock", "--bootstrap-kubeconfig", "/b"];
+        assert!(
+            Cli::try_parse_from(std::iter::once("up").chain(base)).is_err(),
+            "it is written to --kubeconfig"
+        );
+        let args = args(&[&base[..], &["--kubeconfig", "/k"]].concat());
+        let layout = Layout::resolve(&args, Path::new("/w"));
+        let users = Some(Users::of(&args));
+        for plan in services(&args, &layout, &runtime(), "n1", users) {
+            let line = plan.args.join(OsStr::new(" ")).into_string().unwrap();
+            let wanted = "--kubeconfig /k --bootstrap-kubeconfig /b --cert-dir /var/lib/kubelet/pki";
+            assert_eq!(line.contains(wanted), plan.name == POD_SYNC, "{line}");
+            assert_eq!(line.contains("/b "), plan.name == POD_SYNC, "{line}");
+        }
+        let copies = file_copies(&args, &layout, users);
+        let kinds: Vec<_> = copies.iter().map(|copy| (copy.service, copy.kind)).collect();
+        assert_eq!(
+            kinds,
+            [
+                (REPORTER, CopyKind::BootstrappedKubeconfig),
+                (NODE_API, CopyKind::BootstrappedKubeconfig),
+                (NODE_API, CopyKind::Issued)
+            ]
+        );
     }
 
     #[test]

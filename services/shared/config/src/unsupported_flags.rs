@@ -136,7 +136,7 @@ mod tests {
     #[test]
     fn an_unsupported_flag_is_checked_and_reported_and_has_no_effect() {
         let loaded = line(&[
-            "--rotate-certificates",
+            "--make-iptables-util-chains",
             "--contention-profiling",
             "--cloud-provider=external",
             "--volume-plugin-dir",
@@ -145,7 +145,7 @@ mod tests {
         .unwrap();
         assert_eq!(
             loaded.config.not_yet(Service::PodSync).unwrap(),
-            "volumePluginDir: /v, rotateCertificates: true"
+            "volumePluginDir: /v, makeIPTablesUtilChains: true"
         );
         // A flag without an effect is reported by each service that is given it.
         let ignored: Vec<String> =
@@ -153,13 +153,14 @@ mod tests {
         assert_eq!(ignored, ["enableContentionProfiling: true"]);
         assert_eq!(loaded.unsupported_flags().len(), 1);
         assert_eq!(line(&["--cloud-provider="]).unwrap().unsupported_flags(), []);
-        let Err(Exit::Invalid(diagnostics)) = line(&["--rotate-certificates=perhaps", "--lock-file", "/l"])
+        let Err(Exit::Invalid(diagnostics)) =
+            line(&["--make-iptables-util-chains=perhaps", "--lock-file", "/l"])
         else {
             panic!("a wrong value and a refused flag")
         };
         let text = crate::diagnostics::render(&diagnostics);
         assert!(text.contains("--lock-file: pod-sync holds a lock on the root directory"), "{text}");
-        let Err(Exit::Invalid(diagnostics)) = line(&["--rotate-certificates=perhaps"]) else {
+        let Err(Exit::Invalid(diagnostics)) = line(&["--make-iptables-util-chains=perhaps"]) else {
             panic!("a wrong value")
         };
         assert!(
@@ -168,6 +169,6 @@ mod tests {
         );
         assert!(matches!(line(&["--no-flag-of-anybody"]), Err(Exit::Clap(_))));
         let Err(Exit::Clap(help)) = line(&["--help"]) else { panic!("help") };
-        assert!(!help.to_string().contains("rotate-certificates"), "{help}");
+        assert!(!help.to_string().contains("make-iptables-util-chains"), "{help}");
     }
 }

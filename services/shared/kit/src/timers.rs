@@ -46,6 +46,43 @@ pub fn slotted(at: Instant, slot: Duration) -> Instant {
     slot_at(BOOT.get().copied(), at, slot)
 }
 
+/// Waits between checks of files that another program may replace, such as certificates. They become longer with the time for which the
+/// files have not changed: what is replaced each minute is noticed within two seconds, and files that stay cost hardly a wake-up.
+#[derive(Debug)]
+pub struct FileChecks {
+    changed: Instant,
+    longest: Duration,
+}
+
+/// Waits of [`FileChecks`] in seconds. Each divides ten, so that aligned timers fire together.
+const CHECK_SECONDS: [u64; 4] = [10, 5, 2, 1];
+
+impl FileChecks {
+    /// Returns the waits for files that have changed now.
+    #[must_use]
+    pub fn new(longest: Duration) -> Self {
+        Self { changed: Instant::now(), longest }
+    }
+
+    /// Starts again with the shortest wait.
+    pub fn reset(&mut self) {
+        self.changed = Instant::now();
+    }
+
+    /// Returns the next wait: at most a 32nd of the time since the last change, but at least a second.
+    #[must_use]
+    pub fn wait(&self) -> Duration {
+        let most = self.changed.elapsed().checked_div(32).unwrap_or_default().min(self.longest);
+        let fits = CHECK_SECONDS.into_iter().map(Duration::from_secs).find(|wait| *wait <= most);
+        fits.unwrap_or(Duration::from_secs(1))
+    }
+
+    /// Waits until the next check.
+    pub async fn pause(&self) {
+        pause(self.wait()).await;
+    }
+}
+
 fn slot_at(boot: Option<Instant>, at: Instant, slot: Duration) -> Instant {
     let Some(boot) = boot else { return at };
     let past = at.saturating_duration_since(boot).as_nanos().checked_rem(slot.as_nanos()).unwrap_or_default();
@@ -106,6 +143,20 @@ mod tests {
             );
         }
         assert_eq!(slot_at(None, boot + ms(7), ms(20)), boot + ms(7), "not aligned");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_that_stay_are_checked_seldom_and_files_that_change_soon_again() {
+        let mut checks = FileChecks::new(Duration::from_secs(5));
+        for (age, wait) in [(0, 1), (54, 1), (63, 1), (64, 2), (159, 2), (160, 5), (1_000_000, 5)] {
+            checks.reset();
+            tokio::time::advance(Duration::from_secs(age)).await;
+            assert_eq!(checks.wait(), Duration::from_secs(wait), "{age} s after the change");
+        }
+        checks.reset();
+        let began = Instant::now();
+        checks.pause().await;
+        assert_eq!(began.elapsed(), Duration::from_secs(1));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,4 +1,7 @@
-//! TLS without verification of certificates, for probes and lifecycle hooks, as in the kubelet.
+//! TLS without verification of certificates: for probes and lifecycle hooks, as in the kubelet, and for servers that decide about a
+//! client certificate after the handshake.
+
+mod client_certificate;
 
 use std::sync::Arc;
 
@@ -15,6 +18,8 @@ use webpki::RawPublicKeyEntity;
 use x509_parser::prelude::{FromDer as _, X509Certificate};
 use x509_parser::public_key::PublicKey;
 use x509_parser::x509::SubjectPublicKeyInfo;
+
+pub use client_certificate::unverified_client_certificate;
 
 /// Returns a client configuration that accepts any certificate, as Go's `InsecureSkipVerify`: name, validity and issuer are not
 /// checked, but the server must hold the certificate's key. The caller sets the application protocols.

@@ -180,7 +180,7 @@ async fn a_file_alone() -> (Base, Running, [u16; 6]) {
     let [port, ports @ ..] = ports::free::<7>();
     let mut file = format!(
         "{KUBELET}containerRuntimeEndpoint: unix://{}\nstaticPodPath: manifests\npodLogsDir: {}\ncgroupRoot: /quintlet-config-test\n\
-         cgroupsPerQOS: false\nenforceNodeAllocatable: []\nfailSwapOn: false\nfailCgroupV1: false\nrotateCertificates: true\nlogging: {{format: json, verbosity: 4}}\n\
+         cgroupsPerQOS: false\nenforceNodeAllocatable: []\nfailSwapOn: false\nfailCgroupV1: false\nvolumePluginDir: /v\nlogging: {{format: json, verbosity: 4}}\n\
          port: {port}\nhealthzPort: 0\nauthentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}\n\
          authorization: {{mode: AlwaysAllow}}\n{OWN}setKernelTunables: false\ncertDir: pki\nrunDir: {}\nrootDir: {}\ncontainerLogsDir: {}\nnodeName: config-test\nmetricsListen:\n",
         at("no-runtime.sock"),
@@ -240,9 +240,8 @@ async fn a_file_alone_configures_all_five_services() {
         assert!(child.try_wait().unwrap().is_none(), "{name} runs on");
     }
     let log = std::fs::read_to_string(dir.path().join("pod-sync.log")).unwrap();
-    let is_warning = |l: &&str| {
-        l.contains("configured fields have no effect yet") && l.contains("rotateCertificates: true")
-    };
+    let is_warning =
+        |l: &&str| l.contains("configured fields have no effect yet") && l.contains("volumePluginDir: /v");
     let named = log.lines().filter(is_warning).count();
     assert_eq!(named, 1, "{log}");
 }

@@ -23,6 +23,7 @@ mod hangs;
 mod hooks;
 mod image_access;
 mod images;
+mod joining;
 mod large;
 mod lifecycle;
 mod limits;

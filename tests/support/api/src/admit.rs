@@ -286,7 +286,9 @@ pub(crate) fn validate_name(resource: &Resource, object: &Value) -> Result<(), A
             &[("FieldValueRequired", "metadata.name".to_owned(), message)],
         ));
     }
-    if !is_subdomain(name) {
+    // Any name that a path can have (`ValidateCertificateRequestName`).
+    let is_free = resource.plural == "certificatesigningrequests" && !name.contains(['/', '%']);
+    if !is_free && !is_subdomain(name) {
         let message = format!(
             "Invalid value: {name:?}: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
         );

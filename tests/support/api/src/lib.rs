@@ -24,6 +24,7 @@ mod resources;
 mod reviews;
 mod select;
 mod server;
+mod signer;
 mod store;
 mod tls;
 mod watch;
@@ -45,6 +46,7 @@ use tokio_util::task::TaskTracker;
 pub use crate::contract::{run_contract, run_node_contract};
 pub use crate::error::ApiError;
 pub use crate::faults::{Counts, Failure, Faults, Request, Requests};
+pub use crate::signer::{SignerAnswer, TestSigner};
 
 use crate::resources::Resource;
 use crate::server::Server;

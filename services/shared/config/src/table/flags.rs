@@ -36,7 +36,7 @@ const fn switch(name: &'static str, support: FlagSupport) -> FlagRow {
 
 /// All flags without a field.
 pub const FLAGS: &[FlagRow] = &[
-    flag("bootstrap-kubeconfig", NotYet("the kubeconfig must have valid credentials")),
+    flag("bootstrap-kubeconfig", Instead("the same flag, on pod-sync")),
     flag("cloud-provider", NotYet("nodes are registered without the taint of an external provider")),
     flag("config", Same),
     flag("config-dir", Same),

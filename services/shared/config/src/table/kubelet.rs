@@ -90,10 +90,10 @@ pub const KUBELET: &[Row] = &[
         .honoured(&[NodeApi], "groups by IANA number: 29 (X25519), 23 (P-256), 24 (P-384); other groups that Go supports are skipped with a warning"),
     Row::new("rotateCertificates", Kind::Bool, "false")
         .kubelet_flag("rotate-certificates")
-        .not_yet(PodSync, Some("false")),
+        .honoured(&[PodSync], "another client certificate is requested after 70 to 90 % of its life"),
     Row::new("serverTLSBootstrap", Kind::Bool, "false")
         .kubelet_flag("rotate-server-certificates")
-        .not_yet(PodSync, Some("false")),
+        .honoured(&[NodeApi, PodSync], "the serving certificate is requested from the API server for the addresses of the Node, and renewed; tlsCertFile excludes it"),
     Row::new("authentication.x509.clientCAFile", Kind::Path, "")
         .kubelet_flag("client-ca-file")
         .honoured(&[NodeApi], "CA bundle for client certificates, reloaded when it changes"),

@@ -27,8 +27,8 @@ pub const QUINTLET: &[Row] = &[
         "name of the node; not set: the host name in lower case"
     ),
     Row::new("certDir", Kind::Path, "/var/lib/kubelet/pki").kubelet_flag("cert-dir").honoured(
-        &[NodeApi],
-        "directory of the self-signed serving certificate"
+        &[NodeApi, PodSync],
+        "directory of the certificates that pod-sync requests, and of the self-signed serving certificate"
     ),
     Row::new("nodeIPs", Kind::List(&Kind::Checked(checks::address)), "").kubelet_flag("node-ip").honoured(
         &[PodSync],
