@@ -164,7 +164,7 @@ impl DebugPages {
 }
 
 /// Group of the objects.
-const EMULATED: &str = "1.36";
+const EMULATED: &str = quintlet_model::kubernetes::MINOR_VERSION;
 /// Value of the required field for the version of Go: this process is not built with Go.
 const GO: &str = "";
 /// Paths that `/statusz` lists. The kubelet also lists `/debug`.
@@ -237,7 +237,7 @@ mod tests {
         let want = format!(
             "\nkubelet statusz\nWarning: This endpoint is not meant to be machine parseable, has no formatting compatibility \
              guarantees and is for debugging purposes only.\n\nStarted  Sat Nov 21 17:14:14 UTC 2026\n\
-             Up  3 hr 01 min 02 sec\nGo version  \nBinary version  {version}\nEmulation version  1.36\n\
+             Up  3 hr 01 min 02 sec\nGo version  \nBinary version  {version}\nEmulation version  {EMULATED}\n\
              Paths  /configz /flagz /healthz /metrics\n"
         );
         assert_eq!(body(None).await, want);
@@ -247,7 +247,7 @@ mod tests {
         let want = json!({
             "kind": "Statusz", "apiVersion": "config.k8s.io/v1beta1", "metadata": {"name": "kubelet"},
             "startTime": "2026-11-21T17:14:14Z", "uptimeSeconds": 10862, "goVersion": "", "binaryVersion": version,
-            "emulationVersion": "1.36", "paths": ["/configz", "/flagz", "/healthz", "/metrics"],
+            "emulationVersion": EMULATED, "paths": ["/configz", "/flagz", "/healthz", "/metrics"],
         });
         assert_eq!(json, want);
     }

@@ -1,7 +1,6 @@
 //! The outcome of an attempt, and what the handlers share.
 
-/// User agent of HTTP and gRPC probes.
-pub const USER_AGENT: &str = "kube-probe/1.36";
+pub use quintlet_model::kubernetes::PROBE_USER_AGENT as USER_AGENT;
 
 /// Longest output of an HTTP body or a command that is kept, in bytes.
 pub const MAX_OUTPUT: usize = 10 * 1024;

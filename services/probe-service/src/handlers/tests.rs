@@ -195,7 +195,7 @@ async fn headers_are_canonical_and_replace_the_defaults() {
     let cases: [(Headers, &[&str], &[&str]); 5] = [
         (
             &[],
-            &["User-Agent: kube-probe/1.36", "Accept: */*", "Connection: close", &host],
+            &[&format!("User-Agent: {USER_AGENT}"), "Accept: */*", "Connection: close", &host],
             &["Accept-Encoding"],
         ),
         (

@@ -9,6 +9,7 @@ pub mod cpu_list;
 pub mod go_duration;
 pub mod hash;
 pub mod ids;
+pub mod kubernetes;
 pub mod labels;
 pub mod node_selector;
 pub mod outcome;

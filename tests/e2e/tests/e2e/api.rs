@@ -130,7 +130,7 @@ async fn lives_and_goes(options: Options) {
             conditions.is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
         })
         .await;
-    assert!(object["status"]["nodeInfo"]["kubeletVersion"].as_str().is_some_and(|v| v.starts_with("v1.36")));
+    assert!(object["status"]["nodeInfo"]["kubeletVersion"].as_str().is_some_and(|v| v.starts_with("v1.37")));
     // The first of them have no UID, since the Node was not known.
     wait_reasons(&node, ("name", name), &["Starting", "NodeAllocatableEnforced"]).await;
     let named = |n: &Value| {

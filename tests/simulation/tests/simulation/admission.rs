@@ -168,6 +168,22 @@ async fn a_rejected_pod_fails_with_the_reason_and_nothing_is_created_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rejected_pod_does_not_count_against_the_resources_of_the_node() {
+    let sim = Sim::start(Options::default()).await;
+    let requesting = |name: &str, cpu: &str| {
+        let mut pod = pods::single(name);
+        pod["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": cpu}});
+        sim.create(pod)
+    };
+    let _large = requesting("large", "1000000");
+    let _small = requesting("small", "10m");
+    let seen = sim.wait_pod("large", "rejected", |p| p.phase() == "Failed").await;
+    assert_eq!(seen.text("/status/reason"), "OutOfcpu");
+    sim.wait_ready("small").await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_network_that_is_not_ready_delays_only_pods_that_need_it() {
     let sim = Sim::prepare(Options::default()).await;
     sim.runtime.set_condition("NetworkReady", false, "NetworkPluginNotReady", "no plugin");

@@ -10,13 +10,11 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use pod_sync_layout::NodeSettings;
+use quintlet_model::kubernetes::KUBELET_VERSION;
 
 use crate::resources::{allocatable, capacity, swap_bytes};
 use crate::{machine, status};
 use pod_sync_layout::RuntimeState;
-
-/// Version of the kubelet that Quintlet implements. The API server applies its version skew rules to it.
-const KUBELET_VERSION: &str = "v1.36.0";
 
 /// Label of a Node on a machine that has a kubelet, too. It keeps the chart's DaemonSets off that Node.
 const BESIDE_KUBELET: &str = "quintlet.dev/beside-kubelet";

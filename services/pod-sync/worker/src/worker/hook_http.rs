@@ -18,8 +18,8 @@ use k8s_openapi::api::core::v1::{Container, HTTPGetAction, HTTPHeader};
 use pod_sync_decisions::probes::resolve_port;
 use quintlet_kit::url_scheme::{SchemeError, UrlScheme};
 use quintlet_kit::{lookup, redirect};
+use quintlet_model::kubernetes::HOOK_USER_AGENT as USER_AGENT;
 
-const USER_AGENT: &str = "kube-lifecycle/1.36";
 /// Most header fields of an answer. hyper reads 100 by default, Go any number.
 const MAX_HEADERS: usize = 8192;
 
@@ -284,7 +284,7 @@ mod tests {
         assert!(lines(0).starts_with("get / http"), "{requests:?}");
         for line in [
             format!("host: 127.0.0.1:{}", server.port),
-            "user-agent: kube-lifecycle/1.36".to_owned(),
+            format!("user-agent: {USER_AGENT}"),
             "accept: */*".to_owned(),
         ] {
             assert!(lines(0).contains(&line), "{line} in {requests:?}");

@@ -197,7 +197,7 @@ pub const GATES: &[Gate] = &[
     off("ResourceHealthStatus", BETA),
     off("ResourceHealthStatusMessage", BETA),
     on("RestartAllContainersOnContainerExits", BETA),
-    off("RotateKubeletServerCertificate", BETA),
+    on("RotateKubeletServerCertificate", BETA),
     off("RuntimeClassInImageCriApi", ALPHA),
     on("SELinuxMountReadWriteOncePod", GA),
     on("SidecarContainers", GA),

@@ -86,7 +86,7 @@ impl Running {
     async fn send_facts(&mut self, metadata: Value, address: &str, observed: Duration, not_ready: &[&str]) {
         let node = json!({"metadata": metadata, "status": {
             "capacity": {"cpu": "2", "memory": "1Gi", "pods": "110", "ephemeral-storage": "9Gi"},
-            "nodeInfo": {"bootID": "b", "kubeletVersion": "v1.36.0"}, "addresses": [{"type": "InternalIP", "address": address}],
+            "nodeInfo": {"bootID": "b", "kubeletVersion": "v1.37.0"}, "addresses": [{"type": "InternalIP", "address": address}],
         }});
         let request = wire::UpdateNodeRequest {
             source: "pod-sync".into(),
