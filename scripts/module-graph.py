@@ -27,6 +27,8 @@ ALLOWED = {
 
 # Every program in one file.
 ALL_IN_ONE = "quintlet"
+# Another command line of the same supervisor.
+SUPERVISOR = ("quintlet-kubelet", "quintctl")
 # The groups of crates below pod-sync, which are directories. One depends on those to its left.
 POD_SYNC = ["base", "volumes", "cluster", "node", "worker", "src"]
 
@@ -188,7 +190,7 @@ def arrows(crates):
                 continue
             if other == "tests":
                 yield f"{crate.name} depends on {name}, which is for tests"
-            elif other == "proto" or crate.name == ALL_IN_ONE:
+            elif other == "proto" or crate.name == ALL_IN_ONE or (crate.name, name) == SUPERVISOR:
                 continue
             elif own == "proto" or own == "shared" and other != "shared":
                 yield f"{crate.name} ({own}) depends on {name} ({other})"

@@ -76,5 +76,21 @@ for service in cri-proxy pleg-service probe-service; do
         fail "$service can read /etc/quintlet/kubeconfig"
 done
 
+# The unit in the place of kubelet.service: systemd knows each option, and each variable of kubeadm's drop-in is set and used.
+kubelet=$units/kubeadm/kubelet.service
+mkdir "$work/verify"
+sed 's#/usr/bin/kubelet#/bin/true#' "$kubelet" > "$work/verify/kubelet.service"
+systemd-analyze verify --man=no "$work/verify/kubelet.service" > "$work/verified" 2>&1 || fail "kubelet.service: $(cat "$work/verified")"
+! grep -F "$work/verify/kubelet.service:" "$work/verified" || fail "kubelet.service has an unknown option"
+for variable in KUBELET_KUBECONFIG_ARGS KUBELET_CONFIG_ARGS KUBELET_KUBEADM_ARGS KUBELET_EXTRA_ARGS; do
+    grep -q "^ExecStart=/usr/bin/kubelet .*\$$variable" "$kubelet" || fail "kubelet.service does not use $variable"
+done
+for file in /var/lib/kubelet/kubeadm-flags.env /etc/default/kubelet /etc/sysconfig/kubelet; do
+    grep -q "^EnvironmentFile=-$file\$" "$kubelet" || fail "kubelet.service does not read $file"
+done
+for service in cri-proxy pleg-service probe-service status-reporter node-api pod-sync; do
+    grep -q "^Conflicts=.*\bquintlet-$service.service\b" "$kubelet" || fail "kubelet.service runs beside quintlet-$service.service"
+done
+
 [ $failed = 0 ] && echo "systemd: ok"
 exit $failed

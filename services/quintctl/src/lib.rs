@@ -3,7 +3,7 @@
 //! Each command is a module. Its `run` calls the services and prints; its `render` formats the response and does no I/O. [`up`]
 //! supervises the services.
 
-#![allow(missing_docs, reason = "other crates call only `main`")]
+#![allow(missing_docs, reason = "other crates call only `main`, `up_options` and `up::run`")]
 
 pub mod bundle;
 pub mod cli;
@@ -34,4 +34,5 @@ pub(crate) mod view;
 pub mod volumes;
 pub mod watch;
 
+pub use crate::parse::up_options;
 pub use crate::process::main;

@@ -8,7 +8,8 @@ use quintlet_config::arguments::{bound, defaults, flags, values};
 use quintlet_config::cli::Exit;
 use quintlet_config::{Config, Sources};
 
-use crate::cli::Cli;
+use crate::cli::{Cli, Command as Verb};
+use crate::up::UpArgs;
 
 /// The subcommand whose options take their defaults from a configuration.
 const UP: &str = "up";
@@ -27,6 +28,17 @@ pub(crate) fn read(line: Vec<OsString>) -> Result<Cli, Exit> {
     };
     let matches = with_files.try_get_matches_from(line).map_err(Exit::Clap)?;
     Cli::from_arg_matches(&matches).map_err(Exit::Clap)
+}
+
+/// Returns the options of a command line of `quintctl up`.
+///
+/// # Errors
+/// As those of a command line: invalid options or an invalid configuration, or a request for help.
+pub fn up_options(line: Vec<OsString>) -> Result<UpArgs, Exit> {
+    match read(line)?.command {
+        Verb::Up(args) => Ok(*args),
+        other => unreachable!("the line of up is {other:?}"),
+    }
 }
 
 fn with_configuration(command: Command, up: &ArgMatches) -> Result<Command, Exit> {
@@ -49,7 +61,6 @@ mod tests {
     use quintlet_config::diagnostics::render;
 
     use super::*;
-    use crate::cli::Command as Verb;
 
     const FILE: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
                         staticPodPath: pods\ncontainerRuntimeEndpoint: unix:///r.sock\nlogging: {format: json}\n\

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::screen;
 use crate::view::{self, View};
-pub use args::UpArgs;
+pub use args::{ServiceArgument, UpArgs};
 use error::SOCKET_PATH_MAX;
 pub use error::UpError;
 use expect::{Comparison, ExpectationChecker};

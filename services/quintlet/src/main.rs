@@ -1,6 +1,6 @@
 //! All services and quintctl in one binary, selected by the name that it is run by. Processes of one binary share its code in memory.
 //!
-//! `pod-sync` and the other programs are links to this binary. Without a link, `quintlet pod-sync …` runs the same program.
+//! `pod-sync` and the other programs are links to this binary; `kubelet` is one for kubeadm. Without a link, `quintlet pod-sync …` runs the same program.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -17,8 +17,9 @@ const USAGE: u8 = 64;
 
 type Run = fn() -> ExitCode;
 
-const PROGRAMS: [(&str, Run); 7] = [
+const PROGRAMS: [(&str, Run); 8] = [
     ("cri-proxy", cri_proxy::main),
+    ("kubelet", quintlet_kubelet::main),
     ("node-api", node_api::main),
     ("pleg-service", pleg_service::main),
     ("pod-sync", pod_sync::main),

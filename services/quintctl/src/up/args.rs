@@ -1,6 +1,16 @@
 //! The options of `quintctl up`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
+
+use quintlet_config::Service;
+
+/// An argument for one service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceArgument {
+    pub service: Service,
+    pub argument: OsString,
+}
 
 /// Run the five services on this machine until interrupted.
 #[derive(Debug, Clone, clap::Args)]
@@ -121,6 +131,12 @@ pub struct UpArgs {
     /// Accepted for consistency with other commands, and without effect
     #[arg(short, long, hide = true, value_enum, default_value_t)]
     pub output: crate::out::Format,
+    /// Arguments that the command line of a kubelet has for services.
+    #[arg(skip)]
+    pub extra: Vec<ServiceArgument>,
+    /// Directory of the certificates that pod-sync requests. Default: `pki` in the root directory.
+    #[arg(skip)]
+    pub requested_certificates: Option<PathBuf>,
 }
 
 /// Longest DNS subdomain, in bytes (`k8s.io/apimachinery/pkg/util/validation: DNS1123SubdomainMaxLength`).

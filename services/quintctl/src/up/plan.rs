@@ -23,6 +23,8 @@ pub(super) struct Layout {
     pub(super) manifests: PathBuf,
     /// The node API's self-signed certificate, which must survive a reboot.
     pub(super) cert_dir: PathBuf,
+    /// The certificates that pod-sync requests. No other service may write there.
+    requested_certificates: PathBuf,
     /// Directory of the private containerd.
     pub(super) containerd: PathBuf,
     pub(super) config: Option<PathBuf>,
@@ -45,9 +47,12 @@ impl Layout {
             cwd.join(path)
         };
         let run_dir = place(&args.run_dir, "run", "/run/quintlet");
+        let root_dir = place(&args.root_dir, "root", "/var/lib/kubelet");
+        let requested = args.requested_certificates.as_ref();
         Self {
             control: base.as_ref().map_or_else(|| run_dir.clone(), |base| cwd.join(base)),
-            root_dir: place(&args.root_dir, "root", "/var/lib/kubelet"),
+            requested_certificates: requested.map_or_else(|| root_dir.join("pki"), |dir| cwd.join(dir)),
+            root_dir,
             log_dir: place(&args.log_dir, "logs", "/var/log/quintlet"),
             pod_logs_dir: place(&args.pod_logs_dir, "pod-logs", "/var/log/pods"),
             container_logs_dir: place(&None, "container-logs", "/var/log/containers"),
@@ -70,14 +75,9 @@ impl Layout {
         self.run_dir.join(COPIES_DIR).join(service)
     }
 
-    /// Returns the directory of the certificates that pod-sync requests. No other service may write to it.
-    fn requested_certificates(&self) -> PathBuf {
-        self.root_dir.join("pki")
-    }
-
     /// Returns the path of the serving certificate that pod-sync requests.
     fn issued_certificate(&self) -> PathBuf {
-        self.requested_certificates().join("kubelet-server-current.pem")
+        self.requested_certificates.join("kubelet-server-current.pem")
     }
 
     pub(super) fn podsync_socket(&self) -> PathBuf {
@@ -231,7 +231,7 @@ fn arguments(
             line.option("--kubeconfig", args.kubeconfig.as_ref());
             if args.kubeconfig.is_some() {
                 line.option("--bootstrap-kubeconfig", args.bootstrap_kubeconfig.as_ref());
-                line.flag("--cert-dir", layout.requested_certificates());
+                line.flag("--cert-dir", &layout.requested_certificates);
             }
             line.flag("--node-name", node);
             line.flag("--cgroup-root", &runtime.cgroup_root);
@@ -250,6 +250,8 @@ fn arguments(
         }
         _ => {}
     }
+    let extra = args.extra.iter().filter(|extra| extra.service.name() == name);
+    line.0.extend(extra.map(|extra| extra.argument.clone()));
     line.0
 }
 

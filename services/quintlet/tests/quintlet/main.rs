@@ -2,5 +2,6 @@
 #![allow(clippy::disallowed_methods, clippy::unwrap_used, missing_docs)]
 
 mod commit;
+mod kubelet;
 mod names;
 mod processes;

@@ -1,0 +1,95 @@
+//! `kubelet`: the services in the place of a kubelet, with its command line and the files that kubeadm writes for it.
+//!
+//! [`command`] translates the command line to that of `quintctl up`. [`files`] checks the files of kubeadm before anything on the node
+//! is created or changed.
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use quintctl::error::{EXIT_UNAVAILABLE, EXIT_USAGE};
+use quintctl::up;
+use quintlet_config::cli::Exit;
+use quintlet_config::diagnostics::render;
+use quintlet_model::kubernetes::KUBELET_VERSION;
+
+use command::{KubeletCommand, KubeletRequest};
+use files::{FLAGS_VARIABLE, FileProblem};
+
+mod authority;
+mod command;
+mod files;
+mod kubeconfig;
+
+/// Variable that kubeadm's drop-in of `kubelet.service` sets.
+const DROP_IN_VARIABLE: &str = "KUBELET_CONFIG_ARGS";
+
+/// Runs the services with the command line of a kubelet. A usage error ends the process.
+pub fn main() -> ExitCode {
+    let request = match command::read(std::env::args_os().collect()) {
+        Ok(request) => request,
+        Err(end) => end.exit(),
+    };
+    let line = match request {
+        KubeletRequest::Version => return print_version(),
+        KubeletRequest::Run(line) => line,
+    };
+    match prepared(*line) {
+        Ok(args) => supervise(args),
+        Err(NotStarted::Files(problems)) => report(&problems),
+        Err(NotStarted::Configuration(end)) => end.exit(),
+    }
+}
+
+/// The reason not to start.
+enum NotStarted {
+    Files(Vec<FileProblem>),
+    Configuration(Exit),
+}
+
+/// Checks the files and the configuration, and returns the options of `quintctl up`. Only reads.
+fn prepared(line: KubeletCommand) -> Result<up::UpArgs, NotStarted> {
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    let by_kubeadm = is_set(DROP_IN_VARIABLE);
+    files::check_config(&line.places(), by_kubeadm).map_err(|problem| NotStarted::Files(vec![problem]))?;
+    let settings = line.load().map_err(NotStarted::Configuration)?;
+    let problems = files::check(&settings.files(&line.places()), by_kubeadm, is_set(FLAGS_VARIABLE));
+    if !problems.is_empty() {
+        return Err(NotStarted::Files(problems));
+    }
+    // `up` and the services report the warnings of the file, but not those of the flags.
+    // A closed stderr cannot be reported anywhere.
+    let _ = std::io::stderr().write_all(render(&settings.warnings()).as_bytes());
+    let mut args = quintctl::up_options(settings.up_line(&line)).map_err(NotStarted::Configuration)?;
+    (args.extra, args.requested_certificates) = (settings.extra(), settings.certificates());
+    Ok(args)
+}
+
+#[tokio::main]
+async fn supervise(args: up::UpArgs) -> ExitCode {
+    match Box::pin(up::run(args)).await {
+        Ok(code) => code,
+        Err(error) => {
+            print_line(&quintlet_kit::error_chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints what kubeadm and scripts parse (`component-base/version/verflag`).
+fn print_version() -> ExitCode {
+    // A closed standard output leaves only the exit code.
+    let written = writeln!(std::io::stdout().lock(), "Kubernetes {KUBELET_VERSION}");
+    if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints a line per problem. Invalid content precedes missing files in the exit code, since waiting does not mend it.
+fn report(problems: &[FileProblem]) -> ExitCode {
+    problems.iter().for_each(|problem| print_line(&problem.to_string()));
+    let is_invalid = problems.iter().any(FileProblem::is_invalid);
+    ExitCode::from(if is_invalid { EXIT_USAGE } else { EXIT_UNAVAILABLE })
+}
+
+fn print_line(text: &str) {
+    // A closed standard error leaves only the exit code.
+    let _ = writeln!(std::io::stderr().lock(), "kubelet: {}", text.replace('\n', " "));
+}
