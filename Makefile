@@ -3,6 +3,7 @@
 BINS := cri-proxy pleg-service probe-service status-reporter node-api pod-sync quintctl
 BIN_FLAGS := $(foreach bin,$(BINS),-p $(bin))
 CARGO := cargo
+PACKAGED = $(or $(BINARY),target/pgo/bin/quintlet)
 QUICK_BIN_DIR := $(CURDIR)/target/quick
 # Environment of a build that denies the lints of clippy. clippy is a compiler with lints, so this build is that of the tests, too.
 LINTED := $(if $(shell command -v clippy-driver),RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings)
@@ -23,7 +24,7 @@ ifeq ($(TEST),test)
 export RUST_TEST_THREADS ?= 1
 endif
 
-.PHONY: all install build quick pgo check check-files test soak flaky fuzz test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -47,6 +48,17 @@ quick: install
 # The release optimized by counts of its own execution, in target/pgo/bin. Needs root and an idle machine; takes as long as three builds.
 pgo: install
 	BINS="$(BINS)" scripts/pgo.sh
+
+# Packages of the binary of `make pgo`, or of BINARY, in target/dist: a tarball, .deb, .rpm, bill of materials, checksums.
+dist:
+	scripts/install.sh dist
+	scripts/shipped-names.py $(PACKAGED)
+	scripts/dist.sh $(PACKAGED) target/dist
+
+# Makes the packages twice, compares them, and installs the .deb files into a root of Debian. Needs root.
+test-dist:
+	scripts/install.sh dist
+	tests/dist.sh $(PACKAGED)
 
 # The gate. It needs PyPI once, for tools that are not installed. clippy is the compiler of the build that the tests use, too, so that
 # each crate is compiled once.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages that building, testing and running need, if they are missing. `test`, `vm` and `profile` add theirs.
+# Installs the Debian packages that building, testing and running need, if they are missing. `test`, `vm`, `dist` and `profile` add theirs.
 set -eu
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -65,6 +65,14 @@ if [ "${1:-}" = vm ]; then
     need mmdebstrap has mmdebstrap
     need e2fsprogs has mke2fs
     need binutils has strip
+fi
+
+# For scripts/dist.sh and tests/dist.sh.
+if [ "${1:-}" = dist ]; then
+    need dpkg has dpkg-deb
+    need rpm has rpmbuild
+    need binutils has objcopy
+    need debootstrap has debootstrap
 fi
 
 # For `make profile` and `make profile-heap`.
