@@ -1,4 +1,4 @@
-//! The parts of a kubeconfig that tell which cluster it is of.
+//! The parts of a kubeconfig that identify its cluster: server, authority and client certificate.
 
 use std::path::{Path, PathBuf};
 

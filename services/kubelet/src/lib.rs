@@ -82,7 +82,7 @@ fn print_version() -> ExitCode {
     if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Prints a line per problem. Invalid content precedes missing files in the exit code, since waiting does not mend it.
+/// Prints a line per problem. Invalid content precedes missing files in the exit code, since it must be changed by hand.
 fn report(problems: &[FileProblem]) -> ExitCode {
     problems.iter().for_each(|problem| print_line(&problem.to_string()));
     let is_invalid = problems.iter().any(FileProblem::is_invalid);
