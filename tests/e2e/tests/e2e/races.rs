@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods};
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
@@ -65,8 +66,8 @@ async fn kill_after(node: &Node, ms: u64) -> bool {
     let before = node.counter("pod-sync", UNKNOWN).await;
     tokio::time::sleep(Duration::from_millis(ms)).await;
     let starts = node.kill9("cri-proxy");
-    node.wait_back("cri-proxy", starts, Duration::from_secs(2)).await;
-    // The counter is up to date: the connection broke before the new process served.
+    node.wait_back("cri-proxy", starts, LONG).await;
+    // `kill` limits the time until a service is back. The counter is up to date: the connection broke before the new process served.
     let cut = node.counter("pod-sync", UNKNOWN).await.saturating_sub(before);
     println!("killed after {ms} ms: {cut} calls cut");
     cut > 0
