@@ -107,10 +107,10 @@ done < "$work/users"
 while read -r socket server all health owners mode; do
     owner=$(id_of "${owners%:*}") group=$(id_of "${owners#*:}")
     has default "$server" "chown $owner:$group /run/quintlet/$socket; chmod $mode /run/quintlet/$socket"
-    awk -v dir="$socket" '$1 == dir { print $2, $3, $4 }' "$repo/docker/build-image.sh" > "$work/line"
+    awk -v dir="$socket" '$1 == dir { print $2, $3, $4 }' "$repo/docker/tree.sh" > "$work/line"
     name() { case $1 in root) echo 0 ;; *) echo "\$$1" | sed 's/quintlet-//; s/-/_/' ;; esac; }
     want="$(name "${owners%:*}") $(name "${owners#*:}") $mode"
-    [ "$(cat "$work/line")" = "$want" ] || fail "docker/build-image.sh: $socket is $(cat "$work/line"), want $want"
+    [ "$(cat "$work/line")" = "$want" ] || fail "docker/tree.sh: $socket is $(cat "$work/line"), want $want"
     for service in pleg-service probe-service status-reporter node-api; do
         [ "$service" != "$server" ] || continue
         id=$(user_of "$service")
