@@ -102,7 +102,7 @@ impl LastSuccess {
 
     /// Returns the time until the next request is allowed; none if it is now.
     fn wait(&self, apart: Duration) -> Option<Duration> {
-        let left = (self.0? + apart).saturating_duration_since(Instant::now());
+        let left = apart.saturating_sub(self.0?.elapsed());
         Some(left).filter(|left| !left.is_zero())
     }
 }

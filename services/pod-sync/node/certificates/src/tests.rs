@@ -487,7 +487,7 @@ async fn a_signer_of_certificates_that_are_due_at_once_is_not_flooded() {
     const APART: Duration = Duration::from_millis(200);
     let fixture = Fixture::new().await;
     let timing = Timing { first_retry: APART, ..TIMING };
-    let begin = std::time::Instant::now();
+    let begin = tokio::time::Instant::now();
     let running = fixture.start_with(true, true, timing).await;
     // Four fifths of the life of each certificate have passed when it is issued.
     let (start, life) = (fixture.clock.wall() - jiff::SignedDuration::from_mins(5), MINUTE * 6);
