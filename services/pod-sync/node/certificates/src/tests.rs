@@ -486,7 +486,7 @@ async fn the_serving_certificate_follows_the_addresses_of_the_node_and_is_rotate
 async fn a_signer_of_certificates_that_are_due_at_once_is_not_flooded() {
     const APART: Duration = Duration::from_millis(200);
     let fixture = Fixture::new().await;
-    let timing = Timing { first_retry: APART, ..TIMING };
+    let timing = Timing { first_retry: APART, last_retry: APART, ..TIMING };
     let begin = tokio::time::Instant::now();
     let running = fixture.start_with(true, true, timing).await;
     // Four fifths of the life of each certificate have passed when it is issued.
