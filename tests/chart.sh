@@ -98,7 +98,7 @@ user_of() {
 }
 # compose SERVICE: its part of docker/compose.yaml
 compose() {
-    awk -v name="  $1:" '$0 == name { on = 1; next } /^  [a-z-]*:$/ || /^[a-z]/ { on = 0 } on' "$repo/docker/compose.yaml"
+    awk -v name="$1:" '/^  [a-z0-9-]*:( |$)/ { on = $1 == name; next } /^[a-z]/ { on = 0 } on' "$repo/docker/compose.yaml"
 }
 rows service > "$work/users"
 rows socket > "$work/sockets"
