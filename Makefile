@@ -83,6 +83,7 @@ check-files:
 	cd proto && buf=$$(../scripts/tool.sh buf) && $$buf lint && $$buf format --diff --exit-code && $$buf breaking --against baseline.binpb
 	scripts/helm-lint.sh
 	tests/systemd.sh
+	tests/dockerfile.sh
 	tests/docs.py
 
 # All tests, including those with a real containerd, which run the binary of `make quick`. Needs root. FAST=1: the tests that need neither

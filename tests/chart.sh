@@ -39,6 +39,11 @@ has() {
     part "$1" "$2" | grep -qF -- "$3" || fail "$1: $2 lacks $3"
 }
 
+# has_line CASE NAME LINE: as `has`, with nothing else in the line
+has_line() {
+    part "$1" "$2" | sed 's/^ *//' | grep -qxF -- "$3" || fail "$1: $2 lacks the line $3"
+}
+
 has_not() {
     ! part "$1" "$2" | grep -qF -- "$3" || fail "$1: $2 has $3"
 }
@@ -93,7 +98,7 @@ user_of() {
 }
 # compose SERVICE: its part of docker/compose.yaml
 compose() {
-    awk -v name="  $1:" '$0 == name { on = 1; next } /^  [a-z-]*:$/ || /^[a-z]/ { on = 0 } on' "$repo/docker/compose.yaml"
+    awk -v name="$1:" '/^  [a-z0-9-]*:( |$)/ { on = $1 == name; next } /^[a-z]/ { on = 0 } on' "$repo/docker/compose.yaml"
 }
 rows service > "$work/users"
 rows socket > "$work/sockets"
@@ -107,10 +112,10 @@ done < "$work/users"
 while read -r socket server all health owners mode; do
     owner=$(id_of "${owners%:*}") group=$(id_of "${owners#*:}")
     has default "$server" "chown $owner:$group /run/quintlet/$socket; chmod $mode /run/quintlet/$socket"
-    awk -v dir="$socket" '$1 == dir { print $2, $3, $4 }' "$repo/docker/build-image.sh" > "$work/line"
+    awk -v dir="$socket" '$1 == dir { print $2, $3, $4 }' "$repo/docker/tree.sh" > "$work/line"
     name() { case $1 in root) echo 0 ;; *) echo "\$$1" | sed 's/quintlet-//; s/-/_/' ;; esac; }
     want="$(name "${owners%:*}") $(name "${owners#*:}") $mode"
-    [ "$(cat "$work/line")" = "$want" ] || fail "docker/build-image.sh: $socket is $(cat "$work/line"), want $want"
+    [ "$(cat "$work/line")" = "$want" ] || fail "docker/tree.sh: $socket is $(cat "$work/line"), want $want"
     for service in pleg-service probe-service status-reporter node-api; do
         [ "$service" != "$server" ] || continue
         id=$(user_of "$service")
@@ -292,6 +297,87 @@ awk '/^---/ { on = 0 } /^kind: Service$/ { on = 1 } on' "$work/monitoring-pod.ya
     fail "a ServiceMonitor renders without a node API"
 grep -qF "metrics.serviceMonitor needs the node API" "$work/error" || fail "the error of a ServiceMonitor without a node API: $(cat "$work/error")"
 
+# With a bootstrap, pod-sync alone has the token and writes the identity; the others read copies.
+for case in bootstrap bootstrap-pod bootstrap-secret; do
+    render $case -f "$chart/ci/$case-values.yaml"
+done
+want bootstrap ServiceAccount 2
+want bootstrap ClusterRoleBinding 3
+has bootstrap pod-sync "serviceAccountName: q-quintlet-bootstrap"
+has bootstrap pod-sync "automountServiceAccountToken: false"
+has bootstrap pod-sync "--bootstrap-kubeconfig=/etc/quintlet/bootstrap/kubeconfig"
+has bootstrap pod-sync "--kubeconfig=/etc/quintlet/credentials/kubeconfig"
+has bootstrap pod-sync "--cert-dir=/etc/quintlet/credentials/pki"
+has bootstrap pod-sync "{ name: kubeconfig, mountPath: /etc/quintlet/credentials }"
+has bootstrap pod-sync "{ path: /var/lib/quintlet-identity, type: DirectoryOrCreate }"
+has bootstrap pod-sync "chown 0:65529 /run/quintlet/credentials; chmod 2750 /run/quintlet/credentials"
+has bootstrap pod-sync "chown 0:65533 /run/quintlet/serving; chmod 2750 /run/quintlet/serving"
+has bootstrap node-api "--issued-certificate-file=/run/quintlet/serving/kubelet-server-current.pem"
+for service in pod-sync node-api; do
+    has bootstrap $service "--rotate-server-certificates=true"
+    has_not bootstrap-pod node "--rotate-server-certificates"
+done
+for service in status-reporter node-api; do
+    has bootstrap $service "--kubeconfig=/run/quintlet/credentials/kubeconfig"
+    has bootstrap $service "mountPath: /run/quintlet/credentials "
+done
+has_not bootstrap status-reporter "mountPath: /run/quintlet/serving "
+for service in cri-proxy pleg-service pleg-follower-1 probe-service status-reporter node-api containerd; do
+    has_line bootstrap $service "serviceAccountName: q-quintlet"
+    for secret in serviceAccountToken /etc/quintlet/bootstrap /etc/quintlet/credentials; do
+        has_not bootstrap $service "$secret"
+    done
+done
+grep -qF 'server: "https://10.0.0.1:6443", certificate-authority: /etc/quintlet/bootstrap/ca.crt' "$work/bootstrap.yaml" ||
+    fail "bootstrap: no kubeconfig of the server"
+grep -qF 'name: system:node-bootstrapper' "$work/bootstrap.yaml" || fail "bootstrap: no role to request certificates"
+# Nothing is approved by default: a token of the account could become any node.
+render no-approval -f "$chart/ci/bootstrap-values.yaml" --set bootstrap.approve=false
+want no-approval ClusterRoleBinding 1
+! grep -F 'certificatesigningrequests:' "$work/no-approval.yaml" || fail "requests are approved by default"
+has bootstrap-pod node "--bootstrap-kubeconfig=/etc/quintlet/bootstrap/bootstrap-kubelet.conf"
+has_line bootstrap-pod node "serviceAccountName: q-quintlet"
+has bootstrap-secret pod-sync "secret: { secretName: bootstrap, defaultMode: 0400 }"
+has bootstrap-secret pod-sync "--node-api-port=0"
+want bootstrap-secret ServiceAccount 1
+for case in default host-runtime pod; do
+    ! grep -E 'bootstrap|rotate-|/credentials/pki' "$work/$case.yaml" || fail "$case has parts of a bootstrap"
+done
+
+# Instances of probe-service share its directories, and each is probed through its own socket. A follower has a directory of its own.
+want bootstrap DaemonSet 10
+for number in 1 2; do
+    has bootstrap probe-service-$number "--id=$number"
+    has_line bootstrap probe-service-$number "- --run-dir=/run/quintlet"
+    has bootstrap probe-service-$number "ln -sf /run/quintlet/probe/$number.sock /run/self/probe/; chown 65531:65531 /run/self/probe"
+    has bootstrap probe-service-$number "runAsUser: 65531"
+    has bootstrap probe-service-$number "command: [probe-service]"
+    has bootstrap probe-service-$number "exec: { command: [quintctl, --run-dir=/run/self, health, --live, probe-service] }"
+    has bootstrap probe-service-$number "mountPath: /run/quintlet/probe "
+    has bootstrap probe-service-$number "mountPath: /run/quintlet/cri/probe "
+done
+has bootstrap probe-service "ln -sf /run/quintlet/probe/0.sock /run/self/probe/"
+has_not bootstrap probe-service "--id="
+has_not default probe-service "/run/self"
+has bootstrap probe-service "--metrics-listen=127.0.0.1:9473"
+has bootstrap probe-service-1 "--metrics-listen=127.0.0.1:9481"
+has_not bootstrap probe-service-2 "--metrics-listen"
+has bootstrap pleg-follower-1 "command: [pleg-service]"
+has bootstrap pleg-follower-1 "--follow=/run/quintlet/pleg/pleg.sock"
+has bootstrap pleg-follower-1 "--run-dir=/run/quintlet/followers/1"
+has bootstrap pleg-follower-1 '"--log-level=debug"'
+has_not bootstrap pleg-service '"--log-level=debug"'
+has bootstrap pleg-follower-1 "chown 65530:65529 /run/quintlet/followers/1/pleg; chmod 2750 /run/quintlet/followers/1/pleg"
+has bootstrap pleg-follower-1 "exec: { command: [quintctl, --run-dir=/run/quintlet/followers/1, health, --live, pleg-service] }"
+has_not bootstrap pleg-follower-1 "/run/quintlet/cri"
+for container in probe-service probe-service-1 pleg-follower-1 pleg-follower-2; do
+    has_line bootstrap-pod node "- name: $container"
+done
+has bootstrap probe-service "name: MALLOC_CONF"
+has bootstrap pod-sync "name: OTEL_SERVICE_NAMESPACE"
+has_not bootstrap pod-sync "name: MALLOC_CONF"
+has bootstrap containerd "name: HTTPS_PROXY"
+
 render client-ca --set nodeApi.clientCAFile=/etc/kubernetes/pki/ca.crt --set kubeconfig.hostPath=/etc/kubernetes/kubelet.conf
 has client-ca node-api "--client-ca-file=/etc/quintlet/client-ca/ca.crt"
 has client-ca node-api "{ path: /etc/kubernetes/pki, type: Directory }"
@@ -299,13 +385,13 @@ has client-ca node-api "--kubeconfig=/etc/quintlet/credentials/kubelet.conf"
 has client-ca pod-sync "{ path: /etc/kubernetes, type: Directory }"
 has pod node "--kubeconfig=/etc/quintlet/credentials/kubeconfig"
 # A mount of one file shows the old file after a rename over it, which is how credentials are replaced. The ID of the machine stays.
-for case in default pod host-runtime config client-ca; do
+for case in default pod host-runtime config client-ca bootstrap bootstrap-pod bootstrap-secret; do
     single=$(grep -E 'subPath|type: File' "$work/$case.yaml" | grep -v '/etc/machine-id' || true)
     [ -z "$single" ] || fail "$case mounts a single file: $single"
 done
 
 # Every mount has its volume.
-for case in default pod host-runtime config client-ca; do
+for case in default pod host-runtime config client-ca bootstrap bootstrap-pod bootstrap-secret; do
     awk -v case="$case" 'function flush(  m) { for (m in mounts) if (!(m in volumes)) { print case ": no volume " m; bad = 1 }
             delete mounts; delete volumes; in_volumes = 0 }
         /^---/ { flush() }
@@ -331,6 +417,12 @@ for line in "kubectl delete nodes -l quintlet.dev/beside-kubelet" "helm uninstal
     "kubectl drain -l quintlet.dev/beside-kubelet"; do
     grep -qF -- "$line" "$work/notes" || fail "notes lack: $line"
 done
+notes -f "$chart/ci/bootstrap-values.yaml" > "$work/notes-bootstrap"
+grep -qF "rm -rf /var/log/quintlet/pods /var/lib/quintlet-node-api /var/lib/quintlet-identity/kubeconfig /var/lib/quintlet-identity/pki;" \
+    "$work/notes-bootstrap" || fail "the command for each host leaves the identity of the node"
+grep -qF "kubernetes.io/kubelet-serving" "$work/notes-bootstrap" || fail "notes lack the approval of serving certificates"
+! grep -F "kubectl certificate approve" "$work/notes-bootstrap" || fail "notes approve what is approved"
+notes -f "$chart/ci/bootstrap-secret-values.yaml" | grep -qF "kubectl certificate approve NAME" || fail "notes lack the approval of requests"
 # Runs the command of the notes on leftovers: mounts, directories, a bridge; in separate namespaces if possible.
 clean=$(grep -A 2 '^and then, as root on each host' "$work/notes" | sed -n 's/^  \(for dir in .*\)/\1/p')
 [ -n "$clean" ] || fail "notes lack the command for each host"
@@ -357,9 +449,95 @@ END
     [ "$(cat "$work/host/precious/file")" = precious ] || fail "the command for each host removes what is behind a hostPath volume"
 fi
 
+# The values of ci/ and the default render each argument, mount and kind of the templates.
+cat "$work/default.yaml" > "$work/all"
+for values in "$chart"/ci/*.yaml; do
+    helm template q "$chart" --namespace quintlet -f "$values" >> "$work/all"
+done
+cat "$chart"/templates/*.yaml "$chart"/templates/*.tpl |
+    grep -oE -e '--[a-z][a-z-]+=' -e '\{ name: [a-z-]+, mountPath' -e '^ *- name: [a-z-]+$' -e '^kind: [A-Za-z]+$' -e '^ *(emptyDir|secret|projected|hostPath|fsGroup|nodeSelector|tolerations|imagePullSecrets|priorityClassName):' |
+    sort -u > "$work/pieces"
+[ "$(wc -l < "$work/pieces")" -ge 80 ] || fail "the templates have $(wc -l < "$work/pieces") pieces only"
+while read -r piece; do
+    grep -qF -- "$piece" "$work/all" || fail "no values of ci/ render: $piece"
+done < "$work/pieces"
+
+# Each value has a type and a description in the schema, and each value of the schema is in values.yaml.
+cat > "$work/with-notes/templates/values.yaml" <<'END'
+kind: Values
+values: {{ .Values | toJson }}
+END
+helm template q "$work/with-notes" --show-only templates/values.yaml | sed -n 's/^values: //p' > "$work/values.json"
+python3 - "$chart/values.schema.json" "$work/values.json" << 'END' || failed=1
+import json, sys
+
+schema, values = (json.load(open(path)) for path in sys.argv[1:])
+problems, count = [], 0
+
+def check(path, schema, value):
+    global count
+    count += 1
+    problems.extend(f"{path} has no {key} in the schema" for key in ("type", "description") if key not in schema)
+    properties = schema.get("properties", {})
+    if schema.get("type") == "object" and isinstance(value, dict):
+        if not properties and "additionalProperties" not in schema and path not in FREE:
+            problems.append(f"{path}: the schema accepts anything")
+        if properties and schema.get("additionalProperties") is not False:
+            problems.append(f"{path}: the schema accepts unknown names")
+    for name, inner in properties.items():
+        known = isinstance(value, dict) and name in value
+        if not known and (path, name) not in OPTIONAL and path.rpartition(".")[2] not in ("resources", "initResources"):
+            problems.append(f"{path}.{name} is not in values.yaml")
+        check(f"{path}.{name}".lstrip("."), inner, value.get(name) if known else None)
+
+# Objects of Kubernetes and Prometheus, and what Helm or a default gives.
+FREE = {"global", "metrics.serviceMonitor.tlsConfig", "updateStrategy.rollingUpdate"}
+OPTIONAL = {("", "global"), ("probes.readiness", "initialDelaySeconds")}
+for name, inner in schema["properties"].items():
+    if name not in values and ("", name) not in OPTIONAL:
+        problems.append(f"{name} is not in values.yaml")
+    check(name, inner, values.get(name))
+if count < 150:
+    problems.append(f"the schema has {count} values only")
+for problem in problems:
+    print(f"chart: {problem}", file=sys.stderr)
+sys.exit(bool(problems))
+END
+
+# contradicts TEXT VALUES...: the values are refused with a message that contains TEXT.
+contradicts() {
+    text=$1
+    shift
+    ! helm template q "$chart" "$@" > /dev/null 2> "$work/error" || { fail "renders: $*"; return; }
+    grep -qF -- "$text" "$work/error" || fail "$*: $(cat "$work/error")"
+}
+node="--set bootstrap.enabled=true"
+server="--set bootstrap.server=https://a"
+# shellcheck disable=SC2086
+{
+    contradicts "bootstrap.enabled needs bootstrap.server" $node
+    contradicts "bootstrap.enabled and kubeconfig.secretName exclude each other" $node $server --set kubeconfig.secretName=a
+    contradicts "bootstrap.enabled needs kubeconfig.hostPath" $node $server --set kubeconfig.hostPath=
+    contradicts "bootstrap.secretName and bootstrap.hostPath exclude each other" $node --set bootstrap.secretName=a --set bootstrap.hostPath=/a
+    contradicts "bootstrap.server has no effect with bootstrap.secretName" $node $server --set bootstrap.secretName=a
+    contradicts "bootstrap.server has no effect with bootstrap.hostPath" $node $server --set bootstrap.hostPath=/a
+    contradicts "bootstrap.approve has no effect with bootstrap.secretName" $node --set bootstrap.secretName=a --set bootstrap.approve=true
+    contradicts "bootstrap.hostPath and kubeconfig.hostPath are the same file" $node --set bootstrap.hostPath=/etc/quintlet/kubeconfig
+    contradicts "bootstrap.servingCertificate needs nodeApi.enabled" $node $server --set bootstrap.servingCertificate=true --set nodeApi.enabled=false
+    contradicts "bootstrap.server has no effect without bootstrap.enabled" $server
+    contradicts "bootstrap.approve has no effect without bootstrap.enabled" --set bootstrap.approve=true
+    contradicts "contradicts probeService.instances" --set probeService.instances=2 --set 'services.probe-service.extraArgs={--id=a}'
+    contradicts "plegService.followerArgs has no effect" --set 'plegService.followerArgs={--log-level=debug}'
+    contradicts "are both 65531: each service needs a user of its own" --set users.pleg=65531
+    contradicts "metrics.ports.pod-sync and nodeApi.port are both 9475" --set metrics.enabled=true --set nodeApi.port=9475
+    contradicts "are both /run/quintlet" --set host.rootDir=/run/quintlet/
+}
+
 # Invalid values are rejected before they reach a cluster.
 for wrong in mode=both host.rootDir=relative containerd.cni.bridge=name-that-is-too-long nosuch=1 log.format=xml \
-    metrics.serviceMonitor.interval=often metrics.prometheusRule.runbookUrl= metrics.dashboard.labels.a=1; do
+    metrics.serviceMonitor.interval=often metrics.prometheusRule.runbookUrl= metrics.dashboard.labels.a=1 \
+    probeService.instances=0 probeService.instances=17 plegService.followers=-1 bootstrap.server=10.0.0.1 extraEnv.A=1 \
+    services.pod-sync.resources.memory=1Gi metrics.ports.nosuch=1 otlpEndpoint=collector updateStrategy.type=Never; do
     ! helm template q "$chart" --set "$wrong" > /dev/null 2>&1 || fail "--set $wrong renders"
 done
 

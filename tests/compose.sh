@@ -1,5 +1,6 @@
 #!/bin/sh
-# Starts docker/compose.yaml until pods are Ready, and removes everything again, on a private Docker Engine.
+# Starts docker/compose.yaml with three instances of probe-service until pods are Ready, and removes everything again, on a private
+# Docker Engine. Prometheus of the profile `observe` runs, too: the binary of scripts/install.sh in place of its image.
 #
 #   BIN_DIR=target/debug tests/compose.sh
 #
@@ -15,6 +16,8 @@ project=qc$$
 export DOCKER_HOST="unix://$work/docker.sock"
 export COMPOSE_PROJECT_NAME="$project" COMPOSE_FILE="$repo/docker/compose.yaml"
 export QUINTLET_ROOT="$work/root" QUINTLET_MANIFESTS="$work/manifests" QUINTLET_CGROUP_ROOT="/$name" TAG=test
+# The engine has no network. Images of a registry are not there.
+export QUINTLET_NETWORK_MODE=none COMPOSE_PROFILES=probes QUINTLET_PROMETHEUS_IMAGE=prometheus:test
 export BIN_DIR="${BIN_DIR:-$repo/target/debug}"
 dockerd=
 
@@ -77,7 +80,23 @@ dockerd=$!
 until_true 30 docker version || { cat "$work/dockerd.log" >&2; exit 1; }
 
 say "building the images"
-"$repo/docker/build-image.sh" > "$work/build.log" 2>&1 || { cat "$work/build.log" >&2; exit 1; }
+! MAX_SIZE_MB=5 "$repo/docker/build-image.sh" services > "$work/build.log" 2>&1 || { say "an image of more than the limit passes"; exit 1; }
+grep -q 'quintlet:test has [0-9]* MB, more than 5 MB' "$work/build.log" || { cat "$work/build.log" >&2; exit 1; }
+# The binary of `make quick` has no optimization. The limit of a release is the default.
+MAX_SIZE_MB=${MAX_SIZE_MB:-160} "$repo/docker/build-image.sh" > "$work/build.log" 2>&1 || { cat "$work/build.log" >&2; exit 1; }
+
+prometheus=${CARGO_TARGET_DIR:-$repo/target}/tools/prometheus/usr/bin/prometheus
+[ -x "$prometheus" ] || { say "no $prometheus; run scripts/install.sh test"; exit 1; }
+mkdir -p "$work/prometheus/bin" "$work/prometheus/tmp"
+for file in "$prometheus" $(ldd "$prometheus" 2>/dev/null | grep -o '/[^ ]*' | sort -u); do
+    case $file in "$prometheus") place=/bin/prometheus ;; *) place=$file ;; esac
+    install -D -m 0755 "$(readlink -f "$file")" "$work/prometheus$place"
+done
+install -d -o 65534 -g 65534 "$work/prometheus/prometheus"
+tar -C "$work/prometheus" -cf "$work/tree.tar" .
+printf 'FROM scratch\nADD tree.tar /\nUSER 65534:65534\nENTRYPOINT ["/bin/prometheus"]\n' > "$work/Dockerfile"
+tar -C "$work" -c Dockerfile tree.tar | docker build -q -t prometheus:test - > "$work/build.log" 2>&1 || { cat "$work/build.log" >&2; exit 1; }
+rm -rf "$work/prometheus" "$work/tree.tar"
 
 say "docker-compose up"
 docker-compose up -d > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; exit 1; }
@@ -90,7 +109,7 @@ web_is_ready() {
 }
 logs() {
     docker-compose ps >&2 || true
-    for service in network containerd cri-proxy pleg-service probe-service status-reporter pod-sync; do
+    for service in network containerd cri-proxy pleg-service probe-service probe-service-1 status-reporter pod-sync prometheus; do
         docker-compose logs --no-color --tail 30 "$service" >&2 || true
     done
 }
@@ -108,6 +127,23 @@ healthy() {
     docker-compose exec -T pod-sync quintctl health
 }
 until_true 60 healthy || { logs; exit 1; }
+for instance in probe-0 probe-1 probe-2; do
+    grep -q "^probe-service $instance  *serving" "$work/last" || { say "no instance $instance:"; cat "$work/last" >&2; exit 1; }
+done
+
+# query EXPRESSION RESULT: whether Prometheus, in the network namespace of all containers, gives a number.
+query() {
+    docker-compose exec -T containerd wget -q -O - "http://127.0.0.1:9090/api/v1/query?query=$1" | tee "$work/answer"
+    grep -q "\"$2\"\]}\]" "$work/answer"
+}
+say "Prometheus of the profile observe"
+docker-compose up -d prometheus > "$work/up.log" 2>&1 || { cat "$work/up.log" >&2; exit 1; }
+# By the names that the dashboard and the alerts use.
+until_true 60 query 'count(quintlet_service_up{job="quintlet",node="quintlet"}==1)' 5 || { logs; exit 1; }
+until_true 30 query 'count(quintlet_cri_connected{service="cri-proxy"}==1)' 1 || { logs; exit 1; }
+docker-compose exec -T containerd wget -q -O - http://127.0.0.1:9090/api/v1/rules > "$work/rules"
+[ "$(grep -o '"type":"alerting"' "$work/rules" | wc -l)" = "$(grep -c '^ *- alert:' "$repo/charts/quintlet/files/alerts.yaml")" ] ||
+    { say "Prometheus has not all alerts:"; cat "$work/rules" >&2; exit 1; }
 
 # The IDs of the sandboxes and containers of the pod web.
 web_containers() {

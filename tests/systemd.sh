@@ -15,9 +15,9 @@ fail() {
     failed=1
 }
 
-# level SERVICE LIMIT: LIMIT in tenths, as an argument of systemd-analyze.
+# level SERVICE LIMIT [DIR]: LIMIT in tenths, as an argument of systemd-analyze; DIR has the unit.
 level() {
-    unit=$units/quintlet-$1.service
+    unit=${3:-$units}/quintlet-$1.service
     if ! systemd-analyze security --offline=true --no-pager --threshold="$2" "$unit" > "$work/table" 2> "$work/errors"; then
         sed -n 's/^→ //p' "$work/table" "$work/errors" >&2
         fail "$1: exposure level above $2 tenths: systemd-analyze security --offline=true $unit"
@@ -32,6 +32,10 @@ level pleg-service 20
 level probe-service 20
 level status-reporter 20
 level node-api 20
+# An instance of the template.
+instance=$work/quintlet-probe-service@1.service
+cp "$units/quintlet-probe-service@.service" "$instance"
+level probe-service@1 20 "$work"
 level cri-proxy 35
 level pod-sync 50
 
@@ -69,6 +73,20 @@ for service in cri-proxy pod-sync; do
     grep -q "^ExecStopPost=.*/run/quintlet/exits/$service'" "$units/quintlet-$service.service" ||
         fail "$service does not note how it ended"
 done
+
+# Instances of probe-service differ from the unit without an instance in their ID only.
+own_lines() {
+    grep -vE '^(Description|ExecStart|ExecCondition)=|^# The unit without an instance' "$1"
+}
+own_lines "$units/quintlet-probe-service.service" > "$work/one"
+own_lines "$units/quintlet-probe-service@.service" > "$work/instance"
+cmp -s "$work/one" "$work/instance" || fail "probe-service@: $(diff "$work/one" "$work/instance")"
+grep -q '^ExecStart=/usr/bin/probe-service --id %i ' "$units/quintlet-probe-service@.service" || fail "probe-service@ has not the ID of its instance"
+grep -q '^ExecCondition=/usr/bin/test %i != 0$' "$units/quintlet-probe-service@.service" || fail "probe-service@0 would take the socket of probe-service"
+# systemd expands the name of the instance, in a path and in an argument.
+systemd-analyze verify --man=no "$instance" 2> "$work/errors" || true
+grep -F "quintlet-probe-service@1.service" "$work/errors" | grep -v "'RestartSteps'\|'RestartMaxDelaySec'\|is not executable" > "$work/unknown" || true
+[ ! -s "$work/unknown" ] || fail "probe-service@1: $(cat "$work/unknown")"
 
 # A service sees the node's identity only if it is started with one.
 for service in cri-proxy pleg-service probe-service; do

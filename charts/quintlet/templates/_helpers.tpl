@@ -37,14 +37,59 @@ imagePullPolicy: {{ $image.pullPolicy | default "IfNotPresent" }}
 {{- if or .Values.kubeconfig.hostPath .Values.kubeconfig.secretName }}true{{ end }}
 {{- end }}
 
-{{/* The name of the kubeconfig in its directory or secret. */}}
-{{- define "quintlet.kubeconfigName" -}}
-{{- if .Values.kubeconfig.secretName }}kubeconfig{{ else }}{{ base .Values.kubeconfig.hostPath }}{{ end }}
+{{/* The path of the kubeconfig in a service's container. Takes root and part. */}}
+{{- define "quintlet.kubeconfig" -}}
+{{- $values := .root.Values -}}
+{{- if and $values.bootstrap.enabled (ne .part "pod-sync") -}}
+{{ $values.host.runDir }}/credentials/kubeconfig
+{{- else -}}
+/etc/quintlet/credentials/{{ if $values.kubeconfig.secretName }}kubeconfig{{ else }}{{ base $values.kubeconfig.hostPath }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* Whether nodes request their first certificate with the token of a service account. */}}
+{{- define "quintlet.bootstrapsByAccount" -}}
+{{- $bootstrap := .Values.bootstrap -}}
+{{- if and $bootstrap.enabled (not $bootstrap.secretName) (not $bootstrap.hostPath) }}true{{ end }}
+{{- end }}
+
+{{/* The service of a part. A part is a service, a further instance of probe-service, or a follower of pleg-service. */}}
+{{- define "quintlet.serviceOf" -}}
+{{- if hasPrefix "probe-service-" . }}probe-service{{ else if hasPrefix "pleg-follower-" . }}pleg-service{{ else }}{{ . }}{{ end }}
+{{- end }}
+
+{{/* The number of an instance or a follower in the name of a part; nothing for the first one. */}}
+{{- define "quintlet.numberOf" -}}
+{{- regexFind "[0-9]+$" . }}
+{{- end }}
+
+{{/* The directory in which a part has its sockets. Takes root and part. */}}
+{{- define "quintlet.runDir" -}}
+{{ .root.Values.host.runDir }}{{ if hasPrefix "pleg-follower-" .part }}/followers/{{ include "quintlet.numberOf" .part }}{{ end }}
+{{- end }}
+
+{{/* Whether a part is one of several instances, whose sockets are in one directory. Takes root and part. */}}
+{{- define "quintlet.isInstance" -}}
+{{- if and (hasPrefix "probe-service" .part) (gt (int .root.Values.probeService.instances) 1) }}true{{ end }}
 {{- end }}
 
 {{/* The node API asks the API server who its clients are: without a node identity there is none. */}}
 {{- define "quintlet.hasNodeApi" -}}
 {{- if and .Values.nodeApi.enabled (include "quintlet.hasKubeconfig" .) }}true{{ end }}
+{{- end }}
+
+{{/* The instances of probe-service, as a JSON list of parts. */}}
+{{- define "quintlet.probeParts" -}}
+{{- $parts := list "probe-service" -}}
+{{- range $number := untilStep 1 (int .Values.probeService.instances) 1 }}{{ $parts = append $parts (printf "probe-service-%d" $number) }}{{ end -}}
+{{- toJson $parts -}}
+{{- end }}
+
+{{/* The followers of pleg-service, as a JSON list of parts. */}}
+{{- define "quintlet.followerParts" -}}
+{{- $parts := list -}}
+{{- range $number := untilStep 1 (int (add .Values.plegService.followers 1)) 1 }}{{ $parts = append $parts (printf "pleg-follower-%d" $number) }}{{ end -}}
+{{- toJson $parts -}}
 {{- end }}
 
 {{/*
@@ -63,13 +108,23 @@ cri-proxy:
 pleg-service:
   cri/read: ""
   pleg: pleg watch 2750
-probe-service:
+{{- range $number := untilStep 1 (int (add .Values.plegService.followers 1)) 1 }}
+pleg-follower-{{ $number }}:
+  pleg: ""
+  followers/{{ $number }}/pleg: pleg watch 2750
+{{- end }}
+{{- range $part := include "quintlet.probeParts" . | fromJsonArray }}
+{{ $part }}:
   cri/probe: ""
   probe: probe nodeApi 2750
+{{- end }}
 status-reporter:
   pleg: ""
   podsync: ""
   status: reporter nodeApi 2750
+  {{- if .Values.bootstrap.enabled }}
+  credentials: ""
+  {{- end }}
 node-api:
   cri/node-api: ""
   podsync: ""
@@ -77,7 +132,16 @@ node-api:
   probe: ""
   status: ""
   node-api: nodeApi nodeApi 0700
+  {{- if .Values.bootstrap.enabled }}
+  credentials: ""
+  serving: ""
+  {{- end }}
 pod-sync:
+  {{- if .Values.bootstrap.enabled }}
+  # Copies of what pod-sync renews, for services without root.
+  credentials: root watch 2750
+  serving: root nodeApi 2750
+  {{- end }}
   cri/sync: ""
   pleg: ""
   probe: ""
@@ -90,23 +154,30 @@ pod-sync:
 {{/* The id of a part's user, or of root. Takes root and part. */}}
 {{- define "quintlet.user" -}}
 {{- $names := dict "pleg-service" "pleg" "probe-service" "probe" "status-reporter" "reporter" "node-api" "nodeApi" -}}
-{{- int (get .root.Values.users (get $names .part | default "root")) -}}
+{{- int (get .root.Values.users (get $names (include "quintlet.serviceOf" .part) | default "root")) -}}
 {{- end }}
 
 {{/* Arguments of one service. Takes root and part. */}}
 {{- define "quintlet.args" -}}
 {{- $values := .root.Values -}}
+{{- $service := include "quintlet.serviceOf" .part -}}
 {{- if $values.config }}
 - --config=/etc/quintlet/config/config.yaml
 {{- end }}
-- --run-dir={{ $values.host.runDir }}
+- --run-dir={{ include "quintlet.runDir" . }}
 - --log-format={{ $values.log.format }}
 - --log-level={{ $values.log.level }}
 {{- with $values.otlpEndpoint }}
 - --otlp-endpoint={{ . }}
 {{- end }}
-{{- if $values.metrics.enabled }}
-- --metrics-listen=127.0.0.1:{{ index $values.metrics.ports .part }}
+{{- if and $values.metrics.enabled (hasKey $values.metrics.ports .part) }}
+- --metrics-listen=127.0.0.1:{{ int (index $values.metrics.ports .part) }}
+{{- end }}
+{{- if hasPrefix "probe-service-" .part }}
+- --id={{ include "quintlet.numberOf" .part }}
+{{- end }}
+{{- if hasPrefix "pleg-follower-" .part }}
+- --follow={{ $values.host.runDir }}/pleg/pleg.sock
 {{- end }}
 {{- if eq .part "cri-proxy" }}
 - --runtime-endpoint=unix://{{ include "quintlet.runtimeSocket" .root }}
@@ -120,17 +191,25 @@ pod-sync:
 {{- if and (eq .part "pod-sync") (include "quintlet.hasNodeApi" .root) }}
 - --allow-uid={{ int $values.users.nodeApi }}
 {{- end }}
-{{- if has .part (list "pleg-service" "pod-sync") }}
+{{- if has $service (list "pleg-service" "pod-sync") }}
 - --observer-uid={{ int $values.users.reporter }}
 {{- end }}
-{{- if and (has .part (list "pleg-service" "probe-service" "status-reporter")) (include "quintlet.hasNodeApi" .root) }}
+{{- if and (has $service (list "pleg-service" "probe-service" "status-reporter")) (include "quintlet.hasNodeApi" .root) }}
 - --observer-uid={{ int $values.users.nodeApi }}
 {{- end }}
 {{- if has .part (list "status-reporter" "pod-sync" "node-api") }}
 - --node-name=$(NODE_NAME){{ $values.node.nameSuffix }}
 {{- if include "quintlet.hasKubeconfig" .root }}
-- --kubeconfig=/etc/quintlet/credentials/{{ include "quintlet.kubeconfigName" .root }}
+- --kubeconfig={{ include "quintlet.kubeconfig" . }}
 {{- end }}
+{{- end }}
+{{- if and $values.bootstrap.enabled (eq .part "pod-sync") }}
+- --bootstrap-kubeconfig=/etc/quintlet/bootstrap/{{ if $values.bootstrap.hostPath }}{{ base $values.bootstrap.hostPath }}{{ else }}kubeconfig{{ end }}
+- --cert-dir=/etc/quintlet/credentials/pki
+- --rotate-certificates=true
+{{- end }}
+{{- if and $values.bootstrap.servingCertificate (has .part (list "pod-sync" "node-api")) }}
+- --rotate-server-certificates=true
 {{- end }}
 {{- if eq .part "node-api" }}
 - --node-api-port={{ int $values.nodeApi.port }}
@@ -141,6 +220,9 @@ pod-sync:
 - --pod-logs-dir={{ $values.host.podLogsDir }}
 # Logs of the host are available from its kubelet.
 - --enable-system-log-handler=false
+{{- if $values.bootstrap.servingCertificate }}
+- --issued-certificate-file={{ $values.host.runDir }}/serving/kubelet-server-current.pem
+{{- end }}
 {{- if $values.nodeApi.clientCAFile }}
 - --client-ca-file=/etc/quintlet/client-ca/{{ base $values.nodeApi.clientCAFile }}
 {{- end }}
@@ -168,7 +250,7 @@ pod-sync:
 - --manifests=/etc/quintlet/manifests
 {{- end }}
 {{- end }}
-{{- range (index $values.services .part).extraArgs }}
+{{- range ternary $values.plegService.followerArgs (index $values.services $service).extraArgs (hasPrefix "pleg-follower-" .part) }}
 - {{ . | quote }}
 {{- end }}
 {{- end }}
@@ -177,19 +259,27 @@ pod-sync:
 {{- define "quintlet.container" -}}
 {{- $values := .root.Values -}}
 {{- $part := .part -}}
+{{- $service := include "quintlet.serviceOf" .part -}}
+{{- $env := concat ($values.extraEnv | default list) ((index $values.services $service).extraEnv | default list) -}}
+{{- $named := has $part (list "status-reporter" "pod-sync" "node-api") -}}
 - name: {{ $part }}
   {{- include "quintlet.image" (dict "root" .root "image" "services") | nindent 2 }}
-  command: [{{ $part }}]
+  command: [{{ $service }}]
   args:
     {{- include "quintlet.args" . | nindent 4 }}
   {{- if eq $part "node-api" }}
   ports:
     - { name: https, containerPort: {{ int $values.nodeApi.port }} }
   {{- end }}
-  {{- if has $part (list "status-reporter" "pod-sync" "node-api") }}
+  {{- if or $named $env }}
   env:
+    {{- if $named }}
     - name: NODE_NAME
       valueFrom: { fieldRef: { fieldPath: spec.nodeName } }
+    {{- end }}
+    {{- with $env }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- end }}
   securityContext:
     {{- if eq $part "pod-sync" }}
@@ -212,16 +302,20 @@ pod-sync:
     readOnlyRootFilesystem: true
   # A restart helps if a socket does not respond or the sync loop is stalled, and not if the runtime is unavailable.
   livenessProbe:
-    exec: { command: [quintctl, --run-dir={{ $values.host.runDir }}, health, --live, {{ $part }}] }
+    exec: { command: [quintctl, --run-dir={{ if include "quintlet.isInstance" . }}/run/self{{ else }}{{ include "quintlet.runDir" . }}{{ end }}, health, --live, {{ $service }}] }
     {{- toYaml $values.probes.liveness | nindent 4 }}
   readinessProbe:
-    exec: { command: [quintctl, --run-dir={{ $values.host.runDir }}, health, {{ $part }}] }
+    exec: { command: [quintctl, --run-dir={{ if include "quintlet.isInstance" . }}/run/self{{ else }}{{ include "quintlet.runDir" . }}{{ end }}, health, {{ $service }}] }
     {{- toYaml $values.probes.readiness | nindent 4 }}
   resources:
-    {{- toYaml (index $values.services $part).resources | nindent 4 }}
+    {{- toYaml (index $values.services $service).resources | nindent 4 }}
   volumeMounts:
     {{- range $dir, $owner := index (include "quintlet.dirs" .root | fromYaml) $part }}
     - { name: run-{{ $dir | replace "/" "-" }}, mountPath: {{ $values.host.runDir }}/{{ $dir }} }
+    {{- end }}
+    {{- if include "quintlet.isInstance" . }}
+    # Has the socket of this instance only, for its probes.
+    - { name: self-{{ $part }}, mountPath: /run/self/probe, readOnly: true }
     {{- end }}
     {{- if $values.config }}
     - { name: config, mountPath: /etc/quintlet/config, readOnly: true }
@@ -243,7 +337,11 @@ pod-sync:
     # For the memory of the node and what the runtime omits of pods.
     - { name: cgroup, mountPath: /sys/fs/cgroup, readOnly: true }
     {{- end }}
-    {{- if and (has $part (list "status-reporter" "pod-sync" "node-api")) (include "quintlet.hasKubeconfig" .root) }}
+    {{- if and $values.bootstrap.enabled (eq $part "pod-sync") }}
+    # pod-sync writes the kubeconfig, certificates and keys there.
+    - { name: kubeconfig, mountPath: /etc/quintlet/credentials }
+    - { name: bootstrap, mountPath: /etc/quintlet/bootstrap, readOnly: true }
+    {{- else if and $named (include "quintlet.hasKubeconfig" .root) (not $values.bootstrap.enabled) }}
     # The whole directory or secret: a mount of the file alone would show the old file after it is replaced.
     - { name: kubeconfig, mountPath: /etc/quintlet/credentials, readOnly: true }
     {{- end }}
@@ -285,12 +383,20 @@ pod-sync:
       {{- if eq .part "node-api" }}
       chown {{ int $users.nodeApi }}:{{ int $users.nodeApi }} {{ .root.Values.nodeApi.certDir }}; chmod 0700 {{ .root.Values.nodeApi.certDir }}
       {{- end }}
+      {{- if include "quintlet.isInstance" . }}
+      # A client trusts a socket in a directory of the user that serves it.
+      ln -sf {{ $run }}/probe/{{ include "quintlet.numberOf" .part | default "0" }}.sock /run/self/probe/; chown {{ int $users.probe }}:{{ int $users.probe }} /run/self/probe
+      {{- end }}
   securityContext:
     runAsUser: 0
     allowPrivilegeEscalation: false
     readOnlyRootFilesystem: true
     capabilities: { drop: [ALL], add: [CHOWN, FOWNER, FSETID] }
     seccompProfile: { type: RuntimeDefault }
+  {{- with .root.Values.initResources }}
+  resources:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
   volumeMounts:
     {{- range $dir, $owner := index (include "quintlet.dirs" .root | fromYaml) .part }}
     {{- if $owner }}
@@ -299,6 +405,9 @@ pod-sync:
     {{- end }}
     {{- if eq .part "node-api" }}
     - { name: node-api-certs, mountPath: {{ .root.Values.nodeApi.certDir }} }
+    {{- end }}
+    {{- if include "quintlet.isInstance" . }}
+    - { name: self-{{ .part }}, mountPath: /run/self/probe }
     {{- end }}
 {{- end }}
 
@@ -311,6 +420,9 @@ pod-sync:
     - { name: CGROUP_ROOT, value: {{ .Values.host.cgroupRoot | quote }} }
     - { name: CONTAINERD_ADDRESS, value: {{ include "quintlet.runtimeSocket" . | quote }} }
     - { name: SNAPSHOTTER, value: {{ .Values.containerd.snapshotter | quote }} }
+    {{- with .Values.containerd.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   securityContext:
     # Runs containers.
     privileged: true
@@ -364,12 +476,34 @@ pod-sync:
 - name: client-ca
   hostPath: { path: {{ dir $values.nodeApi.clientCAFile }}, type: Directory }
 {{- end }}
-{{- if and (or (has "pod-sync" .parts) (has "status-reporter" .parts) (has "node-api" .parts)) (include "quintlet.hasKubeconfig" .root) }}
+{{- range .parts }}
+{{- if include "quintlet.isInstance" (dict "root" $.root "part" .) }}
+- name: self-{{ . }}
+  emptyDir: {}
+{{- end }}
+{{- end }}
+{{- $named := or (has "status-reporter" .parts) (has "node-api" .parts) }}
+{{- if and (include "quintlet.hasKubeconfig" .root) (or (has "pod-sync" .parts) (and $named (not $values.bootstrap.enabled))) }}
 - name: kubeconfig
   {{- if $values.kubeconfig.secretName }}
   secret: { secretName: {{ $values.kubeconfig.secretName }}, defaultMode: 0440 }
   {{- else }}
-  hostPath: { path: {{ dir $values.kubeconfig.hostPath }}, type: Directory }
+  hostPath: { path: {{ dir $values.kubeconfig.hostPath }}, type: {{ if $values.bootstrap.enabled }}DirectoryOrCreate{{ else }}Directory{{ end }} }
+  {{- end }}
+{{- end }}
+{{- if and $values.bootstrap.enabled (has "pod-sync" .parts) }}
+- name: bootstrap
+  {{- if $values.bootstrap.secretName }}
+  secret: { secretName: {{ $values.bootstrap.secretName }}, defaultMode: 0400 }
+  {{- else if $values.bootstrap.hostPath }}
+  hostPath: { path: {{ dir $values.bootstrap.hostPath }}, type: Directory }
+  {{- else }}
+  projected:
+    defaultMode: 0400
+    sources:
+      - serviceAccountToken: { path: token, expirationSeconds: 3600 }
+      - configMap: { name: kube-root-ca.crt, items: [{ key: ca.crt, path: ca.crt }] }
+      - configMap: { name: {{ include "quintlet.name" .root }}-bootstrap, items: [{ key: kubeconfig, path: kubeconfig }] }
   {{- end }}
 {{- end }}
 {{- if or (has "pod-sync" .parts) (has "containerd" .parts) (has "node-api" .parts) }}
@@ -412,5 +546,5 @@ mount left in it stays, since what is mounted may be a hostPath volume.
 */}}
 {{- define "quintlet.cleanUp" -}}
 {{- $host := .Values.host -}}
-for dir in {{ $host.rootDir }} {{ $host.runDir }}{{ if .Values.containerd.enabled }} {{ .Values.containerd.rootDir }}{{ end }}; do below() { awk -v dir="$dir/" 'index($2, dir) == 1 { print $2 }' /proc/mounts; }; below | sort -r | xargs -r umount; [ -n "$(below)" ] || rm -rf "$dir"; done; rm -rf {{ $host.podLogsDir }} {{ .Values.nodeApi.certDir }}; find /sys/fs/cgroup -depth -type d \( -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}' -o -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}/*' \) -exec rmdir {} +{{ if .Values.containerd.enabled }}; ip link delete {{ .Values.containerd.cni.bridge }}{{ end }}
+for dir in {{ $host.rootDir }} {{ $host.runDir }}{{ if .Values.containerd.enabled }} {{ .Values.containerd.rootDir }}{{ end }}; do below() { awk -v dir="$dir/" 'index($2, dir) == 1 { print $2 }' /proc/mounts; }; below | sort -r | xargs -r umount; [ -n "$(below)" ] || rm -rf "$dir"; done; rm -rf {{ $host.podLogsDir }} {{ .Values.nodeApi.certDir }}{{ if .Values.bootstrap.enabled }} {{ .Values.kubeconfig.hostPath }} {{ dir .Values.kubeconfig.hostPath }}/pki{{ end }}; find /sys/fs/cgroup -depth -type d \( -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}' -o -path '/sys/fs/cgroup*{{ $host.cgroupRoot }}/*' \) -exec rmdir {} +{{ if .Values.containerd.enabled }}; ip link delete {{ .Values.containerd.cni.bridge }}{{ end }}
 {{- end }}

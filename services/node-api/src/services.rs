@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use quintlet_kit::messages::whole;
+use quintlet_kit::messages::{timely, whole_within};
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
@@ -114,7 +114,7 @@ impl Services {
     /// Fails if pod-sync does not answer, or is too old to have the method.
     pub async fn storage(&self) -> Result<ListStorageReply, Status> {
         let mut client = StorageClient::new(self.podsync.clone());
-        within(ANSWER, whole(client.list(ListStorageRequest {}))).await
+        whole_within(ANSWER, client.list(ListStorageRequest {})).await
     }
 
     /// Checkpoints a running container. Returns the path of the file. pod-sync bounds the time.
@@ -192,7 +192,7 @@ impl Services {
     /// Fails if the service does not answer.
     pub async fn metrics(&self, source: &Source) -> Result<String, Status> {
         let mut client = DebugClient::new(socket::channel(source.socket.clone()));
-        Ok(within(QUICK, whole(client.metrics(MetricsRequest {}))).await?.text)
+        Ok(whole_within(QUICK, client.metrics(MetricsRequest {})).await?.text)
     }
 }
 
@@ -205,15 +205,4 @@ async fn within<T>(
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
 ) -> Result<T, Status> {
     timely(limit, call).await.map(tonic::Response::into_inner)
-}
-
-/// Awaits a message with a time limit.
-///
-/// # Errors
-/// Returns the error of the call, or DEADLINE_EXCEEDED.
-async fn timely<T>(limit: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    match tokio::time::timeout(limit, call).await {
-        Ok(answer) => answer,
-        Err(_) => Err(Status::deadline_exceeded(format!("no answer within {}s", limit.as_secs()))),
-    }
 }

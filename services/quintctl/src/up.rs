@@ -257,7 +257,8 @@ async fn stop(
             drain(services, Duration::from_secs(grace) + DRAIN_MARGIN).await;
         }
         for group in STOP_ORDER {
-            let group: Vec<&Service> = services.iter().filter(|s| group.contains(&s.name)).collect();
+            let group: Vec<&Service> =
+                services.iter().filter(|s| group.contains(&names::service_of(s.name))).collect();
             group.iter().for_each(|s| s.order(Order::Stop));
             futures::future::join_all(group.iter().map(|s| s.ended())).await;
         }

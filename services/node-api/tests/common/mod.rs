@@ -415,7 +415,12 @@ impl Checkpoints for Checkpointed {
 }
 
 /// Statistics of a volume on disk and of a volume of a claim.
-struct TwoVolumes;
+struct TwoVolumes {
+    /// Number of chunks of a list.
+    chunks: usize,
+    /// Time before each chunk.
+    pause: Duration,
+}
 
 #[tonic::async_trait]
 impl Storage for TwoVolumes {
@@ -445,11 +450,16 @@ impl Storage for TwoVolumes {
         let volumes = vec![volume, claimed];
         let pod = wire::PodStorage { uid: "u1".into(), volumes, hosts: usage(512), termination_logs: None };
         let reply = wire::ListStorageReply { pods: vec![pod], runtime: Vec::new() };
-        Ok(Response::new(Box::pin(futures::stream::once(async { Ok(reply) }))))
+        let pause = self.pause;
+        let chunks = futures::stream::iter(vec![reply; self.chunks]);
+        Ok(Response::new(Box::pin(futures::StreamExt::then(chunks, move |chunk| async move {
+            tokio::time::sleep(pause).await;
+            Ok(chunk)
+        }))))
     }
 }
 
-/// Serves a pod-sync with `pods` pods that pauses before each event of a watch.
+/// Serves a pod-sync with `pods` pods that pauses before each event of a watch and before each chunk of a list.
 #[allow(dead_code, reason = "each test binary uses a part of this module")]
 pub(crate) async fn serve_slow_podsync(paths: &Paths, pods: usize, pause: Duration) -> DropGuard {
     let stop = CancellationToken::new();
@@ -466,9 +476,10 @@ async fn serve_podsync(
 ) -> HealthHandle {
     let path: PathBuf = paths.podsync();
     let listener = bind_unix(&path, 0o600).unwrap();
+    let volumes = TwoVolumes { chunks: 1 + pods.more, pause: pods.pause };
     let server = Server::new("pod-sync").add_service(PodSyncServer::new(pods));
     let server = server.add_service(CheckpointsServer::new(checkpoints));
-    let server = server.add_service(StorageServer::new(TwoVolumes));
+    let server = server.add_service(StorageServer::new(volumes));
     let health = server.health();
     health.set_serving("").await;
     health.set_serving("syncloop").await;

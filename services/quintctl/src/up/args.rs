@@ -51,6 +51,9 @@ pub struct UpArgs {
     /// Directory of the containers' logs [default: BASE/pod-logs, or /var/log/pods]
     #[arg(long, value_name = "DIR")]
     pub pod_logs_dir: Option<PathBuf>,
+    /// Number of instances of probe-service, which share the pods
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub probe_instances: u8,
     /// Directory of the services' binaries [default: the directory of quintctl]
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,

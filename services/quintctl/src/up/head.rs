@@ -10,6 +10,7 @@ use quintlet_kit::paths::Paths;
 use tokio::sync::watch;
 
 use super::args::UpArgs;
+use super::names;
 use super::plan::Layout;
 use super::service::ServiceState;
 use crate::health::{self, Overview};
@@ -95,20 +96,28 @@ impl Header {
 }
 
 /// Returns the state of one service, such as `ok (1 restart)`.
-fn service_state(name: &str, state: &ServiceState, overview: Option<&Overview>) -> String {
+fn service_state(
+    name: &str,
+    state: &ServiceState,
+    overview: Option<&Overview>,
+    processes: &[&str],
+) -> String {
     let (restarts, starting) = match state {
         ServiceState::New => return "starting".to_owned(),
         ServiceState::Waiting { exit, .. } => return format!("exited ({exit})"),
         ServiceState::Ended => return "stopped".to_owned(),
         ServiceState::Running { starts, since, .. } => (starts - 1, since.elapsed() < STARTUP_TIME),
     };
-    let rows: Vec<&health::Row> =
-        overview.iter().flat_map(|l| &l.rows).filter(|r| r.service.split(' ').next() == Some(name)).collect();
+    let rows: Vec<&health::Row> = overview
+        .iter()
+        .flat_map(|l| &l.rows)
+        .filter(|row| names::is_row_of(name, &row.service, processes))
+        .collect();
     let mut word = match rows.iter().find(|r| !r.serving) {
         Some(_) if starting => "starting".to_owned(),
         Some(row) => row.health.clone(),
         None if rows.is_empty() => "starting".to_owned(),
-        None if name == "probe-service" => format!("ok x{}", rows.len()),
+        None if name == names::PROBER && rows.len() > 1 => format!("ok x{}", rows.len()),
         None => "ok".to_owned(),
     };
     match restarts {
@@ -121,8 +130,11 @@ fn service_state(name: &str, state: &ServiceState, overview: Option<&Overview>) 
 
 /// Returns the line of all services, or if that exceeds `width`, of those that are not ok.
 fn services(overview: Option<&Overview>, states: &[(&'static str, ServiceState)], width: usize) -> String {
-    let words: Vec<(&str, String)> =
-        states.iter().map(|(name, state)| (*name, service_state(name, state, overview))).collect();
+    let processes: Vec<&str> = states.iter().map(|(name, _)| *name).collect();
+    let words: Vec<(&str, String)> = states
+        .iter()
+        .map(|(name, state)| (*name, service_state(name, state, overview, &processes)))
+        .collect();
     let list = |words: &[&(&str, String)]| {
         words.iter().map(|(name, word)| format!("{name} {word}")).collect::<Vec<_>>().join("   ")
     };

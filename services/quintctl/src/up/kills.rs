@@ -11,6 +11,7 @@ use quintlet_proto::podsync::v1::PodView;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
+use super::names;
 use super::service::ServiceState;
 use crate::health;
 use crate::screen::Kills;
@@ -33,19 +34,35 @@ pub(super) fn kills(
         names: states.iter().map(|(name, _)| *name).collect(),
         kill: Box::new(move |place, reports| {
             let Some((name, state)) = states.get(place).cloned() else { return };
-            let (paths, view) = (paths.clone(), view.clone());
-            task::spawn("kill", kill_and_watch(name, state, paths, view, reports));
+            let processes: Vec<_> = states.iter().map(|(name, _)| *name).collect();
+            let killed = KilledService { name, processes, paths: paths.clone() };
+            task::spawn("kill", kill_and_watch(killed, state, view.clone(), reports));
         }),
     }
 }
 
-async fn kill_and_watch(
+/// The service to kill, and what its health is found by.
+struct KilledService {
     name: &'static str,
-    mut state: watch::Receiver<ServiceState>,
+    /// All supervised processes.
+    processes: Vec<&'static str>,
     paths: Paths,
+}
+
+impl KilledService {
+    async fn is_healthy(&self) -> bool {
+        let rows = health::fetch(&self.paths).await;
+        rows.iter().any(|row| row.serving && names::is_row_of(self.name, &row.service, &self.processes))
+    }
+}
+
+async fn kill_and_watch(
+    service: KilledService,
+    mut state: watch::Receiver<ServiceState>,
     view: watch::Receiver<View>,
     reports: mpsc::Sender<String>,
 ) {
+    let name = service.name;
     // Sending fails only if the screen has ended or does not keep up; a lost report is not an error.
     let (pid, starts) = match &*state.borrow() {
         ServiceState::Running { pid, starts, .. } => (*pid, *starts),
@@ -63,7 +80,7 @@ async fn kill_and_watch(
     let _ = reports.try_send(format!("{name} (pid {pid}) killed …"));
     let again = async {
         let _ = state.wait_for(|s| matches!(s, ServiceState::Running { starts: n, .. } if *n > starts)).await;
-        while !health::fetch(&paths).await.iter().any(|r| r.service.starts_with(name) && r.serving) {
+        while !service.is_healthy().await {
             tokio::time::sleep(CHECK_PERIOD).await;
         }
     };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::UpArgs;
 use super::handover::{CopyKind, FileCopy};
-use super::names::{NODE_API, POD_SYNC, SERVICES};
+use super::names::{NODE_API, POD_SYNC, PROBER, PROBERS, SERVICES, prober_id, service_of};
 use super::users::{COPIES_DIR, Users};
 use crate::run_as::User;
 
@@ -115,13 +115,18 @@ pub(super) fn services(
     node: &str,
     users: Option<Users>,
 ) -> Vec<ServiceCommand> {
-    let names = SERVICES.into_iter().chain(Some(NODE_API).filter(|_| has_node_api(args)));
-    names
+    let instances = usize::from(args.probe_instances).clamp(1, PROBERS.len());
+    let processes = SERVICES.iter().flat_map(|service| match *service {
+        PROBER => &PROBERS[..instances],
+        _ => std::slice::from_ref(service),
+    });
+    let processes = processes.copied().chain(Some(NODE_API).filter(|_| has_node_api(args)));
+    processes
         .map(|name| ServiceCommand {
             name,
-            binary: name,
+            binary: service_of(name),
             args: arguments(name, args, layout, runtime, node, users),
-            user: users.and_then(|users| users.user(name)),
+            user: users.and_then(|users| users.user(service_of(name))),
         })
         .collect()
 }
@@ -171,13 +176,14 @@ const ISSUED: &str = "kubelet-server.pem";
 const REPORTER: &str = "status-reporter";
 
 fn arguments(
-    name: &'static str,
+    process: &'static str,
     args: &UpArgs,
     layout: &Layout,
     runtime: &Runtime,
     node: &str,
     users: Option<Users>,
 ) -> Vec<OsString> {
+    let name = service_of(process);
     let node_api = has_node_api(args);
     // A service with a user of its own may not read the originals.
     let handed = users.and_then(|users| users.user(name)).map(|_| layout.copies_dir(name));
@@ -205,7 +211,7 @@ fn arguments(
                 line.flag("--allow-uid", format!("{socket}={uid}"));
             }
         }
-        "probe-service" => line.flag("--id", "probe-0"),
+        PROBER => line.option("--id", prober_id(process)),
         REPORTER => {
             line.option("--kubeconfig", readable(args.kubeconfig.as_ref(), KUBECONFIG));
             line.flag("--node-name", node);
@@ -313,6 +319,27 @@ mod tests {
         );
         assert_eq!(given.cert_dir, Path::new("/c"));
         assert_eq!(agent.manifests, Path::new("/etc/kubernetes/manifests"));
+    }
+
+    #[test]
+    fn each_instance_of_probe_service_has_an_id_and_the_user_of_the_service() {
+        let args = args(&["--private-containerd", "--config", "/etc/q.yaml", "--probe-instances", "3"]);
+        let layout = Layout::resolve(&args, Path::new("/w"));
+        let plans = services(&args, &layout, &runtime(), "n1", Some(Users::of(&args)));
+        let probers: Vec<_> = plans.iter().filter(|plan| plan.binary == "probe-service").collect();
+        let names: Vec<_> = probers.iter().map(|plan| plan.name).collect();
+        assert_eq!(names, ["probe-service", "probe-service-1", "probe-service-2"]);
+        for (number, plan) in probers.iter().enumerate() {
+            let line = plan.args.join(OsStr::new(" ")).into_string().unwrap();
+            assert!(line.ends_with(&format!("--id probe-{number}")), "{line}");
+            assert!(line.contains("--config /w/.run/run/handed/probe-service/config.yaml"), "{line}");
+            assert_eq!(plan.user.as_ref().map(|user| user.uid), Some(65531));
+        }
+        assert_eq!(plans.len(), 7);
+        for wrong in ["0", "9", "many"] {
+            let line = ["up", "--private-containerd", "--probe-instances", wrong];
+            assert!(Cli::try_parse_from(line).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::{Stream, StreamExt as _};
 use prost::Message;
@@ -216,6 +217,36 @@ pub async fn whole<T: Chunk>(
         list.append(chunk);
     }
     Ok(Response::from_parts(metadata, list, extensions))
+}
+
+/// Like [`whole`], with a time limit for the call and for each chunk: what is listed may have hundreds of megabytes.
+///
+/// # Errors
+/// The error of the call or of the stream, or DEADLINE_EXCEEDED.
+pub async fn whole_within<T: Chunk>(
+    limit: Duration,
+    call: impl Future<Output = Result<Response<Streaming<T>>, Status>>,
+) -> Result<T, Status> {
+    let mut chunks = timely(limit, call).await?.into_inner();
+    let mut list = T::default();
+    while let Some(chunk) = timely(limit, chunks.message()).await? {
+        list.append(chunk);
+    }
+    Ok(list)
+}
+
+/// Awaits an answer with a time limit.
+///
+/// # Errors
+/// The error of the answer, or DEADLINE_EXCEEDED.
+pub async fn timely<T>(
+    limit: Duration,
+    answer: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Status::deadline_exceeded(format!("no answer within {}s", limit.as_secs()))),
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 /// Duration of a hang.
 const HANG: Duration = Duration::from_secs(5);
 
-/// Time that a pod created during a fault may take after its end, in addition to that of an ordinary pod.
+/// Time that a pod created during a fault may take after its end, in addition to twice that of an ordinary pod: on a busy machine, the
+/// connections and the lists that precede its start are slow, too.
 const CAUGHT_UP: Duration = Duration::from_secs(2);
 
 const NAMES: [&str; 3] = ["web-0", "web-1", "plain"];
@@ -24,9 +25,9 @@ async fn assert_catches_up(node: &Node, what: &str, pod: &Value, ended: Instant,
     node.wait_ready(name).await;
     let took = ended.elapsed();
     println!("{what}: {name} Ready {} ms after the end", took.as_millis());
-    let mut limit = before + CAUGHT_UP;
+    let mut limit = 2 * before + CAUGHT_UP;
     if took > limit {
-        limit = limit.max(ordinary(node, &format!("beside-{name}")).await + CAUGHT_UP);
+        limit = limit.max(2 * ordinary(node, &format!("beside-{name}")).await + CAUGHT_UP);
     }
     assert!(
         took <= limit,

@@ -1,7 +1,5 @@
 //! Images from a registry: pull policies, failures with their back-off, and an interrupted pull.
 
-use std::time::Duration;
-
 use quintlet_e2e::registry::Registry;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods};
@@ -36,7 +34,7 @@ async fn a_pull_interrupted_by_a_kill_is_repeated_and_its_pod_starts_once() {
     node.pod_manifest(&pod("slow", &registry.reference("slow:1"), "IfNotPresent"));
     let held = registry.wait_held(1).await;
     let starts = node.kill9("cri-proxy");
-    node.wait_back("cri-proxy", starts, Duration::from_secs(2)).await;
+    node.wait_back("cri-proxy", starts, LONG).await;
     // The pull is repeated while the registry still delays layers, so the pod is in a pull when the registry
     // opens.
     registry.wait_held(held + 1).await;

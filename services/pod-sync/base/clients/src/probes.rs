@@ -245,7 +245,7 @@ impl Probes {
     /// Returns whether the passing of time alone may change an assignment.
     fn is_pending(&self) -> bool {
         let desired = self.desired.read();
-        desired.instances.is_pending(Instant::now())
+        desired.instances.is_pending()
             || desired.pods.values().any(|a| matches!(a.place, Place::Leaving { .. }))
     }
 

@@ -11,6 +11,7 @@ use quintlet_kit::clock::Clock;
 use quintlet_kit::task;
 use rand::RngExt as _;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::decide::{
@@ -31,7 +32,7 @@ const SHARES: std::ops::RangeInclusive<f64> = 0.7..=0.9;
 /// The waits of a manager. The kubelet's by default.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timing {
-    /// Wait after a failed request. It doubles.
+    /// Wait after a failed request, which doubles, and shortest time from a successful request to the next one.
     pub(crate) first_retry: Duration,
     /// Longest wait after a failed request.
     pub(crate) last_retry: Duration,
@@ -87,6 +88,22 @@ impl Share {
                 share
             }
         }
+    }
+}
+
+/// Keeps requests apart: a signer may issue certificates that are due for rotation at once, since their life begins minutes earlier.
+#[derive(Debug, Default)]
+struct LastSuccess(Option<Instant>);
+
+impl LastSuccess {
+    fn set_now(&mut self) {
+        self.0 = Some(Instant::now());
+    }
+
+    /// Returns the time until the next request is allowed; none if it is now.
+    fn wait(&self, apart: Duration) -> Option<Duration> {
+        let left = apart.saturating_sub(self.0?.elapsed());
+        Some(left).filter(|left| !left.is_zero())
     }
 }
 
@@ -170,6 +187,7 @@ impl ClientCertificate {
         let mut share = Share { fixed: self.timing.share, drawn: None };
         let mut delays = Backoff::new(self.timing.first_retry, 2.0, self.timing.last_retry);
         let mut last_failure = LastFailure::default();
+        let mut last_success = LastSuccess::default();
         loop {
             let facts = self.facts().await;
             let current = match &facts.kubeconfig {
@@ -181,7 +199,12 @@ impl ClientCertificate {
             metrics.set_end(&self.clock, current.map(|current| current.not_after));
             let now = self.clock.wall();
             let work = client_work(&facts, &wanted, now, share.of(current));
-            let (done, is_request) = match &work {
+            let is_request = matches!(work, ClientWork::Bootstrap(_) | ClientWork::Rotate(_));
+            if is_request && let Some(wait) = last_success.wait(self.timing.first_retry) {
+                tokio::time::sleep(wait).await;
+                continue;
+            }
+            let done = match &work {
                 ClientWork::WaitUntil(deadline) => {
                     tokio::time::sleep(wait_until(*deadline, now, &self.timing)).await;
                     continue;
@@ -201,13 +224,16 @@ impl ClientCertificate {
                     tokio::time::sleep(self.timing.last_retry).await;
                     continue;
                 }
-                ClientWork::WriteKubeconfig => (self.write_kubeconfig().await, false),
-                ClientWork::UseStored => (self.point_to_stored().await, false),
-                ClientWork::Bootstrap(reason) => (self.bootstrap(&wanted, reason).await, true),
-                ClientWork::Rotate(reason) => (self.rotate(&wanted, reason).await, true),
+                ClientWork::WriteKubeconfig => self.write_kubeconfig().await,
+                ClientWork::UseStored => self.point_to_stored().await,
+                ClientWork::Bootstrap(reason) => self.bootstrap(&wanted, reason).await,
+                ClientWork::Rotate(reason) => self.rotate(&wanted, reason).await,
             };
             match done {
                 Ok(()) => {
+                    if is_request {
+                        last_success.set_now();
+                    }
                     delays.reset();
                     last_failure = LastFailure::default();
                     self.client.notify();
@@ -400,6 +426,7 @@ impl ServingCertificate {
         let mut share = Share { fixed: self.timing.share, drawn: None };
         let mut delays = Backoff::new(self.timing.first_retry, 2.0, self.timing.last_retry);
         let mut last_failure = LastFailure::default();
+        let mut last_success = LastSuccess::default();
         loop {
             self.nodes.mark_unchanged();
             let store = self.store.clone();
@@ -424,12 +451,17 @@ impl ServingCertificate {
                 CertificateWork::WaitUntil(deadline) => wait_until(deadline, now, &self.timing),
                 CertificateWork::Request(reason) => {
                     let Some(wanted) = &wanted else { continue };
+                    if let Some(wait) = last_success.wait(self.timing.first_retry) {
+                        self.wait(wait, Some(wanted)).await;
+                        continue;
+                    }
                     tracing::info!(%reason, "requesting serving certificate");
                     match self.renew(wanted).await {
                         Some(Ok(())) => {
                             if let Some(replaced) = &current {
                                 metrics.record_age(replaced.not_before, self.clock.wall());
                             }
+                            last_success.set_now();
                             delays.reset();
                             last_failure = LastFailure::default();
                             continue;

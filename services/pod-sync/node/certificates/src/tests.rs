@@ -468,11 +468,36 @@ async fn the_serving_certificate_follows_the_addresses_of_the_node_and_is_rotate
     fixture.clock.advance(Duration::from_secs(49));
     let facts = fixture.answer_until(purpose, MINUTE, |facts| facts.ips.len() == 1).await;
     assert_eq!(facts.not_before, fixture.clock.wall());
+    // The manager counts a certificate after it has stored it.
+    let ages = "kubelet_certificate_manager_server_rotation_seconds_bucket{le=\"60.0\"}";
+    until("the metrics", LONG, async || {
+        let text = quintlet_telemetry::metrics::text();
+        let has_end = text.contains("kubelet_certificate_manager_server_ttl_seconds 60.0\n");
+        let has_age = text.lines().any(|line| line.starts_with(ages) && !line.ends_with(" 0"));
+        if has_end && has_age { Ok(()) } else { Err(text) }
+    })
+    .await;
     stop.cancel();
     running.await.unwrap();
     assert_eq!(fixture.warnings(), [""; 0]);
-    let text = quintlet_telemetry::metrics::text();
-    assert!(text.contains("kubelet_certificate_manager_server_ttl_seconds 60.0\n"), "{text}");
-    let ages = "kubelet_certificate_manager_server_rotation_seconds_bucket{le=\"60.0\"}";
-    assert!(text.lines().any(|line| line.starts_with(ages) && !line.ends_with(" 0")), "{text}");
+}
+
+#[tokio::test]
+async fn a_signer_of_certificates_that_are_due_at_once_is_not_flooded() {
+    const APART: Duration = Duration::from_millis(200);
+    let fixture = Fixture::new().await;
+    let timing = Timing { first_retry: APART, last_retry: APART, ..TIMING };
+    let begin = tokio::time::Instant::now();
+    let running = fixture.start_with(true, true, timing).await;
+    // Four fifths of the life of each certificate have passed when it is issued.
+    let (start, life) = (fixture.clock.wall() - jiff::SignedDuration::from_mins(5), MINUTE * 6);
+    let mut answered = 0;
+    until("four certificates", LONG, async || {
+        answered += fixture.signer.answer_all(&fixture.api, start, life).len();
+        if answered >= 4 { Ok(()) } else { Err(answered) }
+    })
+    .await;
+    let took = begin.elapsed();
+    assert!(took >= APART * 3, "four requests in {took:?}");
+    running.end().await;
 }

@@ -122,9 +122,10 @@ impl Instances {
         self.0.get(id).is_some_and(|i| i.is_live(now))
     }
 
-    /// Returns whether the passing of time alone may change which instances are live.
-    pub(super) fn is_pending(&self, now: Instant) -> bool {
-        self.0.values().any(|i| i.is_live(now) && (i.missing.is_some() || i.silent.is_some()))
+    /// Returns whether the passing of time alone may change which instances are live, compared with the last call of
+    /// [`Instances::liveness_changes`]. A comparison with the time of this call would miss a limit that passed in between.
+    pub(super) fn is_pending(&self) -> bool {
+        self.0.values().any(|i| i.was_live && (i.missing.is_some() || i.silent.is_some()))
     }
 
     /// Returns the live instance with the highest hash of pod and instance (rendezvous hashing), so that adding or removing an
@@ -190,11 +191,13 @@ mod tests {
         let mut instances = Instances::default();
         instances.found(&both, start);
         assert_eq!(instances.liveness_changes(start), [("a".to_owned(), true), ("b".to_owned(), true)]);
-        assert!(!instances.is_pending(start) && !instances.answered("a"));
+        assert!(!instances.is_pending() && !instances.answered("a"));
         assert!(instances.silent("a", after(100)) && !instances.silent("a", after(600)), "the oldest counts");
-        assert!(instances.is_live("a", after(2099)) && instances.is_pending(after(2099)));
-        assert!(!instances.is_live("a", after(2100)) && !instances.is_pending(after(2100)));
+        assert!(instances.is_live("a", after(2099)) && !instances.is_live("a", after(2100)));
+        assert_eq!(instances.liveness_changes(after(2099)), []);
+        assert!(instances.is_pending(), "the limit passes after the last look");
         assert_eq!(instances.liveness_changes(after(2100)), [("a".to_owned(), false)]);
+        assert!(!instances.is_pending());
         assert!(instances.answered("a") && instances.is_live("a", after(2101)));
         let one = BTreeSet::from(["b".to_owned()]);
         instances.found(&one, after(3000));
