@@ -2,6 +2,7 @@
 //!
 //! [`command`] translates the command line to that of `quintctl up`. [`files`] checks the files of kubeadm before anything on the node
 //! is created or changed.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 use std::io::Write as _;
 use std::process::ExitCode;
