@@ -30,6 +30,10 @@ struct Node {
 
 impl Node {
     fn start(flags: &[&str], deaf: &str) -> Self {
+        Self::start_processes(SERVICES.len(), flags, deaf)
+    }
+
+    fn start_processes(count: usize, flags: &[&str], deaf: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         // The services run as separate users, which need access.
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -46,7 +50,9 @@ impl Node {
         }
         let up = Self::up(dir.path(), flags);
         let node = Self { dir, up };
-        node.wait_for("five starts", |notes| notes.iter().filter(|n| n.contains(" start ")).count() == 5);
+        node.wait_for("start of each process", |notes| {
+            notes.iter().filter(|n| n.contains(" start ")).count() == count
+        });
         node
     }
 
@@ -124,6 +130,27 @@ fn a_killed_service_is_restarted_and_the_others_keep_running() {
     let (code, out) = node.end();
     assert_eq!(code, Some(0), "{out}");
     assert!(out.contains("pleg-service exited (SIGKILL), restarting in 200 ms"), "{out}");
+}
+
+#[test]
+fn each_instance_of_probe_service_is_restarted_and_stopped_on_its_own() {
+    let mut node = Node::start_processes(6, &["--probe-instances", "2"], "");
+    let recorded = std::fs::read_to_string(node.path("up.json")).unwrap();
+    let recorded: serde_json::Value = serde_json::from_str(&recorded).unwrap();
+    let pid = i32::try_from(recorded["probe-service-1"]["pid"].as_i64().unwrap()).unwrap();
+    assert!(node.pids("probe-service").contains(&pid), "{pid}: {:?}", node.notes());
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    node.wait_for("third start", |notes| {
+        notes.iter().filter(|n| n.starts_with("probe-service start")).count() == 3
+    });
+    node.signal(Signal::SIGTERM);
+    let (code, out) = node.end();
+    assert_eq!(code, Some(0), "{out}");
+    assert!(out.contains("probe-service-1 exited (SIGKILL), restarting in 200 ms"), "{out}");
+    assert!(!out.contains("probe-service exited"), "{out}");
+    let ends = node.ends();
+    assert_eq!(ends.iter().filter(|end| *end == "probe-service term").count(), 2, "{ends:?}");
+    assert_eq!(ends.last().map(String::as_str), Some("cri-proxy term"), "{ends:?}");
 }
 
 #[test]
