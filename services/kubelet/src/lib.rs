@@ -1,6 +1,6 @@
 //! `kubelet`: the services in the place of a kubelet, with its command line and the files that kubeadm writes for it.
 //!
-//! [`command`] translates the command line to that of `quintctl up`. [`files`] checks the files of kubeadm before anything on the node
+//! `command` translates the command line to that of `quintctl up`. `files` checks the files of kubeadm before anything on the node
 //! is created or changed.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
