@@ -1,4 +1,4 @@
-//! One binary for seven programs, which its name or its first argument selects.
+//! One binary for eight programs, which its name or its first argument selects.
 
 use std::path::Path;
 use std::process::{Command, Output};
