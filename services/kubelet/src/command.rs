@@ -45,7 +45,7 @@ const VERBOSITY: (&str, &str) = ("v", "logging.verbosity");
 pub(super) enum KubeletRequest {
     /// Print the version of Kubernetes.
     Version,
-    /// Run the services.
+    /// Run the services until a signal, with this command line.
     Run(Box<KubeletCommand>),
 }
 

@@ -27,7 +27,7 @@ pub struct CertificateFacts {
     pub organizations: BTreeSet<String>,
     /// Sorted names of the extension for alternative names.
     pub dns_names: BTreeSet<String>,
-    /// IP addresses.
+    /// Addresses of the extension for alternative names; a client certificate has none.
     pub ips: BTreeSet<IpAddr>,
     /// Bits of the public key.
     pub public_key: Vec<u8>,
@@ -85,7 +85,7 @@ pub struct WantedCertificate {
     pub common_name: String,
     /// Sorted names of the extension for alternative names.
     pub dns_names: BTreeSet<String>,
-    /// IP addresses.
+    /// Addresses of the extension for alternative names; a client certificate has none.
     pub ips: BTreeSet<IpAddr>,
 }
 
@@ -257,7 +257,7 @@ pub struct ClientFacts {
     pub stored: Option<CertificateFacts>,
     /// There is a bootstrap kubeconfig.
     pub has_bootstrap: bool,
-    /// `rotateCertificates`.
+    /// Whether a certificate that is due is requested again: the field `rotateCertificates`.
     pub rotates: bool,
 }
 

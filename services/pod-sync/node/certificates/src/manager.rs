@@ -161,7 +161,7 @@ impl ClientCertificate {
         Self { bootstrap, ..self }
     }
 
-    /// Sets `rotateCertificates`.
+    /// Sets whether the certificate is requested again before it expires: the field `rotateCertificates`.
     #[must_use]
     pub fn with_rotation(self, rotates: bool) -> Self {
         Self { rotates, ..self }
