@@ -1,5 +1,6 @@
 //! Command line of status-reporter.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
@@ -7,11 +8,15 @@ use quintlet_config::ConfigArgs;
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use serde_json::{Value, json};
 
+use crate::node::cloud::CloudProvider;
 use crate::run::NodeReportSettings;
 use quintlet_kit::rate::Rate;
 
 /// Burst of pod writes if only their rate is set (`kubeAPIBurst` of the kubelet).
 const POD_BURST: u32 = 100;
+
+/// The only cloud provider that a kubelet knows.
+const EXTERNAL: &str = "external";
 
 /// Writes the state of the node to the API server: pod statuses, Node, lease, events, mirror pods.
 #[derive(Debug, Clone, Parser)]
@@ -35,6 +40,12 @@ pub struct Args {
     /// spec.providerID of a Node that is created.
     #[arg(long, default_value = "", hide_default_value = true, value_name = "ID")]
     pub provider_id: String,
+    /// `external`: a cloud controller initializes a Node that is created, sets its addresses, and removes its taint.
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = ["", EXTERNAL], value_name = "NAME")]
+    pub cloud_provider: String,
+    /// Address of the node, or one per family, for an annotation that an external cloud provider reads.
+    #[arg(long, value_name = "IP", value_delimiter = ',')]
+    pub node_ip: Vec<IpAddr>,
     /// A controller attaches volumes to the node, which an annotation of the Node requests.
     #[arg(long, default_value_t = true, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub enable_controller_attach_detach: bool,
@@ -69,6 +80,10 @@ impl Args {
             taints: self.register_with_taints.clone(),
             labels: self.node_label.clone(),
             provider_id: self.provider_id.clone(),
+            cloud: match self.cloud_provider.as_str() {
+                EXTERNAL => CloudProvider::External { node_ips: self.node_ip.clone() },
+                _ => CloudProvider::None,
+            },
             controller_attaches: self.enable_controller_attach_detach,
             update_every: self.node_status_update_frequency,
             report_every: self.node_status_report_frequency,
@@ -153,6 +168,17 @@ mod tests {
         let plain =
             self::args("apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\n", &[]).settings();
         assert_eq!((plain.pods, plain.events), (None, Rate::new(50, 100)));
+    }
+
+    #[test]
+    fn only_an_external_cloud_provider_is_known() {
+        let file = "apiVersion: quintlet.dev/v1alpha1\nkind: QuintletConfiguration\nnodeIPs: [10.0.0.1, \"fd00::1\"]\n";
+        let cloud = |flags: &[&str]| args(file, flags).settings().cloud;
+        assert_eq!(cloud(&[]), CloudProvider::None);
+        assert_eq!(cloud(&["--cloud-provider="]), CloudProvider::None);
+        let node_ips = ["10.0.0.1", "fd00::1"].map(|ip| ip.parse().unwrap()).to_vec();
+        assert_eq!(cloud(&["--cloud-provider=external"]), CloudProvider::External { node_ips });
+        assert!(Args::try_parse_from(["status-reporter", "--cloud-provider=aws"]).is_err());
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::events::recorder::Recorder;
 use crate::lease::{self, Term};
 use crate::metrics::Metrics;
 use crate::node::FactBoard;
+use crate::node::cloud::CloudProvider;
 use crate::node::csi_node::{self, CsiNodeKeeper};
 use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
@@ -60,6 +61,8 @@ pub struct NodeReportSettings {
     pub labels: Vec<(String, String)>,
     /// `spec.providerID` of a Node that is created; may be empty.
     pub provider_id: String,
+    /// The cloud that the node is in.
+    pub cloud: CloudProvider,
     /// A controller attaches volumes to the node.
     pub controller_attaches: bool,
     /// `nodeStatusUpdateFrequency`.
@@ -80,6 +83,7 @@ impl Default for NodeReportSettings {
             taints: Vec::new(),
             labels: Vec::new(),
             provider_id: String::new(),
+            cloud: CloudProvider::None,
             controller_attaches: true,
             update_every: setters::UPDATE_EVERY,
             report_every: setters::REPORT_EVERY,
@@ -187,6 +191,7 @@ fn keep_node(
         taints: config.settings.taints.clone(),
         labels: config.settings.labels.clone(),
         provider_id: config.settings.provider_id.clone(),
+        cloud: config.settings.cloud.clone(),
         controller_attaches: config.settings.controller_attaches,
         startup: Startup::new(clock.boot()),
         update_every: config.settings.update_every,

@@ -57,6 +57,7 @@ fn the_line_of_kubeadm_becomes_a_line_of_up() {
         [
             "status-reporter --register-with-taints=node-role.kubernetes.io/control-plane=:NoSchedule",
             "pod-sync --node-ip=10.0.0.1",
+            "status-reporter --node-ip=10.0.0.1",
             "pod-sync --node-label=a=b",
             "status-reporter --node-label=a=b",
             "pod-sync --node-label=c=d",
@@ -115,7 +116,7 @@ fn each_flag_of_the_kubelet_has_its_verdict() {
                 let Err(Exit::Invalid(problems)) = run(&[&word]) else { panic!("{word} is accepted") };
                 assert_eq!(problems[0].text(), format!("--{}: {why}", row.name));
             }
-            FlagSupport::Same | FlagSupport::Instead(_) | FlagSupport::NotYet(_) => {
+            FlagSupport::Same | FlagSupport::Instead(_) => {
                 assert!(handled, "{word}")
             }
         }

@@ -45,7 +45,6 @@ pub struct Loaded<T> {
     /// The configuration.
     pub config: Config,
     service: Service,
-    unsupported: Vec<(&'static str, &'static str)>,
     strict: bool,
 }
 
@@ -71,9 +70,6 @@ impl<T> Loaded<T> {
         let is_ours = |row: &Row| row.services().contains(&self.service);
         let ours = crate::json::document(&self.config, Document::Kubelet, is_ours);
         quintlet_kit::server::set_configuration(ours.to_string());
-        for (flag, until) in &self.unsupported {
-            tracing::warn!(flag, behaviour = until, "kubelet flag has no effect yet");
-        }
         for warning in &self.config.warnings {
             tracing::warn!(origin = %warning.origin, field = warning.path, problem = warning.message, "configuration has a problem");
         }
@@ -83,12 +79,6 @@ impl<T> Loaded<T> {
         for (field, why) in self.config.ignored(self.service) {
             tracing::warn!(field, reason = why, "configured field is ignored");
         }
-    }
-
-    /// Returns the given flags of the kubelet that have no effect yet, each with the behaviour until then.
-    #[must_use]
-    pub fn unsupported_flags(&self) -> &[(&'static str, &'static str)] {
-        &self.unsupported
     }
 }
 
@@ -171,7 +161,7 @@ pub fn read<T: Parser>(service: Service, line: Vec<OsString>) -> Result<Loaded<T
         let _ = std::io::stderr().write_all(render(&config.warnings).as_bytes());
         return Err(Exit::Printed(print(&config)));
     }
-    Ok(Loaded { args, config, service, unsupported: unsupported.not_yet(&given), strict: own.strict })
+    Ok(Loaded { args, config, service, strict: own.strict })
 }
 
 /// Hides the value in an error about a flag whose values are secret.

@@ -231,8 +231,8 @@ impl Kind {
                     _ => vec![format!("{}={}", e.key, word(&e.value))],
                 })
                 .collect(),
-            // `1000=30`.
-            Self::Objects([(first, Self::Int(..), _), (second, Self::Int(..), _)]) => {
+            // `1000=30`, or `pattern=4`.
+            Self::Objects([(first, Self::Int(..) | Self::Text, _), (second, Self::Int(..), _)]) => {
                 let pair =
                     |o: &LocatedValue| [*first, *second].map(|f| o.get(f).map(word).unwrap_or_default());
                 node.elements().iter().map(|o| pair(o).join("=")).collect()
@@ -283,7 +283,7 @@ impl Kind {
                 }
                 map.data
             }
-            Self::Objects([(first, one @ Self::Int(..), _), (second, two @ Self::Int(..), _)]) => {
+            Self::Objects([(first, one @ (Self::Int(..) | Self::Text), _), (second, two @ Self::Int(..), _)]) => {
                 let pair = |item: &str| {
                     let (left, right) = item.split_once('=').unwrap_or((item, ""));
                     let mut node = node(Data::Map(Vec::new()));

@@ -1,7 +1,7 @@
 //! Flags of the kubelet that a service does not support, but that a unit file written for a kubelet may contain.
 //!
 //! They are hidden arguments of every command. A flag for a field without an effect sets that field, and the configuration
-//! warns about it. A flag without a field causes a warning of its own. A refused flag is an error with a reason.
+//! warns about it. A refused flag is an error with a reason.
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -65,7 +65,7 @@ impl UnsupportedFlags {
             let why = match support {
                 FlagSupport::Refused(why) => (*why).to_owned(),
                 FlagSupport::Instead(what) => format!("write instead: {what}"),
-                FlagSupport::NotYet(_) | FlagSupport::Same => return None,
+                FlagSupport::Same => return None,
             };
             is_given(given, name).then(|| {
                 Diagnostic::error(Origin::Flag(format!("--{name}").into()), format!("--{name}"), why)
@@ -73,21 +73,9 @@ impl UnsupportedFlags {
         };
         self.others.iter().filter_map(refused).collect()
     }
-
-    /// Returns the given flags that have no effect yet, each with the behaviour until then.
-    pub(crate) fn not_yet(&self, given: &ArgMatches) -> Vec<(&'static str, &'static str)> {
-        let warned = |(name, support): &(&'static str, FlagSupport)| match support {
-            FlagSupport::NotYet(until) if is_given(given, name) => Some((*name, *until)),
-            FlagSupport::NotYet(_)
-            | FlagSupport::Refused(_)
-            | FlagSupport::Instead(_)
-            | FlagSupport::Same => None,
-        };
-        self.others.iter().filter_map(warned).collect()
-    }
 }
 
-/// Returns whether a flag is given with a value. A flag with an empty value, such as `--cloud-provider=`, has no effect.
+/// Returns whether a flag is given with a value. A flag with an empty value, such as `--lock-file=`, has no effect.
 fn is_given(given: &ArgMatches, name: &str) -> bool {
     given.value_source(name) == Some(ValueSource::CommandLine)
         && given.get_raw(name).into_iter().flatten().any(|value| !value.is_empty())
@@ -99,7 +87,7 @@ mod tests {
 
     use crate::cli::{ConfigArgs, Exit, Loaded, read};
     use crate::kind::Kind;
-    use crate::table::{Document, FLAGS, FieldSupport, FlagSupport, Service};
+    use crate::table::{Document, FieldSupport, Service};
 
     #[derive(Debug, Parser)]
     struct Bare {
@@ -123,26 +111,13 @@ mod tests {
             };
             assert!(!matches!(line(&words), Err(Exit::Clap(_))), "{words:?}");
         }
-        for row in FLAGS.iter().filter(|row| matches!(row.support, FlagSupport::NotYet(_))) {
-            let flag = format!("--{}", row.name);
-            let read = line(&[&flag, "-1"]).unwrap();
-            assert_eq!(
-                read.unsupported_flags().iter().map(|(name, _)| *name).collect::<Vec<_>>(),
-                [row.name]
-            );
-        }
     }
 
     #[test]
     fn an_unsupported_flag_is_checked_and_reported_and_has_no_effect() {
-        let loaded = line(&[
-            "--make-iptables-util-chains",
-            "--contention-profiling",
-            "--cloud-provider=external",
-            "--volume-plugin-dir",
-            "/v",
-        ])
-        .unwrap();
+        let loaded =
+            line(&["--make-iptables-util-chains", "--contention-profiling", "--volume-plugin-dir", "/v"])
+                .unwrap();
         assert_eq!(
             loaded.config.not_yet(Service::PodSync).unwrap(),
             "volumePluginDir: /v, makeIPTablesUtilChains: true"
@@ -151,8 +126,7 @@ mod tests {
         let ignored: Vec<String> =
             loaded.config.ignored(Service::PodSync).into_iter().map(|(f, _)| f).collect();
         assert_eq!(ignored, ["enableContentionProfiling: true"]);
-        assert_eq!(loaded.unsupported_flags().len(), 1);
-        assert_eq!(line(&["--cloud-provider="]).unwrap().unsupported_flags(), []);
+        assert!(line(&["--lock-file="]).is_ok(), "an empty value has no effect");
         let Err(Exit::Invalid(diagnostics)) =
             line(&["--make-iptables-util-chains=perhaps", "--lock-file", "/l"])
         else {

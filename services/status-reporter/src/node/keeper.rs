@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::FactBoard;
+use super::cloud::CloudProvider;
 use super::health::HealthBoard;
 use super::setters::{self, Ages, Due, View, Weight};
 use super::startup::Startup;
@@ -39,6 +40,8 @@ pub struct NodeKeeper {
     pub labels: Vec<(String, String)>,
     /// `spec.providerID` of a Node that is created; may be empty.
     pub provider_id: String,
+    /// The cloud that the node is in.
+    pub cloud: CloudProvider,
     /// A controller attaches volumes to the node.
     pub controller_attaches: bool,
     /// Shortest interval between writes that are not urgent, and longest interval between reads of the Node.
@@ -183,6 +186,7 @@ impl NodeKeeper {
         let readiness = setters::readiness(View { facts: &facts, peers: &peers, own, boot, started });
         let (mut node, events) = setters::desired(live, &facts, &readiness, &seconds(self.clock.wall()));
         volumes::set_in_use(&mut node, &report.volumes);
+        self.cloud.set_addresses(&mut node, live);
         (node, events)
     }
 
@@ -213,8 +217,9 @@ impl NodeKeeper {
         {
             annotations.remove(setters::CONTROLLER_ATTACHES);
         }
-        if !self.taints.is_empty() {
-            initial["spec"]["taints"] = json!(self.taints);
+        let taints: Vec<Value> = self.taints.iter().cloned().chain(self.cloud.taint()).collect();
+        if !taints.is_empty() {
+            initial["spec"]["taints"] = json!(taints);
         }
         if !self.provider_id.is_empty() {
             initial["spec"]["providerID"] = json!(self.provider_id);

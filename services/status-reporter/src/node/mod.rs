@@ -1,5 +1,6 @@
 //! The Node object: facts of the services become its status.
 
+pub mod cloud;
 pub mod csi_node;
 pub mod health;
 pub mod keeper;

@@ -15,6 +15,7 @@ use status_reporter::events::Occurrence;
 use status_reporter::events::recorder::Recorder;
 use status_reporter::lease;
 use status_reporter::metrics::Metrics;
+use status_reporter::node::cloud::CloudProvider;
 use status_reporter::run::{Config, NodeReportSettings, run};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -572,6 +573,24 @@ async fn a_node_is_registered_with_the_configured_labels_and_taints() {
     let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| ready(n).0 == "True").await;
     assert!(!tainted(&node), "{node:#}");
     assert_eq!(node["metadata"]["labels"]["tier"], "core", "labels of ours are for a node that is made");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_of_an_external_cloud_has_a_taint_and_keeps_the_addresses_of_the_cloud() {
+    let cloud = CloudProvider::External { node_ips: vec!["10.0.0.1".parse().unwrap()] };
+    let settings = || NodeReportSettings { cloud: cloud.clone(), ..NodeReportSettings::default() };
+    let api = TestApi::start().await;
+    let mut service = Running::start_with(Some(&api), Clock::system(), true, settings()).await;
+    let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| !n.is_null()).await;
+    let taint = json!({"key": "node.cloudprovider.kubernetes.io/uninitialized", "value": "true", "effect": "NoSchedule"});
+    assert!(node["spec"]["taints"].as_array().is_some_and(|all| all.contains(&taint)), "{node:#}");
+    assert_eq!(node["metadata"]["annotations"]["alpha.kubernetes.io/provided-node-ip"], "10.0.0.1");
+    let addresses = json!([{"type": "ExternalIP", "address": "192.0.2.1"}]);
+    api.edit("nodes", "", "n1", |n| n["status"]["addresses"] = addresses.clone()).unwrap();
+    service.facts(&[]).await;
+    let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| ready(n).0 == "True").await;
+    assert_eq!(node["status"]["addresses"], addresses, "{node:#}");
     service.stop().await;
 }
 

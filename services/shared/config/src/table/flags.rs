@@ -18,13 +18,11 @@ pub enum FlagSupport {
     Same,
     /// Refused. Describes the replacement.
     Instead(&'static str),
-    /// Accepted without effect. Describes the behaviour until it is supported.
-    NotYet(&'static str),
     /// Refused for good. Holds the reason.
     Refused(&'static str),
 }
 
-use FlagSupport::{Instead, NotYet, Refused, Same};
+use FlagSupport::{Instead, Refused, Same};
 
 const fn flag(name: &'static str, support: FlagSupport) -> FlagRow {
     FlagRow { name, support, is_switch: false }
@@ -37,7 +35,7 @@ const fn switch(name: &'static str, support: FlagSupport) -> FlagRow {
 /// All flags without a field.
 pub const FLAGS: &[FlagRow] = &[
     flag("bootstrap-kubeconfig", Instead("the same flag, on pod-sync")),
-    flag("cloud-provider", NotYet("nodes are registered without the taint of an external provider")),
+    flag("cloud-provider", Instead("the same flag, on status-reporter")),
     flag("config", Same),
     flag("config-dir", Same),
     switch(

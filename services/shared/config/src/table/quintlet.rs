@@ -31,8 +31,8 @@ pub const QUINTLET: &[Row] = &[
         "directory of the certificates that pod-sync requests, and of the self-signed serving certificate"
     ),
     Row::new("nodeIPs", Kind::List(&Kind::Checked(checks::address)), "").kubelet_flag("node-ip").honoured(
-        &[PodSync],
-        "addresses of the node"
+        &[PodSync, StatusReporter],
+        "addresses of the node; with an external cloud provider, also an annotation of the Node"
     ),
     Row::new("nodeLabels", Kind::Map(Keys::Any, &Kind::Text), "")
         .kubelet_flag("node-labels")

@@ -74,7 +74,6 @@ fn flags(out: &mut String) {
         let support = match row.support {
             FlagSupport::Same => "the same, on every service".to_owned(),
             FlagSupport::Instead(what) => format!("instead: {what}"),
-            FlagSupport::NotYet(until) => format!("not yet: {until}"),
             FlagSupport::Refused(why) => format!("refused: {why}"),
         };
         let _ = writeln!(out, "| `--{}` | {support} |", row.name);
