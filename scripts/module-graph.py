@@ -28,7 +28,7 @@ ALLOWED = {
 # Every program in one file.
 ALL_IN_ONE = "quintlet"
 # The groups of crates below pod-sync, which are directories. One depends on those to its left.
-POD_SYNC = ["base", "volumes", "cluster", "node", "worker", "src"]
+POD_SYNC = ["base", "volumes", "cluster", "node", "resources", "worker", "src"]
 
 
 def product(text):
