@@ -6,59 +6,26 @@
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod service;
+mod state;
 
-use std::collections::BTreeMap;
+pub use crate::state::{Fault, Method};
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use parking_lot::Mutex;
 use quintlet_kit::socket;
 use quintlet_plugin_api::device_plugin as api;
 use quintlet_plugin_api::device_plugin::device_plugin_server::DevicePluginServer;
 use quintlet_plugin_api::device_plugin::registration_client::RegistrationClient;
 use quintlet_plugin_api::registration::registration_server::RegistrationServer;
 use tokio::net::UnixListener;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio_stream::wrappers::UnixListenerStream;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::service::{PluginService, WatcherService};
-
-/// A method of the plugin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Method {
-    GetDevicePluginOptions,
-    ListAndWatch,
-    GetPreferredAllocation,
-    Allocate,
-    PreStartContainer,
-}
-
-/// A fault of a method, until another one is set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
-    /// The call never returns.
-    Hang,
-    /// The call fails with this code.
-    Fail(Code),
-    /// The call returns an answer without containers.
-    Empty,
-}
-
-/// What the plugin does, and what it was called with.
-#[derive(Debug, Default)]
-pub(crate) struct PluginState {
-    pub(crate) options: Mutex<api::DevicePluginOptions>,
-    pub(crate) devices: watch::Sender<Vec<api::Device>>,
-    pub(crate) faults: Mutex<BTreeMap<Method, Fault>>,
-    pub(crate) preferred: Mutex<Vec<String>>,
-    pub(crate) calls: Mutex<Vec<String>>,
-    pub(crate) name: Mutex<String>,
-    pub(crate) endpoint: Mutex<String>,
-    pub(crate) informed: Mutex<Vec<Result<(), String>>>,
-    pub(crate) list_ends: watch::Sender<u64>,
-}
+use crate::state::PluginState;
 
 /// A running plugin.
 #[derive(Debug)]
@@ -103,7 +70,7 @@ impl TestPlugin {
         plugin
     }
 
-    /// Sets the options.
+    /// Sets the answer of GetDevicePluginOptions.
     pub fn set_options(&self, pre_start_required: bool, get_preferred_allocation_available: bool) {
         *self.state.options.lock() =
             api::DevicePluginOptions { pre_start_required, get_preferred_allocation_available };
@@ -156,7 +123,7 @@ impl TestPlugin {
         self.calls().iter().filter(|made| made.starts_with(call)).count()
     }
 
-    /// Ends the streams of ListAndWatch; the plugin goes on.
+    /// Ends the streams of ListAndWatch; the plugin stays.
     pub fn end_lists(&self) {
         self.state.list_ends.send_modify(|ends| *ends += 1);
     }

@@ -13,7 +13,7 @@ use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Request, Response, Status};
 
-use crate::{Fault, Method, PluginState};
+use crate::state::{Fault, Method, PluginState};
 
 /// The service `v1beta1.DevicePlugin`.
 pub(crate) struct PluginService(pub(crate) Arc<PluginState>);

@@ -51,7 +51,7 @@ async fn a_running_pod_keeps_its_devices_whatever_becomes_of_its_plugin() {
     assert_eq!(again().await, Ok(DeviceAdmission::Admitted));
     // Its container can start again with the recorded response.
     assert_eq!(agent.prepare(&running).await.unwrap().envs["DEVICES"], "d1");
-    // The plugin returns without the device, and then with another one: nobody gets the one that is held.
+    // The plugin returns without the device, and then with another one. No other pod gets the one that is held.
     let plugin = agent.serving(GPU, &["!d1"]).await;
     assert_eq!(again().await, Ok(DeviceAdmission::Admitted));
     plugin.list(&["d1", "d2"]);

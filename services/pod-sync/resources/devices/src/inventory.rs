@@ -90,7 +90,7 @@ pub struct DeviceRequest<'a> {
     pub is_restored: bool,
 }
 
-/// What comes next for a request.
+/// The next step for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DeviceDecision {
     /// The resource is none of a device plugin, or the container holds its devices.

@@ -15,7 +15,7 @@ pub(crate) enum PluginRefusal {
     /// The version is not supported.
     #[error("requested API version {0:?} is not supported by kubelet. Supported version is [\"v1beta1\"]")]
     Version(String),
-    /// None of the versions is supported.
+    /// The plugin has no version that this agent supports.
     #[error("manager version, v1beta1, is not among plugin supported versions [{}]", .0.join(" "))]
     Versions(Vec<String>),
     /// The name is not that of an extended resource.

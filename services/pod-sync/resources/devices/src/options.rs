@@ -18,7 +18,7 @@ pub struct DeviceMount {
     pub read_only: bool,
 }
 
-/// A device file.
+/// A file of the host below `/dev`, as the container has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceFile {
     /// Path in the container.
