@@ -7,7 +7,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_devices::checkpoint::{CHECKPOINT, DeviceCheckpoint, decode};
-use pod_sync_devices::{DeviceAdmission, DeviceContext, DeviceError, DeviceOptions, Devices, ResourceCount};
+use pod_sync_devices::{DeviceAdmission, DeviceContext, DeviceError, DeviceOptions, Devices};
+use pod_sync_layout::ResourceCount;
 use quintlet_device_plugin::TestPlugin;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task;
@@ -100,8 +101,7 @@ impl Agent {
     }
 
     pub(crate) async fn prepare(&self, pod: &Pod) -> Result<DeviceOptions, DeviceError> {
-        let container = &pod.spec.as_ref().unwrap().containers[0];
-        self.devices.prepare_container(&uid(pod), pod, container, &CancellationToken::new()).await
+        self.devices.prepare_container(&uid(pod), pod, "main", &CancellationToken::new()).await
     }
 
     /// Returns the devices of a pod's container in the checkpoint.

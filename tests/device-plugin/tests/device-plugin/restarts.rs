@@ -1,7 +1,6 @@
 //! Devices across restarts of the agent and of plugins.
 
 use pod_sync_devices::{DeviceAdmission, GRACE};
-use quintlet_device_plugin::TestPlugin;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::{Agent, GPU, is_waiting, pod, rejected, uid};
@@ -93,20 +92,16 @@ async fn a_pod_is_rejected_if_its_plugin_stays_away_for_longer_than_the_grace_pe
 }
 
 #[tokio::test]
-async fn pre_start_waits_for_the_plugin_after_a_restart_of_the_agent() {
+async fn the_devices_of_pods_that_are_gone_are_freed() {
     let agent = Agent::start();
-    let plugin = agent.plugin("gpu.sock", &["d1"]);
-    plugin.set_options(true, false);
-    agent.register(&plugin, GPU, &["d1"]).await;
-    let pod = pod("p", GPU, 1);
-    assert_eq!(agent.admit(&pod).await, Ok(DeviceAdmission::Admitted));
-    drop(plugin);
-    let agent = agent.restart();
-    let text = "device plugin PreStartContainer rpc failed with err: endpoint of a.com/gpu has been stopped";
-    assert_eq!(agent.prepare(&pod).await.unwrap_err().to_string(), text);
-    let plugin = TestPlugin::start(&agent.devices.dir().join("gpu.sock"), &["d1"]);
-    plugin.set_options(true, false);
-    agent.register(&plugin, GPU, &["d1"]).await;
-    assert!(agent.prepare(&pod).await.is_ok());
-    assert_eq!(plugin.calls_of("PreStartContainer d1"), 1);
+    let _plugin = agent.serving(GPU, &["d1", "d2"]).await;
+    let pods = ["kept", "gone"].map(|name| pod(name, GPU, 1));
+    for pod in &pods {
+        assert_eq!(agent.admit(pod).await, Ok(DeviceAdmission::Admitted));
+    }
+    let known = [uid(&pods[0]).to_string()].into();
+    assert!(agent.devices.retain(&known) && !agent.devices.retain(&known));
+    agent.devices.write_checkpoint().await;
+    assert_eq!((agent.recorded(&pods[0]).len(), agent.recorded(&pods[1]).len()), (1, 0));
+    assert_eq!(agent.admit(&pod("new", GPU, 1)).await, Ok(DeviceAdmission::Admitted));
 }

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use pod_sync_layout::{ExtendedResources, ResourceCount};
+
 use crate::allocations::{Allocation, PodDevices};
 use crate::checkpoint::DeviceCheckpoint;
 use crate::device::{Device, DeviceId, DeviceIds, NO_NUMA_NODE};
@@ -64,15 +66,6 @@ impl ResourceDevices {
     }
 }
 
-/// Number of devices of a resource in the Node.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct ResourceCount {
-    /// All devices.
-    pub capacity: usize,
-    /// Healthy devices.
-    pub allocatable: usize,
-}
-
 /// The devices that one container requests of one resource.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceRequest<'a> {
@@ -113,8 +106,7 @@ pub enum PreStartNeed {
     None,
     /// The plugin needs the call.
     Call,
-    /// The plugin is away and needs the call, or may need it: it has not registered since the restart, and the grace period is not
-    /// over.
+    /// The plugin needs the call and is away.
     PluginAway,
 }
 
@@ -242,7 +234,7 @@ impl DeviceInventory {
 
     /// Returns the number of devices of each resource. A resource that was removed has none (`GetCapacity`).
     #[must_use]
-    pub fn capacity(&self) -> BTreeMap<String, ResourceCount> {
+    pub fn capacity(&self) -> ExtendedResources {
         let count = |known: &ResourceDevices| ResourceCount {
             capacity: known.devices.len(),
             allocatable: known.healthy().len(),
@@ -252,12 +244,28 @@ impl DeviceInventory {
         known.chain(removed).collect()
     }
 
-    /// Returns the number of devices that containers hold, by resource. The node has at least these for a pod that holds devices,
-    /// whatever its plugins report (`sanitizeNodeAllocatable`).
+    /// Returns the number of devices that a pod finds on the node, by resource: the healthy ones. A pod that holds devices finds
+    /// at least all that are held, whatever their plugins report (`sanitizeNodeAllocatable`). While a plugin is away there is no limit, since
+    /// the pod waits for it.
     #[must_use]
-    pub fn allocated(&self) -> BTreeMap<String, usize> {
-        let count = |name: &str| (name.to_owned(), self.held.in_use(name).len());
-        self.held.resources().into_iter().map(count).collect()
+    pub fn allocatable_for(&self, pod: &str) -> BTreeMap<String, usize> {
+        let held = |name: &str| self.held.in_use(name).len();
+        let holds = self.held.has_pod(pod);
+        let mut all: BTreeMap<String, usize> = self.removed.iter().map(|name| (name.clone(), 0)).collect();
+        for (name, known) in &self.resources {
+            let count = match known.phase {
+                PluginPhase::Serving { .. } => known.healthy().len(),
+                PluginPhase::Away { .. } | PluginPhase::Registered { .. } => usize::MAX,
+            };
+            all.insert(name.clone(), count);
+        }
+        if holds {
+            for name in self.held.resources() {
+                let count = all.entry(name.to_owned()).or_default();
+                *count = (*count).max(held(name));
+            }
+        }
+        all
     }
 
     /// Returns the current registration of a resource.
@@ -266,10 +274,13 @@ impl DeviceInventory {
         self.resources.get(resource)?.phase.registration()
     }
 
-    /// Returns whether a device plugin provides the resource, or a container holds devices of it (`isDevicePluginResource`).
+    /// Returns whether a device plugin provides or has provided the resource, or a container holds devices of it
+    /// (`isDevicePluginResource`). A pod that waited for a plugin that stays away must not start without its devices.
     #[must_use]
     pub fn is_known(&self, resource: &str) -> bool {
-        self.resources.contains_key(resource) || self.held.resources().contains(resource)
+        self.resources.contains_key(resource)
+            || self.removed.contains(resource)
+            || self.held.resources().contains(resource)
     }
 
     /// Returns the devices of a resource, and whether each one is healthy.
@@ -283,9 +294,10 @@ impl DeviceInventory {
         self.resources.keys().chain(&self.removed).map(String::as_str)
     }
 
-    /// Decides whether PreStartContainer is called before a container with this resource starts (`callPreStartContainerIfNeeded`).
+    /// Decides whether PreStartContainer is called before a container with this resource starts (`callPreStartContainerIfNeeded`). As
+    /// with the kubelet, a plugin that has not registered since the restart is not called.
     #[must_use]
-    pub fn pre_start(&self, resource: &str, now: Duration) -> PreStartNeed {
+    pub fn pre_start(&self, resource: &str) -> PreStartNeed {
         let Some(known) = self.resources.get(resource) else { return PreStartNeed::None };
         let need = |options: PluginOptions, need| if options.pre_start { need } else { PreStartNeed::None };
         match known.phase {
@@ -293,9 +305,6 @@ impl DeviceInventory {
                 need(options, PreStartNeed::Call)
             }
             PluginPhase::Away { options: Some(options), .. } => need(options, PreStartNeed::PluginAway),
-            PluginPhase::Away { since, options: None } if now < since.saturating_add(GRACE) => {
-                PreStartNeed::PluginAway
-            }
             PluginPhase::Away { options: None, .. } => PreStartNeed::None,
         }
     }

@@ -28,8 +28,9 @@ pub mod select;
 
 pub use crate::device::{Device, DeviceId, DeviceIds};
 pub use crate::error::DeviceError;
-pub use crate::inventory::{DeviceInventory, GRACE, ResourceCount};
-pub use crate::manager::{DeviceAdmission, DeviceCapacity, DeviceContext, Devices, PluginView};
+pub use crate::inventory::{DeviceInventory, GRACE};
+pub use crate::manager::{DeviceAdmission, DeviceContext, Devices, PluginView};
 pub use crate::options::{DeviceFile, DeviceMount, DeviceOptions};
 pub use crate::registration::{PLUGIN_TYPE, SOCKET};
+pub use crate::requests::{may_need_devices, resource_names};
 pub use crate::select::select;

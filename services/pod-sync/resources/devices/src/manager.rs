@@ -1,13 +1,15 @@
 //! The registered plugins, their tasks, and the devices of pods.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
+use pod_sync_layout::ExtendedResources;
 use pod_sync_plugins::call::CallError;
 use prost::Message as _;
 use quintlet_kit::clock::Clock;
@@ -23,7 +25,6 @@ use crate::error::DeviceError;
 use crate::file::{CheckpointFile, remove_sockets};
 use crate::inventory::{
     DeviceDecision, DeviceInventory, DeviceRequest, PreStartNeed, RegistrationNumber, Reservation,
-    ResourceCount,
 };
 use crate::metrics::DeviceMetrics;
 use crate::names::PluginRefusal;
@@ -38,13 +39,12 @@ const MOST_RESOURCES: usize = 256;
 const LONGEST_ID: usize = 1024;
 /// Largest number of devices of a resource. Plugins that share memory list one device per MiB.
 const MOST_DEVICES: usize = 1 << 17;
+/// Mode of the directory: only root and its group may enter.
+const DIR_MODE: u32 = 0o750;
 /// Value of `health` of a healthy device.
 const HEALTHY: &str = "Healthy";
 /// Interval between two checks for plugins that stayed away, if no end of a grace period is known.
 const EXPIRY_CHECK: Duration = Duration::from_secs(3600);
-
-/// Devices in the Node, by resource.
-pub type DeviceCapacity = BTreeMap<String, ResourceCount>;
 
 /// Inputs of [`Devices::open`].
 #[derive(Debug)]
@@ -88,7 +88,7 @@ struct Shared {
     wakeups: Arc<WorkerWakeups>,
     stop: CancellationToken,
     state: Mutex<ManagerState>,
-    capacity: watch::Sender<DeviceCapacity>,
+    capacity: watch::Sender<ExtendedResources>,
     file: tokio::sync::Mutex<Arc<Mutex<CheckpointFile>>>,
     // A plugin has stopped, so that another grace period may end first.
     stopped: Notify,
@@ -151,7 +151,7 @@ impl Devices {
     /// The directory cannot be created or read.
     pub fn open(context: DeviceContext) -> std::io::Result<Self> {
         let DeviceContext { dir, clock, wakeups, stop } = context;
-        std::fs::create_dir_all(&dir)?;
+        std::fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir)?;
         remove_sockets(&dir)?;
         let (file, checkpoint) = CheckpointFile::open(&dir);
         let inventory = DeviceInventory::restored(checkpoint, clock.boot());
@@ -201,16 +201,14 @@ impl Devices {
 
     /// Returns the devices in the Node, as they change.
     #[must_use]
-    pub fn capacity(&self) -> watch::Receiver<DeviceCapacity> {
+    pub fn capacity(&self) -> watch::Receiver<ExtendedResources> {
         self.shared.capacity.subscribe()
     }
 
-    /// Returns the number of devices that the pods of this node hold, by resource, if the pod is one of them. The node has at least
-    /// these for it.
+    /// Returns the number of devices that a pod finds on the node, by resource, see [`DeviceInventory::allocatable_for`].
     #[must_use]
-    pub fn allocated_beside(&self, uid: &PodUid) -> Option<BTreeMap<String, usize>> {
-        let state = self.shared.state.lock();
-        state.inventory.held().has_pod(uid.as_str()).then(|| state.inventory.allocated())
+    pub fn allocatable_for(&self, uid: &str) -> BTreeMap<String, usize> {
+        self.shared.state.lock().inventory.allocatable_for(uid)
     }
 
     /// Runs `read` on the current state, for views of it. `read` gets the socket and the last error of a resource, too.
@@ -300,10 +298,10 @@ impl Devices {
         &self,
         uid: &PodUid,
         pod: &Pod,
-        container: &Container,
+        container: &str,
         cancel: &CancellationToken,
     ) -> Result<DeviceOptions, DeviceError> {
-        let name = container.name.as_str();
+        let name = container;
         let all = requests(pod);
         let Some(request) = all.iter().find(|request| request.name == name) else {
             // Ephemeral containers have no resources.
@@ -337,18 +335,20 @@ impl Devices {
         }
     }
 
-    /// Frees the devices of pods that are not in `known`.
-    pub async fn retain(&self, known: &BTreeSet<&str>) {
-        let gone: Vec<String> = {
-            let state = self.shared.state.lock();
-            state.inventory.held().pods().filter(|pod| !known.contains(pod)).map(str::to_owned).collect()
-        };
-        if gone.is_empty() {
-            return;
-        }
+    /// Frees the devices of pods that are not in `known`. Returns whether there were any: the checkpoint is then to be written.
+    #[must_use]
+    pub fn retain(&self, known: &BTreeSet<String>) -> bool {
+        let mut state = self.shared.state.lock();
+        let held = state.inventory.held().pods();
+        let gone: Vec<String> = held.filter(|pod| !known.contains(*pod)).map(str::to_owned).collect();
         for pod in &gone {
-            self.shared.state.lock().inventory.release(pod);
+            state.inventory.release(pod);
         }
+        !gone.is_empty()
+    }
+
+    /// Writes the checkpoint, if it has changed. An error is logged.
+    pub async fn write_checkpoint(&self) {
         self.shared.persist_or_log().await;
     }
 
@@ -495,7 +495,7 @@ impl Devices {
         let (plugin, ids) = {
             let state = self.shared.state.lock();
             let stopped = || DeviceError::Stopped(resource.to_owned());
-            match state.inventory.pre_start(resource, self.shared.clock.boot()) {
+            match state.inventory.pre_start(resource) {
                 PreStartNeed::None => return Ok(()),
                 PreStartNeed::PluginAway => return Err(DeviceError::PreStart(stopped().to_string())),
                 PreStartNeed::Call => {}

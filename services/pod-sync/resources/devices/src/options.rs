@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_cri::v1 as cri;
+use pod_sync_cri_config::container::DeviceAdditions;
 use prost::Message as _;
 use quintlet_plugin_api::device_plugin::ContainerAllocateResponse;
 
@@ -89,6 +91,29 @@ impl DeviceOptions {
             options.cdi_devices.extend(names.filter(|name| cdi_devices.insert(name.clone())));
         }
         options
+    }
+}
+
+impl From<DeviceOptions> for DeviceAdditions {
+    fn from(options: DeviceOptions) -> Self {
+        let mount = |mount: DeviceMount| cri::Mount {
+            container_path: mount.container_path,
+            host_path: mount.host_path,
+            readonly: mount.read_only,
+            ..cri::Mount::default()
+        };
+        let device = |file: DeviceFile| cri::Device {
+            container_path: file.container_path,
+            host_path: file.host_path,
+            permissions: file.permissions,
+        };
+        Self {
+            envs: options.envs.into_iter().map(|(name, value)| (name, value.into_bytes())).collect(),
+            mounts: options.mounts.into_iter().map(mount).collect(),
+            devices: options.devices.into_iter().map(device).collect(),
+            annotations: options.annotations,
+            cdi_devices: options.cdi_devices,
+        }
     }
 }
 

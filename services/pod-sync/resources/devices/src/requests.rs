@@ -1,6 +1,6 @@
 //! The devices that the containers of a pod request.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::pod as pods;
@@ -35,6 +35,12 @@ pub fn may_need_devices(pod: &Pod) -> bool {
     let spec = pods::spec(pod);
     let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
     containers.any(|container| limits(container).any(|(name, _)| name.contains('/')))
+}
+
+/// Returns the names of the resources of which a container of the pod may request devices.
+#[must_use]
+pub fn resource_names(pod: &Pod) -> BTreeSet<String> {
+    requests(pod).into_iter().flat_map(|request| request.resources.into_keys()).collect()
 }
 
 fn limits(container: &Container) -> impl Iterator<Item = (&String, Quantity)> {
@@ -83,6 +89,7 @@ mod tests {
         assert_eq!(names, expected);
         let counts: Vec<_> = got.iter().map(|r| r.resources.values().sum::<usize>()).collect();
         assert_eq!(counts, [2, 1, 1, 0, 0]);
+        assert_eq!(resource_names(&pod), ["a.com/gpu".to_owned(), "a.com/nic".to_owned()].into());
         assert!(may_need_devices(&pod));
         assert!(!may_need_devices(&pod_json(json!({"containers": [container("cpu", "cpu", "2")]}))));
     }

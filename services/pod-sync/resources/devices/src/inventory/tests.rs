@@ -109,7 +109,7 @@ fn a_pod_waits_for_its_plugin_until_the_grace_period_is_over() {
     give(&mut before, "p", "a");
     let mut inventory = DeviceInventory::restored(before.checkpoint(), AT);
     assert_eq!(inventory.capacity()[GPU], ResourceCount::default());
-    assert_eq!(inventory.allocated(), [(GPU.to_owned(), 1)].into());
+    assert_eq!(inventory.allocatable_for("new"), [(GPU.to_owned(), usize::MAX)].into());
     assert_eq!(decide(&inventory, "p", 1, AT), "wait until 1300");
     assert_eq!(decide(&inventory, "new", 1, AT), "wait until 1300");
     // The containers of a restored pod may be running, and it has its devices.
@@ -138,7 +138,9 @@ fn the_devices_of_a_stopped_plugin_stay_in_the_capacity_for_the_grace_period() {
     assert!(!inventory.expire(AT + GRACE));
     assert!(inventory.expire(AT + GRACE + Duration::from_secs(1)));
     assert_eq!(inventory.capacity()[GPU], count(0, 0));
-    assert!(inventory.checkpoint().registered.is_empty() && !inventory.is_known(GPU));
+    assert!(inventory.checkpoint().registered.is_empty());
+    let late = AT + GRACE * 2;
+    assert_eq!(decide(&inventory, "p", 1, late), "cannot allocate unregistered device a.com/gpu");
     assert_eq!(inventory.next_expiry(), None);
     let number = inventory.register(GPU, PluginOptions::default(), AT);
     inventory.list(GPU, number, listed("a")).unwrap();
@@ -160,23 +162,22 @@ fn a_list_or_an_end_of_a_replaced_registration_is_ignored() {
 }
 
 #[test]
-fn pre_start_is_needed_by_the_last_options_and_a_restart_waits_for_the_next_ones() {
+fn pre_start_is_needed_by_the_last_options() {
     let mut inventory = DeviceInventory::default();
-    assert_eq!(inventory.pre_start(GPU, AT), PreStartNeed::None);
+    assert_eq!(inventory.pre_start(GPU), PreStartNeed::None);
     for (pre_start, serving, stopped) in [
         (true, PreStartNeed::Call, PreStartNeed::PluginAway),
         (false, PreStartNeed::None, PreStartNeed::None),
     ] {
         let number = inventory.register(GPU, PluginOptions { pre_start, preferences: false }, AT);
-        assert_eq!(inventory.pre_start(GPU, AT), serving);
+        assert_eq!(inventory.pre_start(GPU), serving);
         inventory.list(GPU, number, listed("a")).unwrap();
-        assert_eq!(inventory.pre_start(GPU, AT), serving);
+        assert_eq!(inventory.pre_start(GPU), serving);
         inventory.stop(GPU, number, AT);
-        assert_eq!(inventory.pre_start(GPU, AT), stopped);
+        assert_eq!(inventory.pre_start(GPU), stopped);
     }
     let restored = DeviceInventory::restored(inventory.checkpoint(), AT);
-    assert_eq!(restored.pre_start(GPU, AT), PreStartNeed::PluginAway);
-    assert_eq!(restored.pre_start(GPU, AT + GRACE), PreStartNeed::None);
+    assert_eq!(restored.pre_start(GPU), PreStartNeed::None);
 }
 
 #[test]
@@ -204,7 +205,13 @@ fn a_device_is_recorded_below_each_of_its_numa_nodes() {
     let per_node = &inventory.held().container("p", "main").unwrap()[GPU].devices;
     let names: Vec<_> = per_node.iter().map(|(node, ids)| (*node, ids.len())).collect();
     assert_eq!(names, [(-1, 1), (0, 1), (1, 2)]);
-    assert_eq!(inventory.allocated()[GPU], 3);
+    assert_eq!(inventory.allocatable_for("p")[GPU], 3);
+    let number = inventory.registration(GPU).unwrap().0;
+    inventory.list(GPU, number, listed("a")).unwrap();
+    assert_eq!((inventory.allocatable_for("p")[GPU], inventory.allocatable_for("q")[GPU]), (3, 1));
+    inventory.stop(GPU, number, AT);
+    inventory.expire(AT + GRACE * 2);
+    assert_eq!((inventory.allocatable_for("p")[GPU], inventory.allocatable_for("q")[GPU]), (3, 0));
 }
 
 #[derive(Debug, Clone)]
