@@ -30,7 +30,7 @@ ALL_IN_ONE = "quintlet"
 # Another command line of the same supervisor.
 SUPERVISOR = ("quintlet-kubelet", "quintctl")
 # The groups of crates below pod-sync, which are directories. One depends on those to its left.
-POD_SYNC = ["base", "volumes", "cluster", "node", "worker", "src"]
+POD_SYNC = ["base", "volumes", "cluster", "node", "resources", "worker", "src"]
 
 
 def product(text):

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
+use pod_sync_devices::Devices;
 use pod_sync_layout::{NodeSettings, RuntimeState};
 use pod_sync_node_decisions::admission::{
     AdmitResult, NodeView, PressureCondition, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
 };
 use pod_sync_node_object::{declared_features, node_object};
 use pod_sync_sources::api::ClusterView;
+use quintlet_model::qos::ResourceList;
+use quintlet_model::quantity::{Format, Quantity};
 use tokio::sync::watch;
 
 use crate::pod_manager::Admission;
@@ -41,6 +44,7 @@ pub(crate) struct NodeAdmission {
     client: Option<kube::Client>,
     runtime: watch::Receiver<RuntimeState>,
     conditions: NodeConditions,
+    devices: Option<Devices>,
     /// Major and minor version of the kernel.
     kernel: (u32, u32),
 }
@@ -56,7 +60,25 @@ impl NodeAdmission {
         conditions: NodeConditions,
     ) -> Self {
         let own = node_object(&settings, labels, &RuntimeState::default());
-        Self { settings, own, view, client, runtime, conditions, kernel: kernel() }
+        Self { settings, own, view, client, runtime, conditions, devices: None, kernel: kernel() }
+    }
+
+    /// Adds the devices of device plugins to the resources of the node.
+    #[must_use]
+    pub(crate) fn with_devices(self, devices: Devices) -> Self {
+        Self { devices: Some(devices), ..self }
+    }
+
+    /// Returns the allocatable resources that a pod finds.
+    fn allocatable(&self, pod: &Pod) -> ResourceList {
+        let mut allocatable = self.settings.allocatable.clone();
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let devices = self.devices.iter().flat_map(|devices| devices.allocatable_for(uid));
+        allocatable.extend(devices.map(|(name, count)| {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            (name, Quantity::from_units(count, Format::Decimal))
+        }));
+        allocatable
     }
 }
 
@@ -100,7 +122,7 @@ impl Admission for NodeAdmission {
             others,
             &NodeView {
                 node: Some(node.as_deref().unwrap_or(&self.own)),
-                allocatable: &self.settings.allocatable,
+                allocatable: &self.allocatable(pod),
                 pressure: &pressure,
                 allowed_sysctls: &self.settings.allowed_sysctls,
                 kernel: self.kernel,

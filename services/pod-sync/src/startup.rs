@@ -16,6 +16,7 @@ use pod_sync_certificates::{ClusterTrustBundles, PodCertificateContext, PodCerti
 use pod_sync_clients::{Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, UnsentEvents, WorkerWakeups};
 use pod_sync_containment::Containment;
 use pod_sync_decisions::backoff::BackoffDelays;
+use pod_sync_devices::{DeviceContext, Devices};
 use pod_sync_direct_volumes::Volumes;
 use pod_sync_direct_volumes::certificates::{CredentialBundles, TrustAnchors};
 use pod_sync_direct_volumes::mount_table::ProcMountTable;
@@ -61,6 +62,9 @@ use crate::settings::settings;
 
 /// Mount point of the cgroup hierarchies.
 pub(crate) const CGROUP_FS: &str = "/sys/fs/cgroup";
+
+/// Directory of the socket at which device plugins register, below the root directory.
+const DEVICE_PLUGINS: &str = "device-plugins";
 
 /// pod-sync with its state open, before and while its tasks run.
 pub(crate) struct Agent {
@@ -142,6 +146,13 @@ impl Agent {
         let volumes = Volumes::new(args.root_dir.clone())
             .with_credentials(credentials)
             .with_quotas(args.resources.project_quotas(&args.root_dir));
+        let devices = Devices::open(DeviceContext {
+            dir: args.root_dir.join(DEVICE_PLUGINS),
+            clock: clock.clone(),
+            wakeups: Arc::clone(&wakeups),
+            stop: stop.clone(),
+        });
+        let devices = devices.context("failed to open the directory of device plugins")?;
         let volume_tasks = VolumeTasksContext {
             root_dir: args.root_dir.clone(),
             volumes: volumes.clone(),
@@ -155,6 +166,7 @@ impl Agent {
             commands: args.disks.commands(),
             host: args.disks.host(),
             nodes: api.cluster.nodes(),
+            plugin_handlers: [(pod_sync_devices::PLUGIN_TYPE.to_owned(), devices.handler())].into(),
             events: reporting.events.clone(),
             clock: clock.clone(),
         };
@@ -164,6 +176,7 @@ impl Agent {
             cgroups: cgroups(&args, &node.settings),
             volumes,
             volume_tasks,
+            devices,
             objects: Arc::new(objects),
             tokens,
             trust_anchors: api.trust_anchors(&args, &stop),

@@ -1,11 +1,14 @@
 //! Compiles the contracts.
 
 fn main() -> std::io::Result<()> {
-    let files = ["proto/registration.proto", "proto/csi.proto"];
+    let files = ["proto/registration.proto", "proto/csi.proto", "proto/deviceplugin.proto"];
     // Requests with credentials have a `Debug` of their own, which omits them.
     let secret = ["NodeStageVolumeRequest", "NodePublishVolumeRequest", "NodeExpandVolumeRequest"];
     let secret = secret.map(|message| format!(".csi.v1.{message}"));
-    tonic_prost_build::configure().skip_debug(secret).compile_protos(&files, &["proto"])?;
+    tonic_prost_build::configure()
+        .skip_debug(secret)
+        .btree_map(".v1beta1")
+        .compile_protos(&files, &["proto"])?;
     println!("cargo:rerun-if-changed=proto");
     Ok(())
 }

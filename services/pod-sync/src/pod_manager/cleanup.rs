@@ -107,6 +107,7 @@ impl Cleanup {
             self.listing = Some(quintlet_kit::task::spawn("list-orphans", listing));
         }
         self.ctx.reporting.metrics.start_latency.retain(&known);
+        self.release_devices(&known);
         let allocations = &self.ctx.checkpoints.allocations;
         allocations.retain(&known.iter().map(PodUid::as_str).collect());
         if allocations.begin_interval(self.ctx.clock.boot()) {
@@ -115,6 +116,16 @@ impl Cleanup {
             drop(quintlet_kit::task::spawn("write-allocations", write));
         }
         self.sweeper.tick(&self.ctx, &known);
+    }
+
+    // Frees the devices of pods that are gone. Usually their workers have done so.
+    fn release_devices(&self, known: &HashSet<PodUid>) {
+        let known: BTreeSet<String> = known.iter().map(ToString::to_string).collect();
+        let devices = self.ctx.environment.devices.clone();
+        if devices.retain(&known) {
+            let write = async move { devices.write_checkpoint().await };
+            drop(quintlet_kit::task::spawn("write-devices", write));
+        }
     }
 
     /// Removes the listed directories, unless a pod with the UID has been added since.

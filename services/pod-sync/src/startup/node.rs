@@ -45,10 +45,11 @@ impl Agent {
         self.tasks.spawn("node-addresses", follow);
         let NodeConditions { shutting_down, pressure } = conditions.clone();
         let runtime_state = runtime.state.clone();
+        let devices = ctx.environment.devices.capacity();
         let report = pod_sync_node_object::report_node(
             (**settings).clone(),
             args.labels(),
-            NodeChannels { runtime: runtime_state, shutting_down, images, ips, pressure },
+            NodeChannels { runtime: runtime_state, shutting_down, images, ips, pressure, devices },
             Arc::clone(&runtime.pleg),
             Arc::clone(&ctx.reporting.statuses),
             ctx.clock.clone(),

@@ -70,6 +70,23 @@ impl Agent {
         Ok(())
     }
 
+    /// Serves the registration of device plugins, and removes the resources of those that stay away.
+    ///
+    /// # Errors
+    /// The socket cannot be created.
+    pub(crate) fn serve_device_plugins(&self) -> anyhow::Result<()> {
+        let devices = self.ctx.environment.devices.clone();
+        let listener = devices.listen().context("failed to create the socket of device plugins")?;
+        self.tasks.spawn("device-expiry", devices.clone().expire_resources());
+        let server = devices.serve(listener, self.stop.clone());
+        self.tasks.spawn("device-plugins", async move {
+            if let Err(error) = server.await {
+                tracing::error!(%error, "failed to serve the registration of device plugins");
+            }
+        });
+        Ok(())
+    }
+
     /// Serves metrics over HTTP if the command line asks for it.
     pub(crate) fn serve_metrics(&self) {
         let Some(address) = self.args.common.metrics_listen else { return };

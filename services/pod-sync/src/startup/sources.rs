@@ -17,14 +17,15 @@ impl Agent {
         conditions: NodeConditions,
     ) -> (PodManager, mpsc::Receiver<SourceMessage>) {
         let (sources, kinds) = self.start_sources();
-        let admission = Arc::new(NodeAdmission::new(
+        let admission = NodeAdmission::new(
             (*self.ctx.node.settings).clone(),
             &self.args.labels(),
             Arc::clone(&self.api.cluster),
             self.api.client.clone(),
             self.ctx.runtime.state.clone(),
             conditions,
-        ));
+        );
+        let admission = Arc::new(admission.with_devices(self.ctx.environment.devices.clone()));
         let manager =
             PodManager::new(Arc::clone(&self.ctx), Arc::clone(&self.api.manifests), admission, &kinds);
         (manager, sources)

@@ -10,6 +10,7 @@ use parking_lot::RwLock;
 use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::{Containment, PodWork};
 use pod_sync_decisions::backoff::BackoffDelays;
+use pod_sync_devices::Devices;
 use pod_sync_direct_volumes::Volumes;
 use pod_sync_direct_volumes::certificates::TrustAnchors;
 use pod_sync_images::credentials::Credentials;
@@ -151,6 +152,8 @@ pub struct PodEnvironment {
     pub volumes: Volumes,
     /// Volumes of pods.
     pub volume_tasks: VolumeTasks,
+    /// Devices of device plugins.
+    pub devices: Devices,
     /// ConfigMaps, Secrets, Services and RuntimeClasses.
     pub objects: Arc<dyn ObjectSource>,
     /// Service account tokens; none without an API server.

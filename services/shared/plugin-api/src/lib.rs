@@ -1,7 +1,8 @@
-//! The gRPC contracts between a node agent and its plugins: registration, and the node side of CSI 1.x.
+//! The gRPC contracts between a node agent and its plugins: registration, the node side of CSI 1.x, and device plugins.
 //!
 //! The files below `proto` have the names and field numbers of the public contracts, without parts that a node agent does not
-//! use. Servers and clients are compiled: the tests' CSI driver uses the servers.
+//! use. Servers and clients are compiled: the CSI driver and the device plugin of the tests use
+//! the servers.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, clippy::all, unreachable_pub)]
@@ -9,6 +10,11 @@
 /// Registration of plugins below `<root>/plugins_registry` (`k8s.io/kubelet/pkg/apis/pluginregistration/v1`).
 pub mod registration {
     tonic::include_proto!("pluginregistration");
+}
+
+/// Device plugins and their registration (`k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1`).
+pub mod device_plugin {
+    tonic::include_proto!("v1beta1");
 }
 
 /// The Container Storage Interface, services Identity and Node.

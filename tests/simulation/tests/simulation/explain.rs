@@ -69,14 +69,14 @@ const END: [&str; 14] = [
     "VolumesUnmounting",
 ];
 
-// Covered by the tests of `containment`.
-const CONTAINED: [&str; 1] = ["InternalError"];
+// Covered by the tests of `containment` and `devices`.
+const ELSEWHERE: [&str; 2] = ["InternalError", "DevicesNotAllocated"];
 
 #[test]
 fn every_reason_has_a_row() {
-    let rows: BTreeSet<&str> = BEFORE.into_iter().chain(START).chain(END).chain(CONTAINED).collect();
+    let rows: BTreeSet<&str> = BEFORE.into_iter().chain(START).chain(END).chain(ELSEWHERE).collect();
     assert_eq!(rows, Waiting::reasons());
-    assert_eq!(rows.len(), BEFORE.len() + START.len() + END.len() + CONTAINED.len(), "each has one");
+    assert_eq!(rows.len(), BEFORE.len() + START.len() + END.len() + ELSEWHERE.len(), "each has one");
 }
 
 /// A node, and all waiting reasons that were seen.

@@ -1,9 +1,9 @@
 //! Builds the CRI configuration of a container (`pkg/kubelet/kuberuntime: generateContainerConfig`).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
+    CdiDevice, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
     UserNamespace,
 };
 use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
@@ -17,6 +17,19 @@ use super::expand::Budget;
 use super::security::ImageUser;
 use super::{go_json, resources, security};
 use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
+
+/// The part of a container's configuration that the plugins of its devices add (`DeviceRunContainerOptions`).
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DeviceAdditions {
+    /// Variables, which those of the container override.
+    pub envs: BTreeMap<String, Vec<u8>>,
+    pub mounts: Vec<Mount>,
+    pub devices: Vec<Device>,
+    /// Annotations, which those of the node agent override.
+    pub annotations: BTreeMap<String, String>,
+    /// Qualified names of CDI devices.
+    pub cdi_devices: Vec<String>,
+}
 
 /// Input of [`container_config`].
 #[derive(Debug, Clone, Copy)]
@@ -38,6 +51,8 @@ pub struct ContainerInput<'a> {
     pub mounts: &'a [Mount],
     /// Block devices of [`super::mounts::block_devices`].
     pub devices: &'a [Device],
+    /// The part that the plugins of the container's devices add.
+    pub additions: &'a DeviceAdditions,
     /// Handler of the pod's RuntimeClass; empty for the default.
     pub runtime_handler: &'a str,
     /// Features of that handler.
@@ -55,7 +70,7 @@ pub struct ContainerInput<'a> {
 /// # Errors
 /// The message becomes that of waiting reason `CreateContainerConfigError`.
 pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, ConfigError> {
-    let ContainerInput { pod, names, container, node, env, .. } = input;
+    let ContainerInput { pod, names, container, node, env, additions, .. } = input;
     security::verify_run_as_non_root(pod, container, input.image_user)?;
     let mut budget = Budget::new("command and args");
     let mut expanded = |list: &Option<Vec<String>>| -> Result<Vec<String>, ConfigError> {
@@ -72,6 +87,9 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
         input.target_id,
         input.volume_groups,
     )?;
+    let mut annotations: HashMap<String, String> = additions.annotations.clone().into_iter().collect();
+    annotations.extend(container_annotations(pod, container, input.restarts)?);
+    let key_value = |(key, value): (&String, &Vec<u8>)| KeyValue { key: key.clone(), value: value.clone() };
     Ok(ContainerConfig {
         metadata: Some(ContainerMetadata { name: container.name.clone(), attempt: input.restarts }),
         image: Some(ImageSpec {
@@ -82,11 +100,12 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
         command,
         args,
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        envs: env.iter().map(|(key, value)| KeyValue { key: key.clone(), value: value.clone() }).collect(),
-        mounts: input.mounts.to_vec(),
-        devices: input.devices.to_vec(),
+        envs: additions.envs.iter().chain(env.iter()).map(key_value).collect(),
+        mounts: additions.mounts.iter().chain(input.mounts).cloned().collect(),
+        devices: additions.devices.iter().chain(input.devices).cloned().collect(),
+        cdi_devices: additions.cdi_devices.iter().map(|name| CdiDevice { name: name.clone() }).collect(),
         labels: container_labels(names, container),
-        annotations: container_annotations(pod, container, input.restarts)?,
+        annotations,
         log_path: paths::container_log_path(&container.name, input.restarts),
         stdin: container.stdin.unwrap_or(false),
         stdin_once: container.stdin_once.unwrap_or(false),
@@ -198,6 +217,14 @@ mod tests {
     }
 
     fn build_on(node: &NodeSettings, container: Value) -> Result<ContainerConfig, String> {
+        build_with(node, &DeviceAdditions::default(), container)
+    }
+
+    fn build_with(
+        node: &NodeSettings,
+        additions: &DeviceAdditions,
+        container: Value,
+    ) -> Result<ContainerConfig, String> {
         let mut p = pod_of(json!({"terminationGracePeriodSeconds": 30, "containers": [container]}));
         p.metadata.deletion_grace_period_seconds = Some(5);
         let env = [("A".to_owned(), b"1".to_vec()), ("B64".to_owned(), b"\xff\x00".to_vec())].into();
@@ -211,6 +238,7 @@ mod tests {
             node,
             env: &env,
             devices: &[],
+            additions,
             mounts: &[],
             runtime_handler: "",
             features: HandlerFeatures::default(),
@@ -219,6 +247,27 @@ mod tests {
             target_id: None,
         })
         .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn what_device_plugins_add_comes_first_and_the_container_overrides_it() {
+        let text = |text: &str| text.to_owned();
+        let additions = DeviceAdditions {
+            envs: [(text("A"), b"device".to_vec()), (text("DEVICE"), b"d1".to_vec())].into(),
+            mounts: vec![Mount { container_path: text("/device"), ..Mount::default() }],
+            devices: vec![Device { container_path: text("/dev/d1"), ..Device::default() }],
+            annotations: [(text("a.com/d"), text("d1")), (text(labels::RESTART_COUNT), text("99"))].into(),
+            cdi_devices: vec![text("a.com/d=1")],
+        };
+        let container = json!({"name": "foo", "image": "bar"});
+        let c = build_with(&NodeSettings::default(), &additions, container).unwrap();
+        let envs: Vec<_> = c.envs.iter().map(|v| (v.key.as_str(), v.value.as_slice())).collect();
+        // The runtime uses the last of two variables with one name.
+        assert_eq!(envs, [("A", &b"device"[..]), ("DEVICE", b"d1"), ("A", b"1"), ("B64", b"\xff\x00")]);
+        assert_eq!(c.mounts.len() + c.devices.len(), 2);
+        assert_eq!(c.cdi_devices, [CdiDevice { name: text("a.com/d=1") }]);
+        assert_eq!(c.annotations["a.com/d"], "d1");
+        assert_eq!(c.annotations[labels::RESTART_COUNT], "3");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`paths`] | where a pod's files are, as the kubelet has them |
 //! | `settings`, `node_ips`, `runtime_state` | settings of the node, its addresses, and the last state of the container runtime |
+//! | `extended_resources` | the devices of this node in numbers |
 //! | `objects` | the interface to ConfigMaps, Secrets and other objects that pods refer to, and its errors |
 //! | `token` | the interface to service account tokens, and their cache |
 //! | `sources` | where desired pods come from |
@@ -14,6 +15,7 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
+mod extended_resources;
 mod node_ips;
 mod objects;
 pub mod paths;
@@ -22,6 +24,7 @@ mod settings;
 mod sources;
 mod token;
 
+pub use crate::extended_resources::{ExtendedResources, ResourceCount};
 pub use crate::node_ips::NodeIps;
 pub use crate::objects::{ObjectError, ObjectKind, ObjectSource};
 pub use crate::runtime_state::{HandlerFeatures, RuntimeState};

@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeCondition};
+use k8s_openapi::api::core::v1::{ContainerImage, Node, NodeCondition, NodeStatus};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use pod_sync_clients::{Pleg, SERVICE_RETRY, Statuses};
-use pod_sync_layout::NodeSettings;
+use pod_sync_layout::{ExtendedResources, NodeSettings};
 use pod_sync_node_decisions::admission::PressureCondition;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::{self, blocking};
@@ -42,6 +43,8 @@ pub struct NodeChannels {
     pub ips: watch::Receiver<Option<Vec<IpAddr>>>,
     /// Pressure conditions that are true.
     pub pressure: watch::Receiver<BTreeSet<PressureCondition>>,
+    /// Extended resources of device plugins.
+    pub devices: watch::Receiver<ExtendedResources>,
 }
 
 /// Reads what the Node shows of the machine.
@@ -92,7 +95,8 @@ pub async fn report_node(
     clock: Clock,
     stop: CancellationToken,
 ) {
-    let NodeChannels { mut runtime, mut shutting_down, mut images, mut ips, mut pressure } = inputs;
+    let NodeChannels { mut runtime, mut shutting_down, mut images, mut ips, mut pressure, mut devices } =
+        inputs;
     let (name, serves_api) = (settings.node_name.clone(), settings.node_api_port != 0);
     // Blocks: `Machine` calls it on a blocking thread.
     let mut machine = Machine::new(move |state: &RuntimeState| managed_node(&settings, &labels, state));
@@ -108,6 +112,7 @@ pub async fn report_node(
             Ok(()) = images.changed() => {}
             Ok(()) = ips.changed() => {}
             Ok(()) = pressure.changed() => {}
+            Ok(()) = devices.changed() => {}
         }
         let state = runtime.borrow_and_update().clone();
         let mut not_ready: Vec<String> = state.not_ready.iter().cloned().collect();
@@ -126,6 +131,7 @@ pub async fn report_node(
         // `None` leaves the addresses that the API server has.
         node_status.addresses = ips.borrow_and_update().as_ref().map(|ips| addresses(&name, ips));
         node_status.conditions = conditions(&pressure.borrow_and_update());
+        set_extended_resources(node_status, &devices.borrow_and_update());
         status::set_runtime_status(node_status, &state, images.borrow_and_update().clone(), serves_api);
         let is_ready = not_ready.is_empty();
         wait = match statuses.report_node(&node, not_ready, clock.boot()).await {
@@ -136,6 +142,15 @@ pub async fn report_node(
                 SERVICE_RETRY
             }
         };
+    }
+}
+
+/// Adds the extended resources of device plugins (`pkg/kubelet/nodestatus: MachineInfo`). status-reporter keeps the resources of others.
+fn set_extended_resources(node: &mut NodeStatus, resources: &ExtendedResources) {
+    for (name, count) in resources {
+        let quantity = |count: usize| Quantity(count.to_string());
+        node.capacity.get_or_insert_default().insert(name.clone(), quantity(count.capacity));
+        node.allocatable.get_or_insert_default().insert(name.clone(), quantity(count.allocatable));
     }
 }
 
@@ -158,6 +173,22 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn extended_resources_are_beside_those_of_the_machine() {
+        let quantity = |text: &str| Quantity(text.to_owned());
+        let mut node = NodeStatus {
+            capacity: Some([("cpu".to_owned(), quantity("2"))].into()),
+            ..NodeStatus::default()
+        };
+        let count = |capacity, allocatable| pod_sync_layout::ResourceCount { capacity, allocatable };
+        let devices = [("a.com/gpu".to_owned(), count(3, 1)), ("a.com/gone".to_owned(), count(0, 0))];
+        set_extended_resources(&mut node, &devices.into());
+        let capacity = node.capacity.unwrap();
+        assert_eq!((&capacity["cpu"], &capacity["a.com/gpu"]), (&quantity("2"), &quantity("3")));
+        let expected = [("a.com/gone".to_owned(), quantity("0")), ("a.com/gpu".to_owned(), quantity("1"))];
+        assert_eq!(node.allocatable, Some(expected.into()));
+    }
 
     #[tokio::test]
     async fn a_disk_that_hangs_delays_one_report_and_holds_one_thread() {

@@ -70,6 +70,8 @@ pub struct VolumeTasksContext {
     pub host: Host,
     /// The Node object, as it changes.
     pub nodes: watch::Receiver<Option<Arc<Node>>>,
+    /// Handlers of other plugin types than that of CSI drivers.
+    pub plugin_handlers: HashMap<String, Arc<dyn PluginHandler>>,
     /// Events of pods.
     pub events: Events,
     /// Time.
@@ -173,7 +175,8 @@ impl VolumeTasks {
             drop(task::spawn("driver limits", Arc::clone(&limits).run(objects, stop.clone())));
         }
         let handler = Arc::clone(&drivers) as Arc<dyn PluginHandler>;
-        let handlers = HashMap::from([(pod_sync_csi::PLUGIN_TYPE.to_owned(), handler)]);
+        let mut handlers = inputs.plugin_handlers;
+        handlers.insert(pod_sync_csi::PLUGIN_TYPE.to_owned(), handler);
         // The manager's task ends with `stop`.
         drop(PluginManager::start(root.plugins_registry(), handlers, stop.clone()));
         let tools = Tools {

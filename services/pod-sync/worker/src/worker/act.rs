@@ -160,6 +160,7 @@ impl Worker {
             images: &self.ctx.images,
             control: &self.ctx.control,
             wakeup: &self.work_loop.wakeup,
+            cancel: &self.work_loop.cancel,
             tracker: &mut self.tracker,
             retries: &mut self.retries,
             setup: &mut self.setup,

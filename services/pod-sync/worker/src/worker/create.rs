@@ -7,7 +7,7 @@ use std::sync::Arc;
 use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_clients::{CallError, EventType};
-use pod_sync_cri_config::container::{ContainerInput, container_config};
+use pod_sync_cri_config::container::{ContainerInput, DeviceAdditions, container_config};
 use pod_sync_cri_config::env::{Env, EnvInput, EnvObjects, make_env};
 use pod_sync_cri_config::env_files::EnvFiles;
 use pod_sync_cri_config::error::ConfigError;
@@ -181,6 +181,11 @@ impl Starts<'_> {
         ips: &[IpAddr],
     ) -> Result<cri::ContainerConfig, ConfigError> {
         let (pod, node) = (&pass.pod, &self.node.settings);
+        let uid = &self.tracker.pod_ref.uid;
+        let prepared =
+            self.environment.devices.prepare_container(uid, pod, &container.name, self.cancel).await;
+        let additions: DeviceAdditions =
+            prepared.map_err(|error| ConfigError::invalid(error.to_string()))?.into();
         let objects = EnvObjects::fetch(pod, container, self.environment.objects.as_ref()).await;
         let files = self.env_files(pod, container).await?;
         let env = make_env(EnvInput { pod, container, node, pod_ips: ips, objects: &objects }, files)?;
@@ -206,6 +211,7 @@ impl Starts<'_> {
             env: &env,
             mounts: &mounts,
             devices: &devices,
+            additions: &additions,
             runtime_handler: &self.setup.runtime_handler,
             features: self.runtime.features(&self.setup.runtime_handler),
             userns: self.setup.user_namespace.as_ref(),

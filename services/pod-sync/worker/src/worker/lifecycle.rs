@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
 use super::Worker;
+use super::devices::DeviceProgress;
 use super::halt::{Halt, Next};
 use super::prepare::PodSetup;
 use super::retries::RetryTimes;
@@ -48,6 +49,7 @@ impl Worker {
             retries: RetryTimes::default(),
             setup: PodSetup::default(),
             mirror: None,
+            devices: DeviceProgress::default(),
             ctx,
         }
     }
@@ -279,7 +281,10 @@ impl Worker {
             },
             Work::Terminating => self.termination().stop().await,
             Work::Terminated => self.termination().release().await,
-            Work::Finished { clean } => self.termination().finish(*clean).await,
+            Work::Finished { clean } => {
+                let rejected = desired.rejected.clone().or_else(|| self.devices.rejected.clone());
+                self.termination().finish(*clean, rejected).await
+            }
             Work::WaitForFullName { .. } => Ok(Next::Idle(None)),
         }
     }

@@ -16,6 +16,7 @@ mod act;
 mod cancellable;
 mod container_stop;
 mod create;
+mod devices;
 mod halt;
 mod hook_http;
 mod hooks;
@@ -47,6 +48,7 @@ pub use halt::Halt;
 
 use std::sync::Arc;
 
+use self::devices::DeviceProgress;
 use self::prepare::PodSetup;
 use self::retries::RetryTimes;
 use self::tracker::Tracker;
@@ -63,4 +65,5 @@ pub struct Worker {
     // Reconciles the mirror of a static pod that is to run.
     mirror: Option<MirrorReconciler>,
     work_loop: WorkLoop,
+    devices: DeviceProgress,
 }

@@ -20,6 +20,7 @@ use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::ContainerState;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use super::halt::Halt;
 use super::pass::Pass;
@@ -113,6 +114,8 @@ pub(super) struct Starts<'a> {
     pub(super) control: &'a WorkerControl,
     /// Wakes the worker.
     pub(super) wakeup: &'a Arc<Notify>,
+    /// Ends the sync, unless it has reached the runtime.
+    pub(super) cancel: &'a CancellationToken,
     pub(super) tracker: &'a mut Tracker,
     pub(super) retries: &'a mut RetryTimes,
     pub(super) setup: &'a mut PodSetup,

@@ -16,6 +16,7 @@ use quintlet_model::pod as pods;
 use tracing::{Instrument as _, Span};
 
 use super::Worker;
+use super::devices::DevicesDecision;
 use super::halt::{Halt, Next};
 use super::pass::Pass;
 use super::record::forget_ended;
@@ -42,6 +43,12 @@ impl Worker {
         let gate = decide_sync::gate(&pass.pod, &pass.status, network_not_ready.is_none());
         if gate == SyncGate::Terminal {
             return Ok(Next::Advance);
+        }
+        let cancel = self.work_loop.cancel.clone();
+        match self.devices.admit(&self.ctx, &mut self.tracker, &pass, &cancel).await? {
+            DevicesDecision::Held => {}
+            DevicesDecision::Wait(wait) => return Ok(Next::Idle(Some(wait))),
+            DevicesDecision::Reject(rejection) => return self.reject(&rejection),
         }
         let (actions, due) = self.decide_actions(&mut pass);
         self.reconcile_mirror(desired);

@@ -10,6 +10,7 @@ use pod_sync_decisions::status;
 use pod_sync_decisions::waiting::Waiting;
 use pod_sync_layout::paths;
 use pod_sync_metrics::CgroupOperation;
+use pod_sync_node_decisions::admission::Rejection;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::{failpoint, task, tree};
 use quintlet_model::pod as pods;
@@ -113,6 +114,8 @@ impl Termination<'_> {
             });
         }
         self.environment.objects.unregister(&uid);
+        // Before the final status, after which the scheduler may place another pod.
+        self.environment.devices.release(&uid).await;
         let began = self.clock.boot();
         let removed = self.environment.cgroups.remove_by_uid(&uid).await;
         let took = self.clock.boot().saturating_sub(began);
@@ -132,11 +135,10 @@ impl Termination<'_> {
     }
 
     /// Removes the rest of a pod that has terminated from the node, once its source and the API server no longer need it.
-    pub(super) async fn finish(&mut self, is_clean: bool) -> Result<Next, Halt> {
+    pub(super) async fn finish(&mut self, is_clean: bool, rejected: Option<Rejection>) -> Result<Next, Halt> {
         if let Some(status) = self.tracker.record.status.as_deref().cloned() {
             self.tracker.report(status, true, |_| {});
         }
-        let rejected = self.tracker.desired().rejected;
         let work = finish::finished_work(FinishedInput {
             is_clean,
             is_static: pods::is_static(&self.tracker.pod),

@@ -52,6 +52,11 @@ pub enum Waiting {
     Preempting {
         victims: Vec<String>,
     },
+    /// The plugin of a device has not registered, or has not listed its devices; or the devices are being allocated.
+    Devices {
+        /// Names of the resources.
+        resource: String,
+    },
     NetworkNotReady {
         /// The runtime's message.
         message: String,
@@ -206,6 +211,7 @@ impl Waiting {
         Self::PreviousPod => "PreviousPodTerminating",
         Self::StaticName { .. } => "StaticPodNameTaken",
         Self::Preempting { .. } => "PreemptingPods",
+        Self::Devices { .. } => "DevicesNotAllocated",
         Self::NetworkNotReady { .. } => "NetworkNotReady",
         Self::Cgroup { .. } => "CgroupFailing",
         Self::DataDirs { .. } => "DirectoriesFailing",
@@ -255,6 +261,7 @@ impl Waiting {
             Self::Preempting { victims } => {
                 format!("preempted pods have not terminated yet: {}", victims.join(", "))
             }
+            Self::Devices { resource } => format!("device plugin of {resource} has not provided the devices"),
             Self::NetworkNotReady { message } => format!("network is not ready: {message}"),
             Self::Cgroup { message } => format!("unable to ensure pod container exists: {message}"),
             Self::DataDirs { message } => format!("error making pod data directories: {message}"),
@@ -318,6 +325,7 @@ impl Waiting {
             | Self::PreviousPod
             | Self::StaticName { .. }
             | Self::Preempting { .. }
+            | Self::Devices { .. }
             | Self::NetworkNotReady { .. }
             | Self::Cgroup { .. }
             | Self::DataDirs { .. }

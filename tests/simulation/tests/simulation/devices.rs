@@ -1,0 +1,230 @@
+//! Pods with devices, with a device plugin of the tests on its real socket.
+
+use std::path::{Path, PathBuf};
+
+use k8s_cri::v1;
+use pod_sync_devices::checkpoint::{CHECKPOINT, decode};
+use quintlet_device_plugin::{Fault, Method as PluginMethod, TestPlugin};
+use quintlet_proto::podsync::v1::PodView;
+use quintlet_simulation::seen::Seen;
+use quintlet_simulation::service::NODE;
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::wait::until;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::edges;
+
+const DEVICE: &str = "example.com/device";
+
+fn dir(sim: &Sim) -> PathBuf {
+    sim.root_dir().join("device-plugins")
+}
+
+/// Starts a plugin and registers it, once pod-sync listens.
+async fn start_plugin(sim: &Sim, devices: &[&str]) -> TestPlugin {
+    let agent = dir(sim).join("kubelet.sock");
+    until("the socket of device plugins", LONG, async || {
+        tokio::net::UnixStream::connect(&agent).await.map(drop).map_err(|error| error.to_string())
+    })
+    .await;
+    let socket = dir(sim).join("test.sock");
+    let _ = std::fs::remove_file(&socket);
+    let plugin = TestPlugin::start(&socket, devices);
+    plugin.register(&agent, DEVICE).await.unwrap();
+    plugin
+}
+
+/// Waits until the Node shows this number of devices.
+async fn wait_node(sim: &Sim, capacity: &str, allocatable: &str) {
+    until("the devices of the Node", LONG, async || {
+        let status = sim.api.get("nodes", "", NODE).map(|node| node["status"].clone()).unwrap_or_default();
+        let seen = ["capacity", "allocatable"].map(|field| status[field][DEVICE].clone());
+        if seen == [json!(capacity), json!(allocatable)] { Ok(()) } else { Err(seen) }
+    })
+    .await;
+}
+
+fn with_devices(name: &str, count: usize) -> Value {
+    let mut pod = pods::single(name);
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(2);
+    let count = json!({DEVICE: count.to_string()});
+    pod["spec"]["containers"][0]["resources"] = json!({"limits": count, "requests": count});
+    pod
+}
+
+fn config(sim: &Sim, uid: &str, name: &str) -> v1::ContainerConfig {
+    sim.runtime.newest(uid, &format!("c-{name}")).unwrap().config
+}
+
+/// Returns the devices of a pod by its environment.
+fn devices_of(sim: &Sim, uid: &str, name: &str) -> String {
+    let envs = config(sim, uid, name).envs;
+    let env = envs.into_iter().find(|env| env.key == "DEVICES").unwrap();
+    String::from_utf8(env.value).unwrap()
+}
+
+fn holders(dir: &Path) -> Vec<String> {
+    let checkpoint = decode(&std::fs::read(dir.join(CHECKPOINT)).unwrap()).unwrap();
+    checkpoint.held.pods().map(str::to_owned).collect()
+}
+
+fn waits(view: &PodView) -> bool {
+    view.waiting.as_ref().is_some_and(|waiting| waiting.reason == "DevicesNotAllocated")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_gets_its_devices_before_its_container_and_gives_them_back_with_its_end() {
+    let sim = Sim::start(Options::default()).await;
+    let plugin = start_plugin(&sim, &["d1", "!d2"]).await;
+    wait_node(&sim, "2", "1").await;
+    let uid = sim.create(with_devices("web", 1));
+    sim.wait_ready("web").await;
+    sim.assert_started_once("web", &uid);
+    let config = config(&sim, &uid, "web");
+    assert_eq!(devices_of(&sim, &uid, "web"), "d1");
+    assert!(config.mounts.iter().any(|m| m.container_path == "/device" && m.readonly), "{:?}", config.mounts);
+    let device = v1::Device {
+        container_path: "/dev/d1".to_owned(),
+        host_path: "/dev/null".to_owned(),
+        permissions: "rw".to_owned(),
+    };
+    assert_eq!(config.devices, [device]);
+    assert_eq!(config.annotations["example.com/devices"], "d1");
+    assert_eq!(config.cdi_devices, [v1::CdiDevice { name: "example.com/device=d1".to_owned() }]);
+    assert_eq!(holders(&dir(&sim)), [uid.clone()]);
+    // The scheduler does not send a second pod; a pod with a node name is rejected.
+    let _late = sim.create(with_devices("late", 1));
+    let rejected = sim.wait_pod("late", "it is rejected", |pod| pod.phase() == "Failed").await;
+    assert_eq!(rejected.text("/status/reason"), format!("OutOf{DEVICE}"));
+    sim.delete("web", None);
+    sim.wait_gone("web").await;
+    assert_eq!(holders(&dir(&sim)), [""; 0]);
+    let uid = sim.create(with_devices("next", 1));
+    sim.wait_ready("next").await;
+    assert_eq!(devices_of(&sim, &uid, "next"), "d1");
+    assert_eq!(plugin.calls_of("Allocate d1"), 2);
+    drop(plugin);
+    wait_node(&sim, "2", "0").await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_allocation_fails_is_rejected_with_the_kubelets_text() {
+    let sim = Sim::start(Options::default()).await;
+    let plugin = start_plugin(&sim, &["d1"]).await;
+    wait_node(&sim, "1", "1").await;
+    plugin.set_fault(PluginMethod::Allocate, Some(Fault::Fail(Code::Internal)));
+    let uid = sim.create(with_devices("web", 1));
+    let rejected = sim.wait_pod("web", "it is rejected", |pod| pod.phase() == "Failed").await;
+    assert_eq!(rejected.text("/status/reason"), "UnexpectedAdmissionError");
+    let text = "Allocate failed due to rpc error: code = Internal desc = Allocate fails, which is unexpected";
+    assert_eq!(rejected.text("/status/message"), format!("Pod was rejected: {text}"));
+    sim.wait_event("web", text, |e| e.reason == "UnexpectedAdmissionError" && e.message == text).await;
+    assert!(sim.sandboxes(&uid).is_empty());
+    plugin.set_fault(PluginMethod::Allocate, None);
+    let _uid = sim.create(with_devices("next", 1));
+    sim.wait_ready("next").await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_waits_for_its_plugin_and_says_so_while_others_start() {
+    let sim = Sim::start(Options::default()).await;
+    let plugin = start_plugin(&sim, &["d1"]).await;
+    wait_node(&sim, "1", "1").await;
+    drop(plugin);
+    wait_node(&sim, "1", "0").await;
+    let uid = sim.create(with_devices("web", 1));
+    sim.wait_view("web", "it waits for the plugin", waits).await;
+    let text = "Waiting for the device plugin of example.com/device to register";
+    sim.wait_event("web", text, |e| e.reason == "WaitingForDevicePlugin" && e.message == text).await;
+    let waiting = sim.view("web").await.unwrap().waiting.unwrap();
+    assert_eq!(waiting.message, "device plugin of example.com/device has not provided the devices");
+    let _other = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    assert!(sim.sandboxes(&uid).is_empty());
+    let _plugin = start_plugin(&sim, &["d1"]).await;
+    sim.wait_ready("web").await;
+    assert_eq!(devices_of(&sim, &uid, "web"), "d1");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_pod_keeps_its_device_over_restarts_of_pod_sync_and_of_the_plugin() {
+    let sim = Sim::start(Options::default()).await;
+    let plugin = start_plugin(&sim, &["d1", "d2"]).await;
+    wait_node(&sim, "2", "2").await;
+    let uid = sim.create(with_devices("web", 1));
+    sim.wait_ready("web").await;
+    let held = devices_of(&sim, &uid, "web");
+    let before = sim.instances(&uid);
+    sim.kill(Service::PodSync).await;
+    drop(plugin);
+    sim.up(Service::PodSync);
+    wait_node(&sim, "0", "0").await;
+    assert_eq!(sim.instances(&uid), before);
+    // The new pod is admitted once the plugin is back, and gets the other device.
+    let other = sim.create(with_devices("other", 1));
+    sim.wait_view("other", "it waits for the plugin", waits).await;
+    let _plugin = start_plugin(&sim, &["d1", "d2"]).await;
+    sim.wait_ready("other").await;
+    assert_ne!(devices_of(&sim, &other, "other"), held);
+    assert_eq!(sim.instances(&uid), before);
+    // A container that starts again has the same device.
+    let container = sim.runtime.newest(&uid, "c-web").unwrap();
+    sim.runtime.exit(container.id(), 1);
+    until("the container starts again", LONG, async || {
+        let newest = sim.runtime.newest(&uid, "c-web").unwrap();
+        if newest.id() != container.id() { Ok(()) } else { Err(newest.status) }
+    })
+    .await;
+    assert_eq!(devices_of(&sim, &uid, "web"), held);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_reboot_a_pod_waits_for_its_plugin_and_gets_the_same_device_again() {
+    let sim = Sim::start(Options::default()).await;
+    let plugin = start_plugin(&sim, &["d1", "d2"]).await;
+    wait_node(&sim, "2", "2").await;
+    let first = sim.create(with_devices("first", 1));
+    sim.wait_ready("first").await;
+    let second = sim.create(with_devices("second", 1));
+    sim.wait_ready("second").await;
+    sim.delete("first", None);
+    sim.wait_gone("first").await;
+    assert_eq!(devices_of(&sim, &second, "second"), "d2");
+    drop((plugin, first));
+    edges::go_down(&sim).await;
+    sim.start_all();
+    sim.wait_view("second", "it waits for the plugin", waits).await;
+    let _other = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    assert_ne!(sim.pod("second").phase(), "Failed", "it is not rejected");
+    let _plugin = start_plugin(&sim, &["d1", "d2"]).await;
+    let is_back = |pod: &Seen| pod.is_ready() && pod.restarts() == 1;
+    sim.wait_pod("second", "Ready again", is_back).await;
+    assert_eq!(devices_of(&sim, &second, "second"), "d2");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_device_is_gone_after_a_reboot_is_rejected_once_the_plugin_is_back() {
+    let sim = Sim::start(Options::default()).await;
+    let plugin = start_plugin(&sim, &["d1"]).await;
+    wait_node(&sim, "1", "1").await;
+    let _uid = sim.create(with_devices("web", 1));
+    sim.wait_ready("web").await;
+    drop(plugin);
+    edges::go_down(&sim).await;
+    sim.start_all();
+    sim.wait_view("web", "it waits for the plugin", waits).await;
+    let _plugin = start_plugin(&sim, &["d2"]).await;
+    let rejected = sim.wait_pod("web", "it is rejected", |pod| pod.phase() == "Failed").await;
+    assert_eq!(rejected.text("/status/reason"), "UnexpectedAdmissionError");
+    let text = "Allocate failed due to previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/device, which is unexpected";
+    assert!(rejected.text("/status/message").ends_with(text), "{rejected:?}");
+    sim.finish().await;
+}
