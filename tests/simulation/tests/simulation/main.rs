@@ -33,6 +33,7 @@ mod mirrors;
 mod node;
 mod objects;
 mod orphans;
+mod planted;
 mod pod_certificates;
 mod pod_fields;
 mod pods_api;
