@@ -352,8 +352,7 @@ enum InitProgress {
 // Containers of a previous sandbox do not count for the initialization: after a reboot the runtime may still report one as created
 // (k/k#138514).
 fn newest_in_sandbox<'a>(runtime: &'a PodRuntime, sandbox: &SandboxId, name: &str) -> Option<&'a Container> {
-    let is_in_any = failpoint::planted!("init skipped after a reboot");
-    runtime.containers.iter().find(|c| c.name == name && (&c.sandbox_id == sandbox || is_in_any))
+    runtime.containers.iter().find(|c| c.name == name && &c.sandbox_id == sandbox)
 }
 
 fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodActions) -> InitProgress {
@@ -365,7 +364,10 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
     let mut initialized = pod::spec(pod)
         .containers
         .iter()
-        .filter_map(|c| newest_in_sandbox(runtime, sandbox, &c.name))
+        .filter_map(|c| match failpoint::planted!("init skipped after a reboot") {
+            true => runtime.newest(&c.name),
+            false => newest_in_sandbox(runtime, sandbox, &c.name),
+        })
         .any(|c| matches!(c.state, ContainerState::Created | ContainerState::Running));
     // Whether the next init container was reached before. True for all of them once a regular container exists.
     let mut previous = initialized;
