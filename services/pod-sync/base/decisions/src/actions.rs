@@ -364,9 +364,12 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
     let mut initialized = pod::spec(pod)
         .containers
         .iter()
-        .filter_map(|c| match failpoint::planted!("init skipped after a reboot") {
-            true => runtime.newest(&c.name),
-            false => newest_in_sandbox(runtime, sandbox, &c.name),
+        .filter_map(|c| {
+            if failpoint::planted!("init skipped after a reboot") {
+                runtime.newest(&c.name)
+            } else {
+                newest_in_sandbox(runtime, sandbox, &c.name)
+            }
         })
         .any(|c| matches!(c.state, ContainerState::Created | ContainerState::Running));
     // Whether the next init container was reached before. True for all of them once a regular container exists.
