@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks that a shipped binary has no failpoints and no names of tests: `scripts/shipped-names.py BINARY`.
+"""Checks that a shipped binary has no failpoints, no planted bugs and no names of tests: `scripts/shipped-names.py BINARY`.
 
 Failpoints are compiled with the cargo feature `failpoints` of quintlet-kit, which test crates enable. A build of the whole
 workspace shares the features of all crates, so a binary that it makes is not one to ship.
@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FAILPOINT = re.compile(r'failpoint::(?:file|work|around|reached)!\(\s*(?:\w+,\s*){0,2}"([^"]+)"')
+FAILPOINT = re.compile(r'failpoint::(?:file|work|around|reached|planted)!\(\s*(?:\w+,\s*){0,2}"([^"]+)"')
 TEST = re.compile(r"#\[(?:\w+::)?test\b[^\n]*\]\n(?:\s*#\[[^\n]*\n)*\s*(?:async )?fn (\w+)\(")
 # Failpoints have spaces and apostrophes.
 TEXT = re.compile(rb"[A-Za-z0-9_' ]{8,}")

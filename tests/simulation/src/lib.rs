@@ -2,7 +2,7 @@
 //!
 //! [`Sim`] starts each service on a thread with its own runtime, so that [`Sim::kill`] ends it like SIGKILL: none of its tasks
 //! is polled again. A [`watch`] checks invariants after every change of the runtime, and [`Sim::finish`] fails the test if one
-//! was violated. [`pods`] has the manifests, [`seen`] reads pods.
+//! was violated. [`rules`] checks more for tests that use it. [`pods`] has the manifests, [`seen`] reads pods.
 //!
 //! Needs root: pod-sync creates cgroups.
 
@@ -12,6 +12,7 @@ pub mod cuts;
 pub mod death;
 mod leftovers;
 pub mod pods;
+pub mod rules;
 pub mod seen;
 pub mod service;
 pub mod sim;

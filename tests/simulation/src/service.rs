@@ -62,6 +62,7 @@ pub(crate) struct Places {
     pub(crate) cuts: Arc<Cuts>,
     // pod-sync is killed at failpoints: no other task may run between a failpoint and the kill.
     pub(crate) exact: bool,
+    pub(crate) planted: Option<&'static str>,
 }
 
 impl Places {
@@ -96,6 +97,8 @@ impl Running {
                 let _of_this_thread = tracing::dispatcher::set_default(&log);
                 let life = Arc::new(Life::new(Arc::clone(&places.cuts), killed.clone()));
                 let (of_main, of_others) = (Arc::clone(&life), Arc::clone(&life));
+                let planted = places.planted;
+                failpoint::plant(planted);
                 let is_watched = service == Service::PodSync;
                 if is_watched {
                     failpoint::observe(of_main);
@@ -110,6 +113,7 @@ impl Running {
                     // Blocking threads are separate threads; they log for as long as they live.
                     .on_thread_start(move || {
                         std::mem::forget(tracing::dispatcher::set_default(&log));
+                        failpoint::plant(planted);
                         if is_watched {
                             failpoint::observe(Arc::clone(&of_others) as Arc<dyn failpoint::Observer>);
                         }

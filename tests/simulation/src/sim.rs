@@ -40,6 +40,8 @@ pub struct Options {
     pub runtime: fake_runtime::Options,
     /// pod-sync is killed at failpoints ([`Sim::cuts`]), which makes it slower.
     pub cuts: bool,
+    /// A planted bug of all services of this node: [`quintlet_kit::failpoint::planted`].
+    pub planted: Option<&'static str>,
     /// Changes that the API server keeps per resource for watches; none for its default.
     pub api_history: Option<usize>,
 }
@@ -103,6 +105,7 @@ impl Sim {
             log: Lines::default(),
             cuts: Arc::default(),
             exact: options.cuts,
+            planted: options.planted,
         };
         std::fs::create_dir_all(places.dir("manifests")).expect("a directory can be made");
         let mut of_api = quintlet_testapi::Options::default();

@@ -14,6 +14,7 @@ use pod_sync_decisions::status::{KillCause, KillOverride};
 use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
 use pod_sync_node_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
 use pod_sync_node_decisions::preempt;
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::ContainerState;
@@ -121,8 +122,10 @@ impl Admitter {
                 let d = worker.desired.borrow();
                 Some(*uid) != but
                     && !d.removed
-                    && d.rejected.is_none()
-                    && !self.ctx.control.pod_workers.read(|w| w.is_known_terminated(uid))
+                    && match d.rejected {
+                        None => !self.ctx.control.pod_workers.read(|w| w.is_known_terminated(uid)),
+                        Some(_) => failpoint::planted!("rejected pods counted"),
+                    }
             })
             .map(|(uid, worker)| self.with_actuated(uid, &worker.desired.borrow().pod))
             .collect()

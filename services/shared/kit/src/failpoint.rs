@@ -5,17 +5,26 @@
 //!
 //! Failpoints exist only with the cargo feature `failpoints`, which test crates enable. Without it, the macros expand to the work
 //! alone, and the names of failpoints are not in the binary.
+//!
+//! A planted bug is a branch with a bug that another node agent had: [`planted!`]. A test selects it for the threads of a node, and
+//! shows that its checks find it. Without the feature, the macro is the constant false, and the branch is not in the binary.
 
 #[cfg(feature = "failpoints")]
 mod observer;
+#[cfg(feature = "failpoints")]
+mod plant;
 
 #[cfg(feature = "failpoints")]
 pub use observer::{
     Failpoint, Kind, Observer, ProcessEnded, When, around, observe, observe_everywhere, reached,
 };
 
+#[cfg(feature = "failpoints")]
+pub use plant::{is_planted, plant};
+
 pub use crate::{
-    failpoint_around as around, failpoint_file as file, failpoint_reached as reached, failpoint_work as work,
+    failpoint_around as around, failpoint_file as file, failpoint_planted as planted,
+    failpoint_reached as reached, failpoint_work as work,
 };
 
 /// Executes `work`. The macros expand to this function without the feature `failpoints`.
@@ -74,4 +83,22 @@ macro_rules! failpoint_reached {
 #[macro_export]
 macro_rules! failpoint_reached {
     ($kind:ident, $when:ident, $name:literal) => {};
+}
+
+/// Returns whether the test selected this bug for the thread: `if planted!("liveness before startup") { … }`.
+#[cfg(feature = "failpoints")]
+#[macro_export]
+macro_rules! failpoint_planted {
+    ($bug:literal) => {
+        $crate::failpoint::is_planted($bug)
+    };
+}
+
+/// Returns whether the test selected this bug for the thread: never, without the feature `failpoints`.
+#[cfg(not(feature = "failpoints"))]
+#[macro_export]
+macro_rules! failpoint_planted {
+    ($bug:literal) => {
+        false
+    };
 }

@@ -34,6 +34,7 @@ mod mirrors;
 mod node;
 mod objects;
 mod orphans;
+mod planted;
 mod pod_certificates;
 mod pod_fields;
 mod pods_api;

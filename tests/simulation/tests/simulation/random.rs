@@ -8,11 +8,12 @@ use k8s_cri::v1::ContainerState;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use quintlet_simulation::rules::{Rules, probe};
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::watch::actions_on;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testapi::Failure;
-use quintlet_testkit::fake_runtime::{Behaviour, ContainerSeed, Method, Rule};
+use quintlet_testkit::fake_runtime::{Behaviour, ContainerRecord, ContainerSeed, Method, Rule};
 use quintlet_testkit::wait::until;
 use serde_json::json;
 use tonic::Code;
@@ -25,6 +26,22 @@ const AT_ONCE: usize = 8;
 const UNWRITTEN: Duration = Duration::from_secs(5);
 /// Number of pod names in a sequence.
 const PODS: usize = 4;
+/// Sequences with a planted bug, at most.
+const MOST_SEEDS: usize = 2_000;
+/// Planted bugs that sequences find. The others need time that a sequence does not take: tests/simulation/planted.rs finds them.
+const PLANTED: [&str; 7] = [
+    "liveness before startup",
+    "ready before its own probe",
+    "init skipped after a reboot",
+    "sidecar is never restarted",
+    "ready without a prober",
+    "rejected pods counted",
+    "terminating mirror kept",
+];
+
+/// Name of the manifest, and of its pod in the API server.
+const STATIC: &str = "static";
+const MIRROR: &str = "static-sim-node";
 
 #[derive(Debug, Clone)]
 enum Action {
@@ -47,6 +64,14 @@ enum Action {
     ApiFault(&'static str, usize),
     ApiRestart(u64),
     DoubleHints(bool),
+    // A kind of probe of a pod begins to fail or to pass.
+    Probe(&'static str, usize, bool),
+    // The sandbox of a pod ends. Containers that were created and not started stay as they are.
+    SandboxLoss(usize),
+    // A pod that no node has room for.
+    TooLarge,
+    Manifest,
+    DeleteMirror(i64),
     Restart(Service),
     Pause(u64),
 }
@@ -101,6 +126,12 @@ fn action() -> impl Strategy<Value = Action> {
             .prop_map(|(r, n)| Action::ApiFault(r, n)),
         1 => (0..300u64).prop_map(Action::ApiRestart),
         1 => any::<bool>().prop_map(Action::DoubleHints),
+        2 => (prop::sample::select(vec!["startup", "readiness", "liveness"]), pod.clone(), any::<bool>())
+            .prop_map(|(kind, p, fails)| Action::Probe(kind, p, fails)),
+        1 => pod.prop_map(Action::SandboxLoss),
+        1 => Just(Action::TooLarge),
+        1 => Just(Action::Manifest),
+        1 => (1..3i64).prop_map(Action::DeleteMirror),
         3 => prop::sample::select(Service::ALL.to_vec()).prop_map(Action::Restart),
         4 => (0..400u64).prop_map(Action::Pause),
     ]
@@ -123,7 +154,27 @@ fn exit(sim: &Sim, pod: usize, code: i32) {
     }
 }
 
-async fn act(sim: &Sim, action: Action) {
+/// Adds probes to two of the pods. One has all three in its container, the other one a sidecar that must start first.
+fn add_probes(pod: usize, object: &mut serde_json::Value) {
+    let name = name(pod);
+    match pod {
+        1 => {
+            for kind in ["startup", "readiness", "liveness"] {
+                object["spec"]["containers"][0][format!("{kind}Probe")] = probe(kind, &name);
+            }
+        }
+        3 => {
+            let mut sidecar = pods::container(&format!("s-{name}"));
+            sidecar["restartPolicy"] = json!("Always");
+            sidecar["startupProbe"] = probe("startup", &name);
+            object["spec"]["initContainers"] = json!([sidecar]);
+            object["spec"]["containers"][0]["readinessProbe"] = probe("readiness", &name);
+        }
+        _ => {}
+    }
+}
+
+async fn act(sim: &Sim, rules: &Rules, action: Action) {
     match action {
         Action::Create(pod, policy) => {
             let name = name(pod);
@@ -140,6 +191,7 @@ async fn act(sim: &Sim, action: Action) {
                 );
             }
             object["spec"]["restartPolicy"] = json!(format!("{policy:?}"));
+            add_probes(pod, &mut object);
             // The pod may exist.
             let _exists = sim.api.create("pods", "default", object);
         }
@@ -219,6 +271,27 @@ async fn act(sim: &Sim, action: Action) {
             sim.api.faults().set_down(false);
         }
         Action::DoubleHints(yes) => sim.runtime.duplicate_events(yes),
+        Action::Probe(kind, pod, fails) => rules.set_failing(kind, &name(pod), fails),
+        Action::SandboxLoss(pod) => {
+            if let Some(s) = sim.sandboxes(&uid(sim, pod)).into_iter().find(|s| s.ready()) {
+                let inside = |c: &&ContainerRecord| c.sandbox_id == s.id() && c.running();
+                for c in sim.runtime.containers().iter().filter(inside) {
+                    sim.runtime.exit(c.id(), 137);
+                }
+                sim.runtime.exit(s.id(), 137);
+            }
+        }
+        Action::TooLarge => {
+            let mut object = pods::single("too-large");
+            object["spec"]["containers"][0]["resources"] = json!({"requests": {"cpu": "1000000"}});
+            // The pod may exist.
+            let _exists = sim.api.create("pods", "default", object);
+        }
+        Action::Manifest => sim.manifest(STATIC, &pods::manifest(STATIC)),
+        Action::DeleteMirror(grace) => {
+            // The mirror may not exist.
+            let _none = sim.api.delete("pods", "default", MIRROR, Some(grace));
+        }
         Action::Restart(service) => sim.restart(service).await,
         // The time between two actions is part of the sequence.
         Action::Pause(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
@@ -244,13 +317,14 @@ fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
         };
         let instances: Vec<_> =
             sim.runtime.containers().into_iter().filter(|c| c.pod_uid() == seen.uid()).collect();
-        let running = instances.iter().filter(|c| c.running()).count();
         let names: Vec<&str> = seen.0["spec"]["containers"]
             .as_array()
             .into_iter()
             .flatten()
             .filter_map(|c| c["name"].as_str())
             .collect();
+        let running = instances.iter().filter(|c| c.running() && names.contains(&c.name())).count();
+        let sidecars = instances.iter().filter(|c| c.running() && !names.contains(&c.name())).count();
         let is_done = |name: &str| {
             let newest = sim.runtime.newest(seen.uid(), name);
             newest.is_some_and(|c| {
@@ -260,7 +334,7 @@ fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
         };
         let done = names.iter().filter(|n| is_done(n)).count();
         let good = if finished {
-            as_policy && running == 0
+            as_policy && running + sidecars == 0 && !seen.text("/status/reason").starts_with("OutOf")
         } else {
             let as_wanted = running + done == names.len() && running > 0 && (done > 0 || seen.is_ready());
             // As in the kubelet (`computePodActions`), a lost sandbox of a pod that never restarts is not recreated. Containers that
@@ -284,6 +358,13 @@ fn unsettled(sim: &Sim, lost: &BTreeSet<usize>) -> Vec<String> {
             out.push(format!("{policy} {running} running: {seen:?} {:?}", sim.events(&name(pod))));
         }
     }
+    if sim.manifests_dir().join(format!("{STATIC}.yaml")).exists() {
+        let mirror = sim.pod(MIRROR);
+        if !mirror.is_ready() || !mirror.text("/metadata/deletionTimestamp").is_empty() {
+            out.push(format!("mirror pod: {mirror:?}"));
+        }
+        known.insert(mirror.text("/metadata/annotations/kubernetes.io~1config.hash").to_owned(), ());
+    }
     for s in sim.runtime.sandboxes() {
         if s.pod_uid() != "foreign-uid" && !known.contains_key(s.pod_uid()) {
             out.push(format!("unwanted sandbox of {}", s.pod_uid()));
@@ -300,28 +381,32 @@ async fn settle(sim: &Sim, lost: &BTreeSet<usize>) {
     .await;
 }
 
-async fn case(actions: Vec<Action>) {
+async fn case(actions: Vec<Action>, planted: Option<&'static str>) {
     let loses_hints = actions.iter().any(|a| matches!(a, Action::LoseHints(_)));
-    let mut sim = Sim::prepare(Options::default()).await;
+    let mut sim = Sim::prepare(Options { planted, ..Options::default() }).await;
     // With the default back-off of 10 s, a sequence would mostly wait.
     sim.set_pod_sync_args(&["--max-container-restart-period=1s"]);
     if !loses_hints {
         // A relist or a resync would hide a change that a service lost.
         sim.without_periodic_repairs();
     }
+    let rules = Rules::start(&sim);
     sim.start_all();
     let foreign = sim.runtime.add_sandbox("foreign-uid", "foreign", "default", 0);
     let theirs = sim.runtime.add_container(&foreign, &ContainerSeed::running("theirs"));
     sim.runtime.behave("theirs", Behaviour::default());
     let sandbox_exits = actions.iter().filter_map(|a| match a {
-        Action::SandboxExit(pod) => Some(*pod),
+        Action::SandboxExit(pod) | Action::SandboxLoss(pod) => Some(*pod),
         _ => None,
     });
     let lost: BTreeSet<usize> = sandbox_exits.collect();
     for action in actions {
-        act(&sim, action).await;
+        act(&sim, &rules, action).await;
     }
     sim.runtime.unscript_all();
+    for (kind, pod) in ["startup", "readiness", "liveness"].into_iter().flat_map(|k| [(k, 1), (k, 3)]) {
+        rules.set_failing(kind, &name(pod), false);
+    }
     if loses_hints {
         // A lost event is compensated by the next relist, half a minute later. That relist is not tested here.
         sim.runtime.cut_event_streams();
@@ -336,10 +421,11 @@ async fn case(actions: Vec<Action>) {
             Action::ExitWithReporter(1, 0),
         ];
         for action in last {
-            act(&sim, action).await;
+            act(&sim, &rules, action).await;
             settle(&sim, &lost).await;
         }
     }
+    assert_eq!(rules.violations(), Vec::<String>::new());
     let subjects = ["foreign-uid".to_owned(), foreign, theirs.clone()];
     assert_eq!(actions_on(&sim.runtime, &subjects), Vec::<String>::new(), "a foreign pod was touched");
     assert!(sim.runtime.container(&theirs).unwrap().running());
@@ -389,7 +475,7 @@ async fn pods_settle_after_any_sequence_of_faults_and_nothing_exists_twice() {
     let trials = futures::stream::iter(cases)
         .map(|actions| async move {
             let history = format!("{actions:?}");
-            match tokio::task::spawn_local(case(actions)).await {
+            match tokio::task::spawn_local(case(actions, None)).await {
                 Ok(()) => None,
                 Err(e) => {
                     let panic = e.into_panic();
@@ -410,4 +496,35 @@ async fn pods_settle_after_any_sequence_of_faults_and_nothing_exists_twice() {
         failed.len(),
         failed.join("\n\n")
     );
+}
+
+/// Prints how many sequences each planted bug needs. Runs with `QUINTLET_SOAK` only: tests/simulation/planted.rs has a short history
+/// per bug.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[allow(clippy::print_stderr)]
+async fn sequences_find_the_planted_bugs() {
+    if std::env::var_os("QUINTLET_SOAK").is_none() {
+        return;
+    }
+    let seed = seed();
+    let hex: String = seed.iter().map(|b| format!("{b:02x}")).collect();
+    let mut missed = Vec::new();
+    for bug in PLANTED {
+        let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &seed);
+        let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+        let strategy = prop::collection::vec(action(), 4..24);
+        let cases = (0..MOST_SEEDS).map(|_| strategy.new_tree(&mut runner).unwrap().current());
+        let trials = futures::stream::iter(cases)
+            .map(|actions| async move { tokio::task::spawn_local(case(actions, Some(bug))).await.is_err() })
+            .buffered(AT_ONCE)
+            .enumerate()
+            .filter_map(async |(number, is_found)| is_found.then_some(number + 1));
+        let first =
+            tokio::task::LocalSet::new().run_until(async { std::pin::pin!(trials).next().await }).await;
+        match first {
+            Some(number) => eprintln!("{bug}: found by sequence {number} of QSIM_SEED={hex}"),
+            None => missed.push(bug),
+        }
+    }
+    assert_eq!(missed, Vec::<&str>::new(), "not found in {MOST_SEEDS} sequences of QSIM_SEED={hex}");
 }

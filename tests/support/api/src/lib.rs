@@ -381,6 +381,17 @@ impl TestApi {
         self.inner.server.store.delete(resource, namespace, name, &options).map(|_| ())
     }
 
+    /// Calls `done` now and after changes of any object, until it returns true.
+    pub async fn wait(&self, mut done: impl FnMut(&Self) -> bool) {
+        let mut changed = self.inner.server.store.subscribe();
+        loop {
+            changed.borrow_and_update();
+            if done(self) || changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Waits until an object (null if it does not exist) satisfies `wanted`, and returns it.
     ///
     /// # Panics

@@ -4,6 +4,7 @@
 //! pod running, and [`super::backoff`] decides when it may start.
 
 use k8s_openapi::api::core::v1::{Container as SpecContainer, Pod};
+use quintlet_kit::failpoint;
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::{ContainerId, SandboxId};
 use quintlet_model::pod;
@@ -363,7 +364,13 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
     let mut initialized = pod::spec(pod)
         .containers
         .iter()
-        .filter_map(|c| newest_in_sandbox(runtime, sandbox, &c.name))
+        .filter_map(|c| {
+            if failpoint::planted!("init skipped after a reboot") {
+                runtime.newest(&c.name)
+            } else {
+                newest_in_sandbox(runtime, sandbox, &c.name)
+            }
+        })
         .any(|c| matches!(c.state, ContainerState::Created | ContainerState::Running));
     // Whether the next init container was reached before. True for all of them once a regular container exists.
     let mut previous = initialized;
@@ -391,6 +398,7 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
             }
             ContainerState::Running => {
                 let startup = match container.startup_probe {
+                    Some(_) if failpoint::planted!("sidecar is never restarted") && previous => None,
                     Some(_) => probes.get(ProbeType::Startup, &status.id),
                     None => Some(ProbeResult::Success),
                 };

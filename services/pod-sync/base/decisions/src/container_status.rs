@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use quintlet_kit::failpoint;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::pod;
 use quintlet_model::probe::{ProbeResult, ProbeType};
@@ -468,6 +469,13 @@ fn started_and_ready(
     let seed = old.filter(|o| o.container_id.is_some() && o.container_id == status.container_id);
     let started = running
         && match result(ProbeType::Startup) {
+            Some(ProbeResult::Unknown) | None
+                if container.startup_probe.is_some() && failpoint::planted!("liveness before startup") =>
+            {
+                let is_replacement =
+                    old.is_some_and(|o| o.container_id.is_some() && o.container_id != status.container_id);
+                is_replacement || seed.and_then(|o| o.started) == Some(true)
+            }
             Some(result) => result == ProbeResult::Success,
             None => seed.and_then(|o| o.started) == Some(true) || container.startup_probe.is_none(),
         };
@@ -477,6 +485,7 @@ fn started_and_ready(
         started
             && match result(ProbeType::Readiness) {
                 Some(result) => result == ProbeResult::Success,
+                None if failpoint::planted!("ready without a prober") => true,
                 None => container.readiness_probe.is_none() || seed.is_some_and(|o| o.ready),
             }
     };

@@ -203,7 +203,10 @@ impl Mounter {
         let published = driver.client.publish(deadline, call, staged.as_deref(), &path, volume.read_only);
         match step!("volume published", published) {
             Ok(()) => Ok(Published { path, group_applied: capabilities.volume_mount_group }),
-            Err(error) => Err(self.failed(error, &path, !args.mounted_before).await),
+            Err(error) => {
+                let removes = !args.mounted_before || failpoint::planted!("failed publish removes the mount");
+                Err(self.failed(error, &path, removes).await)
+            }
         }
     }
 

@@ -2,11 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use pod_sync_clients::{ObserveError, Observed, Pleg};
 use pod_sync_decisions::worker::freshness::{Freshness, NextObservation};
 use pod_sync_layout::paths;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::{ContainerId, PodRef, SandboxId};
 use quintlet_model::runtime::{ContainerState, Cursor, Known, PodRuntime, SharedPodRuntime};
@@ -55,6 +57,9 @@ impl Observer {
                 let mut known = last.map_or_else(Known::default, |p| Known::of(p));
                 known.add(self.freshness.created());
                 let full = look != NextObservation::Inspect { full: false };
+                if failpoint::planted!("observation waits for a tick") {
+                    tokio::time::sleep(Duration::from_secs(5)).await;
+                }
                 match self.pleg.observe(uid, known, full).await {
                     // A restarted pleg-service has only listed the pods, which is not a full inspection.
                     Ok(observed) if !full && !self.freshness.is_from_epoch(observed.epoch) => {

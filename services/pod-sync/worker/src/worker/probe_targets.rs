@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, EnvVar, Pod, PodSta
 use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::expand::{Budget, expand_text};
 use pod_sync_decisions::probes::{ContainerStarts, resolve_port};
+use quintlet_kit::failpoint;
 use quintlet_kit::grant::GrantKey;
 use quintlet_model::ids::ContainerId;
 use quintlet_model::pod;
@@ -150,6 +151,7 @@ fn container(
     let probes: Vec<_> = all
         .into_iter()
         .filter(|(t, _)| !input.terminating || *t == ProbeType::Readiness)
+        .filter(|_| !(input.terminating && failpoint::planted!("readiness frozen in termination")))
         .filter_map(|(t, p)| probe(input.key, commands, c, &id, t, p.as_ref()?))
         .collect();
     if probes.is_empty() {
@@ -281,7 +283,7 @@ pub(super) fn seeds(
         };
         let Some(status) = container_status(api, &c.name) else { continue };
         let shown = status.container_id.as_deref().and_then(|id| id.rsplit_once("://")).map(|(_, id)| id);
-        if shown != Some(instance.id.as_str()) {
+        if shown != Some(instance.id.as_str()) && !failpoint::planted!("ready before its own probe") {
             continue;
         }
         let mut seed = |probe: ProbeType, id: &ContainerId| {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use pod_sync_clients::{EventType, Probes};
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 use quintlet_model::runtime::PodRuntime;
@@ -55,9 +56,13 @@ impl PodProbes {
             return;
         }
         let Some(status) = status else { return };
-        for (container, probe, memory) in probe_targets::seeds(pod, status, runtime) {
+        for (container, probe, mut memory) in probe_targets::seeds(pod, status, runtime) {
             let known = self.memory();
-            let recorded = known.get(&(container.clone(), probe));
+            let mut recorded = known.get(&(container.clone(), probe));
+            if failpoint::planted!("ready before its own probe") {
+                memory.counter = recorded.map_or(0, |recorded| recorded.counter.saturating_add(1));
+                recorded = None;
+            }
             if recorded.is_none_or(|m| m.container_id != memory.container_id) {
                 self.probes.seed(&self.uid, &container, probe, memory);
             }
@@ -96,6 +101,11 @@ impl PodProbes {
         }
         self.report_left_out(&pass.pod, left_out);
         self.basis = Some(basis);
+    }
+
+    /// Returns whether targets were registered.
+    pub(super) fn has_targets(&self) -> bool {
+        self.basis.is_some()
     }
 
     /// Ends the probes of the pod.

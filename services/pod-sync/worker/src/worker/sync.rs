@@ -1,6 +1,7 @@
 //! A sync of a pod that is to run (`pkg/kubelet: SyncPod`): observes, decides, and acts or waits.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
@@ -167,6 +168,14 @@ impl Worker {
         });
         let steady_now = self.tracker.steady_now(pass.findings.active);
         let deadline = status::until_active_deadline(&pass.pod, &pass.status, steady_now);
+        if failpoint::planted!("event in each sync") {
+            let volumes = pods::spec(&pass.pod).volumes.iter().flatten().filter_map(|v| v.image.as_ref());
+            for image in volumes {
+                let text = format!("Container image {:?} already present on machine", image.reference);
+                self.ctx.reporting.events.pod(&pass.pod, EventType::Normal, "Pulled", &text, "");
+            }
+            return Ok(Next::Idle(Some(Duration::from_secs(1))));
+        }
         Ok(Next::Idle([due.next(), deadline, refresh].into_iter().flatten().min()))
     }
 
