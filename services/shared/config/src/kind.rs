@@ -283,7 +283,9 @@ impl Kind {
                 }
                 map.data
             }
-            Self::Objects([(first, one @ (Self::Int(..) | Self::Text), _), (second, two @ Self::Int(..), _)]) => {
+            Self::Objects(
+                [(first, one @ (Self::Int(..) | Self::Text), _), (second, two @ Self::Int(..), _)],
+            ) => {
                 let pair = |item: &str| {
                     let (left, right) = item.split_once('=').unwrap_or((item, ""));
                     let mut node = node(Data::Map(Vec::new()));
