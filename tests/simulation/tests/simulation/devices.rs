@@ -93,7 +93,7 @@ async fn a_pod_gets_its_devices_before_its_container_and_gives_them_back_with_it
     assert_eq!(config.devices, [device]);
     assert_eq!(config.annotations["example.com/devices"], "d1");
     assert_eq!(config.cdi_devices, [v1::CdiDevice { name: "example.com/device=d1".to_owned() }]);
-    assert_eq!(holders(&dir(&sim)), [uid.clone()]);
+    assert_eq!(holders(&dir(&sim)), std::slice::from_ref(&uid));
     // The scheduler does not send a second pod; a pod with a node name is rejected.
     let _late = sim.create(with_devices("late", 1));
     let rejected = sim.wait_pod("late", "it is rejected", |pod| pod.phase() == "Failed").await;
