@@ -54,6 +54,14 @@ impl CloudProvider {
         }
     }
 
+    /// Lets a patch of addresses fail if the Node has changed since `live`, as the cloud controller may have set them meanwhile.
+    pub fn guard_addresses(&self, patch: &mut Value, live: &Value) {
+        let is_external = matches!(self, Self::External { .. });
+        if is_external && patch["status"].get("addresses").is_some() {
+            patch["metadata"]["resourceVersion"] = live["metadata"]["resourceVersion"].clone();
+        }
+    }
+
     fn set_annotation(&self, node: &mut Value) {
         let specified: Vec<String> = match self {
             Self::None => Vec::new(),
@@ -100,6 +108,21 @@ mod tests {
         };
         let annotation = node["metadata"]["annotations"][PROVIDED_IPS].as_str().map(str::to_owned);
         (list(&node["status"], "addresses").iter().map(text).collect(), annotation)
+    }
+
+    #[test]
+    fn only_a_patch_of_the_addresses_of_a_cloud_node_depends_on_the_version() {
+        let addresses = json!({"status": {"addresses": []}});
+        let labels = json!({"metadata": {"labels": {}}, "status": {}});
+        for (cloud, patch, version) in [
+            (CloudProvider::None, &addresses, Value::Null),
+            (external(&[]), &labels, Value::Null),
+            (external(&[]), &addresses, json!("7")),
+        ] {
+            let mut guarded = patch.clone();
+            cloud.guard_addresses(&mut guarded, &json!({"metadata": {"resourceVersion": "7"}}));
+            assert_eq!(guarded["metadata"]["resourceVersion"], version, "{cloud:?} {patch}");
+        }
     }
 
     #[test]

@@ -114,7 +114,10 @@ impl NodeKeeper {
                         self.volumes.publish(&live, &report);
                     }
                     Err(failure) => {
-                        failures = failures.saturating_add(1);
+                        // After a conflict, the Node that another client wrote is read, and the write is decided again.
+                        if !matches!(failure, ApiFailure::Conflict(_)) {
+                            failures = failures.saturating_add(1);
+                        }
                         if failures == 1 {
                             warn!(%failure, "write node status failed");
                             self.reached.set_not_serving(NODE).await;
@@ -191,7 +194,8 @@ impl NodeKeeper {
     }
 
     async fn write(&self, live: &Value, desired: &Value, heartbeat: bool) -> Result<Value, ApiFailure> {
-        let Some(patch) = setters::patch(live, desired, heartbeat) else { return Ok(live.clone()) };
+        let Some(mut patch) = setters::patch(live, desired, heartbeat) else { return Ok(live.clone()) };
+        self.cloud.guard_addresses(&mut patch, live);
         debug!(patch = %patch, "patching node status");
         self.api.patch(&format!("{}/status", node_path(&self.name)), &patch).await
     }

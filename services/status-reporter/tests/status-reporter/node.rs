@@ -587,7 +587,7 @@ async fn a_node_of_an_external_cloud_has_a_taint_and_keeps_the_addresses_of_the_
     assert!(node["spec"]["taints"].as_array().is_some_and(|all| all.contains(&taint)), "{node:#}");
     assert_eq!(node["metadata"]["annotations"]["alpha.kubernetes.io/provided-node-ip"], "10.0.0.1");
     let addresses = json!([{"type": "ExternalIP", "address": "192.0.2.1"}]);
-    api.edit("nodes", "", "n1", |n| n["status"]["addresses"] = addresses.clone()).unwrap();
+    api.edit("nodes/status", "", "n1", |n| n["status"]["addresses"] = addresses.clone()).unwrap();
     service.facts(&[]).await;
     let node = api.wait_for("nodes", "", "n1", TEST_TIMEOUT, |n| ready(n).0 == "True").await;
     assert_eq!(node["status"]["addresses"], addresses, "{node:#}");
