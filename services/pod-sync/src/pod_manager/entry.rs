@@ -40,6 +40,9 @@ enum Stage {
     PendingAdmission(PendingAdmission),
     /// Admitted or rejected; the worker has the pod until nothing of it is left.
     Worker(WorkerHandle),
+    /// Nothing is left of a deleted pod that the API server still has, because of a finalizer for example. Its changes concern
+    /// nobody on this node (`pkg/kubelet: podWorkers.UpdatePod` of a pod that is finished).
+    Ended,
 }
 
 /// The state of one pod UID in the pod manager.
@@ -61,14 +64,14 @@ impl PodEntry {
     pub(super) fn worker(&self) -> Option<&WorkerHandle> {
         match &self.stage {
             Stage::Worker(worker) => Some(worker),
-            Stage::WithoutWorker | Stage::PendingAdmission(_) => None,
+            Stage::WithoutWorker | Stage::PendingAdmission(_) | Stage::Ended => None,
         }
     }
 
     fn worker_mut(&mut self) -> Option<&mut WorkerHandle> {
         match &mut self.stage {
             Stage::Worker(worker) => Some(worker),
-            Stage::WithoutWorker | Stage::PendingAdmission(_) => None,
+            Stage::WithoutWorker | Stage::PendingAdmission(_) | Stage::Ended => None,
         }
     }
 
@@ -80,12 +83,17 @@ impl PodEntry {
     pub(super) fn is_desired(&self) -> bool {
         match self.stage {
             Stage::PendingAdmission(_) | Stage::Worker(_) => true,
-            Stage::WithoutWorker => false,
+            Stage::WithoutWorker | Stage::Ended => false,
         }
     }
 
+    /// The pod has ended, and its source still has it.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.stage, Stage::Ended)
+    }
+
     fn is_vacant(&self) -> bool {
-        !self.is_desired()
+        matches!(self.stage, Stage::WithoutWorker)
             && self.orphan_removal.is_none()
             && self.set_aside.is_none()
             && !self.is_worker_missing
@@ -131,13 +139,25 @@ impl PodEntries {
         self.entry(uid).stage = Stage::Worker(worker);
     }
 
+    /// Ignores changes of a pod that has ended until its source removes it.
+    pub(super) fn set_ended(&mut self, uid: &PodUid) {
+        self.entry(uid).stage = Stage::Ended;
+    }
+
+    /// Forgets that a pod has ended: its source has removed it.
+    pub(super) fn clear_ended(&mut self, uid: &PodUid) {
+        if let Some(entry) = self.0.get_mut(uid).filter(|entry| entry.has_ended()) {
+            entry.stage = Stage::WithoutWorker;
+        }
+    }
+
     /// Takes the workers whose task has ended.
     pub(super) fn take_ended_workers(&mut self) -> Vec<(PodUid, WorkerHandle)> {
         let ended = |entry: &PodEntry| entry.worker().is_some_and(|worker| worker.task.is_finished());
         self.take_stages(ended)
             .filter_map(|(uid, stage)| match stage {
                 Stage::Worker(worker) => Some((uid, worker)),
-                Stage::WithoutWorker | Stage::PendingAdmission(_) => None,
+                Stage::WithoutWorker | Stage::PendingAdmission(_) | Stage::Ended => None,
             })
             .collect()
     }
@@ -154,7 +174,7 @@ impl PodEntries {
     pub(super) fn pending_mut(&mut self, uid: &PodUid) -> Option<&mut PendingAdmission> {
         match &mut self.0.get_mut(uid)?.stage {
             Stage::PendingAdmission(pending) => Some(pending),
-            Stage::WithoutWorker | Stage::Worker(_) => None,
+            Stage::WithoutWorker | Stage::Worker(_) | Stage::Ended => None,
         }
     }
 
@@ -166,7 +186,7 @@ impl PodEntries {
         let entry = self.0.get_mut(uid).filter(|entry| entry.is_pending())?;
         match std::mem::take(&mut entry.stage) {
             Stage::PendingAdmission(pending) => Some(pending),
-            Stage::WithoutWorker | Stage::Worker(_) => None,
+            Stage::WithoutWorker | Stage::Worker(_) | Stage::Ended => None,
         }
     }
 
@@ -174,7 +194,7 @@ impl PodEntries {
         self.take_stages(PodEntry::is_pending)
             .filter_map(|(_, stage)| match stage {
                 Stage::PendingAdmission(pending) => Some(pending),
-                Stage::WithoutWorker | Stage::Worker(_) => None,
+                Stage::WithoutWorker | Stage::Worker(_) | Stage::Ended => None,
             })
             .collect()
     }
@@ -223,10 +243,14 @@ mod tests {
         entries.entry(&uid("missing")).is_worker_missing = true;
         entries.entry(&uid("restart")).is_restart_requested = true;
         entries.set_pending(&uid("pending"), pending());
+        entries.set_ended(&uid("ended"));
+        entries.set_ended(&uid("removed"));
+        entries.clear_ended(&uid("removed"));
+        entries.clear_ended(&uid("pending"));
         assert!(!entries.prune(), "no removal has ended");
         let mut kept: Vec<&str> = entries.iter().map(|(uid, _)| uid.as_str()).collect();
         kept.sort_unstable();
-        assert_eq!(kept, ["missing", "pending", "restart", "set-aside"]);
+        assert_eq!(kept, ["ended", "missing", "pending", "restart", "set-aside"]);
     }
 
     #[test]

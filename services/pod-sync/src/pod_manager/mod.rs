@@ -19,6 +19,7 @@ pub use admission::Admission;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use pod_sync_decisions::resize::allocation::PodResources;
 use pod_sync_decisions::worker::{Input, PodFacts};
 use pod_sync_layout::SourceKind;
@@ -268,6 +269,12 @@ impl PodManager {
             self.ctx.checkpoints.allocations.remove(&uid);
             self.ctx.environment.objects.unregister(&uid);
             tracing::info!(pod.uid = %uid, "pod is gone from this node");
+            let source = self.stores.get(SourceKind::Api);
+            let is_deleted = |pod: &Arc<Pod>| pod.metadata.deletion_timestamp.is_some();
+            let is_held = source.and_then(|store| store.get(&uid)).is_some_and(is_deleted);
+            if is_held && !self.pods.get(&uid).is_some_and(|entry| entry.is_restart_requested) {
+                self.pods.set_ended(&uid);
+            }
         }
         has_freed |= self.pods.prune();
         if has_freed {

@@ -15,7 +15,7 @@ use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::pod as pods;
 
 use super::PodManager;
-use super::entry::PendingAdmission;
+use super::entry::{PendingAdmission, PodEntry};
 use pod_sync_containment::PodWork;
 use pod_sync_views::{self as view, Decision, PodView, unix_ns};
 
@@ -169,6 +169,7 @@ impl PodManager {
 
     fn apply_removal(&mut self, pod_ref: &PodRef) {
         let uid = &pod_ref.uid;
+        self.pods.clear_ended(uid);
         self.pods.entry(uid).is_restart_requested = false;
         if let Some(PendingAdmission { source, pod }) = self.pods.take_pending(uid) {
             // Its worker finds nothing to remove and reports so.
@@ -184,6 +185,9 @@ impl PodManager {
 
     fn apply_update(&mut self, source: SourceKind, op: PodOperation, pod: Arc<Pod>, pod_ref: PodRef) {
         let uid = pod_ref.uid.clone();
+        if self.pods.get(&uid).is_some_and(PodEntry::has_ended) {
+            return;
+        }
         let facts = PodFacts::of(&pod, pod_ref.full_name());
         // A restored pod is not new to its worker.
         let is_restored = self.pods.worker(&uid).is_some_and(|w| w.is_restored);

@@ -117,10 +117,10 @@ impl NodeKeeper {
                         // After a conflict, the Node that another client wrote is read, and the write is decided again.
                         if !matches!(failure, ApiFailure::Conflict(_)) {
                             failures = failures.saturating_add(1);
-                        }
-                        if failures == 1 {
-                            warn!(%failure, "write node status failed");
-                            self.reached.set_not_serving(NODE).await;
+                            if failures == 1 {
+                                warn!(%failure, "write node status failed");
+                                self.reached.set_not_serving(NODE).await;
+                            }
                         }
                         if let Ok(read) = self.api.get(&node_path(&self.name)).await {
                             self.record_events(&live, &read, Vec::new());

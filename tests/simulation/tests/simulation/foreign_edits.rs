@@ -134,3 +134,30 @@ async fn the_statuses_of_a_mirror_pod_and_a_terminated_pod_are_restored() {
     assert_eq!(sim.pod("once").phase(), "Succeeded");
     sim.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_has_ended_and_is_changed_later_is_not_taken_for_a_new_one() {
+    let sim = Sim::start(Options::default()).await;
+    let mut pod = pods::single("held");
+    pod["metadata"]["finalizers"] = json!(["example.com/hold"]);
+    let uid = sim.create(pod);
+    sim.wait_ready("held").await;
+    sim.delete("held", Some(0));
+    sim.wait_no_view("held").await;
+    let lines =
+        |sim: &Sim| -> Vec<Value> { sim.lines().into_iter().filter(|l| l["pod.uid"] == uid).collect() };
+    let before = lines(&sim).len();
+    for value in ["1", "2"] {
+        let annotate = |pod: &mut Value| pod["metadata"]["annotations"] = json!({"example.com/note": value});
+        sim.api.edit("pods", "default", "held", annotate).unwrap();
+        // The events of a watch are in order.
+        let later = format!("later-{value}");
+        let _uid = sim.create(pods::single(&later));
+        sim.wait_ready(&later).await;
+    }
+    assert_eq!(lines(&sim).split_off(before), [] as [Value; 0]);
+    sim.wait_no_view("held").await;
+    sim.api.edit("pods", "default", "held", |pod| pod["metadata"]["finalizers"] = json!([])).unwrap();
+    sim.wait_gone("held").await;
+    sim.finish().await;
+}
