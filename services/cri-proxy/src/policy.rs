@@ -317,6 +317,7 @@ const LOCAL_SERVICES: &[(&str, &[Socket])] = &[
     ("quintlet.runtime.v1.ProxyInfo", &[Socket::Admin, Sync, Read, NodeApi]),
     ("quintlet.runtime.v1.ProbeExec", &[Socket::Probe]),
     ("quintlet.runtime.v1.ContainerLogs", &[Socket::Admin, NodeApi]),
+    ("quintlet.debug.v1.Control", &[Socket::Admin]),
     ("quintlet.debug.v1.Debug", &[Socket::Admin, Sync, Read, NodeApi]),
     ("grpc.health.v1.Health", &Socket::ALL),
     ("grpc.reflection.v1.ServerReflection", &Socket::ALL),

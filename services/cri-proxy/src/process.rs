@@ -21,7 +21,7 @@ pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::CriProxy);
     let paths = loaded.args.common.paths();
     let liveness = Liveness::of(CriSocket::ALL.map(|socket| paths.cri(socket)));
-    let service = Service { name: "cri-proxy", common: &loaded.args.common, liveness };
+    let service = Service { name: "cri-proxy", common: &loaded.args.common, node_name: None, liveness };
     service::run(service, || loaded.publish(), |stop| Box::pin(serve(loaded.args.clone(), stop)))
 }
 

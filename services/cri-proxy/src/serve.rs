@@ -10,9 +10,10 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use quintlet_kit::clock::Clock;
+use quintlet_kit::control::control;
 use quintlet_kit::gathered::Gathered;
 use quintlet_kit::reflection::Reflection;
-use quintlet_kit::socket::{PeerPolicy, bind_unix};
+use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix};
 use quintlet_kit::{contain, server, task, timers};
 use quintlet_proto::runtime::v1 as pb;
 use tokio::net::{UnixListener, UnixStream};
@@ -164,6 +165,7 @@ impl Proxy {
                 )))
                 .add_service(pb::proxy_info_server::ProxyInfoServer::new(info))
                 .add_service(debug.clone())
+                .add_service(control())
                 .add_service(pb::probe_exec_server::ProbeExecServer::new(probe))
                 .add_service(pb::container_logs_server::ContainerLogsServer::new(logs.clone()));
             let of_socket = self.config.uids.iter().filter(|(allowed_on, _)| *allowed_on == socket);
@@ -243,22 +245,23 @@ impl SocketServer {
     }
 
     fn admit(&self, stream: UnixStream) {
-        let uid = stream.peer_cred().map(|peer| peer.uid());
-        match uid {
-            Ok(uid) if self.peers.allows(uid) => {
+        let peer = stream.peer_cred().map(|peer| Peer { uid: peer.uid(), pid: peer.pid() });
+        match peer {
+            Ok(peer) if self.peers.allows(peer.uid) => {
                 let Ok(slot) = self.connection_slots.clone().try_acquire_owned() else {
                     self.metrics.refused_connections.inc();
+                    let uid = peer.uid;
                     tracing::warn!(socket = self.socket.name(), uid, "connection refused, too many are open");
                     return;
                 };
-                let serving = self.clone().serve_connection(stream);
+                let serving = self.clone().serve_connection(stream, peer);
                 let work = self.tasks.track_future(async move {
                     serving.await;
                     drop(slot);
                 });
                 drop(task::spawn_contained("connection", None, work));
             }
-            Ok(uid) => {
+            Ok(Peer { uid, .. }) => {
                 self.metrics.refused_peers.inc();
                 tracing::warn!(socket = self.socket.name(), uid, "connection refused, user is not allowed");
             }
@@ -266,13 +269,13 @@ impl SocketServer {
         }
     }
 
-    async fn serve_connection(self, stream: UnixStream) {
+    async fn serve_connection(self, stream: UnixStream, peer: Peer) {
         let (socket, close_connections) = (self.socket, self.close_connections.clone());
         let service = hyper::service::service_fn(move |request| {
             let server_of_socket = self.clone();
             // Boxed, since a call's future is large and a connection may have thousands.
             let answer: BoxFuture<'static, Response<Body>> =
-                Box::pin(server_of_socket.answer_contained(request));
+                Box::pin(server_of_socket.answer_contained(request, peer));
             async move { Ok::<_, Infallible>(answer.await) }
         });
         let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
@@ -297,19 +300,20 @@ impl SocketServer {
     }
 
     // Without this, a panic would end the connection with all other calls on it.
-    async fn answer_contained(self, request: Request<Incoming>) -> Response<Body> {
+    async fn answer_contained(self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let work = contain::Work::of_request(request.headers());
-        let answered = contain::contained_request(work, Box::pin(self.answer(request))).await;
+        let answered = contain::contained_request(work, Box::pin(self.answer(request, peer))).await;
         answered.unwrap_or_else(|panic| Reply::panicked(&panic).into_response())
     }
 
-    async fn answer(self, request: Request<Incoming>) -> Response<Body> {
+    async fn answer(self, mut request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let own = policy::split_path(request.uri().path()).is_some_and(|(service, method)| {
             policy::decide(self.socket, service, method) == CallDecision::Local
         });
         if !own {
             return self.forwarder.forward(self.socket, request).await;
         }
+        request.extensions_mut().insert(peer);
         match self.routes.oneshot(request.map(tonic::body::Body::new)).await {
             Ok(response) => response.map(reply::boxed),
             Err(never) => match never {},

@@ -19,7 +19,8 @@ pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<NodeApiArgs>(quintlet_config::Service::NodeApi);
     let common = &loaded.args.common;
     let liveness = Liveness::of([common.paths().node_api()]).and_loop_if_any(HTTPS_LOOP);
-    let service = Service { name: "node-api", common, liveness };
+    let service =
+        Service { name: "node-api", common, node_name: Some(loaded.args.node.node_name()), liveness };
     service::run(service, || loaded.publish(), |stop| Box::pin(serve(&loaded, stop)))
 }
 

@@ -190,6 +190,7 @@ mod tests {
             "print-config",
             "log-format",
             "otlp-endpoint",
+            "sampling-rate-per-million",
             "metrics-listen",
             "observer-uid",
         ];

@@ -22,7 +22,7 @@ pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Pleg);
     let common = &loaded.args.common;
     let liveness = Liveness::of([common.paths().pleg()]).and_loop_if_any(RELIST_LOOP);
-    let service = Service { name: "pleg-service", common, liveness };
+    let service = Service { name: "pleg-service", common, node_name: None, liveness };
     service::run(service, || loaded.publish(), |stop| Box::pin(serve(&loaded.args, stop)))
 }
 

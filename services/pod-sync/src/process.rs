@@ -25,7 +25,8 @@ pub fn main() -> ExitCode {
     };
     let common = &loaded.args.common;
     let liveness = Liveness::of([common.paths().podsync()]).and_loop(SYNC_LOOP);
-    let service = Service { name: "pod-sync", common, liveness };
+    let service =
+        Service { name: "pod-sync", common, node_name: Some(loaded.args.node.node_name()), liveness };
     service::run(service, || loaded.publish(), |stop| Box::pin(serve(loaded.args.clone(), stop)))
 }
 

@@ -257,10 +257,16 @@ mod tests {
         assert_eq!(common.otlp_endpoint.as_deref(), Some("http://c:4317"));
         assert_eq!(common.metrics_listen, Some("127.0.0.1:9".parse().unwrap()), "its own, not another's");
         assert_eq!(common.run_dir, PathBuf::from("/run/q"));
+        let flag = args(&file, &["--otlp-endpoint", "http://d:1"]).common;
+        assert_eq!(flag.otlp_endpoint.as_deref(), Some("http://d:1"));
+        let rate = |file: &str, flags: &[&str]| args(file, flags).common.sampling_rate_per_million;
+        assert_eq!(rate(&file, &[]), Some(0), "an endpoint in a file, as in the kubelet");
+        assert_eq!(rate(&file, &["--sampling-rate-per-million=7"]), Some(7));
         assert_eq!(
-            args(&file, &["--otlp-endpoint", "http://d:1"]).common.otlp_endpoint.as_deref(),
-            Some("http://d:1")
+            rate("tracing: {endpoint: \"c:4317\", samplingRatePerMillion: 10000}\n", &[]),
+            Some(10_000)
         );
+        assert_eq!(rate("", &["--otlp-endpoint=http://d:1"]), None);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::Probe);
     let Args { common, id, .. } = &loaded.args;
     let liveness = Liveness::of([common.paths().probe(id)]);
-    let service = Service { name: crate::SERVICE, common, liveness };
+    let service = Service { name: crate::SERVICE, common, node_name: None, liveness };
     let serve = |stop| Box::pin(crate::run(&common.run_dir, id, &common.observer_uid, stop));
     service::run(service, || loaded.publish(), serve)
 }

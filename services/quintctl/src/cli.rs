@@ -10,8 +10,8 @@ use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
-    bundle, config, events, explain, health, image, list_pods, logs, pressure, retry, top, trace, up,
-    version, volumes, watch,
+    bundle, config, events, explain, health, image, list_pods, log_level, logs, pressure, retry, top, trace,
+    up, version, volumes, watch,
 };
 
 /// Operate Quintlet on this machine.
@@ -60,6 +60,8 @@ pub enum Command {
     Volumes(volumes::VolumesArgs),
     /// Show the resource usage of services and pods, and the delays of PLEG and probes
     Top(top::TopArgs),
+    /// Show or change the log filter of a running service
+    LogLevel(log_level::LogLevelArgs),
     /// Check the health of all services, or of one
     Health(health::HealthArgs),
     /// Show the installed and the running versions
@@ -105,6 +107,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Events(args) => events::run(args, &paths, format).await,
         Command::Pressure => pressure::run(&paths, format).await,
         Command::Volumes(args) => volumes::run(args, &paths, format).await,
+        Command::LogLevel(args) => log_level::run(args, &paths, format).await,
         Command::Health(args) => match health::run(&args, &paths, format).await {
             Ok(true) => Ok(()),
             Ok(false) => return Ok(ExitCode::from(EXIT_FAILURE)),

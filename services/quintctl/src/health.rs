@@ -72,7 +72,8 @@ pub enum ServiceArg {
 }
 
 impl ServiceArg {
-    fn peers(self, paths: &Paths) -> Vec<Peer> {
+    /// Returns the instances of the service.
+    pub(crate) fn peers(self, paths: &Paths) -> Vec<Peer> {
         match self {
             Self::CriProxy => vec![Peer::cri_proxy(paths)],
             Self::PlegService => vec![Peer::pleg(paths)],

@@ -15,6 +15,7 @@ pub mod explain;
 pub mod health;
 pub mod image;
 pub mod list_pods;
+pub mod log_level;
 pub mod logs;
 pub mod out;
 mod parse;

@@ -25,7 +25,12 @@ pub fn main() -> ExitCode {
     };
     let socket = config.paths.status();
     let liveness = Liveness::of([socket.clone()]);
-    let service = Service { name: "status-reporter", common: &loaded.args.common, liveness };
+    let service = Service {
+        name: "status-reporter",
+        common: &loaded.args.common,
+        node_name: Some(loaded.args.node.node_name()),
+        liveness,
+    };
     let serve = async |stop| {
         let served = Box::pin(run(config, Clock::system(), stop)).await;
         served.with_context(|| format!("failed to serve {}", socket.display()))

@@ -20,6 +20,8 @@ use tonic::{Request, Response, Status};
 #[derive(Debug, Clone)]
 pub struct Span {
     pub service: String,
+    /// Attributes of the process.
+    pub resource: Arc<BTreeMap<String, String>>,
     /// Trace ID, in hex.
     pub trace: String,
     /// Span ID, in hex.
@@ -101,10 +103,12 @@ impl TraceService for Spans {
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         for of_process in request.into_inner().resource_spans {
             let resource = of_process.resource.unwrap_or_default();
-            let service = texts(&resource.attributes).remove("service.name").unwrap_or_default();
+            let resource = Arc::new(texts(&resource.attributes));
+            let service = resource.get("service.name").cloned().unwrap_or_default();
             for span in of_process.scope_spans.into_iter().flat_map(|s| s.spans) {
                 self.0.lock().push(Span {
                     service: service.clone(),
+                    resource: resource.clone(),
                     trace: hex(&span.trace_id),
                     id: hex(&span.span_id),
                     parent: hex(&span.parent_span_id),

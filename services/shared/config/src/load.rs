@@ -13,6 +13,9 @@ use crate::print::MASKED;
 use crate::table::{CRASH_LOOP_MAX, Document, GATES, Row, SETTABLE};
 use crate::{kind, rules, suggest, yaml};
 
+/// Field with the share of traces that are exported.
+const SAMPLING_RATE: &str = "tracing.samplingRatePerMillion";
+
 /// Largest size of a file in bytes, far above that of any configuration.
 const MAX_BYTES: usize = 1 << 20;
 
@@ -359,6 +362,14 @@ fn set_derived_defaults(config: &mut Config) {
             origin: Origin::Follows("logging.verbosity"),
         };
         config.quintlet.put("logFilter", value);
+    }
+    if let Some(endpoint) = set(kubelet, "tracing.endpoint")
+        && matches!(endpoint.origin, Origin::File(..))
+        && set(kubelet, SAMPLING_RATE).is_none()
+    {
+        // The kubelet begins no exported trace by itself unless a rate is set.
+        let value = LocatedValue { data: Data::Int(0), origin: Origin::Follows("tracing.endpoint") };
+        kubelet.put(SAMPLING_RATE, value);
     }
     if let Some(endpoint) = set(kubelet, "tracing.endpoint")
         && let Some(text) = endpoint.text().filter(|t| !t.contains("://"))

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Parser;
-use quintlet_telemetry::{LogFormat, TelemetryOptions};
+use quintlet_telemetry::{ALL_TRACES, LogFormat, Machine, TelemetryOptions};
 
 /// Exit code of a usage error (sysexits.h).
 pub const EXIT_USAGE: i32 = 64;
@@ -27,6 +27,10 @@ pub struct CommonArgs {
     /// OTLP/gRPC endpoint for traces, e.g. http://127.0.0.1:4317. Without it, spans are kept in memory only.
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+    /// Number of a million traces to export. A trace that another service or the API server began goes by their decision.
+    /// Default: all
+    #[arg(long, value_parser = clap::value_parser!(u32).range(..=i64::from(ALL_TRACES)), value_name = "N")]
+    pub sampling_rate_per_million: Option<u32>,
     /// Address that serves Prometheus metrics over HTTP at /metrics, e.g. 127.0.0.1:9101. Without it, only the socket serves them.
     #[arg(long, value_name = "ADDR")]
     pub metrics_listen: Option<SocketAddr>,
@@ -37,13 +41,15 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
-    /// Returns the options of telemetry.
+    /// Returns the options of telemetry. Not each service knows the name of the node.
     #[must_use]
-    pub fn telemetry(&self) -> TelemetryOptions {
+    pub fn telemetry(&self, node_name: Option<String>) -> TelemetryOptions {
         TelemetryOptions {
             log_format: if self.log_format == "json" { LogFormat::Json } else { LogFormat::Text },
             log_level: self.log_level.clone(),
             otlp_endpoint: self.otlp_endpoint.clone(),
+            sampling_rate_per_million: self.sampling_rate_per_million.unwrap_or(ALL_TRACES),
+            machine: Machine { host_name: host_name(), node_name },
         }
     }
 

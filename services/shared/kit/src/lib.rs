@@ -14,6 +14,7 @@ pub mod build;
 pub mod clock;
 pub mod command;
 pub mod contain;
+pub mod control;
 pub mod crypto;
 pub mod failpoint;
 pub mod file_system;

@@ -21,6 +21,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::clock::Clock;
 use crate::contain;
+use crate::control::control;
 use crate::messages::{self, Bounded};
 use crate::reflection::Reflection;
 use crate::socket::{Peer, PeerPolicy, incoming};
@@ -126,6 +127,7 @@ impl Server {
         routes.add_service(HealthServer::new(HealthService::from_health_reporter(health.reporter.clone())));
         routes.add_service(Reflection::default());
         routes.add_service(debug(name));
+        routes.add_service(control());
         Self { routes, fallback: None, health, observers: Vec::new() }
     }
 

@@ -33,6 +33,8 @@ pub struct Service<'a> {
     pub name: &'static str,
     /// Arguments that every service has.
     pub common: &'a CommonArgs,
+    /// Name of the node, where the service knows it, for its traces.
+    pub node_name: Option<String>,
     /// Conditions of readiness and of systemd's watchdog.
     pub liveness: Liveness,
 }
@@ -87,7 +89,7 @@ where
 {
     // First, so that no signal ends the process without an ordered stop.
     let stop_signal = signals::stop_signal()?;
-    let telemetry = quintlet_telemetry::init(service.name, &service.common.telemetry())?;
+    let telemetry = quintlet_telemetry::init(service.name, &service.common.telemetry(service.node_name))?;
     on_start();
     crate::crypto::install();
     timers::align();

@@ -6,6 +6,8 @@
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
+mod export;
+pub mod log_filter;
 mod logs;
 pub mod metrics;
 mod process;
@@ -13,16 +15,15 @@ pub mod propagate;
 mod repeat_filter;
 mod ring;
 
-use std::str::FromStr;
 use std::time::Duration;
 
 use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
-use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
-use tracing_subscriber::filter::{EnvFilter, FilterFn, LevelFilter};
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing_subscriber::filter::{FilterFn, LevelFilter};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::reload;
 
+pub use export::{ALL_TRACES, Machine};
 pub use logs::{Lines, LogFormat, write_line};
 pub use propagate::PropagatingInterceptor;
 pub use repeat_filter::REPEAT_INTERVAL;
@@ -30,12 +31,6 @@ pub use ring::{RING_BYTES, RingProcessor, SpanRing, ring};
 
 /// Time limit for exporting the last spans when the process ends.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time limit of one export. Only the exporter's thread waits for an unreachable collector.
-const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Log targets of libraries that are off unless the filter names them. They log failures that their callers handle and log:
-/// the client of the API server logs each refused connection as an error, its watcher each error response.
-const SILENCED_TARGETS: [&str; 2] = ["kube_client::client::builder", "kube_runtime::watcher"];
 
 /// Options of [`init`].
 #[derive(Debug, Clone, Default)]
@@ -46,6 +41,10 @@ pub struct TelemetryOptions {
     pub log_level: String,
     /// gRPC endpoint of an OTLP collector, such as `http://127.0.0.1:4317`. Without it, spans are kept in memory only.
     pub otlp_endpoint: Option<String>,
+    /// Number of a million traces to export, of those that begin in this process. The others go by the service that began them.
+    pub sampling_rate_per_million: u32,
+    /// Where the process runs.
+    pub machine: Machine,
 }
 
 /// The reason why logs or traces could not be set up.
@@ -99,22 +98,19 @@ impl TelemetryGuard {
 pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<TelemetryGuard, InitError> {
     ring().set_service(service);
     let level = if options.log_level.is_empty() { "info" } else { &options.log_level };
-    let filter =
-        filter(level).map_err(|source| InitError::Filter { given: options.log_level.clone(), source })?;
+    let filter = log_filter::parse(level)
+        .map_err(|source| InitError::Filter { given: options.log_level.clone(), source })?;
+    let (filter, handle) = reload::Layer::new(filter);
 
     let mut provider = SdkTracerProvider::builder()
-        .with_sampler(Sampler::AlwaysOn)
-        .with_resource(Resource::builder().with_service_name(service).build())
+        .with_sampler(export::ExportSampler::per_million(options.sampling_rate_per_million))
+        .with_resource(export::resource(service, &options.machine))
         .with_span_processor(RingProcessor::new(ring()));
     let endpoint = options.otlp_endpoint.as_deref().filter(|e| !e.is_empty());
     if let Some(endpoint) = endpoint {
-        let exporter = SpanExporter::builder()
-            .with_tonic()
-            .with_endpoint(endpoint)
-            .with_timeout(EXPORT_TIMEOUT)
-            .build()
+        let (exporter, sampled) = export::exporter(endpoint)
             .map_err(|source| InitError::Endpoint { endpoint: endpoint.to_owned(), source })?;
-        provider = provider.with_batch_exporter(exporter);
+        provider = provider.with_span_processor(sampled).with_batch_exporter(exporter);
     }
     let provider = provider.build();
 
@@ -130,26 +126,21 @@ pub fn init(service: &'static str, options: &TelemetryOptions) -> Result<Telemet
         .with(spans)
         .with(logs::LogLayer::new(service, options.log_format, logs::Out::Stderr).with_filter(filter));
     let installed = tracing::subscriber::set_global_default(subscriber).is_ok();
+    if installed {
+        log_filter::install(handle, level);
+    }
     Ok(TelemetryGuard { provider: (installed && endpoint.is_some()).then_some(provider) })
 }
-
-/// Keeps the audit log (accesses to containers) on, whatever the filter. The last directive for a target applies.
-const AUDIT_DIRECTIVE: &str = "audit=info";
 
 /// Returns a subscriber for tests that appends log lines of `level` and above to `lines`.
 #[must_use]
 pub fn capture(service: &'static str, level: tracing::Level, lines: &Lines) -> tracing::Dispatch {
     let wanted = FilterFn::new(move |m| {
-        is_our_span(m) || m.is_event() && *m.level() <= level && !SILENCED_TARGETS.contains(&m.target())
+        is_our_span(m)
+            || m.is_event() && *m.level() <= level && !log_filter::SILENCED_TARGETS.contains(&m.target())
     });
     let layer = logs::LogLayer::new(service, LogFormat::Json, logs::Out::Captured(lines.clone()));
     tracing_subscriber::registry().with(layer.with_filter(wanted)).into()
-}
-
-/// Parses a `tracing` filter and adds the directives that always apply.
-fn filter(level: &str) -> Result<EnvFilter, tracing_subscriber::filter::ParseError> {
-    let silenced: String = SILENCED_TARGETS.iter().map(|target| format!("{target}=off,")).collect();
-    EnvFilter::from_str(&format!("{silenced}{level},{AUDIT_DIRECTIVE}"))
 }
 
 /// Returns whether a span is recorded. Spans of the transport are not: they would displace spans about pods in the ring.
@@ -159,47 +150,4 @@ fn is_our_span(metadata: &tracing::Metadata<'_>) -> bool {
     metadata.is_span()
         && *metadata.level() <= tracing::Level::INFO
         && !TRANSPORT.iter().any(|t| root == *t || root.starts_with("opentelemetry"))
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use super::*;
-
-    struct Count(Arc<AtomicUsize>);
-
-    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Count {
-        fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    #[test]
-    fn refused_connections_are_logged_by_the_library_only_if_the_filter_names_it() {
-        for (level, want) in [("info", 1), ("debug", 1), ("info,kube_client::client::builder=error", 2)] {
-            let logged = Arc::new(AtomicUsize::new(0));
-            let layer = Count(logged.clone()).with_filter(filter(level).unwrap());
-            tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-                tracing::error!(target: "kube_client::client::builder", "failed with error client error (Connect)");
-                tracing::warn!(target: "kube_runtime::watcher", "watch list error with 403");
-                tracing::warn!("failed to list pods");
-            });
-            assert_eq!(logged.load(Ordering::Relaxed), want, "{level}");
-        }
-        assert!(filter("a=b=c").is_err());
-    }
-
-    #[test]
-    fn the_audit_log_is_written_with_any_filter() {
-        for level in ["info", "warn", "off", "error,audit=off", "pod_sync=debug"] {
-            let logged = Arc::new(AtomicUsize::new(0));
-            let layer = Count(logged.clone()).with_filter(filter(level).unwrap());
-            tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-                tracing::info!(target: "audit", "audit");
-            });
-            assert_eq!(logged.load(Ordering::Relaxed), 1, "{level}");
-        }
-    }
 }

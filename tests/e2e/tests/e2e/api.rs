@@ -1,7 +1,7 @@
 //! The lifecycle of a pod with an API server, and the traces of its start and termination through the
 //! services.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use quintlet_e2e::bins::SERVICES;
 use quintlet_e2e::node::page;
@@ -103,6 +103,24 @@ fn has_call(spans: &[Span], method: &str) -> bool {
     spans.iter().any(|s| s.service == "cri-proxy" && s.name.contains(method))
 }
 
+/// Each process has its own instance ID, and those that know the name of the node name it.
+fn assert_processes_are_named(spans: &[Span], node: &str) {
+    let mut instances = BTreeMap::new();
+    for span in spans {
+        let text = |key: &str| span.resource.get(key).map(String::as_str);
+        let instance = text("service.instance.id").unwrap_or_default();
+        let of_service: &mut BTreeSet<&str> = instances.entry(span.service.as_str()).or_default();
+        of_service.insert(instance);
+        assert!(text("host.name").is_some_and(|name| !name.is_empty()), "{span:?}");
+        assert_eq!(text("service.version"), Some(env!("CARGO_PKG_VERSION")), "{span:?}");
+        if ["pod-sync", "status-reporter"].contains(&span.service.as_str()) {
+            assert_eq!(text("k8s.node.name"), Some(node), "{span:?}");
+        }
+    }
+    let all: BTreeSet<&str> = instances.values().flatten().copied().collect();
+    assert!(!all.contains("") && all.len() == instances.len(), "{instances:?}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn start_and_termination_of_an_api_pod_are_one_trace_each() {
     lives_and_goes(Options::with_api("api")).await;
@@ -177,6 +195,7 @@ async fn lives_and_goes(options: Options) {
 
     let created = wait_trace(&receiver, "create default/full", &uid, &SERVICES).await;
     assert!(has_call(&created, "StartContainer"), "{created:#?}");
+    assert_processes_are_named(&created, name);
 
     // A label does not affect containers.
     let container = pod.container("main");

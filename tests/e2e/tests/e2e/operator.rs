@@ -4,7 +4,7 @@ use std::process::{Output, Stdio};
 
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Terminal, pods};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 
 /// Runs quintctl with this standard input.
@@ -87,6 +87,32 @@ async fn forwarded(node: &Node) {
     assert!(text(&get("/index.html").await).ends_with("hello\n"));
 }
 
+/// Each service writes lines of the level that it was asked for, without a restart.
+async fn change_log_filters(node: &Node) {
+    for service in ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync", "node-api"] {
+        let output = run(node, &["-o", "json", "log-level", service], b"").await;
+        assert_eq!(output.status.code(), Some(0), "{service}: {}", text(&output.stderr));
+        let before: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let filter = before[0]["filter"].as_str().unwrap().to_owned();
+        let wanted = format!("{filter},h2=off");
+        let output = run(node, &["log-level", service, &wanted], b"").await;
+        assert!(text(&output.stdout).contains(&format!("before: {filter}")), "{}", text(&output.stdout));
+        assert!(node.log(service).contains("log filter changed"), "{service}");
+    }
+    assert!(!node.log("pod-sync").contains(" DEBUG "), "{}", node.log("pod-sync"));
+    run(node, &["log-level", "pod-sync", "debug"], b"").await;
+    node.pod_manifest(&pods::sleeper("seen"));
+    node.wait_ready("seen").await;
+    assert!(node.log("pod-sync").contains("DEBUG"), "{}", node.log("pod-sync"));
+    let output = run(node, &["log-level", "pod-sync", "a=b=c"], b"").await;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output.stderr).contains("failed to parse the log filter \"a=b=c\""),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operator_uses_logs_exec_and_port_forward() {
     let node = Node::start(Options::standalone("operator")).await;
@@ -125,6 +151,7 @@ async fn an_operator_uses_logs_exec_and_port_forward() {
         assert!(text(&output.stderr).contains(want), "{args:?}: {}", text(&output.stderr));
     }
     in_a_terminal(&node).await;
+    change_log_filters(&node).await;
 
     let attach =
         node.quintctl(&["attach", "-i", "echo"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();

@@ -602,7 +602,12 @@ pub const KUBELET: &[Row] = &[
         "OTLP/gRPC endpoint for traces, host:port or a URL; not set: spans stay in memory"
     ),
     Row::new("tracing.samplingRatePerMillion", Kind::Int(0, 1_000_000), "")
-        .not_yet(PodSync, Some("1000000")),
+        .own_flag("sampling-rate-per-million")
+        .honoured(
+            ALL,
+            "number of a million traces to export, of those that no other service began; not set: 0 with an endpoint in a file, \
+             otherwise all"
+        ),
     Row::new("runOnce", Kind::Bool, "false")
         .kubelet_flag("runonce")
         .refused("unsupported: the kubelet has deprecated it; `quintctl up --once` serves tests"),

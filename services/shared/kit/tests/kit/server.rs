@@ -4,11 +4,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use quintlet_kit::control::ControlService;
 use quintlet_kit::messages::whole;
 use quintlet_kit::server::{HealthHandle, Server};
 use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix, channel, wait_ready};
-use quintlet_proto::debug::v1::TracesRequest;
+use quintlet_proto::debug::v1::control_client::ControlClient;
+use quintlet_proto::debug::v1::control_server::Control;
 use quintlet_proto::debug::v1::debug_client::DebugClient;
+use quintlet_proto::debug::v1::{SetLogFilterRequest, TracesRequest};
 use quintlet_proto::runtime::v1::probe_exec_client::ProbeExecClient;
 use quintlet_proto::runtime::v1::probe_exec_server::{ProbeExec, ProbeExecServer};
 use quintlet_proto::runtime::v1::{ProbeExecReply, ProbeExecRequest};
@@ -162,6 +165,39 @@ async fn a_trace_propagates_from_client_to_server_and_into_the_ring() {
     let (pass, exec) = (find("pass"), find("Exec"));
     assert_eq!(exec.parent_span_id, pass.span_id);
     assert_eq!((pass.parent_span_id.as_str(), exec.service.as_str()), ("", "kit-test"));
+}
+
+#[tokio::test]
+async fn the_log_filter_changes_until_its_time_is_over_and_only_for_the_user_of_the_process() {
+    quintlet_telemetry::init("kit-test", &TelemetryOptions::default()).unwrap();
+    let server = start(PeerPolicy::Any).await;
+    let mut control = ControlClient::new(channel(server.path.clone()));
+    let mut set = async |filter: &str, seconds| {
+        let request = SetLogFilterRequest { filter: filter.to_owned(), seconds };
+        let reply = control.set_log_filter(request).await.map(Response::into_inner);
+        reply.map(|reply| (reply.filter, reply.previous)).map_err(|status| status.code())
+    };
+    let reply = |filter: &str, previous: &str| Ok((filter.to_owned(), previous.to_owned()));
+    assert_eq!(set("", 0).await, reply("info", "info"));
+    assert_eq!(set("warn", 0).await, reply("warn", "info"));
+    assert_eq!(set("a=b=c", 0).await, Err(Code::InvalidArgument));
+    assert_eq!(set("debug", 1).await, reply("debug", "warn"));
+    let restored = async {
+        while set("", 0).await != reply("warn", "warn") {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(LIMIT, restored).await.expect("the filter of before applies again");
+    assert_eq!(set("info", 0).await, reply("info", "warn"));
+
+    // A request without a connection has no user.
+    let request = Request::new(SetLogFilterRequest::default());
+    let refused = Control::set_log_filter(&ControlService, request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let mut request = Request::new(SetLogFilterRequest::default());
+    request.extensions_mut().insert(Peer { uid: me() + 1, pid: None });
+    let refused = Control::set_log_filter(&ControlService, request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
 }
 
 #[tokio::test]
