@@ -10,11 +10,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use pod_sync_clients::CallError;
+use quintlet_kit::status_code;
 use quintlet_model::ids::{ContainerId, PodRef, PodUid};
 use quintlet_model::runtime::{ContainerState, PodRuntime};
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::checkpoints_server::Checkpoints;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use crate::serve::Service;
 
@@ -73,17 +74,14 @@ fn error_text(error: &CallError) -> String {
     if !error.is_refused_by_runtime() {
         return error.to_string();
     }
-    let code = match error.code {
-        // Go spells the code like this.
-        Code::Cancelled => "Canceled".to_owned(),
-        code => format!("{code:?}"),
-    };
+    let code = status_code::go_name(error.code);
     format!("rpc error: code = {code} desc = {error}")
 }
 
 #[cfg(test)]
 mod tests {
     use quintlet_model::outcome::Outcome;
+    use tonic::Code;
 
     use super::*;
 

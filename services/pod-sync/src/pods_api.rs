@@ -21,6 +21,7 @@ use quintlet_kit::messages::{self, Bounded};
 use quintlet_kit::rate::{Rate, RateLimiter};
 use quintlet_kit::server::Server;
 use quintlet_kit::socket::PeerPolicy;
+use quintlet_kit::status_code;
 use quintlet_model::ids::PodUid;
 use quintlet_pods_api::v1alpha1::pods_server::{Pods, PodsServer};
 use quintlet_pods_api::v1alpha1::{
@@ -101,7 +102,7 @@ impl Default for Metrics {
 
 impl Metrics {
     fn count(&self, method: &Requests, code: Code) {
-        let label = RequestLabel { server_api_version: "v1alpha1", status_code: code_name(code) };
+        let label = RequestLabel { server_api_version: "v1alpha1", status_code: status_code::go_name(code) };
         self.all.get_or_create(&label).inc();
         method.get_or_create(&label).inc();
     }
@@ -109,29 +110,6 @@ impl Metrics {
     fn counted<T>(&self, method: &Requests, result: Result<T, Status>) -> Result<Response<T>, Status> {
         self.count(method, result.as_ref().map_or_else(Status::code, |_| Code::Ok));
         result.map(Response::new)
-    }
-}
-
-/// Returns the name of a status code as Go libraries write it.
-fn code_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
     }
 }
 

@@ -140,15 +140,6 @@ async fn a_watch_ends_with_a_status_if_its_client_does_not_read() {
     assert_eq!(queued, QUEUE, "no other event waits");
 }
 
-#[test]
-fn a_code_has_its_name_in_go() {
-    for (code, name) in
-        [(0, "OK"), (1, "Canceled"), (5, "NotFound"), (8, "ResourceExhausted"), (9, "FailedPrecondition")]
-    {
-        assert_eq!(code_name(Code::from(code)), name);
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn no_method_answers_before_every_source_has_delivered_its_pods() {
     let served = Served::new();

@@ -37,6 +37,7 @@ pub mod service;
 pub mod signals;
 pub mod socket;
 pub mod stalls;
+pub mod status_code;
 pub mod task;
 pub mod timers;
 pub mod tls;

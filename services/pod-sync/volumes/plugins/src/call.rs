@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use quintlet_kit::{clock, socket};
+use quintlet_kit::{clock, socket, status_code};
 use tokio::time::Instant;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Request, Response, Status};
@@ -46,7 +46,7 @@ impl Deadline {
 
 /// A call that failed. The text is that of gRPC in Go, which users of Kubernetes know from events.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("rpc error: code = {} desc = {message}", go_name(*.code))]
+#[error("rpc error: code = {} desc = {message}", status_code::go_name(*.code))]
 pub struct CallError {
     /// The gRPC code.
     pub code: Code,
@@ -62,7 +62,7 @@ impl CallError {
     /// Returns the name of the code as gRPC in Go prints it.
     #[must_use]
     pub fn code_name(&self) -> &'static str {
-        go_name(self.code)
+        status_code::go_name(self.code)
     }
 
     /// Returns whether the plugin has certainly stopped working on the call. After another error the operation may be in
@@ -129,29 +129,6 @@ where
         Ok(Ok(answer)) => Ok(answer.into_inner()),
         Ok(Err(status)) => Err(status.into()),
         Err(_) => Err(CallError::deadline()),
-    }
-}
-
-/// Returns the name of a code as gRPC in Go prints it.
-fn go_name(code: Code) -> &'static str {
-    match code {
-        Code::Ok => "OK",
-        Code::Cancelled => "Canceled",
-        Code::Unknown => "Unknown",
-        Code::InvalidArgument => "InvalidArgument",
-        Code::DeadlineExceeded => "DeadlineExceeded",
-        Code::NotFound => "NotFound",
-        Code::AlreadyExists => "AlreadyExists",
-        Code::PermissionDenied => "PermissionDenied",
-        Code::ResourceExhausted => "ResourceExhausted",
-        Code::FailedPrecondition => "FailedPrecondition",
-        Code::Aborted => "Aborted",
-        Code::OutOfRange => "OutOfRange",
-        Code::Unimplemented => "Unimplemented",
-        Code::Internal => "Internal",
-        Code::Unavailable => "Unavailable",
-        Code::DataLoss => "DataLoss",
-        Code::Unauthenticated => "Unauthenticated",
     }
 }
 
