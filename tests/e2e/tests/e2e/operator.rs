@@ -89,7 +89,7 @@ async fn forwarded(node: &Node) {
 
 /// Each service writes lines of the level that it was asked for, without a restart.
 async fn change_log_filters(node: &Node) {
-    for service in ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync", "node-api"] {
+    for service in ["cri-proxy", "pleg-service", "probe-service", "status-reporter", "pod-sync"] {
         let output = run(node, &["-o", "json", "log-level", service], b"").await;
         assert_eq!(output.status.code(), Some(0), "{service}: {}", text(&output.stderr));
         let before: Value = serde_json::from_slice(&output.stdout).unwrap();
