@@ -2,7 +2,7 @@
 """Checks the documentation: links, named files and tests, and make targets. Prints each problem and exits 1 if there is one.
 
 - Every relative link of a page leads to a file, and to a heading of it.
-- Every file and test in a column "shown by" or "test" exists in the crate that the cell names before it.
+- Every file and test in a column "shown by", "test", "found by" or "reproduced by" exists in the crate that the cell names before it.
 - Every path in backticks that begins at the root of the repository exists.
 - The code map in ARCHITECTURE.md names directories that exist, and has every crate.
 - Every `make TARGET` is a target of the Makefile.
@@ -21,6 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LEAST_LINKS = 40
 LEAST_NAMES = 250
 LEAST_REFERENCES = 100
+# Columns that name files and tests.
+TEST_COLUMNS = {"shown by", "test", "found by", "reproduced by"}
 # README.md says what a newcomer needs; everything else has a page in docs/.
 README_BYTES = 8192
 
@@ -111,43 +113,48 @@ def has_path(crate, name):
     return any(f"/{path}/".find(f"/{name.rstrip('/')}/") >= 0 for path in beneath(crate))
 
 
-def check_names(path):
-    """Cells have "`CRATE` FILE `TEST`, FILE; `CRATE` …; SCRIPT"."""
+def check_cell(path, number, cell):
+    """A cell has "`CRATE` FILE `TEST`, FILE; `CRATE` …; SCRIPT"."""
     count = 0
-    column = None
+    for part in cell.split(";"):
+        crate = None
+        for word in re.findall(r"`[^`]+`|[\w./-]+/[\w./-]+|\btests\b", part):
+            name = word.strip("`").rstrip(".")
+            if word.startswith("`") and name in CRATES:
+                crate = CRATES[name]
+                continue
+            if word.startswith("`") and not re.fullmatch(r"\w+(_\w+){2,}", name):
+                continue
+            count += 1
+            if word.startswith("`"):
+                # Pages of one crate leave its name out.
+                if not any(name in names_of_tests(c) for c in ([crate] if crate else CRATES.values())):
+                    problem(path, number, f"no test {name} in {crate or 'any crate'}")
+            elif crate is None:
+                if not (ROOT / name).exists():
+                    problem(path, number, f"no file {name}")
+            elif not has_path(crate, name):
+                problem(path, number, f"no file {name} in {crate}")
+    return count
+
+
+def check_names(path):
+    count = 0
+    columns = None
     for number, line in enumerate(text(path).splitlines(), 1):
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
         if not line.startswith("|"):
-            column = None
+            columns = None
             for name, file in re.findall(r"`([\w-]+)` ((?:src|tests)/[\w./-]*\w)", line):
                 count += 1
                 if name not in CRATES:
                     problem(path, number, f"no crate {name}")
                 elif not has_path(CRATES[name], file):
                     problem(path, number, f"no file {file} in {CRATES[name]}")
-        elif column is None:
-            column = next((i for i, cell in enumerate(cells) if cell in ("shown by", "test")), -1)
-        elif column >= 0 and not line.startswith("|-"):
-            cell = cells[column] if column < len(cells) else ""
-            for part in cell.split(";"):
-                crate = None
-                for word in re.findall(r"`[^`]+`|[\w./-]+/[\w./-]+|\btests\b", part):
-                    name = word.strip("`").rstrip(".")
-                    if word.startswith("`") and name in CRATES:
-                        crate = CRATES[name]
-                        continue
-                    if word.startswith("`") and not re.fullmatch(r"\w+(_\w+){2,}", name):
-                        continue
-                    count += 1
-                    if word.startswith("`"):
-                        # Pages of one crate leave its name out.
-                        if not any(name in names_of_tests(c) for c in ([crate] if crate else CRATES.values())):
-                            problem(path, number, f"no test {name} in {crate or 'any crate'}")
-                    elif crate is None:
-                        if not (ROOT / name).exists():
-                            problem(path, number, f"no file {name}")
-                    elif not has_path(crate, name):
-                        problem(path, number, f"no file {name} in {crate}")
+        elif columns is None:
+            columns = [i for i, cell in enumerate(cells) if cell in TEST_COLUMNS]
+        elif not line.startswith("|-"):
+            count += sum(check_cell(path, number, cells[i]) for i in columns if i < len(cells))
     return count
 
 

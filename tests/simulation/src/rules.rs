@@ -1,6 +1,6 @@
 //! General statements about pods with exec probes and init containers, checked after every change.
 //!
-//! - A liveness or readiness probe of a container runs only after the startup probe of the same instance passed.
+//! - A liveness probe runs only after the startup probe of the same instance passed.
 //! - An instance becomes Ready in the API server at most as often as its readiness probe began to pass.
 //! - A regular container runs in a sandbox only if each init container of its pod succeeded in the same sandbox.
 
@@ -45,7 +45,8 @@ pub struct Rules {
     checks: Vec<JoinHandle<()>>,
 }
 
-/// Returns an exec probe that [`Rules`] answers, each second and with a threshold of one.
+/// Returns an exec probe that [`Rules`] answers, each second and with a threshold of one. A container with a liveness probe needs a
+/// startup probe, too.
 #[must_use]
 pub fn probe(kind: &str, pod: &str) -> Value {
     json!({"exec": {"command": [kind, pod]}, "periodSeconds": 1, "failureThreshold": 1})
@@ -115,7 +116,9 @@ impl RuleState {
         match kind.as_str() {
             "startup" => instance.has_started |= passes,
             "liveness" if !instance.has_started => {
-                self.violations.insert(format!("{kind} probe of a container of {pod} before it started"));
+                self.violations.insert(format!(
+                    "liveness probe of a container of {pod} before its startup probe passed"
+                ));
             }
             "readiness" => {
                 if passes && !instance.is_passing {

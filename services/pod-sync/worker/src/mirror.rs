@@ -7,7 +7,6 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::{MirrorError, Statuses};
 use quintlet_kit::clock::Clock;
-use quintlet_kit::failpoint;
 use quintlet_model::{labels, pod as pods};
 use tokio::sync::watch;
 
@@ -118,8 +117,7 @@ async fn keep(ctx: MirrorContext, mut wanted: watch::Receiver<Wanted>) {
 async fn reconcile(statuses: &Statuses, pod: &Pod, mirror: Option<&Pod>) -> Result<(), MirrorError> {
     let hash = pods::annotation(pod, labels::CONFIG_HASH);
     if let Some(m) = mirror {
-        let stays = m.metadata.deletion_timestamp.is_none() || failpoint::planted!("terminating mirror kept");
-        if stays && pods::annotation(m, labels::CONFIG_MIRROR) == hash {
+        if m.metadata.deletion_timestamp.is_none() && pods::annotation(m, labels::CONFIG_MIRROR) == hash {
             return Ok(());
         }
         statuses.delete_mirror(&m.metadata).await?;

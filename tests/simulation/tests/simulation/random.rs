@@ -33,10 +33,10 @@ const PLANTED: [&str; 7] = [
     "liveness before startup",
     "ready before its own probe",
     "init skipped after a reboot",
-    "sidecar is never restarted",
+    "sidecar's startup is forgotten",
     "ready without a prober",
     "rejected pods counted",
-    "terminating mirror kept",
+    "status of a former mirror pod",
 ];
 
 /// Name of the manifest, and of its pod in the API server.

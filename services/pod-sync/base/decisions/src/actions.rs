@@ -398,7 +398,6 @@ fn init_actions(input: &ActionInput<'_>, sandbox: &SandboxId, actions: &mut PodA
             }
             ContainerState::Running => {
                 let startup = match container.startup_probe {
-                    Some(_) if failpoint::planted!("sidecar is never restarted") && previous => None,
                     Some(_) => probes.get(ProbeType::Startup, &status.id),
                     None => Some(ProbeResult::Success),
                 };

@@ -472,9 +472,7 @@ fn started_and_ready(
             Some(ProbeResult::Unknown) | None
                 if container.startup_probe.is_some() && failpoint::planted!("liveness before startup") =>
             {
-                let is_replacement =
-                    old.is_some_and(|o| o.container_id.is_some() && o.container_id != status.container_id);
-                is_replacement || seed.and_then(|o| o.started) == Some(true)
+                old.and_then(|o| o.started) == Some(true)
             }
             Some(result) => result == ProbeResult::Success,
             None => seed.and_then(|o| o.started) == Some(true) || container.startup_probe.is_none(),
@@ -485,7 +483,6 @@ fn started_and_ready(
         started
             && match result(ProbeType::Readiness) {
                 Some(result) => result == ProbeResult::Success,
-                None if failpoint::planted!("ready without a prober") => true,
                 None => container.readiness_probe.is_none() || seed.is_some_and(|o| o.ready),
             }
     };

@@ -58,7 +58,7 @@ impl Observer {
                 known.add(self.freshness.created());
                 let full = look != NextObservation::Inspect { full: false };
                 if failpoint::planted!("observation waits for a tick") {
-                    tokio::time::sleep(Duration::from_secs(5)).await;
+                    tokio::time::sleep(Duration::from_secs(10)).await;
                 }
                 match self.pleg.observe(uid, known, full).await {
                     // A restarted pleg-service has only listed the pods, which is not a full inspection.

@@ -151,8 +151,12 @@ fn container(
     let probes: Vec<_> = all
         .into_iter()
         .filter(|(t, _)| !input.terminating || *t == ProbeType::Readiness)
-        .filter(|_| !(input.terminating && failpoint::planted!("readiness frozen in termination")))
-        .filter_map(|(t, p)| probe(input.key, commands, c, &id, t, p.as_ref()?))
+        .filter_map(|(t, p)| Some((t, p.as_ref()?)))
+        .filter(|(_, p)| {
+            let ends = input.terminating && p.exec.is_some();
+            !(ends && failpoint::planted!("readiness frozen in termination"))
+        })
+        .filter_map(|(t, p)| probe(input.key, commands, c, &id, t, p))
         .collect();
     if probes.is_empty() {
         return None;
@@ -283,21 +287,23 @@ pub(super) fn seeds(
         };
         let Some(status) = container_status(api, &c.name) else { continue };
         let shown = status.container_id.as_deref().and_then(|id| id.rsplit_once("://")).map(|(_, id)| id);
-        if shown != Some(instance.id.as_str()) && !failpoint::planted!("ready before its own probe") {
+        let is_replaced = shown != Some(instance.id.as_str());
+        if is_replaced && !failpoint::planted!("ready before its own probe") {
             continue;
         }
+        let is_forgotten = pod::is_sidecar(c) && failpoint::planted!("sidecar's startup is forgotten");
         let mut seed = |probe: ProbeType, id: &ContainerId| {
             let memory = ProbeMemory {
                 container_id: id.clone(),
                 counter: 0,
-                result: Some(ProbeResult::Success),
+                result: Some(ProbeResult::Success).filter(|_| !(is_forgotten && probe == ProbeType::Startup)),
                 last: ProbeResult::Success,
                 run: 1,
                 on_hold: probe == ProbeType::Startup,
             };
             out.push((c.name.clone(), probe, memory));
         };
-        if c.startup_probe.is_some() && status.started == Some(true) {
+        if c.startup_probe.is_some() && status.started == Some(true) && !is_replaced {
             seed(ProbeType::Startup, &instance.id);
         }
         if c.readiness_probe.is_some() && status.ready {

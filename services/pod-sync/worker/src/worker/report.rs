@@ -8,6 +8,7 @@ use pod_sync_clients::{EventType, StatusAck};
 use pod_sync_decisions::reconcile::{self, CorrectionDue, StatusCorrections};
 use pod_sync_records::PodRecord;
 use quintlet_kit::clock::Clock;
+use quintlet_kit::failpoint;
 use quintlet_model::ids::PodRef;
 use quintlet_model::pod as pods;
 use quintlet_proto::status::v1 as status_wire;
@@ -120,6 +121,13 @@ impl Reporter {
     ) {
         let StatusReport { pod, mirror, status, finished } = report;
         let object = mirror.as_ref().unwrap_or(&pod);
+        let mut api_uid = object.metadata.uid.clone().unwrap_or_default();
+        if let Some(last) = &self.last
+            && last.api_uid != self.pod_ref.uid.as_str()
+            && failpoint::planted!("status of a former mirror pod")
+        {
+            api_uid.clone_from(&last.api_uid);
+        }
         // Equal statuses share one allocation.
         let before = record.status.clone();
         let status = match &before {
@@ -134,7 +142,7 @@ impl Reporter {
         let reported = Reported {
             status: Arc::clone(&status),
             finished,
-            api_uid: object.metadata.uid.clone().unwrap_or_default(),
+            api_uid: api_uid.clone(),
             deleting: object.metadata.deletion_timestamp.is_some(),
         };
         let resource_version = object.metadata.resource_version.clone().unwrap_or_default();
@@ -165,7 +173,7 @@ impl Reporter {
             let base_status = object.status.as_ref().and_then(|s| serde_json::to_vec(s).ok());
             let update = status_wire::PodStatusUpdate {
                 uid: self.pod_ref.uid.to_string(),
-                api_uid: object.metadata.uid.clone().unwrap_or_default(),
+                api_uid,
                 name: self.pod_ref.name.to_string(),
                 namespace: self.pod_ref.namespace.to_string(),
                 owner_epoch: self.node.epoch,

@@ -18,6 +18,7 @@ use pod_sync_records::{PodRecord, Termination};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodRef;
+use quintlet_model::probe::{ProbeResult, ProbeType};
 use quintlet_model::runtime::{PodRuntime, SharedPodRuntime};
 use tokio::sync::watch;
 
@@ -156,9 +157,13 @@ impl Tracker {
         record_starts(&mut container_starts, &runtime.containers, wall, boot);
         let memory = self.probes.memory();
         let mut probes = ProbeResults::default();
-        let is_unknown = failpoint::planted!("ready without a prober") && !self.probes.has_targets();
-        for ((_, probe), memory) in memory.iter().filter(|_| !is_unknown) {
+        for ((_, probe), memory) in &memory {
             probes.add(*probe, memory);
+        }
+        if failpoint::planted!("ready without a prober") && !self.probes.has_targets() {
+            for container in &runtime.containers {
+                probes.set(ProbeType::Readiness, container.id.clone(), ProbeResult::Success);
+            }
         }
         let memories = memory.into_iter().map(|((container, probe), memory)| (container, probe, memory));
         let memories = changed_memories(&self.record.probes, memories.collect());
