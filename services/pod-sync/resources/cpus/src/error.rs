@@ -1,0 +1,111 @@
+//! Reasons why a container gets no CPUs, or why the policy cannot be used.
+
+use pod_sync_machine::{CpuId, CpuSet};
+
+use crate::options::CpuOptionError;
+
+/// A container does not get exclusive CPUs. The texts are the kubelet's, since they become the message of a rejected pod.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AllocateError {
+    /// Too few CPUs are free.
+    #[error("not enough cpus available to satisfy request: requested={requested}, available={available}")]
+    NotEnough {
+        /// Number of CPUs of the request.
+        requested: usize,
+        /// Number of free CPUs.
+        available: usize,
+    },
+    /// The free CPUs could not be selected.
+    #[error("failed to allocate cpus")]
+    Failed,
+    /// With `full-pcpus-only`, a request must be a whole number of cores.
+    #[error("SMT Alignment Error: requested {requested} cpus not multiple cpus per core = {per_core}")]
+    NotWholeCores {
+        /// Number of CPUs of the request.
+        requested: usize,
+        /// Number of CPUs per core.
+        per_core: usize,
+    },
+    /// With `full-pcpus-only`, too few CPUs are free that share no core with a reserved one.
+    #[error(
+        "SMT Alignment Error: not enough free physical CPUs: available physical CPUs = {available}, requested CPUs = {requested}, CPUs per core = {per_core}"
+    )]
+    TooFewCores {
+        /// Number of CPUs of the request.
+        requested: usize,
+        /// Number of CPUs per core.
+        per_core: usize,
+        /// Number of such CPUs.
+        available: usize,
+    },
+}
+
+impl AllocateError {
+    /// Returns the reason of the pod's rejection (`pkg/kubelet/cm/admission: GetPodAdmitResult`).
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NotEnough { .. } | Self::Failed => "UnexpectedAdmissionError",
+            Self::NotWholeCores { .. } | Self::TooFewCores { .. } => "SMTAlignmentError",
+        }
+    }
+
+    /// Returns the message of the pod's rejection.
+    #[must_use]
+    pub fn message(&self) -> String {
+        match self {
+            Self::NotEnough { .. } | Self::Failed => {
+                format!("Allocate failed due to {self}, which is unexpected")
+            }
+            Self::NotWholeCores { .. } | Self::TooFewCores { .. } => self.to_string(),
+        }
+    }
+}
+
+/// The policy cannot be used with the configuration on this machine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    /// No CPU is reserved, so that the shared CPUs could run out.
+    #[error("the static policy requires systemReserved.cpu + kubeReserved.cpu to be greater than zero")]
+    NothingReserved,
+    /// The machine has fewer CPUs than are reserved.
+    #[error("failed to reserve {0} CPUs")]
+    Reservation(usize, #[source] AllocateError),
+    /// A reserved CPU is not online.
+    #[error("reserved CPU {0} is not online")]
+    UnknownCpu(CpuId),
+    /// An option cannot be used.
+    #[error(transparent)]
+    Option(#[from] CpuOptionError),
+}
+
+/// The assignments of a state file do not fit the machine or the reservation. The node must be drained, and the file removed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidCpuState {
+    /// There are assignments, and no shared CPUs.
+    #[error("default cpuset cannot be empty")]
+    NothingShared,
+    /// With `strict-cpu-reservation`, reserved CPUs are shared.
+    #[error("some of strictly reserved cpus: \"{0}\" are present in defaultCpuSet: \"{1}\"")]
+    ReservedShared(CpuSet, CpuSet),
+    /// Reserved CPUs are not shared.
+    #[error("not all reserved cpus: \"{0}\" are present in defaultCpuSet: \"{1}\"")]
+    ReservedMissing(CpuSet, CpuSet),
+    /// A CPU is shared and exclusive.
+    #[error(
+        "pod: {pod}, container: {container} cpuset: \"{cpus}\" overlaps with default cpuset \"{shared}\""
+    )]
+    Overlap {
+        /// UID of the pod.
+        pod: String,
+        /// Name of the container.
+        container: String,
+        /// CPUs of the container.
+        cpus: CpuSet,
+        /// Shared CPUs.
+        shared: CpuSet,
+    },
+    /// The machine has other CPUs.
+    #[error("current set of available CPUs \"{0}\" doesn't match with CPUs in state \"{1}\"")]
+    OtherCpus(CpuSet, CpuSet),
+}

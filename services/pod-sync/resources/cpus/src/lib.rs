@@ -1,0 +1,33 @@
+//! Exclusive CPUs of containers (`pkg/kubelet/cm/cpumanager`): plain functions.
+//!
+//! With the policy `static`, a container of a Guaranteed pod whose CPU request is a whole number gets CPUs that no other container
+//! may use. All other containers share the rest. [`CpuManager`] has the assignments: [`CpuManager::hints`] returns the NUMA nodes
+//! that can satisfy a request, [`CpuManager::allocate`] takes the CPUs, [`CpuManager::updates`] compares what containers have with
+//! what they should have. [`checkpoint`] is the kubelet's state file. [`StaticPolicy`] selects CPUs exactly as the kubelet does, so
+//! that either continues with the file of the other.
+//!
+//! pod-sync does not use this crate yet: `docs/design/cpus.md` has what is missing.
+
+// A value of a pod or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
+mod accumulator;
+pub mod assignments;
+pub mod checkpoint;
+mod distribute;
+pub mod error;
+mod hints;
+pub mod manager;
+pub mod options;
+pub mod policy;
+pub mod requests;
+mod take;
+#[cfg(test)]
+mod test_machines;
+
+pub use crate::assignments::CpuAssignments;
+pub use crate::error::{AllocateError, InvalidCpuState, PolicyError};
+pub use crate::manager::{ContainerCpus, CpuManager, CpuUpdate};
+pub use crate::options::{CpuGates, CpuOptionError, CpuOptions};
+pub use crate::policy::StaticPolicy;
+pub use crate::requests::{ContainerKind, CpuRequest, PodCpuRequests, requests};

@@ -1,0 +1,212 @@
+//! The assignments of a running node.
+
+use pod_sync_machine::{CpuSet, NumaNodes};
+use pod_sync_topology::Hints;
+
+use crate::assignments::CpuAssignments;
+use crate::error::{AllocateError, InvalidCpuState};
+use crate::policy::StaticPolicy;
+use crate::requests::{ContainerKind, PodCpuRequests};
+
+/// The CPUs of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ContainerCpus {
+    /// CPUs that no other container may use. The container has no CPU quota, which would only throttle it.
+    Exclusive(CpuSet),
+    /// The CPUs that all other containers share.
+    Shared(CpuSet),
+}
+
+impl ContainerCpus {
+    /// Returns the CPUs.
+    #[must_use]
+    pub fn cpus(&self) -> &CpuSet {
+        match self {
+            Self::Exclusive(cpus) | Self::Shared(cpus) => cpus,
+        }
+    }
+}
+
+/// A running container, with the CPUs that the runtime was given for it last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunningContainer {
+    /// UID of the pod.
+    pub pod: String,
+    /// Name of the container.
+    pub container: String,
+    /// ID in the runtime.
+    pub id: String,
+    /// The CPUs; none if that is not known, as after a restart.
+    pub applied: Option<CpuSet>,
+}
+
+/// The runtime must give a container other CPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuUpdate {
+    /// ID of the container in the runtime.
+    pub id: String,
+    /// The new CPUs.
+    pub cpus: CpuSet,
+}
+
+/// Assigns CPUs with the policy `static`.
+#[derive(Debug, Clone)]
+pub struct CpuManager {
+    policy: StaticPolicy,
+    assignments: CpuAssignments,
+    /// CPUs that init containers leave to later containers of their pod, for the pod that is being admitted.
+    reusable: Option<(String, CpuSet)>,
+}
+
+impl CpuManager {
+    /// Returns a manager that continues with the assignments of the state file, which may be empty.
+    ///
+    /// # Errors
+    /// The assignments do not fit the machine or the reservation.
+    pub fn new(policy: StaticPolicy, restored: CpuAssignments) -> Result<Self, InvalidCpuState> {
+        let assignments = policy.start(restored)?;
+        Ok(Self { policy, assignments, reusable: None })
+    }
+
+    /// Returns the policy.
+    #[must_use]
+    pub fn policy(&self) -> &StaticPolicy {
+        &self.policy
+    }
+
+    /// Returns the content of the state file.
+    #[must_use]
+    pub fn assignments(&self) -> &CpuAssignments {
+        &self.assignments
+    }
+
+    /// Returns the CPUs of a container.
+    #[must_use]
+    pub fn cpus(&self, pod: &str, container: &str) -> ContainerCpus {
+        match self.assignments.exclusive(pod, container) {
+            Some(cpus) => ContainerCpus::Exclusive(cpus.clone()),
+            None => ContainerCpus::Shared(self.assignments.shared.clone()),
+        }
+    }
+
+    /// Returns the NUMA nodes that can satisfy the request of a container (`GetTopologyHints`).
+    #[must_use]
+    pub fn hints(&self, requests: &PodCpuRequests, container: &str) -> Hints {
+        let count = requests.container(container).map_or(0, |request| request.count);
+        if count == 0 {
+            return Hints::AnyNodes;
+        }
+        match self.assignments.exclusive(&requests.pod, container) {
+            Some(held) if held.len() != count => Hints::OneOf(Vec::new()),
+            Some(held) => Hints::OneOf(self.policy.hints_for(held, &CpuSet::new(), count)),
+            None => {
+                let available = self.policy.available(&self.assignments);
+                Hints::OneOf(self.policy.hints_for(&available, &self.reusable(&requests.pod), count))
+            }
+        }
+    }
+
+    /// Returns the NUMA nodes that can satisfy the requests of all containers of a pod (`GetPodTopologyHints`).
+    #[must_use]
+    pub fn pod_hints(&self, requests: &PodCpuRequests) -> Hints {
+        let total = requests.total();
+        if total == 0 {
+            return Hints::AnyNodes;
+        }
+        let mut held = CpuSet::new();
+        for request in &requests.containers {
+            if let Some(cpus) = self.assignments.exclusive(&requests.pod, &request.container) {
+                if cpus.len() != request.count {
+                    return Hints::OneOf(Vec::new());
+                }
+                held.extend(cpus.iter());
+            }
+        }
+        if held.len() == total {
+            return Hints::OneOf(self.policy.hints_for(&held, &CpuSet::new(), total));
+        }
+        let available = self.policy.available(&self.assignments);
+        let reusable = self.reusable(&requests.pod).union(&held);
+        Hints::OneOf(self.policy.hints_for(&available, &reusable, total))
+    }
+
+    /// Gives a container its exclusive CPUs, on the NUMA nodes that the topology manager selected if it did. A container that has CPUs
+    /// keeps them. The containers of a pod must be given their CPUs in the order of their starts, and those of one pod before those of
+    /// the next, so that init containers leave theirs.
+    ///
+    /// Unlike the kubelet, this does not check `full-pcpus-only` for a container that has CPUs: after a restart its own CPUs would
+    /// count as missing (kubernetes/kubernetes#129078).
+    ///
+    /// # Errors
+    /// Too few CPUs are free, or the request does not fit `full-pcpus-only`. No assignment has changed.
+    pub fn allocate(
+        &mut self,
+        requests: &PodCpuRequests,
+        container: &str,
+        nodes: Option<NumaNodes>,
+    ) -> Result<(), AllocateError> {
+        let Some(request) = requests.container(container).filter(|request| request.count > 0) else {
+            return Ok(());
+        };
+        let pod = requests.pod.as_str();
+        let reusable = self.reusable(pod);
+        let cpus = match self.assignments.exclusive(pod, container) {
+            Some(held) => held.clone(),
+            None => {
+                let cpus = self.policy.allocate(&self.assignments, request.count, nodes, &reusable)?;
+                self.assignments.assign(pod, container, cpus.clone());
+                cpus
+            }
+        };
+        let reusable = match request.kind {
+            ContainerKind::Init => reusable.union(&cpus).difference(&self.in_use(requests)),
+            ContainerKind::Sidecar | ContainerKind::Regular => reusable.difference(&cpus),
+        };
+        self.reusable = Some((pod.to_owned(), reusable));
+        Ok(())
+    }
+
+    /// Ends the assignment of a container that does not start again.
+    pub fn release(&mut self, pod: &str, container: &str) {
+        self.assignments.release(pod, container);
+    }
+
+    /// Ends the assignments of all containers that are not active (`removeStaleState`). Containers of a pod that is being admitted are
+    /// active.
+    pub fn retain(&mut self, is_active: impl Fn(&str, &str) -> bool) {
+        let stale = self.assignments.all_exclusive().filter(|(pod, container, _)| !is_active(pod, container));
+        let stale: Vec<_> = stale.map(|(pod, container, _)| (pod.to_owned(), container.to_owned())).collect();
+        for (pod, container) in stale {
+            self.release(&pod, &container);
+        }
+    }
+
+    /// Returns the containers whose CPUs the runtime must change: the shared CPUs have changed since, or are not known to be those that
+    /// the container has (`reconcileState`). A container is never left without a CPU.
+    #[must_use]
+    pub fn updates(&self, running: &[RunningContainer]) -> Vec<CpuUpdate> {
+        let update = |container: &RunningContainer| {
+            let wanted = self.cpus(&container.pod, &container.container).cpus().clone();
+            let is_due = !wanted.is_empty() && container.applied.as_ref() != Some(&wanted);
+            is_due.then(|| CpuUpdate { id: container.id.clone(), cpus: wanted })
+        };
+        running.iter().filter_map(update).collect()
+    }
+
+    /// Returns the CPUs of the containers of a pod that run at once. The kubelet gives some of them twice if the request of a container
+    /// becomes a whole number, and its pod is admitted again after a restart.
+    fn in_use(&self, requests: &PodCpuRequests) -> CpuSet {
+        let running = requests.containers.iter().filter(|request| request.kind != ContainerKind::Init);
+        let held =
+            running.filter_map(|request| self.assignments.exclusive(&requests.pod, &request.container));
+        held.fold(CpuSet::new(), |in_use, cpus| in_use.union(cpus))
+    }
+
+    fn reusable(&self, pod: &str) -> CpuSet {
+        let of_pod = self.reusable.as_ref().filter(|(owner, _)| owner == pod);
+        of_pod.map(|(_, cpus)| cpus.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,21 @@
+//! The NUMA nodes of a container or a pod, agreed between the resources that it requests (`pkg/kubelet/cm/topologymanager`): plain
+//! functions.
+//!
+//! Each resource has hints: sets of NUMA nodes that can satisfy the request. [`TopologyPolicy::merge`] intersects a hint of each
+//! resource and returns the best intersection, and whether the pod is admitted with it.
+//!
+//! pod-sync does not use this crate yet: `docs/design/cpus.md` has what is missing.
+
+// A value of a pod or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
+pub mod hint;
+mod merge;
+pub mod options;
+pub mod policy;
+
+pub use crate::hint::{Hint, Hints};
+pub use crate::options::{TopologyOptionError, TopologyOptions};
+pub use crate::policy::{
+    Merged, PolicyName, TopologyAffinityError, TopologyPolicy, TopologyScope, UnsupportedMachine,
+};
