@@ -1,7 +1,8 @@
-//! The gRPC contracts between a node agent and its plugins: registration, the node side of CSI 1.x, and device plugins.
+//! The gRPC contracts between a node agent and its plugins: registration, the node side of CSI 1.x, device plugins, and drivers of
+//! dynamic resource allocation.
 //!
 //! The files below `proto` have the names and field numbers of the public contracts, without parts that a node agent does not
-//! use. Servers and clients are compiled: the CSI driver and the device plugin of the tests use
+//! use. Servers and clients are compiled: the CSI driver, the device plugin and the DRA driver of the tests use
 //! the servers.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
@@ -15,6 +16,32 @@ pub mod registration {
 /// Device plugins and their registration (`k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1`).
 pub mod device_plugin {
     tonic::include_proto!("v1beta1");
+}
+
+/// Drivers of dynamic resource allocation (`k8s.io/kubelet/pkg/apis/dra`).
+pub mod dra {
+    /// The current version.
+    pub mod v1 {
+        tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+    }
+
+    /// The version of drivers for Kubernetes 1.32 and 1.33.
+    pub mod v1beta1 {
+        tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1beta1");
+    }
+}
+
+/// The health of devices of dynamic resource allocation (`k8s.io/kubelet/pkg/apis/dra-health`).
+pub mod dra_health {
+    /// The current version.
+    pub mod v1 {
+        tonic::include_proto!("v1");
+    }
+
+    /// The version of drivers for Kubernetes 1.34 to 1.36.
+    pub mod v1alpha1 {
+        tonic::include_proto!("v1alpha1");
+    }
 }
 
 /// The Container Storage Interface, services Identity and Node.

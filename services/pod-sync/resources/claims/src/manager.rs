@@ -1,0 +1,629 @@
+//! The claims of pods, the registered plugins, and their tasks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use parking_lot::Mutex;
+use pod_sync_clients::WorkerWakeups;
+use quintlet_kit::clock::Clock;
+use quintlet_kit::{clock, failpoint, task};
+use quintlet_model::ids::PodUid;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use crate::checkpoint::encode;
+use crate::claim::{AllocatedClaim, ClaimKey};
+use crate::driver::{CALL_LIMIT, DriverPlugin};
+use crate::error::{ClaimError, DriverMethod};
+use crate::file::CheckpointFile;
+use crate::health::{DeviceName, HealthState, PluginHealth, resource_health};
+use crate::inventory::{Batches, ClaimCall, ClaimInventory, OperationStart, PreparedDevice};
+use crate::metrics::ClaimMetrics;
+use crate::monitor;
+use crate::operation::{DriverResults, evaluate, failed};
+use crate::plugins::{HealthVersion, PluginList, PluginNumber, PluginServices, WIPE_DELAY};
+use crate::requests::{allocated_claim, container_requests, has_claims, needed_claims};
+use crate::status::resource_statuses;
+
+/// Largest number of registered plugins. Each has two tasks and up to three connections.
+const MOST_PLUGINS: usize = 256;
+/// Longest wait until no other operation on a claim is in progress: two calls.
+const BUSY_LIMIT: Duration = CALL_LIMIT.saturating_mul(2);
+/// Wait before the stream of the health of devices is opened again.
+const HEALTH_RETRY: Duration = Duration::from_secs(5);
+/// Interval between two checks for devices whose health has timed out, if none is known.
+const HEALTH_CHECK: Duration = Duration::from_secs(3600);
+
+/// Reads claims.
+#[async_trait]
+pub trait ClaimSource: Send + Sync + fmt::Debug {
+    /// Returns the current claim.
+    ///
+    /// # Errors
+    /// Returns the text of the error.
+    async fn get(&self, namespace: &str, name: &str) -> Result<ResourceClaim, String>;
+}
+
+/// Reads and removes the ResourceSlices of this node.
+#[async_trait]
+pub trait SliceWiper: Send + Sync + fmt::Debug {
+    /// Returns the drivers with ResourceSlices.
+    ///
+    /// # Errors
+    /// Returns the text of the error.
+    async fn drivers(&self) -> Result<BTreeSet<String>, String>;
+
+    /// Removes the ResourceSlices of a driver. That there are none is a success.
+    ///
+    /// # Errors
+    /// Returns the text of the error.
+    async fn wipe(&self, driver: &str) -> Result<(), String>;
+}
+
+/// Inputs of [`Claims::open`].
+#[derive(Debug)]
+pub struct ClaimContext {
+    /// Directory of the checkpoint.
+    pub dir: PathBuf,
+    /// Time.
+    pub clock: Clock,
+    /// Wakes the workers of pods whose devices change their health.
+    pub wakeups: Arc<WorkerWakeups>,
+    /// Reads claims.
+    pub source: Arc<dyn ClaimSource>,
+    /// Ends the tasks.
+    pub stop: CancellationToken,
+}
+
+/// A driver, for views.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DriverView {
+    /// Endpoints of its plugins, the latest last, and whether a process listens at each.
+    pub endpoints: Vec<(PathBuf, bool)>,
+    /// The last error of a call.
+    pub error: Option<String>,
+}
+
+/// The claims of the node. Clones share them.
+#[derive(Debug, Clone)]
+pub struct Claims {
+    pub(crate) shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) clock: Clock,
+    wakeups: Arc<WorkerWakeups>,
+    source: Arc<dyn ClaimSource>,
+    pub(crate) stop: CancellationToken,
+    pub(crate) state: Mutex<ManagerState>,
+    file: tokio::sync::Mutex<Arc<Mutex<CheckpointFile>>>,
+    // A claim is no longer busy.
+    idle: Notify,
+    // A plugin has come, gone, connected or disconnected.
+    pub(crate) changed: Notify,
+    metrics: ClaimMetrics,
+}
+
+#[derive(Debug)]
+pub(crate) struct ManagerState {
+    inventory: ClaimInventory,
+    // The file does not have the inventory.
+    is_unwritten: bool,
+    pub(crate) plugins: PluginList,
+    registered: BTreeMap<PluginNumber, Arc<DriverPlugin>>,
+    health: BTreeMap<PluginNumber, PluginHealth>,
+    // The last error of each driver that has registered.
+    errors: BTreeMap<String, String>,
+}
+
+impl ManagerState {
+    fn plugin(&self, driver: &str) -> Result<Arc<DriverPlugin>, ClaimError> {
+        if driver.is_empty() {
+            return Err(ClaimError::NoDriverName);
+        }
+        let number = self.plugins.pick(driver);
+        let plugin = number.and_then(|number| self.registered.get(&number));
+        plugin.map(Arc::clone).ok_or_else(|| ClaimError::NotRegistered(driver.to_owned()))
+    }
+
+    /// Returns the health of a device: that which the plugin reports that is called, or else the latest one that reports.
+    fn health(&self, driver: &str, device: &PreparedDevice, now: Duration) -> (HealthState, Option<String>) {
+        let picked = self.plugins.pick(driver).and_then(|number| self.health.get(&number));
+        let others = self.registered.values().rev().filter(|plugin| plugin.driver == driver);
+        let mut others = others.filter_map(|plugin| self.health.get(&plugin.number));
+        match picked.or_else(|| others.next()) {
+            Some(health) => {
+                let (state, message) = health.of(&device.pool, &device.device, now);
+                (state, message.map(str::to_owned))
+            }
+            None => (HealthState::Unknown, None),
+        }
+    }
+}
+
+impl Claims {
+    /// Reads the checkpoint. Blocks: there is no pod before the start.
+    #[must_use]
+    pub fn open(context: ClaimContext) -> Self {
+        let ClaimContext { dir, clock, wakeups, source, stop } = context;
+        let (file, records) = CheckpointFile::open(&dir);
+        let state = ManagerState {
+            inventory: ClaimInventory::restored(records),
+            is_unwritten: false,
+            plugins: PluginList::new(WIPE_DELAY),
+            registered: BTreeMap::new(),
+            health: BTreeMap::new(),
+            errors: BTreeMap::new(),
+        };
+        let metrics = ClaimMetrics::default();
+        metrics.show_in_use(state.inventory.in_use());
+        let shared = Shared {
+            clock,
+            wakeups,
+            source,
+            stop,
+            state: Mutex::new(state),
+            file: tokio::sync::Mutex::new(Arc::new(Mutex::new(file))),
+            idle: Notify::new(),
+            changed: Notify::new(),
+            metrics,
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Prepares the claims of a pod: before its sandbox, and for a pod that runs if [`Claims::holds_all`] is false. The record is on
+    /// disk before the first call and when this returns. Claims that this process has prepared need no call.
+    ///
+    /// Cancellation safety: the operation ends by itself, and the pod stays recorded. Without a record, nothing begins any more.
+    ///
+    /// # Errors
+    /// Returns the kubelet's reason. The pod may be recorded for some claims, and needs [`Claims::unprepare`].
+    pub async fn prepare(
+        &self,
+        uid: &PodUid,
+        pod: &Pod,
+        cancel: &CancellationToken,
+    ) -> Result<(), ClaimError> {
+        if !has_claims(pod) {
+            return Ok(());
+        }
+        let gone = CancellationToken::new();
+        // Dropping this future cancels it.
+        let _guard = gone.clone().drop_guard();
+        let (shared, uid, pod) = (Arc::clone(&self.shared), uid.clone(), pod.clone());
+        let prepared = task::spawn("prepare-claims", async move {
+            shared.measured("PrepareResources", shared.prepare(&uid, &pod, &gone)).await
+        });
+        tokio::select! {
+            prepared = prepared => prepared.unwrap_or(Err(ClaimError::Ending)),
+            () = cancel.cancelled() => Err(ClaimError::Ending),
+        }
+    }
+
+    /// Unprepares the claims of a pod whose containers have ended. Claims that other pods use stay prepared.
+    ///
+    /// Cancellation safety: the operation ends by itself.
+    ///
+    /// # Errors
+    /// Returns the kubelet's reason. The pod is recorded for the claims that a driver still has, and another attempt is needed before the
+    /// pod has ended.
+    pub async fn unprepare(&self, uid: &PodUid) -> Result<(), ClaimError> {
+        {
+            let state = self.shared.state.lock();
+            if !state.inventory.holds_any(uid.as_str()) && !state.is_unwritten {
+                return Ok(());
+            }
+        }
+        let (shared, uid) = (Arc::clone(&self.shared), uid.to_string());
+        let unprepared = task::spawn("unprepare-claims", async move {
+            shared.measured("UnprepareResources", shared.unprepare(&uid)).await
+        });
+        unprepared.await.unwrap_or(Err(ClaimError::Ending))
+    }
+
+    /// Returns the UIDs of all pods with a claim.
+    #[must_use]
+    pub fn pods(&self) -> BTreeSet<String> {
+        self.shared.state.lock().inventory.pods()
+    }
+
+    /// Unprepares the claims of those pods of `held` that are not in `known`. `held` is from [`Claims::pods`] and older than `known`, so that
+    /// a pod that has just started is in both or in neither. An error is logged; the next call tries again.
+    pub async fn reconcile(&self, held: &BTreeSet<String>, known: &BTreeSet<String>) {
+        for pod in held.difference(known) {
+            if let Err(error) = self.shared.unprepare(pod).await {
+                tracing::warn!(pod, %error, "failed to unprepare the claims of a pod that is gone, retrying");
+            }
+        }
+    }
+
+    /// Returns whether all claims of the pod are recorded for it.
+    #[must_use]
+    pub fn holds_all(&self, uid: &PodUid, pod: &Pod) -> bool {
+        let Ok(needed) = needed_claims(pod) else { return false };
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let key = |name| ClaimKey { namespace: namespace.clone(), name };
+        let keys: Vec<ClaimKey> = needed.into_iter().map(|claim| key(claim.name)).collect();
+        self.shared.state.lock().inventory.holds_all(uid.as_str(), &keys)
+    }
+
+    /// Returns whether a claim is recorded for the pod, so that the pod has not ended before [`Claims::unprepare`].
+    #[must_use]
+    pub fn holds_any(&self, uid: &PodUid) -> bool {
+        self.shared.state.lock().inventory.holds_any(uid.as_str())
+    }
+
+    /// Returns the CDI devices of a container.
+    ///
+    /// # Errors
+    /// A claim of the container is not prepared for the pod.
+    pub fn cdi_devices(
+        &self,
+        uid: &PodUid,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<Vec<String>, ClaimError> {
+        let requests = container_requests(pod, container)?;
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        self.shared.state.lock().inventory.cdi_devices(uid.as_str(), namespace, &requests)
+    }
+
+    /// Returns the health of the devices of a container, for `allocatedResourcesStatus`.
+    #[must_use]
+    pub fn resource_statuses(&self, pod: &Pod, container: &Container) -> Vec<ResourceStatus> {
+        let (state, now) = (self.shared.state.lock(), self.shared.clock.boot());
+        resource_statuses(&state.inventory, pod, container, |driver, device| {
+            let (health, message) = state.health(driver, device, now);
+            resource_health(driver, device, health, message.as_deref())
+        })
+    }
+
+    /// Returns the registered drivers.
+    #[must_use]
+    pub fn drivers(&self) -> BTreeMap<String, DriverView> {
+        let state = self.shared.state.lock();
+        let view = |driver: &str| DriverView {
+            endpoints: state.plugins.endpoints(driver).map(|(path, up)| (path.to_owned(), up)).collect(),
+            error: state.errors.get(driver).cloned(),
+        };
+        state.plugins.drivers().map(|driver| (driver.to_owned(), view(driver))).collect()
+    }
+
+    /// Runs `read` on the current claims, for views of them.
+    pub fn read<T>(&self, read: impl FnOnce(&ClaimInventory) -> T) -> T {
+        read(&self.shared.state.lock().inventory)
+    }
+
+    /// Registers a plugin beside the others of its driver.
+    pub(crate) fn add_plugin(
+        &self,
+        driver: &str,
+        endpoint: &Path,
+        services: PluginServices,
+    ) -> Result<(), String> {
+        let plugin = {
+            let mut state = self.shared.state.lock();
+            if state.registered.len() >= MOST_PLUGINS {
+                return Err(format!("{MOST_PLUGINS} plugins of DRA drivers are registered"));
+            }
+            let number = state.plugins.add(driver, endpoint, self.shared.clock.boot())?;
+            let ended = self.shared.stop.child_token();
+            let plugin = Arc::new(DriverPlugin::new(driver, number, endpoint, services, ended));
+            state.registered.insert(number, Arc::clone(&plugin));
+            plugin
+        };
+        tracing::info!(driver, endpoint = %endpoint.display(), ?services, "plugin of DRA driver registered");
+        self.shared.changed.notify_one();
+        let (shared, monitored) = (Arc::clone(&self.shared), Arc::clone(&plugin));
+        drop(task::spawn("dra-connection", async move { shared.monitor(&monitored).await }));
+        if let Some(version) = services.health {
+            let shared = Arc::clone(&self.shared);
+            drop(task::spawn("dra-health", async move { shared.follow_health(&plugin, version).await }));
+        }
+        Ok(())
+    }
+
+    /// Ends the registration of the plugin with this endpoint.
+    pub(crate) fn remove_plugin(&self, driver: &str, endpoint: &Path) {
+        {
+            let mut state = self.shared.state.lock();
+            let Some(number) = state.plugins.remove(driver, endpoint, self.shared.clock.boot()) else {
+                return;
+            };
+            if let Some(plugin) = state.registered.remove(&number) {
+                plugin.ended.cancel();
+            }
+            if state.plugins.pick(driver).is_none() {
+                state.errors.remove(driver);
+            }
+        }
+        tracing::info!(driver, endpoint = %endpoint.display(), "plugin of DRA driver removed");
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Shared {
+    async fn measured<T>(
+        &self,
+        operation: &'static str,
+        work: impl Future<Output = Result<T, ClaimError>>,
+    ) -> Result<T, ClaimError> {
+        let began = self.clock.boot();
+        let result = work.await;
+        self.metrics.operated(operation, result.is_err(), self.clock.boot().saturating_sub(began));
+        result
+    }
+
+    async fn prepare(
+        self: &Arc<Self>,
+        uid: &PodUid,
+        pod: &Pod,
+        gone: &CancellationToken,
+    ) -> Result<(), ClaimError> {
+        let claims = self.allocated_claims(pod).await?;
+        let batches = self
+            .begin(|state| {
+                // Without its record the pod has no claims to unprepare, so that it may have ended.
+                if gone.is_cancelled() {
+                    return Err(ClaimError::Ending);
+                }
+                for driver in claims.iter().flat_map(AllocatedClaim::drivers) {
+                    state.plugin(driver)?;
+                }
+                state.inventory.begin_prepare(uid.as_str(), &claims)
+            })
+            .await?;
+        failpoint::work!("claims recorded");
+        if let Err(error) = self.persist().await {
+            self.finish(|inventory| inventory.finish_prepare(&claims, false));
+            return Err(error);
+        }
+        let results = self.call_all(DriverMethod::Prepare, batches).await;
+        failpoint::work!("claims prepared");
+        let error = results.iter().find_map(|(_, results)| results.error.clone());
+        self.finish(|inventory| {
+            for (driver, results) in results {
+                for (key, devices) in results.done {
+                    inventory.set_devices(&key, &driver, devices);
+                }
+            }
+            inventory.finish_prepare(&claims, error.is_none());
+        });
+        self.persist().await?;
+        error.map_or(Ok(()), Err)
+    }
+
+    /// Reads the claims of a pod, and checks that the pod may use them.
+    async fn allocated_claims(&self, pod: &Pod) -> Result<Vec<AllocatedClaim>, ClaimError> {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let mut claims = Vec::new();
+        for needed in needed_claims(pod)? {
+            let claim = self.source.get(namespace, &needed.name).await;
+            let claim = claim.map_err(|reason| ClaimError::Fetch { name: needed.name.clone(), reason })?;
+            claims.push(allocated_claim(pod, &needed, &claim)?);
+        }
+        Ok(claims)
+    }
+
+    async fn unprepare(self: &Arc<Self>, pod: &str) -> Result<(), ClaimError> {
+        let batches = self.begin(|state| Ok(state.inventory.begin_unprepare(pod))).await?;
+        failpoint::work!("claims released");
+        let results = self.call_all(DriverMethod::Unprepare, batches).await;
+        failpoint::work!("claims unprepared");
+        let error = results.iter().find_map(|(_, results)| results.error.clone());
+        let failed: BTreeSet<ClaimKey> =
+            results.into_iter().flat_map(|(_, results)| results.failed).collect();
+        self.finish(|inventory| inventory.finish_unprepare(pod, &failed));
+        self.persist().await?;
+        match error {
+            // All claims are unprepared, and the driver named another one.
+            Some(error) if failed.is_empty() => {
+                tracing::warn!(pod, %error, "DRA driver returned a result for an unknown claim");
+                Ok(())
+            }
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Begins an operation, once none is in progress on its claims.
+    async fn begin(
+        &self,
+        mut begin: impl FnMut(&mut ManagerState) -> Result<OperationStart, ClaimError>,
+    ) -> Result<Batches, ClaimError> {
+        let deadline = clock::deadline_after(Instant::now(), BUSY_LIMIT);
+        loop {
+            let idle = self.idle.notified();
+            let busy = {
+                let mut state = self.state.lock();
+                match begin(&mut state)? {
+                    OperationStart::Begun(batches) => {
+                        state.is_unwritten = true;
+                        return Ok(batches);
+                    }
+                    OperationStart::Busy(key) => key,
+                }
+            };
+            if tokio::time::timeout_at(deadline, idle).await.is_err() {
+                return Err(ClaimError::Busy(busy.name));
+            }
+        }
+    }
+
+    fn finish(&self, finish: impl FnOnce(&mut ClaimInventory)) {
+        {
+            let mut state = self.state.lock();
+            finish(&mut state.inventory);
+            state.is_unwritten = true;
+            self.metrics.show_in_use(state.inventory.in_use());
+        }
+        self.idle.notify_waiters();
+    }
+
+    /// Calls all drivers at the same time. Returns the results in the order of their names.
+    async fn call_all(
+        self: &Arc<Self>,
+        method: DriverMethod,
+        batches: Batches,
+    ) -> Vec<(String, DriverResults)> {
+        let mut calls = Vec::new();
+        for (driver, claims) in batches {
+            let plugin = self.state.lock().plugin(&driver);
+            let shared = Arc::clone(self);
+            let call = match plugin {
+                Ok(plugin) => {
+                    Ok(task::spawn("dra-call", async move { shared.call(&plugin, method, claims).await }))
+                }
+                Err(error) => Err(failed(&claims, error)),
+            };
+            calls.push((driver, call));
+        }
+        let mut all = Vec::new();
+        for (driver, call) in calls {
+            let results = match call {
+                // A panic ends the process.
+                Ok(call) => call.await.unwrap_or_default(),
+                Err(results) => results,
+            };
+            all.push((driver, results));
+        }
+        all
+    }
+
+    async fn call(
+        &self,
+        plugin: &DriverPlugin,
+        method: DriverMethod,
+        claims: Vec<ClaimCall>,
+    ) -> DriverResults {
+        let began = self.clock.boot();
+        let answer = plugin.call(method, &claims).await;
+        let took = self.clock.boot().saturating_sub(began);
+        let code = answer.as_ref().map_or_else(|error| error.code_name(), |_| "OK");
+        self.metrics.called(&plugin.driver, plugin.method_name(method), code, took);
+        let results = evaluate(method, &claims, answer);
+        let mut state = self.state.lock();
+        match &results.error {
+            Some(error) => {
+                tracing::warn!(driver = plugin.driver, %error, "call of DRA driver failed");
+                state.errors.insert(plugin.driver.clone(), error.to_string());
+            }
+            None => {
+                state.errors.remove(&plugin.driver);
+            }
+        }
+        results
+    }
+
+    /// Writes the checkpoint, if it has changed.
+    async fn persist(&self) -> Result<(), ClaimError> {
+        // Held during the write: a later state is written later.
+        let file = self.file.lock().await;
+        let records = {
+            let mut state = self.state.lock();
+            state.is_unwritten = false;
+            state.inventory.records()
+        };
+        let file = Arc::clone(&file);
+        let written = task::blocking(move || {
+            let bytes = encode(&records).map_err(std::io::Error::other)?;
+            file.lock().write(bytes)
+        });
+        written.await.map_err(|error| {
+            self.state.lock().is_unwritten = true;
+            ClaimError::Checkpoint(error.to_string())
+        })
+    }
+
+    async fn monitor(&self, plugin: &DriverPlugin) {
+        let DriverPlugin { driver, number, endpoint, ended, .. } = plugin;
+        monitor::watch(endpoint, ended, |is_connected| {
+            tracing::info!(driver, endpoint = %endpoint.display(), is_connected, "connection to DRA driver changed");
+            self.state.lock().plugins.set_connected(driver, *number, is_connected, self.clock.boot());
+            self.changed.notify_one();
+        })
+        .await;
+    }
+
+    // Follows the health of devices until the registration ends.
+    async fn follow_health(&self, plugin: &DriverPlugin, version: HealthVersion) {
+        loop {
+            // A report that is dropped belongs to a registration that has ended.
+            let end = tokio::select! {
+                end = self.health_reports(plugin, version) => end,
+                () = plugin.ended.cancelled() => Ok(()),
+            };
+            let lost = {
+                let mut state = self.state.lock();
+                state.health.remove(&plugin.number).map(|health| health.names())
+            };
+            self.wake_users(&plugin.driver, &lost.unwrap_or_default());
+            match end {
+                // The plugin names a service that it does not have.
+                Err(error) if error.code == Code::Unimplemented => return,
+                Err(error) => tracing::info!(driver = plugin.driver, %error, "stream of device health ended"),
+                Ok(()) => {}
+            }
+            tokio::select! {
+                () = tokio::time::sleep(HEALTH_RETRY) => {}
+                () = plugin.ended.cancelled() => return,
+            }
+        }
+    }
+
+    async fn health_reports(
+        &self,
+        plugin: &DriverPlugin,
+        version: HealthVersion,
+    ) -> Result<(), pod_sync_plugins::call::CallError> {
+        let mut reports = plugin.watch_health(version).await?;
+        loop {
+            let next = {
+                let state = self.state.lock();
+                state.health.get(&plugin.number).and_then(PluginHealth::next_expiry)
+            };
+            let wait = next.map_or(HEALTH_CHECK, |next| next.saturating_sub(self.clock.boot()));
+            // A whole second more: the timeout must be over.
+            let wait = wait.saturating_add(Duration::from_secs(1));
+            // A message that has begun to arrive is kept by the stream.
+            let report = match tokio::time::timeout(wait, reports.next()).await {
+                Ok(report) => match report? {
+                    Some(report) => Some(report),
+                    None => return Ok(()),
+                },
+                Err(_) => None,
+            };
+            let changed = {
+                let mut state = self.state.lock();
+                let now = self.clock.boot();
+                let health = state.health.entry(plugin.number).or_default();
+                match report {
+                    Some(report) => health.update(report, now),
+                    None => health.expire(now),
+                }
+            };
+            self.wake_users(&plugin.driver, &changed);
+        }
+    }
+
+    fn wake_users(&self, driver: &str, devices: &BTreeSet<DeviceName>) {
+        if devices.is_empty() {
+            return;
+        }
+        let pods = self.state.lock().inventory.users_of(driver, devices);
+        for pod in pods {
+            if let Ok(uid) = PodUid::parse(&pod) {
+                self.wakeups.wake(&uid);
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The script of the driver, and a record of its calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use parking_lot::Mutex;
+use quintlet_plugin_api::dra::v1 as api;
+use quintlet_plugin_api::dra_health::v1 as health;
+use tokio::sync::watch;
+use tonic::{Code, Status};
+
+/// A method of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Method {
+    NodePrepareResources,
+    NodeUnprepareResources,
+    NodeWatchResources,
+}
+
+/// A fault of a method, until another one is set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// The call never returns.
+    Hang,
+    /// The call waits until the fault is ended.
+    Wait,
+    /// The call fails with this code.
+    Fail(Code),
+    /// The claim with this name fails.
+    FailClaim(String),
+    /// The response has no entry for the claim with this name.
+    Skip(String),
+    /// The response has an entry for this UID, too.
+    Add(String),
+}
+
+/// The script of the driver, and a record of its calls.
+#[derive(Debug, Default)]
+pub(crate) struct DriverState {
+    pub(crate) name: Mutex<String>,
+    pub(crate) endpoint: Mutex<String>,
+    pub(crate) services: Mutex<Vec<String>>,
+    pub(crate) faults: watch::Sender<BTreeMap<Method, Fault>>,
+    // By name of the claim.
+    pub(crate) devices: Mutex<BTreeMap<String, Vec<api::Device>>>,
+    pub(crate) calls: Mutex<Vec<String>>,
+    // UIDs of claims.
+    pub(crate) prepared: Mutex<BTreeSet<String>>,
+    pub(crate) in_call: Mutex<BTreeSet<String>>,
+    // Claims that were in two calls at the same time.
+    pub(crate) overlaps: Mutex<Vec<String>>,
+    pub(crate) informed: Mutex<Vec<Result<(), String>>>,
+    pub(crate) health: watch::Sender<Vec<health::DeviceHealth>>,
+    pub(crate) health_ends: watch::Sender<u64>,
+}
+
+/// Marks claims as being in a call, until it is dropped.
+pub(crate) struct InCall<'a> {
+    state: &'a DriverState,
+    uids: Vec<String>,
+}
+
+impl Drop for InCall<'_> {
+    fn drop(&mut self) {
+        let mut in_call = self.state.in_call.lock();
+        self.uids.iter().for_each(|uid| {
+            in_call.remove(uid);
+        });
+    }
+}
+
+impl DriverState {
+    fn begin(&self, claims: &[api::Claim]) -> InCall<'_> {
+        let mut in_call = self.in_call.lock();
+        let mut uids = Vec::new();
+        for claim in claims {
+            if in_call.insert(claim.uid.clone()) {
+                uids.push(claim.uid.clone());
+            } else {
+                self.overlaps.lock().push(claim.name.clone());
+            }
+        }
+        InCall { state: self, uids }
+    }
+
+    fn fault(&self, method: Method) -> Option<Fault> {
+        self.faults.borrow().get(&method).cloned()
+    }
+
+    /// Records a call, and waits or fails as the fault of the method says.
+    pub(crate) async fn called(
+        &self,
+        version: &str,
+        method: Method,
+        claims: &[api::Claim],
+    ) -> Result<InCall<'_>, Status> {
+        let names: Vec<_> = claims.iter().map(|claim| claim.name.as_str()).collect();
+        let call = format!("{version} {method:?} {}", names.join(" ")).trim_end().to_owned();
+        self.calls.lock().push(call);
+        let in_call = self.begin(claims);
+        match self.fault(method) {
+            Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::Fail(code)) => return Err(Status::new(code, format!("{method:?} fails"))),
+            Some(Fault::Wait) => {
+                let mut faults = self.faults.subscribe();
+                // The sender is in `self`.
+                let _ = faults.wait_for(|faults| faults.get(&method) != Some(&Fault::Wait)).await;
+            }
+            Some(Fault::FailClaim(_) | Fault::Skip(_) | Fault::Add(_)) | None => {}
+        }
+        Ok(in_call)
+    }
+
+    /// Prepares claims. Returns the results by UID.
+    pub(crate) fn prepare(
+        &self,
+        claims: &[api::Claim],
+    ) -> BTreeMap<String, api::NodePrepareResourceResponse> {
+        let driver = self.name.lock().clone();
+        let mut results = BTreeMap::new();
+        for claim in claims {
+            match self.fault(Method::NodePrepareResources) {
+                Some(Fault::Skip(name)) if name == claim.name => continue,
+                Some(Fault::FailClaim(name)) if name == claim.name => {
+                    let error = "on fire".to_owned();
+                    let answer = api::NodePrepareResourceResponse { devices: Vec::new(), error };
+                    results.insert(claim.uid.clone(), answer);
+                    continue;
+                }
+                _ => {}
+            }
+            self.prepared.lock().insert(claim.uid.clone());
+            let scripted = self.devices.lock().get(&claim.name).cloned();
+            let devices = scripted.unwrap_or_else(|| vec![device(&driver, &claim.name)]);
+            let answer = api::NodePrepareResourceResponse { devices, error: String::new() };
+            results.insert(claim.uid.clone(), answer);
+        }
+        if let Some(Fault::Add(uid)) = self.fault(Method::NodePrepareResources) {
+            results.insert(uid, api::NodePrepareResourceResponse::default());
+        }
+        results
+    }
+
+    /// Unprepares claims. Returns the errors by UID; those of success are empty.
+    pub(crate) fn unprepare(&self, claims: &[api::Claim]) -> BTreeMap<String, String> {
+        let mut results = BTreeMap::new();
+        for claim in claims {
+            match self.fault(Method::NodeUnprepareResources) {
+                Some(Fault::Skip(name)) if name == claim.name => continue,
+                Some(Fault::FailClaim(name)) if name == claim.name => {
+                    results.insert(claim.uid.clone(), "on fire".to_owned());
+                    continue;
+                }
+                _ => {}
+            }
+            self.prepared.lock().remove(&claim.uid);
+            results.insert(claim.uid.clone(), String::new());
+        }
+        if let Some(Fault::Add(uid)) = self.fault(Method::NodeUnprepareResources) {
+            results.insert(uid, String::new());
+        }
+        results
+    }
+}
+
+/// Returns the device that the driver prepares for a claim.
+fn device(driver: &str, claim: &str) -> api::Device {
+    api::Device {
+        request_names: Vec::new(),
+        pool_name: "pool".to_owned(),
+        device_name: claim.to_owned(),
+        cdi_device_ids: vec![format!("{driver}/claim={claim}")],
+        share_id: None,
+    }
+}

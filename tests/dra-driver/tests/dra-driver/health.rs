@@ -1,0 +1,100 @@
+//! The health of devices.
+
+use std::time::Duration;
+
+use quintlet_dra_driver::{Fault, Method};
+use quintlet_plugin_api::dra_health::v1::HealthStatus::{Healthy, Unhealthy};
+use tonic::Code;
+
+use crate::agent::{Agent, GPU, LONG, pod, uid, wait_calls};
+
+const UNKNOWN: &str = "claim:c gpu.example.com/claim=c Unknown";
+const HEALTHY: &str = "claim:c gpu.example.com/claim=c Healthy";
+
+#[tokio::test]
+async fn the_health_of_a_device_is_in_the_status_and_wakes_its_pods() {
+    let agent = Agent::start();
+    agent.claim("c", &[GPU], &["p"]);
+    let p = pod("p", &["c"]);
+    for version in ["v1", "v1alpha1"] {
+        let services = ["v1.DRAPlugin", &format!("{version}.DRAResourceHealth")];
+        let driver = agent.driver_as(GPU, GPU, &services).await;
+        wait_calls(&driver, &format!("{version} NodeWatchResources"), 1).await;
+        agent.prepare(&p).await.unwrap();
+        agent.wait_health(&p, &[UNKNOWN]).await;
+        let wakeup = agent.wakeups.register(&uid(&p));
+        driver.report_health(&[("pool", "c", Healthy, "", 0), ("pool", "other", Unhealthy, "", 0)]);
+        agent.wait_health(&p, &[HEALTHY]).await;
+        tokio::time::timeout(LONG, wakeup.notified()).await.expect("the pod is woken");
+        driver.report_health(&[("pool", "c", Unhealthy, "ECC errors", 5)]);
+        agent.wait_health(&p, &["claim:c gpu.example.com/claim=c Unhealthy ECC errors"]).await;
+        tokio::time::timeout(LONG, wakeup.notified()).await.expect("the pod is woken");
+        // Without another report, the health becomes unknown.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        agent.wait_health(&p, &[UNKNOWN]).await;
+        tokio::time::timeout(LONG, wakeup.notified()).await.expect("the pod is woken");
+        agent.unprepare(&p).await.unwrap();
+        std::fs::remove_file(driver.socket()).unwrap();
+        agent.wait_endpoints(GPU, &[]).await;
+    }
+    assert!(agent.health(&p).is_empty());
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_is_opened_again_and_one_that_does_not_exist_is_not() {
+    let agent = Agent::start();
+    agent.claim("c", &[GPU], &["p"]);
+    let p = pod("p", &["c"]);
+    let driver = agent.driver_as(GPU, GPU, &["v1.DRAPlugin", "v1.DRAResourceHealth"]).await;
+    agent.prepare(&p).await.unwrap();
+    driver.report_health(&[("pool", "c", Healthy, "", 600)]);
+    agent.wait_health(&p, &[HEALTHY]).await;
+    driver.set_fault(Method::NodeWatchResources, Some(Fault::Fail(Code::Internal)));
+    driver.end_health();
+    agent.wait_health(&p, &[UNKNOWN]).await;
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    driver.set_fault(Method::NodeWatchResources, None);
+    agent.wait_health(&p, &[HEALTHY]).await;
+    driver.set_fault(Method::NodeWatchResources, Some(Fault::Fail(Code::Unimplemented)));
+    driver.end_health();
+    agent.wait_health(&p, &[UNKNOWN]).await;
+    let before = driver.calls_of("NodeWatchResources");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(driver.calls_of("NodeWatchResources"), before + 1);
+}
+
+#[tokio::test]
+async fn a_driver_without_health_is_not_followed_and_one_that_hangs_is_called() {
+    let agent = Agent::start();
+    agent.claim("c", &[GPU], &["p"]);
+    let p = pod("p", &["c"]);
+    let plain = agent.driver(GPU).await;
+    agent.prepare(&p).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(plain.calls_of("NodeWatchResources"), 0);
+    assert_eq!(agent.health(&p), [UNKNOWN]);
+    let hanging = agent.driver_as("hanging", GPU, &["v1.DRAPlugin", "v1.DRAResourceHealth"]).await;
+    hanging.set_fault(Method::NodeWatchResources, Some(Fault::Hang));
+    agent.unprepare(&p).await.unwrap();
+    assert_eq!(hanging.calls_of("NodeUnprepareResources"), 1);
+}
+
+#[tokio::test]
+async fn the_end_of_the_old_plugin_of_an_update_keeps_the_health_that_the_new_one_reports() {
+    let agent = Agent::start();
+    agent.claim("c", &[GPU], &["p"]);
+    let p = pod("p", &["c"]);
+    let services = ["v1.DRAPlugin", "v1.DRAResourceHealth"];
+    let old = agent.driver_as("old", GPU, &services).await;
+    let new = agent.driver_as("new", GPU, &services).await;
+    agent.prepare(&p).await.unwrap();
+    new.report_health(&[("pool", "c", Healthy, "", 600)]);
+    agent.wait_health(&p, &[HEALTHY]).await;
+    old.report_health(&[("pool", "c", Unhealthy, "", 600)]);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(agent.health(&p), [HEALTHY]);
+    std::fs::remove_file(old.socket()).unwrap();
+    agent.wait_endpoints(GPU, &[true]).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(agent.health(&p), [HEALTHY]);
+}
