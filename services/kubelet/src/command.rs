@@ -3,6 +3,7 @@
 //! A flag for a field that `quintctl up` has an option for becomes that option. Any other flag goes to the services that honour it, or
 //! to the service that warns that it has no effect. The verdicts are those of the table in `quintlet-config`.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +30,9 @@ const OWN: [(&str, &str); 2] = [
     ("bin-dir", "Directory of the services' programs [default: that of this program]"),
 ];
 
+/// Option of this program that checks and starts nothing.
+const CHECK: &str = "check";
+
 /// Flags of the kubelet without a field, and the service that has the same flag.
 const FORWARDED: [(&str, Service); 5] = [
     ("cloud-provider", Service::StatusReporter),
@@ -45,6 +49,8 @@ const VERBOSITY: (&str, &str) = ("v", "logging.verbosity");
 pub(super) enum KubeletRequest {
     /// Print the version of Kubernetes.
     Version,
+    /// Check the files and the configuration, and print the settings.
+    Check(Box<KubeletCommand>),
     /// Run the services until a signal, with this command line.
     Run(Box<KubeletCommand>),
 }
@@ -79,14 +85,15 @@ pub(super) fn read(line: Vec<OsString>) -> Result<KubeletRequest, Exit> {
         let value = values(&given, name).into_iter().next_back().filter(|value| !value.is_empty());
         value.map(|value| ServiceArgument { service: *service, argument: flag(name, &value) })
     });
-    Ok(KubeletRequest::Run(Box::new(KubeletCommand {
+    let line = Box::new(KubeletCommand {
         config: path("config"),
         config_dir: path("config-dir"),
         bootstrap: path("bootstrap-kubeconfig").filter(|path| path != Path::new("")),
         fields: fields(&given),
         own: own.collect(),
         forwarded: forwarded.collect(),
-    })))
+    });
+    Ok(if given.get_flag(CHECK) { KubeletRequest::Check(line) } else { KubeletRequest::Run(line) })
 }
 
 fn command() -> Command {
@@ -104,6 +111,12 @@ fn command() -> Command {
                 .require_equals(true)
                 .default_missing_value("true")
                 .value_parser(["true", "false", "raw"]),
+        )
+        .arg(
+            Arg::new(CHECK)
+                .long(CHECK)
+                .action(ArgAction::SetTrue)
+                .help("Check the files and the configuration, print the settings as JSON, and start nothing"),
         )
         .arg(argument("config", false).help("Configuration file of the kubelet and of Quintlet"))
         .arg(argument("config-dir", false).help("Directory of drop-in files *.conf"));
@@ -199,6 +212,24 @@ impl KubeletCommand {
     }
 }
 
+/// The settings of a node that another agent on the same machine may have as well. `quintctl install` reads them.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct SharedSettings {
+    root_dir: PathBuf,
+    node_name: String,
+    run_dir: PathBuf,
+    pub(super) runtime_endpoint: String,
+    /// The configured driver; none for the default.
+    cgroup_driver: Option<String>,
+    /// The driver that the runtime reports.
+    pub(super) runtime_cgroup_driver: Option<String>,
+    /// The error of the runtime.
+    pub(super) runtime_error: Option<String>,
+    /// Ports by the name of their field, without those that are off.
+    ports: BTreeMap<String, u16>,
+}
+
 /// The receivers of the given flags.
 struct Routes {
     up: Vec<OsString>,
@@ -267,6 +298,35 @@ impl KubeletSettings {
             bootstrap: self.bootstrap.clone(),
             client_ca: self.path(Document::Kubelet, "authentication.x509.clientCAFile"),
             manifests: self.path(Document::Kubelet, "staticPodPath"),
+        }
+    }
+
+    /// Returns the settings that another agent on this machine may have as well.
+    pub(super) fn shared(&self, places: &ConfigPlaces) -> SharedSettings {
+        let text = |document: Document, field: &str| {
+            let value = self.config.value(document, field).and_then(LocatedValue::text);
+            value.filter(|text| !text.is_empty()).map(str::to_owned)
+        };
+        let port = |field: &str| match self.config.value(Document::Kubelet, field).map(|value| &value.data) {
+            Some(Data::Int(port)) => u16::try_from(*port).ok().filter(|port| *port != 0),
+            _ => None,
+        };
+        let named = ["port", "healthzPort", "readOnlyPort"];
+        let ports = named.iter().filter_map(|field| Some(((*field).to_owned(), port(field)?)));
+        let driver = self.config.value(Document::Kubelet, "cgroupDriver");
+        SharedSettings {
+            root_dir: self.files(places).root_dir,
+            node_name: text(Document::Quintlet, "nodeName").unwrap_or_else(quintlet_kit::args::host_name),
+            run_dir: self.path(Document::Quintlet, "runDir").unwrap_or_default(),
+            runtime_endpoint: text(Document::Kubelet, "containerRuntimeEndpoint")
+                .unwrap_or_else(|| RUNTIME_ENDPOINT.to_owned()),
+            cgroup_driver: driver
+                .filter(|value| value.origin.is_set())
+                .and_then(LocatedValue::text)
+                .map(str::to_owned),
+            runtime_cgroup_driver: None,
+            runtime_error: None,
+            ports: ports.collect(),
         }
     }
 

@@ -5,21 +5,27 @@
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use quintctl::error::{EXIT_UNAVAILABLE, EXIT_USAGE};
 use quintctl::up;
 use quintlet_config::cli::Exit;
 use quintlet_config::diagnostics::render;
+use quintlet_localnode::cri;
 use quintlet_model::kubernetes::KUBELET_VERSION;
 
-use command::{KubeletCommand, KubeletRequest};
+use command::{KubeletCommand, KubeletRequest, KubeletSettings, SharedSettings};
 use files::{FLAGS_VARIABLE, FileProblem};
 
 mod authority;
 mod command;
 mod files;
 mod kubeconfig;
+
+/// Time limit of the question for the runtime's cgroup driver.
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Variable that kubeadm's drop-in of `kubelet.service` sets.
 const DROP_IN_VARIABLE: &str = "KUBELET_CONFIG_ARGS";
@@ -30,12 +36,15 @@ pub fn main() -> ExitCode {
         Ok(request) => request,
         Err(end) => end.exit(),
     };
-    let line = match request {
+    let done = match request {
         KubeletRequest::Version => return print_version(),
-        KubeletRequest::Run(line) => line,
+        KubeletRequest::Check(line) => {
+            checked(&line).map(|settings| print_settings(settings.shared(&line.places())))
+        }
+        KubeletRequest::Run(line) => prepared(&line).map(supervise),
     };
-    match prepared(*line) {
-        Ok(args) => supervise(args),
+    match done {
+        Ok(code) => code,
         Err(NotStarted::Files(problems)) => report(&problems),
         Err(NotStarted::Configuration(end)) => end.exit(),
     }
@@ -47,8 +56,8 @@ enum NotStarted {
     Configuration(Exit),
 }
 
-/// Checks the files and the configuration, and returns the options of `quintctl up`. Only reads.
-fn prepared(line: KubeletCommand) -> Result<up::UpArgs, NotStarted> {
+/// Checks the files and the configuration. Only reads.
+fn checked(line: &KubeletCommand) -> Result<KubeletSettings, NotStarted> {
     let is_set = |name: &str| std::env::var_os(name).is_some();
     let by_kubeadm = is_set(DROP_IN_VARIABLE);
     files::check_config(&line.places(), by_kubeadm).map_err(|problem| NotStarted::Files(vec![problem]))?;
@@ -57,10 +66,16 @@ fn prepared(line: KubeletCommand) -> Result<up::UpArgs, NotStarted> {
     if !problems.is_empty() {
         return Err(NotStarted::Files(problems));
     }
+    Ok(settings)
+}
+
+/// Checks the files and the configuration, and returns the options of `quintctl up`. Only reads.
+fn prepared(line: &KubeletCommand) -> Result<up::UpArgs, NotStarted> {
+    let settings = checked(line)?;
     // `up` and the services report the warnings of the file, but not those of the flags.
     // A closed stderr cannot be reported anywhere.
     let _ = std::io::stderr().write_all(render(&settings.warnings()).as_bytes());
-    let mut args = quintctl::up_options(settings.up_line(&line)).map_err(NotStarted::Configuration)?;
+    let mut args = quintctl::up_options(settings.up_line(line)).map_err(NotStarted::Configuration)?;
     (args.extra, args.requested_certificates) = (settings.extra(), settings.certificates());
     Ok(args)
 }
@@ -71,9 +86,25 @@ async fn supervise(args: up::UpArgs) -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             print_line(&quintlet_kit::error_chain(&error));
-            ExitCode::FAILURE
+            ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// Prints settings as JSON, with the cgroup driver that the runtime reports.
+#[tokio::main]
+async fn print_settings(mut settings: SharedSettings) -> ExitCode {
+    let socket = settings.runtime_endpoint.strip_prefix("unix://").unwrap_or(&settings.runtime_endpoint);
+    let driver = async { cri::cgroup_driver(cri::connect(Path::new(socket)).await?).await };
+    match tokio::time::timeout(RUNTIME_TIMEOUT, driver).await {
+        Ok(Ok(driver)) => settings.runtime_cgroup_driver = driver.map(str::to_owned),
+        Ok(Err(error)) => settings.runtime_error = Some(quintlet_kit::error_chain(&error)),
+        Err(_) => settings.runtime_error = Some(format!("no response within {}s", RUNTIME_TIMEOUT.as_secs())),
+    }
+    let text = serde_json::to_string_pretty(&settings).unwrap_or_default();
+    // A closed standard output leaves only the exit code.
+    let written = writeln!(std::io::stdout().lock(), "{text}");
+    if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Prints what kubeadm and scripts parse (`component-base/version/verflag`).

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
+use quintctl_install::{InstallError, Machine};
 use quintlet_kit::paths::Paths;
 
 use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
@@ -19,7 +20,7 @@ use crate::{
 #[command(
     name = "quintctl",
     version,
-    after_help = "Exit codes: 0 success, 1 not found or not healthy, 64 usage error, 69 a service does not answer."
+    after_help = "Exit codes: 0 success, 1 not found or not healthy, 64 usage error, 69 a service does not answer, a file is missing, or another agent runs."
 )]
 pub struct Cli {
     /// Directory of the services' sockets [default: /run/quintlet]
@@ -74,6 +75,10 @@ pub enum Command {
     Config(config::ConfigArgs),
     /// Manage images
     Image(image::ImageArgs),
+    /// Install Quintlet in the place of a kubelet or beside it; quintctl uninstall undoes it
+    Install(Box<quintctl_install::InstallArgs>),
+    /// Undo quintctl install, also one that was interrupted
+    Uninstall(quintctl_install::UninstallArgs),
     /// Print a shell completion script
     Completions {
         /// Shell to complete for
@@ -90,6 +95,16 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
     let format = cli.output;
     let result = match cli.command {
         Command::Up(args) => return Ok(Box::pin(up::run(*args)).await?),
+        Command::Install(args) => {
+            let machine = Machine::this(args.bin_dir.as_deref())?;
+            return Ok(quintctl_install::install(&args, &machine, &mut std::io::stdout())
+                .map(|()| ExitCode::SUCCESS)?);
+        }
+        Command::Uninstall(args) => {
+            let machine = Machine::this(None)?;
+            return Ok(quintctl_install::uninstall(&args, &machine, &mut std::io::stdout())
+                .map(|()| ExitCode::SUCCESS)?);
+        }
         Command::Image(args) => {
             image::run(args, paths.run()).await?;
             Ok(())
@@ -136,7 +151,10 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
 /// Returns the exit code for an error of [`run`].
 #[must_use]
 pub fn exit_code(error: &(dyn std::error::Error + 'static)) -> ExitCode {
-    ExitCode::from(error.downcast_ref::<Error>().map_or(EXIT_FAILURE, Error::exit_code))
+    let own = error.downcast_ref::<Error>().map(Error::exit_code);
+    let installing = error.downcast_ref::<InstallError>().map(InstallError::exit_code);
+    let starting = error.downcast_ref::<up::UpError>().map(up::UpError::exit_code);
+    ExitCode::from(own.or(installing).or(starting).unwrap_or(EXIT_FAILURE))
 }
 
 /// Returns a hint for a forgotten `--run-dir`: `make run` keeps its sockets below the working directory.

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use quintlet_agents::{OtherAgent, ProcessTable};
 use quintlet_kit::paths::Paths;
 use quintlet_kit::task::{self, TaskGroup};
 use quintlet_localnode::{Containerd, Options};
@@ -75,7 +76,13 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let node = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
     let mut checker = expectations(&args, &layout, &node)?;
 
+    let machine = ProcessTable::default();
+    let is_used =
+        |process| UpError::OtherAgent(OtherAgent::Kubelet { root_dir: layout.root_dir.clone(), process });
+    machine.kubelet_of(&layout.root_dir).map_or(Ok(()), |process| Err(is_used(process)))?;
     let (processes, left) = Processes::take_over(&layout.control).await?;
+    // Services of an earlier run, which have ended now, held the lock of the root directory, too.
+    machine.agent_of(&layout.root_dir).map_or(Ok(()), |other| Err(UpError::OtherAgent(other)))?;
     if !left.is_empty() {
         print(&[format!("terminated services of an earlier run: {}", left.join(", "))]);
     }

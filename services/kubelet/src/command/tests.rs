@@ -7,6 +7,7 @@ fn run(words: &[&str]) -> Result<KubeletCommand, Exit> {
     let line = std::iter::once(&"kubelet").chain(words).map(Into::into).collect();
     match read(line)? {
         KubeletRequest::Run(line) => Ok(*line),
+        KubeletRequest::Check(_) => panic!("{words:?} asks for a check"),
         KubeletRequest::Version => panic!("{words:?} asks for the version"),
     }
 }
@@ -127,6 +128,32 @@ fn each_flag_of_the_kubelet_has_its_verdict() {
     for wrong in ["--no-flag-of-anybody", "--max-pods=many"] {
         assert_eq!(translated(FILE, &[wrong]).unwrap_err().code(), 64, "{wrong}");
     }
+}
+
+#[test]
+fn a_check_prints_the_settings_that_another_agent_may_have() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.yaml");
+    std::fs::write(&path, format!("{FILE}cgroupDriver: systemd\nhealthzPort: 0\nreadOnlyPort: 10255\n"))
+        .unwrap();
+    let words = ["kubelet", "--check", "--hostname-override=N1", "--port=10350", "--root-dir=/data"];
+    let config = format!("--config={}", path.display());
+    let line = words.into_iter().chain(Some(config.as_str())).map(Into::into).collect();
+    let Ok(KubeletRequest::Check(line)) = read(line) else { panic!("no check") };
+    let shared = serde_json::to_value(line.load().unwrap().shared(&line.places())).unwrap();
+    assert_eq!(
+        shared,
+        serde_json::json!({
+            "rootDir": "/data",
+            "nodeName": "N1",
+            "runDir": "/run/quintlet",
+            "runtimeEndpoint": "unix:///run/containerd/containerd.sock",
+            "cgroupDriver": "systemd",
+            "runtimeCgroupDriver": null,
+            "runtimeError": null,
+            "ports": {"port": 10350, "readOnlyPort": 10255},
+        })
+    );
 }
 
 #[test]

@@ -3,6 +3,10 @@
 use std::io;
 use std::path::PathBuf;
 
+use quintlet_agents::{AgentProcess, EXIT_OTHER_AGENT, OtherAgent};
+
+use crate::error::EXIT_FAILURE;
+
 /// Longest path of a unix socket, in bytes (`sun_path` of unix(7), without the terminating null byte).
 pub(super) const SOCKET_PATH_MAX: usize = 107;
 
@@ -25,8 +29,11 @@ pub enum UpError {
     )]
     Inaccessible { service: &'static str, uid: u32, dir: PathBuf, path: PathBuf, flag: &'static str },
     /// Another supervisor holds the lock of the directory.
-    #[error("another quintctl up is running in {}", .0.display())]
-    AlreadyRunning(PathBuf),
+    #[error("another quintctl up is running in {}, {process}", dir.display())]
+    AlreadyRunning { dir: PathBuf, process: AgentProcess },
+    /// A kubelet or another Quintlet uses the root directory.
+    #[error("{0}")]
+    OtherAgent(OtherAgent),
     #[error("{} is too long for a unix socket (at most {SOCKET_PATH_MAX} bytes): choose a shorter --run-dir", .0.display())]
     SocketPath(PathBuf),
     /// The private containerd failed, or its files cannot be removed.
@@ -37,4 +44,22 @@ pub enum UpError {
     /// `--once` without an expectation.
     #[error("no manifest in {} has the annotation quintlet.dev/expect", .0.display())]
     NothingExpected(PathBuf),
+}
+
+impl UpError {
+    /// Returns the exit code: 69 if another agent runs, else 1.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::AlreadyRunning { .. } | Self::OtherAgent(_) => EXIT_OTHER_AGENT,
+            Self::NoBinaries { .. }
+            | Self::Directory { .. }
+            | Self::Kubeconfig { .. }
+            | Self::Inaccessible { .. }
+            | Self::SocketPath(_)
+            | Self::Containerd(_)
+            | Self::Os { .. }
+            | Self::NothingExpected(_) => EXIT_FAILURE,
+        }
+    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quintlet_agents::{AgentProcess, ProcessTable};
 use serde::{Deserialize, Serialize};
 
 use super::error::UpError;
@@ -40,9 +41,13 @@ impl Processes {
     pub(super) async fn take_over(dir: &Path) -> Result<(Self, Vec<String>), UpError> {
         let io = |source| UpError::Directory { path: dir.to_path_buf(), source };
         std::fs::create_dir_all(dir).map_err(io)?;
-        let lock = std::fs::File::create(dir.join("up.lock")).map_err(io)?;
-        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
-            .map_err(|_| UpError::AlreadyRunning(dir.to_path_buf()))?;
+        let path = dir.join("up.lock");
+        let lock = std::fs::File::create(&path).map_err(io)?;
+        let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock).map_err(|_| {
+            let holder = ProcessTable::default().lock_holder(&path);
+            let process = holder.unwrap_or(AgentProcess { pid: None, command: String::new() });
+            UpError::AlreadyRunning { dir: dir.to_path_buf(), process }
+        })?;
         let file = dir.join("up.json");
         let left: BTreeMap<String, Process> = std::fs::read(&file)
             .ok()
@@ -111,7 +116,12 @@ mod tests {
         let mut other = tokio::process::Command::new("sleep").arg("60").spawn().unwrap();
         let (mut first, _) = Processes::take_over(dir.path()).await.unwrap();
         first.set("pleg-service", left.id());
-        assert!(matches!(Processes::take_over(dir.path()).await, Err(UpError::AlreadyRunning(_))));
+        let own = Some(std::process::id());
+        let second = Processes::take_over(dir.path()).await;
+        assert!(
+            matches!(&second, Err(UpError::AlreadyRunning { process, .. }) if process.pid == own),
+            "{second:?}"
+        );
         // The same id, but of a process that started at another time.
         let reused = Process { pid: other.id().unwrap(), started: 1 };
         first.running.insert("reused".to_owned(), reused);

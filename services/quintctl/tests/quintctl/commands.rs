@@ -518,13 +518,30 @@ async fn an_unavailable_service_exits_with_69_and_a_usage_error_with_64() {
         let want = format!("quintctl: failed to connect to pod-sync at {}: No such file", socket.display());
         assert!(error.starts_with(&want), "{error}");
     }
-    for args in [["nonsense"].as_slice(), &["explain"], &["pods", "-o", "xml"], &["logs", "web", "-f", "-p"]]
-    {
+    let wrong = [
+        ["nonsense"].as_slice(),
+        &["explain"],
+        &["pods", "-o", "xml"],
+        &["logs", "web", "-f", "-p"],
+        &["install"],
+        &["install", "--beside"],
+        &["install", "--replace-kubelet", "--port", "1"],
+    ];
+    for args in wrong {
         assert_eq!(node.run(args).await.0, 64, "{args:?}");
     }
     let (code, out, _) = node.run(&["completions", "bash"]).await;
     assert_eq!(code, 0);
-    assert!(out.contains("_quintctl"), "{out}");
+    assert!(out.contains("_quintctl") && out.contains("--replace-kubelet"), "{out}");
+    // Programs are looked for before anything else of the machine.
+    let absent = node.dir.path().join("absent").display().to_string();
+    let (code, _, error) =
+        node.run(&["install", "--replace-kubelet", "--dry-run", "--bin-dir", &absent]).await;
+    assert_eq!(code, 69, "{error}");
+    assert!(
+        error.contains(&format!("quintctl: {absent}/pod-sync does not exist: install the package quintlet")),
+        "{error}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

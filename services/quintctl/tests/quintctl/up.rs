@@ -1,6 +1,7 @@
 //! The supervisor, with scripts in place of the services.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -254,4 +255,79 @@ fn usage_errors_exit_64_and_missing_binaries_are_named() {
         error.contains("failed to find cri-proxy, pleg-service, probe-service, status-reporter, pod-sync in"),
         "{error}"
     );
+}
+
+/// A process named `kubelet` with this root directory.
+fn kubelet(root_dir: &Path) -> Child {
+    let argument = format!("--root-dir={}", root_dir.display());
+    let mut command = Command::new("sh");
+    command.arg0("kubelet").args(["-c", "sleep 60; :", &argument]);
+    command.stdin(Stdio::null()).process_group(0).spawn().unwrap()
+}
+
+#[test]
+fn a_second_agent_on_a_root_directory_does_not_start_and_names_the_first() {
+    let up = |dir: &Path| {
+        let output = Command::new(env!("CARGO_BIN_EXE_quintctl"))
+            .args(["up", "--runtime-endpoint", "unix:///nowhere.sock", "--base"])
+            .arg(dir)
+            .arg("--bin-dir")
+            .arg(dir.join("bin"))
+            .output()
+            .unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let mut node = Node::start(&[], "");
+    let (code, error) = up(node.dir.path());
+    assert_eq!(code, Some(69), "{error}");
+    let first = format!(
+        "quintctl: another quintctl up is running in {}, pid {} (",
+        node.dir.path().display(),
+        node.up.id()
+    );
+    assert!(error.starts_with(&first), "{error}");
+    node.signal(Signal::SIGTERM);
+    assert_eq!(node.end().0, Some(0));
+
+    // The same programs with another base and the root directory of an agent that runs.
+    let base = node.dir.path().to_owned();
+    let root = base.join("root");
+    std::fs::create_dir_all(&root).unwrap();
+    std::fs::remove_file(base.join("up.lock")).unwrap();
+    let mut first = kubelet(&root);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !std::fs::read_to_string(format!("/proc/{}/cmdline", first.id())).unwrap().starts_with("kubelet\0")
+    {
+        assert!(Instant::now() < deadline, "the shell is not executed");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (code, error) = up(&base);
+    kill(Pid::from_raw(-first.id().cast_signed()), Signal::SIGKILL).unwrap();
+    first.wait().unwrap();
+    assert_eq!(code, Some(69), "{error}");
+    let named = format!(
+        "quintctl: {} is the root directory of a kubelet that runs, pid {} (kubelet -c",
+        root.display(),
+        first.id()
+    );
+    assert!(error.starts_with(&named), "{error}");
+    assert!(!base.join("up.lock").exists(), "nothing is changed");
+
+    let file = std::fs::File::create(root.join("quintlet-owner")).unwrap();
+    let lock = nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock).unwrap();
+    let (code, error) = up(&base);
+    drop(lock);
+    assert_eq!(code, Some(69), "{error}");
+    let named = format!(
+        "quintctl: {} is the root directory of another Quintlet that runs, pid {} (",
+        root.display(),
+        std::process::id()
+    );
+    assert!(error.starts_with(&named), "{error}");
+
+    // Neither the lock file nor the command line of a dead process prevents a start.
+    node.up = Node::up(&base, &[]);
+    node.wait_for("ten starts", |notes| notes.iter().filter(|n| n.contains(" start ")).count() == 10);
+    node.signal(Signal::SIGTERM);
+    assert_eq!(node.end().0, Some(0));
 }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use k8s_cri::v1::{
-    ListContainersRequest, ListPodSandboxRequest, RemovePodSandboxRequest, StopContainerRequest,
-    StopPodSandboxRequest, VersionRequest,
+    CgroupDriver, ListContainersRequest, ListPodSandboxRequest, RemovePodSandboxRequest,
+    RuntimeConfigRequest, StatusRequest, StopContainerRequest, StopPodSandboxRequest, VersionRequest,
 };
+use tonic::Code;
 use tonic::transport::Channel;
 
 use crate::Error;
@@ -31,6 +32,36 @@ pub async fn version(channel: Channel) -> Result<String, Error> {
         .map_err(Error::call("Version"))?
         .into_inner();
     Ok(format!("{} {}", reply.runtime_name, reply.runtime_version))
+}
+
+/// Returns the cgroup driver of the runtime, `systemd` or `cgroupfs`, or none if the runtime does not report it.
+///
+/// containerd before 2.0 does not implement RuntimeConfig. It reports its configuration in the verbose status.
+pub async fn cgroup_driver(channel: Channel) -> Result<Option<&'static str>, Error> {
+    let mut client = RuntimeServiceClient::new(channel);
+    match client.runtime_config(RuntimeConfigRequest {}).await {
+        Ok(reply) => {
+            return Ok(reply.into_inner().linux.map(|linux| match linux.cgroup_driver() {
+                CgroupDriver::Systemd => "systemd",
+                CgroupDriver::Cgroupfs => "cgroupfs",
+            }));
+        }
+        Err(status) if status.code() == Code::Unimplemented => {}
+        Err(status) => return Err(Error::call("RuntimeConfig")(status)),
+    }
+    let status = client.status(StatusRequest { verbose: true }).await.map_err(Error::call("Status"))?;
+    Ok(status.into_inner().info.get("config").and_then(|config| configured_driver(config)))
+}
+
+/// Returns the cgroup driver in the JSON of containerd's configuration: that of the default runtime.
+fn configured_driver(config: &str) -> Option<&'static str> {
+    let config: serde_json::Value = serde_json::from_str(config).ok()?;
+    let containerd = &config["containerd"];
+    let name = containerd["defaultRuntimeName"].as_str().unwrap_or("runc");
+    let options = &containerd["runtimes"][name]["options"];
+    // Without the option, runc uses cgroupfs.
+    let is_systemd = options.as_object()?.get("SystemdCgroup").is_some_and(|set| set.as_bool() == Some(true));
+    Some(if is_systemd { "systemd" } else { "cgroupfs" })
 }
 
 /// Removes every pod, without a grace period. Returns the number of pods. A pod that cannot be removed is
@@ -84,4 +115,31 @@ async fn remove_pod(
         .await
         .map_err(Error::call("RemovePodSandbox"))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_is_that_of_the_default_runtime() {
+        for (config, want) in [
+            (
+                r#"{"containerd": {"runtimes": {"runc": {"options": {"SystemdCgroup": true}}}}}"#,
+                Some("systemd"),
+            ),
+            (
+                r#"{"containerd": {"runtimes": {"runc": {"options": {"SystemdCgroup": false}}}}}"#,
+                Some("cgroupfs"),
+            ),
+            (
+                r#"{"containerd": {"defaultRuntimeName": "crun", "runtimes": {"runc": {"options": {"SystemdCgroup": true}}, "crun": {"options": {}}}}}"#,
+                Some("cgroupfs"),
+            ),
+            (r#"{"containerd": {"runtimes": {}}}"#, None),
+            ("{", None),
+        ] {
+            assert_eq!(configured_driver(config), want, "{config}");
+        }
+    }
 }
