@@ -40,8 +40,8 @@ enum Stage {
     PendingAdmission(PendingAdmission),
     /// Admitted or rejected; the worker has the pod until nothing of it is left.
     Worker(WorkerHandle),
-    /// Nothing is left of a deleted pod that the API server still has, because of a finalizer for example. Its changes concern
-    /// nobody on this node (`pkg/kubelet: podWorkers.UpdatePod` of a pod that is finished).
+    /// A deleted pod of which nothing is left, and which the API server still has, because of a finalizer for example. Its changes
+    /// have no effect (`pkg/kubelet: podWorkers.UpdatePod` of a pod that is finished).
     Ended,
 }
 

@@ -60,7 +60,7 @@ impl ShouldSample for ExportSampler {
     }
 }
 
-/// Where a process runs, for its traces.
+/// The machine that a process runs on, as its traces name it.
 #[derive(Debug, Clone, Default)]
 pub struct Machine {
     /// Name of the host.
@@ -84,7 +84,7 @@ pub(crate) fn resource(service: &'static str, machine: &Machine) -> Resource {
         .build()
 }
 
-/// What became of spans.
+/// Labels of exported spans.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ExportLabels {
     /// `exported` or `failed`.

@@ -43,7 +43,7 @@ pub struct TelemetryOptions {
     pub otlp_endpoint: Option<String>,
     /// Number of a million traces to export, of those that begin in this process. The others go by the service that began them.
     pub sampling_rate_per_million: u32,
-    /// Where the process runs.
+    /// The machine of the process.
     pub machine: Machine,
 }
 
