@@ -12,6 +12,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::control::control;
 use quintlet_kit::gathered::Gathered;
+use quintlet_kit::local_authority::LocalAuthority;
 use quintlet_kit::reflection::Reflection;
 use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix};
 use quintlet_kit::{contain, server, task, timers};
@@ -283,7 +284,7 @@ impl SocketServer {
             .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(MAX_HEADERS)
             .auto_date_header(false)
-            .serve_connection(TokioIo::new(Gathered::new(stream)), service);
+            .serve_connection(TokioIo::new(LocalAuthority::new(Gathered::new(stream))), service);
         let mut connection = Box::pin(connection);
         // Neither arm loses anything: the connection is only borrowed.
         let ended = tokio::select! {

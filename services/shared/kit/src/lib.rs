@@ -21,6 +21,7 @@ pub mod file_system;
 pub mod gathered;
 pub mod grant;
 pub mod lists;
+pub mod local_authority;
 pub mod lookup;
 pub mod loop_device;
 pub mod messages;

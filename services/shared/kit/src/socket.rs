@@ -18,6 +18,7 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use crate::gathered::Gathered;
+use crate::local_authority::LocalAuthority;
 
 /// Interval of HTTP/2 keepalive pings on an idle connection. A unix socket reports at once that its peer has ended, so pings only find
 /// a server that is suspended or hangs. Servers send none: a client that is suspended costs its connection, and nothing waits for it.
@@ -120,7 +121,7 @@ pub struct Peer {
 /// An accepted connection.
 #[derive(Debug)]
 pub struct UnixConn {
-    stream: Gathered<UnixStream>,
+    stream: LocalAuthority<Gathered<UnixStream>>,
     peer: Peer,
 }
 
@@ -189,7 +190,7 @@ pub fn incoming(
             match listener.accept().await {
                 Ok((stream, _)) => match stream.peer_cred() {
                     Ok(cred) if policy.allows(cred.uid()) => {
-                        let stream = Gathered::new(stream);
+                        let stream = LocalAuthority::new(Gathered::new(stream));
                         let conn = UnixConn { stream, peer: Peer { uid: cred.uid(), pid: cred.pid() } };
                         return Some((Ok(conn), (listener, policy, refused)));
                     }

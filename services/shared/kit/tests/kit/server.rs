@@ -17,6 +17,7 @@ use quintlet_proto::runtime::v1::probe_exec_server::{ProbeExec, ProbeExecServer}
 use quintlet_proto::runtime::v1::{ProbeExecReply, ProbeExecRequest};
 use quintlet_telemetry::propagate::{current_trace_id, set_parent};
 use quintlet_telemetry::{PropagatingInterceptor, TelemetryOptions};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -165,6 +166,50 @@ async fn a_trace_propagates_from_client_to_server_and_into_the_ring() {
     let (pass, exec) = (find("pass"), find("Exec"));
     assert_eq!(exec.parent_span_id, pass.span_id);
     assert_eq!((pass.parent_span_id.as_str(), exec.service.as_str()), ("", "kit-test"));
+}
+
+#[tokio::test]
+async fn a_client_that_sends_the_path_of_the_socket_as_authority_is_answered() {
+    let server = start(PeerPolicy::Any).await;
+    for authority in [server.path.to_str().unwrap().to_owned(), "%2Frun%2Fx.sock".to_owned()] {
+        let mut stream = tokio::net::UnixStream::connect(&server.path).await.unwrap();
+        let field = |index: u8, value: &str| {
+            [&[index, u8::try_from(value.len()).unwrap()], value.as_bytes()].concat()
+        };
+        let fields = [
+            // POST, http.
+            vec![0x83, 0x86],
+            field(0x04, "/quintlet.debug.v1.Debug/Build"),
+            field(0x41, &authority),
+            [&[0x40, 12], b"content-type".as_slice(), &[16], b"application/grpc"].concat(),
+        ];
+        let fields = fields.concat();
+        let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+            let length = u8::try_from(payload.len()).unwrap();
+            [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+        };
+        let request = [
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+            frame(4, 0, 0, b""),
+            frame(1, 4, 1, &fields),
+            frame(0, 1, 1, &[0; 5]),
+        ];
+        stream.write_all(&request.concat()).await.unwrap();
+        let ended = async {
+            loop {
+                let mut head = [0; 9];
+                stream.read_exact(&mut head).await.unwrap();
+                let mut payload = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+                stream.read_exact(&mut payload).await.unwrap();
+                assert_ne!(head[3], 3, "{authority}: RST_STREAM {payload:?}");
+                // The end of the stream with the reply.
+                if head[4] & 1 != 0 && head[8] == 1 {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(LIMIT, ended).await.expect("an answer");
+    }
 }
 
 #[tokio::test]
