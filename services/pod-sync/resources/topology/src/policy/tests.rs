@@ -206,7 +206,7 @@ fn is_better(
     };
     let fitter = match (closest && best.0.len() == new.0.len(), mean(best.0), mean(new.0)) {
         (true, best_mean, new_mean) if best_mean != new_mean => new_mean < best_mean,
-        _ => new.0.is_narrower_than(best.0),
+        _ => (new.0.len(), new.0) < (best.0.len(), best.0),
     };
     let (best_len, new_len) = (best.0.len(), new.0.len());
     match (best.1, new.1) {
