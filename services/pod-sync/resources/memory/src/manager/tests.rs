@@ -1,5 +1,6 @@
 use pod_sync_machine::{Machine, NodeMemory, NumaNode};
 use proptest::prelude::*;
+use serde::Deserialize;
 
 use super::*;
 use crate::checkpoint::{decode, encode};
@@ -244,6 +245,107 @@ fn assignments_that_do_not_fit_the_machine_are_refused() {
     assert!(new(unused(2), tables, &elsewhere).unwrap_err().ends_with("uses the NUMA that does not exist"));
     elsewhere.insert("p", "main", block(nodes("0"), MemoryKind::huge_pages(GIB)));
     assert!(new(unused(2), tables, &elsewhere).unwrap_err().ends_with("does not exist: hugepages-1Gi"));
+}
+
+/// A history that the policy of kubelet 1.36 went through, on a machine whose nodes each have 8 units of memory and one of pages.
+#[derive(Debug, Deserialize)]
+struct RecordedHistory {
+    nodes: u64,
+    steps: Vec<RecordedStep>,
+}
+
+/// A pod that is admitted or ends.
+#[derive(Debug, Deserialize)]
+struct RecordedStep {
+    pod: String,
+    #[serde(default)]
+    release: bool,
+    #[serde(default)]
+    containers: Vec<RecordedContainer>,
+    /// The nodes of the hint.
+    #[serde(default)]
+    nodes: String,
+    #[serde(default)]
+    preferred: bool,
+    /// For each container its nodes, or an error, after which the others are not tried.
+    #[serde(default)]
+    results: Vec<String>,
+    /// Free memory and pages of each node after it.
+    free: Vec<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RecordedContainer {
+    name: String,
+    kind: String,
+    memory: u64,
+    pages: u64,
+}
+
+impl RecordedStep {
+    fn requests(&self) -> PodMemoryRequests {
+        let request = |container: &RecordedContainer| MemoryRequest {
+            container: container.name.clone(),
+            kind: match container.kind.as_str() {
+                "init" => ContainerKind::Init,
+                "sidecar" => ContainerKind::Sidecar,
+                _ => ContainerKind::Regular,
+            },
+            amounts: [
+                (MemoryKind::memory(), container.memory),
+                (MemoryKind::huge_pages(2 << 20), container.pages),
+            ]
+            .into_iter()
+            .filter(|(_, amount)| *amount > 0)
+            .collect(),
+        };
+        PodMemoryRequests { pod: self.pod.clone(), containers: self.containers.iter().map(request).collect() }
+    }
+
+    fn check(&self, manager: &mut MemoryManager) {
+        let nodes = self.nodes.split(',').flat_map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            first.parse::<u64>().unwrap()..=last.parse().unwrap()
+        });
+        let nodes = (!self.nodes.is_empty()).then(|| nodes.map(node).collect());
+        let hint = Hint { nodes, is_preferred: self.preferred };
+        if self.release {
+            manager.retain(|pod, _| pod != self.pod);
+        }
+        let requests = self.requests();
+        for (request, expected) in requests.containers.iter().zip(&self.results) {
+            let got = match manager.allocate(&requests, &request.container, hint) {
+                Ok(()) => held(manager, &self.pod, &request.container),
+                Err(error) => format!("error: {error}"),
+            };
+            assert_eq!(got, *expected, "{self:?}");
+        }
+        let kinds = [MemoryKind::memory(), MemoryKind::huge_pages(2 << 20)];
+        let free = manager
+            .tables()
+            .nodes()
+            .iter()
+            .flat_map(|node| kinds.iter().map(move |kind| (node, kind)).collect::<Vec<_>>());
+        let free: Vec<u64> = free.map(|(node, kind)| manager.tables().table(node, kind).free).collect();
+        assert_eq!(free, self.free, "{self:?}");
+    }
+}
+
+#[test]
+fn histories_are_those_of_the_kubelet() {
+    let recorded = include_str!("kubelet-1.36.jsonl");
+    for line in recorded.lines() {
+        let history: RecordedHistory = serde_json::from_str(line).unwrap();
+        let mut tables = unused(history.nodes);
+        for table in tables.0.values_mut().flat_map(|node| node.kinds.values_mut()) {
+            table.allocatable /= GIB;
+            table.free /= GIB;
+        }
+        let mut manager =
+            MemoryManager::new(tables, NodeTables::default(), MemoryAssignments::default()).unwrap();
+        history.steps.iter().for_each(|step| step.check(&mut manager));
+    }
+    assert!(recorded.lines().count() > 50);
 }
 
 /// The obvious way: what each node can give, from the assignments of all containers.
