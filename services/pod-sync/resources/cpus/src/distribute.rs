@@ -16,7 +16,7 @@ pub(crate) struct Distribution {
     /// CPUs are taken in groups of this size, which is 1 or the number of threads of a core.
     pub(crate) group: NonZeroUsize,
     pub(crate) order: CpuOrder,
-    /// Of sets with as many nodes, the one on the fewest sockets is selected.
+    /// Whether the set on the fewest sockets is selected of sets with as many nodes.
     pub(crate) by_socket: bool,
     /// Number of NUMA nodes that the topology manager selected; at least as many are used if enough have free CPUs. 0 for none.
     pub(crate) least_nodes: usize,

@@ -30,4 +30,4 @@ pub use crate::error::{AllocateError, InvalidCpuState, PolicyError};
 pub use crate::manager::{ContainerCpus, CpuManager, CpuUpdate};
 pub use crate::options::{CpuGates, CpuOptionError, CpuOptions};
 pub use crate::policy::StaticPolicy;
-pub use crate::requests::{ContainerKind, CpuRequest, PodCpuRequests, requests};
+pub use crate::requests::{CpuRequest, PodCpuRequests, requests};

@@ -1,12 +1,12 @@
 //! The assignments of a running node.
 
 use pod_sync_machine::{CpuSet, NumaNodes};
-use pod_sync_topology::Hints;
+use pod_sync_topology::{ContainerKind, Hints, RequestScope};
 
 use crate::assignments::CpuAssignments;
 use crate::error::{AllocateError, InvalidCpuState};
 use crate::policy::StaticPolicy;
-use crate::requests::{ContainerKind, PodCpuRequests};
+use crate::requests::{CpuRequest, PodCpuRequests};
 
 /// The CPUs of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +68,7 @@ impl CpuManager {
         Ok(Self { policy, assignments, reusable: None })
     }
 
-    /// Returns the policy.
+    /// Returns the policy with its machine, options and reservation.
     #[must_use]
     pub fn policy(&self) -> &StaticPolicy {
         &self.policy
@@ -89,32 +89,23 @@ impl CpuManager {
         }
     }
 
-    /// Returns the NUMA nodes that can satisfy the request of a container (`GetTopologyHints`).
+    /// Returns the NUMA nodes that can satisfy a request (`GetTopologyHints`, `GetPodTopologyHints`). For CPUs that are already held
+    /// these are the same again; there are none if the request has changed.
     #[must_use]
-    pub fn hints(&self, requests: &PodCpuRequests, container: &str) -> Hints {
-        let count = requests.container(container).map_or(0, |request| request.count);
+    pub fn hints(&self, requests: &PodCpuRequests, scope: RequestScope<'_>) -> Hints {
+        let in_scope = |request: &&CpuRequest| match scope {
+            RequestScope::Container(name) => request.container == name,
+            RequestScope::Pod => true,
+        };
+        let count = match scope {
+            RequestScope::Container(name) => requests.container(name).map_or(0, |request| request.count),
+            RequestScope::Pod => requests.total(),
+        };
         if count == 0 {
             return Hints::AnyNodes;
         }
-        match self.assignments.exclusive(&requests.pod, container) {
-            Some(held) if held.len() != count => Hints::OneOf(Vec::new()),
-            Some(held) => Hints::OneOf(self.policy.hints_for(held, &CpuSet::new(), count)),
-            None => {
-                let available = self.policy.available(&self.assignments);
-                Hints::OneOf(self.policy.hints_for(&available, &self.reusable(&requests.pod), count))
-            }
-        }
-    }
-
-    /// Returns the NUMA nodes that can satisfy the requests of all containers of a pod (`GetPodTopologyHints`).
-    #[must_use]
-    pub fn pod_hints(&self, requests: &PodCpuRequests) -> Hints {
-        let total = requests.total();
-        if total == 0 {
-            return Hints::AnyNodes;
-        }
         let mut held = CpuSet::new();
-        for request in &requests.containers {
+        for request in requests.containers.iter().filter(in_scope) {
             if let Some(cpus) = self.assignments.exclusive(&requests.pod, &request.container) {
                 if cpus.len() != request.count {
                     return Hints::OneOf(Vec::new());
@@ -122,12 +113,12 @@ impl CpuManager {
                 held.extend(cpus.iter());
             }
         }
-        if held.len() == total {
-            return Hints::OneOf(self.policy.hints_for(&held, &CpuSet::new(), total));
+        if held.len() == count {
+            return Hints::OneOf(self.policy.hints_for(&held, &CpuSet::new(), count));
         }
         let available = self.policy.available(&self.assignments);
         let reusable = self.reusable(&requests.pod).union(&held);
-        Hints::OneOf(self.policy.hints_for(&available, &reusable, total))
+        Hints::OneOf(self.policy.hints_for(&available, &reusable, count))
     }
 
     /// Gives a container its exclusive CPUs, on the NUMA nodes that the topology manager selected if it did. A container that has CPUs
@@ -166,8 +157,10 @@ impl CpuManager {
         Ok(())
     }
 
-    /// Ends the assignment of a container that does not start again.
+    /// Ends the assignment of a container that does not start again. The admission of its pod is over: what its init containers leave
+    /// is no longer held for it.
     pub fn release(&mut self, pod: &str, container: &str) {
+        self.reusable.take_if(|(owner, _)| owner == pod);
         self.assignments.release(pod, container);
     }
 

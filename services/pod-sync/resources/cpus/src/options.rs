@@ -65,7 +65,7 @@ pub enum CpuOptionError {
     NotBoolean {
         /// Name of the option.
         name: String,
-        /// Its value.
+        /// Value in the configuration.
         value: String,
     },
     /// Two options exclude each other.

@@ -73,7 +73,7 @@ impl StaticPolicy {
         &self.topology
     }
 
-    /// Returns the options.
+    /// Returns the options that the configuration sets.
     #[must_use]
     pub fn options(&self) -> CpuOptions {
         self.options

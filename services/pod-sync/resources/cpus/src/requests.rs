@@ -1,19 +1,9 @@
 //! The exclusive CPUs that the containers of a pod request.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_topology::ContainerKind;
 use quintlet_model::pod as pods;
 use quintlet_model::qos::{QosClass, container_requests, qos_class};
-
-/// How long a container runs in the life of its pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ContainerKind {
-    /// An init container, which ends before the next container starts.
-    Init,
-    /// An init container with the restart policy `Always`.
-    Sidecar,
-    /// A regular container.
-    Regular,
-}
 
 /// The request of one container.
 #[derive(Debug, Clone, PartialEq, Eq)]

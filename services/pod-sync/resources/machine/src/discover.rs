@@ -38,7 +38,7 @@ pub enum DiscoverError {
     /// A file or directory cannot be read.
     #[error("failed to read {}", path.display())]
     Read {
-        /// Its path.
+        /// Path of the file or directory.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -46,9 +46,9 @@ pub enum DiscoverError {
     /// A file has another content than a number or a list of CPUs.
     #[error("unexpected content of {}: {text:?}", path.display())]
     Content {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// Its content.
+        /// Content of the file.
         text: String,
     },
     /// The number of a NUMA node is too high.
@@ -77,7 +77,7 @@ pub fn discover(sys: &Path) -> Result<Machine, DiscoverError> {
 struct Sysfs {
     /// `/sys/devices/system`.
     system: PathBuf,
-    /// None if the kernel cannot take a CPU offline.
+    /// The CPUs that are online; none if the kernel cannot take a CPU offline.
     online: Option<CpuSet>,
 }
 

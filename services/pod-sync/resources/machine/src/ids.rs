@@ -9,7 +9,7 @@ macro_rules! id {
         pub struct $name($number);
 
         impl $name {
-            /// Returns the number.
+            /// Returns the number that Linux gives it.
             #[must_use]
             pub const fn number(self) -> $number {
                 self.0

@@ -49,12 +49,6 @@ impl NumaNodes {
         self.0 & !other.0 == 0
     }
 
-    /// Returns whether the set has fewer nodes, or as many and lower ones (`IsNarrowerThan`).
-    #[must_use]
-    pub fn is_narrower_than(self, other: Self) -> bool {
-        (self.len(), self) < (other.len(), other)
-    }
-
     /// Returns the nodes in ascending order.
     pub fn iter(self) -> impl DoubleEndedIterator<Item = NumaNode> {
         NumaNode::all().filter(move |node| self.contains(*node))
@@ -141,17 +135,12 @@ mod tests {
     }
 
     #[test]
-    fn sets_of_nodes_are_compared_by_size_and_then_by_their_lowest_nodes() {
-        for (narrow, wide) in [
-            (nodes(&[5]), nodes(&[0, 1])),
-            (nodes(&[0]), nodes(&[1])),
-            (nodes(&[0, 1]), nodes(&[0, 2])),
-            (nodes(&[1, 2]), nodes(&[0, 3])),
-        ] {
-            assert!(narrow.is_narrower_than(wide), "{narrow} {wide}");
-            assert!(!wide.is_narrower_than(narrow), "{wide} {narrow}");
+    fn sets_of_as_many_nodes_are_ordered_by_their_highest_nodes() {
+        for (low, high) in
+            [(nodes(&[0]), nodes(&[1])), (nodes(&[0, 1]), nodes(&[0, 2])), (nodes(&[1, 2]), nodes(&[0, 3]))]
+        {
+            assert!(low < high, "{low} {high}");
         }
-        assert!(!nodes(&[1]).is_narrower_than(nodes(&[1])));
         assert_eq!(nodes(&[0, 1, 2, 63]).to_string(), "0-2,63");
         assert_eq!(NumaNode::try_from(64), Err(crate::InvalidNumaNode(64)));
     }

@@ -9,13 +9,13 @@ use crate::numa_nodes::NumaNodes;
 /// The place of a logical CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuPlace {
-    /// Its NUMA node.
+    /// NUMA node of the CPU.
     pub node: NumaNode,
-    /// Its socket.
+    /// Physical package of the CPU.
     pub socket: SocketId,
-    /// Its last-level cache.
+    /// Last-level cache of the CPU.
     pub cache: CacheId,
-    /// Its core.
+    /// Physical core of the CPU.
     pub core: CoreId,
 }
 

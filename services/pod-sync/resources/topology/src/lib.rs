@@ -9,11 +9,13 @@
 // A value of a pod or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
+pub mod container;
 pub mod hint;
 mod merge;
 pub mod options;
 pub mod policy;
 
+pub use crate::container::{ContainerKind, RequestScope};
 pub use crate::hint::{Hint, Hints};
 pub use crate::options::{TopologyOptionError, TopologyOptions};
 pub use crate::policy::{

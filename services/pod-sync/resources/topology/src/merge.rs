@@ -39,7 +39,7 @@ impl<'a> Closeness<'a> {
     }
 }
 
-/// What the intersection of one hint of each resource so far can be. Combinations with the same
+/// A possible intersection of one hint of each resource so far. Combinations with the same
 /// result are one value, so that their number does not grow with each resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Partial {

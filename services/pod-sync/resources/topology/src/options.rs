@@ -10,7 +10,7 @@ const NODES: &str = "max-allowable-numa-nodes";
 /// Options of the policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TopologyOptions {
-    /// Of two sets with as many nodes, the one with the smaller mean distance is better.
+    /// Whether the set with the smaller mean distance is better of two with as many nodes.
     pub prefer_closest: bool,
     /// Highest number of NUMA nodes of the machine.
     pub max_nodes: usize,
@@ -33,7 +33,7 @@ pub enum TopologyOptionError {
     NotBoolean {
         /// Name of the option.
         name: &'static str,
-        /// Its value.
+        /// Value in the configuration.
         value: String,
     },
     /// The value is not a number.
@@ -41,7 +41,7 @@ pub enum TopologyOptionError {
     NotNumber {
         /// Name of the option.
         name: &'static str,
-        /// Its value.
+        /// Value in the configuration.
         value: String,
     },
     /// The number of nodes is below the default.

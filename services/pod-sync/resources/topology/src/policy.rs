@@ -129,7 +129,7 @@ impl TopologyPolicy {
         Ok(Self { name, nodes, distances: uses_distances.then(|| distances.collect()) })
     }
 
-    /// Returns the name.
+    /// Returns the name of the policy in the configuration.
     #[must_use]
     pub fn name(&self) -> PolicyName {
         self.name

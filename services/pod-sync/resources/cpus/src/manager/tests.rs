@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use pod_sync_machine::{CpuId, NumaNode};
-use pod_sync_topology::{Hint, PolicyName};
+use pod_sync_topology::{Hint, PolicyName, RequestScope};
 
 use super::*;
 use crate::options::CpuOptions;
@@ -118,7 +118,9 @@ fn a_container_keeps_its_cpus_where_whole_cores_are_required() {
 #[test]
 fn hints_name_the_numa_nodes_with_enough_free_cpus() {
     let mut manager = manager(FOUR_NODES, CpuOptions::default());
-    let hints = |manager: &CpuManager, text: &str| shown(&manager.hints(&pod("p", text), "main"));
+    let hints = |manager: &CpuManager, text: &str| {
+        shown(&manager.hints(&pod("p", text), RequestScope::Container("main")))
+    };
     assert_eq!(hints(&manager, "main=0"), "any");
     assert_eq!(hints(&manager, "main=8"), "1! 2! 3! 0-1 0,2 0,3 1-2 1,3 2-3 0-2 0-1,3 0,2-3 1-3 0-3");
     assert_eq!(hints(&manager, "main=16"), "1-2! 1,3! 2-3! 0-2 0-1,3 0,2-3 1-3 0-3");
@@ -129,13 +131,16 @@ fn hints_name_the_numa_nodes_with_enough_free_cpus() {
     // The same nodes again, also after a restart; none if the request has changed.
     assert_eq!(hints(&manager, "main=8"), "2! 0,2 1-2 2-3 0-2 0,2-3 1-3 0-3");
     assert_eq!(hints(&manager, "main=7"), "");
-    assert_eq!(shown(&manager.pod_hints(&pod("p", "main=7"))), "");
-    assert_eq!(shown(&manager.pod_hints(&pod("p", "main=8"))), "2! 0,2 1-2 2-3 0-2 0,2-3 1-3 0-3");
+    assert_eq!(shown(&manager.hints(&pod("p", "main=7"), RequestScope::Pod)), "");
     assert_eq!(
-        shown(&manager.pod_hints(&pod("q", "i:init=8 main=0"))),
+        shown(&manager.hints(&pod("p", "main=8"), RequestScope::Pod)),
+        "2! 0,2 1-2 2-3 0-2 0,2-3 1-3 0-3"
+    );
+    assert_eq!(
+        shown(&manager.hints(&pod("q", "i:init=8 main=0"), RequestScope::Pod)),
         "1! 3! 0-1 0,3 1-2 1,3 2-3 0-2 0-1,3 0,2-3 1-3 0-3"
     );
-    assert_eq!(shown(&manager.pod_hints(&pod("q", "main=0"))), "any");
+    assert_eq!(shown(&manager.hints(&pod("q", "main=0"), RequestScope::Pod)), "any");
 }
 
 #[test]
@@ -144,21 +149,21 @@ fn hints_keep_the_nodes_of_cpus_that_an_init_container_leaves() {
     let pod = pod("p", "i:init=2 main=2 more=7");
     let node = NumaNodes::from(NumaNode::try_from(1).unwrap());
     manager.allocate(&pod, "i", Some(node)).unwrap();
-    assert_eq!(shown(&manager.hints(&pod, "main")), "1! 0-1");
-    assert_eq!(shown(&manager.hints(&pod, "more")), "1! 0-1");
-    assert_eq!(shown(&manager.pod_hints(&pod)), "0-1!");
+    assert_eq!(shown(&manager.hints(&pod, RequestScope::Container("main"))), "1! 0-1");
+    assert_eq!(shown(&manager.hints(&pod, RequestScope::Container("more"))), "1! 0-1");
+    assert_eq!(shown(&manager.hints(&pod, RequestScope::Pod)), "0-1!");
 }
 
 #[test]
 fn hints_on_one_socket_are_preferred_with_align_by_socket() {
     let options = CpuOptions { by_socket: true, ..CpuOptions::default() };
     let manager = manager(FOUR_NODES, options);
-    let hints = shown(&manager.hints(&pod("p", "main=4"), "main"));
+    let hints = shown(&manager.hints(&pod("p", "main=4"), RequestScope::Container("main")));
     assert_eq!(hints, "0! 1! 2! 3! 0-1! 0,2 0,3 1-2 1,3 2-3! 0-2 0-1,3 0,2-3 1-3 0-3");
 }
 
 #[test]
-fn the_runtime_is_told_of_cpus_that_have_changed() {
+fn running_containers_get_the_cpus_that_have_changed() {
     let mut manager = manager(SINGLE_SOCKET_SMT, CpuOptions::default());
     let running = |container: &str, applied: Option<&str>| RunningContainer {
         pod: "p".to_owned(),

@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use serde::Deserialize;
 
 use super::*;
 use pod_sync_machine::NodeMemory;
@@ -90,6 +91,55 @@ fn hints_are_merged_as_in_the_kubelet() {
     }
     let none = policy(PolicyName::None, false, &flat(2)).merge(&[hints("0!"), hints("1!")]);
     assert_eq!(shown(none), "*");
+}
+
+/// A hint in a record: a list of nodes, or `any`.
+#[derive(Debug, Deserialize)]
+struct RecordedHint {
+    nodes: String,
+    preferred: bool,
+}
+
+impl RecordedHint {
+    fn hint(&self) -> Hint {
+        let mut set = NumaNodes::EMPTY;
+        for range in self.nodes.split(',').filter(|range| *range != "any") {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let numbers = first.parse::<u64>().unwrap()..=last.parse().unwrap();
+            set = set.union(numbers.map(node).collect());
+        }
+        Hint { nodes: (self.nodes != "any").then_some(set), is_preferred: self.preferred }
+    }
+}
+
+/// A merge by the policies of kubelet 1.36. A list that is null has no preference.
+#[derive(Debug, Deserialize)]
+struct RecordedMerge {
+    nodes: usize,
+    policy: String,
+    closest: bool,
+    #[serde(default)]
+    distances: Vec<Vec<u64>>,
+    hints: Option<Vec<Option<Vec<RecordedHint>>>>,
+    result: RecordedHint,
+    admit: bool,
+}
+
+#[test]
+fn merges_are_those_of_the_kubelet() {
+    let recorded = include_str!("kubelet-1.36.jsonl");
+    for line in recorded.lines() {
+        let record: RecordedMerge = serde_json::from_str(line).unwrap();
+        let machine = if record.closest { machine(&record.distances) } else { flat(record.nodes) };
+        let list = |list: &Option<Vec<RecordedHint>>| match list {
+            None => Hints::AnyNodes,
+            Some(hints) => Hints::OneOf(hints.iter().map(RecordedHint::hint).collect()),
+        };
+        let lists: Vec<Hints> = record.hints.iter().flatten().map(list).collect();
+        let merged = policy(record.policy.parse().unwrap(), record.closest, &machine).merge(&lists);
+        assert_eq!(merged, Merged { hint: record.result.hint(), is_admitted: record.admit }, "{record:?}");
+    }
+    assert!(recorded.lines().count() > 100);
 }
 
 #[test]
@@ -206,7 +256,7 @@ fn is_better(
     };
     let fitter = match (closest && best.0.len() == new.0.len(), mean(best.0), mean(new.0)) {
         (true, best_mean, new_mean) if best_mean != new_mean => new_mean < best_mean,
-        _ => new.0.is_narrower_than(best.0),
+        _ => (new.0.len(), new.0) < (best.0.len(), best.0),
     };
     let (best_len, new_len) = (best.0.len(), new.0.len());
     match (best.1, new.1) {

@@ -1,0 +1,279 @@
+//! The kubelet's file `memory_manager_state` (`pkg/kubelet/cm/memorymanager/state`): JSON with a checksum of what Go prints for the data.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+use pod_sync_machine::{GoHash, NumaNode, NumaNodes};
+use serde::{Deserialize, Serialize};
+
+use crate::blocks::{MemoryAssignments, MemoryBlock};
+use crate::kind::MemoryKind;
+use crate::node_table::{MemoryTable, NodeTable, NodeTables};
+
+/// Name of the file in the root directory.
+pub const CHECKPOINT: &str = "memory_manager_state";
+
+/// Reason why a state file cannot be used. The node must be drained, and the file removed.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryCheckpointError {
+    /// The file is not valid JSON, or has other fields.
+    #[error("not a state file of memory")]
+    Unreadable(#[source] serde_json::Error),
+    /// The checksum does not match.
+    #[error("state file is corrupt: its checksum is {found}, that of its data is {expected}")]
+    Checksum {
+        /// Checksum in the file.
+        found: u64,
+        /// Checksum of the data.
+        expected: u64,
+    },
+    /// The file was written with another policy.
+    #[error(
+        "[memorymanager] configured policy {configured:?} differs from state checkpoint policy {found:?}"
+    )]
+    Policy {
+        /// The policy of the configuration.
+        configured: String,
+        /// The policy of the file.
+        found: String,
+    },
+    /// The number of a NUMA node is no number, or too high.
+    #[error("NUMA node {0} is not supported")]
+    Node(String),
+    /// The name of a resource is not one of memory.
+    #[error("{0:?} is no kind of memory")]
+    Kind(String),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct File {
+    policy_name: String,
+    // JSON has numbers as keys in quotes, and Go writes them in the order of their text.
+    machine_state: BTreeMap<String, FileNode>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    entries: BTreeMap<String, BTreeMap<String, Vec<FileBlock>>>,
+    checksum: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FileNode {
+    number_of_assignments: u64,
+    memory_map: BTreeMap<String, FileTable>,
+    cells: Vec<u64>,
+}
+
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FileTable {
+    total: u64,
+    system_reserved: u64,
+    allocatable: u64,
+    reserved: u64,
+    free: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FileBlock {
+    numa_affinity: Vec<u64>,
+    #[serde(rename = "type")]
+    kind: String,
+    size: u64,
+}
+
+/// Returns the content of a state file.
+///
+/// # Errors
+/// Serialization failed, which strings and numbers do not cause.
+pub fn encode(
+    policy: &str,
+    tables: &NodeTables,
+    assignments: &MemoryAssignments,
+) -> Result<Vec<u8>, serde_json::Error> {
+    let numbers = |nodes: NumaNodes| nodes.iter().map(|node| u64::from(node.number())).collect();
+    let table = |table: &MemoryTable| {
+        let MemoryTable { total, system_reserved, allocatable, reserved, free } = *table;
+        FileTable { total, system_reserved, allocatable, reserved, free }
+    };
+    let node = |(node, found): (&NumaNode, &NodeTable)| {
+        let memory_map = found.kinds.iter().map(|(kind, found)| (kind.to_string(), table(found)));
+        let cells = numbers(found.group);
+        let number_of_assignments = found.assignments;
+        (node.to_string(), FileNode { number_of_assignments, memory_map: memory_map.collect(), cells })
+    };
+    let mut entries: BTreeMap<String, BTreeMap<String, Vec<FileBlock>>> = BTreeMap::new();
+    for (pod, container, blocks) in assignments.all() {
+        let block = |block: &MemoryBlock| FileBlock {
+            numa_affinity: numbers(block.nodes),
+            kind: block.kind.to_string(),
+            size: block.bytes,
+        };
+        let blocks = blocks.iter().map(block).collect();
+        entries.entry(pod.to_owned()).or_default().insert(container.to_owned(), blocks);
+    }
+    let machine_state = tables.0.iter().map(node).collect();
+    let mut file = File { policy_name: policy.to_owned(), machine_state, entries, checksum: 0 };
+    file.checksum = checksum(&file);
+    serde_json::to_vec(&file)
+}
+
+/// Parses a state file.
+///
+/// # Errors
+/// See [`MemoryCheckpointError`].
+pub fn decode(bytes: &[u8], policy: &str) -> Result<(NodeTables, MemoryAssignments), MemoryCheckpointError> {
+    let file: File = serde_json::from_slice(bytes).map_err(MemoryCheckpointError::Unreadable)?;
+    let (found, expected) = (file.checksum, checksum(&file));
+    // Old kubelets wrote no checksum.
+    if found != 0 && found != expected {
+        return Err(MemoryCheckpointError::Checksum { found, expected });
+    }
+    if file.policy_name != policy {
+        let (configured, found) = (policy.to_owned(), file.policy_name);
+        return Err(MemoryCheckpointError::Policy { configured, found });
+    }
+    let mut tables = NodeTables::default();
+    for (number, node) in file.machine_state {
+        let parsed = number.parse().map_err(|_| MemoryCheckpointError::Node(number))?;
+        tables.0.insert(numa_node(parsed)?, node_table(node)?);
+    }
+    let mut assignments = MemoryAssignments::default();
+    for (pod, containers) in file.entries {
+        for (container, blocks) in containers {
+            let blocks: Result<Vec<MemoryBlock>, _> = blocks.into_iter().map(memory_block).collect();
+            assignments.insert(&pod, &container, blocks?);
+        }
+    }
+    Ok((tables, assignments))
+}
+
+fn numa_node(number: u64) -> Result<NumaNode, MemoryCheckpointError> {
+    NumaNode::try_from(number).map_err(|error| MemoryCheckpointError::Node(error.0.to_string()))
+}
+
+fn numa_nodes(numbers: Vec<u64>) -> Result<NumaNodes, MemoryCheckpointError> {
+    numbers.into_iter().map(numa_node).collect()
+}
+
+fn memory_kind(name: String) -> Result<MemoryKind, MemoryCheckpointError> {
+    MemoryKind::parse(&name).ok_or(MemoryCheckpointError::Kind(name))
+}
+
+fn node_table(node: FileNode) -> Result<NodeTable, MemoryCheckpointError> {
+    let table = |(name, table): (String, FileTable)| {
+        let FileTable { total, system_reserved, allocatable, reserved, free } = table;
+        Ok((memory_kind(name)?, MemoryTable { total, system_reserved, allocatable, reserved, free }))
+    };
+    let kinds: Result<_, MemoryCheckpointError> = node.memory_map.into_iter().map(table).collect();
+    Ok(NodeTable { assignments: node.number_of_assignments, group: numa_nodes(node.cells)?, kinds: kinds? })
+}
+
+fn memory_block(block: FileBlock) -> Result<MemoryBlock, MemoryCheckpointError> {
+    let nodes = numa_nodes(block.numa_affinity)?;
+    Ok(MemoryBlock { nodes, kind: memory_kind(block.kind)?, bytes: block.size })
+}
+
+fn checksum(file: &File) -> u64 {
+    // The writer never fails.
+    GoHash::of(|out| print(out, file)).unwrap_or(0)
+}
+
+fn print(out: &mut GoHash, file: &File) -> fmt::Result {
+    let policy = &file.policy_name;
+    write!(
+        out,
+        "(*state.MemoryManagerCheckpoint){{PolicyName:(string){policy} MachineState:(state.NUMANodeMap)map["
+    )?;
+    // Go sorts the keys of a printed map as numbers.
+    let mut nodes: Vec<(&String, &FileNode)> = file.machine_state.iter().collect();
+    nodes.sort_by_key(|(number, _)| number.parse::<u64>().unwrap_or(u64::MAX));
+    out.separated(nodes, |out, (number, node)| {
+        write!(out, "{number}:")?;
+        print_node(out, node)
+    })?;
+    out.write_str("] Entries:(state.ContainerMemoryAssignments)map[")?;
+    out.separated(&file.entries, |out, (pod, containers)| {
+        write!(out, "{pod}:map[")?;
+        out.separated(containers, |out, (container, blocks)| {
+            write!(out, "{container}:[")?;
+            out.separated(blocks, print_block)?;
+            out.write_char(']')
+        })?;
+        out.write_char(']')
+    })?;
+    out.write_str("] Checksum:(checksum.Checksum)0}")
+}
+
+fn print_node(out: &mut GoHash, node: &FileNode) -> fmt::Result {
+    let count = node.number_of_assignments;
+    write!(
+        out,
+        "<*>{{NumberOfAssignments:(int){count} MemoryMap:(map[v1.ResourceName]*state.MemoryTable)map["
+    )?;
+    out.separated(&node.memory_map, |out, (kind, table)| {
+        let FileTable { total, system_reserved, allocatable, reserved, free } = table;
+        write!(
+            out,
+            "{kind}:<*>{{TotalMemSize:(uint64){total} SystemReserved:(uint64){system_reserved} Allocatable:(uint64){allocatable} Reserved:(uint64){reserved} Free:(uint64){free}}}"
+        )
+    })?;
+    out.write_str("] Cells:([]int)[")?;
+    out.separated(&node.cells, |out, cell| write!(out, "{cell}"))?;
+    out.write_str("]}")
+}
+
+fn print_block(out: &mut GoHash, block: &FileBlock) -> fmt::Result {
+    out.write_str("{NUMAAffinity:([]int)[")?;
+    out.separated(&block.numa_affinity, |out, node| write!(out, "{node}"))?;
+    write!(out, "] Type:(v1.ResourceName){} Size:(uint64){}}}", block.kind, block.size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // A kubelet writes this file where it never had another policy.
+    const OF_KUBELET: &str = r#"{"policyName":"None","machineState":{},"checksum":4236770233}"#;
+    // The checksum was computed with the kubelet's library.
+    const WITH_PODS: &str = r#"{"policyName":"Static","machineState":{"10":{"numberOfAssignments":0,"memoryMap":{"memory":{"total":100,"systemReserved":1,"allocatable":99,"reserved":2,"free":3}},"cells":[10]},"2":{"numberOfAssignments":2,"memoryMap":{"hugepages-2Mi":{"total":100,"systemReserved":1,"allocatable":99,"reserved":2,"free":5},"memory":{"total":100,"systemReserved":1,"allocatable":99,"reserved":2,"free":4}},"cells":[0,2]}},"entries":{"u1":{"c":[{"numaAffinity":[0,1],"type":"memory","size":7},{"numaAffinity":[0],"type":"hugepages-2Mi","size":9}]}},"checksum":CHECKSUM}"#;
+
+    fn with_pods() -> String {
+        WITH_PODS.replace("CHECKSUM", "748132094")
+    }
+
+    #[test]
+    fn state_files_of_kubelets_are_read_and_written_again_byte_for_byte() {
+        for (text, policy) in [(OF_KUBELET, "None"), (&with_pods(), "Static")] {
+            let (tables, assignments) = decode(text.as_bytes(), policy).unwrap();
+            let again = encode(policy, &tables, &assignments).unwrap();
+            assert_eq!(String::from_utf8(again).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn a_torn_changed_or_foreign_file_is_refused() {
+        let whole = with_pods();
+        for cut in [0, 1, whole.len() / 2, whole.len() - 1] {
+            let torn = decode(&whole.as_bytes()[..cut], "Static");
+            assert!(matches!(torn, Err(MemoryCheckpointError::Unreadable(_))), "{cut}");
+        }
+        let refused = |text: String, policy| decode(text.as_bytes(), policy).unwrap_err().to_string();
+        assert!(refused(whole.replace("\"size\":7", "\"size\":8"), "Static").contains("corrupt"));
+        let other =
+            "[memorymanager] configured policy \"Static\" differs from state checkpoint policy \"None\"";
+        assert_eq!(refused(OF_KUBELET.to_owned(), "Static"), other);
+        let unchecked = whole.replace("748132094", "0");
+        assert!(decode(unchecked.as_bytes(), "Static").is_ok());
+        assert_eq!(refused(unchecked.replace("[0,1]", "[64]"), "Static"), "NUMA node 64 is not supported");
+        assert_eq!(
+            refused(unchecked.replace("{\"10\":", "{\"x\":"), "Static"),
+            "NUMA node x is not supported"
+        );
+        assert_eq!(
+            refused(unchecked.replace("type\":\"memory", "type\":\"cpu"), "Static"),
+            "\"cpu\" is no kind of memory"
+        );
+    }
+}

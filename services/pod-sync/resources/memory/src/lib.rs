@@ -1,0 +1,27 @@
+//! Memory and huge pages of containers on NUMA nodes (`pkg/kubelet/cm/memorymanager`): plain functions.
+//!
+//! With the policy `Static`, each container of a Guaranteed pod gets the NUMA nodes that its memory comes from, and the sum of the
+//! requests on a node does not exceed its memory. A node is in one group of nodes at a time: its memory is given either on its own, or
+//! together with that of the others. [`MemoryManager`] has the assignments, [`checkpoint`] is the kubelet's state file.
+//!
+//! pod-sync does not use this crate yet: `docs/design/cpus.md` has what is missing.
+
+// A value of a pod or a file must not end this process.
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
+pub mod blocks;
+pub mod checkpoint;
+pub mod error;
+pub mod kind;
+pub mod manager;
+pub mod node_table;
+pub mod requests;
+pub mod reserved;
+
+pub use crate::blocks::{MemoryAssignments, MemoryBlock};
+pub use crate::error::{InvalidMemoryState, MemoryError};
+pub use crate::kind::MemoryKind;
+pub use crate::manager::MemoryManager;
+pub use crate::node_table::{MemoryTable, NodeTable, NodeTables};
+pub use crate::requests::{MemoryRequest, PodMemoryRequests, requests};
+pub use crate::reserved::{ReservedError, ReservedMemory};
