@@ -80,6 +80,17 @@ attributes /run/quintlet/cri/read "directory 2750 0 $(id_of quintlet-pleg group)
 attributes /run/quintlet/node-api "directory 700 $(id_of quintlet-node-api passwd) $(id_of quintlet-node-api group)"
 attributes /run/quintlet/keys "directory 700 0 0"
 
+# The packaged programs survey the machine for an installation beside a kubelet: there is no runtime.
+mkdir -p "$root/run/systemd/system"
+if refused=$(chroot "$root" quintctl install --beside --runtime-endpoint unix:///run/absent.sock --dry-run 2>&1); then
+    fail "quintctl installs without a runtime"
+fi
+case $refused in
+    "quintctl: the runtime at unix:///run/absent.sock does not answer: "*) ;;
+    *) fail "quintctl install --beside: $refused" ;;
+esac
+rmdir "$root/run/systemd/system"
+
 # Units: valid, and only that of kubeadm is enabled.
 verified=$(SYSTEMD_LOG_LEVEL=warning systemd-analyze verify --root="$root" --man=no quintlet.target kubelet.service 2>&1) || fail "units: $verified"
 enabled=$(find "$root/etc/systemd/system" -name 'quintlet*' -o -name kubelet.service)

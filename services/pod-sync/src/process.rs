@@ -1,8 +1,10 @@
 //! The process of pod-sync, from its command line to its exit code.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use quintlet_agents::{EXIT_OTHER_AGENT, ProcessTable};
 use quintlet_kit::notify::Liveness;
 use quintlet_kit::server::SYNC_LOOP;
 use quintlet_kit::service::{self, Service};
@@ -14,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 use crate::args::Args;
 use crate::threshold_checks;
 
-/// Runs pod-sync as its own process. Exits with 64 on a usage error, and if thresholds of evictions contradict each other on this machine.
+/// Runs pod-sync as its own process. Exits with 64 on a usage error, and if thresholds of evictions contradict each other on
+/// this machine, and with 69 if another agent uses the root directory.
 #[must_use]
 pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::PodSync);
@@ -23,6 +26,11 @@ pub fn main() -> ExitCode {
         Ok(loaded) => loaded,
         Err(end) => end.exit(),
     };
+    if let Some(other) = ProcessTable::default().agent_of(&loaded.args.root_dir) {
+        // A closed standard error leaves only the exit code.
+        let _ = writeln!(std::io::stderr().lock(), "pod-sync: {other}");
+        return ExitCode::from(EXIT_OTHER_AGENT);
+    }
     let common = &loaded.args.common;
     let liveness = Liveness::of([common.paths().podsync()]).and_loop(SYNC_LOOP);
     let service =

@@ -157,6 +157,46 @@ fn a_check_prints_the_settings_that_another_agent_may_have() {
 }
 
 #[test]
+fn the_line_of_a_node_beside_a_kubelet_names_its_own_directories() {
+    let (up, extra) = translated(
+        FILE,
+        &[
+            "--root-dir=/var/lib/quintlet-beside/root",
+            "--pod-manifest-path=/var/lib/quintlet-beside/manifests",
+            "--run-dir=/run/quintlet-beside",
+            "--log-dir=/var/log/quintlet-beside",
+            "--pod-logs-dir=/var/log/quintlet-beside/pods",
+            "--container-logs-dir=/var/log/quintlet-beside/containers",
+            "--cgroup-root=/quintlet-beside",
+            "--hostname-override=n-quintlet",
+            "--port=10350",
+            "--healthz-port=10348",
+            "--read-only-port=0",
+            "--container-runtime-endpoint=unix:///run/other.sock",
+        ],
+    )
+    .unwrap();
+    for word in [
+        "--root-dir=/var/lib/quintlet-beside/root",
+        "--manifests=/var/lib/quintlet-beside/manifests",
+        "--run-dir=/run/quintlet-beside",
+        "--log-dir=/var/log/quintlet-beside",
+        "--pod-logs-dir=/var/log/quintlet-beside/pods",
+        "--cgroup-root=/quintlet-beside",
+        "--node-name=n-quintlet",
+        "--node-api-port=10350",
+        "--healthz-port=10348",
+        "--runtime-endpoint=unix:///run/other.sock",
+    ] {
+        assert!(up.iter().any(|given| given == word), "{word}: {up:?}");
+    }
+    assert_eq!(
+        extra,
+        ["node-api --read-only-port=0", "pod-sync --container-logs-dir=/var/log/quintlet-beside/containers"]
+    );
+}
+
+#[test]
 fn the_command_line_is_well_formed() {
     command().debug_assert();
     for words in
