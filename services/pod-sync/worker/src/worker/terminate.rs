@@ -18,6 +18,7 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use super::claims::unprepare_claims;
 use super::halt::{Halt, Next};
 use super::removal::Removals;
 use super::retries::jitter;
@@ -105,6 +106,8 @@ impl Termination<'_> {
         self.tracker.report_terminating(&pass, |_| {});
         self.tracker.view.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
         let uid = self.tracker.pod_ref.uid.clone();
+        // Before the final status, after which the claims may be deallocated.
+        unprepare_claims(self.environment, &uid).await?;
         if let Err(e) = self.environment.volume_tasks.unmount(&uid).await {
             let wait = e.retry_after.map(jitter);
             let halt = Halt::failed(Waiting::VolumesUnmounting { error: e.to_string() }, e);
