@@ -134,6 +134,7 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
         agent.serve(evictions.is_some().then_some(EvictionRounds { last: rounds, full_round })).await?;
     agent.serve_pods_api()?;
     agent.serve_device_plugins()?;
+    agent.wipe_resource_slices();
     agent.serve_metrics();
     // Blocks: pods are managed after it.
     let (mut manager, sources) = agent.pod_manager(conditions);

@@ -1,6 +1,7 @@
 //! The start of pod-sync. [`Agent::open`] opens the state and makes the clients; the other stages start its tasks.
 
 mod cgroups;
+mod claims;
 mod clients;
 mod machine;
 mod maintenance;
@@ -13,6 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
 use pod_sync_certificates::{ClusterTrustBundles, PodCertificateContext, PodCertificates};
+use pod_sync_claims::{ClaimContext, Claims};
 use pod_sync_clients::{Events, Pleg, ProbeFailure, Probes, Runtime, Statuses, UnsentEvents, WorkerWakeups};
 use pod_sync_containment::Containment;
 use pod_sync_decisions::backoff::BackoffDelays;
@@ -153,6 +155,13 @@ impl Agent {
             stop: stop.clone(),
         });
         let devices = devices.context("failed to open the directory of device plugins")?;
+        let claims = Claims::open(ClaimContext {
+            dir: args.root_dir.clone(),
+            clock: clock.clone(),
+            wakeups: Arc::clone(&wakeups),
+            source: Arc::new(claims::ApiClaims(api.client.clone())),
+            stop: stop.clone(),
+        });
         let volume_tasks = VolumeTasksContext {
             root_dir: args.root_dir.clone(),
             volumes: volumes.clone(),
@@ -166,7 +175,11 @@ impl Agent {
             commands: args.disks.commands(),
             host: args.disks.host(),
             nodes: api.cluster.nodes(),
-            plugin_handlers: [(pod_sync_devices::PLUGIN_TYPE.to_owned(), devices.handler())].into(),
+            plugin_handlers: [
+                (pod_sync_devices::PLUGIN_TYPE.to_owned(), devices.handler()),
+                (pod_sync_claims::PLUGIN_TYPE.to_owned(), claims.handler()),
+            ]
+            .into(),
             events: reporting.events.clone(),
             clock: clock.clone(),
         };
@@ -177,6 +190,7 @@ impl Agent {
             volumes,
             volume_tasks,
             devices,
+            claims,
             objects: Arc::new(objects),
             tokens,
             trust_anchors: api.trust_anchors(&args, &stop),

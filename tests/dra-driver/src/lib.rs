@@ -83,7 +83,7 @@ impl TestDriver {
         Self { state, socket: socket.to_owned(), stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Returns the socket.
+    /// Returns the path at which the driver listens.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket

@@ -78,6 +78,7 @@ impl Cleanup {
     /// Removes what pods that no source has left on the node. Every source has delivered a snapshot.
     pub(super) fn remove_orphans(&mut self, pods: &mut PodEntries) {
         let Some(runtime) = self.ctx.runtime.pleg.all() else { return };
+        let with_claims = self.ctx.environment.claims.pods();
         let mut present = HashSet::new();
         for found in runtime {
             let uid = found.pod.uid.clone();
@@ -108,6 +109,7 @@ impl Cleanup {
         }
         self.ctx.reporting.metrics.start_latency.retain(&known);
         self.release_devices(&known);
+        self.unprepare_claims(with_claims, &known);
         let allocations = &self.ctx.checkpoints.allocations;
         allocations.retain(&known.iter().map(PodUid::as_str).collect());
         if allocations.begin_interval(self.ctx.clock.boot()) {
@@ -125,6 +127,16 @@ impl Cleanup {
         if devices.retain(&known) {
             let write = async move { devices.write_checkpoint().await };
             drop(quintlet_kit::task::spawn("write-devices", write));
+        }
+    }
+
+    // Unprepares the claims of pods that are gone, such as those that a force deletion removed during a restart.
+    fn unprepare_claims(&self, held: BTreeSet<String>, known: &HashSet<PodUid>) {
+        let known: BTreeSet<String> = known.iter().map(ToString::to_string).collect();
+        let claims = self.ctx.environment.claims.clone();
+        if !held.is_subset(&known) && claims.begin_reconciliation() {
+            let reconcile = async move { claims.reconcile(&held, &known).await };
+            drop(quintlet_kit::task::spawn("reconcile-claims", reconcile));
         }
     }
 

@@ -14,6 +14,7 @@ use quintlet_proto::podsync::v1::volumes_server::VolumesServer;
 use tokio::task::JoinHandle;
 
 use super::Agent;
+use super::claims::NodeSlices;
 use crate::pods_api;
 use crate::serve::{EvictionRounds, ServeContext, Service};
 
@@ -85,6 +86,14 @@ impl Agent {
             }
         });
         Ok(())
+    }
+
+    /// Removes the ResourceSlices of DRA drivers that stay away, if there is an API server.
+    pub(crate) fn wipe_resource_slices(&self) {
+        let Some(client) = self.api.client.clone() else { return };
+        let node = self.ctx.node.settings.node_name.clone();
+        let claims = self.ctx.environment.claims.clone();
+        self.tasks.spawn("wipe-slices", claims.wipe_slices(Arc::new(NodeSlices { client, node })));
     }
 
     /// Serves metrics over HTTP if the command line asks for it.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::RwLock;
+use pod_sync_claims::Claims;
 use pod_sync_clients::{EventType, Events, Pleg, Probes, Runtime, Statuses, WorkerWakeups};
 use pod_sync_containment::{Containment, PodWork};
 use pod_sync_decisions::backoff::BackoffDelays;
@@ -154,6 +155,8 @@ pub struct PodEnvironment {
     pub volume_tasks: VolumeTasks,
     /// Devices of device plugins.
     pub devices: Devices,
+    /// Claims of dynamic resource allocation.
+    pub claims: Claims,
     /// ConfigMaps, Secrets, Services and RuntimeClasses.
     pub objects: Arc<dyn ObjectSource>,
     /// Service account tokens; none without an API server.

@@ -258,7 +258,8 @@ async fn a_pod_that_ends_during_a_call_is_unprepared_after_it_and_not_beside_it(
     let p = pod("p", &["c"]);
     driver.set_fault(Method::NodePrepareResources, Some(Fault::Wait));
     let cancel = CancellationToken::new();
-    let (claims, same, canceled) = (agent.claims.clone(), p.clone(), cancel.clone());
+    let (claims, same) = (agent.claims.clone(), p.clone());
+    let canceled = cancel.clone();
     let prepared = task::spawn("prepare", async move { claims.prepare(&uid(&same), &same, &canceled).await });
     wait_calls(&driver, "NodePrepareResources", 1).await;
     cancel.cancel();

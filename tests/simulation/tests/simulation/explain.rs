@@ -69,8 +69,9 @@ const END: [&str; 14] = [
     "VolumesUnmounting",
 ];
 
-// Covered by the tests of `containment` and `devices`.
-const ELSEWHERE: [&str; 2] = ["InternalError", "DevicesNotAllocated"];
+// Covered by the tests of `containment`, `devices` and `resource_claims`.
+const ELSEWHERE: [&str; 4] =
+    ["InternalError", "DevicesNotAllocated", "ClaimsNotPrepared", "ClaimsUnpreparing"];
 
 #[test]
 fn every_reason_has_a_row() {

@@ -43,6 +43,7 @@ mod priorities;
 mod probes;
 mod random;
 mod resize;
+mod resource_claims;
 mod restarts;
 mod selinux;
 mod shutdown;

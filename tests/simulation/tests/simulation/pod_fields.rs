@@ -16,14 +16,15 @@ async fn a_pod_with_resource_claims_waits_with_the_kubelets_event_and_starts_not
             e.kind == "Warning" && e.reason == "FailedPrepareDynamicResources"
         })
         .await;
-    assert!(event.message.starts_with("Failed to prepare dynamic resources: "), "{event:?}");
+    let text = "Failed to prepare dynamic resources: prepare dynamic resources: fetch ResourceClaim g: ";
+    assert!(event.message.starts_with(text), "{event:?}");
     // A pod that was created later runs, so the first one had its turn.
     let _uid = sim.create(pods::single("plain"));
     sim.wait_ready("plain").await;
     assert_eq!(sim.sandboxes(&uid).len(), 0);
     assert_eq!(sim.pod("claims").phase(), "Pending");
     let view = sim.view("claims").await.unwrap();
-    assert!(view.waiting.is_some_and(|w| w.message.contains("\"gpu\"")), "explain names the claim");
+    assert!(view.waiting.is_some_and(|w| w.message.contains("ResourceClaim g")), "explain names the claim");
     sim.delete("claims", None);
     sim.wait_gone("claims").await;
     sim.wait_nothing_left(&uid).await;

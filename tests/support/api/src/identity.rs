@@ -216,7 +216,7 @@ fn allows(node: &str, store: &Store, access: &Access<'_>) -> bool {
     let own = access.name == node;
     match (access.resource.plural, access.subresource) {
         ("configmaps" | "secrets", "") => reads && is_related(node, store, access),
-        ("serviceaccounts", "") | ("persistentvolumeclaims", "") => {
+        ("serviceaccounts" | "persistentvolumeclaims" | "resourceclaims", "") => {
             access.verb == "get" && is_related(node, store, access)
         }
         ("serviceaccounts", "token") => access.verb == "create" && is_related(node, store, access),
@@ -241,6 +241,9 @@ fn allows(node: &str, store: &Store, access: &Access<'_>) -> bool {
         ("pods", "eviction") => access.verb == "create",
         ("events", "") => access.verb == "create" || writes,
         ("services" | "runtimeclasses" | "csidrivers" | "clustertrustbundles", "") => reads,
+        ("resourceslices", "") => {
+            matches!(access.verb, "list" | "watch" | "deletecollection") && access.node_selected == node
+        }
         ("podcertificaterequests", "") => match access.verb {
             "create" | "get" => true,
             "list" | "watch" => access.node_selected == node,
@@ -263,10 +266,19 @@ fn is_related(node: &str, store: &Store, access: &Access<'_>) -> bool {
             && match access.resource.plural {
                 "pods" => pod["metadata"]["name"] == *access.name,
                 "serviceaccounts" => spec["serviceAccountName"] == *access.name,
+                "resourceclaims" => resource_claims(pod).contains(&access.name),
                 plural => references(spec).contains(&(plural, access.name)),
             }
     };
     !store.list(pods, access.namespace, refers, None, 1).items.is_empty()
+}
+
+/// Returns the names of a pod's ResourceClaims.
+fn resource_claims(pod: &Value) -> Vec<&str> {
+    let lists = [&pod["spec"]["resourceClaims"], &pod["status"]["resourceClaimStatuses"]];
+    let entries = lists.into_iter().flat_map(|list| list.as_array().into_iter().flatten());
+    let extended = &pod["status"]["extendedResourceClaimStatus"];
+    entries.chain([extended]).map(|entry| text(&entry["resourceClaimName"])).collect()
 }
 
 /// Returns the ConfigMaps, Secrets and claims in a pod's spec, as (plural, name).

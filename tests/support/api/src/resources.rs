@@ -41,6 +41,8 @@ pub(crate) static RESOURCES: &[Resource] = &[
         ..resource("coordination.k8s.io", "v1", "leases", "Lease", true, false)
     },
     resource("node.k8s.io", "v1", "runtimeclasses", "RuntimeClass", false, false),
+    resource("resource.k8s.io", "v1", "resourceclaims", "ResourceClaim", true, true),
+    resource("resource.k8s.io", "v1", "resourceslices", "ResourceSlice", false, false),
     resource("storage.k8s.io", "v1", "csidrivers", "CSIDriver", false, false),
     resource("storage.k8s.io", "v1", "csinodes", "CSINode", false, false),
     resource("storage.k8s.io", "v1", "volumeattachments", "VolumeAttachment", false, true),

@@ -92,6 +92,7 @@ fn supported(resource: &Resource, key: &str) -> bool {
         "nodes" => key == "spec.unschedulable",
         "services" => matches!(key, "spec.clusterIP" | "spec.type"),
         "podcertificaterequests" => matches!(key, "spec.signerName" | "spec.podName" | "spec.nodeName"),
+        "resourceslices" => matches!(key, "spec.nodeName" | "spec.driver"),
         "secrets" => key == "type",
         "namespaces" => key == "status.phase",
         "events" => {

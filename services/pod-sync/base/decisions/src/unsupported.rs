@@ -6,28 +6,11 @@ use quintlet_model::text::{self, shortened};
 
 /// Event reason for a field that the node accepts and does not enforce.
 pub const NOT_ENFORCED: &str = "FieldNotEnforced";
-/// Event reason for resource claims that cannot be prepared (`pkg/kubelet/events`).
-pub const CLAIMS_FAILED: &str = "FailedPrepareDynamicResources";
 
 /// Length of the longest path and of the longest value in a message, in bytes.
 const LONGEST_PART: usize = 200;
 /// Most messages for one pod.
 const MOST_MESSAGES: usize = 16;
-
-/// Returns why no container of this pod may start: its resource claims have no driver on this node.
-///
-/// A kubelet without the driver keeps the pod waiting with the same event (`pkg/kubelet/cm/dra`). Without its devices the pod
-/// would run on the wrong hardware, or on none.
-#[must_use]
-pub fn unprepared_claims(pod: &Pod) -> Option<String> {
-    let names: Vec<String> =
-        pod::spec(pod).resource_claims.iter().flatten().map(|claim| format!("{:?}", claim.name)).collect();
-    if names.is_empty() {
-        return None;
-    }
-    let text = "no DRA driver is registered: this node does not support dynamic resource allocation";
-    Some(format!("Failed to prepare dynamic resources: resource claims {}: {text}", names.join(", ")))
-}
 
 /// Returns a message for each field that is accepted and not enforced, with its path and value.
 #[must_use]
@@ -136,26 +119,6 @@ mod tests {
 
     use super::*;
     use quintlet_testkit::pods::pod_json;
-
-    #[test]
-    fn resource_claims_keep_a_pod_from_starting_with_the_kubelets_event() {
-        let claims = |claims: serde_json::Value| {
-            pod_json(json!({"containers": [{"name": "c"}], "resourceClaims": claims}))
-        };
-        assert_eq!(unprepared_claims(&claims(json!(null))), None);
-        assert_eq!(unprepared_claims(&claims(json!([]))), None);
-        let both = claims(json!([
-            {"name": "gpu", "resourceClaimTemplateName": "t"},
-            {"name": "nic", "resourceClaimName": "n"},
-        ]));
-        assert_eq!(
-            unprepared_claims(&both).as_deref(),
-            Some(
-                "Failed to prepare dynamic resources: resource claims \"gpu\", \"nic\": no DRA driver is registered: \
-                 this node does not support dynamic resource allocation"
-            )
-        );
-    }
 
     #[test]
     fn both_change_policies_of_selinux_labels_are_enforced() {

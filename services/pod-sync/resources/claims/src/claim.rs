@@ -6,9 +6,9 @@ use std::fmt;
 /// Namespace and name of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClaimKey {
-    /// Namespace.
+    /// Namespace of the claim, and of its pods.
     pub namespace: String,
-    /// Name.
+    /// Name, unique in the namespace.
     pub name: String,
 }
 
@@ -28,7 +28,7 @@ pub struct AllocatedClaim {
     pub key: ClaimKey,
     /// UID of the claim.
     pub uid: String,
-    /// The allocated devices.
+    /// Devices that the scheduler has selected.
     pub devices: BTreeSet<AllocatedDevice>,
 }
 

@@ -95,7 +95,7 @@ pub enum ClaimError {
     /// A call failed.
     #[error("{}: {error}", .method.name())]
     Call {
-        /// The method.
+        /// Call that failed.
         method: DriverMethod,
         /// The cause.
         error: CallError,
@@ -103,7 +103,7 @@ pub enum ClaimError {
     /// The driver returned a result for a claim that was not in the request.
     #[error("{} returned result for unknown claim UID {uid}", .method.name())]
     UnknownClaim {
-        /// The method.
+        /// Call that failed.
         method: DriverMethod,
         /// UID in the response, shortened.
         uid: String,
@@ -111,7 +111,7 @@ pub enum ClaimError {
     /// The driver failed for one claim.
     #[error("{} failed for ResourceClaim {name}: {error}", .method.name())]
     Failed {
-        /// The method.
+        /// Call that failed.
         method: DriverMethod,
         /// Name of the claim.
         name: String,
@@ -121,7 +121,7 @@ pub enum ClaimError {
     /// The driver returned no result for some claims.
     #[error("{} skipped {count} ResourceClaims", .method.name())]
     Skipped {
-        /// The method.
+        /// Call that failed.
         method: DriverMethod,
         /// Number of claims.
         count: usize,

@@ -87,7 +87,7 @@ pub type Batches = BTreeMap<String, Vec<ClaimCall>>;
 /// The beginning of an operation for the claims of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OperationStart {
-    /// Nothing has begun: an operation on this claim is in progress.
+    /// An operation on this claim is in progress, and no other one has begun.
     Busy(ClaimKey),
     /// The calls to make. The claims in them are busy until the operation is finished. The record must be on disk before the calls.
     Begun(Batches),

@@ -37,6 +37,8 @@ use crate::status::resource_statuses;
 const MOST_PLUGINS: usize = 256;
 /// Longest wait until no other operation on a claim is in progress: two calls.
 const BUSY_LIMIT: Duration = CALL_LIMIT.saturating_mul(2);
+/// Shortest time between two reconciliations (`defaultReconcilePeriod`).
+const RECONCILE_PERIOD: Duration = Duration::from_secs(60);
 /// Wait before the stream of the health of devices is opened again.
 const HEALTH_RETRY: Duration = Duration::from_secs(5);
 /// Interval between two checks for devices whose health has timed out, if none is known.
@@ -123,6 +125,8 @@ pub(crate) struct ManagerState {
     health: BTreeMap<PluginNumber, PluginHealth>,
     // The last error of each driver that has registered.
     errors: BTreeMap<String, String>,
+    // CLOCK_BOOTTIME before which no reconciliation begins.
+    next_reconciliation: Duration,
 }
 
 impl ManagerState {
@@ -163,6 +167,7 @@ impl Claims {
             registered: BTreeMap::new(),
             health: BTreeMap::new(),
             errors: BTreeMap::new(),
+            next_reconciliation: Duration::ZERO,
         };
         let metrics = ClaimMetrics::default();
         metrics.show_in_use(state.inventory.in_use());
@@ -199,7 +204,8 @@ impl Claims {
         let gone = CancellationToken::new();
         // Dropping this future cancels it.
         let _guard = gone.clone().drop_guard();
-        let (shared, uid, pod) = (Arc::clone(&self.shared), uid.clone(), pod.clone());
+        let shared = Arc::clone(&self.shared);
+        let (uid, pod) = (uid.clone(), pod.clone());
         let prepared = task::spawn("prepare-claims", async move {
             shared.measured("PrepareResources", shared.prepare(&uid, &pod, &gone)).await
         });
@@ -234,6 +240,17 @@ impl Claims {
     #[must_use]
     pub fn pods(&self) -> BTreeSet<String> {
         self.shared.state.lock().inventory.pods()
+    }
+
+    /// Returns whether [`Claims::reconcile`] is due: it begins at most once a minute.
+    #[must_use]
+    pub fn begin_reconciliation(&self) -> bool {
+        let (mut state, now) = (self.shared.state.lock(), self.shared.clock.boot());
+        let is_due = state.next_reconciliation <= now;
+        if is_due {
+            state.next_reconciliation = now.saturating_add(RECONCILE_PERIOD);
+        }
+        is_due
     }
 
     /// Unprepares the claims of those pods of `held` that are not in `known`. `held` is from [`Claims::pods`] and older than `known`, so that

@@ -136,14 +136,14 @@ mod tests {
 
     // Claims, answer by UID, claims that are done, claims that failed, error.
     fn check(
-        asked: &str,
+        requested: &str,
         answer: &[(&str, Result<Vec<PreparedDevice>, String>)],
         done: &str,
         failed: &str,
         error: &str,
     ) {
         let answer = answer.iter().map(|(uid, result)| ((*uid).to_owned(), result.clone())).collect();
-        let results = evaluate(DriverMethod::Prepare, &calls(asked), Ok(answer));
+        let results = evaluate(DriverMethod::Prepare, &calls(requested), Ok(answer));
         assert_eq!(names(results.done.iter().map(|(key, _)| key)), done);
         assert_eq!(names(&results.failed), failed);
         assert_eq!(results.error.map(|error| error.to_string()).unwrap_or_default(), error);

@@ -203,12 +203,12 @@ fn is_extended(name: &str) -> bool {
 /// Returns whether a device with this request belongs to the request of a container. A device of a prioritized list may have
 /// `<request>/<subrequest>`, and a container refers to the request. Drivers in Go remove the second part.
 #[must_use]
-pub fn is_request(asked: &str, reported: &str) -> bool {
-    if asked == reported {
+pub fn is_request(named: &str, reported: &str) -> bool {
+    if named == reported {
         return true;
     }
     let base = |name: &str| name.split('/').next().unwrap_or_default().to_owned();
-    base(asked) == base(reported) && (!asked.contains('/') || !reported.contains('/'))
+    base(named) == base(reported) && (!named.contains('/') || !reported.contains('/'))
 }
 
 #[cfg(test)]

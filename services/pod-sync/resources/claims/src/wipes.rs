@@ -23,13 +23,12 @@ impl Claims {
         let stop = self.shared.stop.clone();
         // A request that is dropped changes at most what the next process removes, too.
         tokio::select! {
-            () = self.wipe_until_stop(&*wiper) => {}
+            ((), ()) = async { tokio::join!(self.expect_drivers(&*wiper), self.wipe_when_due(&*wiper)) } => {}
             () = stop.cancelled() => {}
         }
     }
 
-    async fn wipe_until_stop(&self, wiper: &dyn SliceWiper) {
-        self.expect_drivers(wiper).await;
+    async fn wipe_when_due(&self, wiper: &dyn SliceWiper) {
         let mut backoff = Backoff::new(FIRST_RETRY, 2.0, LAST_RETRY);
         loop {
             let changed = self.shared.changed.notified();
@@ -80,5 +79,6 @@ impl Claims {
         for driver in drivers {
             state.plugins.retry_wipe(&driver, due);
         }
+        self.shared.changed.notify_one();
     }
 }

@@ -63,7 +63,6 @@ impl Worker {
             tolerate_refusal(&self.tracker.pod_ref, collected)?;
         }
         let mut preparation = self.preparation();
-        preparation.refuse_claims(pod)?;
         if actions.create_sandbox {
             for text in unsupported::not_enforced(pod) {
                 let (kind, reason) = (EventType::Warning, unsupported::NOT_ENFORCED);
@@ -71,6 +70,7 @@ impl Worker {
             }
         }
         preparation.prepare(pass).await?;
+        preparation.prepare_claims(pod, actions.create_sandbox).await?;
         preparation.resolve(pod).await?;
         if actions.create_sandbox && !pods::is_static(pod) {
             // Nothing has started yet. The next step checks for cancellation.

@@ -25,6 +25,7 @@ use quintlet_model::ids::ContainerId;
 use quintlet_model::pod as pods;
 use quintlet_model::runtime::PodRuntime;
 
+use super::claims::add_claims;
 use super::halt::Halt;
 use super::pass::Pass;
 use super::start::{FailedStart, NotStarted, StartSpec, Starts};
@@ -184,8 +185,10 @@ impl Starts<'_> {
         let uid = &self.tracker.pod_ref.uid;
         let prepared =
             self.environment.devices.prepare_container(uid, pod, &container.name, self.cancel).await;
-        let additions: DeviceAdditions =
+        let mut additions: DeviceAdditions =
             prepared.map_err(|error| ConfigError::invalid(error.to_string()))?.into();
+        add_claims(self.environment, uid, pod, container, &mut additions)
+            .map_err(|error| ConfigError::invalid(error.to_string()))?;
         let objects = EnvObjects::fetch(pod, container, self.environment.objects.as_ref()).await;
         let files = self.env_files(pod, container).await?;
         let env = make_env(EnvInput { pod, container, node, pod_ips: ips, objects: &objects }, files)?;

@@ -14,6 +14,7 @@
 
 mod act;
 mod cancellable;
+mod claims;
 mod container_stop;
 mod create;
 mod devices;

@@ -13,7 +13,7 @@ use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause};
 use pod_sync_decisions::waiting::StartFailure;
 use pod_sync_decisions::worker::Input;
-use pod_sync_decisions::{sync, unsupported, waiting};
+use pod_sync_decisions::{sync, waiting};
 use pod_sync_direct_volumes::VolumeContext;
 use pod_sync_direct_volumes::certificates::TrustAnchors;
 use pod_sync_direct_volumes::error::VolumeFailure;
@@ -392,15 +392,6 @@ impl Preparation<'_> {
     fn schedule_refresh(&mut self) {
         let wait = self.environment.volume_tasks.direct_wait(&self.tracker.pod_ref.uid).map(jitter);
         self.setup.refresh_retry = wait.map(|wait| self.clock.boot().saturating_add(wait));
-    }
-
-    /// Refuses pods with resource claims, with one event per minute until the pod is deleted.
-    pub(super) fn refuse_claims(&self, pod: &Pod) -> Result<(), Halt> {
-        const AGAIN: Duration = Duration::from_secs(60);
-        let Some(message) = unsupported::unprepared_claims(pod) else { return Ok(()) };
-        self.reporting.events.pod(pod, EventType::Warning, unsupported::CLAIMS_FAILED, &message, "");
-        let waiting = waiting::Waiting::SandboxFailing { message: message.clone() };
-        Err(Halt::failed(waiting, message).after(jitter(AGAIN)))
     }
 
     /// From here on, the pass can no longer be cancelled.

@@ -18,6 +18,7 @@ use quintlet_model::runtime::{ContainerState, PodRuntime};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use super::claims::unprepare_claims;
 use super::halt::{Halt, Next};
 use super::removal::Removals;
 use super::retries::jitter;
@@ -107,6 +108,8 @@ impl Termination<'_> {
         let uid = self.tracker.pod_ref.uid.clone();
         // No container runs. A volume that cannot be unmounted does not hold the devices.
         self.environment.devices.release(&uid).await;
+        // Before the final status, after which the claims may be deallocated.
+        unprepare_claims(self.environment, &uid).await?;
         if let Err(e) = self.environment.volume_tasks.unmount(&uid).await {
             let wait = e.retry_after.map(jitter);
             let halt = Halt::failed(Waiting::VolumesUnmounting { error: e.to_string() }, e);

@@ -57,6 +57,11 @@ pub enum Waiting {
         /// Names of the resources, with the socket or the absence of each plugin.
         plugins: String,
     },
+    /// The claims of the pod are being prepared, or could not be.
+    Claims {
+        /// Error of the last attempt.
+        error: Option<String>,
+    },
     NetworkNotReady {
         /// The runtime's message.
         message: String,
@@ -142,6 +147,10 @@ pub enum Waiting {
     RemovalFailing {
         message: String,
     },
+    /// The claims of the pod could not be unprepared.
+    ClaimsUnpreparing {
+        error: String,
+    },
     /// Volumes could not be unmounted.
     VolumesUnmounting {
         error: String,
@@ -212,6 +221,7 @@ impl Waiting {
         Self::StaticName { .. } => "StaticPodNameTaken",
         Self::Preempting { .. } => "PreemptingPods",
         Self::Devices { .. } => "DevicesNotAllocated",
+        Self::Claims { .. } => "ClaimsNotPrepared",
         Self::NetworkNotReady { .. } => "NetworkNotReady",
         Self::Cgroup { .. } => "CgroupFailing",
         Self::DataDirs { .. } => "DirectoriesFailing",
@@ -232,6 +242,7 @@ impl Waiting {
         Self::SandboxStopping => "SandboxStopping",
         Self::StopFailing { .. } => "StopFailing",
         Self::RemovalFailing { .. } => "RemovalFailing",
+        Self::ClaimsUnpreparing { .. } => "ClaimsUnpreparing",
         Self::VolumesUnmounting { .. } => "VolumesUnmounting",
         Self::CgroupRemoval { .. } => "CgroupRemoval",
         Self::DirectoriesRemoval { .. } => "DirectoriesRemoval",
@@ -262,6 +273,7 @@ impl Waiting {
                 format!("preempted pods have not terminated yet: {}", victims.join(", "))
             }
             Self::Devices { plugins } => format!("device plugin of {plugins} has not provided the devices"),
+            Self::Claims { error } => with("resource claims are not prepared", error),
             Self::NetworkNotReady { message } => format!("network is not ready: {message}"),
             Self::Cgroup { message } => format!("unable to ensure pod container exists: {message}"),
             Self::DataDirs { message } => format!("error making pod data directories: {message}"),
@@ -297,6 +309,7 @@ impl Waiting {
             Self::SandboxStopping => "sandbox is being stopped".to_owned(),
             Self::StopFailing { message } => format!("failed to stop: {message}"),
             Self::RemovalFailing { message } => format!("failed to remove: {message}"),
+            Self::ClaimsUnpreparing { error } => format!("resource claims are still prepared: {error}"),
             Self::VolumesUnmounting { error } => format!("volumes still mounted: {error}"),
             Self::CgroupRemoval { error } => format!("failed to remove cgroup: {error}"),
             Self::DirectoriesRemoval { error } => format!("failed to remove directory: {error}"),
@@ -326,6 +339,7 @@ impl Waiting {
             | Self::StaticName { .. }
             | Self::Preempting { .. }
             | Self::Devices { .. }
+            | Self::Claims { .. }
             | Self::NetworkNotReady { .. }
             | Self::Cgroup { .. }
             | Self::DataDirs { .. }
@@ -338,6 +352,7 @@ impl Waiting {
             | Self::SandboxStopping
             | Self::StopFailing { .. }
             | Self::RemovalFailing { .. }
+            | Self::ClaimsUnpreparing { .. }
             | Self::VolumesUnmounting { .. }
             | Self::CgroupRemoval { .. }
             | Self::DirectoriesRemoval { .. }

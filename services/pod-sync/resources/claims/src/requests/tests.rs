@@ -217,7 +217,7 @@ fn a_request_has_the_devices_of_its_subrequests() {
         ("gpu", "gpu2", false),
         ("gpu", "nic/gpu", false),
     ];
-    for (asked, reported, expected) in table {
-        assert_eq!(is_request(asked, reported), expected, "{asked} {reported}");
+    for (named, reported, expected) in table {
+        assert_eq!(is_request(named, reported), expected, "{named} {reported}");
     }
 }

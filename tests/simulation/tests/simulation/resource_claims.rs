@@ -1,0 +1,179 @@
+//! Pods with claims of dynamic resource allocation, with a driver of the tests on its real socket.
+
+use k8s_cri::v1;
+use pod_sync_claims::checkpoint::{CHECKPOINT, decode};
+use quintlet_dra_driver::{Fault, Method as DriverMethod, TestDriver};
+use quintlet_simulation::seen::Seen;
+use quintlet_simulation::sim::LONG;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::wait::until;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::edges;
+
+const DRIVER: &str = "gpu.example.com";
+const FAILED: &str = "FailedPrepareDynamicResources";
+
+/// Starts a driver in the directory of all plugins, and waits until it is registered.
+async fn start_driver(sim: &Sim) -> TestDriver {
+    let socket = sim.root_dir().join("plugins_registry").join("gpu.sock");
+    until("the directory of plugins", LONG, async || {
+        if socket.parent().is_some_and(|dir| dir.exists()) { Ok(()) } else { Err(()) }
+    })
+    .await;
+    let _ = std::fs::remove_file(&socket);
+    let driver = TestDriver::start(&socket, DRIVER);
+    until("the registration", LONG, async || {
+        let informed = driver.informed();
+        if informed.last() == Some(&Ok(())) { Ok(()) } else { Err(informed) }
+    })
+    .await;
+    driver
+}
+
+fn create_claim(sim: &Sim) {
+    let claim = json!({"metadata": {"name": "gpu"}, "spec": {"devices": {}}});
+    sim.api.create("resourceclaims", "default", claim).unwrap();
+}
+
+/// Allocates the claim, and reserves it for pods.
+fn allocate(sim: &Sim, uids: &[&str]) {
+    let reserved: Vec<Value> =
+        uids.iter().map(|uid| json!({"resource": "pods", "name": "p", "uid": uid})).collect();
+    let results = json!([{"driver": DRIVER, "pool": "pool", "device": "gpu", "request": "r"}]);
+    let status = json!({"reservedFor": reserved, "allocation": {"devices": {"results": results}}});
+    sim.api.edit("resourceclaims/status", "default", "gpu", |claim| claim["status"] = status).unwrap();
+}
+
+fn with_claim(name: &str) -> Value {
+    let mut pod = pods::single(name);
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(2);
+    pod["spec"]["resourceClaims"] = json!([{"name": "device", "resourceClaimName": "gpu"}]);
+    pod["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "device"}]});
+    pod
+}
+
+/// Creates a pod whose claim is allocated and reserved for it, and waits until it is ready.
+async fn start_pod(sim: &Sim, name: &str) -> String {
+    let uid = sim.create(with_claim(name));
+    allocate(sim, &[&uid]);
+    sim.wait_ready(name).await;
+    uid
+}
+
+fn cdi_devices(sim: &Sim, uid: &str, name: &str) -> Vec<v1::CdiDevice> {
+    sim.runtime.newest(uid, &format!("c-{name}")).unwrap().config.cdi_devices
+}
+
+fn holders(sim: &Sim) -> Vec<String> {
+    let records = decode(&std::fs::read(sim.root_dir().join(CHECKPOINT)).unwrap()).unwrap();
+    records.into_values().flat_map(|record| record.pods).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_gets_the_devices_of_its_claim_once_it_may_use_it_and_gives_them_back() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    create_claim(&sim);
+    let uid = sim.create(with_claim("web"));
+    let claim = sim.api.get("resourceclaims", "default", "gpu").unwrap();
+    let claim_uid = claim["metadata"]["uid"].as_str().unwrap();
+    let text = format!("pod web ({uid}) is not allowed to use ResourceClaim gpu ({claim_uid})");
+    let message = format!("Failed to prepare dynamic resources: prepare dynamic resources: {text}");
+    let event = sim.wait_event("web", &message, |e| e.reason == FAILED && e.message == message).await;
+    assert_eq!(event.kind, "Warning");
+    let waiting = sim.view("web").await.unwrap().waiting.unwrap();
+    assert_eq!(waiting.reason, "ClaimsNotPrepared");
+    assert!(sim.sandboxes(&uid).is_empty() && driver.calls().is_empty());
+    allocate(&sim, &[&uid]);
+    sim.wait_ready("web").await;
+    assert_eq!(sim.sandboxes(&uid).len(), 1);
+    assert_eq!(cdi_devices(&sim, &uid, "web"), [v1::CdiDevice { name: format!("{DRIVER}/claim=gpu") }]);
+    assert_eq!(holders(&sim), [uid.as_str()]);
+    // The pod has not ended before its claim is unprepared.
+    sim.disturb();
+    driver.set_fault(DriverMethod::NodeUnprepareResources, Some(Fault::Fail(Code::Internal)));
+    sim.delete("web", None);
+    sim.wait_view("web", "its claim is still prepared", |view| {
+        view.waiting.as_ref().is_some_and(|waiting| waiting.reason == "ClaimsUnpreparing")
+    })
+    .await;
+    assert!(sim.api.get("pods", "default", "web").is_some());
+    driver.set_fault(DriverMethod::NodeUnprepareResources, None);
+    sim.wait_gone("web").await;
+    assert!(driver.prepared().is_empty() && holders(&sim).is_empty());
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_pod_keeps_its_claim_over_a_restart_and_a_reboot_prepares_it_again() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    create_claim(&sim);
+    let uid = start_pod(&sim, "web").await;
+    let before = sim.instances(&uid);
+    sim.kill(Service::PodSync).await;
+    sim.up(Service::PodSync);
+    let _other = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    assert_eq!(sim.instances(&uid), before);
+    // A container that starts again has the same device, without a call.
+    let container = sim.runtime.newest(&uid, "c-web").unwrap();
+    sim.runtime.exit(container.id(), 1);
+    until("the container starts again", LONG, async || {
+        let newest = sim.runtime.newest(&uid, "c-web").unwrap();
+        if newest.id() != container.id() { Ok(()) } else { Err(newest.status) }
+    })
+    .await;
+    assert_eq!(cdi_devices(&sim, &uid, "web").len(), 1);
+    assert_eq!(driver.calls_of("NodePrepareResources"), 1);
+    drop(driver);
+    edges::go_down(&sim).await;
+    sim.start_all();
+    let driver = start_driver(&sim).await;
+    let is_back = |pod: &Seen| pod.is_ready() && pod.restarts() == 2;
+    sim.wait_pod("web", "Ready again", is_back).await;
+    assert_eq!(driver.calls(), ["v1 NodePrepareResources gpu"]);
+    assert_eq!(cdi_devices(&sim, &uid, "web").len(), 1);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_claim_of_a_pod_that_is_gone_after_a_restart_is_unprepared() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    create_claim(&sim);
+    let uid = start_pod(&sim, "web").await;
+    assert_eq!(driver.prepared().len(), 1);
+    edges::go_down(&sim).await;
+    sim.api.delete("pods", "default", "web", Some(0)).unwrap();
+    sim.start_all();
+    until("the claim is unprepared", LONG, async || {
+        if driver.prepared().is_empty() { Ok(()) } else { Err(driver.calls()) }
+    })
+    .await;
+    assert!(!holders(&sim).contains(&uid));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_slices_of_a_driver_that_stays_away_are_removed() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    let slice = |name: &str, node: &str| {
+        let pool = json!({"name": "pool", "generation": 1, "resourceSliceCount": 1});
+        let spec = json!({"driver": DRIVER, "nodeName": node, "pool": pool, "devices": []});
+        sim.api.create("resourceslices", "", json!({"metadata": {"name": name}, "spec": spec})).unwrap();
+    };
+    slice("here", quintlet_simulation::service::NODE);
+    slice("elsewhere", "other-node");
+    drop(driver);
+    until("the slices", LONG, async || {
+        let all = sim.api.list("resourceslices");
+        let names: Vec<_> = all.iter().map(|slice| slice["metadata"]["name"].clone()).collect();
+        if names == [json!("elsewhere")] { Ok(()) } else { Err(names) }
+    })
+    .await;
+    sim.finish().await;
+}
