@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// The value of each `:authority`, as an HPACK string.
 const LOCALHOST: &[u8] = b"\x09localhost";
 
-/// What a client of HTTP/2 sends first (RFC 9113, section 3.4).
+/// The bytes that begin a connection of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Length of the head of a frame.
@@ -202,7 +202,7 @@ impl Rewriter {
         }
     }
 
-    /// Goes on to the next frame if this one is complete.
+    /// Begins the next frame if this one is complete.
     fn next_frame(&mut self, out: &mut Vec<u8>) {
         match self.position {
             Position::Payload(0) => self.position = Position::Head,
