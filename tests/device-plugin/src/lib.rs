@@ -99,6 +99,11 @@ impl TestPlugin {
         };
     }
 
+    /// Leaves CDI devices out of the answers of Allocate: a real runtime refuses those that no file describes.
+    pub fn leave_out_cdi_devices(&self) {
+        *self.state.without_cdi.lock() = true;
+    }
+
     /// Sets name and endpoint for a registration in the directory of all plugins. An empty endpoint is the socket itself.
     pub fn set_identity(&self, name: &str, endpoint: &str) {
         *self.state.name.lock() = name.to_owned();

@@ -81,6 +81,7 @@ impl DevicePlugin for PluginService {
             host_path: "/dev/null".to_owned(),
             permissions: "rw".to_owned(),
         };
+        let cdi = |id: &String| api::CdiDevice { name: format!("example.com/device={id}") };
         let container = api::ContainerAllocateResponse {
             envs: [("DEVICES".to_owned(), ids.join(","))].into(),
             mounts: vec![api::Mount {
@@ -90,10 +91,7 @@ impl DevicePlugin for PluginService {
             }],
             devices: ids.iter().map(file).collect(),
             annotations: [("example.com/devices".to_owned(), ids.join(","))].into(),
-            cdi_devices: ids
-                .iter()
-                .map(|id| api::CdiDevice { name: format!("example.com/device={id}") })
-                .collect(),
+            cdi_devices: if *self.0.without_cdi.lock() { Vec::new() } else { ids.iter().map(cdi).collect() },
         };
         Ok(Response::new(api::AllocateResponse { container_responses: vec![container] }))
     }

@@ -40,4 +40,6 @@ pub(crate) struct PluginState {
     pub(crate) endpoint: Mutex<String>,
     pub(crate) informed: Mutex<Vec<Result<(), String>>>,
     pub(crate) list_ends: watch::Sender<u64>,
+    /// Allocate returns no CDI devices.
+    pub(crate) without_cdi: Mutex<bool>,
 }
