@@ -10,7 +10,7 @@ use pod_sync_clients::EventType;
 use pod_sync_decisions::grace;
 use pod_sync_decisions::resize::allocation;
 use pod_sync_decisions::resize::feasibility::{NodeResizePolicy, PendingReason, PendingResize};
-use pod_sync_decisions::status::{KillCause, KillOverride};
+use pod_sync_decisions::status::{KillCause, KillOverride, UNEXPECTED_ADMISSION};
 use pod_sync_decisions::worker::{KillPodOptions, PodFacts};
 use pod_sync_node_decisions::admission::{AdmitResult, InsufficientResource, Rejection};
 use pod_sync_node_decisions::preempt;
@@ -26,8 +26,6 @@ use pod_sync_worker::context::{Victim, WorkerContext};
 
 /// How long a pod waits for the API server to return the Node before it is rejected.
 const NODE_READ: Duration = Duration::from_secs(5);
-/// Reason of a rejection for which Kubernetes has no reason (`pkg/kubelet/lifecycle: UnexpectedAdmissionError`).
-const UNEXPECTED: &str = "UnexpectedAdmissionError";
 
 /// The node as admission sees it.
 #[async_trait]
@@ -106,8 +104,10 @@ impl Admitter {
             AdmitResult::Admit => Ok(Vec::new()),
             AdmitResult::Reject(rejection) => Err(rejection),
             AdmitResult::Preempt(short) => {
-                let victims = preempt::pods_to_preempt(pod, &others, &short)
-                    .map_err(|e| Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() })?;
+                let victims = preempt::pods_to_preempt(pod, &others, &short).map_err(|e| Rejection {
+                    reason: UNEXPECTED_ADMISSION.to_owned(),
+                    message: e.to_string(),
+                })?;
                 Ok(victims.into_iter().filter_map(|v| self.preempt(v, pod, &short)).collect())
             }
         }
@@ -200,12 +200,13 @@ impl Admitter {
             AdmitResult::Admit => return None,
             AdmitResult::Reject(rejection) => rejection,
             AdmitResult::Preempt(short) => match preempt::pods_to_preempt(desired, &others, &short) {
-                Err(e) => Rejection { reason: UNEXPECTED.to_owned(), message: e.to_string() },
+                Err(e) => Rejection { reason: UNEXPECTED_ADMISSION.to_owned(), message: e.to_string() },
                 Ok(victims) => {
                     for victim in victims.into_iter().filter(|v| !self.is_terminating(v)) {
                         self.preempt(victim, desired, &short);
                     }
-                    let unknown = || Rejection { reason: UNEXPECTED.to_owned(), message: String::new() };
+                    let unknown =
+                        || Rejection { reason: UNEXPECTED_ADMISSION.to_owned(), message: String::new() };
                     short.first().map_or_else(unknown, InsufficientResource::rejection)
                 }
             },

@@ -1,7 +1,6 @@
 //! Devices across restarts of the agent and of plugins.
 
 use pod_sync_devices::{DeviceAdmission, GRACE};
-use tokio_util::sync::CancellationToken;
 
 use crate::agent::{Agent, GPU, is_waiting, pod, rejected, uid};
 
@@ -42,17 +41,15 @@ async fn a_running_pod_keeps_its_devices_whatever_becomes_of_its_plugin() {
     let running = pod("running", GPU, 1);
     assert_eq!(agent.admit(&running).await, Ok(DeviceAdmission::Admitted));
     let agent = agent.restart();
-    let (id, never) = (uid(&running), CancellationToken::new());
-    let again = || agent.devices.admit(&id, &running, true, &never);
-    assert_eq!(again().await, Ok(DeviceAdmission::Admitted));
+    // Its container can start again with the recorded response.
+    let again = async || agent.prepare(&running).await.map(|options| options.envs["DEVICES"].clone());
+    assert_eq!(again().await, Ok("d1".to_owned()));
     tokio::time::sleep(GRACE * 2).await;
     agent.wait_count(GPU, 0, 0).await;
-    assert_eq!(again().await, Ok(DeviceAdmission::Admitted));
-    // Its container can start again with the recorded response.
-    assert_eq!(agent.prepare(&running).await.unwrap().envs["DEVICES"], "d1");
+    assert_eq!(again().await, Ok("d1".to_owned()));
     // The plugin returns without the device, and then with another one. No other pod gets the one that is held.
     let plugin = agent.serving(GPU, &["!d1"]).await;
-    assert_eq!(again().await, Ok(DeviceAdmission::Admitted));
+    assert_eq!(again().await, Ok("d1".to_owned()));
     plugin.list(&["d1", "d2"]);
     agent.wait_count(GPU, 2, 2).await;
     let new = pod("new", GPU, 1);

@@ -1,6 +1,7 @@
 //! Pods with devices, with a device plugin of the tests on its real socket.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use k8s_cri::v1;
 use pod_sync_devices::checkpoint::{CHECKPOINT, decode};
@@ -10,20 +11,30 @@ use quintlet_simulation::seen::Seen;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::Behaviour;
 use quintlet_testkit::wait::until;
 use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::edges;
 
-const DEVICE: &str = "example.com/device";
+pub(crate) const DEVICE: &str = "example.com/device";
 
-fn dir(sim: &Sim) -> PathBuf {
+pub(crate) fn dir(sim: &Sim) -> PathBuf {
     sim.root_dir().join("device-plugins")
 }
 
 /// Starts a plugin and registers it, once pod-sync listens.
 async fn start_plugin(sim: &Sim, devices: &[&str]) -> TestPlugin {
+    start_plugin_with(sim, devices, |_| {}).await
+}
+
+/// Starts a plugin that `change` completes, and registers it, once pod-sync listens.
+pub(crate) async fn start_plugin_with(
+    sim: &Sim,
+    devices: &[&str],
+    change: impl FnOnce(&TestPlugin),
+) -> TestPlugin {
     let agent = dir(sim).join("kubelet.sock");
     until("the socket of device plugins", LONG, async || {
         tokio::net::UnixStream::connect(&agent).await.map(drop).map_err(|error| error.to_string())
@@ -32,12 +43,13 @@ async fn start_plugin(sim: &Sim, devices: &[&str]) -> TestPlugin {
     let socket = dir(sim).join("test.sock");
     let _ = std::fs::remove_file(&socket);
     let plugin = TestPlugin::start(&socket, devices);
+    change(&plugin);
     plugin.register(&agent, DEVICE).await.unwrap();
     plugin
 }
 
 /// Waits until the Node shows this number of devices.
-async fn wait_node(sim: &Sim, capacity: &str, allocatable: &str) {
+pub(crate) async fn wait_node(sim: &Sim, capacity: &str, allocatable: &str) {
     until("the devices of the Node", LONG, async || {
         let status = sim.api.get("nodes", "", NODE).map(|node| node["status"].clone()).unwrap_or_default();
         let seen = ["capacity", "allocatable"].map(|field| status[field][DEVICE].clone());
@@ -46,7 +58,7 @@ async fn wait_node(sim: &Sim, capacity: &str, allocatable: &str) {
     .await;
 }
 
-fn with_devices(name: &str, count: usize) -> Value {
+pub(crate) fn with_devices(name: &str, count: usize) -> Value {
     let mut pod = pods::single(name);
     pod["spec"]["terminationGracePeriodSeconds"] = json!(2);
     let count = json!({DEVICE: count.to_string()});
@@ -59,13 +71,13 @@ fn config(sim: &Sim, uid: &str, name: &str) -> v1::ContainerConfig {
 }
 
 /// Returns the devices of a pod by its environment.
-fn devices_of(sim: &Sim, uid: &str, name: &str) -> String {
+pub(crate) fn devices_of(sim: &Sim, uid: &str, name: &str) -> String {
     let envs = config(sim, uid, name).envs;
     let env = envs.into_iter().find(|env| env.key == "DEVICES").unwrap();
     String::from_utf8(env.value).unwrap()
 }
 
-fn holders(dir: &Path) -> Vec<String> {
+pub(crate) fn holders(dir: &Path) -> Vec<String> {
     let checkpoint = decode(&std::fs::read(dir.join(CHECKPOINT)).unwrap()).unwrap();
     checkpoint.held.pods().map(str::to_owned).collect()
 }
@@ -105,6 +117,7 @@ async fn a_pod_gets_its_devices_before_its_container_and_gives_them_back_with_it
     sim.wait_ready("next").await;
     assert_eq!(devices_of(&sim, &uid, "next"), "d1");
     assert_eq!(plugin.calls_of("Allocate d1"), 2);
+    sim.disturb();
     drop(plugin);
     wait_node(&sim, "2", "0").await;
     sim.finish().await;
@@ -132,6 +145,7 @@ async fn a_pod_whose_allocation_fails_is_rejected_with_the_kubelets_text() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_waits_for_its_plugin_and_says_so_while_others_start() {
     let sim = Sim::start(Options::default()).await;
+    sim.disturb();
     let plugin = start_plugin(&sim, &["d1"]).await;
     wait_node(&sim, "1", "1").await;
     drop(plugin);
@@ -141,7 +155,10 @@ async fn a_pod_waits_for_its_plugin_and_says_so_while_others_start() {
     let text = "Waiting for the device plugin of example.com/device to register";
     sim.wait_event("web", text, |e| e.reason == "WaitingForDevicePlugin" && e.message == text).await;
     let waiting = sim.view("web").await.unwrap().waiting.unwrap();
-    assert_eq!(waiting.message, "device plugin of example.com/device has not provided the devices");
+    assert_eq!(
+        waiting.message,
+        "device plugin of example.com/device (not registered) has not provided the devices"
+    );
     let _other = sim.create(pods::single("other"));
     sim.wait_ready("other").await;
     assert!(sim.sandboxes(&uid).is_empty());
@@ -154,9 +171,16 @@ async fn a_pod_waits_for_its_plugin_and_says_so_while_others_start() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_running_pod_keeps_its_device_over_restarts_of_pod_sync_and_of_the_plugin() {
     let sim = Sim::start(Options::default()).await;
+    let ended = Behaviour { exit: Some((Duration::from_millis(20), 0)), ..Behaviour::default() };
+    sim.runtime.behave("init", ended);
     let plugin = start_plugin(&sim, &["d1", "d2"]).await;
     wait_node(&sim, "2", "2").await;
-    let uid = sim.create(with_devices("web", 1));
+    // The init container has ended, and has left its device to the other one (kubernetes/kubernetes#138446).
+    let mut web = with_devices("web", 1);
+    let mut init = pods::container("init");
+    init["resources"] = web["spec"]["containers"][0]["resources"].clone();
+    web["spec"]["initContainers"] = json!([init]);
+    let uid = sim.create(web);
     sim.wait_ready("web").await;
     let held = devices_of(&sim, &uid, "web");
     let before = sim.instances(&uid);

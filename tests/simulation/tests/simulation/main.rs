@@ -11,6 +11,7 @@ mod comebacks;
 mod containment;
 mod costs;
 mod cuts;
+mod device_cuts;
 mod devices;
 mod disk_cuts;
 mod disks;

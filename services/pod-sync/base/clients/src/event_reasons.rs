@@ -52,7 +52,7 @@ const REASONS: [(&str, &str); 99] = [
     ("PodOSNotSupported", "pod-sync/base/node-decisions/src/admission/node.rs"),
     ("SupplementalGroupsPolicyNotSupported", "pod-sync/base/node-decisions/src/admission/mod.rs"),
     ("PodFeatureUnsupported", "pod-sync/base/node-decisions/src/admission/mod.rs"),
-    ("UnexpectedAdmissionError", "pod-sync/src/pod_manager/admission.rs"),
+    ("UnexpectedAdmissionError", "pod-sync/base/decisions/src/status.rs"),
     ("VolumeAttachmentLimitExceeded", "pod-sync/base/decisions/src/status.rs"),
     ("OutOf", "pod-sync/base/node-decisions/src/admission/resources.rs"),
     ("TaintToleration", "pod-sync/base/node-decisions/src/admission/node.rs"),

@@ -34,6 +34,8 @@ use super::restart_all::restart_all_triggered;
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// Reason of a pod whose volumes cannot be attached to this node.
 pub const ATTACHMENT_LIMIT: &str = "VolumeAttachmentLimitExceeded";
+/// Reason of a rejection for which Kubernetes has no other reason (`pkg/kubelet/lifecycle: UnexpectedAdmissionError`).
+pub const UNEXPECTED_ADMISSION: &str = "UnexpectedAdmissionError";
 /// Message of status and event of the same.
 pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
@@ -519,6 +521,22 @@ pub enum KillCause {
     NodeShutdown,
     /// The volumes of the pod cannot be attached to this node.
     AttachmentLimit,
+    /// The pod does not get its devices again, after a restart of the machine.
+    UnexpectedAdmission,
+}
+
+impl KillCause {
+    /// Returns the reason in the status of the pod.
+    #[must_use]
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::Evicted => "Evicted",
+            Self::Preempting => "Preempting",
+            Self::NodeShutdown => "Terminated",
+            Self::AttachmentLimit => ATTACHMENT_LIMIT,
+            Self::UnexpectedAdmission => UNEXPECTED_ADMISSION,
+        }
+    }
 }
 
 /// Effect of a kill by the node agent on the status of the terminating pod.
@@ -544,15 +562,7 @@ pub fn with_kill_override(
     if !(keeps_success && status.phase.as_deref() == Some(PodPhase::Succeeded.as_str())) {
         status.phase = Some(PodPhase::Failed.as_str().to_owned());
     }
-    status.reason = Some(
-        match why.cause {
-            KillCause::Evicted => "Evicted",
-            KillCause::Preempting => "Preempting",
-            KillCause::NodeShutdown => "Terminated",
-            KillCause::AttachmentLimit => ATTACHMENT_LIMIT,
-        }
-        .to_owned(),
-    );
+    status.reason = Some(why.cause.reason().to_owned());
     status.message = Some(why.message.clone());
     if let Some(text) = &why.disruption {
         let list = status.conditions.get_or_insert_default();

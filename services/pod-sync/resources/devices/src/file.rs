@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use quintlet_kit::atomic_file;
+use quintlet_kit::{atomic_file, failpoint};
 
 use crate::checkpoint::{CHECKPOINT, DeviceCheckpoint, decode};
 
@@ -51,7 +51,9 @@ impl CheckpointFile {
         if bytes == self.written {
             return Ok(());
         }
-        atomic_file::write_durable(&self.path, &bytes, MODE)?;
+        failpoint::file!("device checkpoint written", || {
+            atomic_file::write_durable(&self.path, &bytes, MODE)
+        })?;
         self.written = bytes;
         Ok(())
     }

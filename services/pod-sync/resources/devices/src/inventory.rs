@@ -93,8 +93,8 @@ pub struct DeviceRequest<'a> {
     pub required: usize,
     /// Devices that earlier init containers leave.
     pub reusable: &'a DeviceIds,
-    /// The pod was admitted before the restart of this process: its containers may be running.
-    pub is_restored: bool,
+    /// The pod was admitted: it keeps the devices that it holds, whatever their plugin reports.
+    pub is_admitted: bool,
 }
 
 /// The next step for a request.
@@ -288,6 +288,13 @@ impl DeviceInventory {
         self.resources.get(resource)?.phase.registration()
     }
 
+    /// Returns whether the plugin of a resource is registered and has listed its devices.
+    #[must_use]
+    pub fn is_serving(&self, resource: &str) -> bool {
+        let phase = self.resources.get(resource).map(|known| known.phase);
+        matches!(phase, Some(PluginPhase::Serving { .. }))
+    }
+
     /// Returns whether a device plugin provides or has provided the resource, or a container holds devices of it
     /// (`isDevicePluginResource`). A pod that waited for a plugin that stays away must not start without its devices.
     #[must_use]
@@ -381,7 +388,7 @@ impl DeviceInventory {
                 required: request.required,
             });
         }
-        if request.is_restored && held.is_some() {
+        if request.is_admitted && held.is_some() {
             return Ok(DeviceDecision::Nothing);
         }
         let unregistered = || DeviceError::Unregistered(resource.to_owned());

@@ -14,7 +14,7 @@ use pod_sync_layout::ExtendedResources;
 use pod_sync_plugins::call::CallError;
 use prost::Message as _;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::{error_chain, failpoint, task};
+use quintlet_kit::{error_chain, task};
 use quintlet_model::ids::PodUid;
 use quintlet_plugin_api::device_plugin::ListAndWatchResponse;
 use tokio::sync::{Notify, watch};
@@ -31,7 +31,7 @@ use crate::metrics::DeviceMetrics;
 use crate::names::PluginRefusal;
 use crate::options::DeviceOptions;
 use crate::plugin::{CallEnd, ConnectedPlugin, DevicePlugin};
-use crate::requests::{ContainerRequest, may_need_devices, requests};
+use crate::requests::{ContainerRequest, may_need_devices, requests, resource_names};
 use crate::select::Preference;
 
 /// Largest number of resources with a plugin. Each has a task and a connection.
@@ -274,8 +274,25 @@ impl Devices {
         }
     }
 
-    /// Gives the containers of a pod their devices. The allocation is on disk when this returns. `is_running` says that the pod was
-    /// admitted before: its containers may run, and it keeps the devices of the checkpoint whatever their plugins report.
+    /// Returns the resources of a pod with the socket or the absence of their plugins, such as `a.com/gpu (gpu.sock)`, for explanations.
+    /// `None` if the pod requests no device.
+    #[must_use]
+    pub fn describe_plugins(&self, pod: &Pod) -> Option<String> {
+        let state = self.shared.state.lock();
+        let describe = |resource: String| {
+            let socket = state.plugins.get(&resource).and_then(|plugin| plugin.socket.file_name());
+            let listed = if state.inventory.is_serving(&resource) { "" } else { ", no list of devices yet" };
+            match socket {
+                Some(socket) => format!("{resource} ({}{listed})", socket.display()),
+                None => format!("{resource} (not registered)"),
+            }
+        };
+        let known = resource_names(pod).into_iter().filter(|resource| state.inventory.is_known(resource));
+        let all: Vec<String> = known.map(describe).collect();
+        (!all.is_empty()).then(|| all.join(", "))
+    }
+
+    /// Gives the containers of a pod their devices. The allocation is on disk when this returns. A pod that runs was admitted before.
     ///
     /// Cancellation safety: devices of completed calls stay with the pod, the others are free.
     ///
@@ -285,14 +302,13 @@ impl Devices {
         &self,
         uid: &PodUid,
         pod: &Pod,
-        is_running: bool,
         cancel: &CancellationToken,
     ) -> Result<DeviceAdmission, DeviceError> {
         if !may_need_devices(pod) {
             return Ok(DeviceAdmission::Admitted);
         }
-        let admitted = self.allocate_all(uid, pod, None, is_running, cancel).await;
-        if admitted.is_err() && !is_running {
+        let admitted = self.allocate_all(uid, pod, None, cancel).await;
+        if admitted.is_err() {
             self.release(uid).await;
         }
         admitted
@@ -319,7 +335,7 @@ impl Devices {
         if request.resources.is_empty() {
             return Ok(DeviceOptions::default());
         }
-        match self.allocate_all(uid, pod, Some(name), true, cancel).await? {
+        match self.allocate_all(uid, pod, Some(name), cancel).await? {
             DeviceAdmission::Admitted => {}
             DeviceAdmission::Waiting { resource, .. } => return Err(DeviceError::Stopped(resource)),
             DeviceAdmission::Cancelled => return Err(DeviceError::PreStart("the pod is ending".to_owned())),
@@ -361,12 +377,12 @@ impl Devices {
         self.shared.persist_or_log().await;
     }
 
+    // Allocates for all containers of a pod that is admitted, or for one container of a pod that was admitted.
     async fn allocate_all(
         &self,
         uid: &PodUid,
         pod: &Pod,
         only: Option<&str>,
-        is_running: bool,
         cancel: &CancellationToken,
     ) -> Result<DeviceAdmission, DeviceError> {
         let all = requests(pod);
@@ -374,7 +390,7 @@ impl Devices {
         let mut end = Ok(DeviceAdmission::Admitted);
         'containers: for request in all.iter().filter(|r| only.is_none_or(|only| r.name == only)) {
             for (resource, required) in &request.resources {
-                match self.allocate(uid, &all, request, resource, *required, is_running, cancel).await {
+                match self.allocate(uid, &all, request, resource, *required, only.is_some(), cancel).await {
                     Ok(AllocationEnd::Held(is_new)) => is_changed |= is_new,
                     Ok(AllocationEnd::Waits(until)) => {
                         end = Ok(DeviceAdmission::Waiting { resource: resource.clone(), until });
@@ -392,7 +408,6 @@ impl Devices {
             }
         }
         if is_changed {
-            failpoint::work!("devices allocated");
             self.shared.persist().await.map_err(|error| DeviceError::Checkpoint(error.to_string()))?;
         }
         end
@@ -406,13 +421,13 @@ impl Devices {
         container: &ContainerRequest,
         resource: &str,
         required: usize,
-        is_running: bool,
+        is_admitted: bool,
         cancel: &CancellationToken,
     ) -> Result<AllocationEnd, DeviceError> {
         let mut preferred: Option<DeviceIds> = None;
         let name = container.name.as_str();
         loop {
-            let next = self.next_call(uid, all, name, resource, required, is_running, preferred.as_ref())?;
+            let next = self.next_call(uid, all, name, resource, required, is_admitted, preferred.as_ref())?;
             match next {
                 NextCall::None => return Ok(AllocationEnd::Held(false)),
                 NextCall::Wait(until) => return Ok(AllocationEnd::Waits(until)),
@@ -458,21 +473,14 @@ impl Devices {
         container: &str,
         resource: &str,
         required: usize,
-        is_running: bool,
+        is_admitted: bool,
         preferred: Option<&DeviceIds>,
     ) -> Result<NextCall<'_>, DeviceError> {
         let mut state = self.shared.state.lock();
         let state = &mut *state;
         let pod = uid.as_str();
         let reusable = state.inventory.held().reusable(pod, all, container, resource);
-        let request = DeviceRequest {
-            pod,
-            container,
-            resource,
-            required,
-            reusable: &reusable,
-            is_restored: is_running,
-        };
+        let request = DeviceRequest { pod, container, resource, required, reusable: &reusable, is_admitted };
         let preference = preferred.map_or(Preference::Open, Preference::Known);
         let decision = state.inventory.decide(&request, preference, self.shared.clock.boot())?;
         let plugin = |number| {
@@ -593,7 +601,7 @@ impl Shared {
         }
         tracing::warn!(resource, error, "device plugin has stopped");
         if let Some(error) = error {
-            self.failed(resource, &error);
+            self.set_error(resource, error);
         }
         self.stopped.notify_one();
         self.changed();
@@ -629,9 +637,13 @@ impl Shared {
 
     fn failed(&self, resource: &str, error: &str) {
         tracing::warn!(resource, error, "device plugin failed");
+        self.set_error(resource, error.to_owned());
+    }
+
+    fn set_error(&self, resource: &str, error: String) {
         let mut state = self.state.lock();
         if state.errors.contains_key(resource) || state.errors.len() < MOST_RESOURCES {
-            state.errors.insert(resource.to_owned(), error.to_owned());
+            state.errors.insert(resource.to_owned(), error);
         }
     }
 

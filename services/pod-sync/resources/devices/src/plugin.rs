@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pod_sync_plugins::call::{CallError, Deadline, call, channel};
 use quintlet_kit::task::blocking;
-use quintlet_kit::{clock, socket};
+use quintlet_kit::{clock, failpoint, socket};
 use quintlet_plugin_api::device_plugin as api;
 use quintlet_plugin_api::device_plugin::device_plugin_client::DevicePluginClient;
 use tokio::time::Instant;
@@ -146,7 +146,10 @@ impl DevicePlugin {
         let request = api::PreferredAllocationRequest { container_requests: vec![container] };
         let mut client = self.client.clone();
         let answer = self.one_call(PREFERENCE_LIMIT, cancel, move |deadline| async move {
-            call(deadline, request, |request| client.get_preferred_allocation(request)).await
+            failpoint::reached!(File, Before, "preferred devices read");
+            let answer = call(deadline, request, |request| client.get_preferred_allocation(request)).await;
+            failpoint::reached!(File, After, "preferred devices read");
+            answer
         });
         match answer.await {
             CallEnd::Answered(answer) => {
@@ -169,7 +172,9 @@ impl DevicePlugin {
         let request = api::AllocateRequest { container_requests: vec![container] };
         let mut client = self.client.clone();
         let answer = self.one_call(ALLOCATE_LIMIT, cancel, move |deadline| async move {
+            failpoint::reached!(File, Before, "devices allocated");
             let answer = call(deadline, request, |request| client.allocate(request)).await;
+            failpoint::reached!(File, After, "devices allocated");
             answer.map(|answer| answer.container_responses.into_iter().next())
         });
         answer.await
@@ -180,7 +185,10 @@ impl DevicePlugin {
         let request = api::PreStartContainerRequest { devices_ids: strings(ids) };
         let mut client = self.client.clone();
         let answer = self.one_call(PRE_START_LIMIT, cancel, move |deadline| async move {
-            call(deadline, request, |request| client.pre_start_container(request)).await.map(drop)
+            failpoint::reached!(File, Before, "devices prepared");
+            let answer = call(deadline, request, |request| client.pre_start_container(request)).await;
+            failpoint::reached!(File, After, "devices prepared");
+            answer.map(drop)
         });
         answer.await
     }

@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use pod_sync_clients::EventType;
+use pod_sync_decisions::status::{KillCause, UNEXPECTED_ADMISSION};
 use pod_sync_decisions::waiting::Waiting;
-use pod_sync_devices::{DeviceAdmission, DeviceError, may_need_devices, resource_names};
+use pod_sync_devices::{DeviceAdmission, DeviceError, may_need_devices};
 use pod_sync_node_decisions::admission::Rejection;
 use quintlet_model::runtime::{ContainerState, PodRuntime, SandboxState};
 use tokio_util::sync::CancellationToken;
 
 use super::halt::Halt;
 use super::pass::Pass;
+use super::reject::terminate_rejected;
 use super::tracker::Tracker;
 use crate::context::WorkerContext;
 
@@ -32,15 +34,16 @@ pub(super) enum DevicesDecision {
     Held,
     /// The pod waits for a plugin, at most for this time.
     Wait(Duration),
-    /// The node rejects the pod.
+    /// The node rejects the pod, which has nothing on it.
     Reject(Rejection),
 }
 
 impl DeviceProgress {
-    /// Gives the containers of the pod their devices, once. A pod that runs keeps its devices whatever their plugins report.
+    /// Gives the containers of the pod their devices, once. A pod that runs was admitted, and keeps its devices whatever their plugins
+    /// report.
     ///
     /// # Errors
-    /// The pass is cancelled, or the devices of a pod that runs cannot be completed.
+    /// The pass is cancelled: the pod ends, or it is rejected and has containers or a sandbox from before a restart of the machine.
     pub(super) async fn admit(
         &mut self,
         ctx: &WorkerContext,
@@ -51,11 +54,15 @@ impl DeviceProgress {
         if self.is_admitted || !may_need_devices(&pass.pod) {
             return Ok(DevicesDecision::Held);
         }
-        let is_running = runs(&pass.runtime);
-        let resource = resource_names(&pass.pod).into_iter().collect::<Vec<_>>().join(", ");
-        tracker.view.meanwhile(Waiting::Devices { resource: resource.clone() });
+        if runs(&pass.runtime) {
+            self.is_admitted = true;
+            return Ok(DevicesDecision::Held);
+        }
         let devices = &ctx.environment.devices;
-        match devices.admit(&tracker.pod_ref.uid, &pass.pod, is_running, cancel).await {
+        if let Some(plugins) = devices.describe_plugins(&pass.pod) {
+            tracker.view.meanwhile(Waiting::Devices { plugins });
+        }
+        match devices.admit(&tracker.pod_ref.uid, &pass.pod, cancel).await {
             Ok(DeviceAdmission::Admitted) => {
                 self.is_admitted = true;
                 Ok(DevicesDecision::Held)
@@ -66,16 +73,21 @@ impl DeviceProgress {
                     let events = &ctx.reporting.events;
                     events.pod(&pass.pod, EventType::Normal, "WaitingForDevicePlugin", &text, "");
                 }
-                tracker.view.wait_for(Waiting::Devices { resource }, Some(until));
+                let plugins = devices.describe_plugins(&pass.pod).unwrap_or(resource);
+                tracker.view.wait_for(Waiting::Devices { plugins }, Some(until));
                 Ok(DevicesDecision::Wait(until.saturating_sub(ctx.clock.boot())))
             }
             Ok(DeviceAdmission::Cancelled) => Err(Halt::Cancelled),
-            Err(error) if is_running => Err(Halt::failed(Waiting::Devices { resource }, error)),
             Err(error) => {
                 let rejection = rejection(&error);
                 ctx.reporting.metrics.pod_rejected(&rejection.reason);
                 self.rejected = Some(rejection.clone());
-                Ok(DevicesDecision::Reject(rejection))
+                if pass.runtime.sandboxes.is_empty() && pass.runtime.containers.is_empty() {
+                    return Ok(DevicesDecision::Reject(rejection));
+                }
+                let (reporting, control) = (&ctx.reporting, &ctx.control);
+                let cause = KillCause::UnexpectedAdmission;
+                Err(terminate_rejected(reporting, control, tracker, &pass.pod, cause, &rejection.message))
             }
         }
     }
@@ -90,7 +102,7 @@ fn runs(runtime: &PodRuntime) -> bool {
 /// Returns the rejection for a pod that does not get its devices (`pkg/kubelet/cm/admission: unexpectedAdmissionError`).
 fn rejection(error: &DeviceError) -> Rejection {
     Rejection {
-        reason: "UnexpectedAdmissionError".to_owned(),
+        reason: UNEXPECTED_ADMISSION.to_owned(),
         message: format!("Allocate failed due to {error}, which is unexpected"),
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use pod_sync_clients::{EventNumber, EventType};
 use pod_sync_containment::PodWork;
 use pod_sync_decisions::containment::Suspension;
-use pod_sync_decisions::worker::{Input, Outcome, Work};
-use pod_sync_decisions::{status, waiting};
+use pod_sync_decisions::waiting;
+use pod_sync_decisions::worker::{Outcome, Work};
 use pod_sync_records::{PodRecord, Termination};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodRef;
@@ -287,25 +287,6 @@ impl Worker {
             }
             Work::WaitForFullName { .. } => Ok(Next::Idle(None)),
         }
-    }
-
-    pub(super) fn reject(
-        &mut self,
-        rejection: &pod_sync_node_decisions::admission::Rejection,
-    ) -> Result<Next, Halt> {
-        self.ctx.reporting.events.pod(
-            &self.tracker.pod,
-            EventType::Warning,
-            &rejection.reason,
-            &rejection.message,
-            "",
-        );
-        let status =
-            status::rejected(&self.tracker.pod, &rejection.reason, &rejection.message, self.ctx.clock.wall());
-        self.ctx.control.pod_workers.step(Input::Reject(self.tracker.pod_ref.uid.clone()));
-        self.record_termination();
-        self.tracker.report(status, true, |_| {});
-        Ok(Next::Again)
     }
 }
 

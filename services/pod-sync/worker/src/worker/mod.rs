@@ -28,6 +28,7 @@ mod prepare;
 mod probe_targets;
 mod probes;
 mod record;
+mod reject;
 mod removal;
 mod report;
 mod resize;

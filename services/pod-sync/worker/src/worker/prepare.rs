@@ -10,9 +10,9 @@ use k8s_openapi::api::core::v1::{Pod, ResourceRequirements, Secret, Volume};
 use pod_sync_clients::EventType;
 use pod_sync_cri_config::mounts::MountedVolumes;
 use pod_sync_decisions::container_status::WaitingReason;
-use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause, KillOverride, rejection_message};
+use pod_sync_decisions::status::{ATTACHMENT_LIMIT, KillCause};
 use pod_sync_decisions::waiting::StartFailure;
-use pod_sync_decisions::worker::{Input, KillPodOptions, PodFacts, SyncPodType};
+use pod_sync_decisions::worker::Input;
 use pod_sync_decisions::{sync, unsupported, waiting};
 use pod_sync_direct_volumes::VolumeContext;
 use pod_sync_direct_volumes::certificates::TrustAnchors;
@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use super::cancellable::Cancellable;
 use super::halt::Halt;
 use super::pass::Pass;
+use super::reject::terminate_rejected;
 use super::retries::{RetryTimes, jitter};
 use super::sandbox::no_sandbox;
 use super::tracker::Tracker;
@@ -207,7 +208,7 @@ impl Preparation<'_> {
             Ok(mounted) => self.setup.volumes = Some(mounted),
             Err(_) if cancel.is_cancelled() => return Err(Halt::Cancelled),
             Err(NotReady { text, limit_exceeded: true, .. }) => {
-                return Err(self.over_attachment_limit(pod, text));
+                return Err(self.over_attachment_limit(pod, &text));
             }
             Err(NotReady { unmounted, text, error, retry_after, limit_exceeded: false }) => {
                 let error = Some(error.unwrap_or_else(|| text.clone()));
@@ -232,20 +233,11 @@ impl Preparation<'_> {
         last.map_or(Again::Changed, |last| last.due(pod, changes, now, interval))
     }
 
-    /// Terminates a pod whose volumes cannot be attached to this node (`pkg/kubelet: rejectPod`).
-    fn over_attachment_limit(&self, pod: &Pod, message: String) -> Halt {
-        self.reporting.events.pod(pod, EventType::Warning, ATTACHMENT_LIMIT, &message, "");
+    /// Terminates a pod whose volumes cannot be attached to this node.
+    fn over_attachment_limit(&self, pod: &Pod, message: &str) -> Halt {
         self.reporting.metrics.pod_rejected(ATTACHMENT_LIMIT);
-        let killed_as = KillOverride {
-            cause: KillCause::AttachmentLimit,
-            message: rejection_message(&message),
-            disruption: None,
-        };
-        let kill = KillPodOptions { killed_as: Some(killed_as), ..KillPodOptions::default() };
-        let facts = PodFacts::of(pod, self.tracker.pod_ref.full_name());
-        let (uid, kind) = (self.tracker.pod_ref.uid.clone(), SyncPodType::Kill(kill));
-        self.control.pod_workers.step(Input::Update { uid, facts, kind, quiet: false });
-        Halt::Cancelled
+        let (reporting, control) = (self.reporting, self.control);
+        terminate_rejected(reporting, control, self.tracker, pod, KillCause::AttachmentLimit, message)
     }
 
     /// Resolves the runtime handler of the pod's RuntimeClass and its user namespace mappings.

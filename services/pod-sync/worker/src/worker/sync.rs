@@ -45,6 +45,8 @@ impl Worker {
         if gate == SyncGate::Terminal {
             return Ok(Next::Advance);
         }
+        // A static pod that waits for its devices is in the API, too.
+        self.reconcile_mirror(desired);
         let cancel = self.work_loop.cancel.clone();
         match self.devices.admit(&self.ctx, &mut self.tracker, &pass, &cancel).await? {
             DevicesDecision::Held => {}
@@ -52,7 +54,6 @@ impl Worker {
             DevicesDecision::Reject(rejection) => return self.reject(&rejection),
         }
         let (actions, due) = self.decide_actions(&mut pass);
-        self.reconcile_mirror(desired);
         if !self.tracker.record.post_starts.is_empty() && self.starts().finish_post_starts(&pass).await? {
             self.tracker.observer.acted();
             return Ok(Next::Again);

@@ -105,6 +105,8 @@ impl Termination<'_> {
         self.tracker.report_terminating(&pass, |_| {});
         self.tracker.view.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
         let uid = self.tracker.pod_ref.uid.clone();
+        // No container runs. A volume that cannot be unmounted does not hold the devices.
+        self.environment.devices.release(&uid).await;
         if let Err(e) = self.environment.volume_tasks.unmount(&uid).await {
             let wait = e.retry_after.map(jitter);
             let halt = Halt::failed(Waiting::VolumesUnmounting { error: e.to_string() }, e);
@@ -114,8 +116,6 @@ impl Termination<'_> {
             });
         }
         self.environment.objects.unregister(&uid);
-        // Before the final status, after which the scheduler may place another pod.
-        self.environment.devices.release(&uid).await;
         let began = self.clock.boot();
         let removed = self.environment.cgroups.remove_by_uid(&uid).await;
         let took = self.clock.boot().saturating_sub(began);

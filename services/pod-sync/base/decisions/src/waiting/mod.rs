@@ -54,8 +54,8 @@ pub enum Waiting {
     },
     /// The plugin of a device has not registered, or has not listed its devices; or the devices are being allocated.
     Devices {
-        /// Names of the resources.
-        resource: String,
+        /// Names of the resources, with the socket or the absence of each plugin.
+        plugins: String,
     },
     NetworkNotReady {
         /// The runtime's message.
@@ -261,7 +261,7 @@ impl Waiting {
             Self::Preempting { victims } => {
                 format!("preempted pods have not terminated yet: {}", victims.join(", "))
             }
-            Self::Devices { resource } => format!("device plugin of {resource} has not provided the devices"),
+            Self::Devices { plugins } => format!("device plugin of {plugins} has not provided the devices"),
             Self::NetworkNotReady { message } => format!("network is not ready: {message}"),
             Self::Cgroup { message } => format!("unable to ensure pod container exists: {message}"),
             Self::DataDirs { message } => format!("error making pod data directories: {message}"),

@@ -35,7 +35,7 @@ fn give(inventory: &mut DeviceInventory, pod: &str, names: &str) {
 }
 
 fn request<'a>(pod: &'a str, required: usize, reusable: &'a DeviceIds) -> DeviceRequest<'a> {
-    DeviceRequest { pod, container: "main", resource: GPU, required, reusable, is_restored: false }
+    DeviceRequest { pod, container: "main", resource: GPU, required, reusable, is_admitted: false }
 }
 
 fn decide(inventory: &DeviceInventory, pod: &str, required: usize, now: Duration) -> String {
@@ -112,10 +112,10 @@ fn a_pod_waits_for_its_plugin_until_the_grace_period_is_over() {
     assert_eq!(inventory.allocatable_for("new"), [(GPU.to_owned(), usize::MAX)].into());
     assert_eq!(decide(&inventory, "p", 1, AT), "wait until 1300");
     assert_eq!(decide(&inventory, "new", 1, AT), "wait until 1300");
-    // The containers of a restored pod may be running, and it has its devices.
+    // The containers of an admitted pod may be running, and it has its devices.
     let none = DeviceIds::new();
-    let restored = DeviceRequest { is_restored: true, ..request("p", 1, &none) };
-    assert_eq!(inventory.decide(&restored, Preference::None, AT), Ok(DeviceDecision::Nothing));
+    let admitted = DeviceRequest { is_admitted: true, ..request("p", 1, &none) };
+    assert_eq!(inventory.decide(&admitted, Preference::None, AT), Ok(DeviceDecision::Nothing));
     let later = AT + GRACE;
     assert_eq!(decide(&inventory, "p", 1, later), "cannot allocate unregistered device a.com/gpu");
     let number = inventory.register(GPU, PluginOptions::default(), AT);
