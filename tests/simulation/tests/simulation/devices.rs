@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use k8s_cri::v1;
+use pod_sync_devices::GRACE;
 use pod_sync_devices::checkpoint::{CHECKPOINT, decode};
 use quintlet_device_plugin::{Fault, Method as PluginMethod, TestPlugin};
 use quintlet_proto::podsync::v1::PodView;
@@ -281,6 +282,7 @@ async fn the_status_of_a_pod_has_the_health_of_its_devices() {
     sim.restart(Service::PodSync).await;
     wait_node(&sim, "0", "0").await;
     wait_health(&sim, "web", &[("d1", "Unhealthy"), ("d2", "Healthy")]).await;
+    tokio::time::sleep(GRACE).await;
     wait_health(&sim, "web", &[("d1", "Unknown"), ("d2", "Unknown")]).await;
     let _plugin = start_plugin(&sim, &["d1"]).await;
     wait_health(&sim, "web", &[("d1", "Healthy"), ("d2", "Unhealthy")]).await;
