@@ -6,8 +6,9 @@ use std::time::Duration;
 use pod_sync_clients::{EventNumber, EventType};
 use pod_sync_containment::PodWork;
 use pod_sync_decisions::containment::Suspension;
-use pod_sync_decisions::waiting;
-use pod_sync_decisions::worker::{Outcome, Work};
+use pod_sync_decisions::worker::{Input, Outcome, Work};
+use pod_sync_decisions::{status, waiting};
+use pod_sync_node_decisions::admission::Rejection;
 use pod_sync_records::{PodRecord, Termination};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodRef;
@@ -287,6 +288,17 @@ impl Worker {
             }
             Work::WaitForFullName { .. } => Ok(Next::Idle(None)),
         }
+    }
+
+    /// Rejects a pod that has nothing on this node.
+    pub(super) fn reject(&mut self, rejection: &Rejection) -> Result<Next, Halt> {
+        let Rejection { reason, message } = rejection;
+        self.ctx.reporting.events.pod(&self.tracker.pod, EventType::Warning, reason, message, "");
+        let status = status::rejected(&self.tracker.pod, reason, message, self.ctx.clock.wall());
+        self.ctx.control.pod_workers.step(Input::Reject(self.tracker.pod_ref.uid.clone()));
+        self.record_termination();
+        self.tracker.report(status, true, |_| {});
+        Ok(Next::Again)
     }
 }
 
