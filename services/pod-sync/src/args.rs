@@ -16,8 +16,8 @@ use pod_sync_node_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
 use quintlet_config::ConfigArgs;
 use quintlet_config::table::{
-    DEVICE_HEALTH, HUGE_PAGE_AWARE_EVICTION, MEMORY_QOS, POD_CERTIFICATES, PODS_API, QOS_RESERVED, QUOTA_MONITORING,
-    SELINUX_MOUNT, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
+    DEVICE_HEALTH, HUGE_PAGE_AWARE_EVICTION, MEMORY_QOS, POD_CERTIFICATES, PODS_API, QOS_RESERVED,
+    QUOTA_MONITORING, SELINUX_MOUNT, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
 };
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use quintlet_kit::own_limits::OwnLimits;

@@ -37,10 +37,7 @@ impl Devices for Service {
     }
 }
 
-fn resources(
-    inventory: &DeviceInventory,
-    plugin: &dyn Fn(&str) -> PluginView,
-) -> Vec<wire::DeviceResource> {
+fn resources(inventory: &DeviceInventory, plugin: &dyn Fn(&str) -> PluginView) -> Vec<wire::DeviceResource> {
     let capacity = inventory.capacity();
     let mut names: Vec<&str> = inventory.resources().chain(inventory.held().resources()).collect();
     names.sort_unstable();

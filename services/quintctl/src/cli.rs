@@ -10,8 +10,8 @@ use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
-    bundle, config, devices, events, explain, health, image, list_pods, logs, pressure, retry, top, trace, up,
-    version, volumes, watch,
+    bundle, config, devices, events, explain, health, image, list_pods, logs, pressure, retry, top, trace,
+    up, version, volumes, watch,
 };
 
 /// Operate Quintlet on this machine.

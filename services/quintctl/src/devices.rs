@@ -216,7 +216,10 @@ uid-1     main       a.com/gpu  –
             let reply = ListDevicesReply { resources, holders: vec![holder("default/web", &["g1"], 1)] };
             let value = serde_json::to_value(DevicesData::from(&reply)).unwrap();
             assert_eq!(value["resources"][0]["plugin"], name);
-            assert_eq!((&value["holders"][0]["podUid"], &value["holders"][0]["count"]), (&"uid-1".into(), &1.into()));
+            assert_eq!(
+                (&value["holders"][0]["podUid"], &value["holders"][0]["count"]),
+                (&"uid-1".into(), &1.into())
+            );
         }
     }
 }

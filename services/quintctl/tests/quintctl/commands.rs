@@ -13,9 +13,9 @@ use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use quintlet_proto::debug::v1::{self as debug};
 use quintlet_proto::pleg::v1::pleg_server::{Pleg, PlegServer};
 use quintlet_proto::pleg::v1::{self as pleg, lifecycle_event};
+use quintlet_proto::podsync::v1::devices_server::{Devices, DevicesServer};
 use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
 use quintlet_proto::podsync::v1::pressure_server::{Pressure, PressureServer};
-use quintlet_proto::podsync::v1::devices_server::{Devices, DevicesServer};
 use quintlet_proto::podsync::v1::volumes_server::{Volumes, VolumesServer};
 use quintlet_proto::podsync::v1::{self as podsync, watch_pods_event};
 use quintlet_proto::probe::v1::probe_server::{Probe, ProbeServer};
@@ -877,7 +877,10 @@ async fn devices_are_listed_with_their_plugin_and_their_holders() {
     let (code, out, _) = node.run(&["devices", "-o", "json"]).await;
     let data: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, &data["resources"][0]["plugin"]), (0, &"Serving".into()), "{out}");
-    assert_eq!((&data["holders"][0]["pod"], &data["holders"][0]["count"]), (&"default/web".into(), &1.into()));
+    assert_eq!(
+        (&data["holders"][0]["pod"], &data["holders"][0]["count"]),
+        (&"default/web".into(), &1.into())
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -123,7 +123,8 @@ async fn a_container_has_its_device_and_keeps_it_over_kills_of_pod_sync_and_of_t
     // The plugin is back: its device still belongs to the first pod.
     let _plugin = start_plugin(&node).await;
     wait_node(&node, "1", "1").await;
-    let shortage = "requested number of devices unavailable for example.com/device. Requested: 1, Available: 0";
+    let shortage =
+        "requested number of devices unavailable for example.com/device. Requested: 1, Available: 0";
     let text = format!("Pod was rejected: Allocate failed due to {shortage}, which is unexpected");
     assert_eq!(rejection(&node, "late").await, ("UnexpectedAdmissionError".to_owned(), text));
     node.cluster().create_pod(with_device("third", WORK)).await;

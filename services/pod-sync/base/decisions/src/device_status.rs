@@ -33,7 +33,9 @@ pub fn add_device_health(status: &mut PodStatus, old: Option<&PodStatus>, device
     for container in status.container_statuses.iter_mut().flatten() {
         let before = old(&container.name);
         container.allocated_resources_status = match devices.get(&container.name) {
-            Some(resources) => Some(resources.iter().map(|(name, ids)| resource(name, ids, before)).collect()),
+            Some(resources) => {
+                Some(resources.iter().map(|(name, ids)| resource(name, ids, before)).collect())
+            }
             None => before.cloned(),
         };
     }
