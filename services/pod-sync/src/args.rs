@@ -16,8 +16,8 @@ use pod_sync_node_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
 use quintlet_config::ConfigArgs;
 use quintlet_config::table::{
-    HUGE_PAGE_AWARE_EVICTION, MEMORY_QOS, POD_CERTIFICATES, PODS_API, QOS_RESERVED, QUOTA_MONITORING,
-    SELINUX_MOUNT, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
+    DEVICE_HEALTH, HUGE_PAGE_AWARE_EVICTION, MEMORY_QOS, POD_CERTIFICATES, PODS_API, QOS_RESERVED,
+    QUOTA_MONITORING, SELINUX_MOUNT, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
 };
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use quintlet_kit::own_limits::OwnLimits;
@@ -434,7 +434,7 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// Feature gate, `Name=true`; may be given more than once. All but CSIVolumeHealth, ClusterTrustBundleProjection, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodsAPI, QOSReserved and SELinuxMount are fixed.
+    /// Feature gate, `Name=true`; may be given more than once. All but CSIVolumeHealth, ClusterTrustBundleProjection, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodsAPI, QOSReserved, ResourceHealthStatus and SELinuxMount are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }
@@ -509,6 +509,12 @@ impl ResourceArgs {
     #[must_use]
     pub fn has_stop_signals(&self) -> bool {
         self.has_gate(STOP_SIGNALS)
+    }
+
+    /// Returns whether the statuses of pods have the health of their devices.
+    #[must_use]
+    pub fn reports_device_health(&self) -> bool {
+        self.has_gate(DEVICE_HEALTH)
     }
 
     /// Returns the projects that count the usage of volumes below `root_dir`. There are none while the feature gate is off.

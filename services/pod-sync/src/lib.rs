@@ -21,6 +21,7 @@ mod admission;
 pub mod args;
 mod certificate_args;
 pub mod checkpoint;
+mod devices;
 mod eviction;
 mod eviction_args;
 pub mod housekeeping;

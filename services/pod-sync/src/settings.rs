@@ -70,6 +70,7 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     settings.cgroup.protects_memory =
         settings.memory_qos.is_some_and(|memory_qos| memory_qos.protects_requests);
     settings.stop_signals = given.has_stop_signals();
+    settings.device_health = given.reports_device_health();
     settings.qos_reserved_percent = given.qos_reserved_percent();
     settings.max_pods =
         pod_sync_node_object::max_pods(pod_sync_node_object::cpus(), given.max_pods, given.pods_per_core);
@@ -553,14 +554,20 @@ mod tests {
     }
 
     #[test]
-    fn the_gates_of_huge_pages_labels_and_the_pods_api_are_on_unless_they_are_switched_off() {
+    fn the_gates_of_huge_pages_labels_device_health_and_the_pods_api_are_on_unless_they_are_switched_off() {
         let gates = |file: &str| {
             let resources = args(file, &[]).resources;
-            [resources.subtracts_huge_pages(), resources.mounts_selinux_labels(), resources.serves_pods_api()]
+            [
+                resources.subtracts_huge_pages(),
+                resources.mounts_selinux_labels(),
+                resources.serves_pods_api(),
+                resources.reports_device_health(),
+            ]
         };
-        assert_eq!(gates(""), [true; 3]);
-        for (at, gate) in ["HugepageAwareEviction", "SELinuxMount", "PodsAPI"].into_iter().enumerate() {
-            let mut expected = [true; 3];
+        assert_eq!(gates(""), [true; 4]);
+        let names = ["HugepageAwareEviction", "SELinuxMount", "PodsAPI", "ResourceHealthStatus"];
+        for (at, gate) in names.into_iter().enumerate() {
+            let mut expected = [true; 4];
             expected[at] = false;
             assert_eq!(gates(&format!("featureGates: {{{gate}: false}}\n")), expected, "{gate}");
         }

@@ -9,6 +9,7 @@ pub mod bundle;
 pub mod cli;
 pub mod client;
 pub mod config;
+pub mod devices;
 pub mod error;
 pub mod events;
 pub mod explain;

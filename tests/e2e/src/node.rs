@@ -575,11 +575,17 @@ impl Node {
         left
     }
 
+    /// Returns the directory of an emptyDir of a pod.
+    #[must_use]
+    pub fn empty_dir(&self, uid: &str, volume: &str) -> PathBuf {
+        let volumes = self.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir");
+        volumes.join(volume)
+    }
+
     /// Returns a file in an emptyDir of a pod; empty if it does not exist.
     #[must_use]
     pub fn empty_dir_file(&self, uid: &str, volume: &str, file: &str) -> String {
-        let volumes = self.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir");
-        std::fs::read_to_string(volumes.join(volume).join(file)).unwrap_or_default()
+        std::fs::read_to_string(self.empty_dir(uid, volume).join(file)).unwrap_or_default()
     }
 
     /// Sets the wall clock of all services to the machine's plus `seconds`. Monotonic clocks do not change.

@@ -7,6 +7,7 @@ use quintlet_kit::server::{HealthHandle, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task::spawn;
 use quintlet_proto::podsync::v1::checkpoints_server::CheckpointsServer;
+use quintlet_proto::podsync::v1::devices_server::DevicesServer;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
 use quintlet_proto::podsync::v1::pressure_server::PressureServer;
 use quintlet_proto::podsync::v1::storage_server::StorageServer;
@@ -37,6 +38,7 @@ impl Agent {
             faults: Arc::clone(&ctx.faults),
             measured: Arc::clone(&self.measured),
             volume_tasks: ctx.environment.volume_tasks.clone(),
+            devices: ctx.environment.devices.clone(),
             rounds,
         });
         let server = Server::new("pod-sync")
@@ -45,7 +47,8 @@ impl Agent {
             .add_service(CheckpointsServer::new(service.clone()))
             .add_service(PressureServer::new(service.clone()))
             .add_service(StorageServer::new(service.clone()))
-            .add_service(VolumesServer::new(service));
+            .add_service(VolumesServer::new(service.clone()))
+            .add_service(DevicesServer::new(service));
         let health = server.health();
         health.set_serving(SYNC_LOOP).await;
         Ok((spawn("server", server.serve(listener, peers, self.stop.clone())), health))

@@ -13,6 +13,7 @@ use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use quintlet_proto::debug::v1::{self as debug};
 use quintlet_proto::pleg::v1::pleg_server::{Pleg, PlegServer};
 use quintlet_proto::pleg::v1::{self as pleg, lifecycle_event};
+use quintlet_proto::podsync::v1::devices_server::{Devices, DevicesServer};
 use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
 use quintlet_proto::podsync::v1::pressure_server::{Pressure, PressureServer};
 use quintlet_proto::podsync::v1::volumes_server::{Volumes, VolumesServer};
@@ -183,6 +184,39 @@ impl Volumes for FakeVolumes {
         };
         let chunk = |pod: &str| podsync::ListVolumesReply { volumes: vec![volume(pod)] };
         Ok(chunks(vec![chunk("default/web"), chunk("other/db")]))
+    }
+}
+
+struct FakeDevices;
+
+#[tonic::async_trait]
+impl Devices for FakeDevices {
+    type ListStream = Events<podsync::ListDevicesReply>;
+
+    async fn list(
+        &self,
+        _: Request<podsync::ListDevicesRequest>,
+    ) -> Result<Response<Self::ListStream>, Status> {
+        let resource = podsync::DeviceResource {
+            name: "a.com/gpu".into(),
+            plugin: podsync::DevicePluginState::Serving.into(),
+            socket: "/d/gpu.sock".into(),
+            capacity: 2,
+            healthy: 1,
+            allocated: 1,
+            error: String::new(),
+        };
+        let holder = podsync::DeviceHolder {
+            pod_uid: UID.into(),
+            pod: "default/web".into(),
+            container: "main".into(),
+            resource: "a.com/gpu".into(),
+            count: 1,
+            devices: vec!["g1".into()],
+        };
+        let first = podsync::ListDevicesReply { resources: vec![resource], holders: Vec::new() };
+        let second = podsync::ListDevicesReply { resources: Vec::new(), holders: vec![holder] };
+        Ok(chunks(vec![first, second]))
     }
 }
 
@@ -369,7 +403,8 @@ impl Node {
             Server::new("pod-sync")
                 .add_service(PodSyncServer::new(FakePodSync::default()))
                 .add_service(PressureServer::new(FakePressure))
-                .add_service(VolumesServer::new(FakeVolumes)),
+                .add_service(VolumesServer::new(FakeVolumes))
+                .add_service(DevicesServer::new(FakeDevices)),
         );
         node
     }
@@ -846,6 +881,23 @@ async fn volumes_are_listed_with_the_call_in_progress() {
     let data: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, data.as_array().map(Vec::len)), (0, Some(1)), "{out}");
     assert_eq!((&data[0]["state"], &data[0]["call"]), (&"NotMounted".into(), &"NodeStageVolume".into()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_are_listed_with_their_plugin_and_their_holders() {
+    let node = Node::start(true);
+    let (code, out, error) = node.run(&["devices"]).await;
+    assert_eq!((code, error.as_str()), (0, ""));
+    let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[1], ["a.com/gpu", "2", "1", "1", "/d/gpu.sock"], "{out}");
+    assert_eq!(lines[4], ["web", "main", "a.com/gpu", "g1"], "{out}");
+    let (code, out, _) = node.run(&["devices", "-o", "json"]).await;
+    let data: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &data["resources"][0]["plugin"]), (0, &"Serving".into()), "{out}");
+    assert_eq!(
+        (&data["holders"][0]["pod"], &data["holders"][0]["count"]),
+        (&"default/web".into(), &1.into())
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -184,6 +184,13 @@ impl Chunk for podsync::ListVolumesReply {
     }
 }
 
+impl Chunk for podsync::ListDevicesReply {
+    fn append(&mut self, next: Self) {
+        self.resources.extend(next.resources);
+        self.holders.extend(next.holders);
+    }
+}
+
 impl Chunk for podsync::ListStorageReply {
     fn append(&mut self, next: Self) {
         self.pods.extend(next.pods);

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use k8s_cri::v1;
+use pod_sync_devices::GRACE;
 use pod_sync_devices::checkpoint::{CHECKPOINT, decode};
 use quintlet_device_plugin::{Fault, Method as PluginMethod, TestPlugin};
 use quintlet_proto::podsync::v1::PodView;
@@ -250,5 +251,40 @@ async fn a_pod_whose_device_is_gone_after_a_reboot_is_rejected_once_the_plugin_i
     assert_eq!(rejected.text("/status/reason"), "UnexpectedAdmissionError");
     let text = "Allocate failed due to previously allocated devices are no longer healthy; cannot allocate unhealthy devices example.com/device, which is unexpected";
     assert!(rejected.text("/status/message").ends_with(text), "{rejected:?}");
+    sim.finish().await;
+}
+
+/// Waits until the status of the pod shows these devices of its container.
+async fn wait_health(sim: &Sim, name: &str, devices: &[(&str, &str)]) {
+    let devices = devices.iter().map(|(id, health)| json!({"resourceID": id, "health": health}));
+    let expected = json!([{"name": DEVICE, "resources": devices.collect::<Vec<_>>()}]);
+    until("the health of the devices", LONG, async || {
+        let pod = sim.api.get("pods", "default", name).unwrap_or_default();
+        let seen = pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].clone();
+        if seen == expected { Ok(()) } else { Err(seen) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_of_a_pod_has_the_health_of_its_devices() {
+    let sim = Sim::start(Options::default()).await;
+    sim.disturb();
+    let plugin = start_plugin(&sim, &["d1", "d2"]).await;
+    wait_node(&sim, "2", "2").await;
+    let _uid = sim.create(with_devices("web", 2));
+    sim.wait_ready("web").await;
+    wait_health(&sim, "web", &[("d1", "Healthy"), ("d2", "Healthy")]).await;
+    plugin.list(&["!d1", "d2"]);
+    wait_health(&sim, "web", &[("d1", "Unhealthy"), ("d2", "Healthy")]).await;
+    // The last health stays while pod-sync and the plugin are away, for the grace period.
+    drop(plugin);
+    sim.restart(Service::PodSync).await;
+    wait_node(&sim, "0", "0").await;
+    wait_health(&sim, "web", &[("d1", "Unhealthy"), ("d2", "Healthy")]).await;
+    tokio::time::sleep(GRACE).await;
+    wait_health(&sim, "web", &[("d1", "Unknown"), ("d2", "Unknown")]).await;
+    let _plugin = start_plugin(&sim, &["d1"]).await;
+    wait_health(&sim, "web", &[("d1", "Healthy"), ("d2", "Unhealthy")]).await;
     sim.finish().await;
 }

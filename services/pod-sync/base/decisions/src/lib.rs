@@ -28,6 +28,7 @@ pub mod backoff;
 pub mod conditions;
 pub mod container_status;
 pub mod containment;
+pub mod device_status;
 pub mod finish;
 pub mod grace;
 pub mod merge;

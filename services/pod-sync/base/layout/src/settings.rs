@@ -72,6 +72,8 @@ pub struct NodeSettings {
     pub selinux: bool,
     /// The feature gate ContainerStopSignals is on: containers get their `lifecycle.stopSignal`, and statuses have the signal in use.
     pub stop_signals: bool,
+    /// The feature gate ResourceHealthStatus is on: statuses have the health of devices.
+    pub device_health: bool,
     /// `allowedUnsafeSysctls`.
     pub allowed_sysctls: Vec<String>,
     /// AppArmor is enabled in the kernel.
@@ -132,6 +134,7 @@ impl Default for NodeSettings {
             single_process_oom_kill: false,
             selinux: false,
             stop_signals: false,
+            device_health: false,
             allowed_sysctls: Vec::new(),
             app_armor: false,
             thermal_throttle: Vec::new(),

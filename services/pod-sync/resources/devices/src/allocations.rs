@@ -60,6 +60,13 @@ impl PodDevices {
         self.pods.get(pod)?.get(container)
     }
 
+    /// Returns the allocations of a pod, with container and resource.
+    pub fn of_pod(&self, pod: &str) -> impl Iterator<Item = (&str, &str, &Allocation)> {
+        self.pods.get(pod).into_iter().flatten().flat_map(|(container, resources)| {
+            resources.iter().map(|(resource, held)| (container.as_str(), resource.as_str(), held))
+        })
+    }
+
     /// Returns the devices of a resource that a container holds, if it holds any.
     #[must_use]
     pub fn held(&self, pod: &str, container: &str, resource: &str) -> Option<DeviceIds> {

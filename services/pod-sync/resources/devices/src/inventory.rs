@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use pod_sync_decisions::device_status::{DeviceHealth, PodDeviceHealth};
 use pod_sync_layout::{ExtendedResources, ResourceCount};
 
 use crate::allocations::{Allocation, PodDevices};
@@ -52,6 +53,19 @@ impl PluginPhase {
             }
         }
     }
+}
+
+/// The phase of a plugin, for views.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PluginPhaseView {
+    /// The plugin has stopped, or has not registered since the start of this process.
+    Away,
+    /// The plugin is registered and has not listed its devices yet.
+    Registered,
+    /// The plugin has listed its devices.
+    Serving,
+    /// The plugin has been away for longer than the grace period, or never registered.
+    Removed,
 }
 
 #[derive(Debug, Clone)]
@@ -299,6 +313,40 @@ impl DeviceInventory {
     /// Returns the names of the resources, with those that were removed.
     pub fn resources(&self) -> impl Iterator<Item = &str> {
         self.resources.keys().chain(&self.removed).map(String::as_str)
+    }
+
+    /// Returns the phase of the plugin of a resource.
+    #[must_use]
+    pub fn phase(&self, resource: &str) -> PluginPhaseView {
+        match self.resources.get(resource).map(|known| known.phase) {
+            None => PluginPhaseView::Removed,
+            Some(PluginPhase::Away { .. }) => PluginPhaseView::Away,
+            Some(PluginPhase::Registered { .. }) => PluginPhaseView::Registered,
+            Some(PluginPhase::Serving { .. }) => PluginPhaseView::Serving,
+        }
+    }
+
+    /// Returns the health of the devices that the containers of a pod hold, for its status. A device that its plugin no longer lists is
+    /// unhealthy, as for an admission.
+    #[must_use]
+    pub fn health(&self, pod: &str) -> PodDeviceHealth {
+        let health = |resource: &str, id: &DeviceId| match self.phase(resource) {
+            PluginPhaseView::Removed => DeviceHealth::Unknown,
+            PluginPhaseView::Away | PluginPhaseView::Registered => DeviceHealth::Unchanged,
+            PluginPhaseView::Serving => {
+                match self.devices(resource).is_some_and(|d| d.get(id).is_some_and(|d| d.is_healthy)) {
+                    true => DeviceHealth::Healthy,
+                    false => DeviceHealth::Unhealthy,
+                }
+            }
+        };
+        let mut all = PodDeviceHealth::new();
+        for (container, resource, held) in self.held.of_pod(pod) {
+            let ids = held.ids();
+            let devices = ids.iter().map(|id| (id.to_string(), health(resource, id))).collect();
+            all.entry(container.to_owned()).or_default().insert(resource.to_owned(), devices);
+        }
+        all
     }
 
     /// Decides whether PreStartContainer is called before a container with this resource starts (`callPreStartContainerIfNeeded`). As

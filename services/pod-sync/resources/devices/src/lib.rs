@@ -26,9 +26,10 @@ mod registration;
 pub mod requests;
 pub mod select;
 
+pub use crate::allocations::Allocation;
 pub use crate::device::{Device, DeviceId, DeviceIds};
 pub use crate::error::DeviceError;
-pub use crate::inventory::{DeviceInventory, GRACE};
+pub use crate::inventory::{DeviceInventory, GRACE, PluginPhaseView};
 pub use crate::manager::{DeviceAdmission, DeviceContext, Devices, PluginView};
 pub use crate::options::{DeviceFile, DeviceMount, DeviceOptions};
 pub use crate::registration::{PLUGIN_TYPE, SOCKET};

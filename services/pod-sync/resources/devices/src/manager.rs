@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
+use pod_sync_decisions::device_status::PodDeviceHealth;
 use pod_sync_layout::ExtendedResources;
 use pod_sync_plugins::call::CallError;
 use prost::Message as _;
@@ -188,6 +189,8 @@ impl Devices {
             let is_changed = self.shared.state.lock().inventory.expire(clock.boot());
             if is_changed {
                 self.shared.changed();
+                // The health of their devices is no longer known.
+                self.shared.wake_holders();
                 self.shared.persist_or_log().await;
             }
         }
@@ -209,6 +212,12 @@ impl Devices {
     #[must_use]
     pub fn allocatable_for(&self, uid: &str) -> BTreeMap<String, usize> {
         self.shared.state.lock().inventory.allocatable_for(uid)
+    }
+
+    /// Returns the health of the devices that the containers of a pod hold, see [`DeviceInventory::health`].
+    #[must_use]
+    pub fn health(&self, uid: &PodUid) -> PodDeviceHealth {
+        self.shared.state.lock().inventory.health(uid.as_str())
     }
 
     /// Runs `read` on the current state, for views of it. `read` gets the socket and the last error of a resource, too.
@@ -572,11 +581,7 @@ impl Shared {
             self.failed(resource, &problem);
         }
         self.changed();
-        for pod in pods {
-            if let Ok(uid) = PodUid::parse(&pod) {
-                self.wakeups.wake(&uid);
-            }
-        }
+        self.wake(pods);
         true
     }
 
@@ -614,6 +619,18 @@ impl Shared {
             is_changed
         });
         for uid in waiting {
+            self.wakeups.wake(&uid);
+        }
+    }
+
+    // Wakes the pods that hold devices.
+    fn wake_holders(&self) {
+        let holders: Vec<String> = self.state.lock().inventory.held().pods().map(str::to_owned).collect();
+        self.wake(holders);
+    }
+
+    fn wake(&self, pods: impl IntoIterator<Item = String>) {
+        for uid in pods.into_iter().filter_map(|pod| PodUid::parse(&pod).ok()) {
             self.wakeups.wake(&uid);
         }
     }

@@ -8,11 +8,13 @@ use pod_sync_clients::EventType;
 use pod_sync_decisions::active::PodStart;
 use pod_sync_decisions::conditions::{self, READY, READY_TO_START};
 use pod_sync_decisions::container_status::WaitingReason;
+use pod_sync_decisions::device_status::add_device_health;
 use pod_sync_decisions::probes::{ProbeResults, record_starts};
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::resize::plan;
 use pod_sync_decisions::status::{self, NodeFacts};
 use pod_sync_decisions::waiting::Waiting;
+use pod_sync_devices::Devices;
 use pod_sync_layout::RuntimeState;
 use pod_sync_records::{PodRecord, Termination};
 use quintlet_kit::clock::Clock;
@@ -38,6 +40,8 @@ pub(super) struct Tracker {
     reporting: Arc<Reporting>,
     checkpoints: Arc<Checkpoints>,
     runtime: watch::Receiver<RuntimeState>,
+    // `None` if statuses do not have the health of devices.
+    devices: Option<Devices>,
     pub(super) pod_ref: PodRef,
     pub(super) desired: watch::Receiver<Desired>,
     /// The desired pod of the current or last pass.
@@ -81,6 +85,7 @@ impl Tracker {
             reporting: Arc::clone(reporting),
             checkpoints: Arc::clone(&ctx.checkpoints),
             runtime: ctx.runtime.state.clone(),
+            devices: ctx.node.settings.device_health.then(|| ctx.environment.devices.clone()),
             pod_ref,
             desired,
             pod,
@@ -202,7 +207,7 @@ impl Tracker {
         is_terminal: bool,
     ) -> PodStatus {
         let handler = runtime.sandboxes.first().map(|s| s.runtime_handler.as_str()).unwrap_or_default();
-        status::generate(&status::StatusInput {
+        let mut status = status::generate(&status::StatusInput {
             pod: &self.pod,
             old: self.record.status.as_deref(),
             runtime,
@@ -215,7 +220,12 @@ impl Tracker {
             is_terminal,
             now: self.clock.wall(),
             unstepped: self.steady_now(active),
-        })
+        });
+        if let Some(devices) = &self.devices {
+            let health = devices.health(&self.pod_ref.uid);
+            add_device_health(&mut status, self.record.status.as_deref(), &health);
+        }
+        status
     }
 
     // Returns the facts of the node that a pod status shows.

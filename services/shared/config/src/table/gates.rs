@@ -67,11 +67,14 @@ pub const PODS_API: &str = "PodsAPI";
 /// If true, huge pages are not available memory, for evictions and in statistics.
 pub const HUGE_PAGE_AWARE_EVICTION: &str = "HugepageAwareEviction";
 
+/// If true, the statuses of pods have the health of their devices.
+pub const DEVICE_HEALTH: &str = "ResourceHealthStatus";
+
 /// If true, PersistentVolumes of all access modes are mounted with an SELinux label.
 pub const SELINUX_MOUNT: &str = "SELinuxMount";
 
 /// The gates that can be set to either value.
-pub const SETTABLE: [&str; 14] = [
+pub const SETTABLE: [&str; 15] = [
     CRASH_LOOP_MAX,
     SPLIT_STREAMS,
     CHECKPOINTS,
@@ -85,11 +88,12 @@ pub const SETTABLE: [&str; 14] = [
     STOP_SIGNALS,
     PODS_API,
     HUGE_PAGE_AWARE_EVICTION,
+    DEVICE_HEALTH,
     SELINUX_MOUNT,
 ];
 
 /// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 14] = [
+pub const DEFAULTS: [Gate; 15] = [
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
@@ -103,6 +107,7 @@ pub const DEFAULTS: [Gate; 14] = [
     off(STOP_SIGNALS, ALPHA),
     on(PODS_API, BETA),
     on(HUGE_PAGE_AWARE_EVICTION, BETA),
+    on(DEVICE_HEALTH, BETA),
     on(SELINUX_MOUNT, GA),
 ];
 
@@ -194,7 +199,6 @@ pub const GATES: &[Gate] = &[
     off("ReduceDefaultCrashLoopBackOffDecay", ALPHA),
     on("ReloadKubeletClientCAFile", BETA),
     on("ReloadKubeletServerCertificateFile", BETA),
-    off("ResourceHealthStatus", BETA),
     off("ResourceHealthStatusMessage", BETA),
     on("RestartAllContainersOnContainerExits", BETA),
     on("RotateKubeletServerCertificate", BETA),

@@ -357,7 +357,7 @@ pub const KUBELET: &[Row] = &[
         .ignored(PodSync, "the kubelet no longer marks packets"),
     Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
         &[PodSync, NodeApi],
-        "CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, ContainerStopSignals, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLogsQuerySplitStreams, PodsAPI, QOSReserved and SELinuxMount; all other gates are fixed, and a different value causes a warning"
+        "CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, ContainerStopSignals, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLogsQuerySplitStreams, PodsAPI, QOSReserved, ResourceHealthStatus and SELinuxMount; all other gates are fixed, and a different value causes a warning"
     ),
     Row::new("failSwapOn", Kind::Bool, "").kubelet_flag("fail-swap-on").honoured(
         &[PodSync],

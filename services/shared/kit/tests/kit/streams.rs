@@ -188,6 +188,17 @@ fn cases() -> BTreeMap<(String, Sender), Case> {
     );
     case!(
         all,
+        "Devices.List",
+        Server,
+        podsync::v1::ListDevicesReply,
+        |error| {
+            let resources = vec![podsync::v1::DeviceResource { error, ..Default::default() }];
+            podsync::v1::ListDevicesReply { resources, holders: Vec::new() }
+        },
+        |item| Some(item.resources.first()?.error.clone())
+    );
+    case!(
+        all,
         "Storage.List",
         Server,
         podsync::v1::ListStorageReply,

@@ -148,6 +148,27 @@ fn the_devices_of_a_stopped_plugin_stay_in_the_capacity_for_the_grace_period() {
 }
 
 #[test]
+fn the_health_of_held_devices_follows_the_plugin_and_its_absence() {
+    let mut inventory = serving("a b c d");
+    give(&mut inventory, "p", "a b c");
+    let shown = |inventory: &DeviceInventory| {
+        let health = inventory.health("p");
+        let devices = health["main"][GPU].iter().map(|(id, health)| format!("{id} {health:?}"));
+        devices.collect::<Vec<_>>().join(", ")
+    };
+    let number = inventory.registration(GPU).unwrap().0;
+    inventory.list(GPU, number, listed("a !b d")).unwrap();
+    assert_eq!(shown(&inventory), "a Healthy, b Unhealthy, c Unhealthy");
+    inventory.stop(GPU, number, AT);
+    assert_eq!(shown(&inventory), "a Unchanged, b Unchanged, c Unchanged");
+    let restored = DeviceInventory::restored(inventory.checkpoint(), AT);
+    assert_eq!(shown(&restored), "a Unchanged, b Unchanged, c Unchanged");
+    inventory.expire(AT + GRACE * 2);
+    assert_eq!(shown(&inventory), "a Unknown, b Unknown, c Unknown");
+    assert!(inventory.health("q").is_empty());
+}
+
+#[test]
 fn a_list_or_an_end_of_a_replaced_registration_is_ignored() {
     let mut inventory = DeviceInventory::default();
     let first = inventory.register(GPU, PluginOptions::default(), AT);

@@ -1,0 +1,115 @@
+//! The devices of containers in the status of a pod (`pkg/kubelet/cm/devicemanager: UpdateAllocatedResourcesStatus`).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{PodStatus, ResourceHealth, ResourceStatus};
+
+/// Health of a device that a container holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceHealth {
+    /// The plugin lists the device as healthy.
+    Healthy,
+    /// The plugin lists the device as unhealthy, or lists others.
+    Unhealthy,
+    /// The plugin has been away for longer than its grace period.
+    Unknown,
+    /// The plugin is away: the last reported health applies.
+    Unchanged,
+}
+
+/// Health of the devices of a pod: by container, resource and ID.
+pub type PodDeviceHealth = BTreeMap<String, BTreeMap<String, BTreeMap<String, DeviceHealth>>>;
+
+/// Health that cannot be determined.
+const UNKNOWN: &str = "Unknown";
+
+/// Adds the devices of each regular container to its status. A container without devices keeps those of the old status: the devices of a
+/// pod that has ended are free, and its status has their last health.
+pub fn add_device_health(status: &mut PodStatus, old: Option<&PodStatus>, devices: &PodDeviceHealth) {
+    let old = |container: &str| {
+        let mut statuses = old.into_iter().flat_map(|old| old.container_statuses.iter().flatten());
+        statuses.find(|status| status.name == container)?.allocated_resources_status.as_ref()
+    };
+    for container in status.container_statuses.iter_mut().flatten() {
+        let before = old(&container.name);
+        container.allocated_resources_status = match devices.get(&container.name) {
+            Some(resources) => {
+                Some(resources.iter().map(|(name, ids)| resource(name, ids, before)).collect())
+            }
+            None => before.cloned(),
+        };
+    }
+}
+
+fn resource(
+    name: &str,
+    ids: &BTreeMap<String, DeviceHealth>,
+    before: Option<&Vec<ResourceStatus>>,
+) -> ResourceStatus {
+    let mut resources = before.into_iter().flatten();
+    let before = resources.find(|resource| resource.name == name).and_then(|r| r.resources.as_ref());
+    let last = |id: &str| {
+        let mut devices = before.into_iter().flatten();
+        devices.find(|device| device.resource_id == id)?.health.as_deref()
+    };
+    let health = |(id, health): (&String, &DeviceHealth)| {
+        let health = match health {
+            DeviceHealth::Healthy => "Healthy",
+            DeviceHealth::Unhealthy => "Unhealthy",
+            DeviceHealth::Unknown => UNKNOWN,
+            DeviceHealth::Unchanged => last(id).unwrap_or(UNKNOWN),
+        };
+        ResourceHealth { resource_id: id.clone(), health: Some(health.to_owned()), message: None }
+    };
+    ResourceStatus { name: name.to_owned(), resources: Some(ids.iter().map(health).collect()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ContainerStatus;
+
+    use super::*;
+
+    fn status() -> PodStatus {
+        let container = |name: &str| ContainerStatus { name: name.to_owned(), ..ContainerStatus::default() };
+        PodStatus { container_statuses: Some(vec![container("a"), container("b")]), ..PodStatus::default() }
+    }
+
+    fn held(devices: &[(&str, DeviceHealth)]) -> PodDeviceHealth {
+        let devices = devices.iter().map(|(id, health)| ((*id).to_owned(), *health)).collect();
+        [("a".to_owned(), [("x.com/r".to_owned(), devices)].into())].into()
+    }
+
+    fn shown(status: &PodStatus) -> String {
+        let container = |status: &ContainerStatus| {
+            let resources = status.allocated_resources_status.iter().flatten();
+            let devices = resources.flat_map(|r| r.resources.iter().flatten().map(move |d| (&r.name, d)));
+            let texts = devices.map(|(name, device)| {
+                format!("{name} {}={}", device.resource_id, device.health.as_deref().unwrap_or_default())
+            });
+            format!("{}: {}", status.name, texts.collect::<Vec<_>>().join(", "))
+        };
+        status.container_statuses.iter().flatten().map(container).collect::<Vec<_>>().join("; ")
+    }
+
+    #[test]
+    fn a_container_shows_its_devices_and_the_last_health_while_the_plugin_is_away() {
+        use DeviceHealth::{Healthy, Unchanged, Unhealthy, Unknown};
+        // Devices now, and the status after that of the row before.
+        let table = [
+            (held(&[("1", Healthy), ("2", Unhealthy)]), "a: x.com/r 1=Healthy, x.com/r 2=Unhealthy; b: "),
+            (held(&[("1", Unchanged), ("2", Unchanged)]), "a: x.com/r 1=Healthy, x.com/r 2=Unhealthy; b: "),
+            (held(&[("1", Unhealthy), ("2", Healthy)]), "a: x.com/r 1=Unhealthy, x.com/r 2=Healthy; b: "),
+            // The pod has ended.
+            (PodDeviceHealth::new(), "a: x.com/r 1=Unhealthy, x.com/r 2=Healthy; b: "),
+            (held(&[("1", Unknown), ("3", Unchanged)]), "a: x.com/r 1=Unknown, x.com/r 3=Unknown; b: "),
+        ];
+        let mut old = None;
+        for (devices, expected) in table {
+            let mut now = status();
+            add_device_health(&mut now, old.as_ref(), &devices);
+            assert_eq!(shown(&now), expected);
+            old = Some(now);
+        }
+    }
+}
