@@ -11,12 +11,8 @@ use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
-<<<<<<< HEAD
-    bundle, config, events, explain, health, image, list_pods, log_level, logs, pressure, retry, top, trace,
-=======
-    bundle, config, devices, events, explain, health, image, list_pods, logs, pressure, retry, top, trace,
->>>>>>> h1next
-    up, version, volumes, watch,
+    bundle, config, devices, events, explain, health, image, list_pods, log_level, logs, pressure, retry,
+    top, trace, up, version, volumes, watch,
 };
 
 /// Operate Quintlet on this machine.
@@ -128,11 +124,8 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Events(args) => events::run(args, &paths, format).await,
         Command::Pressure => pressure::run(&paths, format).await,
         Command::Volumes(args) => volumes::run(args, &paths, format).await,
-<<<<<<< HEAD
         Command::LogLevel(args) => log_level::run(args, &paths, format).await,
-=======
         Command::Devices => devices::run(&paths, format).await,
->>>>>>> h1next
         Command::Health(args) => match health::run(&args, &paths, format).await {
             Ok(true) => Ok(()),
             Ok(false) => return Ok(ExitCode::from(EXIT_FAILURE)),
