@@ -1,34 +1,39 @@
 //! The service Devices of podsync.v1.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use pod_sync_devices::{DeviceInventory, PluginPhaseView, PluginView};
+use pod_sync_devices::{DeviceInventory, Devices, PluginPhaseView, PluginView};
 use pod_sync_layout::ResourceCount;
+use pod_sync_worker::context::Reporting;
 use quintlet_kit::messages::{self, Bounded};
 use quintlet_proto::podsync::v1 as wire;
-use quintlet_proto::podsync::v1::devices_server::Devices;
+use quintlet_proto::podsync::v1::devices_server;
 use tonic::{Request, Response, Status};
-
-use crate::serve::Service;
 
 /// Largest number of devices of one holder in a reply.
 const MOST_IDS: usize = 64;
 
+/// Lists the devices of the node with the pods that hold them.
+#[derive(Debug, Clone)]
+pub(crate) struct DeviceLists {
+    pub(crate) devices: Devices,
+    pub(crate) reporting: Arc<Reporting>,
+}
+
 #[tonic::async_trait]
-impl Devices for Service {
+impl devices_server::Devices for DeviceLists {
     type ListStream = Bounded<wire::ListDevicesReply>;
 
     async fn list(&self, _: Request<wire::ListDevicesRequest>) -> Result<Response<Self::ListStream>, Status> {
-        self.ctx.reporting.views.restored().await;
-        let pods = self.ctx.reporting.views.all();
+        self.reporting.views.restored().await;
+        let pods = self.reporting.views.all();
         let names = pods.iter().map(|view| {
             (view.pod_ref.uid.as_str(), format!("{}/{}", view.pod_ref.namespace, view.pod_ref.name))
         });
         let names: HashMap<&str, String> = names.collect();
-        let (resources, holders) = self
-            .ctx
-            .devices
-            .read(|inventory, plugin| (resources(inventory, plugin), holders(inventory, &names)));
+        let (resources, holders) =
+            self.devices.read(|inventory, plugin| (resources(inventory, plugin), holders(inventory, &names)));
         let resources = messages::chunks(resources);
         let resources = resources.map(|resources| wire::ListDevicesReply { resources, holders: Vec::new() });
         let holders = messages::chunks(holders);

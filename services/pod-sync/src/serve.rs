@@ -13,7 +13,6 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use pod_sync_devices::Devices;
 use pod_sync_eviction_loop::LastRound;
 use pod_sync_views::{PodView, columns};
 use pod_sync_volume_manager::VolumeTasks;
@@ -57,14 +56,11 @@ pub struct ServeContext {
     pub measured: Arc<Measured>,
     /// Volumes of pods.
     pub volume_tasks: VolumeTasks,
-    /// Devices of device plugins.
-    pub devices: Devices,
     /// The rounds of evictions; `None` if no pod is ever evicted.
     pub(crate) rounds: Option<EvictionRounds>,
 }
 
-/// The services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Pressure in `pressure`, Storage in `storage`, Volumes in `volumes`, Devices
-/// in `devices`.
+/// Services of podsync.v1: PodSync here, Checkpoints in `checkpoint`, Pressure in `pressure`, Storage in `storage`, Volumes in `volumes`.
 #[derive(Debug, Clone)]
 pub struct Service {
     pub(crate) ctx: Arc<ServeContext>,

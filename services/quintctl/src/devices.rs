@@ -5,7 +5,7 @@ use quintlet_proto::podsync::v1::devices_client::DevicesClient;
 use quintlet_proto::podsync::v1::{
     DeviceHolder, DevicePluginState, DeviceResource, ListDevicesReply, ListDevicesRequest,
 };
-use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::client::Peer;
 use crate::error::Error;
@@ -23,7 +23,7 @@ pub async fn run(paths: &Paths, format: Format) -> Result<(), Error> {
     let peer = Peer::pod_sync(paths);
     let mut client = DevicesClient::new(peer.channel().await?);
     let reply = peer.list(client.list(ListDevicesRequest {})).await?;
-    print(format.render(&DevicesData::from(&reply), |wide| render(&reply, wide))?)
+    print(format.render(&data(&reply), |wide| render(&reply, wide))?)
 }
 
 /// Formats the table of resources, and that of the containers that hold devices; `wide` adds all devices and the UIDs of the pods.
@@ -84,65 +84,25 @@ fn plugin(resource: &DeviceResource) -> String {
     }
 }
 
-/// The devices in JSON and YAML output.
-#[derive(Debug, Serialize)]
-pub(crate) struct DevicesData {
-    resources: Vec<ResourceData>,
-    holders: Vec<HolderData>,
-}
-
-#[derive(Debug, Serialize)]
-struct ResourceData {
-    name: String,
-    plugin: &'static str,
-    socket: String,
-    capacity: u64,
-    healthy: u64,
-    allocated: u64,
-    error: String,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct HolderData {
-    pod: String,
-    pod_uid: String,
-    container: String,
-    resource: String,
-    count: u64,
-    devices: Vec<String>,
-}
-
-impl From<&ListDevicesReply> for DevicesData {
-    fn from(reply: &ListDevicesReply) -> Self {
-        let resource = |resource: &DeviceResource| ResourceData {
-            name: resource.name.clone(),
-            plugin: match resource.plugin() {
-                DevicePluginState::Serving => "Serving",
-                DevicePluginState::Registered => "Registered",
-                DevicePluginState::Away => "Away",
-                DevicePluginState::Removed => "Removed",
-                DevicePluginState::Unspecified => "Unknown",
-            },
-            socket: resource.socket.clone(),
-            capacity: resource.capacity,
-            healthy: resource.healthy,
-            allocated: resource.allocated,
-            error: resource.error.clone(),
+/// Returns the devices for JSON and YAML output.
+fn data(reply: &ListDevicesReply) -> Value {
+    let resource = |resource: &DeviceResource| {
+        let DeviceResource { name, socket, capacity, healthy, allocated, error, .. } = resource;
+        let plugin = match resource.plugin() {
+            DevicePluginState::Serving => "Serving",
+            DevicePluginState::Registered => "Registered",
+            DevicePluginState::Away => "Away",
+            DevicePluginState::Removed => "Removed",
+            DevicePluginState::Unspecified => "Unknown",
         };
-        let holder = |holder: &DeviceHolder| HolderData {
-            pod: holder.pod.clone(),
-            pod_uid: holder.pod_uid.clone(),
-            container: holder.container.clone(),
-            resource: holder.resource.clone(),
-            count: holder.count,
-            devices: holder.devices.clone(),
-        };
-        Self {
-            resources: reply.resources.iter().map(resource).collect(),
-            holders: reply.holders.iter().map(holder).collect(),
-        }
-    }
+        json!({"name": name, "plugin": plugin, "socket": socket, "capacity": capacity, "healthy": healthy, "allocated": allocated, "error": error})
+    };
+    let holder = |holder: &DeviceHolder| {
+        let DeviceHolder { pod, pod_uid, container, resource, count, devices } = holder;
+        json!({"pod": pod, "podUid": pod_uid, "container": container, "resource": resource, "count": count, "devices": devices})
+    };
+    let resources: Vec<Value> = reply.resources.iter().map(resource).collect();
+    json!({"resources": resources, "holders": reply.holders.iter().map(holder).collect::<Vec<_>>()})
 }
 
 #[cfg(test)]
@@ -186,9 +146,9 @@ mod tests {
             ],
         };
         let expected = "\
-RESOURCE    CAPACITY  HEALTHY  ALLOCATED  PLUGIN                                LAST ERROR
+RESOURCE    CAPACITY  HEALTHY  ALLOCATED  PLUGIN                                 LAST ERROR
 a.com/gpu   8         7        6          /d/gpu.sock
-a.com/nic   8         7        6          not registered                        ListAndWatch ended:  it broke
+a.com/nic   8         7        6          not registered                         ListAndWatch ended:  it broke
 a.com/slow  8         7        6          /d/slow.sock (no list of devices yet)
 b.com/old   8         7        6          gone for more than 5 minutes
 
@@ -214,7 +174,7 @@ uid-1     main       a.com/gpu  –
         for (state, name) in names {
             let resources = vec![resource("a.com/gpu", state, "/d/gpu.sock")];
             let reply = ListDevicesReply { resources, holders: vec![holder("default/web", &["g1"], 1)] };
-            let value = serde_json::to_value(DevicesData::from(&reply)).unwrap();
+            let value = data(&reply);
             assert_eq!(value["resources"][0]["plugin"], name);
             assert_eq!(
                 (&value["holders"][0]["podUid"], &value["holders"][0]["count"]),

@@ -7,7 +7,10 @@ use async_trait::async_trait;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams};
 use pod_sync_claims::{ClaimSource, SliceWiper};
-use pod_sync_clients::{REQUEST_TIMEOUT, retry_on_lag};
+use pod_sync_clients::{REQUEST_TIMEOUT, RequestError, retry_on_lag};
+
+/// Code of a response to a request for a kind that the API server does not serve.
+const NOT_SERVED: u16 = 404;
 
 /// The ResourceClaims of the API server, if there is one.
 pub(super) struct ApiClaims(pub(super) Option<kube::Client>);
@@ -44,8 +47,16 @@ impl SliceWiper for NodeSlices {
     async fn drivers(&self) -> Result<BTreeSet<String>, String> {
         let api = Api::<ResourceSlice>::all(self.client.clone());
         let params = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
-        let slices = retry_on_lag(REQUEST_TIMEOUT, || api.list(&params)).await;
-        let slices = slices.map_err(|error| error.to_string())?;
+        let slices = match retry_on_lag(REQUEST_TIMEOUT, || api.list(&params)).await {
+            Ok(slices) => slices,
+            Err(RequestError::Failed(kube::Error::Api(status))) if status.code == NOT_SERVED => {
+                tracing::info!(
+                    "the API server does not serve resource.k8s.io/v1, this node has no ResourceSlices"
+                );
+                return Ok(BTreeSet::new());
+            }
+            Err(error) => return Err(error.to_string()),
+        };
         Ok(slices.items.into_iter().map(|slice| slice.spec.driver).collect())
     }
 

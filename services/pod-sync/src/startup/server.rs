@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::Agent;
 use super::claims::NodeSlices;
+use crate::devices::DeviceLists;
 use crate::pods_api;
 use crate::serve::{EvictionRounds, ServeContext, Service};
 
@@ -38,17 +39,18 @@ impl Agent {
             faults: Arc::clone(&ctx.faults),
             measured: Arc::clone(&self.measured),
             volume_tasks: ctx.environment.volume_tasks.clone(),
-            devices: ctx.environment.devices.clone(),
             rounds,
         });
+        let devices = ctx.environment.devices.clone();
+        let devices = DeviceLists { devices, reporting: Arc::clone(&ctx.reporting) };
         let server = Server::new("pod-sync")
             .observers(&self.args.common.observer_uid)
             .add_service(PodSyncServer::new(service.clone()))
             .add_service(CheckpointsServer::new(service.clone()))
             .add_service(PressureServer::new(service.clone()))
             .add_service(StorageServer::new(service.clone()))
-            .add_service(VolumesServer::new(service.clone()))
-            .add_service(DevicesServer::new(service));
+            .add_service(VolumesServer::new(service))
+            .add_service(DevicesServer::new(devices));
         let health = server.health();
         health.set_serving(SYNC_LOOP).await;
         Ok((spawn("server", server.serve(listener, peers, self.stop.clone())), health))

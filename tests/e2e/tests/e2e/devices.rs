@@ -3,7 +3,7 @@
 use quintlet_device_plugin::TestPlugin;
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
-use quintlet_e2e::{Node, Options, pods, until};
+use quintlet_e2e::{Node, Options, Seen, pods, until};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
@@ -117,8 +117,8 @@ async fn a_container_has_its_device_and_keeps_it_over_kills_of_pod_sync_and_of_t
     // A container that starts again has the device of the checkpoint.
     std::fs::write(node.empty_dir(&uid, "out").join("exit"), "").unwrap();
     wait_report(&node, &uid, &SEEN.repeat(2)).await;
-    let again = node.wait_ready("web").await;
-    assert_eq!(again.container("main").restarts, 1);
+    let restarted = |pod: &Seen| pod.is_ready() && pod.container("main").restarts == 1;
+    let again = node.wait_pod("web", "it is Ready again", LONG, restarted).await;
 
     // The plugin is back: its device still belongs to the first pod.
     let _plugin = start_plugin(&node).await;

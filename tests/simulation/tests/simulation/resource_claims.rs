@@ -1,5 +1,7 @@
 //! Pods with claims of dynamic resource allocation, with a driver of the tests on its real socket.
 
+use std::time::Duration;
+
 use k8s_cri::v1;
 use pod_sync_claims::checkpoint::{CHECKPOINT, decode};
 use quintlet_dra_driver::{Fault, Method as DriverMethod, TestDriver};
@@ -175,5 +177,27 @@ async fn the_slices_of_a_driver_that_stays_away_are_removed() {
         if names == [json!("elsewhere")] { Ok(()) } else { Err(names) }
     })
     .await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_without_resource_slices_has_one_line_and_no_warning() {
+    let sim = Sim::start(Options::default()).await;
+    edges::go_down(&sim).await;
+    sim.api.faults().set_unserved(&["resource.k8s.io/v1/resourceslices"]);
+    let before = sim.lines().len();
+    sim.start_all();
+    let about_slices = || {
+        let mut lines = sim.lines().split_off(before);
+        lines.retain(|line| line["message"].as_str().is_some_and(|text| text.contains("ResourceSlices")));
+        lines
+    };
+    until("the line", LONG, async || if about_slices().is_empty() { Err(()) } else { Ok(()) }).await;
+    sim.create(pods::single("web"));
+    sim.wait_ready("web").await;
+    // Longer than the first pauses of a request that is tried again.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let levels: Vec<Value> = about_slices().iter().map(|line| line["level"].clone()).collect();
+    assert_eq!(levels, [json!("info")]);
     sim.finish().await;
 }

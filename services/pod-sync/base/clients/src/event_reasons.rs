@@ -31,7 +31,7 @@ const REASONS: [(&str, &str); 99] = [
     ("SandboxChanged", "pod-sync/worker/src/worker/stop.rs"),
     ("FailedCreatePodSandBox", "pod-sync/worker/src/worker/sandbox.rs"),
     ("FailedPodSandBoxStatus", "pod-sync/worker/src/worker/sandbox.rs"),
-    ("FailedPrepareDynamicResources", "pod-sync/base/decisions/src/unsupported.rs"),
+    ("FailedPrepareDynamicResources", "pod-sync/worker/src/worker/claims.rs"),
     ("FailedSync", "pod-sync/worker/src/worker/tracker.rs"),
     ("FailedValidation", "pod-sync/src/pod_manager/updates.rs"),
     ("DeadlineExceeded", "pod-sync/base/decisions/src/status.rs"),

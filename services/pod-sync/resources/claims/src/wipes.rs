@@ -65,14 +65,20 @@ impl Claims {
     /// Gives the drivers with ResourceSlices time to register.
     async fn expect_drivers(&self, wiper: &dyn SliceWiper) {
         let mut backoff = Backoff::new(FIRST_RETRY, 2.0, LAST_RETRY);
+        let mut is_reported = false;
         let drivers = loop {
             match wiper.drivers().await {
                 Ok(drivers) => break drivers,
+                // The API server may be away for long, and has one line.
+                Err(error) if is_reported => {
+                    tracing::debug!(error, "failed to list the ResourceSlices of this node again");
+                }
                 Err(error) => {
                     tracing::warn!(error, "failed to list the ResourceSlices of this node, retrying");
-                    sleep(backoff.next_wait()).await;
+                    is_reported = true;
                 }
             }
+            sleep(backoff.next_wait()).await;
         };
         let due = self.shared.clock.boot().saturating_add(WIPE_DELAY);
         let mut state = self.shared.state.lock();

@@ -59,9 +59,9 @@ impl PodProbes {
         for (container, probe, mut memory) in probe_targets::seeds(pod, status, runtime) {
             let known = self.memory();
             let mut recorded = known.get(&(container.clone(), probe));
-            if failpoint::planted!("ready before its own probe")
-                || failpoint::planted!("sidecar's startup is forgotten")
-            {
+            let ready = failpoint::planted!("ready before its own probe");
+            let forgotten = failpoint::planted!("sidecar's startup is forgotten");
+            if [ready, forgotten].contains(&true) {
                 memory.counter = recorded.map_or(0, |recorded| recorded.counter.saturating_add(1));
                 recorded = None;
             }
