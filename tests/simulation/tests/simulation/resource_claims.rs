@@ -193,7 +193,7 @@ async fn an_api_server_without_resource_slices_has_one_line_and_no_warning() {
         lines
     };
     until("the line", LONG, async || if about_slices().is_empty() { Err(()) } else { Ok(()) }).await;
-    sim.create(pods::single("web"));
+    let _uid = sim.create(pods::single("web"));
     sim.wait_ready("web").await;
     // Longer than the first pauses of a request that is tried again.
     tokio::time::sleep(Duration::from_secs(10)).await;
