@@ -1,7 +1,7 @@
 //! `quintctl install` and `quintctl uninstall`: puts Quintlet in the place of a kubelet or beside it, and gives the node back.
 //!
-//! [`facts`] surveys the machine and [`refusals`] decides whether anything would break. [`plan`] turns the facts into [`steps`], each of
-//! which can be shown, done and undone. [`execute`] does them, and records each in the [`journal`] before it begins. A failed step
+//! `facts` surveys the machine and `refusals` decides whether anything would break. `plan` turns the facts into `steps`, each of
+//! which can be shown, done and undone. `execute` does them, and records each in the `journal` before it begins. A failed step
 //! undoes the steps before it; after a kill, `quintctl uninstall` undoes what the journal has.
 //!
 //! systemd and the programs of Quintlet are called as commands. All paths are below [`Machine::root`].

@@ -189,7 +189,7 @@ async fn an_api_server_without_resource_slices_has_one_line_and_no_warning() {
     sim.start_all();
     let about_slices = || {
         let mut lines = sim.lines().split_off(before);
-        lines.retain(|line| line["message"].as_str().is_some_and(|text| text.contains("ResourceSlices")));
+        lines.retain(|line| line["msg"].as_str().is_some_and(|text| text.contains("ResourceSlices")));
         lines
     };
     until("the line", LONG, async || if about_slices().is_empty() { Err(()) } else { Ok(()) }).await;
