@@ -24,6 +24,7 @@ use tokio::sync::Notify;
 
 use crate::journal::Journal;
 use crate::resize_metrics::{DeferralEnd, NOT_COUNTED, ResizeMetrics, counted};
+use crate::state_file;
 
 const ALLOCATED: &str = "allocated_pods_state";
 const ACTUATED: &str = "actuated_pods_state";
@@ -47,26 +48,9 @@ struct Checkpoint {
 impl Checkpoint {
     // An unusable checkpoint is renamed for inspection, and an empty one replaces it.
     fn open(path: PathBuf, journal_path: PathBuf) -> Self {
-        let mut file = None;
-        let mut entries = match std::fs::read(&path) {
-            Ok(bytes) => match checkpoint::decode(&bytes) {
-                Ok(entries) => {
-                    file = Some(bytes);
-                    entries
-                }
-                Err(e) => {
-                    let aside = path.with_extension("corrupt");
-                    let moved = std::fs::rename(&path, &aside).is_ok();
-                    tracing::error!(path = %path.display(), error = quintlet_kit::error_chain(&e), moved, "resource checkpoint is unusable, starting an empty one");
-                    PodResourceEntries::new()
-                }
-            },
-            Err(e) => {
-                if e.kind() != std::io::ErrorKind::NotFound {
-                    tracing::error!(path = %path.display(), error = %e, "failed to read resource checkpoint");
-                }
-                PodResourceEntries::new()
-            }
+        let (file, mut entries) = match state_file::read(&path, checkpoint::decode) {
+            Some((file, entries)) => (Some(file), entries),
+            None => (None, PodResourceEntries::new()),
         };
         let changes = Journal::read(&journal_path, file.as_deref());
         for (uid, entry) in &changes {

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use quintlet_model::hash::escape_as_go;
 use serde::{Deserialize, Serialize};
 
 use crate::claim::ClaimKey;
@@ -107,25 +108,9 @@ pub fn encode(records: &BTreeMap<ClaimKey, ClaimRecord>) -> Result<Vec<u8>, serd
     };
     let claims = Some(records.iter().map(claim).collect());
     let data = Data { kind: KIND.to_owned(), api_version: VERSION.to_owned(), claims };
-    let data = escape(&serde_json::to_string(&data)?);
+    let data = escape_as_go(&serde_json::to_string(&data)?);
     let checksum = crc32fast::hash(data.as_bytes());
-    serde_json::to_string(&File { data, checksum }).map(|text| escape(&text).into_bytes())
-}
-
-/// Escapes the characters that Go escapes in JSON, which occur in strings only.
-fn escape(json: &str) -> String {
-    let mut out = String::with_capacity(json.len());
-    for char in json.chars() {
-        match char {
-            '<' => out.push_str("\\u003c"),
-            '>' => out.push_str("\\u003e"),
-            '&' => out.push_str("\\u0026"),
-            '\u{2028}' => out.push_str("\\u2028"),
-            '\u{2029}' => out.push_str("\\u2029"),
-            other => out.push(other),
-        }
-    }
-    out
+    serde_json::to_string(&File { data, checksum }).map(|text| escape_as_go(&text).into_bytes())
 }
 
 /// Parses a checkpoint file. An entry without a name is left out.

@@ -35,7 +35,7 @@ const BETA_UNPREPARE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/Nod
 /// The results of a call by the UID of the claim: its devices, or the driver's error.
 pub(crate) type CallResults = BTreeMap<String, Result<Vec<PreparedDevice>, String>>;
 
-/// A registered plugin.
+/// A plugin with the services that it registered, which are those of its calls.
 #[derive(Debug)]
 pub(crate) struct DriverPlugin {
     /// Name of the driver.

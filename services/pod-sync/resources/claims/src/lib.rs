@@ -17,7 +17,6 @@ pub mod checkpoint;
 pub mod claim;
 mod driver;
 pub mod error;
-mod file;
 pub mod health;
 pub mod inventory;
 mod manager;

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, ResourceStatus};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
+use pod_sync_records::StateFile;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::{clock, failpoint, task};
 use quintlet_model::ids::PodUid;
@@ -19,11 +20,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use crate::checkpoint::encode;
+use crate::checkpoint::{CHECKPOINT, decode, encode};
 use crate::claim::{AllocatedClaim, ClaimKey};
 use crate::driver::{CALL_LIMIT, DriverPlugin};
 use crate::error::{ClaimError, DriverMethod};
-use crate::file::CheckpointFile;
 use crate::health::{DeviceName, HealthState, PluginHealth, resource_health};
 use crate::inventory::{Batches, ClaimCall, ClaimInventory, OperationStart, PreparedDevice};
 use crate::metrics::ClaimMetrics;
@@ -107,7 +107,7 @@ pub(crate) struct Shared {
     source: Arc<dyn ClaimSource>,
     pub(crate) stop: CancellationToken,
     pub(crate) state: Mutex<ManagerState>,
-    file: tokio::sync::Mutex<Arc<Mutex<CheckpointFile>>>,
+    file: tokio::sync::Mutex<Arc<Mutex<StateFile>>>,
     // A claim is no longer busy.
     idle: Notify,
     // A plugin has come, gone, connected or disconnected.
@@ -159,7 +159,7 @@ impl Claims {
     #[must_use]
     pub fn open(context: ClaimContext) -> Self {
         let ClaimContext { dir, clock, wakeups, source, stop } = context;
-        let (file, records) = CheckpointFile::open(&dir);
+        let (file, records) = StateFile::open(dir.join(CHECKPOINT), decode);
         let state = ManagerState {
             inventory: ClaimInventory::restored(records),
             is_unwritten: false,

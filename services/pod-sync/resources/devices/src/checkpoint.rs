@@ -6,6 +6,7 @@ use std::fmt::{self, Write as _};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use pod_sync_machine::GoHash;
 use serde::{Deserialize, Serialize};
 
 use crate::allocations::{Allocation, PodDevices};
@@ -176,33 +177,19 @@ fn device_ids(ids: Vec<String>) -> Vec<DeviceId> {
     ids.into_iter().map(DeviceId::from).collect()
 }
 
-/// Returns the 32-bit FNV-1a hash of what Go prints for the data with types, as the kubelet's hash of objects does.
+/// Returns the hash of what Go prints for the data with types.
 fn checksum(data: &Data) -> u64 {
-    let mut hash = Fnv(0x811c_9dc5);
     // The writer never fails.
-    let _ = print(&mut hash, data);
-    u64::from(hash.0)
+    GoHash::of(|out| print(out, data)).unwrap_or_default()
 }
 
-struct Fnv(u32);
-
-impl fmt::Write for Fnv {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.0 = text.bytes().fold(self.0, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-        Ok(())
-    }
-}
-
-fn print(out: &mut Fnv, data: &Data) -> fmt::Result {
+fn print(out: &mut GoHash, data: &Data) -> fmt::Result {
     out.write_str("(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)")?;
     match &data.pod_device_entries {
         None => out.write_str("<nil>")?,
         Some(entries) => {
             out.write_char('[')?;
-            for (number, entry) in entries.iter().enumerate() {
-                separate(out, number)?;
-                print_entry(out, entry)?;
-            }
+            out.separated(entries, print_entry)?;
             out.write_char(']')?;
         }
     }
@@ -216,7 +203,7 @@ fn print(out: &mut Fnv, data: &Data) -> fmt::Result {
     out.write_char('}')
 }
 
-fn print_entry(out: &mut Fnv, entry: &PodEntry) -> fmt::Result {
+fn print_entry(out: &mut GoHash, entry: &PodEntry) -> fmt::Result {
     let PodEntry { pod_uid, container_name, resource_name, device_ids, alloc_resp } = entry;
     write!(
         out,
@@ -241,30 +228,22 @@ fn print_entry(out: &mut Fnv, entry: &PodEntry) -> fmt::Result {
 }
 
 fn print_map<'a>(
-    out: &mut Fnv,
+    out: &mut GoHash,
     entries: impl Iterator<Item = (impl fmt::Display, Option<&'a [String]>)>,
 ) -> fmt::Result {
     out.write_str("map[")?;
-    for (number, (key, ids)) in entries.enumerate() {
-        separate(out, number)?;
+    out.separated(entries, |out, (key, ids)| {
         write!(out, "{key}:")?;
-        print_list(out, ids)?;
-    }
+        print_list(out, ids)
+    })?;
     out.write_char(']')
 }
 
-fn print_list(out: &mut Fnv, values: Option<&[impl fmt::Display]>) -> fmt::Result {
+fn print_list(out: &mut GoHash, values: Option<&[impl fmt::Display]>) -> fmt::Result {
     let Some(values) = values else { return out.write_str("<nil>") };
     out.write_char('[')?;
-    for (number, value) in values.iter().enumerate() {
-        separate(out, number)?;
-        write!(out, "{value}")?;
-    }
+    out.separated(values, |out, value| write!(out, "{value}"))?;
     out.write_char(']')
-}
-
-fn separate(out: &mut Fnv, number: usize) -> fmt::Result {
-    if number == 0 { Ok(()) } else { out.write_char(' ') }
 }
 
 #[cfg(test)]

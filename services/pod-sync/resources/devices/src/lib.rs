@@ -15,7 +15,6 @@ pub mod allocations;
 pub mod checkpoint;
 pub mod device;
 pub mod error;
-mod file;
 pub mod inventory;
 mod manager;
 mod metrics;
@@ -25,6 +24,7 @@ mod plugin;
 mod registration;
 pub mod requests;
 pub mod select;
+mod sockets;
 
 pub use crate::allocations::Allocation;
 pub use crate::device::{Device, DeviceId, DeviceIds};

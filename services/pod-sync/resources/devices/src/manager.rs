@@ -12,18 +12,18 @@ use pod_sync_clients::WorkerWakeups;
 use pod_sync_decisions::device_status::PodDeviceHealth;
 use pod_sync_layout::ExtendedResources;
 use pod_sync_plugins::call::CallError;
+use pod_sync_records::StateFile;
 use prost::Message as _;
 use quintlet_kit::clock::Clock;
-use quintlet_kit::{error_chain, task};
+use quintlet_kit::{error_chain, failpoint, task};
 use quintlet_model::ids::PodUid;
 use quintlet_plugin_api::device_plugin::ListAndWatchResponse;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::checkpoint::encode;
+use crate::checkpoint::{CHECKPOINT, decode, encode};
 use crate::device::{Device, DeviceId, DeviceIds};
 use crate::error::DeviceError;
-use crate::file::{CheckpointFile, remove_sockets};
 use crate::inventory::{
     DeviceDecision, DeviceInventory, DeviceRequest, PreStartNeed, RegistrationNumber, Reservation,
 };
@@ -33,6 +33,7 @@ use crate::options::DeviceOptions;
 use crate::plugin::{CallEnd, ConnectedPlugin, DevicePlugin};
 use crate::requests::{ContainerRequest, may_need_devices, requests, resource_names};
 use crate::select::Preference;
+use crate::sockets::remove_sockets;
 
 /// Largest number of resources with a plugin. Each has a task and a connection.
 const MOST_RESOURCES: usize = 256;
@@ -90,7 +91,7 @@ struct Shared {
     stop: CancellationToken,
     state: Mutex<ManagerState>,
     capacity: watch::Sender<ExtendedResources>,
-    file: tokio::sync::Mutex<Arc<Mutex<CheckpointFile>>>,
+    file: tokio::sync::Mutex<Arc<Mutex<StateFile>>>,
     // A plugin has stopped, so that another grace period may end first.
     stopped: Notify,
     metrics: DeviceMetrics,
@@ -154,7 +155,7 @@ impl Devices {
         let DeviceContext { dir, clock, wakeups, stop } = context;
         std::fs::DirBuilder::new().recursive(true).mode(DIR_MODE).create(&dir)?;
         remove_sockets(&dir)?;
-        let (file, checkpoint) = CheckpointFile::open(&dir);
+        let (file, checkpoint) = StateFile::open(dir.join(CHECKPOINT), decode);
         let inventory = DeviceInventory::restored(checkpoint, clock.boot());
         let capacity = watch::Sender::new(inventory.capacity());
         let state = ManagerState { inventory, ..ManagerState::default() };
@@ -665,7 +666,11 @@ impl Shared {
         let file = Arc::clone(&file);
         task::blocking(move || {
             let bytes = encode(&checkpoint).map_err(std::io::Error::other)?;
-            file.lock().write(bytes)
+            let mut file = file.lock();
+            if file.has(&bytes) {
+                return Ok(());
+            }
+            failpoint::file!("device checkpoint written", || file.write(bytes))
         })
         .await
     }

@@ -32,7 +32,7 @@ const ALLOCATE_LIMIT: Duration = Duration::from_secs(120);
 /// Time limit of PreStartContainer (`KubeletPreStartContainerRPCTimeoutInSecs`).
 const PRE_START_LIMIT: Duration = Duration::from_secs(30);
 
-/// A registered plugin.
+/// A plugin with the number of its registration, which its calls and lists carry.
 #[derive(Debug)]
 pub(crate) struct DevicePlugin {
     /// Number of the registration.
