@@ -167,8 +167,8 @@ pub fn from_containerd(envelope: &containerd_client::types::Envelope) -> Option<
 
 /// Converts a CRI event to a hint.
 #[must_use]
-pub fn from_cri(event: k8s_cri::v1::ContainerEventResponse) -> Option<pb::Hint> {
-    use k8s_cri::v1::ContainerEventType as Type;
+pub fn from_cri(event: quintlet_cri_api::v1::ContainerEventResponse) -> Option<pb::Hint> {
+    use quintlet_cri_api::v1::ContainerEventType as Type;
     let kind = match event.container_event_type() {
         Type::ContainerCreatedEvent => pb::HintKind::Created,
         Type::ContainerStartedEvent => pb::HintKind::Started,

@@ -258,9 +258,9 @@ fn varint(bytes: &[u8]) -> Result<(u64, usize), Field> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1;
     use proptest::prelude::*;
     use prost::Message as _;
+    use quintlet_cri_api::v1;
 
     use super::*;
     use crate::policy;

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1;
 use notify::Watcher as _;
 use prost::Message as _;
+use quintlet_cri_api::v1;
 use quintlet_crilog::follow::{Followed, LINGER, ReadOutcome};
 use quintlet_kit::beneath::Dir;
 use quintlet_kit::clock::deadline_after;

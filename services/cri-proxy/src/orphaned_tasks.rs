@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use containerd_client::services::v1::tasks_client::TasksClient;
 use containerd_client::services::v1::{DeleteTaskRequest, GetRequest, KillRequest, WaitRequest};
-use k8s_cri::v1::RemoveContainerRequest;
 use prost::Message as _;
+use quintlet_cri_api::v1::RemoveContainerRequest;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request, Status};
 

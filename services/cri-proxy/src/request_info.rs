@@ -1,7 +1,7 @@
 //! Reads the key, pod, registry and time limit of a request. The original bytes are forwarded.
 use bytes::Bytes;
-use k8s_cri::v1;
 use prost::Message as _;
+use quintlet_cri_api::v1;
 
 use crate::policy::{IMAGE, RUNTIME};
 

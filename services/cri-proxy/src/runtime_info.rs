@@ -2,9 +2,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use parking_lot::Mutex;
+use quintlet_cri_api::v1;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use tonic::Status;
 
 use crate::policy::{Policy, RUNTIME};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderMap;
-use k8s_cri::v1;
 use parking_lot::RwLock;
 use prost::Message as _;
+use quintlet_cri_api::v1;
 use quintlet_kit::grant::GrantKey;
 use quintlet_kit::messages::Bounded;
 use quintlet_kit::task;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::StatusCode;
-use k8s_cri::v1::{
+use quintlet_cri_api::v1::{
     ContainerState, ContainerStateValue, ListContainersRequest, ListContainersResponse,
     ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxState,
 };
@@ -72,7 +72,7 @@ async fn find_running(node: &Services) -> Result<Vec<Value>, tonic::Status> {
         }
     };
     lists::SANDBOXES.each(node.cri(), Request::new(ListPodSandboxRequest::default()), take).await?;
-    let filter = k8s_cri::v1::ContainerFilter {
+    let filter = quintlet_cri_api::v1::ContainerFilter {
         state: Some(ContainerStateValue { state: ContainerState::ContainerRunning.into() }),
         ..Default::default()
     };

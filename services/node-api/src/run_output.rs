@@ -6,7 +6,7 @@
 use axum::body::{Body, Bytes};
 use futures::StreamExt as _;
 use http::{HeaderValue, StatusCode, header};
-use k8s_cri::v1::ExecSyncResponse;
+use quintlet_cri_api::v1::ExecSyncResponse;
 use tokio::sync::Semaphore;
 
 use crate::answer::{self, Answer};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use futures::stream::{self, StreamExt as _};
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::lists;
 use quintlet_model::labels::{POD_NAME, POD_NAMESPACE, POD_UID};
 use tonic::{Code, Request, Status};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::messages::{timely, whole_within};
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::{socket, task};

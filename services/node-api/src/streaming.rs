@@ -9,7 +9,7 @@ use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::{contain, task};
 use serde_json::Value;
 use tonic::{Code, Status};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_model::ids::{ContainerId, PodRef, PodUid, SandboxId};
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, ContainerState, Mount, Resources, Sandbox, SandboxState, User};

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use k8s_cri::v1::VersionRequest;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::VersionRequest;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::notify::Liveness;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::server::{HTTPS_LOOP, NODE, RELIST_LOOP, SYNC_LOOP};

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crossterm::event::{Event, EventStream, KeyCode, KeyModifiers};
 use futures::StreamExt as _;
-use k8s_cri::v1::{ContainerStatsFilter, ListContainerStatsRequest, ListContainerStatsResponse};
+use quintlet_cri_api::v1::{ContainerStatsFilter, ListContainerStatsRequest, ListContainerStatsResponse};
 use quintlet_kit::lists;
 use quintlet_kit::paths::Paths;
 use quintlet_proto::debug::v1::MetricsRequest;

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{
+use quintlet_cri_api::v1::image_service_client::ImageServiceClient;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::{
     Container, ContainerState, ContainerStats, FilesystemUsage, ImageFsInfoRequest,
     ListContainerStatsRequest, ListContainersRequest, ListImagesRequest, ListPodSandboxRequest, PodSandbox,
     PodSandboxState, VersionRequest,

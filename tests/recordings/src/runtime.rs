@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use k8s_cri::v1 as cri;
+use quintlet_cri_api::v1 as cri;
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, FakeRuntime, Options};
 
 pub const NODE: &str = "sim-node";

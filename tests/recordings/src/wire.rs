@@ -212,8 +212,8 @@ fn number(raw: &Raw<'_>) -> Result<u64, NotAMessage> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1 as cri;
     use prost::Message as _;
+    use quintlet_cri_api::v1 as cri;
 
     use super::*;
     use crate::schema;

@@ -7,8 +7,8 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use k8s_cri::v1::ContainerState;
 use parking_lot::Mutex;
+use quintlet_cri_api::v1::ContainerState;
 use quintlet_testapi::TestApi;
 use quintlet_testkit::fake_runtime::{ExecReply, FakeRuntime};
 use serde_json::{Value, json};

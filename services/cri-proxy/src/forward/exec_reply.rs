@@ -4,8 +4,8 @@
 //! nothing from the limit of the socket (`crate::budget`), which all probes or hooks share.
 
 use http_body_util::BodyExt as _;
-use k8s_cri::v1::ExecSyncResponse;
 use prost::encoding::WireType;
+use quintlet_cri_api::v1::ExecSyncResponse;
 use tokio::time::Instant;
 use tonic::Code;
 

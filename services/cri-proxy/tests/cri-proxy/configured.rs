@@ -6,7 +6,7 @@ use crate::common::{Act, Bench, Script, good};
 use bytes::Bytes;
 use cri_proxy::policy::Socket;
 use cri_proxy::reply;
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::clock::Clock;
 
 const STATUS: &str = "/runtime.v1.RuntimeService/ContainerStatus";

@@ -9,7 +9,7 @@ use cri_proxy::lists;
 use cri_proxy::policy::{self, CallDecision, Class, Socket};
 use cri_proxy::reply::{self, Frames};
 use http_body_util::BodyExt as _;
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::grant::GrantKey;
 use quintlet_proto::runtime::v1 as pb;

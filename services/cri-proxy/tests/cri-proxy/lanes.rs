@@ -7,7 +7,7 @@ use crate::common::{Act, Bench, eventually, good};
 use bytes::Bytes;
 use cri_proxy::policy::Socket;
 use cri_proxy::reply;
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 const IMAGE_FS: &str = "/runtime.v1.ImageService/ImageFsInfo";

@@ -11,8 +11,8 @@ use containerd_client::services::v1::{
 use cri_proxy::policy::Socket;
 use cri_proxy::reply::{self, Frames};
 use http_body_util::BodyExt as _;
-use k8s_cri::v1;
 use prost::Message as _;
+use quintlet_cri_api::v1;
 use quintlet_kit::clock::Clock;
 use quintlet_proto::runtime::v1::ReadLogRequest;
 use quintlet_proto::runtime::v1::container_logs_client::ContainerLogsClient;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use cri_proxy::policy::Socket;
 use cri_proxy::reply::{self, Frames};
 use cri_proxy::upstream::Upstream;
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::contain;
 use quintlet_kit::failpoint::{self, Failpoint, Observer, When};
 use quintlet_proto::runtime::v1::ReadLogRequest;

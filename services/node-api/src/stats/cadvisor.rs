@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use jiff::Timestamp;
-use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
+use quintlet_cri_api::v1;
 use quintlet_kit::{lists, task};
 
 use super::families::{interfaces, limits, on_disk, render, runtimes_interfaces, start, used};

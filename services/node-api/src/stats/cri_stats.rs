@@ -1,7 +1,7 @@
 //! Converts CRI statistics to the JSON of the summary.
 
 use jiff::Timestamp;
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use serde_json::{Map, Value, json};
 
 /// Returns an object without null fields.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::file_system::FileSystemUsage;
 use quintlet_proto::podsync::v1 as wire;
 use serde_json::{Value, json};

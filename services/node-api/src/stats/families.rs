@@ -2,8 +2,8 @@
 
 use std::time::UNIX_EPOCH;
 
-use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Detail};
+use quintlet_cri_api::v1;
 
 use super::prometheus::{Text, escape, seconds, whole};
 use crate::host;

@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use k8s_cri::v1;
 use quintlet_cgroups::stats::{CgroupStats, Usage};
+use quintlet_cri_api::v1;
 use quintlet_kit::task;
 use quintlet_model::qos::QosClass;
 use quintlet_proto::podsync::v1::PodView;

@@ -2,8 +2,8 @@
 //! kubelet, of the runtime and of other processes (`pkg/kubelet/cadvisor: New`, the prefixes of raw cgroups).
 
 use jiff::Timestamp;
-use k8s_cri::v1;
 use quintlet_cgroups::stats::CgroupStats;
+use quintlet_cri_api::v1;
 use quintlet_kit::{file_system::FileSystemUsage, mount_table};
 
 use super::families::{interfaces, render, start, used};

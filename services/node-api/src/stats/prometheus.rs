@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 use jiff::Timestamp;
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::task;
 use serde_json::Value;
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use jiff::Timestamp;
-use k8s_cri::v1;
 use parking_lot::Mutex;
+use quintlet_cri_api::v1;
 
 /// The CPU time of the previous request, to compute a rate.
 #[derive(Debug, Default)]

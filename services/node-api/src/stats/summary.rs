@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use http::StatusCode;
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::task;
 use quintlet_proto::podsync::v1::PodStorage;
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! Commands of `kubectl exec` that make the URL longer than hyper reads.
 
 use crate::common::Api;
-use k8s_cri::v1;
 use node_api::limits::Limits;
+use quintlet_cri_api::v1;
 use quintlet_testkit::fake_runtime::Method;
 
 const OPEN: &[&str] = &["--anonymous-auth=true", "--authorization-mode=AlwaysAllow"];

@@ -220,7 +220,7 @@ async fn on_a_full_node_new_ids_are_looked_for_by_themselves_and_not_in_a_list_o
     watch.snapshot().await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let full = || {
-        let request = |c: Call| c.request::<k8s_cri::v1::ListContainersRequest>();
+        let request = |c: Call| c.request::<quintlet_cri_api::v1::ListContainersRequest>();
         let lists = bench.runtime.calls_of(Method::ListContainers).into_iter().map(request);
         lists.filter(|r| r.filter.is_none()).count()
     };
@@ -610,7 +610,7 @@ async fn unreadable_data_is_an_error_of_its_pod_only_and_foreign_containers_are_
     let seen = bench.observe("u1", false).await.unwrap().pod.unwrap();
     assert!(seen.error.contains("metadata: missing"));
     bench.runtime.edit_container(&id, |c| {
-        c.metadata = Some(k8s_cri::v1::ContainerMetadata { name: "main".to_owned(), attempt: 0 });
+        c.metadata = Some(quintlet_cri_api::v1::ContainerMetadata { name: "main".to_owned(), attempt: 0 });
     });
     watch.until("recovery", |w| w.pods["u1"].error.is_empty()).await;
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use pod_sync_clients::{CallError, EventType};
 use pod_sync_decisions::backoff::{BackoffDecision, BackoffDelays, ImagePullBackoffs};
@@ -14,6 +13,7 @@ use pod_sync_images::credentials::keyring::Credential;
 use pod_sync_images::credentials::{InvalidPullSecret, PresentedCredential};
 use pod_sync_images::pull_records::{Access, PullInProgress};
 use pod_sync_node_decisions::image_access::PullCredentials;
+use quintlet_cri_api::v1 as cri;
 use quintlet_kit::task::blocking;
 
 use crate::context::PullContext;

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use k8s_cri::v1::AttachRequest;
+use quintlet_cri_api::v1::AttachRequest;
 use quintlet_kit::paths::Paths;
 
 use super::session::{self, Wanted};

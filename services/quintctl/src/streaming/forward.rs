@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use k8s_cri::v1::{
+use quintlet_cri_api::v1::{
     ListPodSandboxRequest, PodSandboxFilter, PodSandboxState, PodSandboxStateValue, PortForwardRequest,
 };
 use quintlet_kit::paths::Paths;

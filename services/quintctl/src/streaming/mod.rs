@@ -9,7 +9,7 @@ pub mod forward;
 mod session;
 mod terminal;
 
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_proto::podsync::v1::GetPodRequest;
 use quintlet_proto::podsync::v1::PodView;

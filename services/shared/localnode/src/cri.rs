@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::{
     CgroupDriver, ListContainersRequest, ListPodSandboxRequest, RemovePodSandboxRequest,
     RuntimeConfigRequest, StatusRequest, StopContainerRequest, StopPodSandboxRequest, VersionRequest,
 };

@@ -16,8 +16,8 @@ use containerd_client::services::v1::{
     WriteContentRequest,
 };
 use containerd_client::types::Descriptor;
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::{ImageSpec, ImageStatusRequest};
+use quintlet_cri_api::v1::image_service_client::ImageServiceClient;
+use quintlet_cri_api::v1::{ImageSpec, ImageStatusRequest};
 use serde::Deserialize;
 use tokio::time::Instant;
 use tonic::transport::Channel;

@@ -12,9 +12,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::*;
 use nix::sched::{CloneFlags, unshare};
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::*;
 use quintlet_localnode::containerd::cleanup_stale;
 use quintlet_localnode::{Containerd, Options, images};
 use quintlet_test_runtime::Faults as _;

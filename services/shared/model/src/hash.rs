@@ -1,6 +1,6 @@
-//! Hashes that the kubelet stores on containers (`pkg/kubelet/container: HashContainer`).
+//! Hashes that the kubelet stores: of containers (`pkg/kubelet/container: HashContainer`) and of state files.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::hash::Hasher as _;
 
 /// Returns the hash of a container definition as in the container's annotation: lower-case hex without padding.
@@ -15,12 +15,7 @@ pub fn container_hash(name: &str, image: &str) -> String {
         let _ = write!(text, "{}{b}", if i == 0 { "" } else { " " });
     }
     text.push(']');
-    let mut hash: u32 = 0x811c_9dc5;
-    for b in text.bytes() {
-        hash ^= u32::from(b);
-        hash = hash.wrapping_mul(0x0100_0193);
-    }
-    format!("{hash:x}")
+    format!("{:x}", GoHash::of_text(&text))
 }
 
 fn go_json(text: &str) -> String {
@@ -43,6 +38,62 @@ pub fn fnv64_hex(text: &str) -> String {
     let mut hasher = fnv::FnvHasher::default();
     hasher.write(text.as_bytes());
     format!("{:x}", hasher.finish())
+}
+
+/// The 32-bit FNV-1a hash of the text that is written to it. The kubelet hashes what Go prints for the data of a state file
+/// (`pkg/kubelet/checkpointmanager/checksum`).
+#[derive(Debug, Clone, Copy)]
+pub struct GoHash(u32);
+
+impl GoHash {
+    const EMPTY: Self = Self(0x811c_9dc5);
+
+    /// Returns the hash of what a function writes.
+    ///
+    /// # Errors
+    /// The function failed. The hash itself never does.
+    pub fn of(write: impl FnOnce(&mut Self) -> fmt::Result) -> Result<u64, fmt::Error> {
+        let mut hash = Self::EMPTY;
+        write(&mut hash)?;
+        Ok(u64::from(hash.0))
+    }
+
+    /// Returns the hash of a text.
+    #[must_use]
+    pub fn of_text(text: &str) -> u64 {
+        let mut hash = Self::EMPTY;
+        hash.add(text);
+        u64::from(hash.0)
+    }
+
+    /// Writes the items of a Go slice or map, which spaces separate.
+    ///
+    /// # Errors
+    /// `write` failed.
+    pub fn separated<T>(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        mut write: impl FnMut(&mut Self, T) -> fmt::Result,
+    ) -> fmt::Result {
+        for (number, item) in items.into_iter().enumerate() {
+            if number > 0 {
+                fmt::Write::write_char(self, ' ')?;
+            }
+            write(self, item)?;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, text: &str) {
+        self.0 = text.bytes().fold(self.0, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    }
+}
+
+impl fmt::Write for GoHash {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.add(text);
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use containerd_client::services::v1::images_client::ImagesClient;
 use containerd_client::services::v1::{GetImageRequest, UpdateImageRequest};
 use jiff::Timestamp;
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{ListImagesRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
+use quintlet_cri_api::v1::image_service_client::ImageServiceClient;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::{ListImagesRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
 use quintlet_e2e::registry::Registry;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
@@ -149,7 +149,8 @@ async fn leftovers_of_pods_on_the_node_are_removed() {
     let mut runtime = RuntimeServiceClient::new(node.cri());
     for pod in &left {
         let sandboxes = node.listed().await.sandboxes.into_iter();
-        let of_pod = |s: &k8s_cri::v1::PodSandbox| s.metadata.as_ref().is_some_and(|m| m.uid == pod.uid());
+        let of_pod =
+            |s: &quintlet_cri_api::v1::PodSandbox| s.metadata.as_ref().is_some_and(|m| m.uid == pod.uid());
         let id = sandboxes.filter(of_pod).map(|s| s.id).next().unwrap();
         runtime.stop_pod_sandbox(StopPodSandboxRequest { pod_sandbox_id: id.clone() }).await.unwrap();
         runtime.remove_pod_sandbox(RemovePodSandboxRequest { pod_sandbox_id: id }).await.unwrap();

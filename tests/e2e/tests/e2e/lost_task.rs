@@ -3,8 +3,8 @@
 
 use containerd_client::services::v1::GetRequest;
 use containerd_client::services::v1::tasks_client::TasksClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::*;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::*;
 use quintlet_e2e::{Node, Options};
 use quintlet_localnode::images;
 use tonic::transport::Channel;

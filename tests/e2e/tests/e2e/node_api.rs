@@ -3,8 +3,8 @@
 use std::process::{Output, Stdio};
 
 use futures::{SinkExt as _, StreamExt as _};
-use k8s_cri::v1::ReopenContainerLogRequest;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::ReopenContainerLogRequest;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use futures::future::join_all;
-use k8s_cri::v1::PodSandboxStatsRequest;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use nix::sys::signal::Signal;
+use quintlet_cri_api::v1::PodSandboxStatsRequest;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, pods, until};

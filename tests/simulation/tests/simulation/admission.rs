@@ -1,6 +1,6 @@
 //! Admission and preemption.
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_proto::podsync::v1::PodView;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};

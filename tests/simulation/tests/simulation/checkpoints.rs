@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::socket;
 use quintlet_proto::podsync::v1::CheckpointRequest;
 use quintlet_proto::podsync::v1::checkpoints_client::CheckpointsClient;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{self, Behaviour, Method, Rule};
 use quintlet_testkit::wait::until;

@@ -1,6 +1,6 @@
 //! Pods that must not be treated as deleted, and pods that return.
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1;
 use parking_lot::Mutex;
+use quintlet_cri_api::v1;
 use quintlet_kit::failpoint::{self, When};
 use quintlet_simulation::cuts::CutPoint;
 use quintlet_simulation::sim::LONG;

@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use k8s_cri::v1;
 use pod_sync_devices::GRACE;
 use pod_sync_devices::checkpoint::{CHECKPOINT, decode};
+use quintlet_cri_api::v1;
 use quintlet_device_plugin::{Fault, Method as PluginMethod, TestPlugin};
 use quintlet_proto::podsync::v1::PodView;
 use quintlet_simulation::seen::Seen;

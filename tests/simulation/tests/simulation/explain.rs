@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1;
 use nix::mount::{MntFlags, MsFlags};
 use parking_lot::Mutex;
 use pod_sync_decisions::waiting::Waiting;
+use quintlet_cri_api::v1;
 use quintlet_proto::podsync::v1::pod_sync_client::PodSyncClient;
 use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_proto::podsync::v1::{ExplainRequest, WatchPodsRequest};

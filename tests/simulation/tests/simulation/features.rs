@@ -1,6 +1,6 @@
 //! Features of the runtime: handlers, user namespaces, image volumes, and fields that are passed through to it.
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{self, Method, Rule};
 use serde_json::json;

@@ -85,7 +85,7 @@ async fn an_image_is_accessible_only_with_the_credentials_that_pulled_it() {
     sim.wait_ready("again").await;
     assert!(pulls(&sim) >= before && records(&sim, "pulled").len() == 1);
     let with_secret = sim.runtime.calls_of(Method::PullImage).into_iter().filter(|c| {
-        let request = c.request::<k8s_cri::v1::PullImageRequest>();
+        let request = c.request::<quintlet_cri_api::v1::PullImageRequest>();
         request.auth.is_some_and(|a| a.username == "good")
     });
     assert_eq!(with_secret.count(), 1, "what opened the image outlives the process");

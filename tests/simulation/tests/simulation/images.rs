@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};

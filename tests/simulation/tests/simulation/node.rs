@@ -1,7 +1,7 @@
 //! The Node object, and UpdateRuntimeConfig.
 
 use clap::Parser as _;
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::clock::Clock;
 use quintlet_simulation::{Options, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{ContainerRecord, Method};

@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use futures::StreamExt as _;
-use k8s_cri::v1::ContainerState;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use quintlet_cri_api::v1::ContainerState;
 use quintlet_simulation::rules::{Rules, probe};
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::watch::actions_on;

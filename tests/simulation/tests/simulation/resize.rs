@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use k8s_cri::v1;
-use k8s_cri::v1::UpdatePodSandboxResourcesRequest;
 use nix::mount::MsFlags;
+use quintlet_cri_api::v1;
+use quintlet_cri_api::v1::UpdatePodSandboxResourcesRequest;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Seen, Service, Sim, pods};
 use quintlet_testkit::fake_runtime::{Method, Rule};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use k8s_cri::v1;
 use pod_sync_claims::checkpoint::{CHECKPOINT, decode};
+use quintlet_cri_api::v1;
 use quintlet_dra_driver::{Fault, Method as DriverMethod, TestDriver};
 use quintlet_simulation::seen::Seen;
 use quintlet_simulation::sim::LONG;

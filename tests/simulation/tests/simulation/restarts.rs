@@ -207,7 +207,7 @@ async fn a_grace_period_continues_after_a_restart_of_pod_sync() {
     sim.wait_gone("ending").await;
     let stops = sim.runtime.calls_of(Method::StopContainer);
     let timeouts: Vec<i64> =
-        stops.iter().map(|c| c.request::<k8s_cri::v1::StopContainerRequest>().timeout).collect();
+        stops.iter().map(|c| c.request::<quintlet_cri_api::v1::StopContainerRequest>().timeout).collect();
     assert!(timeouts.iter().all(|t| *t <= 38), "the grace period was restarted: {timeouts:?}");
     assert_eq!(sim.runtime.count(Method::ExecSync), 1, "the hook runs once");
     sim.finish().await;

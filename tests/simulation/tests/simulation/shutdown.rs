@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_cri::v1::StopContainerRequest;
+use quintlet_cri_api::v1::StopContainerRequest;
 use quintlet_simulation::service::NODE;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{Behaviour, ExecReply, Method, StopReply};
 use serde_json::{Value, json};

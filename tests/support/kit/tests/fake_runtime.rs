@@ -7,10 +7,10 @@ use std::time::Duration;
 use containerd_client::events::TaskExit;
 use containerd_client::services::v1::SubscribeRequest;
 use containerd_client::services::v1::events_client::EventsClient;
-use k8s_cri::v1;
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use prost::Message;
+use quintlet_cri_api::v1;
+use quintlet_cri_api::v1::image_service_client::ImageServiceClient;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_testkit::fake_runtime::{
     Behaviour, ContainerSeed, FakeRuntime, Method, Options, Rule, StopReply,
 };

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1 as cri;
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use pod_sync_node_decisions::image_gc::Image;
 use prometheus_client::metrics::counter::Counter;
 use quintlet_cgroups::CgroupDriver;
+use quintlet_cri_api::v1 as cri;
+use quintlet_cri_api::v1::image_service_client::ImageServiceClient;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::clock::{self, Clock, FAR, bounded};
 use quintlet_kit::lists;
 use quintlet_model::ids::{ContainerId, SandboxId};

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use k8s_cri::v1::{
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
+use quintlet_cri_api::v1::{
     CdiDevice, ContainerConfig, ContainerMetadata, Device, ImageSpec, KeyValue, LinuxContainerConfig, Mount,
     UserNamespace,
 };
-use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use quintlet_model::hash::container_hash;
 use quintlet_model::ids::PodRef;
 use quintlet_model::{labels, stop_signal};

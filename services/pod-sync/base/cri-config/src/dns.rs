@@ -6,8 +6,8 @@ use std::io::{self, Read as _};
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
-use k8s_cri::v1::DnsConfig;
 use k8s_openapi::api::core::v1::{Pod, PodDNSConfig};
+use quintlet_cri_api::v1::DnsConfig;
 use quintlet_model::ids::PodRef;
 use quintlet_model::pod;
 

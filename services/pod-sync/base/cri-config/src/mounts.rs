@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
-use k8s_cri::v1::{Device, IdMapping, ImageSpec, Mount, MountPropagation};
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
+use quintlet_cri_api::v1::{Device, IdMapping, ImageSpec, Mount, MountPropagation};
 use quintlet_kit::failpoint;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;

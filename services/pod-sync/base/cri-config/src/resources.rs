@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use k8s_cri::v1::{HugepageLimit, LinuxContainerResources};
 use k8s_openapi::api::core::v1::{Container, Pod};
+use quintlet_cri_api::v1::{HugepageLimit, LinuxContainerResources};
 use quintlet_model::pod;
 
 use pod_sync_decisions::qos::{self, ResourceList};

@@ -3,12 +3,12 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
-use k8s_cri::v1::{
+use k8s_openapi::api::core::v1::{Container, Pod};
+use pod_sync_node_decisions::admission::normal_sysctl;
+use quintlet_cri_api::v1::{
     DnsConfig, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PortMapping, Protocol,
     UserNamespace,
 };
-use k8s_openapi::api::core::v1::{Container, Pod};
-use pod_sync_node_decisions::admission::normal_sysctl;
 use quintlet_model::ids::PodRef;
 use quintlet_model::{labels, pod};
 

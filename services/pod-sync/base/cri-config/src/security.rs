@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use k8s_cri::v1::security_profile::ProfileType;
-use k8s_cri::v1::{
+use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, SELinuxOptions, SeccompProfile};
+use quintlet_cri_api::v1::security_profile::ProfileType;
+use quintlet_cri_api::v1::{
     Capability, Int64Value, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
     NamespaceOption, SeLinuxOption, SecurityProfile, SupplementalGroupsPolicy, UserNamespace,
 };
-use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, SELinuxOptions, SeccompProfile};
 use quintlet_model::pod;
 
 use super::error::ConfigError;

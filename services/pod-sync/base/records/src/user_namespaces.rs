@@ -14,9 +14,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use k8s_cri::v1 as cri;
 use parking_lot::Mutex;
 use pod_sync_layout::paths;
+use quintlet_cri_api::v1 as cri;
 use quintlet_kit::command::{Commands, Ended};
 use quintlet_model::ids::PodUid;
 use serde::{Deserialize, Serialize};

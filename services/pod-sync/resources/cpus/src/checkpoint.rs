@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use pod_sync_machine::{CpuSet, GoHash};
+use pod_sync_machine::CpuSet;
+use quintlet_model::hash::GoHash;
 use serde::{Deserialize, Serialize};
 
 use crate::assignments::CpuAssignments;

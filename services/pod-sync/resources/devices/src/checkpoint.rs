@@ -6,7 +6,7 @@ use std::fmt::{self, Write as _};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use pod_sync_machine::GoHash;
+use quintlet_model::hash::GoHash;
 use serde::{Deserialize, Serialize};
 
 use crate::allocations::{Allocation, PodDevices};

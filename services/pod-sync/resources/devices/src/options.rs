@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_cri::v1 as cri;
 use pod_sync_cri_config::container::DeviceAdditions;
 use prost::Message as _;
+use quintlet_cri_api::v1 as cri;
 use quintlet_plugin_api::device_plugin::ContainerAllocateResponse;
 
 use crate::allocations::ContainerAllocations;

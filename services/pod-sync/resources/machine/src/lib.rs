@@ -2,7 +2,7 @@
 //! distances of each NUMA node.
 //!
 //! [`discover()`] reads them from sysfs, by the rules of cAdvisor, so that a kubelet on the same machine has the same values.
-//! [`CpuSet`] and [`NumaNodes`] are the sets that the managers compute with. [`GoHash`] is the checksum of the kubelet's state files.
+//! [`CpuSet`] and [`NumaNodes`] are the sets that the managers compute with.
 //!
 //! pod-sync does not use this crate yet: `docs/design/cpus.md` has what is missing.
 
@@ -11,14 +11,12 @@
 
 mod cpu_set;
 mod discover;
-mod go_hash;
 mod ids;
 mod numa_nodes;
 mod topology;
 
 pub use crate::cpu_set::CpuSet;
 pub use crate::discover::{DiscoverError, Machine, NodeMemory, discover};
-pub use crate::go_hash::GoHash;
 pub use crate::ids::{CacheId, CoreId, CpuId, InvalidNumaNode, NumaNode, SocketId};
 pub use crate::numa_nodes::{Combinations, NumaNodes};
 pub use crate::topology::{CpuPlace, CpuTopology};

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use pod_sync_machine::{GoHash, NumaNode, NumaNodes};
+use pod_sync_machine::{NumaNode, NumaNodes};
+use quintlet_model::hash::GoHash;
 use serde::{Deserialize, Serialize};
 
 use crate::blocks::{MemoryAssignments, MemoryBlock};

@@ -2,10 +2,10 @@
 
 use std::net::IpAddr;
 
-use k8s_cri::v1 as cri;
 use pod_sync_clients::EventType;
 use pod_sync_decisions::actions::PodActions;
 use pod_sync_decisions::{unsupported, waiting};
+use quintlet_cri_api::v1 as cri;
 use quintlet_model::ids::SandboxId;
 use quintlet_model::pod as pods;
 

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_clients::{CallError, EventType};
 use pod_sync_cri_config::container::{ContainerInput, DeviceAdditions, container_config};
@@ -19,6 +18,7 @@ use pod_sync_decisions::starts::ContainerKind;
 use pod_sync_decisions::waiting::{StartFailure, Waiting};
 use pod_sync_decisions::{backoff, sync as decide_sync};
 use pod_sync_layout::paths;
+use quintlet_cri_api::v1 as cri;
 use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::ContainerId;

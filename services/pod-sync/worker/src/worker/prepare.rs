@@ -5,7 +5,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Pod, ResourceRequirements, Secret, Volume};
 use pod_sync_clients::EventType;
 use pod_sync_cri_config::mounts::MountedVolumes;
@@ -22,6 +21,7 @@ use pod_sync_layout::TokenSource;
 use pod_sync_metrics::CgroupOperation;
 use pod_sync_records::UserNamespaceError;
 use pod_sync_volume_manager::{Again, NotReady};
+use quintlet_cri_api::v1 as cri;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
 use tokio_util::sync::CancellationToken;

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::{CallError, EventType};
 use pod_sync_cri_config::resources;
@@ -14,6 +13,7 @@ use pod_sync_decisions::resize::plan::{
     memory_limit_decreases, resize_steps,
 };
 use pod_sync_metrics::CgroupOperation;
+use quintlet_cri_api::v1 as cri;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::task::blocking;
 use quintlet_model::ids::{ContainerId, PodRef, SandboxId};

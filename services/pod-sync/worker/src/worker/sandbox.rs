@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 
-use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::EventType;
 use pod_sync_cri_config::dns;
@@ -10,6 +9,7 @@ use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::sandbox::{SandboxInput, sandbox_config};
 use pod_sync_decisions::waiting::Waiting;
 use pod_sync_layout::paths;
+use quintlet_cri_api::v1 as cri;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;

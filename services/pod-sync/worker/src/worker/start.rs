@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use k8s_cri::v1 as cri;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_clients::{CallError, EventType};
 use pod_sync_decisions::actions::PodActions;
@@ -12,6 +11,7 @@ use pod_sync_decisions::container_status::WaitingReason;
 use pod_sync_decisions::starts::{ContainerKind, StartHold};
 use pod_sync_decisions::waiting::StartFailure;
 use pod_sync_layout::paths;
+use quintlet_cri_api::v1 as cri;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::failpoint;
 use quintlet_kit::task::blocking;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use quintlet_kit::lists::{self, MAX_MESSAGE};
 use quintlet_kit::socket::channel;
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Method, Options, Rule};

@@ -1,7 +1,7 @@
 //! Pods that exit, as a client of the API server sees them.
 
 use anyhow::Context as _;
-use k8s_cri::v1::ContainerStatusRequest;
+use quintlet_cri_api::v1::ContainerStatusRequest;
 use quintlet_e2e::work::LIMIT;
 use quintlet_e2e::{Seen, pods};
 use quintlet_kit::clock::Clock;

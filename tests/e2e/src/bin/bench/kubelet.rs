@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use anyhow::Context as _;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_e2e::node::NODE;
 use quintlet_localnode::Containerd;
 use quintlet_recordings::cluster::Cluster;

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Parser;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_e2e::cost::{self, Agent, Cost};
 use quintlet_e2e::{Node, Options, pods, work};
 use serde_json::{Map, Value, json};

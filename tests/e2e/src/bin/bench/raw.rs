@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use futures::StreamExt as _;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::security_profile::ProfileType;
-use k8s_cri::v1::{
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::security_profile::ProfileType;
+use quintlet_cri_api::v1::{
     ContainerConfig, ContainerMetadata, ContainerState, ContainerStatusRequest, CreateContainerRequest,
     ImageSpec, LinuxContainerConfig, LinuxContainerResources, LinuxContainerSecurityContext,
     LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, NamespaceMode, NamespaceOption,
     PodSandboxConfig, PodSandboxMetadata, RemovePodSandboxRequest, RunPodSandboxRequest, SecurityProfile,
     StartContainerRequest, StopContainerRequest, StopPodSandboxRequest,
 };
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use quintlet_e2e::cost::Cost;
 use quintlet_e2e::{Node, pods, work};
 use quintlet_kit::clock::Clock;

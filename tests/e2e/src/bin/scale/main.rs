@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Parser;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_e2e::bins;
 use quintlet_e2e::service::{Service, ServiceCommand};
 use quintlet_kit::clock::Clock;

@@ -6,8 +6,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{ContainerState, ContainerStatusRequest};
+use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
+use quintlet_cri_api::v1::{ContainerState, ContainerStatusRequest};
 use quintlet_testkit::fake_runtime::{ContainerSeed, FakeRuntime, Options};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use k8s_cri::v1;
 use prost::Message;
+use quintlet_cri_api::v1;
 use tonic::{Request, Response, Status};
 
 use super::Shared;

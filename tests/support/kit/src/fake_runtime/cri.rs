@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use k8s_cri::v1;
-use k8s_cri::v1::runtime_service_server::RuntimeService;
+use quintlet_cri_api::v1;
+use quintlet_cri_api::v1::runtime_service_server::RuntimeService;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 

@@ -11,10 +11,10 @@ use containerd_client::events::{ContainerCreate, ContainerDelete, TaskDelete, Ta
 use containerd_client::services::v1::SubscribeRequest;
 use containerd_client::types::Envelope;
 use futures::future::BoxFuture;
-use k8s_cri::v1;
 use parking_lot::Mutex;
 use prost::Message;
 use prost_types::{Any, Timestamp};
+use quintlet_cri_api::v1;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use tonic::Code;
 
 use super::{Behaviour, ExecReply, FakeRuntime, Method, Rule, RuleId};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use k8s_cri::v1;
-use k8s_cri::v1::image_service_server::ImageService;
+use quintlet_cri_api::v1;
+use quintlet_cri_api::v1::image_service_server::ImageService;
 use tonic::{Request, Response, Status};
 
 use super::Shared;

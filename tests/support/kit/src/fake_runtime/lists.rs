@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
-use k8s_cri::v1;
 use prost::Message;
+use quintlet_cri_api::v1;
 use tonic::{Request, Response, Status};
 
 use super::Shared;

@@ -25,8 +25,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use k8s_cri::v1;
 use parking_lot::Mutex;
+use quintlet_cri_api::v1;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 

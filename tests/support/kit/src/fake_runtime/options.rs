@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 
 /// Default start of the runtime's wall clock: 2026-01-01T00:00:00Z in nanoseconds.
 pub const WALL_BASE_UNIX_NS: i64 = 1_767_225_600_000_000_000;

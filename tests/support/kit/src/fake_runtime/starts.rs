@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use tonic::Status;
 
 use super::events::Event;

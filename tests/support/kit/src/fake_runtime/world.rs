@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1;
+use quintlet_cri_api::v1;
 use tokio::time::Instant;
 use tonic::Status;
 

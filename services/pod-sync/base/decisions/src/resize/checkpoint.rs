@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use quintlet_model::hash::GoHash;
 use serde::{Deserialize, Serialize};
 
 use super::allocation::PodResources;
@@ -69,11 +70,9 @@ pub fn decode(bytes: &[u8]) -> Result<PodResourceEntries, CorruptCheckpoint> {
     Ok(data.entries.unwrap_or_default())
 }
 
-// 32-bit FNV-1a of the text that Go prints for a string with `%#v` and its type.
+// The kubelet hashes a string with its type.
 fn checksum(data: &str) -> u64 {
-    let bytes = b"(string)".iter().chain(data.as_bytes());
-    let sum = bytes.fold(0x811c_9dc5_u32, |hash, b| (hash ^ u32::from(*b)).wrapping_mul(0x0100_0193));
-    u64::from(sum)
+    GoHash::of_text(&format!("(string){data}"))
 }
 
 #[cfg(test)]
