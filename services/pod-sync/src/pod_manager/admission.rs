@@ -98,7 +98,7 @@ impl Admitter {
         if is_ending(pod) {
             return Ok(Vec::new());
         }
-        let others = self.active(managed, None);
+        let others = self.active(managed, None, !pods::is_static(pod));
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
         match self.node.admit(pod, &others) {
             AdmitResult::Admit => Ok(Vec::new()),
@@ -114,13 +114,15 @@ impl Admitter {
     }
 
     // Returns the pods that hold resources of this node, with the larger of what was allocated to them and what their running
-    // containers have.
-    fn active(&self, managed: &PodEntries, but: Option<&PodUid>) -> Vec<Arc<Pod>> {
+    // containers have. Pods of records count with `with_unconfirmed`, also before their source has named them. They do not count against a
+    // static pod, as after a restart of a kubelet: the source may be an API server that this static pod is.
+    fn active(&self, managed: &PodEntries, but: Option<&PodUid>, with_unconfirmed: bool) -> Vec<Arc<Pod>> {
         managed
             .workers()
             .filter(|(uid, worker)| {
                 let d = worker.desired.borrow();
                 Some(*uid) != but
+                    && (with_unconfirmed || !worker.is_unconfirmed())
                     && !d.removed
                     && match d.rejected {
                         None => !self.ctx.control.pod_workers.read(|w| w.is_known_terminated(uid)),
@@ -194,7 +196,7 @@ impl Admitter {
         uid: &PodUid,
         desired: &Pod,
     ) -> Option<PendingResize> {
-        let others = self.active(managed, Some(uid));
+        let others = self.active(managed, Some(uid), true);
         let others: Vec<&Pod> = others.iter().map(AsRef::as_ref).collect();
         let rejection = match self.node.admit(desired, &others) {
             AdmitResult::Admit => return None,

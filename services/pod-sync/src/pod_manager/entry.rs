@@ -19,8 +19,25 @@ pub(super) struct WorkerHandle {
     pub(super) desired_resources: PodResources,
     pub(super) desired: watch::Sender<Desired>,
     pub(super) task: JoinHandle<()>,
-    /// The pod comes from a record of an earlier run, and no source has named it yet.
-    pub(super) is_restored: bool,
+    pub(super) origin: WorkerOrigin,
+}
+
+impl WorkerHandle {
+    /// The pod comes from a record of an earlier run, and its source has not delivered a snapshot yet.
+    pub(super) fn is_unconfirmed(&self) -> bool {
+        self.origin == WorkerOrigin::Record
+    }
+}
+
+/// Who has named the pod of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WorkerOrigin {
+    /// A record of an earlier run.
+    Record,
+    /// A record, and the first snapshot of its source, which is being applied.
+    ConfirmedRecord,
+    /// A source.
+    Source,
 }
 
 /// A pod whose admission waits for the Node to be read again, or for the first status of the runtime.

@@ -34,7 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::admission::Admitter;
 use self::cleanup::Cleanup;
-use self::entry::{PodEntries, WorkerHandle};
+use self::entry::{PodEntries, WorkerHandle, WorkerOrigin};
 use self::manifest_gate::ManifestGate;
 use self::mirrors::Mirrors;
 use self::resize::Resizes;
@@ -139,17 +139,17 @@ impl PodManager {
                 termination,
                 started: record.started,
             });
-            self.spawn(pod_ref, desired, Some(record), true);
+            self.spawn(pod_ref, desired, Some(record), WorkerOrigin::Record);
         }
     }
 
-    fn spawn(&mut self, pod_ref: PodRef, desired: Desired, record: Option<PodRecord>, is_restored: bool) {
+    fn spawn(&mut self, pod_ref: PodRef, desired: Desired, record: Option<PodRecord>, origin: WorkerOrigin) {
         let uid = pod_ref.uid.clone();
         let (tx, rx) = watch::channel(desired);
         let worker = Worker::new(Arc::clone(&self.ctx), pod_ref, rx, record);
         let task = quintlet_kit::task::spawn("pod-worker", worker.run());
         let desired_resources = PodResources::default();
-        self.pods.set_worker(&uid, WorkerHandle { desired_resources, desired: tx, task, is_restored });
+        self.pods.set_worker(&uid, WorkerHandle { desired_resources, desired: tx, task, origin });
     }
 
     /// Runs until `stop`, or, after `drain` became true, until no pod of a manifest is left.
@@ -261,7 +261,7 @@ impl PodManager {
                 if let Ok(pod_ref) = pods::pod_ref(&desired.pod) {
                     let record = self.ctx.checkpoints.records.read(&uid);
                     let desired = Desired { after: Vec::new(), ..desired };
-                    self.spawn(pod_ref, desired, record, worker.is_restored);
+                    self.spawn(pod_ref, desired, record, worker.origin);
                 }
                 continue;
             }

@@ -12,7 +12,7 @@ use quintlet_model::pod as pods;
 
 use super::PodManager;
 use super::admission::is_ending;
-use super::entry::PendingAdmission;
+use super::entry::{PendingAdmission, WorkerOrigin};
 use pod_sync_worker::context::{Desired, Victim};
 
 impl PodManager {
@@ -87,6 +87,6 @@ impl PodManager {
             }
         }
         let desired = Desired { pod, source, mirror, removed: false, rejected, after };
-        self.spawn(pod_ref, desired, None, false);
+        self.spawn(pod_ref, desired, None, WorkerOrigin::Source);
     }
 }

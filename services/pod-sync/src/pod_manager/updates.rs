@@ -15,7 +15,7 @@ use quintlet_model::ids::{PodRef, PodUid};
 use quintlet_model::pod as pods;
 
 use super::PodManager;
-use super::entry::{PendingAdmission, PodEntry};
+use super::entry::{PendingAdmission, PodEntry, WorkerOrigin};
 use pod_sync_containment::PodWork;
 use pod_sync_views::{self as view, Decision, PodView, unix_ns};
 
@@ -65,14 +65,15 @@ impl PodManager {
         let Some(store) = self.stores.get_mut(source) else { return };
         let merged = merge(store);
         self.report_ignored(source, &merged.duplicates, &merged.unusable);
+        if merged.is_first {
+            // Before the additions: a static pod that was changed while pod-sync was down has a new UID, and needs the ports of the old one.
+            self.confirm_restored(source);
+        }
         for PodChange { op, pod } in merged.changes {
             self.change(source, op, pod);
         }
-        if merged.is_first {
-            self.remove_restored_without_source();
-            if self.stores.is_ready() {
-                self.ctx.reporting.views.set_sources_ready();
-            }
+        if merged.is_first && self.stores.is_ready() {
+            self.ctx.reporting.views.set_sources_ready();
         }
     }
 
@@ -190,7 +191,7 @@ impl PodManager {
         }
         let facts = PodFacts::of(&pod, pod_ref.full_name());
         // A restored pod is not new to its worker.
-        let is_restored = self.pods.worker(&uid).is_some_and(|w| w.is_restored);
+        let is_restored = self.pods.worker(&uid).is_some_and(|w| w.origin != WorkerOrigin::Source);
         let kind =
             if op == PodOperation::Add && !is_restored { SyncPodType::Create } else { SyncPodType::Update };
         let is_quiet = facts.terminal
@@ -215,7 +216,7 @@ impl PodManager {
         let desired = pod;
         let pod = self.ctx.checkpoints.allocations.apply(&uid, &desired);
         if let Some(worker) = self.pods.worker_mut(&uid) {
-            worker.is_restored = false;
+            worker.origin = WorkerOrigin::Source;
             worker.desired.send_modify(|d| {
                 d.pod = pod;
                 d.source = source;
@@ -250,11 +251,13 @@ impl PodManager {
     }
 
     // Removes restored pods that are not in the first snapshot of their source: they were removed while pod-sync was down.
-    fn remove_restored_without_source(&mut self) {
-        for (uid, worker) in self.pods.workers_mut().filter(|(_, w)| w.is_restored) {
-            let source = worker.desired.borrow().source;
-            if self.stores.get(source).is_none_or(SourceStore::is_seen) {
-                worker.is_restored = false;
+    fn confirm_restored(&mut self, source: SourceKind) {
+        for (uid, worker) in self.pods.workers_mut().filter(|(_, w)| w.is_unconfirmed()) {
+            let origin = worker.desired.borrow().source;
+            if origin == source && self.stores.get(origin).is_some_and(|store| store.get(uid).is_some()) {
+                worker.origin = WorkerOrigin::ConfirmedRecord;
+            } else if origin == source || self.stores.get(origin).is_none() {
+                worker.origin = WorkerOrigin::Source;
                 self.ctx.control.pod_workers.step(Input::Remove(uid.clone()));
                 worker.desired.send_modify(|d| d.removed = true);
             }

@@ -240,3 +240,55 @@ async fn the_node_is_read_again_before_a_pod_is_rejected_by_a_stale_watch() {
     sim.api.faults().clear();
     sim.finish().await;
 }
+
+fn manifest_with_port(name: &str, revision: &str) -> Value {
+    let mut pod = pods::manifest(name);
+    pod["metadata"]["labels"] = json!({"revision": revision});
+    pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 8099}]);
+    pod
+}
+
+// The manifest of an API server has host ports, and an upgrade may change it while the node agent is stopped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_static_pod_that_is_changed_while_pod_sync_is_down_replaces_the_one_with_its_ports() {
+    let sim = Sim::start(Options::default()).await;
+    sim.manifest("web", &manifest_with_port("web", "1"));
+    let before = sim.wait_ready("web-sim-node").await;
+    sim.stop(Service::PodSync).await;
+    sim.manifest("web", &manifest_with_port("web", "2"));
+    sim.up(Service::PodSync);
+    let after = sim
+        .wait_pod("web-sim-node", "the new revision, Ready", |p| {
+            p.is_ready() && p.text("/metadata/labels/revision") == "2"
+        })
+        .await;
+    assert_ne!(after.container("c-web").id, before.container("c-web").id);
+    let rejected: Vec<_> =
+        sim.warnings("web-sim-node").into_iter().filter(|e| e.reason == "NodePorts").collect();
+    assert!(rejected.is_empty(), "{rejected:?}");
+    sim.finish().await;
+}
+
+// The pods of the API server are unknown until this static pod, which may be the API server, runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_only_records_name_do_not_count_against_a_static_pod() {
+    let sim = Sim::start(Options::default()).await;
+    let mut recorded = pods::single("recorded");
+    recorded["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 8099}]);
+    let _uid = sim.create(recorded);
+    sim.wait_ready("recorded").await;
+    sim.stop(Service::PodSync).await;
+    sim.api.faults().set_down(true);
+    sim.manifest("web", &manifest_with_port("web", "1"));
+    sim.up(Service::PodSync);
+    until("the static pod started", LONG, async || {
+        let started = sim.runtime.calls_of(Method::CreateContainer);
+        let count = started.iter().filter(|call| call.subjects.iter().any(|s| s == "c-web")).count();
+        if count == 1 { Ok(()) } else { Err(count) }
+    })
+    .await;
+    sim.api.faults().set_down(false);
+    sim.wait_ready("web-sim-node").await;
+    assert!(sim.pod("recorded").is_ready());
+    sim.finish().await;
+}
