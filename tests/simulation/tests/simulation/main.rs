@@ -5,6 +5,7 @@ mod admission;
 mod api;
 mod begins;
 mod checkpoints;
+mod claim_cuts;
 mod claims;
 mod cleaning;
 mod comebacks;
