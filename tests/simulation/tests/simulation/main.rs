@@ -39,6 +39,7 @@ mod orphans;
 mod planted;
 mod pod_certificates;
 mod pod_fields;
+mod pod_resources;
 mod pods_api;
 mod priorities;
 mod probes;
