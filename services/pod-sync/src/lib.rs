@@ -21,6 +21,7 @@ mod admission;
 pub mod args;
 mod certificate_args;
 pub mod checkpoint;
+mod claims;
 mod devices;
 mod eviction;
 mod eviction_args;
@@ -135,6 +136,7 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
         agent.serve(evictions.is_some().then_some(EvictionRounds { last: rounds, full_round })).await?;
     agent.serve_pods_api()?;
     agent.serve_device_plugins()?;
+    agent.serve_pod_resources()?;
     agent.wipe_resource_slices();
     agent.serve_metrics();
     // Blocks: pods are managed after it.

@@ -11,8 +11,8 @@ use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
-    bundle, config, devices, events, explain, health, image, list_pods, log_level, logs, pressure, retry,
-    top, trace, up, version, volumes, watch,
+    bundle, claims, config, devices, events, explain, health, image, list_pods, log_level, logs, pressure,
+    retry, top, trace, up, version, volumes, watch,
 };
 
 /// Operate Quintlet on this machine.
@@ -61,6 +61,8 @@ pub enum Command {
     Volumes(volumes::VolumesArgs),
     /// Show the resources of device plugins, and the containers that hold their devices
     Devices,
+    /// Show the drivers of dynamic resource allocation, and the claims that are prepared for pods
+    Claims,
     /// Show the resource usage of services and pods, and the delays of PLEG and probes
     Top(top::TopArgs),
     /// Show or change the log filter of a running service
@@ -126,6 +128,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Volumes(args) => volumes::run(args, &paths, format).await,
         Command::LogLevel(args) => log_level::run(args, &paths, format).await,
         Command::Devices => devices::run(&paths, format).await,
+        Command::Claims => claims::run(&paths, format).await,
         Command::Health(args) => match health::run(&args, &paths, format).await {
             Ok(true) => Ok(()),
             Ok(false) => return Ok(ExitCode::from(EXIT_FAILURE)),

@@ -6,6 +6,7 @@
 #![allow(missing_docs, reason = "other crates call only `main`, `up_options` and `up::run`")]
 
 pub mod bundle;
+pub mod claims;
 pub mod cli;
 pub mod client;
 pub mod config;

@@ -8,6 +8,8 @@
 mod service;
 mod state;
 
+pub use quintlet_plugin_api::dra_health::v1::HealthStatus;
+
 pub use crate::state::{Fault, Method};
 
 use std::path::{Path, PathBuf};

@@ -3,10 +3,16 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use async_trait::async_trait;
+use pod_sync_pod_resources::{HeldResources, NoExclusiveResources, PodResourcesApi, PodSource};
+use pod_sync_views::PodView;
+use pod_sync_worker::context::{Reporting, WorkerControl};
 use quintlet_kit::server::{HealthHandle, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task::spawn;
+use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1::checkpoints_server::CheckpointsServer;
+use quintlet_proto::podsync::v1::claims_server::ClaimsServer;
 use quintlet_proto::podsync::v1::devices_server::DevicesServer;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
 use quintlet_proto::podsync::v1::pressure_server::PressureServer;
@@ -16,9 +22,33 @@ use tokio::task::JoinHandle;
 
 use super::Agent;
 use super::claims::NodeSlices;
+use crate::claims::ClaimLists;
 use crate::devices::DeviceLists;
 use crate::pods_api;
 use crate::serve::{EvictionRounds, ServeContext, Service};
+
+/// The pods of this node, by their views and workers.
+#[derive(Debug)]
+struct Pods {
+    reporting: Arc<Reporting>,
+    control: Arc<WorkerControl>,
+}
+
+#[async_trait]
+impl PodSource for Pods {
+    async fn pods(&self) -> Vec<Arc<PodView>> {
+        self.reporting.views.restored().await;
+        self.reporting.views.all()
+    }
+
+    fn has_terminated(&self, uid: &PodUid) -> bool {
+        self.control.pod_workers.has_terminated(&self.reporting.views, uid)
+    }
+
+    fn is_ending(&self, uid: &PodUid) -> bool {
+        self.control.pod_workers.is_ending(uid)
+    }
+}
 
 impl Agent {
     /// Starts the server of podsync.v1. Returns its task and the handle of its health service.
@@ -43,6 +73,8 @@ impl Agent {
         });
         let devices = ctx.environment.devices.clone();
         let devices = DeviceLists { devices, reporting: Arc::clone(&ctx.reporting) };
+        let claims = ctx.environment.claims.clone();
+        let claims = ClaimLists { claims, reporting: Arc::clone(&ctx.reporting) };
         let server = Server::new("pod-sync")
             .observers(&self.args.common.observer_uid)
             .add_service(PodSyncServer::new(service.clone()))
@@ -50,7 +82,8 @@ impl Agent {
             .add_service(PressureServer::new(service.clone()))
             .add_service(StorageServer::new(service.clone()))
             .add_service(VolumesServer::new(service))
-            .add_service(DevicesServer::new(devices));
+            .add_service(DevicesServer::new(devices))
+            .add_service(ClaimsServer::new(claims));
         let health = server.health();
         health.set_serving(SYNC_LOOP).await;
         Ok((spawn("server", server.serve(listener, peers, self.stop.clone())), health))
@@ -71,6 +104,30 @@ impl Agent {
         self.tasks.spawn("pods-api", async move {
             if let Err(error) = server.await {
                 tracing::error!(%error, "failed to serve the Pods API");
+            }
+        });
+        Ok(())
+    }
+
+    /// Serves the PodResources API on its socket in the root directory.
+    ///
+    /// # Errors
+    /// The socket cannot be created, or another process serves it.
+    pub(crate) fn serve_pod_resources(&self) -> anyhow::Result<()> {
+        let ctx = &self.ctx;
+        let listener = pod_sync_pod_resources::listen(&self.args.root_dir)
+            .context("failed to create the socket of the PodResources API")?;
+        let held = HeldResources {
+            devices: ctx.environment.devices.clone(),
+            claims: ctx.environment.claims.clone(),
+            exclusive: Arc::new(NoExclusiveResources),
+        };
+        let pods = Pods { reporting: Arc::clone(&ctx.reporting), control: Arc::clone(&ctx.control) };
+        let api = PodResourcesApi::new(Arc::new(pods), held, ctx.clock.clone());
+        let server = api.serve(listener, self.stop.clone());
+        self.tasks.spawn("pod-resources", async move {
+            if let Err(error) = server.await {
+                tracing::error!(%error, "failed to serve the PodResources API");
             }
         });
         Ok(())

@@ -1,7 +1,5 @@
 //! `quintctl debug-bundle`: collects diagnostic data of this node in one archive, without secrets.
 
-mod redact;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -11,6 +9,8 @@ use std::path::{Path, PathBuf};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use futures::StreamExt as _;
+use quintctl_redaction as redact;
+use quintctl_redaction::{FromSecrets, Scrubber, Values};
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_cri_api::v1::{ContainerStatusRequest, ListContainersRequest};
 use quintlet_kit::paths::{CriSocket, Paths};
@@ -26,7 +26,6 @@ use crate::error::Error;
 use crate::out::print;
 use crate::text::{clean, moment, now_ns};
 use crate::{explain, health, pods, version};
-use redact::{FromSecrets, Scrubber, Values};
 
 /// Number of bytes taken from the end of each log.
 const LOG_BYTES: u64 = 1 << 20;

@@ -13,6 +13,7 @@ use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use quintlet_proto::debug::v1::{self as debug};
 use quintlet_proto::pleg::v1::pleg_server::{Pleg, PlegServer};
 use quintlet_proto::pleg::v1::{self as pleg, lifecycle_event};
+use quintlet_proto::podsync::v1::claims_server::{Claims, ClaimsServer};
 use quintlet_proto::podsync::v1::devices_server::{Devices, DevicesServer};
 use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
 use quintlet_proto::podsync::v1::pressure_server::{Pressure, PressureServer};
@@ -220,6 +221,39 @@ impl Devices for FakeDevices {
     }
 }
 
+struct FakeClaims;
+
+#[tonic::async_trait]
+impl Claims for FakeClaims {
+    type ListStream = Events<podsync::ListClaimsReply>;
+
+    async fn list(
+        &self,
+        _: Request<podsync::ListClaimsRequest>,
+    ) -> Result<Response<Self::ListStream>, Status> {
+        let plugin = podsync::ClaimDriverPlugin { endpoint: "/p/gpu.sock".into(), is_connected: true };
+        let driver = podsync::ClaimDriver {
+            name: "gpu.example.com".into(),
+            plugins: vec![plugin],
+            error: String::new(),
+        };
+        let claim = podsync::ClaimView {
+            namespace: "default".into(),
+            name: "gpu".into(),
+            uid: "uid-c".into(),
+            state: podsync::ClaimState::Prepared.into(),
+            drivers: vec!["gpu.example.com".into()],
+            users: vec![podsync::ClaimUser { pod_uid: UID.into(), pod: "default/web".into() }],
+            user_count: 1,
+            cdi_devices: vec!["a.com/gpu=0".into()],
+            cdi_device_count: 1,
+        };
+        let first = podsync::ListClaimsReply { drivers: vec![driver], claims: Vec::new() };
+        let second = podsync::ListClaimsReply { drivers: Vec::new(), claims: vec![claim] };
+        Ok(chunks(vec![first, second]))
+    }
+}
+
 struct FakePressure;
 
 #[tonic::async_trait]
@@ -404,7 +438,8 @@ impl Node {
                 .add_service(PodSyncServer::new(FakePodSync::default()))
                 .add_service(PressureServer::new(FakePressure))
                 .add_service(VolumesServer::new(FakeVolumes))
-                .add_service(DevicesServer::new(FakeDevices)),
+                .add_service(DevicesServer::new(FakeDevices))
+                .add_service(ClaimsServer::new(FakeClaims)),
         );
         node
     }
@@ -898,6 +933,20 @@ async fn devices_are_listed_with_their_plugin_and_their_holders() {
         (&data["holders"][0]["pod"], &data["holders"][0]["count"]),
         (&"default/web".into(), &1.into())
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_are_listed_with_their_driver_and_their_pods() {
+    let node = Node::start(true);
+    let (code, out, error) = node.run(&["claims"]).await;
+    assert_eq!((code, error.as_str()), (0, ""));
+    let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[1], ["gpu.example.com", "/p/gpu.sock"], "{out}");
+    assert_eq!(lines[4], ["gpu", "prepared", "gpu.example.com", "web", "a.com/gpu=0"], "{out}");
+    let (code, out, _) = node.run(&["claims", "-o", "json"]).await;
+    let data: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &data["claims"][0]["state"]), (0, &"Prepared".into()), "{out}");
+    assert_eq!(data["drivers"][0]["plugins"][0]["endpoint"], "/p/gpu.sock");
 }
 
 #[tokio::test(flavor = "multi_thread")]

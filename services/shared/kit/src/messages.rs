@@ -191,6 +191,13 @@ impl Chunk for podsync::ListDevicesReply {
     }
 }
 
+impl Chunk for podsync::ListClaimsReply {
+    fn append(&mut self, next: Self) {
+        self.drivers.extend(next.drivers);
+        self.claims.extend(next.claims);
+    }
+}
+
 impl Chunk for podsync::ListStorageReply {
     fn append(&mut self, next: Self) {
         self.pods.extend(next.pods);

@@ -9,7 +9,7 @@ use prometheus_client::encoding::text::encode;
 use quintlet_proto::debug::v1 as wire;
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use tokio::net::UnixListener;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -24,7 +24,7 @@ use crate::contain;
 use crate::control::control;
 use crate::messages::{self, Bounded};
 use crate::reflection::Reflection;
-use crate::socket::{Peer, PeerPolicy, incoming};
+use crate::socket::{Peer, PeerPolicy, at_most, incoming};
 
 /// Time limit for open calls after a server stops.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -104,6 +104,15 @@ impl Default for HealthHandle {
     }
 }
 
+/// Limits of a server whose clients are not part of Quintlet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestLimits {
+    /// Open connections. Further ones are closed at once.
+    pub connections: usize,
+    /// Open calls per connection. A call is open until its client has read the answer.
+    pub calls: u32,
+}
+
 /// Builder of a server.
 #[derive(Debug)]
 pub struct Server {
@@ -111,6 +120,7 @@ pub struct Server {
     fallback: Option<axum::Router>,
     health: HealthHandle,
     observers: Vec<u32>,
+    guests: Option<GuestLimits>,
 }
 
 impl Server {
@@ -128,7 +138,19 @@ impl Server {
         routes.add_service(Reflection::default());
         routes.add_service(debug(name));
         routes.add_service(control());
-        Self { routes, fallback: None, health, observers: Vec::new() }
+        Self { routes, fallback: None, health, observers: Vec::new(), guests: None }
+    }
+
+    /// Returns a server for programs that are not part of Quintlet: without health, reflection and debug.v1, and with limits.
+    #[must_use]
+    pub fn for_guests(limits: GuestLimits) -> Self {
+        Self {
+            routes: RoutesBuilder::default(),
+            fallback: None,
+            health: HealthHandle::new(),
+            observers: Vec::new(),
+            guests: Some(limits),
+        }
     }
 
     /// Adds a gRPC service.
@@ -178,7 +200,7 @@ impl Server {
         policy: PeerPolicy,
         stop: CancellationToken,
     ) -> Result<(), tonic::transport::Error> {
-        let Self { routes, fallback, health, observers } = self;
+        let Self { routes, fallback, health, observers, guests } = self;
         let mut router = routes.routes().into_axum_router();
         if let Some(fallback) = fallback {
             router = router.fallback_service(fallback);
@@ -192,10 +214,12 @@ impl Server {
         }
         let router = router.layer(axum::middleware::from_fn(contain_call));
         let routes = Routes::from(router);
+        let most = guests.map_or(Semaphore::MAX_PERMITS, |guests| guests.connections);
+        let connections = at_most(most, incoming(listener, connect_policy));
         let server = tonic::transport::Server::builder()
-            .max_concurrent_streams(Some(MAX_STREAMS))
+            .max_concurrent_streams(Some(guests.map_or(MAX_STREAMS, |guests| guests.calls)))
             .add_routes(routes)
-            .serve_with_incoming_shutdown(incoming(listener, connect_policy), stop.clone().cancelled_owned());
+            .serve_with_incoming_shutdown(connections, stop.clone().cancelled_owned());
         let late = async {
             stop.cancelled().await;
             health.stop().await;

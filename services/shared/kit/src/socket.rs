@@ -4,13 +4,16 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures::Stream;
+use futures::{Stream, StreamExt as _};
 use hyper_util::rt::TokioIo;
+use prometheus_client::metrics::counter::Counter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic_health::pb::HealthCheckRequest;
@@ -123,6 +126,8 @@ pub struct Peer {
 pub struct UnixConn {
     stream: LocalAuthority<Gathered<UnixStream>>,
     peer: Peer,
+    // Freed with the connection.
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl UnixConn {
@@ -176,22 +181,52 @@ impl AsyncWrite for UnixConn {
     }
 }
 
+fn refused() -> Counter {
+    quintlet_telemetry::metrics::counter(
+        "quintlet_socket_refused",
+        "Connections closed because the peer's user is not allowed, or because the socket has too many",
+    )
+}
+
+/// Passes on at most `most` connections at a time. Closes and counts other connections.
+pub fn at_most(
+    most: usize,
+    connections: impl Stream<Item = io::Result<UnixConn>> + Send + 'static,
+) -> impl Stream<Item = io::Result<UnixConn>> + Send + 'static {
+    let (places, refused) = (Arc::new(Semaphore::new(most)), refused());
+    connections.filter_map(move |connection| {
+        let place = Arc::clone(&places).try_acquire_owned();
+        let admitted = match (connection, place) {
+            (Ok(connection), Ok(place)) => Some(Ok(UnixConn { _place: Some(place), ..connection })),
+            (Ok(connection), Err(_)) => {
+                // No warning: a client that connects again and again would fill the log.
+                tracing::debug!(uid = connection.peer.uid, "refused connection, the socket has too many");
+                refused.inc();
+                None
+            }
+            (Err(error), _) => Some(Err(error)),
+        };
+        std::future::ready(admitted)
+    })
+}
+
 /// Returns the connections of users that the policy allows. Closes and counts other connections.
 pub fn incoming(
     listener: UnixListener,
     policy: PeerPolicy,
 ) -> impl Stream<Item = io::Result<UnixConn>> + Send + 'static {
-    let refused = quintlet_telemetry::metrics::counter(
-        "quintlet_socket_refused",
-        "Connections closed because the peer's user is not allowed",
-    );
+    let refused = refused();
     futures::stream::unfold((listener, policy, refused), |(listener, policy, refused)| async move {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => match stream.peer_cred() {
                     Ok(cred) if policy.allows(cred.uid()) => {
                         let stream = LocalAuthority::new(Gathered::new(stream));
-                        let conn = UnixConn { stream, peer: Peer { uid: cred.uid(), pid: cred.pid() } };
+                        let conn = UnixConn {
+                            stream,
+                            peer: Peer { uid: cred.uid(), pid: cred.pid() },
+                            _place: None,
+                        };
                         return Some((Ok(conn), (listener, policy, refused)));
                     }
                     Ok(cred) => {

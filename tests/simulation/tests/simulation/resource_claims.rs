@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pod_sync_claims::checkpoint::{CHECKPOINT, decode};
 use quintlet_cri_api::v1;
-use quintlet_dra_driver::{Fault, Method as DriverMethod, TestDriver};
+use quintlet_dra_driver::{Fault, HealthStatus, Method as DriverMethod, TestDriver};
 use quintlet_simulation::seen::Seen;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
@@ -14,18 +14,23 @@ use tonic::Code;
 
 use crate::edges;
 
-const DRIVER: &str = "gpu.example.com";
+pub(crate) const DRIVER: &str = "gpu.example.com";
 const FAILED: &str = "FailedPrepareDynamicResources";
 
 /// Starts a driver in the directory of all plugins, and waits until it is registered.
-async fn start_driver(sim: &Sim) -> TestDriver {
+pub(crate) async fn start_driver(sim: &Sim) -> TestDriver {
+    start_driver_as(sim, &["v1.DRAPlugin"]).await
+}
+
+/// Starts a driver with these services in the directory of all plugins, and waits until it is registered.
+async fn start_driver_as(sim: &Sim, services: &[&str]) -> TestDriver {
     let socket = sim.root_dir().join("plugins_registry").join("gpu.sock");
     until("the directory of plugins", LONG, async || {
         if socket.parent().is_some_and(|dir| dir.exists()) { Ok(()) } else { Err(()) }
     })
     .await;
     let _ = std::fs::remove_file(&socket);
-    let driver = TestDriver::start(&socket, DRIVER);
+    let driver = TestDriver::start_as(&socket, DRIVER, services);
     until("the registration", LONG, async || {
         let informed = driver.informed();
         if informed.last() == Some(&Ok(())) { Ok(()) } else { Err(informed) }
@@ -35,23 +40,36 @@ async fn start_driver(sim: &Sim) -> TestDriver {
 }
 
 fn create_claim(sim: &Sim) {
-    let claim = json!({"metadata": {"name": "gpu"}, "spec": {"devices": {}}});
+    create_named_claim(sim, "gpu");
+}
+
+pub(crate) fn create_named_claim(sim: &Sim, name: &str) {
+    let claim = json!({"metadata": {"name": name}, "spec": {"devices": {}}});
     sim.api.create("resourceclaims", "default", claim).unwrap();
 }
 
 /// Allocates the claim, and reserves it for pods.
 fn allocate(sim: &Sim, uids: &[&str]) {
+    allocate_named(sim, "gpu", uids);
+}
+
+/// Allocates a claim, and reserves it for pods.
+pub(crate) fn allocate_named(sim: &Sim, name: &str, uids: &[&str]) {
     let reserved: Vec<Value> =
         uids.iter().map(|uid| json!({"resource": "pods", "name": "p", "uid": uid})).collect();
-    let results = json!([{"driver": DRIVER, "pool": "pool", "device": "gpu", "request": "r"}]);
+    let results = json!([{"driver": DRIVER, "pool": "pool", "device": name, "request": "r"}]);
     let status = json!({"reservedFor": reserved, "allocation": {"devices": {"results": results}}});
-    sim.api.edit("resourceclaims/status", "default", "gpu", |claim| claim["status"] = status).unwrap();
+    sim.api.edit("resourceclaims/status", "default", name, |claim| claim["status"] = status).unwrap();
 }
 
 fn with_claim(name: &str) -> Value {
+    with_named_claim(name, "gpu")
+}
+
+pub(crate) fn with_named_claim(name: &str, claim: &str) -> Value {
     let mut pod = pods::single(name);
     pod["spec"]["terminationGracePeriodSeconds"] = json!(2);
-    pod["spec"]["resourceClaims"] = json!([{"name": "device", "resourceClaimName": "gpu"}]);
+    pod["spec"]["resourceClaims"] = json!([{"name": "device", "resourceClaimName": claim}]);
     pod["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "device"}]});
     pod
 }
@@ -64,11 +82,11 @@ async fn start_pod(sim: &Sim, name: &str) -> String {
     uid
 }
 
-fn cdi_devices(sim: &Sim, uid: &str, name: &str) -> Vec<v1::CdiDevice> {
+pub(crate) fn cdi_devices(sim: &Sim, uid: &str, name: &str) -> Vec<v1::CdiDevice> {
     sim.runtime.newest(uid, &format!("c-{name}")).unwrap().config.cdi_devices
 }
 
-fn holders(sim: &Sim) -> Vec<String> {
+pub(crate) fn holders(sim: &Sim) -> Vec<String> {
     let records = decode(&std::fs::read(sim.root_dir().join(CHECKPOINT)).unwrap()).unwrap();
     records.into_values().flat_map(|record| record.pods).collect()
 }
@@ -105,6 +123,53 @@ async fn a_pod_gets_the_devices_of_its_claim_once_it_may_use_it_and_gives_them_b
     driver.set_fault(DriverMethod::NodeUnprepareResources, None);
     sim.wait_gone("web").await;
     assert!(driver.prepared().is_empty() && holders(&sim).is_empty());
+    sim.finish().await;
+}
+
+/// Waits until the status of a pod has this health of the device of its claim.
+async fn wait_health(sim: &Sim, health: &Value) {
+    let device = json!({"resourceID": format!("{DRIVER}/claim=gpu")});
+    let mut device = device.as_object().unwrap().clone();
+    device.extend(health.as_object().unwrap().clone());
+    let expected = json!([{"name": "claim:device", "resources": [device]}]);
+    until("the health of the device", LONG, async || {
+        let pod = sim.api.get("pods", "default", "web").unwrap_or_default();
+        let seen = pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].clone();
+        if seen == expected { Ok(()) } else { Err(seen) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_status_of_a_pod_has_the_health_of_the_devices_of_its_claims() {
+    let sim = Sim::start(Options::default()).await;
+    sim.disturb();
+    let driver = start_driver_as(&sim, &["v1.DRAPlugin", "v1.DRAResourceHealth"]).await;
+    create_claim(&sim);
+    let _uid = start_pod(&sim, "web").await;
+    wait_health(&sim, &json!({"health": "Unknown"})).await;
+    driver.report_health(&[("pool", "gpu", HealthStatus::Unhealthy, "too hot", 600)]);
+    wait_health(&sim, &json!({"health": "Unhealthy", "message": "too hot"})).await;
+    driver.report_health(&[("pool", "gpu", HealthStatus::Healthy, "", 600)]);
+    wait_health(&sim, &json!({"health": "Healthy"})).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_waits_for_a_driver_names_its_claims_and_the_driver() {
+    let sim = Sim::start(Options::default()).await;
+    let driver = start_driver(&sim).await;
+    driver.set_fault(DriverMethod::NodePrepareResources, Some(Fault::Wait));
+    create_claim(&sim);
+    let uid = sim.create(with_claim("web"));
+    allocate(&sim, &[&uid]);
+    let text = format!("resource claims are not prepared: gpu ({DRIVER})");
+    sim.wait_view("web", "its driver is named", |view| {
+        view.waiting.as_ref().is_some_and(|waiting| waiting.message == text)
+    })
+    .await;
+    driver.set_fault(DriverMethod::NodePrepareResources, None);
+    sim.wait_ready("web").await;
     sim.finish().await;
 }
 

@@ -23,30 +23,37 @@ pub type PodDeviceHealth = BTreeMap<String, BTreeMap<String, BTreeMap<String, De
 /// Health that cannot be determined.
 const UNKNOWN: &str = "Unknown";
 
-/// Adds the devices of each regular container to its status. A container without devices keeps those of the old status: the devices of a
-/// pod that has ended are free, and its status has their last health.
-pub fn add_device_health(status: &mut PodStatus, old: Option<&PodStatus>, devices: &PodDeviceHealth) {
+/// Start of the name of an entry for a claim of dynamic resource allocation.
+const CLAIM: &str = "claim:";
+
+/// Adds the devices of each regular container to its status, then those of its claims. A container without devices or without claims keeps those
+/// of the old status: the devices of a pod that has ended are free, and its status has their last health.
+pub fn add_device_health(
+    status: &mut PodStatus,
+    old: Option<&PodStatus>,
+    devices: &PodDeviceHealth,
+    claims: &BTreeMap<String, Vec<ResourceStatus>>,
+) {
     let old = |container: &str| {
         let mut statuses = old.into_iter().flat_map(|old| old.container_statuses.iter().flatten());
-        statuses.find(|status| status.name == container)?.allocated_resources_status.as_ref()
+        let status = statuses.find(|status| status.name == container);
+        status.and_then(|status| status.allocated_resources_status.clone()).unwrap_or_default()
     };
     for container in status.container_statuses.iter_mut().flatten() {
-        let before = old(&container.name);
-        container.allocated_resources_status = match devices.get(&container.name) {
-            Some(resources) => {
-                Some(resources.iter().map(|(name, ids)| resource(name, ids, before)).collect())
-            }
-            None => before.cloned(),
+        let (claims_before, before): (Vec<_>, Vec<_>) =
+            old(&container.name).into_iter().partition(|entry| entry.name.starts_with(CLAIM));
+        let mut entries = match devices.get(&container.name) {
+            Some(resources) => resources.iter().map(|(name, ids)| resource(name, ids, &before)).collect(),
+            None => before,
         };
+        let claims = claims.get(&container.name).filter(|entries| !entries.is_empty());
+        entries.extend(claims.cloned().unwrap_or(claims_before));
+        container.allocated_resources_status = Some(entries).filter(|entries| !entries.is_empty());
     }
 }
 
-fn resource(
-    name: &str,
-    ids: &BTreeMap<String, DeviceHealth>,
-    before: Option<&Vec<ResourceStatus>>,
-) -> ResourceStatus {
-    let mut resources = before.into_iter().flatten();
+fn resource(name: &str, ids: &BTreeMap<String, DeviceHealth>, before: &[ResourceStatus]) -> ResourceStatus {
+    let mut resources = before.iter();
     let before = resources.find(|resource| resource.name == name).and_then(|r| r.resources.as_ref());
     let last = |id: &str| {
         let mut devices = before.into_iter().flatten();
@@ -107,9 +114,42 @@ mod tests {
         let mut old = None;
         for (devices, expected) in table {
             let mut now = status();
-            add_device_health(&mut now, old.as_ref(), &devices);
+            add_device_health(&mut now, old.as_ref(), &devices, &BTreeMap::new());
             assert_eq!(shown(&now), expected);
             old = Some(now);
         }
+    }
+
+    #[test]
+    fn a_container_shows_its_claims_beside_its_devices_and_each_keeps_its_last_health() {
+        let claim = |health: &str| {
+            let device = ResourceHealth {
+                resource_id: "d".to_owned(),
+                health: Some(health.to_owned()),
+                message: None,
+            };
+            let entry = ResourceStatus { name: "claim:gpu/r".to_owned(), resources: Some(vec![device]) };
+            BTreeMap::from([("a".to_owned(), vec![entry])])
+        };
+        let devices = held(&[("1", DeviceHealth::Healthy)]);
+        let (no_devices, no_claims) = (PodDeviceHealth::new(), BTreeMap::new());
+        // Devices and claims now, and the status after that of the row before.
+        let table = [
+            (&no_devices, &claim("Healthy"), "a: claim:gpu/r d=Healthy; b: "),
+            (&devices, &claim("Unhealthy"), "a: x.com/r 1=Healthy, claim:gpu/r d=Unhealthy; b: "),
+            (&no_devices, &claim("Unknown"), "a: x.com/r 1=Healthy, claim:gpu/r d=Unknown; b: "),
+            (&devices, &no_claims, "a: x.com/r 1=Healthy, claim:gpu/r d=Unknown; b: "),
+            (&no_devices, &no_claims, "a: x.com/r 1=Healthy, claim:gpu/r d=Unknown; b: "),
+        ];
+        let mut old = None;
+        for (devices, claims, expected) in table {
+            let mut now = status();
+            add_device_health(&mut now, old.as_ref(), devices, claims);
+            assert_eq!(shown(&now), expected);
+            old = Some(now);
+        }
+        let mut now = status();
+        add_device_health(&mut now, None, &no_devices, &no_claims);
+        assert_eq!(now, status());
     }
 }

@@ -66,6 +66,17 @@ enum ClaimPhase {
     Busy,
 }
 
+/// The state of a claim, for views.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClaimStateView {
+    /// From the checkpoint, or after a failed operation.
+    Uncertain,
+    /// All drivers have prepared the claim.
+    Prepared,
+    /// An operation is in progress.
+    Busy,
+}
+
 #[derive(Debug)]
 struct TrackedClaim {
     record: ClaimRecord,
@@ -117,6 +128,18 @@ impl ClaimInventory {
     #[must_use]
     pub fn record(&self, key: &ClaimKey) -> Option<&ClaimRecord> {
         self.claims.get(key).map(|claim| &claim.record)
+    }
+
+    /// Returns all claims with their states.
+    pub fn claims(&self) -> impl Iterator<Item = (&ClaimKey, &ClaimRecord, ClaimStateView)> {
+        self.claims.iter().map(|(key, claim)| {
+            let state = match claim.phase {
+                ClaimPhase::Uncertain => ClaimStateView::Uncertain,
+                ClaimPhase::Prepared(_) => ClaimStateView::Prepared,
+                ClaimPhase::Busy => ClaimStateView::Busy,
+            };
+            (key, &claim.record, state)
+        })
     }
 
     /// Returns whether all of these claims are recorded for the pod.

@@ -31,7 +31,7 @@ mod wipes;
 
 pub use crate::claim::ClaimKey;
 pub use crate::error::ClaimError;
-pub use crate::inventory::{ClaimInventory, PreparedDevice};
+pub use crate::inventory::{ClaimInventory, ClaimRecord, ClaimStateView, PreparedDevice};
 pub use crate::manager::{ClaimContext, ClaimSource, Claims, DriverView, SliceWiper};
 pub use crate::plugins::{PluginList, WIPE_DELAY};
 pub use crate::registration::PLUGIN_TYPE;

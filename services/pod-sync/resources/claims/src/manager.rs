@@ -304,6 +304,37 @@ impl Claims {
         })
     }
 
+    /// Returns the health of the devices of a pod's containers, by container. None if no claim is recorded for the pod.
+    #[must_use]
+    pub fn pod_health(&self, uid: &PodUid, pod: &Pod) -> BTreeMap<String, Vec<ResourceStatus>> {
+        if !has_claims(pod) || !self.holds_any(uid) {
+            return BTreeMap::new();
+        }
+        let containers = quintlet_model::pod::spec(pod).containers.iter();
+        let health = |container: &Container| (container.name.clone(), self.resource_statuses(pod, container));
+        containers.map(health).collect()
+    }
+
+    /// Returns the claims of a pod with their drivers, such as `gpu (gpu.example.com)`, for explanations. The drivers are known once their
+    /// calls begin.
+    #[must_use]
+    pub fn describe(&self, pod: &Pod) -> String {
+        let needed = needed_claims(pod).unwrap_or_default();
+        let namespace = pod.metadata.namespace.clone().unwrap_or_default();
+        let state = self.shared.state.lock();
+        let describe = |name: String| {
+            let key = ClaimKey { namespace: namespace.clone(), name };
+            let record = state.inventory.record(&key);
+            let drivers = record.map(|record| record.drivers.keys().cloned().collect::<Vec<_>>());
+            match drivers.filter(|drivers| !drivers.is_empty()) {
+                Some(drivers) => format!("{} ({})", key.name, drivers.join(", ")),
+                None => key.name,
+            }
+        };
+        let all: Vec<String> = needed.into_iter().map(|claim| describe(claim.name)).collect();
+        all.join(", ")
+    }
+
     /// Returns the registered drivers.
     #[must_use]
     pub fn drivers(&self) -> BTreeMap<String, DriverView> {
@@ -553,7 +584,11 @@ impl Shared {
         let file = Arc::clone(&file);
         let written = task::blocking(move || {
             let bytes = encode(&records).map_err(std::io::Error::other)?;
-            file.lock().write(bytes)
+            let mut file = file.lock();
+            if file.has(&bytes) {
+                return Ok(());
+            }
+            failpoint::file!("claim checkpoint written", || file.write(bytes))
         });
         written.await.map_err(|error| {
             self.state.lock().is_unwritten = true;

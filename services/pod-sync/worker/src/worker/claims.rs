@@ -1,5 +1,7 @@
 //! Prepares the claims of a pod before its sandbox, and unprepares them after its containers.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{Container, Pod};
 use pod_sync_claims::{ClaimError, has_claims};
 use pod_sync_clients::EventType;
@@ -14,6 +16,9 @@ use crate::context::PodEnvironment;
 /// Event reason for claims that cannot be prepared (`pkg/kubelet/events`).
 const FAILED: &str = "FailedPrepareDynamicResources";
 
+/// Time after which the drivers that a pod waits for are named: their calls have begun then.
+const DESCRIPTION: Duration = Duration::from_secs(1);
+
 impl Preparation<'_> {
     /// Prepares the claims of the pod: before each sandbox, since the machine may have restarted, and before a container if the record does
     /// not have them.
@@ -23,14 +28,25 @@ impl Preparation<'_> {
         if !has_claims(pod) || (!is_new_sandbox && claims.holds_all(uid, pod)) {
             return Ok(());
         }
-        self.tracker.view.meanwhile(Waiting::Claims { error: None });
-        match claims.prepare(uid, pod, self.cancel).await {
+        let uid = uid.clone();
+        let mut prepare = std::pin::pin!(claims.prepare(&uid, pod, self.cancel));
+        let prepared = loop {
+            let waiting = Waiting::Claims { claims: claims.describe(pod), error: None };
+            self.tracker.view.meanwhile(waiting);
+            // The wait only repeats the description.
+            if let Ok(prepared) = tokio::time::timeout(DESCRIPTION, &mut prepare).await {
+                break prepared;
+            }
+        };
+        match prepared {
             Ok(()) => Ok(()),
             Err(ClaimError::Ending) => Err(Halt::Cancelled),
             Err(error) => {
                 let message = error.prepare_message();
                 self.reporting.events.pod(pod, EventType::Warning, FAILED, &message, "");
-                Err(Halt::failed(Waiting::Claims { error: Some(error.to_string()) }, message))
+                let waiting =
+                    Waiting::Claims { claims: claims.describe(pod), error: Some(error.to_string()) };
+                Err(Halt::failed(waiting, message))
             }
         }
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use pod_sync_claims::Claims;
 use pod_sync_clients::EventType;
 use pod_sync_decisions::active::PodStart;
 use pod_sync_decisions::conditions::{self, READY, READY_TO_START};
@@ -41,7 +42,7 @@ pub(super) struct Tracker {
     checkpoints: Arc<Checkpoints>,
     runtime: watch::Receiver<RuntimeState>,
     // `None` if statuses do not have the health of devices.
-    devices: Option<Devices>,
+    devices: Option<(Devices, Claims)>,
     pub(super) pod_ref: PodRef,
     pub(super) desired: watch::Receiver<Desired>,
     /// The desired pod of the current or last pass.
@@ -85,7 +86,11 @@ impl Tracker {
             reporting: Arc::clone(reporting),
             checkpoints: Arc::clone(&ctx.checkpoints),
             runtime: ctx.runtime.state.clone(),
-            devices: ctx.node.settings.device_health.then(|| ctx.environment.devices.clone()),
+            devices: ctx
+                .node
+                .settings
+                .device_health
+                .then(|| (ctx.environment.devices.clone(), ctx.environment.claims.clone())),
             pod_ref,
             desired,
             pod,
@@ -221,9 +226,10 @@ impl Tracker {
             now: self.clock.wall(),
             unstepped: self.steady_now(active),
         });
-        if let Some(devices) = &self.devices {
-            let health = devices.health(&self.pod_ref.uid);
-            add_device_health(&mut status, self.record.status.as_deref(), &health);
+        if let Some((devices, claims)) = &self.devices {
+            let devices = devices.health(&self.pod_ref.uid);
+            let claims = claims.pod_health(&self.pod_ref.uid, &self.pod);
+            add_device_health(&mut status, self.record.status.as_deref(), &devices, &claims);
         }
         status
     }

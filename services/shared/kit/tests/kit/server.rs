@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use quintlet_kit::control::ControlService;
 use quintlet_kit::messages::whole;
-use quintlet_kit::server::{HealthHandle, Server};
+use quintlet_kit::server::{GuestLimits, HealthHandle, Server};
 use quintlet_kit::socket::{Peer, PeerPolicy, bind_unix, channel, wait_ready};
 use quintlet_proto::debug::v1::control_client::ControlClient;
 use quintlet_proto::debug::v1::control_server::Control;
@@ -143,6 +143,48 @@ async fn a_peer_whose_user_is_not_allowed_gets_no_answer_and_is_counted() {
     let reply = ProbeExecClient::new(channel(server.path.clone())).exec(request("c", 1)).await.unwrap();
     let output = String::from_utf8(reply.into_inner().output).unwrap();
     assert!(output.contains(&format!(" Some({}) ", me())), "the handler sees who calls: {output}");
+}
+
+#[tokio::test]
+async fn a_server_for_guests_has_its_services_alone_and_few_connections_and_calls() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("guests.sock");
+    let listener = bind_unix(&path, 0o600).unwrap();
+    let echo = Echo::new("guests");
+    let mut open = echo.open.subscribe();
+    let server = Server::for_guests(GuestLimits { connections: 2, calls: 2 });
+    let server = server.add_service(ProbeExecServer::new(echo));
+    let stop = CancellationToken::new();
+    let (policy, stopped) = (PeerPolicy::Any, stop.clone());
+    let task = tokio::spawn(async move { server.serve(listener, policy, stopped).await.unwrap() });
+
+    let mut first = ProbeExecClient::new(channel(path.clone()));
+    first.exec(request("c", 1)).await.unwrap();
+    let health = HealthClient::new(channel(path.clone())).check(HealthCheckRequest::default()).await;
+    assert_eq!(health.unwrap_err().code(), Code::Unimplemented);
+    // The health client has closed its connection.
+    let mut second = ProbeExecClient::new(channel(path.clone()));
+    while second.exec(request("c", 1)).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let third = ProbeExecClient::new(channel(path.clone())).exec(request("c", 1)).await;
+    assert!(third.is_err(), "{third:?}");
+
+    // The third call of a connection waits in the client until another one has ended.
+    let hung: Vec<_> = (0..3)
+        .map(|_| {
+            let mut client = first.clone();
+            tokio::spawn(async move { client.exec(request("c", 60)).await })
+        })
+        .collect();
+    open.wait_for(|open| *open == 2).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(*open.borrow(), 2);
+    second.exec(request("c", 1)).await.unwrap();
+    hung.iter().for_each(JoinHandle::abort);
+    drop((first, second));
+    stop.cancel();
+    task.await.unwrap();
 }
 
 #[tokio::test]

@@ -199,6 +199,17 @@ fn cases() -> BTreeMap<(String, Sender), Case> {
     );
     case!(
         all,
+        "Claims.List",
+        Server,
+        podsync::v1::ListClaimsReply,
+        |error| {
+            let drivers = vec![podsync::v1::ClaimDriver { error, ..Default::default() }];
+            podsync::v1::ListClaimsReply { drivers, claims: Vec::new() }
+        },
+        |item| Some(item.drivers.first()?.error.clone())
+    );
+    case!(
+        all,
         "Storage.List",
         Server,
         podsync::v1::ListStorageReply,

@@ -59,6 +59,8 @@ pub enum Waiting {
     },
     /// The claims of the pod are being prepared, or could not be.
     Claims {
+        /// Names of the claims, with their drivers if they are known.
+        claims: String,
         /// Error of the last attempt.
         error: Option<String>,
     },
@@ -273,7 +275,9 @@ impl Waiting {
                 format!("preempted pods have not terminated yet: {}", victims.join(", "))
             }
             Self::Devices { plugins } => format!("device plugin of {plugins} has not provided the devices"),
-            Self::Claims { error } => with("resource claims are not prepared", error),
+            Self::Claims { claims, error } => {
+                with(&format!("resource claims are not prepared: {claims}"), error)
+            }
             Self::NetworkNotReady { message } => format!("network is not ready: {message}"),
             Self::Cgroup { message } => format!("unable to ensure pod container exists: {message}"),
             Self::DataDirs { message } => format!("error making pod data directories: {message}"),

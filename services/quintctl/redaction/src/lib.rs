@@ -1,32 +1,41 @@
-//! Redacts the content of a bundle.
+//! Redacts the content of a debug bundle. No I/O.
 //!
 //! - Of an object, only the fields named here are copied.
 //! - From texts, these values are removed: values of Secrets of any length, longer values that a user wrote into a pod, and
 //!   everything in the format of a credential.
 
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 use std::collections::BTreeSet;
+use std::fmt;
 
 use regex::Regex;
 use serde_json::{Map, Value, json};
 
 /// Replaces a removed value.
-pub(super) const REDACTED: &str = "[redacted]";
+const REDACTED: &str = "[redacted]";
 
 /// Length in bytes below which a value is removed only as a whole word, and only if it comes from a Secret. Removing short values
 /// inside words would make every text unreadable, and values such as `1` or `true` elsewhere in a pod are not secret.
 const SHORT: usize = 6;
 
 /// Values to remove.
-#[derive(Debug, Default)]
-pub(super) struct Values {
+#[derive(Default)]
+pub struct Values {
     /// Values of Secrets.
-    pub(super) secrets: BTreeSet<String>,
+    pub secrets: BTreeSet<String>,
     /// Values that users wrote into pods: environment, arguments, annotations.
-    pub(super) suspects: BTreeSet<String>,
+    pub suspects: BTreeSet<String>,
+}
+
+impl fmt::Debug for Values {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Values").finish_non_exhaustive()
+    }
 }
 
 /// Removes known values and the formats of credentials from texts.
-pub(super) struct Scrubber {
+pub struct Scrubber {
     /// Longest first: removing a shorter value first would leave parts of a longer one that contains it.
     values: Vec<String>,
     /// Short values of Secrets.
@@ -35,8 +44,16 @@ pub(super) struct Scrubber {
     formats: Vec<(Regex, String)>,
 }
 
+impl fmt::Debug for Scrubber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scrubber").finish_non_exhaustive()
+    }
+}
+
 impl Scrubber {
-    pub(super) fn new(values: Values) -> Self {
+    /// Returns a scrubber of these values, and of everything in the format of a credential.
+    #[must_use]
+    pub fn new(values: Values) -> Self {
         let Values { secrets, suspects } = values;
         let (words, secrets): (Vec<String>, Vec<String>) =
             secrets.into_iter().filter(|v| !v.is_empty()).partition(|v| v.len() < SHORT);
@@ -67,7 +84,9 @@ impl Scrubber {
         Self { values, words, formats }
     }
 
-    pub(super) fn text(&self, text: &str) -> String {
+    /// Returns a text without the values.
+    #[must_use]
+    pub fn text(&self, text: &str) -> String {
         let mut out = text.to_owned();
         for value in &self.values {
             out = out.replace(value.as_str(), REDACTED);
@@ -111,7 +130,7 @@ fn without_word(text: &str, word: &str) -> String {
 
 /// The variables of a container whose values come from Secrets.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct FromSecrets {
+pub struct FromSecrets {
     /// Variables with `secretKeyRef`.
     names: BTreeSet<String>,
     /// Prefixes of `envFrom` entries with `secretRef`.
@@ -122,7 +141,8 @@ pub(super) struct FromSecrets {
 
 impl FromSecrets {
     /// Returns the variables of the container `name` of a pod.
-    pub(super) fn of(pod: &Value, name: &str) -> Self {
+    #[must_use]
+    pub fn of(pod: &Value, name: &str) -> Self {
         let lists = ["containers", "initContainers", "ephemeralContainers"];
         let containers = lists.iter().filter_map(|list| pod.pointer(&format!("/spec/{list}"))?.as_array());
         let mut out = Self::default();
@@ -146,17 +166,15 @@ impl FromSecrets {
         out
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    /// Returns whether no variable comes from a Secret.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.names.is_empty() && self.prefixes.is_empty()
     }
 
     /// Adds the values of these variables in an environment of `NAME=value` to `out`. With `envFrom`, every variable that may come
     /// from the Secret counts.
-    pub(super) fn values<'a>(
-        &self,
-        environment: impl IntoIterator<Item = &'a str>,
-        out: &mut BTreeSet<String>,
-    ) {
+    pub fn values<'a>(&self, environment: impl IntoIterator<Item = &'a str>, out: &mut BTreeSet<String>) {
         for (name, value) in environment.into_iter().filter_map(|entry| entry.split_once('=')) {
             let by_prefix = || {
                 !self.own.contains(name)
@@ -182,7 +200,7 @@ fn of_image_or_cluster(name: &str) -> bool {
 }
 
 /// Adds the values of an object that may be secret to `out`: environment, arguments, annotations, headers.
-pub(super) fn suspects(object: &Value, out: &mut BTreeSet<String>) {
+pub fn suspects(object: &Value, out: &mut BTreeSet<String>) {
     match object {
         Value::Object(map) => {
             for (key, value) in map {
@@ -228,7 +246,8 @@ fn each(object: &Value, key: &str, f: impl Fn(&Value) -> Value) -> Option<Value>
 }
 
 /// Copies the fields of a pod that are safe to publish: names, numbers and images.
-pub(super) fn pod(object: &Value) -> Value {
+#[must_use]
+pub fn pod(object: &Value) -> Value {
     let (empty, null) = (json!({}), Value::Null);
     let metadata = pick(
         object.get("metadata").unwrap_or(&empty),
