@@ -15,9 +15,9 @@ use crate::waits;
 
 /// Directory of the threads of this process.
 const TASKS: &str = "/proc/self/task";
-/// Interval between looks while the process works, which bounds what they cost.
-const BUSY: Nanos = 200_000;
-/// Interval between looks while it may rest.
+/// Longest interval between looks, while the process works. It bounds what they cost.
+const BUSY: Nanos = 400_000;
+/// Interval between a jump and the next look. Each later one is twice as long, up to [`BUSY`].
 const QUIET: Nanos = 50_000;
 /// How late a deadline may be observed, so that deadlines close to each other need one jump. The machine's clock is as coarse for tokio.
 const SLACK: Nanos = 1_000_000;
@@ -31,15 +31,15 @@ pub(crate) fn watch() {
         .spawn(|| {
             let mut threads = Threads::new();
             let mut before: Option<Nanos> = None;
+            let mut interval = QUIET;
             loop {
                 let used = processor_time_of_others();
                 let is_quiet = before.is_some_and(|before| used - before <= LOOK);
-                before = Some(used);
-                if is_quiet && jump(&mut threads, used) {
-                    // The woken threads use the processor: the next look finds that they do.
-                    before = None;
-                }
-                kernel::sleep(if is_quiet { QUIET } else { BUSY });
+                let has_jumped = is_quiet && jump(&mut threads, used);
+                // The woken threads use the processor: the next look finds that they do.
+                before = (!has_jumped).then_some(used);
+                interval = if has_jumped { QUIET } else { (interval * 2).min(BUSY) };
+                kernel::sleep(interval);
             }
         })
         .expect("a thread can be made");
@@ -74,6 +74,8 @@ struct Threads {
     list: Box<[MaybeUninit<u8>]>,
     // The `stat` of each thread that was seen: it is read again without being opened again.
     stats: HashMap<i32, File>,
+    // The thread that ran at the last look, which most probably still does.
+    last: Option<i32>,
 }
 
 impl Threads {
@@ -81,11 +83,15 @@ impl Threads {
     fn new() -> Self {
         let tasks = File::open(TASKS).expect("a process has a list of its threads");
         let list = Box::new([MaybeUninit::uninit(); 8192]);
-        Self { own: kernel::thread(), tasks, list, stats: HashMap::new() }
+        Self { own: kernel::thread(), tasks, list, stats: HashMap::new(), last: None }
     }
 
     /// Returns whether each thread sleeps. A thread that was woken and does not run yet does not sleep.
     fn rest(&mut self) -> bool {
+        // The list of threads and their states cost more than this one.
+        if self.last.and_then(|id| self.stats.get(&id)).and_then(state).is_some_and(runs) {
+            return false;
+        }
         if rustix::fs::seek(&self.tasks, SeekFrom::Start(0)).is_err() {
             return false;
         }
@@ -108,7 +114,8 @@ impl Threads {
                 self.stats.insert(id, stat);
                 state
             });
-            if matches!(state, Some(b'R' | b'D')) {
+            if state.is_some_and(runs) {
+                self.last = Some(id);
                 return false;
             }
         }
@@ -117,6 +124,11 @@ impl Threads {
         }
         true
     }
+}
+
+/// Returns whether a thread in this state runs, or waits for a processor or a disk.
+fn runs(state: u8) -> bool {
+    matches!(state, b'R' | b'D')
 }
 
 /// Returns the state in a `stat` of a thread, or `None` if the thread has ended.
