@@ -93,6 +93,10 @@ fn a_kubelet_without_a_visible_process_is_found_by_a_socket_that_accepts() {
     let listener = UnixListener::bind(dir.join("kubelet.sock")).unwrap();
     let found = machine.table().kubelet_of(&root);
     assert_eq!(found.map(|process| process.pid), Some(Some(std::process::id())));
+    // Quintlet serves the socket, too.
+    machine.process(std::process::id(), &["kubelet"], "/usr/bin/quintlet", machine.dir.path());
+    assert_eq!(machine.table().kubelet_of(&root), None);
+    fs::remove_dir_all(machine.path("proc").join(std::process::id().to_string())).unwrap();
     drop(listener);
     assert!(dir.join("kubelet.sock").exists());
     assert_eq!(machine.table().kubelet_of(&root), None, "a socket that a dead kubelet left");

@@ -5,6 +5,9 @@ use std::time::Duration;
 use pod_sync_claims::checkpoint::{CHECKPOINT, decode};
 use quintlet_cri_api::v1;
 use quintlet_dra_driver::{Fault, HealthStatus, Method as DriverMethod, TestDriver};
+use quintlet_kit::messages::whole;
+use quintlet_proto::podsync::v1::claims_client::ClaimsClient;
+use quintlet_proto::podsync::v1::{ClaimState, ClaimView, ListClaimsReply, ListClaimsRequest};
 use quintlet_simulation::seen::Seen;
 use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Service, Sim, pods};
@@ -155,6 +158,17 @@ async fn the_status_of_a_pod_has_the_health_of_the_devices_of_its_claims() {
     sim.finish().await;
 }
 
+/// Returns the name of the only driver, whose plugin is connected, and the only claim, as pod-sync lists them.
+async fn claims(sim: &Sim) -> (String, ClaimView) {
+    let mut client = ClaimsClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+    let listed = whole(client.list(ListClaimsRequest {})).await.unwrap().into_inner();
+    let ListClaimsReply { mut drivers, mut claims } = listed;
+    let (driver, claim) = (drivers.pop().unwrap(), claims.pop().unwrap());
+    assert!(drivers.is_empty() && claims.is_empty());
+    assert!(driver.plugins.iter().any(|plugin| plugin.is_connected && plugin.endpoint.ends_with("gpu.sock")));
+    (driver.name, claim)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_waits_for_a_driver_names_its_claims_and_the_driver() {
     let sim = Sim::start(Options::default()).await;
@@ -168,8 +182,17 @@ async fn a_pod_that_waits_for_a_driver_names_its_claims_and_the_driver() {
         view.waiting.as_ref().is_some_and(|waiting| waiting.message == text)
     })
     .await;
+    let (listed, claim) = claims(&sim).await;
+    assert_eq!((listed, claim.state()), (DRIVER.to_owned(), ClaimState::Busy));
     driver.set_fault(DriverMethod::NodePrepareResources, None);
     sim.wait_ready("web").await;
+    let (_, claim) = claims(&sim).await;
+    assert_eq!((claim.name.as_str(), claim.state()), ("gpu", ClaimState::Prepared));
+    assert_eq!(
+        (claim.drivers, claim.cdi_devices),
+        (vec![DRIVER.to_owned()], vec![format!("{DRIVER}/claim=gpu")])
+    );
+    assert_eq!((claim.users[0].pod_uid.as_str(), claim.users[0].pod.as_str()), (uid.as_str(), "default/web"));
     sim.finish().await;
 }
 
