@@ -33,7 +33,7 @@ FOR_TESTS = ("fuzzing.rs",)
 # Kind of fault, subject: the number of today.
 ALLOWED = {
     ("impl", "cri-proxy Forwarder"): 6,
-    ("impl", "node-api Stats"): 6,
+    ("impl", "node-api/statistics Stats"): 6,
     ("impl", "pod-sync Agent"): 7,
     ("impl", "pod-sync Service"): 5,
     ("impl", "pod-sync/volumes/in-tree Mounter"): 4,

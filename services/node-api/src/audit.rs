@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 
 use http::StatusCode;
 
-use crate::auth::User;
-use crate::uri::segments_after_first;
+use node_api_access::User;
+use node_api_base::uri::segments_after_first;
 
 /// The decision about a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,9 +7,9 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, json as json_answer, not_found, text};
-use crate::pod_lookup;
-use crate::services::Services;
+use node_api_base::answer::{Answer, json as json_answer, not_found, text};
+use node_api_base::pod_lookup;
+use node_api_base::services::Services;
 
 /// Handles a request. `segments` is the path after its first segment.
 pub async fn checkpoint(node: &Services, segments: &[String], query: &[(String, String)]) -> Answer {
@@ -62,7 +62,7 @@ fn timeout_seconds(query: &[(String, String)]) -> Result<i64, InvalidTimeout> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::uri::decode_form;
+    use node_api_base::uri::decode_form;
 
     #[test]
     fn the_last_of_several_timeouts_applies() {

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 
-use crate::limits::{Client, ConnectionSlot, Limits, Pool, ShareExceeded};
+use node_api_access::limits::{Client, ConnectionSlot, Limits, Pool, ShareExceeded};
 
 #[derive(Debug, Clone, Copy)]
 struct State {

@@ -12,10 +12,10 @@ use quintlet_proto::runtime::v1::{LogChunk, ReadLogRequest};
 use serde_json::Value;
 use tonic::Streaming;
 
-use crate::answer::{Answer, text, with_type};
 use crate::counters::Counters;
-use crate::pod_lookup::{self, Instance};
-use crate::services::Services;
+use node_api_base::answer::{Answer, text, with_type};
+use node_api_base::pod_lookup::{self, Instance};
+use node_api_base::services::Services;
 
 /// The parameters of a request (`PodLogOptions`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -143,7 +143,7 @@ pub async fn logs(
         return message(StatusCode::BAD_REQUEST, "Missing container name.");
     };
     if segments.len() > 3 {
-        return crate::answer::not_found();
+        return node_api_base::answer::not_found();
     }
     let query = match Query::parse(query, split_streams) {
         Ok(query) => query,
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     fn parse(query: &str, split: bool) -> Result<Query, BadQuery> {
-        Query::parse(&crate::uri::decode_form(query), split)
+        Query::parse(&node_api_base::uri::decode_form(query), split)
     }
 
     #[test]

@@ -16,7 +16,7 @@ use quintlet_telemetry::metrics::{
 };
 use tokio::time::Instant;
 
-use crate::limits::{Client, Pool, Slot};
+use node_api_access::limits::{Client, Pool, Slot};
 
 /// Default buckets of Prometheus, in seconds.
 const DURATION: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];

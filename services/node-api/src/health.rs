@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use http::{HeaderValue, StatusCode, header};
 
-use crate::answer::{Answer, not_found, text};
-use crate::services::Services;
+use node_api_base::answer::{Answer, not_found, text};
+use node_api_base::services::Services;
 
 /// Names of the checks. `syncloop` is the sync loop of pod-sync.
 pub const CHECKS: [&str; 3] = ["ping", "log", "syncloop"];

@@ -16,8 +16,8 @@ use tokio::process::Command;
 use tokio::sync::Semaphore;
 use tokio_util::io::ReaderStream;
 
-use crate::answer::{Answer, error, with_type};
 use crate::system_logs;
+use node_api_base::answer::{Answer, error, with_type};
 
 /// Maximum number of services in one query.
 const MAX_SERVICES: usize = 4;
@@ -319,7 +319,7 @@ mod tests {
     use http_body_util::BodyExt as _;
 
     use super::*;
-    use crate::uri::decode_form;
+    use node_api_base::uri::decode_form;
 
     /// Writes a fake journalctl that knows `known.service` and prints its arguments.
     fn query(dir: &Path) -> LogQuery {

@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, ready};
 
 use http::Request;
+use node_api_base::uri::QueryEnd;
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -50,18 +51,6 @@ impl End {
 /// The end of the first target of a connection. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Rest(Arc<Mutex<End>>);
-
-/// The end of a request's query, an extension of the request.
-#[derive(Debug, Clone)]
-pub struct QueryEnd(Arc<str>);
-
-impl QueryEnd {
-    /// Returns the text that follows the query of the URI.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
 
 impl Rest {
     /// Adds the end of the query to the request that it belongs to. Returns false if the target is too long.

@@ -6,7 +6,7 @@
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, with_type};
+use node_api_base::answer::{Answer, with_type};
 
 const GROUP: &str = "config.k8s.io";
 /// A deprecated version, whose responses have a warning.

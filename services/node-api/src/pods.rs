@@ -12,8 +12,8 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tonic::Request;
 
-use crate::answer::{Answer, error, json};
-use crate::services::Services;
+use node_api_base::answer::{Answer, error, json};
+use node_api_base::services::Services;
 
 const POD_NAME: &str = "io.kubernetes.pod.name";
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";

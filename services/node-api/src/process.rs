@@ -9,9 +9,9 @@ use quintlet_kit::server::HTTPS_LOOP;
 use quintlet_kit::service::{self, Service};
 use tokio_util::sync::CancellationToken;
 
-use crate::limits::Limits;
 use crate::run::StartError;
 use crate::{NodeApi, NodeApiArgs};
+use node_api_access::limits::Limits;
 
 /// Runs node-api as its own process. Exits with 64 on a usage error.
 #[must_use]

@@ -11,20 +11,19 @@ use quintlet_kit::contain::{Work, contained_request};
 use quintlet_kit::failpoint;
 use rustls::pki_types::CertificateDer;
 
-use crate::answer::{Answer, disabled, error, not_found, text};
 use crate::audit::{AccessDecision, PodAction};
-use crate::auth::User;
-use crate::auth::authn::{AuthenticationError, Identity};
-use crate::auth::authz::{AuthorizationError, required_permission};
 use crate::counters::{CountedBody, InFlightRequest, ShareOf};
-use crate::limits::{Client, Network, Pool};
-use crate::remote_command::Action;
 use crate::server::{Handler, Peer};
-use crate::services::Services;
 use crate::state::ServerState;
-use crate::streaming;
-use crate::uri::{decode_form, query, segments_after_first};
 use crate::{checkpoint, container_logs, health, pods, system_logs};
+use node_api_access::User;
+use node_api_access::authn::{AuthenticationError, Identity};
+use node_api_access::authz::{AuthorizationError, required_permission};
+use node_api_access::limits::{Client, Network, Pool};
+use node_api_base::answer::{Answer, METRICS_TEXT, disabled, error, not_found, text, with_type};
+use node_api_base::services::Services;
+use node_api_base::uri::{decode_form, query, segments_after_first};
+use node_api_streams::Action;
 
 /// Handles the requests of one port.
 #[derive(Debug, Clone)]
@@ -254,7 +253,7 @@ impl Routes {
                 .await
             }
             Page::Stream(action) => match *request.method() {
-                Method::GET | Method::POST => streaming::stream(state, *action, request).await,
+                Method::GET | Method::POST => self.stream(*action, request).await,
                 _ => wrong_method(),
             },
             Page::Stats if path == "/stats/summary" => match *request.method() {
@@ -292,8 +291,18 @@ impl Routes {
             Page::Stats | Page::Configz | Page::Statusz | Page::Flagz | Page::Debug | Page::Checkpoint => {
                 not_found()
             }
-            Page::Run => only(Method::POST, &request, || streaming::run(state, &request)).await,
+            Page::Run => {
+                only(Method::POST, &request, || node_api_streams::run(&state.streams, &request)).await
+            }
         }
+    }
+
+    async fn stream(&self, action: Action, request: Request<Incoming>) -> Answer {
+        let peer = request.extensions().get::<Peer>().cloned();
+        let in_flight = request.extensions().get::<Arc<InFlightRequest>>().cloned();
+        // The connection remains in use after the response.
+        let hold = || (peer.map(|p| p.life.request()), in_flight);
+        node_api_streams::stream(&self.state.streams, action, request, hold).await
     }
 
     async fn summary(&self, request: Request<Incoming>) -> Answer {
@@ -376,7 +385,7 @@ fn busy(why: &'static str) -> Answer {
 
 fn refused(
     user: &User,
-    required: crate::auth::authz::RequiredPermission,
+    required: node_api_access::authz::RequiredPermission,
     refusal: &AuthorizationError,
 ) -> Answer {
     match refusal {
@@ -422,7 +431,7 @@ async fn slis(node: &Services) -> Answer {
         let value = u8::from(health::check(node, name).await);
         out.push_str(&format!("kubernetes_healthcheck{{name=\"{name}\",type=\"healthz\"}} {value}\n"));
     }
-    crate::answer::with_type(StatusCode::OK, crate::metrics::CONTENT_TYPE, out)
+    with_type(StatusCode::OK, METRICS_TEXT, out)
 }
 
 /// Returns whether the path has one segment.

@@ -18,23 +18,24 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::args::{Mode, NodeApiArgs};
-use crate::auth::authn::{Authenticator, Tokens};
-use crate::auth::authz::{Authorizer, Webhook};
-use crate::auth::cache::Cache;
-use crate::auth::review::{ReviewError, Reviewer};
-use crate::auth::x509::ClientCa;
 use crate::counters::Counters;
-use crate::limits::{ConnectionLimiter, Limits};
 use crate::log_query::LogQuery;
 use crate::metrics::MetricsCache;
-use crate::reload::ReloadedFiles;
 use crate::routes::{Port, Routes};
 use crate::server::{GRACE, Listener, STUCK_AFTER};
-use crate::services::Services;
 use crate::state::{RequestSlots, ServerState, StatsPages};
-use crate::stats::{Stats, StatsPaths, SystemCgroups};
-use crate::tls::{self, ServingCertificate, TlsError};
 use crate::zpages::DebugPages;
+use node_api_access::authn::{Authenticator, Tokens};
+use node_api_access::authz::{Authorizer, Webhook};
+use node_api_access::cache::Cache;
+use node_api_access::limits::{ConnectionLimiter, Limits};
+use node_api_access::reload::ReloadedFiles;
+use node_api_access::review::{ReviewError, Reviewer};
+use node_api_access::tls::{self, ServingCertificate, TlsError};
+use node_api_access::x509::ClientCa;
+use node_api_base::services::Services;
+use node_api_statistics::{Stats, StatsPaths, SystemCgroups};
+use node_api_streams::StreamServer;
 
 /// Interval between attempts to bind the health port.
 const RETRY: Duration = Duration::from_secs(5);
@@ -134,6 +135,18 @@ impl NodeApi {
             subtracts_huge_pages: args.has_gate(HUGE_PAGE_AWARE_EVICTION, true),
         };
         let stats = Stats::new(node_name.clone(), stats_paths, clock.clone());
+        let counters = Counters::default();
+        let tasks = TaskTracker::new();
+        let abort = CancellationToken::new();
+        let services = Services::new(paths);
+        let streams = StreamServer {
+            services: services.clone(),
+            limits,
+            slots: Arc::new(Semaphore::new(limits.upgrades)),
+            open: counters.upgrades.clone(),
+            tasks: tasks.clone(),
+            abort: abort.clone(),
+        };
         let state = ServerState {
             settings: DebugPages::new(args, &loaded.config),
             stats: Arc::new(stats),
@@ -141,16 +154,16 @@ impl NodeApi {
             metrics_cache: MetricsCache::default(),
             started: clock.boot(),
             system_logs: args.enable_system_log_handler.then(|| args.system_log_dir.clone()),
-            services: Services::new(paths),
+            services,
             node_name,
             authn,
             authz,
-            counters: Counters::default(),
+            counters,
             limits,
             requests: RequestSlots::default(),
-            upgrades: Arc::new(Semaphore::new(limits.upgrades)),
-            tasks: TaskTracker::new(),
-            abort: CancellationToken::new(),
+            streams,
+            tasks,
+            abort,
             clock,
             debugging: args.enable_debugging_handlers,
             log_query: args.enable_system_log_query.then(LogQuery::default),

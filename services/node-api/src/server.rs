@@ -26,8 +26,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::connection::{ConnectionDecision, ConnectionState, ResponseBody, Streams, WriteTimeout};
 use crate::counters::Counters;
-use crate::limits::{Client, ConnectionLimiter, Limits};
 use crate::long_target::{LongTarget, Rest};
+use node_api_access::limits::{Client, ConnectionLimiter, Limits};
 
 /// How long requests in flight may continue after the stop.
 pub const GRACE: Duration = Duration::from_secs(3);
@@ -156,7 +156,7 @@ impl<H: Handler> Listener<H> {
                 let answer = if is_complete {
                     handler.handle(request).await
                 } else {
-                    crate::answer::text(
+                    node_api_base::answer::text(
                         StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
                         "request target is too long",
                     )
@@ -224,7 +224,7 @@ mod tests {
         }
 
         async fn handle(&self, _: Request<Incoming>) -> Response<Body> {
-            crate::answer::text(StatusCode::OK, "")
+            node_api_base::answer::text(StatusCode::OK, "")
         }
     }
 

@@ -11,7 +11,7 @@ use quintlet_kit::contain::contained_request;
 use quintlet_kit::task;
 use tokio::sync::watch;
 
-use crate::answer::{Answer, error};
+use node_api_base::answer::{Answer, error};
 
 /// How long a page is served after it was gathered.
 const FRESH: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::answer::text;
+    use node_api_base::answer::text;
 
     /// Counts gatherings. Each takes some time, and its page is its number.
     #[derive(Clone, Default)]

@@ -5,20 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::auth::authn::Authenticator;
-use crate::auth::authz::Authorizer;
 use crate::counters::Counters;
-use crate::limits::{Client, Limits, Pool, Slots};
 use crate::log_query::LogQuery;
 use crate::metrics::MetricsCache;
-use crate::services::Services;
 use crate::shared_page::SharedPage;
-use crate::stats::Stats;
 use crate::zpages::DebugPages;
+use node_api_access::authn::Authenticator;
+use node_api_access::authz::Authorizer;
+use node_api_access::limits::{Client, Limits, Pool, Slots};
+use node_api_base::services::Services;
+use node_api_statistics::Stats;
+use node_api_streams::StreamServer;
 
 /// The pages of statistics.
 #[derive(Debug, Default)]
@@ -56,8 +56,7 @@ pub struct ServerState {
     pub limits: Limits,
     /// Requests in flight by user.
     pub requests: RequestSlots,
-    /// Slots for upgraded connections.
-    pub upgrades: Arc<Semaphore>,
+    pub streams: StreamServer,
     /// Tasks of connections.
     pub tasks: TaskTracker,
     /// Cancelled when open connections are closed.

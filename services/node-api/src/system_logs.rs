@@ -17,7 +17,7 @@ use quintlet_kit::task;
 use tokio::io::{AsyncReadExt as _, Take};
 use tokio_util::io::ReaderStream;
 
-use crate::answer::{self, Answer, not_found, with_type};
+use node_api_base::answer::{self, Answer, not_found, with_type};
 
 /// Maximum number of entries in a directory listing.
 const ENTRIES: usize = 10_000;

@@ -12,10 +12,10 @@ use quintlet_config::table::{Document, Service};
 use quintlet_config::{Config, json as config_json};
 use serde_json::{Value, json};
 
-use crate::answer::{Answer, json as json_answer, text};
 use crate::args::NodeApiArgs;
 use crate::negotiate::Form;
-use crate::services::Services;
+use node_api_base::answer::{Answer, json as json_answer, text};
+use node_api_base::services::Services;
 
 /// The pages about the command line and configuration of this process, and the configurations of the others.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use common::Api;
 use http::Method;
-use node_api::limits::Limits;
+use node_api_access::limits::Limits;
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::Layer;

@@ -6,7 +6,7 @@ mod common;
 use common::{Api, Ca, Identity};
 use http::{Method, StatusCode};
 use node_api::counters::ShareOf;
-use node_api::limits::{Limits, Pool, Share, Shares};
+use node_api_access::limits::{Limits, Pool, Share, Shares};
 
 /// Returns the value of a counter on the page of metrics: the sum over all servers of this process.
 fn counted(name: &str, labels: &str) -> u64 {

@@ -17,12 +17,10 @@ use http::StatusCode;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::answer::{Answer, with_type};
-use crate::services::{Services, Source};
 use merge::{Part, merge};
+use node_api_base::answer::{Answer, METRICS_TEXT, with_type};
+use node_api_base::services::{Services, Source};
 
-/// Content type of the Prometheus text format.
-pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Age at which the metrics of a probe-service instance that is gone are dropped.
 const MAX_AGE_OF_GONE: Duration = Duration::from_secs(300);
 /// Age from which metrics are not from this scrape.
@@ -80,7 +78,7 @@ impl MetricsCache {
              kubernetes_build_info{{git_version=\"v{}\",major=\"1\",minor=\"36\",platform=\"linux\"}} 1",
             env!("CARGO_PKG_VERSION")
         );
-        with_type(StatusCode::OK, CONTENT_TYPE, out)
+        with_type(StatusCode::OK, METRICS_TEXT, out)
     }
 
     /// Responds with the metrics of probes, and with the start time of this process.
@@ -96,7 +94,7 @@ impl MetricsCache {
              # TYPE process_start_time_seconds gauge\nprocess_start_time_seconds {}",
             started.as_duration().as_secs_f64()
         );
-        with_type(StatusCode::OK, CONTENT_TYPE, out)
+        with_type(StatusCode::OK, METRICS_TEXT, out)
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::common::{Api, Ca, TEST_TIMEOUT, args};
 use http::{Method, StatusCode};
-use node_api::limits::Limits;
 use node_api::{NodeApi, StartError};
+use node_api_access::limits::Limits;
 use quintlet_kit::clock::Clock;
 use tokio::io::AsyncWriteExt as _;
 

@@ -2,7 +2,7 @@
 
 use crate::common::Api;
 use http::{Method, StatusCode};
-use node_api::limits::Limits;
+use node_api_access::limits::Limits;
 
 async fn start(more: &[&str]) -> Api {
     let api = Api::start(Limits::default(), more).await;

@@ -6,7 +6,7 @@ use crate::common::{Api, Ca, TEST_TIMEOUT, get_on, tls};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::{Method, Request, StatusCode};
-use node_api::limits::{Limits, Share};
+use node_api_access::limits::{Limits, Share};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::common::{Api, Ca, Identity, TEST_TIMEOUT, head};
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
-use node_api::limits::{Limits, Share, Shares};
+use node_api_access::limits::{Limits, Share, Shares};
 use quintlet_testkit::fake_runtime::FakeRuntime;
 use rcgen::ExtendedKeyUsagePurpose::ClientAuth;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

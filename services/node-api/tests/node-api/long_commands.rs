@@ -1,7 +1,7 @@
 //! Commands of `kubectl exec` that make the URL longer than hyper reads.
 
 use crate::common::Api;
-use node_api::limits::Limits;
+use node_api_access::limits::Limits;
 use quintlet_cri_api::v1;
 use quintlet_testkit::fake_runtime::Method;
 

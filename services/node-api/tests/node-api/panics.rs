@@ -6,7 +6,7 @@ use crate::common::Api;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
-use node_api::limits::Limits;
+use node_api_access::limits::Limits;
 use quintlet_kit::contain;
 use quintlet_kit::failpoint::{self, Failpoint, Observer};
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::common::{Api, Ca, TEST_TIMEOUT, args, plain};
 use http::{Method, StatusCode};
-use node_api::limits::Limits;
 use node_api::{NodeApi, StartError};
+use node_api_access::limits::Limits;
 use quintlet_kit::clock::Clock;
 use rustls::pki_types::ServerName;
 use tokio::net::{TcpListener, TcpStream};

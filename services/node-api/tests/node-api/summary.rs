@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::common::{Api, TEST_TIMEOUT};
 use http::StatusCode;
-use node_api::answer::Answer;
-use node_api::limits::Limits;
-use node_api::services::Services;
-use node_api::stats::{Stats, StatsPaths};
+use node_api_access::limits::Limits;
+use node_api_base::answer::Answer;
+use node_api_base::services::Services;
+use node_api_statistics::{Stats, StatsPaths};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
 use quintlet_testkit::fake_runtime::{FakeRuntime, Method};

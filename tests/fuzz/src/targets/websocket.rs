@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use node_api::fuzzing::channels;
+use node_api_streams::fuzzing::channels;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;

@@ -13,12 +13,12 @@ use quintlet_kit::clock::Clock;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use tokio::time::Instant;
 
-use super::User;
-use super::cache::Cache;
-use super::review::Reviewer;
-use super::x509::{ClientCa, X509Error};
+use crate::cache::Cache;
 use crate::digest;
 use crate::limits::{Client, Limits, Network, Slots};
+use crate::review::Reviewer;
+use crate::user::User;
+use crate::x509::{ClientCa, X509Error};
 
 /// Prefix of a WebSocket subprotocol that carries a token, since browsers cannot set headers.
 const TOKEN_PROTOCOL: &str = "base64url.bearer.authorization.k8s.io.";

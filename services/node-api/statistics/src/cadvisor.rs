@@ -17,10 +17,10 @@ use super::machine_info::MachineInfo;
 use super::node_cgroups;
 use super::prometheus::{Text, labels, started, whole};
 use super::{Machine, Stats};
-use crate::answer::{Answer, error, with_type};
-use crate::metrics::CONTENT_TYPE;
-use crate::pod_lookup;
-use crate::services::Services;
+use node_api_base::answer::METRICS_TEXT;
+use node_api_base::answer::{Answer, error, with_type};
+use node_api_base::pod_lookup;
+use node_api_base::services::Services;
 
 /// Statistics of one pod.
 #[derive(Default)]
@@ -65,7 +65,7 @@ impl Stats {
             }
             out.finish()
         });
-        with_type(StatusCode::OK, CONTENT_TYPE, written.await)
+        with_type(StatusCode::OK, METRICS_TEXT, written.await)
     }
 }
 

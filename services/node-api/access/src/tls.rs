@@ -1,7 +1,7 @@
 //! The serving certificate and the TLS settings: versions, cipher suites, key exchange groups.
 //!
 //! A client certificate is requested but not required, and an untrusted one does not fail the handshake: each request decides whether
-//! it identifies a user ([`crate::auth::x509`]). The handshake proves that the client has the certificate's key.
+//! it identifies a user ([`crate::x509`]). The handshake proves that the client has the certificate's key.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -14,10 +14,10 @@ use super::Stats;
 use super::cri_stats::{cpu, io, memory, network, object, swap};
 use super::disk::{RuntimeFiles, ephemeral, file_system, image_fs, logs, volume, writable};
 use super::gather::{Pod, Pressure, newest, pod_swap};
-use crate::answer::{Answer, error, json as json_answer};
 use crate::host;
-use crate::pod_lookup;
-use crate::services::Services;
+use node_api_base::answer::{Answer, error, json as json_answer};
+use node_api_base::pod_lookup;
+use node_api_base::services::Services;
 
 impl Stats {
     /// Responds to `/stats/summary`.

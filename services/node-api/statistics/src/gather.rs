@@ -21,9 +21,9 @@ use super::Stats;
 use super::paths::StatsPaths;
 use super::rates::Rates;
 use crate::host;
-use crate::pod_lookup;
 use crate::runtime_stats::{self, SandboxStats};
-use crate::services::Services;
+use node_api_base::pod_lookup;
+use node_api_base::services::Services;
 
 /// A pod with its containers.
 #[derive(Debug, Default)]

@@ -7,23 +7,23 @@ use quintlet_kit::task;
 use quintlet_kit::timers::FileChecks;
 use tokio_util::sync::CancellationToken;
 
-use crate::auth::review::Reviewer;
-use crate::auth::x509::ClientCa;
+use crate::review::Reviewer;
 use crate::tls::ServingCertificate;
+use crate::x509::ClientCa;
 
 /// Longest wait between checks. File system notifications do not follow the links that certificate managers move.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The values that are read from files.
-pub(crate) struct ReloadedFiles {
-    pub(crate) serving: Arc<ServingCertificate>,
-    pub(crate) ca: Option<Arc<ClientCa>>,
-    pub(crate) reviewer: Option<Arc<Reviewer>>,
+pub struct ReloadedFiles {
+    pub serving: Arc<ServingCertificate>,
+    pub ca: Option<Arc<ClientCa>>,
+    pub reviewer: Option<Arc<Reviewer>>,
 }
 
 impl ReloadedFiles {
     /// Checks for changes until `stop` is cancelled.
-    pub(crate) async fn reload_changes(self, stop: CancellationToken) {
+    pub async fn reload_changes(self, stop: CancellationToken) {
         let mut checks = FileChecks::new(LONGEST_WAIT);
         loop {
             // Both arms only wait.

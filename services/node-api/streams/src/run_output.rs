@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode, header};
 use quintlet_cri_api::v1::ExecSyncResponse;
 use tokio::sync::Semaphore;
 
-use crate::answer::{self, Answer};
+use node_api_base::answer::{self, Answer};
 
 /// Bytes of outputs that wait for their clients: three of the largest, as in cri-proxy.
 const WAITING: usize = 48 << 20;

@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use super::Stats;
 use super::gather::{Pod, newest, pod_swap};
-use crate::answer::{Answer, with_type};
-use crate::metrics::CONTENT_TYPE;
-use crate::pod_lookup;
-use crate::services::Services;
+use node_api_base::answer::METRICS_TEXT;
+use node_api_base::answer::{Answer, with_type};
+use node_api_base::pod_lookup;
+use node_api_base::services::Services;
 
 impl Stats {
     /// Responds to `/metrics/resource`.
@@ -23,7 +23,7 @@ impl Stats {
         let pods = self.pods(node, false).await;
         let stats = Arc::clone(self);
         let text = task::blocking(move || stats.resources(pods.as_deref().ok())).await;
-        with_type(StatusCode::OK, CONTENT_TYPE, text)
+        with_type(StatusCode::OK, METRICS_TEXT, text)
     }
 
     /// Returns the metrics of the node and its pods. Without pods, the page says only that.

@@ -15,8 +15,8 @@ use quintlet_kit::backoff::Backoff;
 use quintlet_kit::task;
 use tokio::sync::Semaphore;
 
-use super::User;
 use crate::digest::{self, Digest};
+use crate::user::User;
 
 /// Maximum number of concurrent reviews of one kind.
 const IN_FLIGHT: usize = 32;

@@ -3,17 +3,22 @@
 //! Statistics of pods and containers come from the CRI, and from cgroups where it has none (`gather`). Those of the node come from
 //! `/proc`, and its memory from the root cgroup, as for evictions. Volumes belong to root, so pod-sync measures them.
 
+#![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
+#![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
+
 mod cadvisor;
 mod cri_stats;
 mod disk;
 mod families;
 mod gather;
+mod host;
 mod machine_info;
 mod node_cgroups;
 mod node_disks;
 mod paths;
 mod prometheus;
 mod rates;
+mod runtime_stats;
 mod summary;
 mod system;
 

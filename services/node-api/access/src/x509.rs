@@ -8,9 +8,9 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
 
-use super::User;
 use crate::digest::{self, Digest};
 use crate::tls::{TlsError, certificates};
+use crate::user::User;
 
 /// The reason why a certificate does not identify a user.
 #[derive(Debug, thiserror::Error)]

@@ -1,16 +1,20 @@
 //! Decoding of paths, queries and forms.
 
+use std::sync::Arc;
+
 use http::Request;
 use percent_encoding::percent_decode_str;
 
-use crate::long_target::QueryEnd;
+/// The end of a request's query that is longer than its URI, an extension of the request.
+#[derive(Debug, Clone)]
+pub struct QueryEnd(pub Arc<str>);
 
 /// Returns the parameters of a request's query, decoded, in order. A query may be longer than that of the URI.
 pub fn query<B>(request: &Request<B>) -> Vec<(String, String)> {
     let begin = request.uri().query().unwrap_or_default();
     match request.extensions().get::<QueryEnd>() {
         None => decode_form(begin),
-        Some(end) => decode_form(&format!("{begin}{}", end.as_str())),
+        Some(QueryEnd(end)) => decode_form(&format!("{begin}{end}")),
     }
 }
 

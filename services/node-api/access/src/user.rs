@@ -1,10 +1,4 @@
-//! Authentication and authorization.
-
-pub mod authn;
-pub mod authz;
-pub mod cache;
-pub mod review;
-pub mod x509;
+//! The user of a request.
 
 use std::collections::BTreeMap;
 

@@ -22,9 +22,9 @@ use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 use crate::remote_command::{Action, Streams};
 
 /// The exec and attach protocol with a close signal per stream.
-pub const CHANNELS: &str = "v5.channel.k8s.io";
+pub(crate) const CHANNELS: &str = "v5.channel.k8s.io";
 /// The port-forward protocol that carries SPDY in WebSocket messages.
-pub const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
+pub(crate) const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
 
 /// Interval of pings to the client, as in the kubelet.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ const CLOSE: u8 = 255;
 
 /// How a stream request is served.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StreamProtocol {
+pub(crate) enum StreamProtocol {
     /// By the runtime: bytes are copied.
     PassThrough,
     /// By translation from [`CHANNELS`] or [`TUNNEL`].
@@ -62,7 +62,7 @@ pub enum StreamProtocol {
 impl StreamProtocol {
     /// Returns how to serve an upgrade with these headers.
     #[must_use]
-    pub fn negotiate(action: Action, headers: &HeaderMap) -> Self {
+    pub(crate) fn negotiate(action: Action, headers: &HeaderMap) -> Self {
         let protocol = match action {
             Action::Exec | Action::Attach => CHANNELS,
             Action::PortForward => TUNNEL,
@@ -82,7 +82,7 @@ impl StreamProtocol {
 
     /// Returns the headers of the request to the runtime, or none if the client's headers are used.
     #[must_use]
-    pub fn runtime_headers(&self) -> Option<HeaderMap> {
+    pub(crate) fn runtime_headers(&self) -> Option<HeaderMap> {
         let Self::Translated { protocol, .. } = self else { return None };
         let version = if *protocol == TUNNEL { "portforward.k8s.io" } else { "v4.channel.k8s.io" };
         let mut headers = HeaderMap::new();
@@ -94,7 +94,7 @@ impl StreamProtocol {
 
     /// Returns the headers of the 101 to the client, or none if the runtime's headers are used.
     #[must_use]
-    pub fn client_headers(&self) -> Option<HeaderMap> {
+    pub(crate) fn client_headers(&self) -> Option<HeaderMap> {
         let Self::Translated { protocol, accept } = self else { return None };
         let mut headers = HeaderMap::new();
         headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));

@@ -8,18 +8,18 @@ use quintlet_kit::lists;
 use quintlet_model::labels::{POD_NAME, POD_NAMESPACE, POD_UID};
 use tonic::{Code, Request, Status};
 
-use crate::services::Services;
+use node_api_base::services::Services;
 
 /// Maximum number of pods that are requested concurrently if there is no list.
 const AT_ONCE: usize = 8;
 
 /// The statistics of a pod.
 #[derive(Debug)]
-pub struct SandboxStats {
-    pub metadata: v1::PodSandboxMetadata,
+pub(crate) struct SandboxStats {
+    pub(crate) metadata: v1::PodSandboxMetadata,
     /// ID of the sandbox; empty if the runtime has statistics of containers only.
-    pub sandbox: String,
-    pub stats: v1::LinuxPodSandboxStats,
+    pub(crate) sandbox: String,
+    pub(crate) stats: v1::LinuxPodSandboxStats,
 }
 
 /// Returns the statistics of all pods.
@@ -30,7 +30,7 @@ pub struct SandboxStats {
 ///
 /// # Errors
 /// Fails if the runtime does not answer, or has no statistics of any pod.
-pub async fn all(node: &Services) -> Result<Vec<SandboxStats>, Status> {
+pub(crate) async fn all(node: &Services) -> Result<Vec<SandboxStats>, Status> {
     let mut listed = Vec::new();
     let take = |message: v1::ListPodSandboxStatsResponse| {
         listed.extend(message.stats.into_iter().filter_map(kept));
@@ -54,7 +54,7 @@ fn kept(stats: v1::PodSandboxStats) -> Option<SandboxStats> {
 }
 
 /// Returns whether a container has statistics. containerd 1.6 lists those that do not run, without any.
-pub fn has_usage(container: &v1::ContainerStats) -> bool {
+pub(crate) fn has_usage(container: &v1::ContainerStats) -> bool {
     container.cpu.is_some() || container.memory.is_some()
 }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use http::Method;
 use tokio::time::Instant;
 
-use super::User;
-use super::cache::Cache;
-use super::review::{Question, ReviewError, Reviewer};
+use crate::cache::Cache;
 use crate::digest::{self, Digest};
+use crate::review::{Question, ReviewError, Reviewer};
+use crate::user::User;
 
 /// The permission that a request needs: a verb on one of these subresources of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -3,6 +3,9 @@
 use axum::body::Body;
 use http::{HeaderValue, Response, StatusCode, header};
 
+/// Content type of the Prometheus text format.
+pub const METRICS_TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
 pub type Answer = Response<Body>;
 
 /// Returns a response with a body of the given content type.

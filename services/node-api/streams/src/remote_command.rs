@@ -1,6 +1,6 @@
 //! Requests for streams to a pod: exec, attach, port-forward.
 
-use crate::uri::segments_after_first;
+use node_api_base::uri::segments_after_first;
 
 /// The kind of a stream request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_requested_by_the_value_1_and_a_terminal_has_no_stderr() {
-        let parse = |q: &str| Streams::parse(&crate::uri::decode_form(q));
+        let parse = |q: &str| Streams::parse(&node_api_base::uri::decode_form(q));
         let streams = |stdin, stdout, stderr, tty| Some(Streams { stdin, stdout, stderr, tty });
         assert_eq!(parse("input=1&output=1&error=1&tty=1"), streams(true, true, false, true));
         assert_eq!(parse("output=1&error=1&input=true"), streams(false, true, true, false));

@@ -3,13 +3,13 @@
 use serde_json::{Map, Value, json};
 
 /// The default interface, whose statistics are those of the node or of a pod (`pkg/kubelet/stats`).
-pub const DEFAULT_INTERFACE: &str = "eth0";
+pub(crate) const DEFAULT_INTERFACE: &str = "eth0";
 /// Name prefixes of interfaces that are not counted for the node: the loopback and the host ends of pod interfaces.
 const EXCLUDED_PREFIXES: [&str; 2] = ["lo", "veth"];
 
 /// Returns the network statistics of the node from `/proc/net/dev`, or null without an interface. `route` is `/proc/net/route`.
 #[must_use]
-pub fn network(dev: &str, route: &str, time: &str) -> Value {
+pub(crate) fn network(dev: &str, route: &str, time: &str) -> Value {
     let interfaces: Vec<Map<String, Value>> = interfaces(dev).map(fields).collect();
     if interfaces.is_empty() {
         return Value::Null;
@@ -24,22 +24,22 @@ pub fn network(dev: &str, route: &str, time: &str) -> Value {
 
 /// Counters of one direction of an interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Traffic {
-    pub bytes: u64,
-    pub packets: u64,
-    pub errors: u64,
-    pub dropped: u64,
+pub(crate) struct Traffic {
+    pub(crate) bytes: u64,
+    pub(crate) packets: u64,
+    pub(crate) errors: u64,
+    pub(crate) dropped: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Interface {
-    pub name: String,
-    pub received: Traffic,
-    pub sent: Traffic,
+pub(crate) struct Interface {
+    pub(crate) name: String,
+    pub(crate) received: Traffic,
+    pub(crate) sent: Traffic,
 }
 
 /// Returns the interfaces in `/proc/net/dev`, except for the loopback and the host's ends of the pods' interfaces.
-pub fn interfaces(dev: &str) -> impl Iterator<Item = Interface> {
+pub(crate) fn interfaces(dev: &str) -> impl Iterator<Item = Interface> {
     dev.lines().skip(2).filter_map(interface)
 }
 
@@ -82,7 +82,7 @@ fn default_route(route: &str) -> Option<&str> {
 
 /// Returns pressure stall statistics from a file of `/proc/pressure`, or null if the kernel has none.
 #[must_use]
-pub fn pressure(text: &str) -> Value {
+pub(crate) fn pressure(text: &str) -> Value {
     let line = |kind: &str| {
         let figures = text.lines().find_map(|line| line.strip_prefix(kind))?;
         let mut out = Map::new();

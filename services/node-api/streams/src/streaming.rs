@@ -9,22 +9,40 @@ use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
+use prometheus_client::metrics::gauge::Gauge;
 use quintlet_cri_api::v1;
 use quintlet_kit::{contain, task};
 use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tonic::{Code, Status};
 
-use crate::answer::{Answer, error, text};
-use crate::auth::authn;
-use crate::counters::InFlightRequest;
-use crate::pod_lookup;
 use crate::relay;
 use crate::remote_command::{Action, Streams, Target};
 use crate::run_output;
-use crate::server::Peer;
-use crate::state::ServerState;
-use crate::uri::query;
 use crate::websocket::{self, StreamProtocol, TUNNEL};
+use node_api_access::authn;
+use node_api_access::limits::Limits;
+use node_api_base::answer::{Answer, error, text};
+use node_api_base::pod_lookup;
+use node_api_base::services::Services;
+use node_api_base::uri::query;
+
+/// The parts of the server that streams use.
+#[derive(Debug)]
+pub struct StreamServer {
+    pub services: Services,
+    pub limits: Limits,
+    /// Slots for upgraded connections.
+    pub slots: Arc<Semaphore>,
+    /// Upgraded connections that are open now.
+    pub open: Gauge,
+    /// Tasks of connections.
+    pub tasks: TaskTracker,
+    /// Cancelled when open connections are closed.
+    pub abort: CancellationToken,
+}
 
 /// The runtime's streaming URL for a request.
 struct StreamingEndpoint {
@@ -33,13 +51,18 @@ struct StreamingEndpoint {
     streams: Streams,
 }
 
-/// Handles exec, attach and port-forward.
-pub async fn stream(state: &ServerState, action: Action, mut request: Request<Incoming>) -> Answer {
+/// Handles exec, attach and port-forward. An upgraded connection keeps the value of `hold` until it ends.
+pub async fn stream<H: Send + 'static>(
+    server: &StreamServer,
+    action: Action,
+    mut request: Request<Incoming>,
+    hold: impl FnOnce() -> H + Send,
+) -> Answer {
     let Some(target) = Target::parse(request.uri().path(), action != Action::PortForward) else {
-        return crate::answer::not_found();
+        return node_api_base::answer::not_found();
     };
-    match endpoint(state, action, &target, &request).await {
-        Ok(endpoint) => proxy(state, action, endpoint, &mut request).await,
+    match endpoint(server, action, &target, &request).await {
+        Ok(endpoint) => proxy(server, action, endpoint, &mut request, hold).await,
         Err(answer) => answer,
     }
 }
@@ -57,8 +80,8 @@ fn proxy_error(why: impl std::fmt::Display) -> Answer {
 ///
 /// # Errors
 /// Fails if there is no such pod, or if pod-sync does not answer.
-async fn pod(state: &ServerState, target: &Target, mismatch: &str) -> Result<(Value, String), Answer> {
-    let view = state.services.pod(&target.namespace, &target.pod).await;
+async fn pod(server: &StreamServer, target: &Target, mismatch: &str) -> Result<(Value, String), Answer> {
+    let view = server.services.pod(&target.namespace, &target.pod).await;
     // The format of a runtime error: kubectl parses `pod-sync: …` as YAML of an empty Status and prints nothing.
     let view = view.map_err(|status| {
         server_error(format!("rpc error: code = {:?} desc = pod-sync: {}", status.code(), status.message()))
@@ -77,7 +100,7 @@ async fn pod(state: &ServerState, target: &Target, mismatch: &str) -> Result<(Va
 
 /// Requests the streaming URL from the runtime.
 async fn endpoint(
-    state: &ServerState,
+    server: &StreamServer,
     action: Action,
     target: &Target,
     request: &Request<Incoming>,
@@ -89,7 +112,7 @@ async fn endpoint(
         return Err(text(StatusCode::BAD_REQUEST, message));
     }
     let mismatch = if action == Action::PortForward { "pod not found" } else { "pod does not exist" };
-    let (object, uid) = pod(state, target, mismatch).await?;
+    let (object, uid) = pod(server, target, mismatch).await?;
     let id = match action {
         Action::Exec => pod_lookup::running(&object, &target.container)
             .ok_or_else(|| server_error(format!("container not found ({:?})", target.container)))?,
@@ -97,14 +120,14 @@ async fn endpoint(
             let full = format!("{}_{}", target.pod, target.namespace);
             server_error(format!("container {} not found in pod {full}", target.container))
         })?,
-        Action::PortForward => sandbox(state, &uid).await?.ok_or_else(|| {
+        Action::PortForward => sandbox(server, &uid).await?.ok_or_else(|| {
             server_error(format!("pod not found (\"{}_{}\")", target.pod, target.namespace))
         })?,
     };
     if !is_upgrade(request.headers()) {
         return Err(proxy_error("Upgrade request required"));
     }
-    let mut runtime = state.services.runtime();
+    let mut runtime = server.services.runtime();
     let url = match (action, streams) {
         (Action::Exec, Some(s)) => {
             let cmd = query.into_iter().filter(|(k, _)| k == "command").map(|(_, v)| v).collect();
@@ -148,14 +171,14 @@ fn ports(query: &[(String, String)]) -> Vec<i32> {
     named.flat_map(|(_, v)| v.split(',')).filter_map(|p| p.trim().parse().ok()).collect()
 }
 
-async fn sandbox(state: &ServerState, uid: &str) -> Result<Option<String>, Answer> {
+async fn sandbox(server: &StreamServer, uid: &str) -> Result<Option<String>, Answer> {
     let filter = v1::PodSandboxFilter {
         state: Some(v1::PodSandboxStateValue { state: v1::PodSandboxState::SandboxReady.into() }),
         label_selector: [("io.kubernetes.pod.uid".to_owned(), uid.to_owned())].into(),
         ..Default::default()
     };
     let request = v1::ListPodSandboxRequest { filter: Some(filter) };
-    let listed = state.services.runtime().list_pod_sandbox(request).await.map_err(|s| runtime_error(&s))?;
+    let listed = server.services.runtime().list_pod_sandbox(request).await.map_err(|s| runtime_error(&s))?;
     let newest = listed.into_inner().items.into_iter().max_by_key(|s| s.created_at);
     Ok(newest.map(|s| s.id))
 }
@@ -185,19 +208,20 @@ fn is_spdy(headers: &HeaderMap) -> bool {
     upgrade.get(..4).is_some_and(|u| u.eq_ignore_ascii_case("spdy"))
 }
 
-async fn proxy(
-    state: &ServerState,
+async fn proxy<H: Send + 'static>(
+    server: &StreamServer,
     action: Action,
     endpoint: StreamingEndpoint,
     request: &mut Request<Incoming>,
+    hold: impl FnOnce() -> H + Send,
 ) -> Answer {
-    let Ok(permit) = state.upgrades.clone().try_acquire_owned() else {
+    let Ok(permit) = server.slots.clone().try_acquire_owned() else {
         return error(StatusCode::TOO_MANY_REQUESTS, "too many exec, attach and port-forward connections");
     };
     let client = hyper::upgrade::on(&mut *request);
     let stream_protocol = StreamProtocol::negotiate(action, request.headers());
     let dialled =
-        tokio::time::timeout(state.limits.upgrade, dial(&endpoint.url, request, &stream_protocol)).await;
+        tokio::time::timeout(server.limits.upgrade, dial(&endpoint.url, request, &stream_protocol)).await;
     let mut answer = match dialled {
         Ok(Ok(answer)) => answer,
         Ok(Err(why)) => return proxy_error(format!("error dialing backend: {why}")),
@@ -214,12 +238,11 @@ async fn proxy(
         *answer.headers_mut() = headers;
     }
     // The connection remains in use after the response.
-    let connection = request.extensions().get::<Peer>().map(|p| p.life.request());
-    let in_flight = request.extensions().get::<Arc<InFlightRequest>>().cloned();
-    let open = state.counters.upgrades.clone();
-    let abort = state.abort.clone();
-    let half_open = state.limits.half_open;
-    let wait = state.limits.upgrade;
+    let held = hold();
+    let open = server.open.clone();
+    let abort = server.abort.clone();
+    let half_open = server.limits.half_open;
+    let wait = server.limits.upgrade;
     // A client that upgrades to SPDY opens streams at once. The runtime would keep a silent one for its stream idle timeout.
     let first = is_spdy(request.headers()).then_some(wait);
     let work = async move {
@@ -243,9 +266,9 @@ async fn proxy(
             let _ = abort.run_until_cancelled(carried).await;
         }
         open.dec();
-        drop((permit, connection, in_flight));
+        drop((permit, held));
     };
-    drop(task::spawn_contained("node-api-upgraded", contain::current(), state.tasks.track_future(work)));
+    drop(task::spawn_contained("node-api-upgraded", contain::current(), server.tasks.track_future(work)));
     answer.map(|_| Body::empty())
 }
 
@@ -283,13 +306,19 @@ async fn dial(
 }
 
 /// Handles `/run/{namespace}/{pod}[/{uid}]/{container}?cmd=`: responds with the output of a command when it has exited.
-pub async fn run(state: &ServerState, request: &Request<Incoming>) -> Answer {
-    let Some(target) = Target::parse(request.uri().path(), true) else { return crate::answer::not_found() };
-    run_in(state, &target, &query(request)).await.unwrap_or_else(|answer| answer)
+pub async fn run(server: &StreamServer, request: &Request<Incoming>) -> Answer {
+    let Some(target) = Target::parse(request.uri().path(), true) else {
+        return node_api_base::answer::not_found();
+    };
+    run_in(server, &target, &query(request)).await.unwrap_or_else(|answer| answer)
 }
 
-async fn run_in(state: &ServerState, target: &Target, query: &[(String, String)]) -> Result<Answer, Answer> {
-    let (object, _) = pod(state, target, "pod does not exist").await?;
+async fn run_in(
+    server: &StreamServer,
+    target: &Target,
+    query: &[(String, String)],
+) -> Result<Answer, Answer> {
+    let (object, _) = pod(server, target, "pod does not exist").await?;
     let id = pod_lookup::running(&object, &target.container)
         .ok_or_else(|| server_error(format!("container not found ({:?})", target.container)))?;
     let cmd = query.iter().find(|(k, _)| k == "cmd").map(|(_, v)| v.as_str()).unwrap_or_default();
@@ -299,6 +328,6 @@ async fn run_in(state: &ServerState, target: &Target, query: &[(String, String)]
         timeout: 0,
     };
     let reply =
-        state.services.runtime().exec_sync(request).await.map_err(|s| runtime_error(&s))?.into_inner();
+        server.services.runtime().exec_sync(request).await.map_err(|s| runtime_error(&s))?.into_inner();
     Ok(run_output::response(cmd, reply))
 }
