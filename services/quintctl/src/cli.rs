@@ -83,6 +83,8 @@ pub enum Command {
     Install(Box<quintctl_install::InstallArgs>),
     /// Undo quintctl install, also one that was interrupted
     Uninstall(quintctl_install::UninstallArgs),
+    /// Replace the binary of the running services, one service after the other; no pod restarts
+    Upgrade(quintctl_install::UpgradeArgs),
     /// Print a shell completion script
     Completions {
         /// Shell to complete for
@@ -101,13 +103,15 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Up(args) => return Ok(Box::pin(up::run(*args)).await?),
         Command::Install(args) => {
             let machine = Machine::this(args.bin_dir.as_deref())?;
-            return Ok(quintctl_install::install(&args, &machine, &mut std::io::stdout())
-                .map(|()| ExitCode::SUCCESS)?);
+            Ok(quintctl_install::install(&args, &machine, &mut std::io::stdout())?)
         }
         Command::Uninstall(args) => {
             let machine = Machine::this(None)?;
-            return Ok(quintctl_install::uninstall(&args, &machine, &mut std::io::stdout())
-                .map(|()| ExitCode::SUCCESS)?);
+            Ok(quintctl_install::uninstall(&args, &machine, &mut std::io::stdout())?)
+        }
+        Command::Upgrade(args) => {
+            let machine = Machine::this(args.bin_dir.as_deref())?;
+            Ok(quintctl_install::upgrade(&args, paths.run(), &machine, &mut std::io::stdout())?)
         }
         Command::Image(args) => {
             image::run(args, paths.run()).await?;

@@ -1,4 +1,4 @@
-//! The options of `quintctl install` and `quintctl uninstall`.
+//! The options of `quintctl install`, `quintctl uninstall` and `quintctl upgrade`.
 
 use std::path::PathBuf;
 
@@ -68,4 +68,24 @@ pub struct UninstallArgs {
     /// Show the steps and change nothing
     #[arg(long)]
     pub dry_run: bool,
+}
+
+/// Replace the binary of the running services, one service after the other; no pod restarts
+#[derive(Debug, Clone, clap::Args)]
+pub struct UpgradeArgs {
+    /// The new binary: the file quintlet of another version
+    #[arg(value_name = "BINARY", required_unless_present = "undo", conflicts_with = "undo")]
+    pub binary: Option<PathBuf>,
+    /// Go back to the old binary after an upgrade that was interrupted
+    #[arg(long)]
+    pub undo: bool,
+    /// Show the steps and change nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Directory of the programs of Quintlet [default: the directory of quintctl]
+    #[arg(long, value_name = "DIR")]
+    pub bin_dir: Option<PathBuf>,
+    /// Time limit for the services to become healthy after each restart, in seconds; then all services go back to the old binary
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub timeout: u64,
 }

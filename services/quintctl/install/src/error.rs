@@ -15,6 +15,20 @@ pub enum InstallError {
     /// There is no journal.
     #[error("quintctl install has installed nothing here: {} does not exist", .0.display())]
     NotInstalled(PathBuf),
+    /// No upgrade was interrupted.
+    #[error("no upgrade was interrupted here: {} does not exist", .0.display())]
+    NotInterrupted(PathBuf),
+    /// A service was not restarted.
+    #[error("{service} did not restart within {seconds} s")]
+    NotRestarted {
+        /// Name of its program.
+        service: String,
+        /// Time limit in seconds.
+        seconds: u64,
+    },
+    /// Steps of an upgrade could not be undone. The journal keeps them.
+    #[error("failed to go back: {}; remove the cause, then run quintctl upgrade --undo", .0.join("; "))]
+    NotDowngraded(Vec<String>),
     /// A file could not be used.
     #[error("failed to {action} {}", path.display())]
     File {
@@ -26,7 +40,7 @@ pub enum InstallError {
         source: io::Error,
     },
     /// The journal is damaged.
-    #[error("{} is not a journal of quintctl install: restore it, or undo by hand what it lists", .0.display())]
+    #[error("{} is not a journal of quintctl: restore it, or undo by hand what it lists", .0.display())]
     Journal(PathBuf),
     /// A program failed.
     #[error("{command} failed: {reason}")]
@@ -73,6 +87,9 @@ impl InstallError {
             | Self::Command { .. }
             | Self::Unhealthy { .. }
             | Self::Undone { .. }
+            | Self::NotInterrupted(_)
+            | Self::NotRestarted { .. }
+            | Self::NotDowngraded(_)
             | Self::NotUndone(_) => 1,
         }
     }

@@ -21,6 +21,11 @@ impl<'a> Execution<'a> {
         Ok(Self { journal: Journal::create(plan, machine)?, machine })
     }
 
+    /// Removes the journal: what was done needs no undo.
+    pub(crate) fn finish(self) -> Result<(), InstallError> {
+        self.journal.remove(self.machine)
+    }
+
     /// Does the next step and prints it. Returns false after the last one. If the step fails, it and the steps before it are undone.
     pub(crate) fn advance(&mut self, out: &mut dyn Write) -> Result<bool, InstallError> {
         let Some(step) = self.journal.next().cloned() else { return Ok(false) };

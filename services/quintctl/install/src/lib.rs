@@ -1,8 +1,10 @@
-//! `quintctl install` and `quintctl uninstall`: puts Quintlet in the place of a kubelet or beside it, and gives the node back.
+//! `quintctl install`, `quintctl uninstall` and `quintctl upgrade`: puts Quintlet in the place of a kubelet or beside it, and gives the node back.
 //!
 //! `facts` surveys the machine and `refusals` decides whether anything would break. `plan` turns the facts into `steps`, each of
 //! which can be shown, done and undone. `execute` does them, and records each in the `journal` before it begins. A failed step
 //! undoes the steps before it; after a kill, `quintctl uninstall` undoes what the journal has.
+//!
+//! [`upgrade`] replaces the binary of the running services, one after the other, with steps of the same kind and a journal of its own.
 //!
 //! systemd and the programs of Quintlet are called as commands. All paths are below [`Machine::root`].
 
@@ -10,10 +12,11 @@
 
 use std::io::Write;
 
-pub use args::{InstallArgs, UninstallArgs};
+pub use args::{InstallArgs, UninstallArgs, UpgradeArgs};
 pub use error::InstallError;
 pub use machine::Machine;
 pub use refusal::Refusal;
+pub use upgrade::upgrade;
 
 use execute::Execution;
 use journal::Journal;
@@ -25,6 +28,7 @@ mod beside;
 mod error;
 mod execute;
 mod facts;
+mod files;
 mod journal;
 mod listeners;
 mod machine;
@@ -34,7 +38,10 @@ mod plan;
 mod refusal;
 mod refusals;
 mod steps;
+mod swap;
 mod unit_file;
+mod upgrade;
+mod upgrade_facts;
 
 /// Shows the steps of an installation and does them, unless `--dry-run` is given.
 ///
@@ -52,7 +59,7 @@ pub fn install(args: &InstallArgs, machine: &Machine, out: &mut dyn Write) -> Re
         refuse(refusals::beside(&facts))?;
         plan::beside(args, machine, &facts)
     };
-    print(out, &plan.text(args.dry_run))?;
+    print(out, &plan.text("Steps of the installation", args.dry_run))?;
     if args.dry_run {
         return Ok(());
     }

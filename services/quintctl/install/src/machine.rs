@@ -22,7 +22,13 @@ pub struct Machine {
     pub is_root: bool,
     /// Default of a node's name.
     pub host_name: String,
+    /// File name of the journal.
+    pub journal_name: &'static str,
 }
+
+/// File names of the journals of an installation and of an upgrade.
+pub(crate) const INSTALL_JOURNAL: &str = "install.json";
+pub(crate) const UPGRADE_JOURNAL: &str = "upgrade.json";
 
 impl Machine {
     /// Returns this machine. The programs are in `bin_dir`, or beside this program.
@@ -53,6 +59,7 @@ impl Machine {
             bin_dir,
             is_root: nix::unistd::geteuid().is_root(),
             host_name: quintlet_kit::args::host_name(),
+            journal_name: INSTALL_JOURNAL,
         })
     }
 
@@ -63,7 +70,7 @@ impl Machine {
 
     /// Returns the path of the journal, without the root.
     pub(crate) fn journal(&self) -> PathBuf {
-        PathBuf::from("/var/lib/quintlet/install.json")
+        Path::new("/var/lib/quintlet").join(self.journal_name)
     }
 
     /// Returns the processes of the machine.

@@ -35,9 +35,9 @@ pub(crate) struct InstallPlan {
 }
 
 impl InstallPlan {
-    /// Returns the numbered steps, and with `whole` the content of their files.
-    pub(crate) fn text(&self, whole: bool) -> String {
-        let mut text = String::from("Steps of the installation:\n");
+    /// Returns a title and the numbered steps, and with `whole` the content of their files.
+    pub(crate) fn text(&self, title: &str, whole: bool) -> String {
+        let mut text = format!("{title}:\n");
         for (number, step) in (1..).zip(&self.steps) {
             // Writing to a string does not fail.
             let _ = writeln!(text, "{number:3}. {}", step.text());

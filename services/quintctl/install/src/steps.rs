@@ -12,8 +12,10 @@ use quintlet_kit::clock::Clock;
 use serde::{Deserialize, Serialize};
 
 use crate::error::InstallError;
+use crate::files::{failed, gone};
 use crate::machine::{Machine, reason};
 use crate::places::is_own_file;
+use crate::swap::{self, ServiceSwap};
 
 /// Interval of health checks after the start.
 const HEALTH_PERIOD: Duration = Duration::from_millis(500);
@@ -37,6 +39,12 @@ pub(crate) enum InstallStep {
     Start { unit: String },
     /// Waits until all services are healthy.
     Healthy { run_dir: PathBuf, seconds: u64 },
+    /// Copies a new binary beside the one in use. The undo removes the copy.
+    Binary { source: PathBuf, dir: PathBuf },
+    /// Makes a service run the new binary. The undo makes it run the old one.
+    Swap(ServiceSwap),
+    /// Gives the new binary the name of the old one, which is kept under another name. The undo takes the name back.
+    Promote { dir: PathBuf, links: Vec<String> },
 }
 
 impl InstallStep {
@@ -51,6 +59,16 @@ impl InstallStep {
             Self::Healthy { seconds, .. } => {
                 format!("wait until all services are healthy, {seconds} s at most")
             }
+            Self::Binary { source, dir } => {
+                format!("copy {} to {}", source.display(), dir.join(swap::NEXT).display())
+            }
+            Self::Swap(swap) => swap.text(swap::NEXT),
+            Self::Promote { dir, .. } => format!(
+                "rename {} to {}, and keep the old binary as {}",
+                dir.join(swap::NEXT).display(),
+                swap::BINARY,
+                swap::PREVIOUS
+            ),
         }
     }
 
@@ -63,6 +81,11 @@ impl InstallStep {
             Self::Enable { unit } => format!("disable {unit}"),
             Self::Start { unit } => format!("stop {unit}"),
             Self::Healthy { .. } => "nothing".to_owned(),
+            Self::Binary { dir, .. } => format!("remove {}", dir.join(swap::NEXT).display()),
+            Self::Swap(swap) => swap.text(swap::BINARY),
+            Self::Promote { dir, .. } => {
+                format!("rename {} to {}", dir.join(swap::PREVIOUS).display(), swap::BINARY)
+            }
         }
     }
 
@@ -79,7 +102,10 @@ impl InstallStep {
             | Self::Directory { .. }
             | Self::Enable { .. }
             | Self::Start { .. }
-            | Self::Healthy { .. } => None,
+            | Self::Healthy { .. }
+            | Self::Binary { .. }
+            | Self::Swap(_)
+            | Self::Promote { .. } => None,
         }
     }
 
@@ -98,6 +124,9 @@ impl InstallStep {
             Self::Enable { unit } => machine.systemctl(&["enable", unit]).map(drop),
             Self::Start { unit } => machine.systemctl(&["start", unit]).map(drop),
             Self::Healthy { run_dir, seconds } => wait_until_healthy(machine, run_dir, *seconds),
+            Self::Binary { source, dir } => swap::copy(machine, source, dir),
+            Self::Swap(swap) => swap.run(machine, swap::NEXT),
+            Self::Promote { dir, links } => swap::promote(machine, dir, links),
         }
     }
 
@@ -121,25 +150,15 @@ impl InstallStep {
             Self::Enable { unit } => machine.systemctl(&["disable", unit]).map(|_| None),
             Self::Start { unit } => machine.systemctl(&["stop", unit]).map(|_| None),
             Self::Healthy { .. } => Ok(None),
+            Self::Binary { dir, .. } => swap::remove_copy(machine, dir).map(|()| None),
+            Self::Swap(swap) => swap.run(machine, swap::BINARY).map(|()| None),
+            Self::Promote { dir, .. } => swap::demote(machine, dir).map(|()| None),
         }
     }
 }
 
 fn reload(machine: &Machine) -> Result<(), InstallError> {
     machine.systemctl(&["daemon-reload"]).map(drop)
-}
-
-fn gone(removed: io::Result<()>) -> io::Result<()> {
-    match removed {
-        Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => {
-            Ok(())
-        }
-        done => done,
-    }
-}
-
-fn failed(action: &'static str, path: &Path, source: io::Error) -> InstallError {
-    InstallError::File { action, path: path.to_owned(), source }
 }
 
 /// Asks `quintctl health` until it succeeds.

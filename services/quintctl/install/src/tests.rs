@@ -130,6 +130,7 @@ impl Node {
             bin_dir: "/usr/bin".into(),
             is_root: true,
             host_name: "n1".to_owned(),
+            journal_name: machine::INSTALL_JOURNAL,
         }
     }
 

@@ -5,6 +5,8 @@
 //!   container with a PID namespace of its own.
 //! - A Quintlet holds the lock of the root directory, which the kernel releases when the process ends. `/proc/locks` names a holder of
 //!   the same PID namespace.
+//! - An agent of the same node has the same node name and an API server in common ([`NodeIdentity`]): a kubelet by its command line, a
+//!   Quintlet by the text in its lock file.
 
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
@@ -19,7 +21,11 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 
-/// File in the root directory that pod-sync locks.
+mod identity;
+
+pub use crate::identity::NodeIdentity;
+
+/// File in the root directory that pod-sync locks. Its text is a [`NodeIdentity`] while it is locked.
 const LOCK_FILE: &str = "quintlet-owner";
 
 /// Socket that a kubelet serves in its root directory (`pkg/kubelet/kubelet.go: ListenAndServePodResources`). Its other sockets are in the
@@ -108,6 +114,16 @@ pub enum OtherAgent {
         /// The holder of the lock.
         process: AgentProcess,
     },
+    /// An agent on this machine with another root directory and the same node name.
+    #[error(
+        "the node name {name} is that of another agent that runs on this machine, {process}: stop it, or choose another --node-name"
+    )]
+    NodeName {
+        /// Name of both nodes.
+        name: String,
+        /// Agent that runs already.
+        process: AgentProcess,
+    },
 }
 
 /// The processes of this machine.
@@ -154,6 +170,60 @@ impl ProcessTable {
         self.kubelet_of(root_dir).map(|process| OtherAgent::Kubelet { root_dir: root(), process })
     }
 
+    /// Returns another agent on this machine that serves the same node, whatever its root directory is. Blocks while a Quintlet may be
+    /// exiting, 2 s at most.
+    #[must_use]
+    pub fn agent_of_node(&self, node: &NodeIdentity) -> Option<OtherAgent> {
+        let taken = |process| OtherAgent::NodeName { name: node.name().to_owned(), process };
+        let mut waits = EXIT_CHECKS;
+        while let Some(process) = self.quintlet_of_node(node) {
+            if waits == 0 {
+                return Some(taken(process));
+            }
+            waits = waits.saturating_sub(1);
+            std::thread::sleep(EXIT_PERIOD);
+        }
+        let same = |kubelet: &KubeletProcess| {
+            self.identity_of(kubelet).is_some_and(|identity| identity.is_same_node(node))
+        };
+        self.kubelets().into_iter().find(same).map(|kubelet| taken(kubelet.process))
+    }
+
+    fn quintlet_of_node(&self, node: &NodeIdentity) -> Option<AgentProcess> {
+        let own = std::process::id();
+        let locks = self.locks();
+        let holder = locks.into_iter().find(|lock| {
+            let identity = || NodeIdentity::parse(&self.lock_text(lock)?);
+            lock.pid != own && identity().is_some_and(|identity| identity.is_same_node(node))
+        })?;
+        Some(self.process(Some(holder.pid)))
+    }
+
+    /// Returns the text of a locked file that is the lock of a root directory, read through the descriptor of its holder.
+    fn lock_text(&self, lock: &FileLock) -> Option<String> {
+        let descriptors = std::fs::read_dir(self.proc.join(lock.pid.to_string()).join("fd")).ok()?;
+        descriptors.filter_map(Result::ok).map(|entry| entry.path()).find_map(|path| {
+            let target = std::fs::read_link(&path).ok()?;
+            let is_lock = target.file_name()? == LOCK_FILE && inode_name(&path).as_ref() == Some(&lock.inode);
+            is_lock.then(|| std::fs::read_to_string(&path).ok())?
+        })
+    }
+
+    /// Returns the node of a kubelet: `--hostname-override`, or the host name if it is the one that this process has.
+    fn identity_of(&self, kubelet: &KubeletProcess) -> Option<NodeIdentity> {
+        let process = self.proc.join(kubelet.process.pid?.to_string());
+        let host_name = || {
+            let namespace = |process: &Path| std::fs::read_link(process.join("ns/uts")).ok();
+            let own = namespace(&self.proc.join("self"))?;
+            (namespace(&process)? == own)
+                .then(|| std::fs::read_to_string(self.proc.join("sys/kernel/hostname")).ok())?
+        };
+        let name = value(&kubelet.arguments, "--hostname-override").map(str::to_owned).or_else(host_name)?;
+        let kubeconfig = value(&kubelet.arguments, "--kubeconfig")?;
+        let path = process.join("root").join(kubeconfig.trim_start_matches('/'));
+        Some(NodeIdentity::new(&name, &path))
+    }
+
     /// Returns the kubelet that uses `root_dir`.
     #[must_use]
     pub fn kubelet_of(&self, root_dir: &Path) -> Option<AgentProcess> {
@@ -176,19 +246,25 @@ impl ProcessTable {
     /// Returns the process of this PID namespace that holds the lock of a file.
     #[must_use]
     pub fn lock_holder(&self, path: &Path) -> Option<AgentProcess> {
-        let file = std::fs::metadata(path).ok()?;
-        let device = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
-        let wanted = format!("{:02x}:{:02x}:{}", device.0, device.1, file.ino());
-        let locks = std::fs::read_to_string(self.proc.join("locks")).ok()?;
-        let pid = locks.lines().find_map(|line| {
+        let inode = inode_name(path)?;
+        let holder = self.locks().into_iter().find(|lock| lock.inode == inode)?;
+        Some(self.process(Some(holder.pid)))
+    }
+
+    /// Returns the locks that processes of this PID namespace hold (flock(2)).
+    fn locks(&self) -> Vec<FileLock> {
+        let text = std::fs::read_to_string(self.proc.join("locks")).unwrap_or_default();
+        let lock = |line: &str| {
             // A waiting process has `->` behind the number.
             let fields: Vec<&str> = line.split_whitespace().skip(1).collect();
             match fields[..] {
-                ["FLOCK", _, _, pid, inode, ..] if inode == wanted => pid.parse().ok(),
+                ["FLOCK", _, _, pid, inode, ..] => {
+                    Some(FileLock { pid: pid.parse().ok()?, inode: inode.to_owned() })
+                }
                 _ => None,
             }
-        })?;
-        Some(self.process(Some(pid)))
+        };
+        text.lines().filter_map(lock).collect()
     }
 
     fn kubelet(&self, pid: u32) -> Option<KubeletProcess> {
@@ -236,6 +312,21 @@ impl ProcessTable {
     }
 }
 
+/// A lock in `/proc/locks`.
+#[derive(Debug)]
+struct FileLock {
+    pid: u32,
+    /// Device and inode of the file, as in [`inode_name`].
+    inode: String,
+}
+
+/// Returns device and inode of a file as `/proc/locks` has them.
+fn inode_name(path: &Path) -> Option<String> {
+    let file = std::fs::metadata(path).ok()?;
+    let (major, minor) = (nix::sys::stat::major(file.dev()), nix::sys::stat::minor(file.dev()));
+    Some(format!("{major:02x}:{minor:02x}:{}", file.ino()))
+}
+
 /// Returns the last value of a flag, `--name=value` or `--name value`.
 #[must_use]
 pub fn value<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
@@ -255,6 +346,12 @@ fn is_locked(path: &Path) -> bool {
     let Ok(file) = std::fs::File::open(path) else { return false };
     // Dropping a lock that was taken releases it.
     matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
+}
+
+/// Returns the ID of the process that listens on a socket; none without one in this PID namespace.
+#[must_use]
+pub fn socket_owner(socket: &Path) -> Option<u32> {
+    listener(socket).flatten()
 }
 
 /// Returns the process that listens on a socket: `Some(None)` if it is in another PID namespace, none if no process listens.

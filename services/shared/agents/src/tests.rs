@@ -150,3 +150,77 @@ fn a_long_command_line_is_cut_and_cannot_send_commands_to_a_terminal() {
     let arguments = ["--a".to_owned(), "1".to_owned(), "--a=2".to_owned(), "--ab=3".to_owned()];
     assert_eq!((value(&arguments, "--a"), value(&arguments, "--b")), (Some("2"), None));
 }
+
+/// Adds a kubeconfig with one server to the machine's files.
+fn kubeconfig(machine: &Machine, name: &str, server: &str) {
+    fs::write(machine.path(name), format!("clusters:\n- cluster:\n    server: {server}\n")).unwrap();
+}
+
+#[test]
+fn a_kubelet_of_the_same_node_is_found_whatever_its_root_directory_is() {
+    let machine = Machine::new();
+    let root = machine.dir.path();
+    kubeconfig(&machine, "a.conf", "https://a:6443");
+    kubeconfig(&machine, "b.conf", "https://b:6443");
+    let node = |name: &str, file: &str| NodeIdentity::new(name, &machine.path(file));
+    let found = |node: &NodeIdentity| machine.table().agent_of_node(node).map(|other| other.to_string());
+    machine.process(
+        7,
+        &["kubelet", "--kubeconfig=/a.conf", "--hostname-override=N1"],
+        "/usr/bin/kubelet",
+        root,
+    );
+    machine.process(8, &["kubelet", "--kubeconfig=/a.conf"], "/usr/bin/kubelet", root);
+    machine.process(9, &["kubelet", "--hostname-override=n3"], "/usr/bin/kubelet", root);
+    for (process, namespace) in [("self", "uts:[1]"), ("8", "uts:[1]")] {
+        fs::create_dir_all(machine.path("proc").join(process).join("ns")).unwrap();
+        symlink(namespace, machine.path("proc").join(process).join("ns/uts")).unwrap();
+    }
+    fs::create_dir_all(machine.path("proc/sys/kernel")).unwrap();
+    fs::write(machine.path("proc/sys/kernel/hostname"), "host\n").unwrap();
+    assert_eq!(
+        found(&node("n1", "a.conf")).as_deref(),
+        Some(
+            "the node name n1 is that of another agent that runs on this machine, pid 7 (kubelet --kubeconfig=/a.conf \
+             --hostname-override=N1): stop it, or choose another --node-name"
+        )
+    );
+    assert!(found(&node("host", "a.conf")).is_some_and(|text| text.contains("pid 8 ")));
+    for (name, file, why) in [
+        ("n1", "b.conf", "another cluster"),
+        ("n2", "a.conf", "another name"),
+        ("n3", "a.conf", "a kubelet without an API server"),
+        ("n1", "absent.conf", "no kubeconfig yet"),
+    ] {
+        assert_eq!(found(&node(name, file)), None, "{why}");
+    }
+    fs::remove_file(machine.path("proc/8/ns/uts")).unwrap();
+    symlink("uts:[2]", machine.path("proc/8/ns/uts")).unwrap();
+    assert_eq!(found(&node("host", "a.conf")), None, "a kubelet with another host name");
+}
+
+#[test]
+fn a_quintlet_of_the_same_node_is_found_by_the_text_of_its_lock() {
+    let machine = Machine::new();
+    kubeconfig(&machine, "a.conf", "https://a:6443");
+    let node = NodeIdentity::new("n1", &machine.path("a.conf"));
+    let lock = machine.path("var/lib/kubelet").join(LOCK_FILE);
+    fs::write(&lock, node.to_text()).unwrap();
+    machine.process(7, &["pod-sync", "--node-name=n1"], "/usr/bin/quintlet", machine.dir.path());
+    fs::create_dir_all(machine.path("proc/7/fd")).unwrap();
+    symlink(&lock, machine.path("proc/7/fd/3")).unwrap();
+    let locks = |inode: &str| {
+        fs::write(machine.path("proc/locks"), format!("1: FLOCK  ADVISORY  WRITE 7 {inode} 0 EOF\n"))
+            .unwrap();
+    };
+    locks("00:01:2");
+    assert_eq!(machine.table().agent_of_node(&node), None, "the file is open and not locked");
+    locks(&inode_name(&lock).unwrap());
+    let other = machine.table().agent_of_node(&node);
+    assert!(
+        matches!(&other, Some(OtherAgent::NodeName { name, process }) if name == "n1" && process.pid == Some(7)),
+        "{other:?}"
+    );
+    fs::write(&lock, "41").unwrap();
+    assert_eq!(machine.table().agent_of_node(&node), None, "a Quintlet of an earlier release");
+}
