@@ -21,6 +21,7 @@ mod admission;
 pub mod args;
 mod certificate_args;
 pub mod checkpoint;
+mod cpus;
 mod devices;
 mod eviction;
 mod eviction_args;
@@ -136,6 +137,7 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
     agent.serve_pods_api()?;
     agent.serve_device_plugins()?;
     agent.wipe_resource_slices();
+    agent.reconcile_cpus();
     agent.serve_metrics();
     // Blocks: pods are managed after it.
     let (mut manager, sources) = agent.pod_manager(conditions);

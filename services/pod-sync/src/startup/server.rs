@@ -7,6 +7,7 @@ use quintlet_kit::server::{HealthHandle, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task::spawn;
 use quintlet_proto::podsync::v1::checkpoints_server::CheckpointsServer;
+use quintlet_proto::podsync::v1::cpus_server::CpusServer;
 use quintlet_proto::podsync::v1::devices_server::DevicesServer;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
 use quintlet_proto::podsync::v1::pressure_server::PressureServer;
@@ -16,6 +17,7 @@ use tokio::task::JoinHandle;
 
 use super::Agent;
 use super::claims::NodeSlices;
+use crate::cpus::CpuLists;
 use crate::devices::DeviceLists;
 use crate::pods_api;
 use crate::serve::{EvictionRounds, ServeContext, Service};
@@ -43,6 +45,8 @@ impl Agent {
         });
         let devices = ctx.environment.devices.clone();
         let devices = DeviceLists { devices, reporting: Arc::clone(&ctx.reporting) };
+        let placement = ctx.environment.placement.clone();
+        let cpus = CpuLists { placement, reporting: Arc::clone(&ctx.reporting) };
         let server = Server::new("pod-sync")
             .observers(&self.args.common.observer_uid)
             .add_service(PodSyncServer::new(service.clone()))
@@ -50,7 +54,8 @@ impl Agent {
             .add_service(PressureServer::new(service.clone()))
             .add_service(StorageServer::new(service.clone()))
             .add_service(VolumesServer::new(service))
-            .add_service(DevicesServer::new(devices));
+            .add_service(DevicesServer::new(devices))
+            .add_service(CpusServer::new(cpus));
         let health = server.health();
         health.set_serving(SYNC_LOOP).await;
         Ok((spawn("server", server.serve(listener, peers, self.stop.clone())), health))

@@ -10,6 +10,7 @@ mod cleaning;
 mod comebacks;
 mod containment;
 mod costs;
+mod cpus;
 mod cuts;
 mod device_cuts;
 mod devices;
