@@ -13,6 +13,7 @@ use pod_sync_node_decisions::admission::{
     AdmitResult, NodeView, PressureCondition, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
 };
 use pod_sync_node_object::{declared_features, node_object};
+use pod_sync_placement::Placement;
 use pod_sync_sources::api::ClusterView;
 use quintlet_model::qos::ResourceList;
 use quintlet_model::quantity::{Format, Quantity};
@@ -45,6 +46,7 @@ pub(crate) struct NodeAdmission {
     runtime: watch::Receiver<RuntimeState>,
     conditions: NodeConditions,
     devices: Option<Devices>,
+    placement: Option<Placement>,
     /// Major and minor version of the kernel.
     kernel: (u32, u32),
 }
@@ -60,13 +62,29 @@ impl NodeAdmission {
         conditions: NodeConditions,
     ) -> Self {
         let own = node_object(&settings, labels, &RuntimeState::default());
-        Self { settings, own, view, client, runtime, conditions, devices: None, kernel: kernel() }
+        Self {
+            settings,
+            own,
+            view,
+            client,
+            runtime,
+            conditions,
+            devices: None,
+            placement: None,
+            kernel: kernel(),
+        }
     }
 
     /// Adds the devices of device plugins to the resources of the node.
     #[must_use]
     pub(crate) fn with_devices(self, devices: Devices) -> Self {
         Self { devices: Some(devices), ..self }
+    }
+
+    /// Forbids resizes of pods whose CPUs or memory are assigned.
+    #[must_use]
+    pub(crate) fn with_placement(self, placement: Placement) -> Self {
+        Self { placement: Some(placement), ..self }
     }
 
     /// Returns the allocatable resources that a pod finds.
@@ -96,11 +114,13 @@ impl Admission for NodeAdmission {
     }
 
     fn resize_rules(&self) -> NodeResizePolicy {
-        // CPUs and memory are not assigned exclusively: the policies of both managers are `none`.
-        NodeResizePolicy {
-            limited_swap: self.settings.limited_swap_bytes.is_some(),
-            ..NodeResizePolicy::default()
-        }
+        let limited_swap = self.settings.limited_swap_bytes.is_some();
+        let policies = self
+            .placement
+            .as_ref()
+            .map(|placement| placement.read(|node| (node.cpus().is_some(), node.memory().is_some())));
+        let (static_cpu, static_memory) = policies.unwrap_or_default();
+        NodeResizePolicy { limited_swap, static_cpu, static_memory }
     }
 
     fn awaits_runtime(&self, rejection: &Rejection) -> bool {

@@ -14,6 +14,7 @@ use pod_sync_node_decisions::image_access::{Allowlist, VerificationPolicy};
 use pod_sync_node_decisions::image_gc::ImageGcPolicy;
 use pod_sync_node_decisions::shutdown::{PriorityGracePeriod, ShutdownPlan};
 use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
+use pod_sync_placement::PlacementArgs;
 use quintlet_config::ConfigArgs;
 use quintlet_config::table::{
     DEVICE_HEALTH, HUGE_PAGE_AWARE_EVICTION, MEMORY_QOS, POD_CERTIFICATES, PODS_API, QOS_RESERVED,
@@ -142,6 +143,9 @@ pub struct Args {
     /// Settings of pods and their resources.
     #[command(flatten)]
     pub resources: ResourceArgs,
+    /// CPUs, memory and NUMA nodes of containers.
+    #[command(flatten)]
+    pub placement: PlacementArgs,
     #[command(flatten)]
     pub eviction: EvictionArgs,
     /// Requirements on the machine.
@@ -434,7 +438,7 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// Feature gate, `Name=true`; may be given more than once. All but CSIVolumeHealth, ClusterTrustBundleProjection, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodsAPI, QOSReserved, ResourceHealthStatus and SELinuxMount are fixed.
+    /// Feature gate, `Name=true`; may be given more than once. All but CPUManagerPolicyAlphaOptions, CPUManagerPolicyBetaOptions, CSIVolumeHealth, ClusterTrustBundleProjection, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodsAPI, QOSReserved, ResourceHealthStatus and SELinuxMount are fixed.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }

@@ -22,6 +22,7 @@ pub mod args;
 mod certificate_args;
 pub mod checkpoint;
 mod claims;
+mod cpus;
 mod devices;
 mod eviction;
 mod eviction_args;
@@ -138,6 +139,7 @@ async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Re
     agent.serve_device_plugins()?;
     agent.serve_pod_resources()?;
     agent.wipe_resource_slices();
+    agent.reconcile_cpus();
     agent.serve_metrics();
     // Blocks: pods are managed after it.
     let (mut manager, sources) = agent.pod_manager(conditions);

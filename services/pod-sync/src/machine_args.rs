@@ -33,7 +33,7 @@ pub struct DiskArgs {
     /// Directory of device files, for iscsi and fc volumes.
     #[arg(long, default_value = "/dev", value_name = "DIR")]
     pub device_dir: PathBuf,
-    /// Mount point of sysfs, for iscsi and fc volumes.
+    /// Mount point of sysfs, for iscsi and fc volumes, CPUs and NUMA nodes.
     #[arg(long, default_value = "/sys", value_name = "DIR")]
     pub sysfs_dir: PathBuf,
     /// Directory that is searched for mount, iscsiadm and the tools of file systems before PATH.

@@ -113,7 +113,7 @@ mod tests {
     use crate::admission::NodeAdmission;
     use crate::admission::NodeConditions;
     use crate::pod_manager::Admission as _;
-    use pod_sync_cri_config::resources::container_resources;
+    use pod_sync_cri_config::resources::{ContainerPlacement, container_resources};
     use pod_sync_eviction::thresholds::Amount;
     use pod_sync_layout::RuntimeState;
     use pod_sync_node_decisions::admission::AdmitResult;
@@ -293,7 +293,7 @@ mod tests {
             serde_json::from_value(json!({"name": "c", "resources": {"limits": {"cpu": "1"}}})).unwrap();
         let pod = pod_of(json!({"containers": [container.clone()]}));
         let quota = |settings: &NodeSettings| {
-            let resources = container_resources(&pod, &container, settings);
+            let resources = container_resources(&pod, &container, settings, &ContainerPlacement::default());
             (resources.cpu_period, resources.cpu_quota)
         };
         assert_eq!(quota(&settings), (0, 0));
@@ -571,6 +571,45 @@ mod tests {
             expected[at] = false;
             assert_eq!(gates(&format!("featureGates: {{{gate}: false}}\n")), expected, "{gate}");
         }
+    }
+
+    #[test]
+    fn fields_of_cpus_and_numa_nodes_arrive() {
+        use pod_sync_placement::{PlacementSettings, ReservedAmounts};
+        let shown = |file: &str, flags: &[&str]| {
+            let args = args(file, flags);
+            let node = super::settings(&args).unwrap();
+            let (reserved, eviction) = (&node.reserved, &node.eviction_reserve);
+            let cpus = args.resources.reserved_cpus.as_str();
+            let reserved = ReservedAmounts { reserved, eviction, cpus };
+            let settings = args.placement.settings(&args.resources.feature_gates, reserved);
+            (settings, args.placement.cpu_manager_reconcile_period)
+        };
+        let (default, period) = shown("", &[]);
+        let policies = [&default.cpu_policy, &default.memory_policy, &default.topology_policy];
+        assert_eq!((policies.map(String::as_str), period.as_secs()), (["none", "None", "none"], 10));
+        assert!(default.cpu_gates.beta && !default.cpu_gates.alpha);
+        let file = "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: \"true\"}\n\
+                    cpuManagerReconcilePeriod: 3s\nreservedSystemCPUs: \"0\"\nmemoryManagerPolicy: Static\n\
+                    reservedMemory: [{numaNode: 0, limits: {memory: 1Gi, hugepages-2Mi: 4Mi}}]\n\
+                    systemReserved: {memory: 924Mi}\nevictionHard: {memory.available: 100Mi}\n\
+                    topologyManagerPolicy: restricted\ntopologyManagerScope: pod\n\
+                    topologyManagerPolicyOptions: {max-allowable-numa-nodes: \"9\"}\n\
+                    featureGates: {CPUManagerPolicyAlphaOptions: true}\n";
+        let (set, period) = shown(file, &[]);
+        let PlacementSettings { cpu_policy, memory_policy, topology_policy, topology_scope, .. } = &set;
+        let names = [cpu_policy, memory_policy, topology_policy, topology_scope].map(String::as_str);
+        assert_eq!((names, period.as_secs()), (["static", "Static", "restricted", "pod"], 3));
+        assert_eq!((set.cpu_options["full-pcpus-only"].as_str(), set.cpu_gates.alpha), ("true", true));
+        assert_eq!((set.reserved_cpus.as_str(), set.reserved_milli_cpus), ("0", Some(1000)));
+        let bytes =
+            |amounts: &pod_sync_memory::reserved::Amounts| amounts.values().copied().collect::<Vec<_>>();
+        assert_eq!(set.reserved_memory.values().map(bytes).collect::<Vec<_>>(), [[4 << 20, 1 << 30]]);
+        assert_eq!(bytes(&set.memory_of_node), [1 << 30], "with the eviction threshold");
+        assert_eq!(set.topology_options["max-allowable-numa-nodes"], "9");
+        let flags = ["--cpu-manager-policy=static", "--reserved-memory=0:memory=1Gi;1:memory=2Gi"];
+        let (flags, _) = shown("", &flags);
+        assert_eq!((flags.cpu_policy.as_str(), flags.reserved_memory.len()), ("static", 2));
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod clients;
 mod machine;
 mod maintenance;
 mod node;
+mod placement;
 mod server;
 mod sources;
 
@@ -162,6 +163,7 @@ impl Agent {
             source: Arc::new(claims::ApiClaims(api.client.clone())),
             stop: stop.clone(),
         });
+        let placement = placement::open(&args, &node.settings, &clock)?;
         let volume_tasks = VolumeTasksContext {
             root_dir: args.root_dir.clone(),
             volumes: volumes.clone(),
@@ -191,6 +193,7 @@ impl Agent {
             volume_tasks,
             devices,
             claims,
+            placement,
             objects: Arc::new(objects),
             tokens,
             trust_anchors: api.trust_anchors(&args, &stop),

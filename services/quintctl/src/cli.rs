@@ -11,7 +11,7 @@ use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
-    bundle, claims, config, devices, events, explain, health, image, list_pods, log_level, logs, pressure,
+    bundle, claims, config, cpus, devices, events, explain, health, image, list_pods, log_level, logs, pressure,
     retry, top, trace, up, version, volumes, watch,
 };
 
@@ -59,6 +59,8 @@ pub enum Command {
     Pressure,
     /// List volumes of pods, with their state, the call in progress and the last error
     Volumes(volumes::VolumesArgs),
+    /// Show the CPUs of the machine, the memory of its NUMA nodes, and the containers that have some of their own
+    Cpus,
     /// Show the resources of device plugins, and the containers that hold their devices
     Devices,
     /// Show the drivers of dynamic resource allocation, and the claims that are prepared for pods
@@ -131,6 +133,7 @@ pub async fn run(cli: Cli) -> Result<ExitCode, Box<dyn std::error::Error + Send 
         Command::Pressure => pressure::run(&paths, format).await,
         Command::Volumes(args) => volumes::run(args, &paths, format).await,
         Command::LogLevel(args) => log_level::run(args, &paths, format).await,
+        Command::Cpus => cpus::run(&paths, format).await,
         Command::Devices => devices::run(&paths, format).await,
         Command::Claims => claims::run(&paths, format).await,
         Command::Health(args) => match health::run(&args, &paths, format).await {

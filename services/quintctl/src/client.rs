@@ -143,7 +143,7 @@ impl Peer {
         if std::error::Error::source(status).is_some() && status.code() != Code::NotFound {
             return self.unresponsive("the connection closed".to_owned());
         }
-        let message = crate::text::clean(status.message());
+        let message = quintctl_text::clean(status.message());
         match status.code() {
             Code::NotFound => Error::NotFound(message),
             Code::Unavailable => self.unresponsive(message),

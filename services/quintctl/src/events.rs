@@ -9,7 +9,7 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
-use crate::text::{age, clean, now_ns, or_nothing, table};
+use quintctl_text::{age, clean, now_ns, or_nothing, table};
 
 /// Events of pods, oldest first.
 #[derive(Debug, Clone, clap::Args)]

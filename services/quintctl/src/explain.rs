@@ -14,8 +14,8 @@ use crate::error::Error;
 use crate::events::EventData;
 use crate::out::{Format, print};
 use crate::pods::{PodData, time, waiting};
-use crate::text::{age, clean, moment, now_ns, or_nothing, took};
 use crate::volumes::{VolumeData, explanation};
+use quintctl_text::{age, clean, moment, now_ns, or_nothing, took};
 
 /// Number of newest events in the text.
 const EVENTS: usize = 8;

@@ -21,7 +21,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use crate::text::{clean, or_nothing, table};
+use quintctl_text::{clean, or_nothing, table};
 
 /// Time limit of the runtime's Version call, which does no work.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(2);

@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::{data, render, sort};
 use crate::screen;
-use crate::text::now_ns;
+use quintctl_text::now_ns;
 
 /// List the pods of this node.
 #[derive(Debug, Clone, clap::Args)]

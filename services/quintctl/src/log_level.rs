@@ -9,7 +9,7 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::health::ServiceArg;
 use crate::out::{Format, print};
-use crate::text::{clean, table};
+use quintctl_text::{clean, table};
 
 /// Show or change the log filter of a running service.
 #[derive(Debug, Clone, clap::Args)]

@@ -3,7 +3,7 @@
 use quintlet_proto::podsync::v1::{ListPodsReply, PodView, SourceProblem, Waiting};
 use serde::Serialize;
 
-use crate::text::{NOTHING, age, clean, moment, or_nothing, table};
+use quintctl_text::{NOTHING, age, clean, moment, or_nothing, table};
 
 /// Status of an invalid manifest.
 pub const INVALID_MANIFEST: &str = "InvalidManifest";

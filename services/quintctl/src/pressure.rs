@@ -12,7 +12,7 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
-use crate::text::{NOTHING, age, clean, now_ns, table};
+use quintctl_text::{NOTHING, age, clean, now_ns, table};
 
 /// Age of a measurement above which it is reported as late, in nanoseconds. The interval is 10 s, and a measurement may take 20 s.
 const LATE: i64 = 35_000_000_000;

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use crate::text::clean;
+use quintctl_text::clean;
 
 /// Retry a pod now that waits with reason InternalError.
 #[derive(Debug, Clone, clap::Args)]

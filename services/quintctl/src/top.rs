@@ -23,8 +23,8 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::display_name;
-use crate::text::{NOTHING, age, clean, fit, table};
 use crate::{health, screen, version};
+use quintctl_text::{NOTHING, age, clean, fit, table};
 
 /// Clock ticks of /proc per second (`USER_HZ`), which is 100 on all common architectures.
 const TICKS: f64 = 100.0;

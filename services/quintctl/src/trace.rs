@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use crate::text::{clean, fit, moment, took};
+use quintctl_text::{clean, fit, moment, took};
 
 /// Width of the time axis, in characters.
 const AXIS: usize = 48;

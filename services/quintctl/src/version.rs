@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use crate::text::{NOTHING, age, clean, or_nothing, table};
+use quintctl_text::{NOTHING, age, clean, or_nothing, table};
 
 const OWN: &str = env!("CARGO_PKG_VERSION");
 

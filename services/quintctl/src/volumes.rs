@@ -9,7 +9,7 @@ use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
 use crate::pods::time;
-use crate::text::{NOTHING, age, clean, now_ns, or_nothing, table};
+use quintctl_text::{NOTHING, age, clean, now_ns, or_nothing, table};
 
 /// List volumes of pods.
 #[derive(Debug, Clone, clap::Args)]

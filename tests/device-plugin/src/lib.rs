@@ -76,12 +76,20 @@ impl TestPlugin {
             api::DevicePluginOptions { pre_start_required, get_preferred_allocation_available };
     }
 
-    /// Lists other devices. A name with a leading `!` is unhealthy.
+    /// Lists other devices. A name with a leading `!` is unhealthy; one such as `d1@0` is that of a device on NUMA node 0.
+    ///
+    /// # Panics
+    /// Panics if the node is no number.
     pub fn list(&self, devices: &[&str]) {
-        let device = |name: &&str| api::Device {
-            id: name.trim_start_matches('!').to_owned(),
-            health: if name.starts_with('!') { "Unhealthy" } else { "Healthy" }.to_owned(),
-            topology: None,
+        let device = |name: &&str| {
+            let (id, node) = name.split_once('@').unwrap_or((name, ""));
+            let node = Some(node).filter(|node| !node.is_empty());
+            let nodes = node.map(|node| api::NumaNode { id: node.parse().expect("a number") });
+            api::Device {
+                id: id.trim_start_matches('!').to_owned(),
+                health: if id.starts_with('!') { "Unhealthy" } else { "Healthy" }.to_owned(),
+                topology: nodes.map(|node| api::TopologyInfo { nodes: vec![node] }),
+            }
         };
         self.state.devices.send_replace(devices.iter().map(device).collect());
     }

@@ -109,6 +109,7 @@ impl Cleanup {
         }
         self.ctx.reporting.metrics.start_latency.retain(&known);
         self.release_devices(&known);
+        self.release_cpus(&known);
         self.unprepare_claims(with_claims, &known);
         let allocations = &self.ctx.checkpoints.allocations;
         allocations.retain(&known.iter().map(PodUid::as_str).collect());
@@ -127,6 +128,16 @@ impl Cleanup {
         if devices.retain(&known) {
             let write = async move { devices.write_checkpoint().await };
             drop(quintlet_kit::task::spawn("write-devices", write));
+        }
+    }
+
+    // Ends the assignments of CPUs and memory of pods that are gone. Usually their workers have done so.
+    fn release_cpus(&self, known: &HashSet<PodUid>) {
+        let known: BTreeSet<String> = known.iter().map(ToString::to_string).collect();
+        let placement = self.ctx.environment.placement.clone();
+        if placement.retain(&known) {
+            let write = async move { placement.write_state().await };
+            drop(quintlet_kit::task::spawn("write-placement", write));
         }
     }
 

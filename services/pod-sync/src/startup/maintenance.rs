@@ -1,4 +1,5 @@
-//! Starts the tasks that look after the node: shutdown, image garbage collection, measurements, log rotation, eviction, the kernel's log.
+//! Starts the tasks that look after the node: shutdown, image garbage collection, measurements, log rotation, eviction, the kernel's log,
+//! shared CPUs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use pod_sync_decisions::status::KillCause;
 use pod_sync_eviction_loop::Published;
 use pod_sync_eviction_loop::kernel_log::{self, SYSTEM_OOM, Victim};
 use pod_sync_logs::LogDirs;
+use pod_sync_placement::ReconcileContext;
 use pod_sync_records::PodRecord;
 use pod_sync_volume_usage::StorageSettings;
 use quintlet_model::ids::PodUid;
@@ -24,6 +26,20 @@ use crate::volumes::MountedVolumes;
 const KERNEL_LOG_POSITION: &str = "kernel-log";
 
 impl Agent {
+    /// Starts the task that gives running containers the CPUs that they share.
+    pub(crate) fn reconcile_cpus(&self) {
+        let ctx = &self.ctx;
+        let reporting = Arc::clone(&ctx.reporting);
+        let context = ReconcileContext {
+            calls: ctx.runtime.calls.clone(),
+            pleg: Arc::clone(&ctx.runtime.pleg),
+            is_managed: Box::new(move |uid| reporting.views.get(uid).is_some()),
+            period: self.args.placement.cpu_manager_reconcile_period,
+            stop: self.stop.clone(),
+        };
+        self.tasks.spawn("reconcile-cpus", ctx.environment.placement.clone().reconcile(context));
+    }
+
     /// Starts the graceful node shutdown. Returns whether the node is shutting down.
     pub(crate) fn start_shutdown(&self) -> anyhow::Result<watch::Receiver<bool>> {
         let ctx = &self.ctx;

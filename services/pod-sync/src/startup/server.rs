@@ -13,6 +13,7 @@ use quintlet_kit::task::spawn;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1::checkpoints_server::CheckpointsServer;
 use quintlet_proto::podsync::v1::claims_server::ClaimsServer;
+use quintlet_proto::podsync::v1::cpus_server::CpusServer;
 use quintlet_proto::podsync::v1::devices_server::DevicesServer;
 use quintlet_proto::podsync::v1::pod_sync_server::PodSyncServer;
 use quintlet_proto::podsync::v1::pressure_server::PressureServer;
@@ -23,6 +24,7 @@ use tokio::task::JoinHandle;
 use super::Agent;
 use super::claims::NodeSlices;
 use crate::claims::ClaimLists;
+use crate::cpus::CpuLists;
 use crate::devices::DeviceLists;
 use crate::pods_api;
 use crate::serve::{EvictionRounds, ServeContext, Service};
@@ -75,6 +77,8 @@ impl Agent {
         let devices = DeviceLists { devices, reporting: Arc::clone(&ctx.reporting) };
         let claims = ctx.environment.claims.clone();
         let claims = ClaimLists { claims, reporting: Arc::clone(&ctx.reporting) };
+        let placement = ctx.environment.placement.clone();
+        let cpus = CpuLists { placement, reporting: Arc::clone(&ctx.reporting) };
         let server = Server::new("pod-sync")
             .observers(&self.args.common.observer_uid)
             .add_service(PodSyncServer::new(service.clone()))
@@ -83,6 +87,7 @@ impl Agent {
             .add_service(StorageServer::new(service.clone()))
             .add_service(VolumesServer::new(service))
             .add_service(DevicesServer::new(devices))
+            .add_service(CpusServer::new(cpus))
             .add_service(ClaimsServer::new(claims));
         let health = server.health();
         health.set_serving(SYNC_LOOP).await;

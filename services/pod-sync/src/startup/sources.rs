@@ -25,7 +25,9 @@ impl Agent {
             self.ctx.runtime.state.clone(),
             conditions,
         );
-        let admission = Arc::new(admission.with_devices(self.ctx.environment.devices.clone()));
+        let environment = &self.ctx.environment;
+        let admission = admission.with_devices(environment.devices.clone());
+        let admission = Arc::new(admission.with_placement(environment.placement.clone()));
         let manager =
             PodManager::new(Arc::clone(&self.ctx), Arc::clone(&self.api.manifests), admission, &kinds);
         (manager, sources)

@@ -26,6 +26,7 @@ use pod_sync_layout::TokenSource;
 use pod_sync_metrics::PodMetrics;
 use pod_sync_node_decisions::admission::Rejection;
 use pod_sync_node_decisions::gc::GcPolicy;
+use pod_sync_placement::Placement;
 use pod_sync_records::{Allocations, StateDir, UserNamespaces};
 use pod_sync_views::PodViews;
 use pod_sync_volume_manager::VolumeTasks;
@@ -157,6 +158,8 @@ pub struct PodEnvironment {
     pub devices: Devices,
     /// Claims of dynamic resource allocation.
     pub claims: Claims,
+    /// CPUs, memory and NUMA nodes.
+    pub placement: Placement,
     /// ConfigMaps, Secrets, Services and RuntimeClasses.
     pub objects: Arc<dyn ObjectSource>,
     /// Service account tokens; none without an API server.
@@ -170,6 +173,16 @@ pub struct PodEnvironment {
 }
 
 impl PodEnvironment {
+    /// Returns the cgroups for the values of a pod's cgroup: without a CPU quota if a container of the pod has exclusive CPUs.
+    #[must_use]
+    pub(crate) fn pod_cgroups(&self, uid: &PodUid) -> Cgroups {
+        if self.placement.has_exclusive_cpus(uid) {
+            self.cgroups.without_quota()
+        } else {
+            self.cgroups.clone()
+        }
+    }
+
     /// Returns the number of changes of the ConfigMaps, Secrets and certificates of a pod.
     #[must_use]
     pub fn volume_changes(&self, uid: &PodUid) -> u64 {

@@ -24,8 +24,8 @@ use serde_json::{Value, json};
 use crate::client::{MAX_RESPONSE_BYTES, Peer};
 use crate::error::Error;
 use crate::out::print;
-use crate::text::{clean, moment, now_ns};
 use crate::{explain, health, pods, version};
+use quintctl_text::{clean, moment, now_ns};
 
 /// Number of bytes taken from the end of each log.
 const LOG_BYTES: u64 = 1 << 20;

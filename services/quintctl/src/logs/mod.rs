@@ -142,7 +142,7 @@ pub fn tail(
         Ok(())
     })?;
     text.extend(decoder.end());
-    Ok(String::from_utf8_lossy(&text).lines().map(|l| crate::text::clean(l) + "\n").collect())
+    Ok(String::from_utf8_lossy(&text).lines().map(|l| quintctl_text::clean(l) + "\n").collect())
 }
 
 async fn get(paths: &Paths, pod: &str) -> Result<PodView, Error> {

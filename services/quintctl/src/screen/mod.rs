@@ -19,10 +19,10 @@ use quintlet_proto::podsync::v1::PodView;
 use tokio::sync::{mpsc, watch};
 
 use crate::error::Error;
-use crate::text::{clean, now_ns};
 use crate::view::{self, View};
 use crate::{explain, logs, trace};
 use model::{Content, KeyEffect, Kind, Model, PanelSource};
+use quintctl_text::{clean, now_ns};
 
 /// Interval of updates of ages and of the open panel.
 const TICK: Duration = Duration::from_secs(1);

@@ -11,8 +11,8 @@ use ratatui::text::{Line, Text};
 use ratatui::widgets::Paragraph;
 
 use crate::pods::{INVALID_MANIFEST, Row, rows, sort};
-use crate::text::{clean, fit, table, wrap};
 use crate::view::View;
+use quintctl_text::{clean, fit, table, wrap};
 
 /// Height in lines below which only the last line of the header is shown, which has the state of the services.
 const LOW: u16 = 14;

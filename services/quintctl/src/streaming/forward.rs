@@ -123,7 +123,7 @@ impl Target {
         let url = peer.call(client.port_forward(request)).await?.url;
         Connection::open(&url, &["portforward.k8s.io"])
             .await
-            .map_err(|e| Error::Streaming(crate::text::clean(&quintlet_kit::error_chain(&e))))
+            .map_err(|e| Error::Streaming(quintctl_text::clean(&quintlet_kit::error_chain(&e))))
     }
 
     /// Opens the error stream and the data stream of a forwarded connection. A lost shared connection is replaced once.
@@ -161,7 +161,7 @@ async fn accept(listener: TcpListener, port: u16, target: Arc<Target>, messages:
             };
             if !error.is_empty() {
                 // The receiver is dropped when the command ends; that is not an error.
-                let _ = messages.send(format!("port {port}: {}", crate::text::clean(&error))).await;
+                let _ = messages.send(format!("port {port}: {}", quintctl_text::clean(&error))).await;
             }
         });
     }

@@ -42,7 +42,7 @@ impl Wanted {
 /// # Errors
 /// The connection closed before the process exited, or the runtime reported an error.
 pub(super) async fn run(url: &str, wanted: Wanted) -> Result<ExitCode, Error> {
-    let failed = |e| Error::Streaming(crate::text::clean(&quintlet_kit::error_chain(&e)));
+    let failed = |e| Error::Streaming(quintctl_text::clean(&quintlet_kit::error_chain(&e)));
     let connection = Connection::open(url, &["v4.channel.k8s.io"]).await.map_err(failed)?;
     let closed = || Error::Streaming("the runtime closed the connection".to_owned());
     let open = async |kind: &str| connection.stream(&[("streamType", kind)]).await.ok_or_else(closed);
@@ -93,7 +93,7 @@ fn exit_code(text: &[u8]) -> Result<ExitCode, Error> {
         return Err(Error::Streaming("the connection closed before the process exited".to_owned()));
     }
     let Ok(status) = serde_json::from_slice::<Value>(text) else {
-        return Err(Error::Streaming(crate::text::clean(&String::from_utf8_lossy(text))));
+        return Err(Error::Streaming(quintctl_text::clean(&String::from_utf8_lossy(text))));
     };
     if status.get("status").and_then(Value::as_str) == Some("Success") {
         return Ok(ExitCode::SUCCESS);
@@ -109,7 +109,7 @@ fn exit_code(text: &[u8]) -> Result<ExitCode, Error> {
         Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(EXIT_FAILURE))),
         None => {
             let message = status.get("message").and_then(Value::as_str).unwrap_or("failed");
-            Err(Error::Streaming(crate::text::clean(message)))
+            Err(Error::Streaming(quintctl_text::clean(message)))
         }
     }
 }

@@ -14,7 +14,7 @@ use super::names;
 use super::plan::Layout;
 use super::service::ServiceState;
 use crate::health::{self, Overview};
-use crate::text::clean;
+use quintctl_text::clean;
 
 /// Interval of health checks.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -15,8 +15,8 @@ use super::names;
 use super::service::ServiceState;
 use crate::health;
 use crate::screen::Kills;
-use crate::text::took;
 use crate::view::View;
+use quintctl_text::took;
 
 /// Longest wait for a killed service to serve again.
 const RECOVERY_LIMIT: Duration = Duration::from_secs(15);

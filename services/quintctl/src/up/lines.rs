@@ -6,8 +6,8 @@ use std::io::Write;
 use quintlet_proto::podsync::v1::PodView;
 
 use crate::pods::Row;
-use crate::text::clean;
 use crate::view::View;
+use quintctl_text::clean;
 
 /// The lines that were printed last, by pod.
 #[derive(Debug, Default)]

@@ -6,7 +6,7 @@ use quintlet_proto::podsync::v1::{PodView, SourceProblem};
 
 use super::lines::Line;
 use crate::pods::{INVALID_MANIFEST, Row};
-use crate::text::clean;
+use quintctl_text::clean;
 
 /// Longest time, in nanoseconds, from a lifecycle event to the status that it causes, if all services work. A later status has
 /// another cause.

@@ -7,7 +7,7 @@ use quintlet_proto::probe::v1::{Evaluation, Outcome, ProbeType};
 use serde::Serialize;
 
 use crate::pods::display_name;
-use crate::text::{clean, now_ns, time_of_day, took};
+use quintctl_text::{clean, now_ns, time_of_day, took};
 
 /// Width of the text column, in characters.
 const TEXT_WIDTH: usize = 32;
@@ -38,7 +38,7 @@ pub struct Line {
 }
 
 fn as_moment<S: serde::Serializer>(at: &i64, s: S) -> Result<S::Ok, S::Error> {
-    s.serialize_str(&crate::text::moment(*at))
+    s.serialize_str(&quintctl_text::moment(*at))
 }
 
 #[must_use]

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::lines::{Line, service_line};
 use crate::client::Peer;
 use crate::error::Error;
-use crate::text::{clean, took};
+use quintctl_text::{clean, took};
 
 /// Interval between attempts to connect to a service.
 pub(super) const RETRY: Duration = Duration::from_millis(100);

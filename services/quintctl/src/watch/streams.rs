@@ -28,7 +28,7 @@ use super::lines::{Line, lifecycle_line, probe_line, service_line};
 use super::link::{Link, RETRY, Run, ended, read_again, say, why};
 use crate::client::Peer;
 use crate::error::Error;
-use crate::text::now_ns;
+use quintctl_text::now_ns;
 
 /// Interval between scans for new instances of probe-service.
 const SCAN: Duration = Duration::from_secs(1);

@@ -14,6 +14,7 @@ use quintlet_proto::debug::v1::{self as debug};
 use quintlet_proto::pleg::v1::pleg_server::{Pleg, PlegServer};
 use quintlet_proto::pleg::v1::{self as pleg, lifecycle_event};
 use quintlet_proto::podsync::v1::claims_server::{Claims, ClaimsServer};
+use quintlet_proto::podsync::v1::cpus_server::{Cpus, CpusServer};
 use quintlet_proto::podsync::v1::devices_server::{Devices, DevicesServer};
 use quintlet_proto::podsync::v1::pod_sync_server::{PodSync, PodSyncServer};
 use quintlet_proto::podsync::v1::pressure_server::{Pressure, PressureServer};
@@ -185,6 +186,38 @@ impl Volumes for FakeVolumes {
         };
         let chunk = |pod: &str| podsync::ListVolumesReply { volumes: vec![volume(pod)] };
         Ok(chunks(vec![chunk("default/web"), chunk("other/db")]))
+    }
+}
+
+struct FakeCpus;
+
+#[tonic::async_trait]
+impl Cpus for FakeCpus {
+    type ListStream = Events<podsync::ListCpusReply>;
+
+    async fn list(&self, _: Request<podsync::ListCpusRequest>) -> Result<Response<Self::ListStream>, Status> {
+        let policies = podsync::ResourcePolicies { cpu: "static".into(), ..Default::default() };
+        let cpu = |number, usage: podsync::CpuUse| podsync::MachineCpu {
+            number,
+            core: number,
+            r#use: usage.into(),
+            is_reserved: number == 0,
+            ..Default::default()
+        };
+        let holder = podsync::CpuHolder {
+            pod_uid: UID.into(),
+            pod: "default/web".into(),
+            container: "main".into(),
+            cpus: "1".into(),
+            memory_nodes: String::new(),
+        };
+        let first = podsync::ListCpusReply {
+            policies: Some(policies),
+            cpus: vec![cpu(0, podsync::CpuUse::Shared), cpu(1, podsync::CpuUse::Exclusive)],
+            ..Default::default()
+        };
+        let second = podsync::ListCpusReply { holders: vec![holder], ..Default::default() };
+        Ok(chunks(vec![first, second]))
     }
 }
 
@@ -439,6 +472,7 @@ impl Node {
                 .add_service(PressureServer::new(FakePressure))
                 .add_service(VolumesServer::new(FakeVolumes))
                 .add_service(DevicesServer::new(FakeDevices))
+                .add_service(CpusServer::new(FakeCpus))
                 .add_service(ClaimsServer::new(FakeClaims)),
         );
         node
@@ -947,6 +981,20 @@ async fn claims_are_listed_with_their_driver_and_their_pods() {
     let data: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, &data["claims"][0]["state"]), (0, &"Prepared".into()), "{out}");
     assert_eq!(data["drivers"][0]["plugins"][0]["endpoint"], "/p/gpu.sock");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cpus_are_listed_with_the_containers_that_have_some_of_their_own() {
+    let node = Node::start(true);
+    let (code, out, error) = node.run(&["cpus"]).await;
+    assert_eq!((code, error.as_str()), (0, ""));
+    let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[3], ["0", "0", "0-1", "0", "1", "0"], "{out}");
+    assert_eq!(lines[6], ["web", "main", "1", "–"], "{out}");
+    let (code, out, _) = node.run(&["cpus", "-o", "json"]).await;
+    let data: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &data["policies"]["cpu"]), (0, &"static".into()), "{out}");
+    assert_eq!((&data["holders"][0]["cpus"], &data["cpus"][1]["use"]), (&"1".into(), &"Exclusive".into()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -164,6 +164,13 @@ impl Cgroups {
         Self { with_cgroups_per_qos, ..self }
     }
 
+    /// Returns the same cgroups without CPU quotas, for pods with exclusive CPUs.
+    #[must_use]
+    pub fn without_quota(&self) -> Self {
+        let settings = CgroupSettings { cfs_quota: false, ..self.settings };
+        Self { settings, ..self.clone() }
+    }
+
     /// Returns the driver for new cgroups.
     #[must_use]
     pub fn driver(&self) -> CgroupDriver {

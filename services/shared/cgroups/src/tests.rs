@@ -103,6 +103,16 @@ fn values_are_written_in_the_words_of_each_version() {
 }
 
 #[test]
+fn a_pod_with_exclusive_cpus_has_no_quota() {
+    let tmp = tempfile::tempdir().unwrap();
+    let cgroups = Cgroups::new(tmp.path(), "/", CgroupSettings::default());
+    let pod = pod(json!({"limits": {"cpu": "2", "memory": "1Gi"}}));
+    let quota = |cgroups: &Cgroups| cgroups.pod_values(&pod).cpu_quota_us;
+    assert_eq!(quota(&cgroups), Some(200_000));
+    assert_eq!(quota(&cgroups.without_quota()), Some(-1));
+}
+
+#[test]
 fn cgroup_v2_enables_controllers_for_descendants_and_names_the_missing_ones() {
     let tmp = tempfile::tempdir().unwrap();
     let root = tmp.path();

@@ -237,6 +237,15 @@ impl Kind {
                     |o: &LocatedValue| [*first, *second].map(|f| o.get(f).map(word).unwrap_or_default());
                 node.elements().iter().map(|o| pair(o).join("=")).collect()
             }
+            // `0:memory=1Gi,hugepages-2Mi=4Mi`.
+            Self::Objects([(first, Self::Int(..), _), (second, map @ Self::Map(..), _)]) => {
+                let object = |object: &LocatedValue| {
+                    let number = object.get(first).map(word).unwrap_or_default();
+                    let amounts = object.get(second).map(|amounts| map.to_flag(amounts)).unwrap_or_default();
+                    format!("{number}:{}", amounts.join(","))
+                };
+                node.elements().iter().map(object).collect()
+            }
             Self::Objects(_) => node
                 .elements()
                 .iter()
@@ -294,6 +303,17 @@ impl Kind {
                     node
                 };
                 Data::List(items().map(pair).collect())
+            }
+            Self::Objects([(first, one @ Self::Int(..), _), (second, map @ Self::Map(..), _)]) => {
+                let object = |item: &str| {
+                    let (number, amounts) = item.split_once(':').unwrap_or((item, ""));
+                    let mut node = node(Data::Map(Vec::new()));
+                    node.put(first, one.from_flag(&[number.to_owned()], flag));
+                    node.put(second, map.from_flag(&[amounts.to_owned()], flag));
+                    node
+                };
+                let objects = given.iter().flat_map(|g| g.split(';')).filter(|g| !g.is_empty());
+                Data::List(objects.map(object).collect())
             }
             Self::Objects(_) => Data::List(items().map(|item| taint(item, &origin)).collect()),
             Self::Text
@@ -463,6 +483,10 @@ mod tests {
         ]);
         const SHARES: Kind =
             Kind::Objects(&[("priority", Kind::Int(-9, 9), true), ("seconds", Kind::Int(0, 99), true)]);
+        const RESERVED: Kind = Kind::Objects(&[
+            ("numaNode", Kind::Int(0, 9), true),
+            ("limits", Kind::Map(Keys::Any, &Kind::Text), true),
+        ]);
         for (kind, yaml, flags) in [
             (Kind::Bool, "false", vec!["false"]),
             (Kind::Int(0, 9), "7", vec!["7"]),
@@ -475,6 +499,11 @@ mod tests {
             (Kind::Map(Keys::Any, &Kind::List(&Kind::Text)), "{X: [a, b]}", vec!["X: a", "X: b"]),
             (SHARES, "[{priority: -5, seconds: 30}, {priority: 7, seconds: 0}]", vec!["-5=30", "7=0"]),
             (TAINTS, "[{key: k, value: v, effect: NoSchedule}]", vec!["k=v:NoSchedule"]),
+            (
+                RESERVED,
+                "[{numaNode: 0, limits: {memory: 1Gi, hugepages-2Mi: 4Mi}}, {numaNode: 1, limits: {memory: 2Gi}}]",
+                vec!["0:memory=1Gi,hugepages-2Mi=4Mi", "1:memory=2Gi"],
+            ),
         ] {
             let node = crate::yaml::value(yaml);
             let given = kind.to_flag(&node);
@@ -490,6 +519,11 @@ mod tests {
                 .from_flag(&["a,b".into(), "c".into()], "--x")
                 .equals(&crate::yaml::value("[a, b, c]"))
         );
+        assert!(RESERVED.from_flag(&["0:memory=1Gi;1:memory=2Gi".into()], "--x").equals(
+            &crate::yaml::value(
+                "[{numaNode: 0, limits: {memory: 1Gi}}, {numaNode: 1, limits: {memory: 2Gi}}]"
+            )
+        ));
         assert!(
             TAINTS
                 .from_flag(&["k:NoExecute".into()], "--x")

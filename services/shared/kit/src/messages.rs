@@ -198,6 +198,15 @@ impl Chunk for podsync::ListClaimsReply {
     }
 }
 
+impl Chunk for podsync::ListCpusReply {
+    fn append(&mut self, next: Self) {
+        self.policies = self.policies.take().or(next.policies);
+        self.cpus.extend(next.cpus);
+        self.memory.extend(next.memory);
+        self.holders.extend(next.holders);
+    }
+}
+
 impl Chunk for podsync::ListStorageReply {
     fn append(&mut self, next: Self) {
         self.pods.extend(next.pods);

@@ -97,7 +97,7 @@ impl Agent {
     }
 
     pub(crate) async fn admit(&self, pod: &Pod) -> Result<DeviceAdmission, DeviceError> {
-        self.devices.admit(&uid(pod), pod, &CancellationToken::new()).await
+        self.devices.admit(&uid(pod), pod, None, &CancellationToken::new()).await
     }
 
     pub(crate) async fn prepare(&self, pod: &Pod) -> Result<DeviceOptions, DeviceError> {

@@ -140,11 +140,9 @@ async fn a_plugin_that_hangs_delays_its_own_pods_only_and_not_longer_than_its_ti
         plugin.set_fault(method, Some(Fault::Hang));
         let began = Instant::now();
         let (devices, slow) = (agent.devices.clone(), slow.clone());
-        let admission =
-            task::spawn(
-                "slow",
-                async move { devices.admit(&uid(&slow), &slow, &CancellationToken::new()).await },
-            );
+        let admission = task::spawn("slow", async move {
+            devices.admit(&uid(&slow), &slow, None, &CancellationToken::new()).await
+        });
         let fast = pod("fast", "a.com/nic", 1);
         assert_eq!(agent.admit(&fast).await, Ok(DeviceAdmission::Admitted));
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
@@ -176,7 +174,8 @@ async fn a_pod_that_ends_does_not_wait_for_a_plugin_that_hangs() {
     plugin.set_fault(Method::Allocate, Some(Fault::Hang));
     let (cancel, slow) = (CancellationToken::new(), pod("slow", GPU, 1));
     let (devices, canceled) = (agent.devices.clone(), cancel.clone());
-    let admission = task::spawn("slow", async move { devices.admit(&uid(&slow), &slow, &canceled).await });
+    let admission =
+        task::spawn("slow", async move { devices.admit(&uid(&slow), &slow, None, &canceled).await });
     quintlet_testkit::wait::until("the call", crate::agent::LONG, async || {
         if plugin.calls_of("Allocate") == 1 { Ok(()) } else { Err(plugin.calls()) }
     })
@@ -200,7 +199,7 @@ async fn a_pod_waits_for_a_plugin_that_is_killed_in_a_call_and_gets_a_device_of_
     let pod = pod("p", GPU, 1);
     let (devices, same) = (agent.devices.clone(), pod.clone());
     let admission = task::spawn("admission", async move {
-        devices.admit(&uid(&same), &same, &CancellationToken::new()).await
+        devices.admit(&uid(&same), &same, None, &CancellationToken::new()).await
     });
     quintlet_testkit::wait::until("the call", crate::agent::LONG, async || {
         if plugin.calls_of("Allocate") == 1 { Ok(()) } else { Err(plugin.calls()) }

@@ -15,6 +15,7 @@ mod change_of_agents;
 mod claims;
 mod clock;
 mod config;
+mod cpus;
 mod devices;
 mod dual_stack;
 mod eviction;

@@ -69,9 +69,14 @@ const END: [&str; 14] = [
     "VolumesUnmounting",
 ];
 
-// Covered by the tests of `containment`, `devices` and `resource_claims`.
-const ELSEWHERE: [&str; 4] =
-    ["InternalError", "DevicesNotAllocated", "ClaimsNotPrepared", "ClaimsUnpreparing"];
+// Covered by the tests of `containment`, `devices`, `cpus` and `resource_claims`.
+const ELSEWHERE: [&str; 5] = [
+    "InternalError",
+    "DevicesNotAllocated",
+    "ResourcesNotRecorded",
+    "ClaimsNotPrepared",
+    "ClaimsUnpreparing",
+];
 
 #[test]
 fn every_reason_has_a_row() {

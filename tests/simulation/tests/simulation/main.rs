@@ -11,6 +11,7 @@ mod cleaning;
 mod comebacks;
 mod containment;
 mod costs;
+mod cpus;
 mod cuts;
 mod device_cuts;
 mod devices;

@@ -14,6 +14,7 @@ use quintlet_model::{labels, stop_signal};
 use super::env::{Env, expand_argument};
 use super::error::ConfigError;
 use super::expand::Budget;
+use super::resources::ContainerPlacement;
 use super::security::ImageUser;
 use super::{go_json, resources, security};
 use pod_sync_layout::{HandlerFeatures, NodeSettings, paths};
@@ -53,6 +54,8 @@ pub struct ContainerInput<'a> {
     pub devices: &'a [Device],
     /// The part that the plugins of the container's devices add.
     pub additions: &'a DeviceAdditions,
+    /// The CPUs and NUMA nodes of the container.
+    pub placement: &'a ContainerPlacement,
     /// Handler of the pod's RuntimeClass; empty for the default.
     pub runtime_handler: &'a str,
     /// Features of that handler.
@@ -112,7 +115,7 @@ pub fn container_config(input: ContainerInput<'_>) -> Result<ContainerConfig, Co
         tty: container.tty.unwrap_or(false),
         stop_signal: if node.stop_signals { stop_signal(container) } else { 0 },
         linux: Some(LinuxContainerConfig {
-            resources: Some(resources::container_resources(pod, container, node)),
+            resources: Some(resources::container_resources(pod, container, node, input.placement)),
             security_context: Some(context),
         }),
         ..ContainerConfig::default()
@@ -239,6 +242,7 @@ mod tests {
             env: &env,
             devices: &[],
             additions,
+            placement: &ContainerPlacement::default(),
             mounts: &[],
             runtime_handler: "",
             features: HandlerFeatures::default(),

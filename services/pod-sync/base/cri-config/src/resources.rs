@@ -10,6 +10,19 @@ use pod_sync_decisions::qos::{self, ResourceList};
 use pod_sync_layout::NodeSettings;
 use quintlet_model::quantity::Quantity;
 
+/// The quota of containers that are not throttled.
+const NO_QUOTA: i64 = -1;
+
+/// The CPUs and NUMA nodes of a container, in the kernel's list format. Empty text leaves them to the runtime.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ContainerPlacement {
+    pub cpus: String,
+    /// NUMA nodes of the container's memory.
+    pub memory_nodes: String,
+    /// No other container runs on the CPUs, so that a quota would only throttle this one.
+    pub has_exclusive_cpus: bool,
+}
+
 fn linux(requests: &ResourceList, limits: &ResourceList, node: &NodeSettings) -> LinuxContainerResources {
     let milli = |l: &ResourceList| l.get("cpu").map(|q| q.milli_value());
     let limit = milli(limits);
@@ -31,7 +44,12 @@ fn linux(requests: &ResourceList, limits: &ResourceList, node: &NodeSettings) ->
 
 /// Returns the resources of a container. A container without limits has those of the pod level.
 #[must_use]
-pub fn container_resources(pod: &Pod, container: &Container, node: &NodeSettings) -> LinuxContainerResources {
+pub fn container_resources(
+    pod: &Pod,
+    container: &Container,
+    node: &NodeSettings,
+    placement: &ContainerPlacement,
+) -> LinuxContainerResources {
     let mut limits = qos::container_limits(container);
     let requests = qos::container_requests(container);
     let pod_level: ResourceList = pod::spec(pod)
@@ -46,6 +64,11 @@ pub fn container_resources(pod: &Pod, container: &Container, node: &NodeSettings
         limits.entry(name).or_insert(limit);
     }
     let mut out = linux(&requests, &limits, node);
+    if node.cgroup.cfs_quota && placement.has_exclusive_cpus {
+        out.cpu_quota = NO_QUOTA;
+    }
+    out.cpuset_cpus.clone_from(&placement.cpus);
+    out.cpuset_mems.clone_from(&placement.memory_nodes);
     out.oom_score_adj = qos::oom_score_adj(pod, container, node.memory_bytes);
     out.hugepage_limits = hugepages(&limits, node);
     swap(pod, container, node, &mut out);
@@ -134,10 +157,20 @@ fn swap(pod: &Pod, container: &Container, node: &NodeSettings, out: &mut LinuxCo
     out.unified.insert("memory.swap.max".to_owned(), value.to_string());
 }
 
-/// Returns the resources of all containers together, without overhead, for the sandbox.
+/// Returns the resources of all containers together, without overhead, for the sandbox. A pod in which a container has exclusive CPUs has
+/// no quota.
 #[must_use]
-pub fn sandbox_resources(pod: &Pod, node: &NodeSettings) -> LinuxContainerResources {
-    linux(&qos::pod_requests_without_overhead(pod), &qos::pod_limits_without_overhead(pod), node)
+pub fn sandbox_resources(
+    pod: &Pod,
+    node: &NodeSettings,
+    has_exclusive_cpus: bool,
+) -> LinuxContainerResources {
+    let limits = qos::pod_limits_without_overhead(pod);
+    let mut out = linux(&qos::pod_requests_without_overhead(pod), &limits, node);
+    if node.cgroup.cfs_quota && has_exclusive_cpus {
+        out.cpu_quota = NO_QUOTA;
+    }
+    out
 }
 
 /// Returns the pod overhead as request and limit; empty without overhead.
@@ -178,7 +211,7 @@ mod tests {
     fn of(pod_level: Value, resources: Value, node: &NodeSettings) -> LinuxContainerResources {
         let p =
             pod_of(json!({"containers": [{"name": "c", "resources": resources}], "resources": pod_level}));
-        container_resources(&p, &p.spec.as_ref().unwrap().containers[0], node)
+        container_resources(&p, &p.spec.as_ref().unwrap().containers[0], node, &ContainerPlacement::default())
     }
 
     #[test]
@@ -211,6 +244,26 @@ mod tests {
             NodeSettings { cgroup: qos::CgroupSettings { cfs_quota: false, ..Default::default() }, ..node };
         let r = of(json!({}), json!({"limits": {"cpu": "1"}}), &off);
         assert_eq!((r.cpu_quota, r.cpu_period), (0, 0));
+    }
+
+    #[test]
+    fn a_container_runs_on_its_cpus_and_exclusive_ones_have_no_quota() {
+        let limits = json!({"limits": {"cpu": "2", "memory": "1Gi"}});
+        let p = pod_of(json!({"containers": [{"name": "c", "resources": limits}]}));
+        let resources = |cfs_quota, has_exclusive_cpus| {
+            let cgroup = qos::CgroupSettings { cfs_quota, ..Default::default() };
+            let node = NodeSettings { cgroup, ..NodeSettings::default() };
+            let (cpus, memory_nodes) = ("1-2".to_owned(), "0".to_owned());
+            let placement = ContainerPlacement { cpus, memory_nodes, has_exclusive_cpus };
+            let r = container_resources(&p, &p.spec.as_ref().unwrap().containers[0], &node, &placement);
+            let sandbox = sandbox_resources(&p, &node, has_exclusive_cpus);
+            assert_eq!((r.cpuset_cpus.as_str(), r.cpuset_mems.as_str()), ("1-2", "0"));
+            assert_eq!((r.cpu_quota, r.cpu_period), (sandbox.cpu_quota, sandbox.cpu_period));
+            (r.cpu_quota, r.cpu_period)
+        };
+        assert_eq!(resources(true, false), (200_000, 100_000));
+        assert_eq!(resources(true, true), (-1, 100_000));
+        assert_eq!(resources(false, true), (0, 0));
     }
 
     #[test]
@@ -368,7 +421,7 @@ mod tests {
             {"name": "a", "resources": {"requests": {"cpu": "500m"}, "limits": {"cpu": "1", "memory": "64Mi"}}},
             {"name": "b", "resources": {"requests": {"cpu": "500m"}}}]}));
         let node = NodeSettings::default();
-        let r = sandbox_resources(&p, &node);
+        let r = sandbox_resources(&p, &node, false);
         assert_eq!((r.cpu_shares, r.cpu_quota, r.memory_limit_in_bytes), (1024, 100_000, 64 << 20));
         let o = sandbox_overhead(&p, &node);
         assert_eq!((o.cpu_shares, o.cpu_quota, o.memory_limit_in_bytes), (102, 10_000, 10 << 20));

@@ -37,6 +37,8 @@ pub struct SandboxInput<'a> {
     pub userns: Option<&'a UserNamespace>,
     /// Supplemental groups that the PersistentVolumes of the pod add.
     pub volume_groups: &'a [i64],
+    /// A container of the pod has exclusive CPUs.
+    pub has_exclusive_cpus: bool,
 }
 
 /// Returns the configuration of a sandbox.
@@ -85,7 +87,7 @@ pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, Confi
             security_context: Some(security::sandbox_context(pod, namespaces, input.volume_groups)?),
             sysctls: sysctls(pod),
             overhead: Some(resources::sandbox_overhead(pod, node)),
-            resources: Some(resources::sandbox_resources(pod, node)),
+            resources: Some(resources::sandbox_resources(pod, node, input.has_exclusive_cpus)),
         }),
         ..PodSandboxConfig::default()
     })
@@ -175,6 +177,7 @@ mod tests {
             features: HandlerFeatures::default(),
             userns: None,
             volume_groups: &[4711],
+            has_exclusive_cpus: false,
         })
     }
 

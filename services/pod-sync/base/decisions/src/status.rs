@@ -523,9 +523,20 @@ pub enum KillCause {
     AttachmentLimit,
     /// The pod does not get its devices again, after a restart of the machine.
     UnexpectedAdmission,
+    /// The resources of the pod cannot be aligned on NUMA nodes, after a restart of the machine.
+    TopologyAffinity,
+    /// The pod does not get whole cores, after a restart of the machine.
+    SmtAlignment,
 }
 
 impl KillCause {
+    /// Returns the cause of a rejection by the resources of the node.
+    #[must_use]
+    pub fn of_rejection(reason: &str) -> Self {
+        let all = [Self::TopologyAffinity, Self::SmtAlignment];
+        all.into_iter().find(|cause| cause.reason() == reason).unwrap_or(Self::UnexpectedAdmission)
+    }
+
     /// Returns the reason in the status of the pod.
     #[must_use]
     pub const fn reason(self) -> &'static str {
@@ -535,6 +546,8 @@ impl KillCause {
             Self::NodeShutdown => "Terminated",
             Self::AttachmentLimit => ATTACHMENT_LIMIT,
             Self::UnexpectedAdmission => UNEXPECTED_ADMISSION,
+            Self::TopologyAffinity => "TopologyAffinityError",
+            Self::SmtAlignment => "SMTAlignmentError",
         }
     }
 }

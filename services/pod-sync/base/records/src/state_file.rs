@@ -26,6 +26,19 @@ impl StateFile {
         (Self { path, written }, value)
     }
 
+    /// Reads a file that the caller decodes. The bytes are `None` if there is no file. Blocks.
+    ///
+    /// # Errors
+    /// The file exists and cannot be read.
+    pub fn read(path: PathBuf) -> io::Result<(Self, Option<Vec<u8>>)> {
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => Some(bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        Ok((Self { path, written: bytes.clone().unwrap_or_default() }, bytes))
+    }
+
     /// Returns whether the file has this content already.
     #[must_use]
     pub fn has(&self, bytes: &[u8]) -> bool {
@@ -78,6 +91,18 @@ mod tests {
 
     fn open(path: &Path) -> (StateFile, String) {
         StateFile::open(path.to_owned(), |bytes| std::str::from_utf8(bytes).map(str::to_owned))
+    }
+
+    #[test]
+    fn a_file_that_the_caller_decodes_is_left_as_it_is() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("state");
+        let (mut file, bytes) = StateFile::read(path.clone()).unwrap();
+        assert_eq!(bytes, None);
+        file.write(vec![0xff]).unwrap();
+        let (file, bytes) = StateFile::read(path.clone()).unwrap();
+        assert_eq!((bytes, file.has(&[0xff])), (Some(vec![0xff]), true));
+        assert!(StateFile::read(temp.path().to_owned()).is_err(), "a directory");
     }
 
     #[test]

@@ -66,7 +66,9 @@ impl AllocateError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     /// No CPU is reserved, so that the shared CPUs could run out.
-    #[error("the static policy requires systemReserved.cpu + kubeReserved.cpu to be greater than zero")]
+    #[error(
+        "[cpumanager] the static policy requires systemreserved.cpu + kubereserved.cpu to be greater than zero"
+    )]
     NothingReserved,
     /// The machine has fewer CPUs than are reserved.
     #[error("failed to reserve {0} CPUs")]

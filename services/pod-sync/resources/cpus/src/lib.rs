@@ -5,8 +5,6 @@
 //! that can satisfy a request, [`CpuManager::allocate`] takes the CPUs, [`CpuManager::updates`] compares what containers have with
 //! what they should have. [`checkpoint`] is the kubelet's state file. [`StaticPolicy`] selects CPUs exactly as the kubelet does, so
 //! that either continues with the file of the other.
-//!
-//! pod-sync does not use this crate yet: `docs/design/cpus.md` has what is missing.
 
 // A value of a pod or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

@@ -1,6 +1,7 @@
 //! Reasons why a pod does not get its devices.
 
 use pod_sync_plugins::call::CallError;
+use pod_sync_topology::TopologyAffinityError;
 
 /// Reason why a container does not get its devices. The texts are the kubelet's, since they become the message of a rejected pod
 /// (`pkg/kubelet/cm/devicemanager`).
@@ -70,6 +71,9 @@ pub enum DeviceError {
         /// Name of the resource.
         resource: String,
     },
+    /// The resources of the pod cannot be aligned on NUMA nodes.
+    #[error(transparent)]
+    Topology(#[from] TopologyAffinityError),
     /// The allocation could not be recorded, so no container may use it.
     #[error("failed to write checkpoint file \"kubelet_internal_checkpoint\": {0}")]
     Checkpoint(String),

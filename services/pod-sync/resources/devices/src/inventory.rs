@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pod_sync_decisions::device_status::{DeviceHealth, PodDeviceHealth};
 use pod_sync_layout::{ExtendedResources, ResourceCount};
+use pod_sync_machine::NumaNodes;
 
 use crate::allocations::{Allocation, PodDevices};
 use crate::checkpoint::DeviceCheckpoint;
@@ -95,6 +96,8 @@ pub struct DeviceRequest<'a> {
     pub reusable: &'a DeviceIds,
     /// The pod was admitted: it keeps the devices that it holds, whatever their plugin reports.
     pub is_admitted: bool,
+    /// NUMA nodes that the topology manager selected for the container, if it did.
+    pub nodes: Option<NumaNodes>,
 }
 
 /// The next step for a request.
@@ -394,9 +397,9 @@ impl DeviceInventory {
         let unregistered = || DeviceError::Unregistered(resource.to_owned());
         let known = self.resources.get(resource).ok_or_else(unregistered)?;
         let (number, options) = match known.phase {
-            PluginPhase::Away { since, .. } | PluginPhase::Registered { since, .. } => {
-                let until = since.saturating_add(GRACE);
-                return if now < until { Ok(DeviceDecision::Wait { until }) } else { Err(unregistered()) };
+            PluginPhase::Away { .. } | PluginPhase::Registered { .. } => {
+                let until = self.awaited(resource, now).ok_or_else(unregistered)?;
+                return Ok(DeviceDecision::Wait { until });
             }
             PluginPhase::Serving { number, options } => (number, options),
         };
@@ -410,9 +413,8 @@ impl DeviceInventory {
                 false => Err(DeviceError::HeldUnhealthy(resource.to_owned())),
             };
         }
-        let available = healthy.difference(&self.in_use(resource)).cloned().collect();
         let preference = if options.preferences { preference } else { Preference::None };
-        let groups = DeviceGroups::without_hint(available);
+        let groups = self.groups(resource, request.nodes);
         match select(request.required, request.reusable, &groups, preference) {
             Ok(SelectDecision::Selected(ids)) => Ok(DeviceDecision::Allocate(number, ids)),
             Ok(SelectDecision::Query(query)) => Ok(DeviceDecision::Query(number, query)),
@@ -420,6 +422,43 @@ impl DeviceInventory {
                 Err(DeviceError::Unavailable { resource: resource.to_owned(), requested, available })
             }
         }
+    }
+
+    /// Returns the time until which pods wait for the plugin of a resource; `None` if it has listed its devices, or stayed away for too
+    /// long.
+    #[must_use]
+    pub fn awaited(&self, resource: &str, now: Duration) -> Option<Duration> {
+        let until = match self.resources.get(resource)?.phase {
+            PluginPhase::Away { since, .. } | PluginPhase::Registered { since, .. } => {
+                since.saturating_add(GRACE)
+            }
+            PluginPhase::Serving { .. } => return None,
+        };
+        Some(until).filter(|until| now < *until)
+    }
+
+    /// Returns the free healthy devices by their distance to the nodes of a hint (`filterByAffinity`).
+    fn groups(&self, resource: &str, nodes: Option<NumaNodes>) -> DeviceGroups {
+        let available = self.available(resource);
+        let Some(nodes) = nodes else { return DeviceGroups::without_hint(available) };
+        let listed = self.devices(resource);
+        let mut groups = DeviceGroups::default();
+        for id in available {
+            let device = listed.and_then(|listed| listed.get(&id));
+            let group = match device {
+                Some(device) if !device.nodes().intersection(nodes).is_empty() => &mut groups.aligned,
+                Some(device) if !device.numa_nodes.is_empty() => &mut groups.unaligned,
+                Some(_) | None => &mut groups.without_affinity,
+            };
+            group.insert(id);
+        }
+        groups
+    }
+
+    /// Returns the healthy devices that are free.
+    pub(crate) fn available(&self, resource: &str) -> DeviceIds {
+        let healthy = self.resources.get(resource).map(ResourceDevices::healthy).unwrap_or_default();
+        healthy.difference(&self.in_use(resource)).cloned().collect()
     }
 
     /// Reserves devices, so that no other pod gets them while Allocate is in flight.

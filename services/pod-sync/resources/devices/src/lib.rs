@@ -5,7 +5,7 @@
 //! the sandbox, and [`Devices::prepare_container`] before each container. A call of a plugin has a deadline and runs beside no other call of
 //! the same plugin, so that a plugin that hangs delays its own pods only.
 //!
-//! Plain functions: [`select()`] selects devices, [`DeviceInventory`] has the registered resources and who holds their devices,
+//! Plain functions: [`select()`] selects devices, [`hints`] are their NUMA nodes, [`DeviceInventory`] has the registered resources and who holds their devices,
 //! [`checkpoint`] is the kubelet's file, [`DeviceOptions`] is what a container needs to use its devices.
 
 // A value of a pod, a plugin or a file must not end this process.
@@ -15,6 +15,7 @@ pub mod allocations;
 pub mod checkpoint;
 pub mod device;
 pub mod error;
+pub mod hints;
 pub mod inventory;
 mod manager;
 mod metrics;
@@ -30,7 +31,7 @@ pub use crate::allocations::Allocation;
 pub use crate::device::{Device, DeviceId, DeviceIds};
 pub use crate::error::DeviceError;
 pub use crate::inventory::{DeviceInventory, GRACE, PluginPhaseView};
-pub use crate::manager::{DeviceAdmission, DeviceContext, Devices, PluginView};
+pub use crate::manager::{Alignment, DeviceAdmission, DeviceContext, Devices, PluginView};
 pub use crate::options::{DeviceFile, DeviceMount, DeviceOptions};
 pub use crate::registration::{PLUGIN_TYPE, SOCKET};
 pub use crate::requests::{may_need_devices, resource_names};

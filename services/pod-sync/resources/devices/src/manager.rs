@@ -11,8 +11,10 @@ use parking_lot::Mutex;
 use pod_sync_clients::WorkerWakeups;
 use pod_sync_decisions::device_status::PodDeviceHealth;
 use pod_sync_layout::ExtendedResources;
+use pod_sync_machine::NumaNodes;
 use pod_sync_plugins::call::CallError;
 use pod_sync_records::StateFile;
+use pod_sync_topology::{Hints, RequestScope, TopologyAffinityError};
 use prost::Message as _;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::{error_chain, failpoint, task};
@@ -127,6 +129,20 @@ impl Drop for Reserved<'_> {
             self.shared.state.lock().inventory.cancel(reservation);
         }
     }
+}
+
+/// Returns the NUMA nodes for the devices of a container; none if any nodes will do.
+pub type Alignment<'a> = &'a (dyn Fn(&str) -> Result<Option<NumaNodes>, TopologyAffinityError> + Send + Sync);
+
+/// The allocation of the devices of one container.
+#[derive(Clone, Copy)]
+struct ContainerAllocation<'a> {
+    uid: &'a PodUid,
+    all: &'a [ContainerRequest],
+    request: &'a ContainerRequest,
+    // The pod was admitted.
+    is_admitted: bool,
+    nodes: Option<NumaNodes>,
 }
 
 /// The next call for a request.
@@ -293,7 +309,18 @@ impl Devices {
         (!all.is_empty()).then(|| all.join(", "))
     }
 
+    /// Returns the hints for the devices of a container or of a whole pod, see [`DeviceInventory::hints`].
+    #[must_use]
+    pub fn hints(&self, uid: &PodUid, pod: &Pod, scope: RequestScope<'_>, machine: NumaNodes) -> Vec<Hints> {
+        if !may_need_devices(pod) {
+            return Vec::new();
+        }
+        self.shared.state.lock().inventory.hints(uid.as_str(), &requests(pod), scope, machine)
+    }
+
     /// Gives the containers of a pod their devices. The allocation is on disk when this returns. A pod that runs was admitted before.
+    /// `alignment` returns the NUMA nodes of a container, after the devices of the containers before it are allocated; none if resources
+    /// are not aligned.
     ///
     /// Cancellation safety: devices of completed calls stay with the pod, the others are free.
     ///
@@ -303,12 +330,19 @@ impl Devices {
         &self,
         uid: &PodUid,
         pod: &Pod,
+        alignment: Option<Alignment<'_>>,
         cancel: &CancellationToken,
     ) -> Result<DeviceAdmission, DeviceError> {
         if !may_need_devices(pod) {
             return Ok(DeviceAdmission::Admitted);
         }
-        let admitted = self.allocate_all(uid, pod, None, cancel).await;
+        // A plugin that is away has no hints, so that the others would be aligned without it.
+        if alignment.is_some()
+            && let Some((resource, until)) = self.awaits_plugin(uid, pod)
+        {
+            return Ok(DeviceAdmission::Waiting { resource, until });
+        }
+        let admitted = self.allocate_all(uid, pod, alignment, None, cancel).await;
         if admitted.is_err() {
             self.release(uid).await;
         }
@@ -336,7 +370,7 @@ impl Devices {
         if request.resources.is_empty() {
             return Ok(DeviceOptions::default());
         }
-        match self.allocate_all(uid, pod, Some(name), cancel).await? {
+        match self.allocate_all(uid, pod, None, Some(name), cancel).await? {
             DeviceAdmission::Admitted => {}
             DeviceAdmission::Waiting { resource, .. } => return Err(DeviceError::Stopped(resource)),
             DeviceAdmission::Cancelled => return Err(DeviceError::PreStart("the pod is ending".to_owned())),
@@ -378,20 +412,45 @@ impl Devices {
         self.shared.persist_or_log().await;
     }
 
+    // Returns the first resource of a pod whose plugin is away. The pod is woken when that changes.
+    fn awaits_plugin(&self, uid: &PodUid, pod: &Pod) -> Option<(String, Duration)> {
+        let now = self.shared.clock.boot();
+        let mut state = self.shared.state.lock();
+        let awaited = resource_names(pod)
+            .into_iter()
+            .find_map(|resource| Some((state.inventory.awaited(&resource, now)?, resource)));
+        let (until, resource) = awaited?;
+        state.waiting.insert(uid.clone());
+        Some((resource, until))
+    }
+
     // Allocates for all containers of a pod that is admitted, or for one container of a pod that was admitted.
     async fn allocate_all(
         &self,
         uid: &PodUid,
         pod: &Pod,
+        alignment: Option<Alignment<'_>>,
         only: Option<&str>,
         cancel: &CancellationToken,
     ) -> Result<DeviceAdmission, DeviceError> {
         let all = requests(pod);
+        let is_admitted = only.is_some();
         let mut is_changed = false;
         let mut end = Ok(DeviceAdmission::Admitted);
         'containers: for request in all.iter().filter(|r| only.is_none_or(|only| r.name == only)) {
+            let container = ContainerAllocation { uid, all: &all, request, is_admitted, nodes: None };
+            let container = match alignment.filter(|_| !request.resources.is_empty()) {
+                None => container,
+                Some(nodes) => match nodes(&request.name) {
+                    Ok(nodes) => ContainerAllocation { nodes, ..container },
+                    Err(error) => {
+                        end = Err(error.into());
+                        break 'containers;
+                    }
+                },
+            };
             for (resource, required) in &request.resources {
-                match self.allocate(uid, &all, request, resource, *required, only.is_some(), cancel).await {
+                match self.allocate(container, resource, *required, cancel).await {
                     Ok(AllocationEnd::Held(is_new)) => is_changed |= is_new,
                     Ok(AllocationEnd::Waits(until)) => {
                         end = Ok(DeviceAdmission::Waiting { resource: resource.clone(), until });
@@ -414,21 +473,17 @@ impl Devices {
         end
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of one request")]
     async fn allocate(
         &self,
-        uid: &PodUid,
-        all: &[ContainerRequest],
-        container: &ContainerRequest,
+        container: ContainerAllocation<'_>,
         resource: &str,
         required: usize,
-        is_admitted: bool,
         cancel: &CancellationToken,
     ) -> Result<AllocationEnd, DeviceError> {
         let mut preferred: Option<DeviceIds> = None;
-        let name = container.name.as_str();
+        let (uid, name) = (container.uid, container.request.name.as_str());
         loop {
-            let next = self.next_call(uid, all, name, resource, required, is_admitted, preferred.as_ref())?;
+            let next = self.next_call(container, resource, required, preferred.as_ref())?;
             match next {
                 NextCall::None => return Ok(AllocationEnd::Held(false)),
                 NextCall::Wait(until) => return Ok(AllocationEnd::Waits(until)),
@@ -466,22 +521,20 @@ impl Devices {
     }
 
     // Decides, and reserves the devices in the same moment.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one request")]
     fn next_call(
         &self,
-        uid: &PodUid,
-        all: &[ContainerRequest],
-        container: &str,
+        allocation: ContainerAllocation<'_>,
         resource: &str,
         required: usize,
-        is_admitted: bool,
         preferred: Option<&DeviceIds>,
     ) -> Result<NextCall<'_>, DeviceError> {
         let mut state = self.shared.state.lock();
         let state = &mut *state;
-        let pod = uid.as_str();
+        let ContainerAllocation { uid, all, request, is_admitted, nodes } = allocation;
+        let (pod, container) = (uid.as_str(), request.name.as_str());
         let reusable = state.inventory.held().reusable(pod, all, container, resource);
-        let request = DeviceRequest { pod, container, resource, required, reusable: &reusable, is_admitted };
+        let request =
+            DeviceRequest { pod, container, resource, required, reusable: &reusable, is_admitted, nodes };
         let preference = preferred.map_or(Preference::Open, Preference::Known);
         let decision = state.inventory.decide(&request, preference, self.shared.clock.boot())?;
         let plugin = |number| {

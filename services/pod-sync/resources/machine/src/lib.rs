@@ -3,8 +3,6 @@
 //!
 //! [`discover()`] reads them from sysfs, by the rules of cAdvisor, so that a kubelet on the same machine has the same values.
 //! [`CpuSet`] and [`NumaNodes`] are the sets that the managers compute with.
-//!
-//! pod-sync does not use this crate yet: `docs/design/cpus.md` has what is missing.
 
 // A value of a machine or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

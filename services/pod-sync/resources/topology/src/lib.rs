@@ -3,8 +3,6 @@
 //!
 //! Each resource has hints: sets of NUMA nodes that can satisfy the request. [`TopologyPolicy::merge`] intersects a hint of each
 //! resource and returns the best intersection, and whether the pod is admitted with it.
-//!
-//! pod-sync does not use this crate yet: `docs/design/cpus.md` has what is missing.
 
 // A value of a pod or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]

@@ -50,6 +50,12 @@ fn target<'a>(
     }
 }
 
+/// Returns the CPUs of a configuration, in the kernel's list format.
+fn cpuset(config: &cri::ContainerConfig) -> String {
+    let resources = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
+    resources.map(|resources| resources.cpuset_cpus.clone()).unwrap_or_default()
+}
+
 impl Starts<'_> {
     /// Pulls the image of a container and creates the container. Returns its id and its restart count.
     pub(super) async fn create_container(
@@ -85,6 +91,8 @@ impl Starts<'_> {
             self.checkpoints.allocations.actuate(&self.tracker.pod_ref.uid, &container.name, resources);
         }
         self.checkpoints.allocations.flush().await;
+        self.environment.placement.start_container(&pass.pod, &container.name).await;
+        let cpus = cpuset(&config);
         let (calls, sandbox_config) = (&self.runtime.calls, spec.sandbox_config.clone());
         let created = calls.create_container(spec.sandbox, config, sandbox_config).await;
         let error = created.as_ref().err().map(|e| e.message.as_str());
@@ -93,6 +101,8 @@ impl Starts<'_> {
             Ok(id) => {
                 self.retries.settled(&container.name, CREATE);
                 self.tracker.observer.container_created(&id, spec.sandbox);
+                let uid = &self.tracker.pod_ref.uid;
+                self.environment.placement.created(uid, &container.name, id.as_str(), &cpus);
                 self.reporting.events.pod(
                     &pass.pod,
                     EventType::Normal,
@@ -215,6 +225,7 @@ impl Starts<'_> {
             mounts: &mounts,
             devices: &devices,
             additions: &additions,
+            placement: &self.environment.placement.container(uid, &container.name),
             runtime_handler: &self.setup.runtime_handler,
             features: self.runtime.features(&self.setup.runtime_handler),
             userns: self.setup.user_namespace.as_ref(),

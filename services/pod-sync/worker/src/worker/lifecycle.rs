@@ -17,9 +17,9 @@ use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
 use super::Worker;
-use super::devices::DeviceProgress;
 use super::halt::{Halt, Next};
 use super::prepare::PodSetup;
+use super::resources::ResourceProgress;
 use super::retries::RetryTimes;
 use super::tracker::Tracker;
 use super::view::ViewPublisher;
@@ -50,7 +50,7 @@ impl Worker {
             retries: RetryTimes::default(),
             setup: PodSetup::default(),
             mirror: None,
-            devices: DeviceProgress::default(),
+            resources: ResourceProgress::default(),
             ctx,
         }
     }
@@ -283,7 +283,7 @@ impl Worker {
             Work::Terminating => self.termination().stop().await,
             Work::Terminated => self.termination().release().await,
             Work::Finished { clean } => {
-                let rejected = desired.rejected.clone().or_else(|| self.devices.rejected.clone());
+                let rejected = desired.rejected.clone().or_else(|| self.resources.rejected.clone());
                 self.termination().finish(*clean, rejected).await
             }
             Work::WaitForFullName { .. } => Ok(Next::Idle(None)),

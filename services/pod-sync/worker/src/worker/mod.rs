@@ -17,7 +17,6 @@ mod cancellable;
 mod claims;
 mod container_stop;
 mod create;
-mod devices;
 mod halt;
 mod hook_http;
 mod hooks;
@@ -33,6 +32,7 @@ mod reject;
 mod removal;
 mod report;
 mod resize;
+mod resources;
 mod retries;
 mod runtime_files;
 mod sandbox;
@@ -50,8 +50,8 @@ pub use halt::Halt;
 
 use std::sync::Arc;
 
-use self::devices::DeviceProgress;
 use self::prepare::PodSetup;
+use self::resources::ResourceProgress;
 use self::retries::RetryTimes;
 use self::tracker::Tracker;
 use self::work_loop::WorkLoop;
@@ -67,5 +67,5 @@ pub struct Worker {
     // Reconciles the mirror of a static pod that is to run.
     mirror: Option<MirrorReconciler>,
     work_loop: WorkLoop,
-    devices: DeviceProgress,
+    resources: ResourceProgress,
 }

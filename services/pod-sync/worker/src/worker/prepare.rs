@@ -162,7 +162,7 @@ impl Preparation<'_> {
         let exists = self.has_cgroup(pod).await && !self.tracker.record.limiting;
         if sync::cgroup_plan(pod, exists, &pass.runtime).ensure {
             self.tracker.record.update(|record| record.limiting = true);
-            let cgroups = self.environment.cgroups.clone();
+            let cgroups = self.environment.pod_cgroups(&uid);
             let (wanted, owner) = (Arc::clone(pod), uid.clone());
             let began = self.clock.boot();
             let ensured = blocking(move || cgroups.ensure_with_values(&wanted, &owner)).await;

@@ -97,7 +97,7 @@ impl Resizes<'_> {
         let pod = &pass.pod;
         // The allocation that is actuated here.
         self.checkpoints.allocations.flush().await;
-        let wanted = self.environment.cgroups.pod_values(pod);
+        let wanted = self.environment.pod_cgroups(&self.pod_ref.uid).pod_values(pod);
         for resource in [Resource::Memory, Resource::Cpu] {
             let updates = actions.of(resource);
             if updates.is_empty() && !actions.pod {
@@ -168,7 +168,8 @@ impl Resizes<'_> {
     ) -> Result<(), Stopped> {
         let node = &self.node.settings;
         let overhead = resources::sandbox_overhead(pod, node);
-        let requested = resources::sandbox_resources(pod, node);
+        let has_exclusive_cpus = self.environment.placement.has_exclusive_cpus(&self.pod_ref.uid);
+        let requested = resources::sandbox_resources(pod, node, has_exclusive_cpus);
         self.update_sandbox(sandbox, overhead.clone(), requested).await?;
         let (cgroups, uid) = (self.environment.cgroups.clone(), self.pod_ref.uid.clone());
         let owner = Arc::clone(pod);
@@ -210,7 +211,8 @@ impl Resizes<'_> {
             plan::actuated_resources(spec, update, resource, allocations.actuated(uid).as_ref());
         let mut container = spec.clone();
         container.resources = Some(requested);
-        let resources = resources::container_resources(pod, &container, &self.node.settings);
+        let placement = self.environment.placement.container(uid, &container.name);
+        let resources = resources::container_resources(pod, &container, &self.node.settings, &placement);
         self.runtime.calls.update_container(&update.id, resources).await?;
         allocations.actuate(uid, &update.name, actuated);
         allocations.flush().await;

@@ -97,6 +97,7 @@ impl Sandboxes<'_> {
                 features: self.runtime.features(&self.setup.runtime_handler),
                 userns: self.setup.user_namespace.as_ref(),
                 volume_groups: &self.environment.volume_tasks.groups(pod, &self.pod_ref.uid),
+                has_exclusive_cpus: self.environment.placement.has_exclusive_cpus(&self.pod_ref.uid),
             })
         };
         build().map_err(|e: ConfigError| {

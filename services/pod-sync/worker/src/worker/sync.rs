@@ -17,10 +17,10 @@ use quintlet_model::pod as pods;
 use tracing::{Instrument as _, Span};
 
 use super::Worker;
-use super::devices::DevicesDecision;
 use super::halt::{Halt, Next};
 use super::pass::Pass;
 use super::record::forget_ended;
+use super::resources::ResourceDecision;
 use super::retries::{ERROR_WAIT, jitter};
 use super::start::ephemeral_containers;
 use super::view::ViewPublisher;
@@ -48,10 +48,10 @@ impl Worker {
         // A static pod that waits for its devices is in the API, too.
         self.reconcile_mirror(desired);
         let cancel = self.work_loop.cancel.clone();
-        match self.devices.admit(&self.ctx, &mut self.tracker, &pass, &cancel).await? {
-            DevicesDecision::Held => {}
-            DevicesDecision::Wait(wait) => return Ok(Next::Idle(Some(wait))),
-            DevicesDecision::Reject(rejection) => return self.reject(&rejection),
+        match self.resources.admit(&self.ctx, &mut self.tracker, &pass, &cancel).await? {
+            ResourceDecision::Held => {}
+            ResourceDecision::Wait(wait) => return Ok(Next::Idle(Some(wait))),
+            ResourceDecision::Reject(rejection) => return self.reject(&rejection),
         }
         let (actions, due) = self.decide_actions(&mut pass);
         if !self.tracker.record.post_starts.is_empty() && self.starts().finish_post_starts(&pass).await? {

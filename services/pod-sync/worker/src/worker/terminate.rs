@@ -106,8 +106,9 @@ impl Termination<'_> {
         self.tracker.report_terminating(&pass, |_| {});
         self.tracker.view.decided(vec!["remove volumes and cgroup".to_owned()], &pass.runtime);
         let uid = self.tracker.pod_ref.uid.clone();
-        // No container runs. A volume that cannot be unmounted does not hold the devices.
+        // No container runs. A volume that cannot be unmounted holds neither the devices nor the CPUs.
         self.environment.devices.release(&uid).await;
+        self.environment.placement.release(&uid).await;
         // Before the final status, after which the claims may be deallocated.
         unprepare_claims(self.environment, &uid).await?;
         if let Err(e) = self.environment.volume_tasks.unmount(&uid).await {

@@ -70,11 +70,17 @@ pub const HUGE_PAGE_AWARE_EVICTION: &str = "HugepageAwareEviction";
 /// If true, the statuses of pods have the health of their devices.
 pub const DEVICE_HEALTH: &str = "ResourceHealthStatus";
 
+/// If true, options of the CPU manager that are alpha can be set.
+pub const CPU_ALPHA_OPTIONS: &str = "CPUManagerPolicyAlphaOptions";
+
+/// If true, options of the CPU manager that are beta can be set.
+pub const CPU_BETA_OPTIONS: &str = "CPUManagerPolicyBetaOptions";
+
 /// If true, PersistentVolumes of all access modes are mounted with an SELinux label.
 pub const SELINUX_MOUNT: &str = "SELinuxMount";
 
 /// The gates that can be set to either value.
-pub const SETTABLE: [&str; 15] = [
+pub const SETTABLE: [&str; 17] = [
     CRASH_LOOP_MAX,
     SPLIT_STREAMS,
     CHECKPOINTS,
@@ -90,10 +96,12 @@ pub const SETTABLE: [&str; 15] = [
     HUGE_PAGE_AWARE_EVICTION,
     DEVICE_HEALTH,
     SELINUX_MOUNT,
+    CPU_ALPHA_OPTIONS,
+    CPU_BETA_OPTIONS,
 ];
 
 /// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 15] = [
+pub const DEFAULTS: [Gate; 17] = [
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
@@ -109,6 +117,8 @@ pub const DEFAULTS: [Gate; 15] = [
     on(HUGE_PAGE_AWARE_EVICTION, BETA),
     on(DEVICE_HEALTH, BETA),
     on(SELINUX_MOUNT, GA),
+    off(CPU_ALPHA_OPTIONS, ALPHA),
+    on(CPU_BETA_OPTIONS, BETA),
 ];
 
 /// Returns the default value of one of [`SETTABLE`].
@@ -135,8 +145,6 @@ pub const GATES: &[Gate] = &[
     off("AllAlpha", ALPHA),
     off("AllBeta", BETA),
     off("AtomicWriteVolumeUserFields", ALPHA),
-    off("CPUManagerPolicyAlphaOptions", ALPHA),
-    on("CPUManagerPolicyBetaOptions", BETA),
     on("CRIListStreaming", ALPHA),
     off("CgroupOptions", ALPHA),
     off("ChangeContainerStatusOnKubeletRestart", DEPRECATED),
@@ -208,8 +216,8 @@ pub const GATES: &[Gate] = &[
     on("SupplementalGroupsPolicy", GA),
     on("SystemdWatchdog", GA),
     off("TopologyManagerPolicyAlphaOptions", ALPHA),
-    off("TopologyManagerPolicyBetaOptions", BETA),
-    off("TopologyManagerPolicyOptions", GA),
+    on("TopologyManagerPolicyBetaOptions", BETA),
+    on("TopologyManagerPolicyOptions", GA),
     off("UserNamespacesHostNetworkSupport", ALPHA),
     on("UserNamespacesSupport", GA),
 ];

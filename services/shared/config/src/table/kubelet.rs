@@ -221,29 +221,50 @@ pub const KUBELET: &[Row] = &[
         ),
     Row::new("cpuManagerPolicy", Kind::Word(&["", "none", "static"]), "none")
         .kubelet_flag("cpu-manager-policy")
-        .not_yet(PodSync, Some("none")),
+        .honoured(
+            &[PodSync],
+            "static: containers of Guaranteed pods with a whole number of CPUs get exclusive CPUs"
+        ),
     Row::new("cpuManagerPolicyOptions", Kind::Map(Keys::Any, &Kind::Text), "")
         .kubelet_flag("cpu-manager-policy-options")
-        .not_yet(PodSync, None),
+        .honoured(
+            &[PodSync],
+            "options of the policy static; others than the kubelet's are refused"
+        ),
     Row::new("cpuManagerReconcilePeriod", DURATION, "10s")
         .kubelet_flag("cpu-manager-reconcile-period")
-        .not_yet(PodSync, None),
+        .honoured(
+            &[PodSync],
+            "interval between comparisons of the CPUs of running containers; changes are applied at once"
+        ),
     Row::new("memoryManagerPolicy", Kind::Word(&["", "None", "Static"]), "None")
         .kubelet_flag("memory-manager-policy")
-        .not_yet(PodSync, Some("None")),
+        .honoured(
+            &[PodSync],
+            "Static: the memory of Guaranteed pods comes from NUMA nodes that have enough of it"
+        ),
     Row::new(
         "topologyManagerPolicy",
         Kind::Word(&["", "none", "best-effort", "restricted", "single-numa-node"]),
         "none",
     )
     .kubelet_flag("topology-manager-policy")
-    .not_yet(PodSync, Some("none")),
+    .honoured(
+        &[PodSync],
+        "how CPUs, memory and devices are aligned on NUMA nodes, and which pods are rejected"
+    ),
     Row::new("topologyManagerScope", Kind::Word(&["", "container", "pod"]), "container")
         .kubelet_flag("topology-manager-scope")
-        .not_yet(PodSync, None),
+        .honoured(
+            &[PodSync],
+            "container: each container is aligned on its own; pod: all containers together"
+        ),
     Row::new("topologyManagerPolicyOptions", Kind::Map(Keys::Any, &Kind::Text), "")
         .kubelet_flag("topology-manager-policy-options")
-        .not_yet(PodSync, None),
+        .honoured(
+            &[PodSync],
+            "prefer-closest-numa-nodes, max-allowable-numa-nodes; others are refused"
+        ),
     Row::new("qosReserved", Kind::Map(Keys::Of(&["memory"], "cannot be reserved"), &Kind::Checked(checks::percentage)), "")
         .kubelet_flag("qos-reserved")
         .honoured(
@@ -357,7 +378,7 @@ pub const KUBELET: &[Row] = &[
         .ignored(PodSync, "the kubelet no longer marks packets"),
     Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
         &[PodSync, NodeApi],
-        "CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, ContainerStopSignals, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLogsQuerySplitStreams, PodsAPI, QOSReserved, ResourceHealthStatus and SELinuxMount; all other gates are fixed, and a different value causes a warning"
+        "CPUManagerPolicyAlphaOptions, CPUManagerPolicyBetaOptions, CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, ContainerStopSignals, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLogsQuerySplitStreams, PodsAPI, QOSReserved, ResourceHealthStatus and SELinuxMount; all other gates are fixed, and a different value causes a warning"
     ),
     Row::new("failSwapOn", Kind::Bool, "").kubelet_flag("fail-swap-on").honoured(
         &[PodSync],
@@ -406,7 +427,7 @@ pub const KUBELET: &[Row] = &[
     ),
     Row::new("reservedSystemCPUs", Kind::Checked(checks::cpu_list), "").kubelet_flag("reserved-cpus").honoured(
         &[PodSync],
-        "CPUs whose number replaces the cpu amounts of systemReserved and kubeReserved; others than online ones are refused"
+        "CPUs whose number replaces the cpu amounts of systemReserved and kubeReserved, and that are never exclusive; others than online ones are refused"
     ),
     Row::new("systemReservedCgroup", Kind::Text, "").kubelet_flag("system-reserved-cgroup").honoured(
         &[PodSync],
@@ -471,7 +492,10 @@ pub const KUBELET: &[Row] = &[
         "",
     )
     .kubelet_flag("reserved-memory")
-    .ignored(PodSync, "only the policy Static of memoryManagerPolicy uses it, as in the kubelet"),
+    .honoured(
+        &[PodSync],
+        "memory of each NUMA node that no pod gets, with the policy Static of memoryManagerPolicy"
+    ),
     Row::new("enableProfilingHandler", Kind::Bool, "true").ignored(NodeApi, "profiles the Go runtime; /debug/pprof answers 405"),
     Row::new("enableDebugFlagsHandler", Kind::Bool, "true").ignored(NodeApi, "sets the verbosity of klog; /debug/flags answers 405"),
     Row::new("enableSystemLogHandler", Kind::Bool, "true").own_flag("enable-system-log-handler").honoured(&[NodeApi], "false: /logs/ answers 405"),

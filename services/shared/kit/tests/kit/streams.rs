@@ -210,6 +210,17 @@ fn cases() -> BTreeMap<(String, Sender), Case> {
     );
     case!(
         all,
+        "Cpus.List",
+        Server,
+        podsync::v1::ListCpusReply,
+        |pod| {
+            let holders = vec![podsync::v1::CpuHolder { pod, ..Default::default() }];
+            podsync::v1::ListCpusReply { holders, ..Default::default() }
+        },
+        |item| Some(item.holders.first()?.pod.clone())
+    );
+    case!(
+        all,
         "Storage.List",
         Server,
         podsync::v1::ListStorageReply,

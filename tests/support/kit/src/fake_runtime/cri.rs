@@ -354,8 +354,9 @@ impl RuntimeService for Cri {
                         .get_mut(&q.container_id)
                         .map(Arc::make_mut)
                         .ok_or_else(|| no_container(&q.container_id))?;
-                    container.status.resources =
-                        q.linux.map(|r| v1::ContainerResources { linux: Some(r), windows: None });
+                    let before = container.status.resources.take().and_then(|r| r.linux).unwrap_or_default();
+                    let linux = Some(updated(before, q.linux.unwrap_or_default()));
+                    container.status.resources = Some(v1::ContainerResources { linux, windows: None });
                     Ok(v1::UpdateContainerResourcesResponse {})
                 },
             )
@@ -599,5 +600,33 @@ impl RuntimeService for Cri {
                 },
             )
             .await
+    }
+}
+
+/// Returns the resources of a container after an update, which leaves what it does not set, as containerd does.
+fn updated(
+    before: v1::LinuxContainerResources,
+    update: v1::LinuxContainerResources,
+) -> v1::LinuxContainerResources {
+    let number = |new: i64, old: i64| if new == 0 { old } else { new };
+    let text = |new: String, old: String| if new.is_empty() { old } else { new };
+    let pages =
+        if update.hugepage_limits.is_empty() { before.hugepage_limits } else { update.hugepage_limits };
+    let mut unified = before.unified;
+    unified.extend(update.unified);
+    v1::LinuxContainerResources {
+        cpu_period: number(update.cpu_period, before.cpu_period),
+        cpu_quota: number(update.cpu_quota, before.cpu_quota),
+        cpu_shares: number(update.cpu_shares, before.cpu_shares),
+        memory_limit_in_bytes: number(update.memory_limit_in_bytes, before.memory_limit_in_bytes),
+        oom_score_adj: number(update.oom_score_adj, before.oom_score_adj),
+        cpuset_cpus: text(update.cpuset_cpus, before.cpuset_cpus),
+        cpuset_mems: text(update.cpuset_mems, before.cpuset_mems),
+        hugepage_limits: pages,
+        unified,
+        memory_swap_limit_in_bytes: number(
+            update.memory_swap_limit_in_bytes,
+            before.memory_swap_limit_in_bytes,
+        ),
     }
 }

@@ -57,6 +57,11 @@ pub enum Waiting {
         /// Names of the resources, with the socket or the absence of each plugin.
         plugins: String,
     },
+    /// The CPUs and the memory of the pod could not be recorded.
+    Placement {
+        /// Error of the last attempt.
+        error: String,
+    },
     /// The claims of the pod are being prepared, or could not be.
     Claims {
         /// Names of the claims, with their drivers if they are known.
@@ -223,6 +228,7 @@ impl Waiting {
         Self::StaticName { .. } => "StaticPodNameTaken",
         Self::Preempting { .. } => "PreemptingPods",
         Self::Devices { .. } => "DevicesNotAllocated",
+        Self::Placement { .. } => "ResourcesNotRecorded",
         Self::Claims { .. } => "ClaimsNotPrepared",
         Self::NetworkNotReady { .. } => "NetworkNotReady",
         Self::Cgroup { .. } => "CgroupFailing",
@@ -275,6 +281,7 @@ impl Waiting {
                 format!("preempted pods have not terminated yet: {}", victims.join(", "))
             }
             Self::Devices { plugins } => format!("device plugin of {plugins} has not provided the devices"),
+            Self::Placement { error } => error.clone(),
             Self::Claims { claims, error } => {
                 with(&format!("resource claims are not prepared: {claims}"), error)
             }
@@ -343,6 +350,7 @@ impl Waiting {
             | Self::StaticName { .. }
             | Self::Preempting { .. }
             | Self::Devices { .. }
+            | Self::Placement { .. }
             | Self::Claims { .. }
             | Self::NetworkNotReady { .. }
             | Self::Cgroup { .. }

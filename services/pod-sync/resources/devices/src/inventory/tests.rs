@@ -35,7 +35,15 @@ fn give(inventory: &mut DeviceInventory, pod: &str, names: &str) {
 }
 
 fn request<'a>(pod: &'a str, required: usize, reusable: &'a DeviceIds) -> DeviceRequest<'a> {
-    DeviceRequest { pod, container: "main", resource: GPU, required, reusable, is_admitted: false }
+    DeviceRequest {
+        pod,
+        container: "main",
+        resource: GPU,
+        required,
+        reusable,
+        is_admitted: false,
+        nodes: None,
+    }
 }
 
 fn decide(inventory: &DeviceInventory, pod: &str, required: usize, now: Duration) -> String {

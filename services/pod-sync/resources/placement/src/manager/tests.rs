@@ -1,0 +1,81 @@
+//! The handle, with its state files.
+
+use pod_sync_topology::{Hints, RequestScope};
+
+use super::*;
+use crate::tests::{settings, single, write_machine};
+
+fn no_devices(_: RequestScope<'_>) -> Vec<Hints> {
+    Vec::new()
+}
+
+fn open(dir: &std::path::Path) -> Placement {
+    let (settings, sys) = (settings("none", "container"), dir.join("sys"));
+    let context = PlacementContext { settings, root_dir: dir.to_owned(), sys, clock: Clock::system() };
+    Placement::open(context).unwrap()
+}
+
+fn running(pod: &str, id: &str) -> RunningContainer {
+    RunningContainer { pod: pod.to_owned(), container: "main".to_owned(), id: id.to_owned(), applied: None }
+}
+}
+
+// Returns the updates of two running containers, and applies them.
+fn updates(placement: &Placement) -> Vec<String> {
+    let updates = placement.updates(&mut [running("p", "1"), running("q", "2")]);
+    let text = |update: CpuUpdate| {
+        let text = format!("{} {}", update.id, update.cpus);
+        placement.applied(update);
+        text
+    };
+    updates.into_iter().map(text).collect()
+}
+
+#[tokio::test]
+async fn running_containers_follow_the_shared_cpus_and_a_restart_changes_nothing() {
+    let temp = tempfile::tempdir().unwrap();
+    write_machine(&temp.path().join("sys"), 1);
+    let placement = open(temp.path());
+    let (uid, other) = (PodUid::parse("p").unwrap(), PodUid::parse("q").unwrap());
+    let shared = placement.container(&other, "main");
+    assert_eq!((shared.cpus.as_str(), shared.has_exclusive_cpus), ("0-3", false));
+    placement.created(&other, "main", "2", &shared.cpus);
+    let pod = single("p", "2", "1Gi");
+    placement.admit(&pod, &no_devices).await.unwrap();
+    let own = placement.container(&uid, "main");
+    let seen = (own.cpus.as_str(), own.memory_nodes.as_str(), own.has_exclusive_cpus);
+    assert_eq!(seen, ("1-2", "0", true));
+    placement.created(&uid, "main", "1", &own.cpus);
+    placement.changed().await;
+    assert_eq!(updates(&placement), ["2 0,3"]);
+    assert_eq!(updates(&placement), [""; 0]);
+
+    // Another process, which does not know what the runtime was given.
+    let placement = open(temp.path());
+    assert!(placement.has_exclusive_cpus(&uid) && !placement.has_exclusive_cpus(&other));
+    placement.keep(&pod, &no_devices).await;
+    assert_eq!(placement.container(&uid, "main"), own);
+    assert_eq!(updates(&placement), ["1 1-2", "2 0,3"]);
+    placement.release(&uid).await;
+    placement.changed().await;
+    assert_eq!(updates(&placement), ["1 0-3", "2 0-3"]);
+
+    // A pod that no longer exists is released by the housekeeping.
+    placement.admit(&pod, &no_devices).await.unwrap();
+    assert!(!placement.retain(&["p".to_owned()].into()) && placement.retain(&BTreeSet::new()));
+    placement.write_state().await;
+    assert!(!open(temp.path()).has_exclusive_cpus(&uid));
+}
+
+#[tokio::test]
+async fn a_running_pod_is_not_rejected_if_its_cpus_are_lost() {
+    let temp = tempfile::tempdir().unwrap();
+    write_machine(&temp.path().join("sys"), 1);
+    let placement = open(temp.path());
+    placement.keep(&single("p", "9", "1Gi"), &no_devices).await;
+    assert!(!placement.has_exclusive_cpus(&PodUid::parse("p").unwrap()));
+    placement.keep(&single("q", "2", "1Gi"), &no_devices).await;
+    assert!(placement.has_exclusive_cpus(&PodUid::parse("q").unwrap()));
+    let rejected = placement.admit(&single("r", "2", "1Gi"), &no_devices).await;
+    assert!(matches!(rejected, Err(AdmissionFailure::Rejected(PlacementError::Cpus(_)))));
+}

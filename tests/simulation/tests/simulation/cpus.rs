@@ -1,0 +1,295 @@
+//! Pods with CPUs of their own, on machines of the tests.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use quintlet_cri_api::v1;
+use quintlet_kit::failpoint::{Kind, When};
+use quintlet_proto::podsync::v1::cpus_client::CpusClient;
+use quintlet_proto::podsync::v1::{CpuHolder, ListCpusReply, ListCpusRequest};
+use quintlet_simulation::cuts::CutPoint;
+use quintlet_simulation::{Options, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::{Method, Rule};
+use quintlet_testkit::wait::until;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use crate::devices::{DEVICE, devices_of, start_plugin_with, wait_node};
+
+const UPDATE: Method = Method::UpdateContainerResources;
+const STATIC: &str = "--cpu-manager-policy=static";
+// The number of the machine's own CPUs decides what the node takes, so that tests have at most one CPU in use.
+const RESERVED: &str = "--system-reserved=cpu=100m";
+
+/// Core and NUMA node of each CPU of a machine.
+type Machine = [(u32, u32)];
+
+/// Two cores of one NUMA node.
+const PAIR: &Machine = &[(0, 0), (1, 0)];
+
+fn write_machine(sys: &Path, machine: &Machine) {
+    let write = |path: String, text: String| {
+        let path = sys.join("devices/system").join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("cpu/online".to_owned(), format!("0-{}", machine.len() - 1));
+    for (cpu, (core, node)) in machine.iter().enumerate() {
+        write(format!("cpu/cpu{cpu}/topology/core_id"), core.to_string());
+        write(format!("cpu/cpu{cpu}/topology/physical_package_id"), "0".to_owned());
+        write(format!("node/node{node}/meminfo"), format!("Node {node} MemTotal: 4194304 kB"));
+        std::fs::create_dir_all(sys.join(format!("devices/system/node/node{node}/cpu{cpu}"))).unwrap();
+    }
+}
+
+/// Starts a node on a machine, with the first CPU reserved.
+async fn start(options: Options, machine: &Machine, args: &[&str]) -> Sim {
+    let mut sim = Sim::prepare(options).await;
+    let sys = sim.root_dir().with_file_name("sys");
+    write_machine(&sys, machine);
+    let sys = format!("--sysfs-dir={}", sys.display());
+    sim.set_pod_sync_args(&[&[STATIC, RESERVED, &sys], args].concat());
+    sim.start_all();
+    sim
+}
+
+fn guaranteed(name: &str, cpu: &str) -> Value {
+    let mut pod = pods::single(name);
+    pod["spec"]["terminationGracePeriodSeconds"] = json!(2);
+    let amounts = json!({"cpu": cpu, "memory": "32Mi"});
+    pod["spec"]["containers"][0]["resources"] = json!({"limits": amounts, "requests": amounts});
+    pod
+}
+
+/// Returns the resources that the runtime has for the container of a pod.
+fn resources(sim: &Sim, uid: &str, name: &str) -> v1::LinuxContainerResources {
+    let container = sim.runtime.newest(uid, &format!("c-{name}")).unwrap();
+    let created = container.config.linux.and_then(|linux| linux.resources).unwrap_or_default();
+    container.status.resources.and_then(|resources| resources.linux).unwrap_or(created)
+}
+
+fn cpus(sim: &Sim, uid: &str, name: &str) -> String {
+    resources(sim, uid, name).cpuset_cpus
+}
+
+async fn wait_cpus(sim: &Sim, uid: &str, name: &str, expected: &str) {
+    until("the CPUs of a container", quintlet_simulation::sim::LONG, async || {
+        let seen = cpus(sim, uid, name);
+        if seen == expected { Ok(()) } else { Err(seen) }
+    })
+    .await;
+}
+
+/// Returns the shared CPUs and the pods with exclusive ones, as the state file has them.
+fn state(sim: &Sim) -> (String, Vec<String>) {
+    let text = std::fs::read(sim.root_dir().join("cpu_manager_state")).unwrap();
+    let state: Value = serde_json::from_slice(&text).unwrap();
+    assert_eq!(state["policyName"], "static");
+    let pods = state["entries"].as_object().map(|pods| pods.keys().cloned().collect()).unwrap_or_default();
+    (state["defaultCpuSet"].as_str().unwrap().to_owned(), pods)
+}
+
+async fn list(sim: &Sim) -> ListCpusReply {
+    let mut client = CpusClient::new(quintlet_kit::socket::channel(sim.paths().podsync()));
+    let mut stream = client.list(ListCpusRequest {}).await.unwrap().into_inner();
+    let mut all = ListCpusReply::default();
+    while let Some(next) = stream.message().await.unwrap() {
+        quintlet_kit::messages::Chunk::append(&mut all, next);
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_gets_cpus_of_its_own_until_its_end() {
+    let sim = start(Options::default(), PAIR, &[]).await;
+    let other = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    assert_eq!(cpus(&sim, &other, "other"), "0-1");
+    let uid = sim.create(guaranteed("web", "1"));
+    sim.wait_ready("web").await;
+    let web = resources(&sim, &uid, "web");
+    assert_eq!((web.cpuset_cpus.as_str(), web.cpu_quota, web.cpu_period), ("1", -1, 100_000));
+    let sandbox = sim.sandboxes(&uid)[0].config.linux.clone().unwrap().resources.unwrap();
+    assert_eq!(sandbox.cpu_quota, -1);
+    assert_eq!(state(&sim), ("0".to_owned(), vec![uid.clone()]));
+    wait_cpus(&sim, &other, "other", "0").await;
+    let calls = sim.calls_about(UPDATE, &sim.instances(&other)[0]);
+    assert_eq!((calls, sim.calls_about(UPDATE, &sim.instances(&uid)[0])), (1, 0));
+    let listed = list(&sim).await;
+    let holder = CpuHolder {
+        pod_uid: uid.clone(),
+        pod: "default/web".to_owned(),
+        container: "c-web".to_owned(),
+        cpus: "1".to_owned(),
+        memory_nodes: String::new(),
+    };
+    assert_eq!(listed.holders, [holder]);
+    assert_eq!(listed.cpus.iter().map(|cpu| cpu.is_reserved).collect::<Vec<_>>(), [true, false]);
+
+    // After a restart, the pods keep their containers and their CPUs.
+    let kept = [sim.instances(&uid), sim.instances(&other)];
+    sim.restart(Service::PodSync).await;
+    let next = sim.create(pods::single("next"));
+    sim.wait_ready("next").await;
+    assert_eq!(cpus(&sim, &next, "next"), "0");
+    assert_eq!([sim.instances(&uid), sim.instances(&other)], kept);
+    assert_eq!((cpus(&sim, &uid, "web"), cpus(&sim, &other, "other")), ("1".to_owned(), "0".to_owned()));
+    assert_eq!(state(&sim), ("0".to_owned(), vec![uid.clone()]));
+
+    sim.delete("web", None);
+    sim.wait_gone("web").await;
+    wait_cpus(&sim, &other, "other", "0-1").await;
+    wait_cpus(&sim, &next, "next", "0-1").await;
+    assert_eq!(state(&sim), ("0-1".to_owned(), Vec::new()));
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_without_a_free_cpu_or_core_is_rejected_with_the_kubelets_text() {
+    const FEW: &str = "not enough cpus available to satisfy request: requested=1, available=0";
+    const CORES: &str = "SMT Alignment Error: requested 1 cpus not multiple cpus per core = 2";
+    let few = format!("Allocate failed due to {FEW}, which is unexpected");
+    let cores: &[&str] = &["--cpu-manager-policy-options=full-pcpus-only=true"];
+    for (machine, args, reason, text) in [
+        (&[(0, 0)][..], &[][..], "UnexpectedAdmissionError", few.as_str()),
+        (&[(0, 0), (0, 0)][..], cores, "SMTAlignmentError", CORES),
+    ] {
+        let sim = start(Options::default(), machine, args).await;
+        let uid = sim.create(guaranteed("web", "1"));
+        let rejected = sim.wait_pod("web", "it is rejected", |pod| pod.phase() == "Failed").await;
+        assert_eq!(rejected.text("/status/reason"), reason);
+        assert_eq!(rejected.text("/status/message"), format!("Pod was rejected: {text}"));
+        sim.wait_event("web", text, |e| e.reason == reason && e.message == text).await;
+        assert!(sim.sandboxes(&uid).is_empty());
+        let _uid = sim.create(guaranteed("part", "500m"));
+        sim.wait_ready("part").await;
+        sim.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_device_and_the_cpu_of_a_pod_are_on_one_numa_node_or_the_pod_is_rejected() {
+    // The reserved CPU is on node 0, the other one on node 1.
+    let args = ["--topology-manager-policy=single-numa-node"];
+    let sim = start(Options::default(), &[(0, 0), (1, 1)], &args).await;
+    let plugin = start_plugin_with(&sim, &["a@0", "b@1"], |_| {}).await;
+    wait_node(&sim, "2", "2").await;
+    let with_device = |name: &str| {
+        let mut pod = guaranteed(name, "1");
+        for kind in ["limits", "requests"] {
+            pod["spec"]["containers"][0]["resources"][kind][DEVICE] = json!("1");
+        }
+        pod
+    };
+    let uid = sim.create(with_device("web"));
+    sim.wait_ready("web").await;
+    assert_eq!((cpus(&sim, &uid, "web").as_str(), devices_of(&sim, &uid, "web").as_str()), ("1", "b"));
+    sim.delete("web", None);
+    sim.wait_gone("web").await;
+    plugin.list(&["a@0"]);
+    wait_node(&sim, "1", "1").await;
+    let uid = sim.create(with_device("far"));
+    let rejected = sim.wait_pod("far", "it is rejected", |pod| pod.phase() == "Failed").await;
+    assert_eq!(rejected.text("/status/reason"), "TopologyAffinityError");
+    let text = "Pod was rejected: Resources cannot be allocated with Topology locality";
+    assert_eq!(rejected.text("/status/message"), text);
+    assert!(sim.sandboxes(&uid).is_empty());
+    assert_eq!(state(&sim), ("0-1".to_owned(), Vec::new()));
+    sim.disturb();
+    drop(plugin);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_the_runtime_did_not_move_is_moved_after_the_period() {
+    let sim = start(Options::default(), PAIR, &["--cpu-manager-reconcile-period=7s"]).await;
+    let other = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    let refusal = sim.runtime.script(Rule::on(UPDATE).fail(Code::Unknown, "no such cgroup"));
+    let uid = sim.create(guaranteed("web", "1"));
+    sim.wait_ready("web").await;
+    let id = sim.instances(&other)[0].clone();
+    sim.wait_calls(UPDATE, &id, 2).await;
+    assert_eq!(cpus(&sim, &other, "other"), "0-1");
+    let times: Vec<_> = sim.runtime.calls_of(UPDATE).iter().map(|call| call.at).collect();
+    assert!(times[1].duration_since(times[0]) >= Duration::from_secs(6), "{times:?}");
+    sim.runtime.unscript(refusal);
+    wait_cpus(&sim, &other, "other", "0").await;
+    assert_eq!(cpus(&sim, &uid, "web"), "1");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_cpus_cannot_be_recorded_waits() {
+    let sim = start(Options::default(), PAIR, &[]).await;
+    let other = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    // A directory cannot be replaced by a file.
+    let path = sim.root_dir().join("cpu_manager_state");
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    let uid = sim.create(guaranteed("web", "1"));
+    let waits = |view: &quintlet_proto::podsync::v1::PodView| {
+        view.waiting.as_ref().is_some_and(|waiting| waiting.reason == "ResourcesNotRecorded")
+    };
+    let view = sim.wait_view("web", "it waits", waits).await;
+    let message = view.waiting.unwrap().message;
+    assert!(message.starts_with("failed to write the state of CPUs and memory: "), "{message}");
+    assert!(sim.sandboxes(&uid).is_empty());
+    std::fs::remove_dir(&path).unwrap();
+    sim.wait_ready("web").await;
+    assert_eq!(state(&sim), ("0".to_owned(), vec![uid]));
+    wait_cpus(&sim, &other, "other", "0").await;
+    sim.disturb();
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cpu_has_one_holder_whenever_pod_sync_is_killed() {
+    const WRITTEN: &str = "CPU state written";
+    let sim = start(Options { cuts: true, ..Options::default() }, PAIR, &[]).await;
+    let other = sim.create(pods::single("other"));
+    sim.wait_ready("other").await;
+    let cut = async |when| {
+        let reached = tokio::time::timeout(Duration::from_secs(60), sim.cuts().reached()).await;
+        let passed = sim.cuts().disarm();
+        assert!(reached.is_ok(), "{when:?} was not reached, but {passed:?}");
+        sim.restart(Service::PodSync).await;
+    };
+    let arm = |when| {
+        sim.cuts().arm(Kind::File, when, Some(CutPoint { kind: WRITTEN.to_owned(), number: 1 }));
+    };
+    // Without a kill: the state is written once at the start of a pod, before its sandbox.
+    sim.cuts().arm(Kind::File, When::After, None);
+    let uid = sim.create(guaranteed("whole", "1"));
+    sim.wait_ready("whole").await;
+    let mut passed = BTreeMap::<&str, usize>::new();
+    let steps = sim.cuts().disarm();
+    for step in steps.iter().filter(|step| **step == WRITTEN) {
+        *passed.entry(step).or_insert(0) += 1;
+    }
+    assert_eq!(passed, [(WRITTEN, 1)].into());
+    sim.delete("whole", None);
+    sim.wait_gone("whole").await;
+    sim.wait_nothing_left(&uid).await;
+    for (number, when) in [When::Before, When::After].into_iter().enumerate() {
+        let name = format!("pod-{number}");
+        arm(when);
+        let uid = sim.create(guaranteed(&name, "1"));
+        cut(when).await;
+        sim.wait_ready(&name).await;
+        sim.assert_started_once(&name, &uid);
+        assert_eq!(cpus(&sim, &uid, &name), "1");
+        assert_eq!(state(&sim), ("0".to_owned(), vec![uid.clone()]));
+        wait_cpus(&sim, &other, "other", "0").await;
+        arm(when);
+        sim.delete(&name, None);
+        cut(when).await;
+        sim.wait_gone(&name).await;
+        sim.wait_nothing_left(&uid).await;
+        wait_cpus(&sim, &other, "other", "0-1").await;
+        assert_eq!(state(&sim), ("0-1".to_owned(), Vec::new()));
+    }
+    sim.finish().await;
+}
