@@ -26,6 +26,7 @@ mod cpus;
 mod devices;
 mod eviction;
 mod eviction_args;
+mod exclusive;
 pub mod housekeeping;
 pub mod image_gc;
 mod machine_args;

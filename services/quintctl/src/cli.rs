@@ -11,8 +11,8 @@ use crate::error::{EXIT_FAILURE, EXIT_USAGE, Error};
 use crate::out::{Format, print};
 use crate::streaming::{attach, exec, forward};
 use crate::{
-    bundle, claims, config, cpus, devices, events, explain, health, image, list_pods, log_level, logs, pressure,
-    retry, top, trace, up, version, volumes, watch,
+    bundle, claims, config, cpus, devices, events, explain, health, image, list_pods, log_level, logs,
+    pressure, retry, top, trace, up, version, volumes, watch,
 };
 
 /// Operate Quintlet on this machine.

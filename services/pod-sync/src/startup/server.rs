@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
-use pod_sync_pod_resources::{HeldResources, NoExclusiveResources, PodResourcesApi, PodSource};
+use pod_sync_pod_resources::{HeldResources, PodResourcesApi, PodSource};
 use pod_sync_views::PodView;
 use pod_sync_worker::context::{Reporting, WorkerControl};
 use quintlet_kit::server::{HealthHandle, SYNC_LOOP, Server};
@@ -26,6 +26,7 @@ use super::claims::NodeSlices;
 use crate::claims::ClaimLists;
 use crate::cpus::CpuLists;
 use crate::devices::DeviceLists;
+use crate::exclusive::PlacedResources;
 use crate::pods_api;
 use crate::serve::{EvictionRounds, ServeContext, Service};
 
@@ -125,7 +126,7 @@ impl Agent {
         let held = HeldResources {
             devices: ctx.environment.devices.clone(),
             claims: ctx.environment.claims.clone(),
-            exclusive: Arc::new(NoExclusiveResources),
+            exclusive: Arc::new(PlacedResources(ctx.environment.placement.clone())),
         };
         let pods = Pods { reporting: Arc::clone(&ctx.reporting), control: Arc::clone(&ctx.control) };
         let api = PodResourcesApi::new(Arc::new(pods), held, ctx.clock.clone());

@@ -1,0 +1,75 @@
+//! The exclusive CPUs and the memory of containers, for the PodResources API.
+
+use pod_sync_cpus::ContainerCpus;
+use pod_sync_machine::{CpuSet, NumaNodes};
+use pod_sync_memory::MemoryManager;
+use pod_sync_placement::{NodePlacement, Placement};
+use pod_sync_pod_resources::{ExclusiveResources, MemoryBlock};
+
+/// What the CPU manager and the memory manager have assigned. With the policies `none` and `None` it is nothing.
+#[derive(Debug, Clone)]
+pub(crate) struct PlacedResources(pub(crate) Placement);
+
+impl ExclusiveResources for PlacedResources {
+    fn cpus(&self, pod: &str, container: &str) -> Vec<i64> {
+        self.0.read(|node| match node.container_cpus(pod, container) {
+            Some(ContainerCpus::Exclusive(cpus)) => numbers(&cpus),
+            Some(ContainerCpus::Shared(_)) | None => Vec::new(),
+        })
+    }
+
+    fn memory(&self, pod: &str, container: &str) -> Vec<MemoryBlock> {
+        self.0.read(|node| assigned_memory(node, pod, container))
+    }
+
+    // The feature gate PodLevelResourceManagers is not supported.
+    fn pod_cpus(&self, _: &str) -> Vec<i64> {
+        Vec::new()
+    }
+
+    fn pod_memory(&self, _: &str) -> Vec<MemoryBlock> {
+        Vec::new()
+    }
+
+    fn allocatable_cpus(&self) -> Vec<i64> {
+        let all = self.0.machine().cpus.cpus();
+        self.0.read(|node| {
+            node.cpus().map(|cpus| numbers(&all.difference(cpus.policy().reserved()))).unwrap_or_default()
+        })
+    }
+
+    fn allocatable_memory(&self) -> Vec<MemoryBlock> {
+        self.0.read(|node| node.memory().map(allocatable).unwrap_or_default())
+    }
+}
+
+fn assigned_memory(node: &NodePlacement, pod: &str, container: &str) -> Vec<MemoryBlock> {
+    let blocks = node.memory().and_then(|memory| memory.assignments().container(pod, container));
+    let block = |block: &pod_sync_memory::MemoryBlock| MemoryBlock {
+        kind: block.kind.to_string(),
+        bytes: block.bytes,
+        numa_nodes: nodes(block.nodes),
+    };
+    blocks.unwrap_or_default().iter().map(block).collect()
+}
+
+fn allocatable(memory: &MemoryManager) -> Vec<MemoryBlock> {
+    let tables = memory.tables().0.iter();
+    tables
+        .flat_map(|(number, table)| {
+            table.kinds.iter().map(|(kind, table)| MemoryBlock {
+                kind: kind.to_string(),
+                bytes: table.allocatable,
+                numa_nodes: vec![number.number().into()],
+            })
+        })
+        .collect()
+}
+
+fn numbers(cpus: &CpuSet) -> Vec<i64> {
+    cpus.iter().map(|cpu| cpu.number().into()).collect()
+}
+
+fn nodes(nodes: NumaNodes) -> Vec<i64> {
+    nodes.iter().map(|node| node.number().into()).collect()
+}
