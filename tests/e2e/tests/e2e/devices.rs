@@ -4,6 +4,8 @@ use quintlet_device_plugin::TestPlugin;
 use quintlet_e2e::node::NODE;
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
+use quintlet_pod_resources_api::v1::pod_resources_lister_client::PodResourcesListerClient;
+use quintlet_pod_resources_api::v1::{ContainerDevices, ListPodResourcesRequest};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
@@ -82,6 +84,30 @@ async fn quintctl(node: &Node, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// Returns the devices of containers, as an agent of the node lists them.
+async fn listed(node: &Node) -> Vec<String> {
+    let socket = node.root_dir().join("pod-resources/kubelet.sock");
+    let mut client = PodResourcesListerClient::new(quintlet_kit::socket::channel(socket));
+    let listed = client.list(ListPodResourcesRequest {}).await.unwrap().into_inner();
+    let mut lines = Vec::new();
+    for pod in &listed.pod_resources {
+        for container in &pod.containers {
+            let devices = container.devices.iter();
+            let line = |held: &ContainerDevices| {
+                format!(
+                    "{}/{} {} {}",
+                    pod.name,
+                    container.name,
+                    held.resource_name,
+                    held.device_ids.join("+")
+                )
+            };
+            lines.extend(devices.map(line));
+        }
+    }
+    lines
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_has_its_device_and_keeps_it_over_kills_of_pod_sync_and_of_the_plugin() {
     let node = Node::start(Options::with_api("devices")).await;
@@ -92,6 +118,8 @@ async fn a_container_has_its_device_and_keeps_it_over_kills_of_pod_sync_and_of_t
     let uid = web.uid().to_owned();
     wait_report(&node, &uid, SEEN).await;
     println!("{}", quintctl(&node, &["devices"]).await);
+    let held = [format!("web/main {DEVICE} d1")];
+    assert_eq!(listed(&node).await, held);
 
     // The plugin is killed, and registers again.
     drop(plugin);
@@ -105,6 +133,7 @@ async fn a_container_has_its_device_and_keeps_it_over_kills_of_pod_sync_and_of_t
     node.wait_back("pod-sync", starts, LONG).await;
     wait_node(&node, "0", "0").await;
     assert_eq!(node.wait_ready("web").await.steady(), web.steady());
+    assert_eq!(listed(&node).await, held);
     node.cluster().create_pod(with_device("late", WORK)).await;
     let waits = "DevicesNotAllocated";
     node.wait_pod("late", "it waits for the plugin", LONG, |pod| pod.waits_for() == waits).await;
@@ -140,5 +169,6 @@ async fn a_container_has_its_device_and_keeps_it_over_kills_of_pod_sync_and_of_t
     wait_report(&node, next.uid(), SEEN).await;
     let devices = quintctl(&node, &["devices"]).await;
     assert!(devices.contains("next") && !devices.contains("web"), "{devices}");
+    assert_eq!(listed(&node).await, [format!("next/main {DEVICE} d1")]);
     node.down().await;
 }
