@@ -84,14 +84,17 @@ impl ServiceRestart {
     }
 }
 
-/// Ends the process that listens on a socket, and waits for the next one. A process that has just exited is not waited for.
+/// Ends the process that listens on a socket, and waits for the next one. A process that exits again and again, as after the start of a
+/// broken binary, may be in the pause of its supervisor: then only the next one is waited for.
 fn replace_process(socket: &Path, service: &str) -> Result<(), InstallError> {
-    let Some(old) = quintlet_agents::socket_owner(socket) else { return Ok(()) };
-    // The process may have exited by itself.
-    let _ = kill(Pid::from_raw(old.cast_signed()), Signal::SIGTERM);
+    let old = quintlet_agents::socket_owner(socket);
+    if let Some(pid) = old {
+        // The process may have exited by itself.
+        let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM);
+    }
     let clock = Clock::system();
     let began = clock.boot();
-    while quintlet_agents::socket_owner(socket).is_none_or(|pid| pid == old) {
+    while quintlet_agents::socket_owner(socket).is_none_or(|pid| Some(pid) == old) {
         if clock.boot().saturating_sub(began) >= Duration::from_secs(RESTART_SECONDS) {
             return Err(InstallError::NotRestarted { service: service.to_owned(), seconds: RESTART_SECONDS });
         }
