@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use pod_sync_layout::SourceKind;
 use pod_sync_sources::SourceMessage;
+use pod_sync_sources::file::ManifestReader;
+use pod_sync_sources::static_uids::StaticPodUids;
 use tokio::sync::mpsc;
 
 use super::Agent;
@@ -40,9 +42,11 @@ impl Agent {
         let mut kinds = Vec::new();
         if let Some(path) = &args.manifests {
             kinds.push(SourceKind::File);
+            // Blocks: there is no pod before the start.
+            let uids = StaticPodUids::open(&args.root_dir);
             let run = pod_sync_sources::file::run(
-                path.clone(),
-                node.clone(),
+                ManifestReader::new(path.clone(), node.clone(), uids),
+                Some(Arc::new(self.ctx.runtime.calls.clone())),
                 args.file_check_frequency,
                 tx.clone(),
                 stop.clone(),

@@ -419,6 +419,39 @@ impl Runtime {
         Ok(call!(self, images, pull_image, "PullImage", PULL, request)?.image_ref)
     }
 
+    /// Returns what `select` makes of each sandbox.
+    pub async fn sandboxes<T>(
+        &self,
+        select: impl Fn(cri::PodSandbox) -> Option<T>,
+    ) -> Result<Vec<T>, CallError> {
+        let request = self.request(cri::ListPodSandboxRequest::default(), self.call);
+        let listing = async {
+            let mut sandboxes = Vec::new();
+            let take =
+                |m: cri::ListPodSandboxResponse| sandboxes.extend(m.items.into_iter().filter_map(&select));
+            let metadata = lists::SANDBOXES.each(self.channel.clone(), request, take).await?;
+            Ok(Response::from_parts(metadata, sandboxes, tonic::Extensions::default()))
+        };
+        self.finish("ListPodSandbox", self.call, Box::pin(listing)).await
+    }
+
+    /// Returns what `select` makes of each container.
+    pub async fn containers<T>(
+        &self,
+        select: impl Fn(cri::Container) -> Option<T>,
+    ) -> Result<Vec<T>, CallError> {
+        let request = self.request(cri::ListContainersRequest::default(), self.call);
+        let listing = async {
+            let mut containers = Vec::new();
+            let take = |m: cri::ListContainersResponse| {
+                containers.extend(m.containers.into_iter().filter_map(&select));
+            };
+            let metadata = lists::CONTAINERS.each(self.channel.clone(), request, take).await?;
+            Ok(Response::from_parts(metadata, containers, tonic::Extensions::default()))
+        };
+        self.finish("ListContainers", self.call, Box::pin(listing)).await
+    }
+
     pub async fn images(&self) -> Result<Vec<Image>, CallError> {
         let request = cri::ListImagesRequest { filter: None };
         let image = |i: cri::Image| {

@@ -10,6 +10,7 @@ use serde_saphyr::DuplicateKeyPolicy;
 
 use quintlet_kit::contain::{Work, contained_now};
 use quintlet_kit::failpoint;
+use quintlet_model::ids::PodUid;
 use quintlet_model::labels;
 
 use super::defaults::set_defaults;
@@ -30,14 +31,27 @@ pub struct ManifestOrigin<'a> {
     pub node: &'a str,
 }
 
+/// Returns the UID that a pod keeps in place of the computed one, which is the second argument.
+pub type KeptUid<'a> = dyn FnMut(&Pod, &str) -> Option<PodUid> + 'a;
+
 /// Decodes all documents of a manifest into `into`. An invalid document becomes a problem and does not affect the others. A
 /// panic becomes a problem of the whole manifest.
 pub fn manifest(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
+    manifest_keeping_uids(bytes, origin, &mut |_, _| None, into);
+}
+
+/// Decodes a manifest as [`manifest`] does. A pod without a UID gets the computed one unless `kept` returns another.
+pub fn manifest_keeping_uids(
+    bytes: &[u8],
+    origin: ManifestOrigin<'_>,
+    kept: &mut KeptUid<'_>,
+    into: &mut Snapshot,
+) {
     // The UIDs are not known before the manifest is decoded.
     let work = Work::new("", origin.place);
     let decoded = contained_now(&work, || {
         let mut decoded = Snapshot::default();
-        documents(bytes, origin, &mut decoded);
+        documents(bytes, origin, kept, &mut decoded);
         decoded
     });
     match decoded {
@@ -56,7 +70,7 @@ pub fn manifest(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
     }
 }
 
-fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
+fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>, into: &mut Snapshot) {
     failpoint::work!("manifest decoded");
     let problem =
         |field: String, message: String| ManifestProblem { origin: origin.place.to_owned(), field, message };
@@ -83,7 +97,7 @@ fn documents(bytes: &[u8], origin: ManifestOrigin<'_>, into: &mut Snapshot) {
             continue;
         }
         seen = true;
-        one(document, origin, into);
+        one(document, origin, kept, into);
     }
     if !seen {
         into.problems.push(problem(String::new(), "empty: no document in it".to_owned()));
@@ -113,7 +127,7 @@ fn parse(text: &str) -> Result<(Vec<Value>, Option<String>), String> {
     }
 }
 
-fn one(document: Value, origin: ManifestOrigin<'_>, into: &mut Snapshot) {
+fn one(document: Value, origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>, into: &mut Snapshot) {
     let mut fail = |field: &str, message: String| {
         into.problems.push(ManifestProblem {
             origin: origin.place.to_owned(),
@@ -134,7 +148,7 @@ fn one(document: Value, origin: ManifestOrigin<'_>, into: &mut Snapshot) {
     }
     match kind.as_str() {
         "Pod" => match typed::<Pod>(document) {
-            Ok(pod) => add_pod(pod, origin, into),
+            Ok(pod) => add_pod(pod, origin, kept, into),
             Err((field, message)) => fail(&field, message),
         },
         "ConfigMap" => match typed::<ConfigMap>(document) {
@@ -164,7 +178,7 @@ fn one(document: Value, origin: ManifestOrigin<'_>, into: &mut Snapshot) {
                     object.entry("kind").or_insert_with(|| "Pod".into());
                     object.entry("apiVersion").or_insert_with(|| "v1".into());
                 }
-                one(item, origin, into);
+                one(item, origin, kept, into);
             }
         }
         other => fail("kind", format!("{other:?}: want Pod, ConfigMap or Secret")),
@@ -178,7 +192,7 @@ fn typed<T: DeserializeOwned>(document: Value) -> Result<T, (String, String)> {
     })
 }
 
-fn add_pod(mut pod: Pod, origin: ManifestOrigin<'_>, into: &mut Snapshot) {
+fn add_pod(mut pod: Pod, origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>, into: &mut Snapshot) {
     let fail = |field: &str, message: String| ManifestProblem {
         origin: origin.place.to_owned(),
         field: field.to_owned(),
@@ -189,7 +203,7 @@ fn add_pod(mut pod: Pod, origin: ManifestOrigin<'_>, into: &mut Snapshot) {
         return;
     }
     set_defaults(&mut pod);
-    identify(&mut pod, origin);
+    identify(&mut pod, origin, kept);
     let errors = validate::static_pod(&pod);
     if errors.is_empty() {
         if let Some((field, message)) = priority_warning(&pod) {
@@ -233,26 +247,19 @@ fn priority_warning(pod: &Pod) -> Option<(&'static str, String)> {
 /// Sets UID, name, namespace and annotations of a static pod (`pkg/kubelet/config: applyDefaults`).
 ///
 /// The UID is a hash of the pod and its origin, so any change makes a new pod. It differs from the kubelet's, which hashes a
-/// dump of Go structs. A pod that must keep its UID across node agents sets it in the manifest.
-fn identify(pod: &mut Pod, origin: ManifestOrigin<'_>) {
-    if pod.metadata.uid.as_deref().unwrap_or_default().is_empty() {
-        let dump = serde_json::to_string(&*pod).unwrap_or_default();
-        let mut hash = Fnv128::new();
-        hash.write(dump.as_bytes());
-        match origin.kind {
-            SourceKind::Http => hash.write(format!("url:{}", origin.place).as_bytes()),
-            SourceKind::File | SourceKind::Api => {
-                hash.write(format!("host:{}", origin.node).as_bytes());
-                hash.write(format!("file:{}", origin.place).as_bytes());
-            }
-        }
-        pod.metadata.uid = Some(format!("{:032x}", hash.0));
-    }
+/// dump of Go structs; a pod that a kubelet made keeps the kubelet's (`kept`).
+fn identify(pod: &mut Pod, origin: ManifestOrigin<'_>, kept: &mut KeptUid<'_>) {
+    let computed =
+        pod.metadata.uid.as_deref().unwrap_or_default().is_empty().then(|| computed_uid(pod, origin));
     let node = origin.node.to_lowercase();
     if let Some(name) = pod.metadata.name.as_mut() {
         *name = format!("{name}-{node}");
     }
     pod.metadata.namespace.get_or_insert_with(|| "default".to_owned());
+    if let Some(computed) = computed {
+        let uid = kept(pod, &computed).map_or(computed, |uid| uid.to_string());
+        pod.metadata.uid = Some(uid);
+    }
     let uid = pod.metadata.uid.clone().unwrap_or_default();
     pod.metadata.annotations.get_or_insert_with(BTreeMap::new).insert(labels::CONFIG_HASH.to_owned(), uid);
     pod.status.get_or_insert_with(Default::default).phase = Some("Pending".to_owned());
@@ -274,6 +281,20 @@ fn identify(pod: &mut Pod, origin: ManifestOrigin<'_>) {
             }
         }
     }
+}
+
+fn computed_uid(pod: &Pod, origin: ManifestOrigin<'_>) -> String {
+    let dump = serde_json::to_string(pod).unwrap_or_default();
+    let mut hash = Fnv128::new();
+    hash.write(dump.as_bytes());
+    match origin.kind {
+        SourceKind::Http => hash.write(format!("url:{}", origin.place).as_bytes()),
+        SourceKind::File | SourceKind::Api => {
+            hash.write(format!("host:{}", origin.node).as_bytes());
+            hash.write(format!("file:{}", origin.place).as_bytes());
+        }
+    }
+    format!("{:032x}", hash.0)
 }
 
 struct Fnv128(u128);

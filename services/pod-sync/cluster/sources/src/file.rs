@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Pod;
 use notify::Watcher as _;
 use parking_lot::Mutex;
 use quintlet_kit::contain::{Panic, contained_request};
@@ -13,7 +15,9 @@ use quintlet_kit::task;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::decode::{self, ManifestOrigin};
+use super::adoption::FileTimes;
+use super::decode::{self, KeptUid, ManifestOrigin};
+use super::static_uids::{SandboxListing, StaticPodUids, list_sandboxes};
 use super::{MAX_MANIFEST, Snapshot, SourceEvent, SourceSender};
 use pod_sync_layout::{ManifestProblem, SourceKind};
 
@@ -34,6 +38,7 @@ pub enum ReadTrigger {
 pub struct ManifestReader {
     path: PathBuf,
     node: String,
+    uids: StaticPodUids,
     last: BTreeMap<PathBuf, Content>,
 }
 
@@ -50,8 +55,27 @@ pub type RemovedFiles = BTreeSet<PathBuf>;
 
 impl ManifestReader {
     #[must_use]
-    pub fn new(path: PathBuf, node: String) -> Self {
-        Self { path, node, last: BTreeMap::new() }
+    pub fn new(path: PathBuf, node: String, uids: StaticPodUids) -> Self {
+        Self { path, node, uids, last: BTreeMap::new() }
+    }
+
+    /// Returns how long to wait for the sandboxes that decide on UIDs; `None` if they decide on none. Reads the manifests, and
+    /// keeps nothing of them.
+    fn sandbox_wait(&self) -> Option<Duration> {
+        if !self.uids.is_deciding() {
+            return None;
+        }
+        let mut computed = BTreeSet::new();
+        let mut collect = |_: &Pod, uid: &str| {
+            computed.insert(uid.to_owned());
+            None
+        };
+        for file in files(&self.path).unwrap_or_default() {
+            if let Ok((bytes, _)) = read_file(&file) {
+                decode_file(&file, &self.node, &bytes, &mut collect);
+            }
+        }
+        self.uids.sandbox_wait(&computed)
     }
 
     /// Forgets removed files. Returns the other files as they were, if pods are removed by that.
@@ -69,26 +93,19 @@ impl ManifestReader {
     /// Reads all files. An error affects its file only; the pods of an invalid file stay until the next periodic read. If the path
     /// exists but cannot be read, no pod changes. If it does not exist, there are no pods.
     pub fn read(&mut self, why: ReadTrigger) -> SourceEvent {
-        let (files, is_directory) = match std::fs::metadata(&self.path) {
+        let files = match files(&self.path) {
             // Most nodes of a cluster have no manifests, so this is not an error.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            Err(ListError::Missing) => {
                 self.last.clear();
+                self.uids.decided(false);
                 return SourceEvent::Snapshot(Snapshot::default());
             }
-            Err(e) => {
-                return SourceEvent::Problems(vec![problem(&self.path, format!("cannot be read: {e}"))]);
+            Err(ListError::Unreadable(message)) => {
+                return SourceEvent::Problems(vec![problem(&self.path, message)]);
             }
-            Ok(meta) if meta.is_file() => (vec![self.path.clone()], false),
-            Ok(_) => match list(&self.path) {
-                Ok(files) => (files, true),
-                Err(e) => {
-                    return SourceEvent::Problems(vec![problem(
-                        &self.path,
-                        format!("cannot be listed: {e}"),
-                    )]);
-                }
-            },
+            Ok(files) => files,
         };
+        let is_directory = files != [self.path.clone()];
         let mut read = BTreeMap::new();
         for file in files {
             let found = self.decode(&file);
@@ -108,21 +125,31 @@ impl ManifestReader {
             read.insert(file, content);
         }
         self.last = read;
+        self.uids.decided(self.last.values().all(|content| content.snapshot.problems.is_empty()));
         SourceEvent::Snapshot(joined(self.last.iter().map(|(file, c)| (file.clone(), c.snapshot.clone()))))
     }
 
-    fn decode(&self, file: &Path) -> Snapshot {
-        let mut out = Snapshot::default();
+    fn decode(&mut self, file: &Path) -> Snapshot {
         match read_file(file) {
-            Ok(bytes) => {
-                let place = file.display().to_string();
-                let origin = ManifestOrigin { kind: SourceKind::File, place: &place, node: &self.node };
-                decode::manifest(&bytes, origin, &mut out);
+            Ok((bytes, times)) => {
+                let uids = &mut self.uids;
+                let mut kept = |pod: &Pod, computed: &str| uids.kept_uid(pod, computed, times);
+                decode_file(file, &self.node, &bytes, &mut kept)
             }
-            Err(e) => out.problems.push(problem(file, format!("cannot be read: {e}"))),
+            Err(e) => Snapshot {
+                problems: vec![problem(file, format!("cannot be read: {e}"))],
+                ..Snapshot::default()
+            },
         }
-        out
     }
+}
+
+fn decode_file(file: &Path, node: &str, bytes: &[u8], kept: &mut KeptUid<'_>) -> Snapshot {
+    let mut out = Snapshot::default();
+    let place = file.display().to_string();
+    let origin = ManifestOrigin { kind: SourceKind::File, place: &place, node };
+    decode::manifest_keeping_uids(bytes, origin, kept, &mut out);
+    out
 }
 
 fn problem(origin: &Path, message: String) -> ManifestProblem {
@@ -170,6 +197,22 @@ fn drop_duplicates(out: &mut Snapshot, origins: &[String]) {
     out.problems.extend(problems);
 }
 
+/// Reason why there are no files to read.
+enum ListError {
+    Missing,
+    Unreadable(String),
+}
+
+// Returns the path itself if it is a file, or else the files in the directory.
+fn files(path: &Path) -> Result<Vec<PathBuf>, ListError> {
+    match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Err(ListError::Missing),
+        Err(e) => Err(ListError::Unreadable(format!("cannot be read: {e}"))),
+        Ok(meta) if meta.is_file() => Ok(vec![path.to_owned()]),
+        Ok(_) => list(path).map_err(|e| ListError::Unreadable(format!("cannot be listed: {e}"))),
+    }
+}
+
 fn list(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(path)? {
@@ -186,23 +229,50 @@ fn list(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
+// The times are those after the content was read.
+fn read_file(path: &Path) -> std::io::Result<(Vec<u8>, FileTimes)> {
     let mut bytes = Vec::new();
-    std::fs::File::open(path)?.take(MAX_MANIFEST as u64).read_to_end(&mut bytes)?;
+    let file = std::fs::File::open(path)?;
+    (&file).take(MAX_MANIFEST as u64).read_to_end(&mut bytes)?;
     if bytes.len() >= MAX_MANIFEST {
         return Err(std::io::Error::other(format!("larger than {MAX_MANIFEST} bytes")));
     }
-    Ok(bytes)
+    let content = file_times(&file.metadata()?)?;
+    // A link that leads to another file is a change, too.
+    let link = file_times(&std::fs::symlink_metadata(path)?)?;
+    let times = FileTimes {
+        modified: content.modified.max(link.modified),
+        changed: content.changed.max(link.changed),
+    };
+    Ok((bytes, times))
 }
 
-/// Reads at start, after every change and every `period`, until `stop`.
-pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSender, stop: CancellationToken) {
+fn file_times(meta: &std::fs::Metadata) -> std::io::Result<FileTimes> {
+    let time = |seconds, nanoseconds: i64| {
+        let nanoseconds = i32::try_from(nanoseconds).map_err(std::io::Error::other)?;
+        jiff::Timestamp::new(seconds, nanoseconds).map_err(std::io::Error::other)
+    };
+    Ok(FileTimes {
+        modified: time(meta.mtime(), meta.mtime_nsec())?,
+        changed: time(meta.ctime(), meta.ctime_nsec())?,
+    })
+}
+
+/// Reads at start, after every change and every `period`, until `stop`. `sandboxes` decides which pods keep the UID of a kubelet.
+pub async fn run(
+    reader: ManifestReader,
+    sandboxes: Option<Arc<dyn SandboxListing>>,
+    period: Duration,
+    out: SourceSender,
+    stop: CancellationToken,
+) {
     // One slot is enough: an event only triggers a read.
     let (wake, mut woken) = mpsc::channel::<()>(1);
     let removed = Arc::new(Mutex::new(RemovedFiles::new()));
     let mut watcher = None;
     let mut is_missing = false;
-    let reader = Arc::new(Mutex::new(ManifestReader::new(path.clone(), node)));
+    let path = reader.path.clone();
+    let reader = Arc::new(Mutex::new(reader));
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -232,6 +302,10 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
                 tracing::info!(path = %path.display(), "manifest path does not exist, waiting for it");
             }
         }
+        if let Some(sandboxes) = &sandboxes {
+            // Nothing was read yet.
+            let Some(()) = stop.run_until_cancelled(find_sandboxes(&reader, sandboxes)).await else { return };
+        }
         match updates(&reader, &removed, why).await {
             // On stop an update may be dropped: it has no receiver any more.
             Ok(updates) => {
@@ -251,6 +325,16 @@ pub async fn run(path: PathBuf, node: String, period: Duration, out: SourceSende
                 () = tokio::time::sleep(Duration::from_secs(1)) => ticks.reset_immediately(),
             }
         }
+    }
+}
+
+/// Lists the sandboxes of the runtime until the first snapshot is delivered, if there is a pod that may keep a UID.
+async fn find_sandboxes(reader: &Arc<Mutex<ManifestReader>>, sandboxes: &Arc<dyn SandboxListing>) {
+    let pending = Arc::clone(reader);
+    let wait = contained_request(None, task::blocking(move || pending.lock().sandbox_wait())).await;
+    if let Ok(Some(wait)) = wait {
+        let listed = list_sandboxes(sandboxes, wait).await;
+        reader.lock().uids.set_sandboxes(listed);
     }
 }
 
@@ -299,9 +383,14 @@ fn removed_file(event: notify::Event) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::Pod;
+    use quintlet_model::labels;
 
     use super::*;
+    use crate::adoption::StaticSandbox;
+
+    fn reader(path: &Path) -> ManifestReader {
+        ManifestReader::new(path.to_owned(), "n".to_owned(), StaticPodUids::computed())
+    }
 
     fn pod(name: &str) -> String {
         format!(
@@ -317,7 +406,7 @@ mod tests {
         std::fs::create_dir(dir.path().join("c")).unwrap();
         std::fs::write(dir.path().join("d.yaml"), "{{").unwrap();
         std::fs::write(dir.path().join("e.yaml"), pod("a")).unwrap();
-        let mut reader = ManifestReader::new(dir.path().to_owned(), "n".to_owned());
+        let mut reader = reader(dir.path());
         let (pods, problems) = received(reader.read(ReadTrigger::Period));
         assert_eq!(pods, Some(vec!["a-n".to_owned()]));
         assert_eq!(problems.len(), 2, "{problems:?}");
@@ -331,11 +420,73 @@ mod tests {
         (Some(snapshot.pods.into_iter().map(name).collect()), problems)
     }
 
+    const KUBELETS: &str = "0123456789abcdef0123456789abcdef";
+
+    // Reads as pod-sync does at its start, beside a sandbox that a kubelet made once it had seen the file. Returns the UID, and the hash
+    // that the mirror pod has.
+    fn first_uid(root: &Path, dir: &Path, seen: jiff::Timestamp) -> (String, String) {
+        let sandbox = StaticSandbox {
+            id: "s".to_owned(),
+            uid: KUBELETS.to_owned(),
+            name: "a-n".to_owned(),
+            namespace: "default".to_owned(),
+            created_unix_ns: 1,
+            config_hash: KUBELETS.to_owned(),
+            seen: Some(seen),
+            containers: Vec::new(),
+        };
+        let mut reader = ManifestReader::new(dir.to_owned(), "n".to_owned(), StaticPodUids::open(root));
+        assert!(reader.sandbox_wait().is_some());
+        reader.uids.set_sandboxes(vec![sandbox]);
+        let SourceEvent::Snapshot(snapshot) = reader.read(ReadTrigger::Period) else { panic!("no snapshot") };
+        assert_eq!(reader.sandbox_wait(), None, "it is decided");
+        let metadata = &snapshot.pods[0].metadata;
+        let hash = metadata.annotations.as_ref().unwrap()[labels::CONFIG_HASH].clone();
+        (metadata.uid.clone().unwrap(), hash)
+    }
+
+    fn just_after(file: &Path) -> jiff::Timestamp {
+        let times = file_times(&std::fs::symlink_metadata(file).unwrap()).unwrap();
+        times.modified.max(times.changed) + Duration::from_nanos(1)
+    }
+
+    #[test]
+    fn a_pod_keeps_the_uid_of_a_kubelet_if_its_file_was_not_changed_since() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("a.yaml");
+        std::fs::write(&file, pod("a")).unwrap();
+        let seen = just_after(&file);
+        let kept = (KUBELETS.to_owned(), KUBELETS.to_owned());
+        let (root, other_root) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        assert_eq!(first_uid(root.path(), dir.path(), seen), kept);
+        let touched = std::fs::File::options().write(true).open(&file).unwrap();
+        touched.set_modified(std::time::SystemTime::from(seen) + Duration::from_secs(1)).unwrap();
+        assert_eq!(first_uid(root.path(), dir.path(), seen), kept, "touched, and known");
+        let (uid, hash) = first_uid(other_root.path(), dir.path(), seen);
+        assert_ne!(uid, KUBELETS, "changed before the start");
+        assert_eq!(uid, hash);
+    }
+
+    #[test]
+    fn a_link_that_was_changed_since_is_a_changed_file() {
+        let (dir, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (real, link) = (elsewhere.path().join("real.yaml"), dir.path().join("a.yaml"));
+        std::fs::write(&real, pod("a")).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let own = std::fs::symlink_metadata(&link).unwrap();
+        let own = file_times(&own).unwrap();
+        // Both are made within one tick of the kernel's clock.
+        for (seen, is_kept) in [(just_after(&link).max(just_after(&real)), true), (own.changed, false)] {
+            let root = tempfile::tempdir().unwrap();
+            assert_eq!(first_uid(root.path(), dir.path(), seen).0 == KUBELETS, is_kept, "{seen}");
+        }
+    }
+
     #[test]
     fn a_partially_written_file_keeps_its_pods_until_the_periodic_read() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let mut reader = ManifestReader::new(dir.path().to_owned(), "n".to_owned());
+        let mut reader = reader(dir.path());
         let all = Some(vec!["a-n".to_owned(), "b-n".to_owned()]);
         std::fs::write(at("a.yaml"), pod("a")).unwrap();
         std::fs::write(at("b.yaml"), pod("b")).unwrap();
@@ -371,7 +522,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("one.yaml");
         std::fs::write(&file, pod("a")).unwrap();
-        let mut single = ManifestReader::new(file.clone(), "n".to_owned());
+        let mut single = reader(&file);
         assert_eq!(received(single.read(ReadTrigger::Period)).0, Some(vec!["a-n".to_owned()]));
         std::fs::write(&file, "{{").unwrap();
         for why in [ReadTrigger::Event, ReadTrigger::Period] {
@@ -384,7 +535,7 @@ mod tests {
         // Root can read every file, but not a link to itself.
         let odd = dir.path().join("odd");
         std::os::unix::fs::symlink(&odd, &odd).unwrap();
-        let (pods, problems) = received(ManifestReader::new(odd, "n".to_owned()).read(ReadTrigger::Period));
+        let (pods, problems) = received(reader(&odd).read(ReadTrigger::Period));
         assert_eq!((pods, problems.len()), (None, 1));
     }
 
@@ -392,7 +543,7 @@ mod tests {
     fn a_file_that_was_removed_and_written_again_loses_its_pods_first() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let mut reader = ManifestReader::new(dir.path().to_owned(), "n".to_owned());
+        let mut reader = reader(dir.path());
         for name in ["a", "b"] {
             std::fs::write(at(name), pod(name)).unwrap();
         }
@@ -423,7 +574,7 @@ mod tests {
         let path = dir.path().to_owned();
         let (file, other) = (path.join("a.yaml"), path.join(".a.yaml"));
         std::fs::write(&file, pod("a")).unwrap();
-        let task = run(path.clone(), "n".into(), Duration::from_secs(3600), tx, stop.clone());
+        let task = run(reader(&path), None, Duration::from_secs(3600), tx, stop.clone());
         let check = async {
             let mut next = async || {
                 let got = tokio::time::timeout(Duration::from_secs(10), rx.recv()).await;
@@ -455,7 +606,7 @@ mod tests {
         std::os::unix::fs::symlink(&real, dir.path().join("a.yaml")).unwrap();
         let (tx, mut rx) = mpsc::channel(4);
         let stop = CancellationToken::new();
-        let task = run(dir.path().to_owned(), "n".into(), Duration::from_millis(50), tx, stop.clone());
+        let task = run(reader(dir.path()), None, Duration::from_millis(50), tx, stop.clone());
         let check = async {
             assert_eq!(received(rx.recv().await.unwrap().1).0, Some(vec!["a-n".to_owned()]));
             // The watched directory has no event for this change.
@@ -476,7 +627,7 @@ mod tests {
         let (tx, mut rx) = mpsc::channel(4);
         let stop = CancellationToken::new();
         let path = dir.path().to_owned();
-        let task = run(path.clone(), "n".into(), Duration::from_secs(3600), tx, stop.clone());
+        let task = run(reader(&path), None, Duration::from_secs(3600), tx, stop.clone());
         let check = async {
             let mut wait = async |want: &[&str]| {
                 let mut last = Vec::new();

@@ -4,11 +4,14 @@
 //! of [`SOURCE_QUEUE`] entries. The API server's sends single pods after its first snapshot, so that a change costs the same
 //! whatever the number of pods. A source that waits for the channel is only late. The pod manager of pod-sync merges the updates ([`pod_sync_decisions::merge`]). [`decode`] parses manifests, [`validate`] rejects
 //! those that a kubelet rejects. [`cluster`] reads the objects that pods refer to.
+//!
+//! A static pod that a kubelet made keeps its UID: [`adoption`] has the conditions, [`static_uids`] the file of UIDs.
 
 // A value from a pod, a runtime or a file must not end this process.
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 #![allow(missing_docs, reason = "only pod-sync and tests build on this crate")]
 
+pub mod adoption;
 pub mod api;
 pub mod cluster;
 pub mod decode;
@@ -20,6 +23,7 @@ mod installers;
 mod lenient;
 pub mod objects;
 mod proxy;
+pub mod static_uids;
 pub mod validate;
 mod zero;
 
