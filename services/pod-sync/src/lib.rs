@@ -40,12 +40,14 @@ mod process;
 pub mod serve;
 mod settings;
 mod shutdown;
+mod start_refusal;
 mod startup;
 mod storage;
 mod threshold_checks;
 mod volumes;
 
 pub use crate::process::main;
+pub use pod_sync_node_object::NodeNameTaken;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -117,10 +119,14 @@ pub async fn run(args: Args, drain: watch::Receiver<bool>, stop: CancellationTok
 async fn set_up(args: Args, clock: Clock, stop: CancellationToken) -> anyhow::Result<Box<Started>> {
     // Blocks: there is no pod before the start.
     let owner = Owner::take(&args.root_dir, &clock)?;
+    if let Some(identity) = crate::start_refusal::node_identity(&args) {
+        owner.publish(&identity.to_text()).context("failed to write the lock of the root directory")?;
+    }
     let stuck_after = STUCK.max(args.sync_frequency.saturating_mul(2));
     // Boxed, so that the process does not keep the memory of its start.
     let (agent, inputs) = Box::pin(Agent::open(args, clock, owner.epoch(), stop.clone())).await?;
     agent.start_certificates();
+    agent.start_name_check();
     agent.start_clients(inputs);
     let shutting_down = agent.start_shutdown()?;
     agent.start_maintenance();

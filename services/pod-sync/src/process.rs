@@ -3,7 +3,9 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use pod_sync_node_object::NodeNameTaken;
 use quintlet_agents::{EXIT_OTHER_AGENT, ProcessTable};
 use quintlet_kit::notify::Liveness;
 use quintlet_kit::server::SYNC_LOOP;
@@ -14,10 +16,11 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Args;
+use crate::start_refusal::node_identity;
 use crate::threshold_checks;
 
 /// Runs pod-sync as its own process. Exits with 64 on a usage error, and if thresholds of evictions contradict each other on
-/// this machine, and with 69 if another agent uses the root directory.
+/// this machine, and with 69 if another agent uses the root directory or the node name.
 #[must_use]
 pub fn main() -> ExitCode {
     let loaded = quintlet_config::parse::<Args>(quintlet_config::Service::PodSync);
@@ -26,7 +29,9 @@ pub fn main() -> ExitCode {
         Ok(loaded) => loaded,
         Err(end) => end.exit(),
     };
-    if let Some(other) = ProcessTable::default().agent_of(&loaded.args.root_dir) {
+    let processes = ProcessTable::default();
+    let of_node = || processes.agent_of_node(&node_identity(&loaded.args)?);
+    if let Some(other) = processes.agent_of(&loaded.args.root_dir).or_else(of_node) {
         // A closed standard error leaves only the exit code.
         let _ = writeln!(std::io::stderr().lock(), "pod-sync: {other}");
         return ExitCode::from(EXIT_OTHER_AGENT);
@@ -35,7 +40,17 @@ pub fn main() -> ExitCode {
     let liveness = Liveness::of([common.paths().podsync()]).and_loop(SYNC_LOOP);
     let service =
         Service { name: "pod-sync", common, node_name: Some(loaded.args.node.node_name()), liveness };
-    service::run(service, || loaded.publish(), |stop| Box::pin(serve(loaded.args.clone(), stop)))
+    let is_taken = AtomicBool::new(false);
+    let serve = |stop| {
+        Box::pin(async {
+            let served = serve(loaded.args.clone(), stop).await;
+            let taken = served.as_ref().is_err_and(|error| error.is::<NodeNameTaken>());
+            is_taken.store(taken, Ordering::Relaxed);
+            served
+        })
+    };
+    let code = service::run(service, || loaded.publish(), serve);
+    if is_taken.load(Ordering::Relaxed) { ExitCode::from(EXIT_OTHER_AGENT) } else { code }
 }
 
 /// Serves until `stop`. SIGUSR1 removes the pods of manifests, then ends the service.

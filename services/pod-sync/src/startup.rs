@@ -6,6 +6,7 @@ mod clients;
 mod machine;
 mod maintenance;
 mod node;
+mod node_name;
 mod placement;
 mod server;
 mod sources;
@@ -33,7 +34,7 @@ use pod_sync_layout::RuntimeState;
 use pod_sync_layout::TokenSource;
 use pod_sync_metrics::PodMetrics;
 use pod_sync_node_certificates::NodeClient;
-use pod_sync_node_object::{EnforcedReservation, EnforcementError};
+use pod_sync_node_object::EnforcedReservation;
 use pod_sync_objects::ObjectCache;
 use pod_sync_records::{Allocations, IdPool, PodRecord, StateDir, UserNamespaces};
 use pod_sync_sources::api::ClusterView;
@@ -62,6 +63,7 @@ use crate::args::{Args, CgroupDriver};
 use crate::image_gc::ImageGcContext;
 use crate::pod_manager;
 use crate::settings::settings;
+use crate::start_refusal::StartRefusal;
 
 /// Mount point of the cgroup hierarchies.
 pub(crate) const CGROUP_FS: &str = "/sys/fs/cgroup";
@@ -79,7 +81,7 @@ pub(crate) struct Agent {
     measured: Arc<Measured>,
     image_gc: ImageGcContext,
     /// The error that stops this process after its start.
-    refusal: Arc<OnceLock<EnforcementError>>,
+    refusal: Arc<OnceLock<StartRefusal>>,
     stop: CancellationToken,
 }
 
@@ -87,6 +89,8 @@ pub(crate) struct Agent {
 struct ApiAccess {
     /// Follows the kubeconfig; none without one.
     node_client: Option<NodeClient>,
+    /// Whether the name of the node is checked. Requests of `client` wait for it.
+    name_checked: watch::Sender<bool>,
     /// Client of the API server; none without a kubeconfig.
     client: Option<kube::Client>,
     /// The Node, Services and RuntimeClasses of the API server.
@@ -339,7 +343,8 @@ impl ApiAccess {
         stop: &CancellationToken,
     ) -> anyhow::Result<(Self, Objects)> {
         let node_client = crate::node_client::node_client(args, clock).await?;
-        let client = node_client.as_ref().map(NodeClient::client);
+        let name_checked = watch::Sender::new(false);
+        let client = node_client.as_ref().map(|client| client.client_after(name_checked.subscribe()));
         let manifests = Arc::new(ManifestObjects::new(Arc::clone(wakeups)));
         let cluster = Arc::new(ClusterView::default());
         let detection = (args.config_map_and_secret_change_detection_strategy, args.sync_frequency);
@@ -347,7 +352,7 @@ impl ApiAccess {
             client.clone().map(|client| ApiSources::new(client, &cluster, detection, wakeups, stop));
         let object_cache = sources.as_ref().map(|sources| Arc::clone(&sources.cache));
         let objects = Objects::new(Arc::clone(&manifests), sources);
-        Ok((Self { node_client, client, cluster, object_cache, manifests }, objects))
+        Ok((Self { node_client, name_checked, client, cluster, object_cache, manifests }, objects))
     }
 
     fn tokens(&self) -> Option<Arc<dyn TokenSource>> {

@@ -10,6 +10,7 @@ use quintlet_kit::server::{HealthHandle, Server};
 use quintlet_kit::socket::{self, PeerPolicy};
 use quintlet_proto::status::v1::status_reporter_server::StatusReporterServer;
 use serde_json::Value;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -23,6 +24,7 @@ use crate::node::cloud::CloudProvider;
 use crate::node::csi_node::{self, CsiNodeKeeper};
 use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
+use crate::node::own::{self, LocalMachine, NodeOwner};
 use crate::node::setters;
 use crate::node::skew;
 use crate::node::startup::Startup;
@@ -163,6 +165,12 @@ async fn once_loaded(mut clients: Current, work: impl Future<Output = ()>) {
     }
 }
 
+/// Runs `work` once the Node is not that of another machine.
+async fn once_own(owner: watch::Receiver<NodeOwner>, work: impl Future<Output = ()>) {
+    own::wait(owner).await;
+    work.await;
+}
+
 /// Spawns the tasks of the Node, of the CSINode and of the lease.
 fn keep_node(
     config: &Config,
@@ -183,8 +191,13 @@ fn keep_node(
         volumes: volumes.clone(),
         check_every: csi_node::CHECK_EVERY,
     };
-    quintlet_kit::task::spawn("csi-node", once_loaded(clients.clone(), csi_node.run(stop.clone())));
+    let owner = watch::Sender::new(NodeOwner::Unknown);
+    let owner_for_lease = owner.subscribe();
+    let csi_node = once_own(owner.subscribe(), csi_node.run(stop.clone()));
+    quintlet_kit::task::spawn("csi-node", once_loaded(clients.clone(), csi_node));
     let keeper = NodeKeeper {
+        owner,
+        machine: LocalMachine::read(),
         api: ApiClient::following(clients.clone(), Purpose::Node),
         name: config.node_name.clone(),
         register: config.register_node,
@@ -214,5 +227,5 @@ fn keep_node(
         Term::of(config.settings.lease_seconds),
         stop.clone(),
     );
-    quintlet_kit::task::spawn("lease", once_loaded(clients.clone(), lease));
+    quintlet_kit::task::spawn("lease", once_loaded(clients.clone(), once_own(owner_for_lease, lease)));
 }

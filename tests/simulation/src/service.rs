@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use clap::Parser as _;
 use cri_proxy::policy::Socket;
 use futures::future::LocalBoxFuture;
+use pod_sync::NodeNameTaken;
 use quintlet_kit::args::paths::CriSocket;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::paths::Paths;
@@ -189,7 +190,13 @@ async fn run(service: Service, places: Places, stop: CancellationToken) {
         }),
         Service::PodSync => Box::pin(async {
             let (_never, drain) = watch::channel(false);
-            pod_sync::run(pod_sync_args(&places), drain, stop).await.expect("pod-sync runs");
+            let ran = pod_sync::run(pod_sync_args(&places), drain, stop).await;
+            if let Some(taken) = ran.as_ref().err().and_then(|error| error.downcast_ref::<NodeNameTaken>()) {
+                // The process would log its end.
+                tracing::error!(error = %taken, "service failed");
+            } else {
+                ran.expect("pod-sync runs");
+            }
         }),
     };
     work.await;

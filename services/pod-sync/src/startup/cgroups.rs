@@ -7,6 +7,7 @@ use pod_sync_node_object::{EnforcedReservation, NodeCgroups, ProcessCgroups};
 use tokio::sync::watch;
 
 use super::Agent;
+use crate::start_refusal::StartRefusal;
 
 impl Agent {
     /// Writes the allocations that changed last to the files that a kubelet reads.
@@ -17,7 +18,10 @@ impl Agent {
     /// Returns the error that stopped this process, if one did.
     pub(crate) fn refusal(&self) -> anyhow::Result<()> {
         match self.refusal.get() {
-            Some(error) => Err(anyhow::Error::msg(quintlet_kit::error_chain(error))),
+            Some(StartRefusal::Enforcement(error)) => {
+                Err(anyhow::Error::msg(quintlet_kit::error_chain(error)))
+            }
+            Some(StartRefusal::NodeName(taken)) => Err(anyhow::Error::new(taken.clone())),
             None => Ok(()),
         }
     }
@@ -49,8 +53,8 @@ impl Agent {
         let (refusal, stop) = (Arc::clone(&self.refusal), stop.clone());
         self.tasks.spawn("runtime-poll", async move {
             if let Err(error) = poll.await {
-                // There is no other writer.
-                let _ = refusal.set(error);
+                // The first refusal counts.
+                let _ = refusal.set(StartRefusal::Enforcement(error));
                 stop.cancel();
             }
         });

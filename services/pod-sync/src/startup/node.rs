@@ -7,8 +7,10 @@ use pod_sync_node_object::NodeChannels;
 use tokio::sync::watch;
 
 use super::Agent;
+use super::node_name::NameCheck;
 use crate::admission::NodeConditions;
 use crate::node_client::SERVING_COPY;
+use crate::start_refusal::StartRefusal;
 
 impl Agent {
     /// Starts the reports about the Node object and the watches of the API server. Without an API server, only the pod CIDR of
@@ -55,7 +57,13 @@ impl Agent {
             ctx.clock.clone(),
             stop.clone(),
         );
-        self.tasks.spawn("node-facts", report);
+        let mut checked = self.api.name_checked.subscribe();
+        self.tasks.spawn("node-facts", async move {
+            // The sender is in use for as long as this process is.
+            if checked.wait_for(|is_checked| *is_checked).await.is_ok() {
+                report.await;
+            }
+        });
         self.start_watches(client);
     }
 
@@ -92,6 +100,33 @@ impl Agent {
             let manager = manager.with_copy(&self.paths.run().join(SERVING_COPY));
             self.tasks.spawn("serving-certificate", manager.run(stop.clone()));
         }
+    }
+
+    /// Starts the check of the node name. The requests of this process wait for it, and it stops the process if the name is taken.
+    /// Pods of manifests do not wait.
+    pub(crate) fn start_name_check(&self) {
+        let Some(client) = self.api.node_client.clone() else { return };
+        let name = self.ctx.node.settings.node_name.clone();
+        let check = NameCheck { client, name, clock: self.ctx.clock.clone() };
+        let (checked, refusal) = (self.api.name_checked.clone(), Arc::clone(&self.refusal));
+        let stop = self.stop.clone();
+        self.tasks.spawn("node-name", async move {
+            let taken = tokio::select! {
+                // Nothing is lost: the check only reads.
+                () = stop.cancelled() => return,
+                taken = check.run() => taken,
+            };
+            match taken {
+                None => {
+                    checked.send_replace(true);
+                }
+                Some(taken) => {
+                    // The first refusal counts.
+                    let _ = refusal.set(StartRefusal::NodeName(taken));
+                    stop.cancel();
+                }
+            }
+        });
     }
 
     fn start_watches(&self, client: &kube::Client) {

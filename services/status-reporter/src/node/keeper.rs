@@ -5,6 +5,7 @@ use std::time::Duration;
 use quintlet_kit::clock::Clock;
 use quintlet_kit::server::{HealthHandle, NODE};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -12,6 +13,8 @@ use tracing::{debug, info, warn};
 use super::FactBoard;
 use super::cloud::CloudProvider;
 use super::health::HealthBoard;
+use super::own;
+use super::own::{LocalMachine, NodeOwner};
 use super::setters::{self, Ages, Due, View, Weight};
 use super::startup::Startup;
 use super::volumes::{self, Report, VolumeBoard};
@@ -51,6 +54,10 @@ pub struct NodeKeeper {
     pub clock: Clock,
     /// Facts that the services reported.
     pub facts: FactBoard,
+    /// The machine that the Node belongs to. The Lease and the CSINode wait for it.
+    pub owner: watch::Sender<NodeOwner>,
+    /// Whether an ID in a Node is one of this machine.
+    pub machine: LocalMachine,
     /// The volumes of the node.
     pub volumes: VolumeBoard,
     /// Health of the services.
@@ -83,6 +90,9 @@ impl NodeKeeper {
         let mut report_every = self.spread();
         let mut failures = 0_u32;
         loop {
+            if *self.owner.borrow() != NodeOwner::This && self.is_own(&live) {
+                self.owner.send_replace(NodeOwner::This);
+            }
             // Other clients write the Node, too: the node controller sets conditions to Unknown, and users cordon and label.
             let is_old = last_read.elapsed() >= self.update_every;
             let fresh = !is_old || self.read_again(&mut live, &mut failures).await;
@@ -233,6 +243,7 @@ impl NodeKeeper {
             let _no_facts = tokio::time::timeout(FACTS_WITHIN, self.facts.changed()).await;
         }
         let mut failures = 0_u32;
+        let mut waited = false;
         loop {
             let attempt = if self.register {
                 self.register(&initial, started).await
@@ -242,9 +253,21 @@ impl NodeKeeper {
             match attempt {
                 Ok(found) => {
                     self.reached.set_serving(NODE).await;
+                    if self.facts.is_empty() && !self.is_own(&found.0) {
+                        if !waited {
+                            info!(node = %self.name, "the node is that of another machine, waiting for pod-sync");
+                        }
+                        waited = true;
+                        self.owner.send_replace(NodeOwner::Other);
+                        self.facts.changed().await;
+                        continue;
+                    }
                     return found;
                 }
                 Err(failure) => {
+                    if matches!(failure, ApiFailure::NotFound(_)) {
+                        self.owner.send_replace(NodeOwner::This);
+                    }
                     failures = failures.saturating_add(1);
                     if failures == 1 {
                         warn!(%failure, node = %self.name, "register node failed, retrying");
@@ -261,6 +284,13 @@ impl NodeKeeper {
         self.report_every.mul_f64(0.5 + rand::random::<f64>())
     }
 
+    /// Returns whether the Node is that of this machine, or of none yet. pod-sync reports facts after it has checked that no agent on
+    /// another machine uses the name.
+    fn is_own(&self, live: &Value) -> bool {
+        let facts = self.facts.snapshot();
+        self.machine.has(live) || facts.iter().any(|facts| own::is_same(live, &facts.node))
+    }
+
     async fn register(&self, initial: &Value, started: Duration) -> Result<(Value, bool), ApiFailure> {
         let report = self.volumes.reports().borrow().clone();
         let (node, events) = self.desired(initial, started, &report);
@@ -274,6 +304,9 @@ impl NodeKeeper {
             }
             Err(ApiFailure::AlreadyExists(_) | ApiFailure::Denied(_)) => {
                 let live = self.api.get(&node_path(&self.name)).await?;
+                if self.facts.is_empty() && !self.is_own(&live) {
+                    return Ok((live, false));
+                }
                 let adopted = setters::adopt(&live, initial);
                 info!(node = %self.name, "found existing node");
                 let node = match setters::patch(&live, &adopted, false) {

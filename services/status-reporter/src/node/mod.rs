@@ -4,6 +4,7 @@ pub mod cloud;
 pub mod csi_node;
 pub mod health;
 pub mod keeper;
+pub mod own;
 pub mod setters;
 pub mod skew;
 pub mod startup;

@@ -140,6 +140,9 @@ async fn the_lease_is_created_with_an_owner_and_renewed_after_failures() {
         (&json!("n1"), &json!(40))
     );
     service.stop().await;
+    // The facts of the tests are those of another machine, whose lease would wait for pod-sync.
+    let boot = quintlet_kit::boot::boot_id();
+    api.edit("nodes/status", "", "n1", |node| node["status"]["nodeInfo"]["bootID"] = json!(boot)).unwrap();
     // The next process renews the existing lease and adds the owner.
     let service = Running::start(Some(&api)).await;
     let renewed = api

@@ -3,6 +3,7 @@
 //! The lock is on `quintlet-owner`. The epoch is in `quintlet-owner-epoch`, which is replaced atomically, so that a kill at any
 //! time leaves the old number or the new one.
 
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::{Flock, FlockArg};
@@ -22,7 +23,7 @@ pub enum OwnerError {
 #[derive(Debug)]
 pub struct Owner {
     epoch: u64,
-    _lock: Flock<std::fs::File>,
+    lock: Flock<std::fs::File>,
 }
 
 impl Owner {
@@ -57,7 +58,17 @@ impl Owner {
         let last = now.max(earlier);
         let epoch = last.unwrap_or_else(|| first_epoch(clock)).saturating_add(1);
         atomic_file::write_durable(&number, epoch.to_string().as_bytes(), 0o600).map_err(io(&number))?;
-        Ok(Self { epoch, _lock: lock })
+        Ok(Self { epoch, lock })
+    }
+
+    /// Replaces the text of the lock file, which other agents on this machine read while it is locked. The text needs no sync: without
+    /// the lock it has no meaning.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub fn publish(&self, text: &str) -> std::io::Result<()> {
+        self.lock.set_len(0)?;
+        self.lock.write_all_at(text.as_bytes(), 0)
     }
 
     /// Returns the epoch of this owner. Every later owner has a larger one.
@@ -105,6 +116,19 @@ mod tests {
         drop(first);
         assert_eq!(next(dir.path()), epoch + 1);
         assert_eq!(next(dir.path()), epoch + 2);
+    }
+
+    #[test]
+    fn the_text_of_the_lock_replaces_the_one_before_and_is_no_epoch() {
+        let dir = tempfile::tempdir().unwrap();
+        let owner = Owner::take(dir.path(), &clock()).unwrap();
+        for text in ["a longer text\n", "n1\nhttps://a\n"] {
+            owner.publish(text).unwrap();
+            assert_eq!(std::fs::read_to_string(dir.path().join("quintlet-owner")).unwrap(), text);
+        }
+        let epoch = owner.epoch();
+        drop(owner);
+        assert_eq!(next(dir.path()), epoch + 1);
     }
 
     #[test]

@@ -28,6 +28,11 @@ const FIRST_CLIENT: Duration = Duration::from_secs(30);
 #[error("the node has no client certificate yet")]
 struct NoClient;
 
+/// Requests are not sent yet.
+#[derive(Debug, thiserror::Error)]
+#[error("the name of the node is not checked yet")]
+struct Closed;
+
 /// Returns a client of a kubeconfig.
 ///
 /// # Errors
@@ -111,6 +116,24 @@ impl NodeClient {
                 let client = first.ok().and_then(|found| found.ok().and_then(|client| client.clone()));
                 let client = client.ok_or_else(|| kube::Error::Service(NoClient.into()))?;
                 client.send(request).await
+            }
+        });
+        kube::Client::new(service, "default")
+    }
+
+    /// Returns a client as [`NodeClient::client`] does, whose requests wait until `opened` is true, 30 s at most.
+    #[must_use]
+    pub fn client_after(&self, opened: watch::Receiver<bool>) -> kube::Client {
+        let client = self.client();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (mut opened, client) = (opened.clone(), client.clone());
+            async move {
+                let waited = tokio::time::timeout(FIRST_CLIENT, opened.wait_for(|is_open| *is_open)).await;
+                if waited.is_ok_and(|found| found.is_ok()) {
+                    client.send(request).await
+                } else {
+                    Err(kube::Error::Service(Closed.into()))
+                }
             }
         });
         kube::Client::new(service, "default")

@@ -10,6 +10,8 @@
 //! - [`follow_pod_cidrs`] and [`set_pod_cidrs`] send the pod CIDRs to the runtime.
 //! - [`report_node`] reads these channels ([`NodeChannels`]) and reports the Node to status-reporter.
 //!
+//! [`decide_name`] decides whether another machine uses the name of the node.
+//!
 //! The rest are functions of [`NodeSettings`](pod_sync_layout::NodeSettings) and of files below `/proc` and `/sys`.
 
 // A value of a pod, a runtime or a file must not end this process.
@@ -20,6 +22,7 @@ mod addresses;
 mod machine;
 mod machine_checks;
 mod node_cgroups;
+mod node_name;
 mod object;
 mod pod_cidrs;
 mod process_cgroups;
@@ -33,6 +36,7 @@ pub use crate::addresses::{AddressesError, check_addresses, follow_addresses, in
 pub use crate::machine::huge_pages;
 pub use crate::machine_checks::{Machine, MachineError, MachineRules, MachineWarning, has_tmpfs_noswap};
 pub use crate::node_cgroups::{EnforcementError, NodeCgroups};
+pub use crate::node_name::{MachineIds, NameDecision, NodeNameTaken, SeenRenewal, decide_name};
 pub use crate::object::{managed_node, node_object};
 pub use crate::pod_cidrs::{follow_pod_cidrs, set_pod_cidrs};
 pub use crate::process_cgroups::ProcessCgroups;
