@@ -52,6 +52,7 @@ mod selinux;
 mod shutdown;
 mod silence;
 mod sources;
+mod static_uids;
 mod terminating;
 mod undecodable;
 mod unknown;

@@ -1,0 +1,122 @@
+//! Static pods that a kubelet made.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::time::Duration;
+
+use quintlet_simulation::watch::actions_on;
+use quintlet_simulation::{Options, Seen, Service, Sim, pods};
+use quintlet_testkit::fake_runtime::Method;
+use serde_json::{Value, json};
+
+const NAME: &str = "web-sim-node";
+const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
+/// A UID as a kubelet computes it.
+const UID: &str = "0123456789abcdef0123456789abcdef";
+
+/// A static pod that a kubelet made, and its mirror pod.
+struct KubeletPod {
+    mirror: Seen,
+    sandbox: String,
+    subjects: Vec<String>,
+    /// Time at which the kubelet saw the manifest.
+    seen: jiff::Timestamp,
+}
+
+impl KubeletPod {
+    // Leaves a node without a node agent, on which the pod runs. A kubelet leaves the same as Quintlet with its UID, other than the records
+    // of pod-sync and the mark of the sandbox.
+    async fn make(sim: &Sim) -> Self {
+        sim.start_all();
+        let mut with_uid = pods::manifest("web");
+        with_uid["metadata"]["uid"] = json!(UID);
+        sim.manifest("web", &with_uid);
+        let mirror = sim.wait_ready(NAME).await;
+        assert_eq!(mirror.0["metadata"]["annotations"][CONFIG_MIRROR], UID);
+        for service in Service::ALL {
+            sim.stop(service).await;
+        }
+        std::fs::remove_dir_all(sim.paths().state_dir()).unwrap();
+        sim.manifest("web", &pods::manifest("web"));
+        let file = std::fs::metadata(sim.manifests_dir().join("web.yaml")).unwrap();
+        let changed = jiff::Timestamp::new(file.ctime(), i32::try_from(file.ctime_nsec()).unwrap()).unwrap();
+        let seen = changed + Duration::from_nanos(1);
+        let [sandbox] = &sim.sandboxes(UID)[..] else { panic!("{:?}", sim.sandboxes(UID)) };
+        let sandbox = sandbox.id().to_owned();
+        sim.runtime.edit_sandbox(&sandbox, |status| {
+            status.annotations.remove("quintlet.dev/node");
+            status.annotations.insert("kubernetes.io/config.seen".to_owned(), seen.to_string());
+        });
+        let containers = sim.runtime.containers().into_iter().map(|container| container.id().to_owned());
+        let subjects = containers.chain([sandbox.clone(), UID.to_owned()]).collect();
+        sim.runtime.forget_calls();
+        Self { mirror: sim.pod(NAME), sandbox, subjects, seen }
+    }
+
+    // Waits until pod-sync has the pod, and checks that nothing has changed.
+    async fn check_kept(&self, sim: &Sim, what: &str) {
+        let view = sim.wait_view(NAME, "it runs", |view| view.status == "Running").await;
+        assert_eq!(view.uid, UID, "{what}");
+        // Housekeeping ends pods without a source every two seconds.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(actions_on(&sim.runtime, &self.subjects), Vec::<String>::new(), "{what}");
+        assert_eq!(sim.runtime.count(Method::RunPodSandbox), 0, "{what}");
+        let mirror = sim.pod(NAME);
+        assert_eq!(mirror.0["metadata"]["uid"], self.mirror.0["metadata"]["uid"], "{what}");
+        assert_eq!(mirror.0["metadata"]["annotations"], self.mirror.0["metadata"]["annotations"], "{what}");
+        assert_eq!(without_times(&mirror), without_times(&self.mirror), "{what}");
+    }
+}
+
+// pod-sync does not read the status of a mirror pod: without a record, the pod and its conditions have the time of its start.
+fn without_times(mirror: &Seen) -> Value {
+    let mut status = mirror.0["status"].clone();
+    status["startTime"].take();
+    for condition in status["conditions"].as_array_mut().into_iter().flatten() {
+        condition["lastTransitionTime"].take();
+    }
+    status
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_static_pod_of_a_kubelet_keeps_its_uid_until_its_manifest_changes() {
+    let sim = Sim::prepare(Options::default()).await;
+    let pod = KubeletPod::make(&sim).await;
+    sim.start_all();
+    pod.check_kept(&sim, "taken over").await;
+
+    sim.restart(Service::PodSync).await;
+    pod.check_kept(&sim, "restarted").await;
+
+    sim.kill(Service::PodSync).await;
+    std::fs::remove_dir_all(sim.paths().state_dir()).unwrap();
+    let file = std::fs::File::options().write(true).open(sim.manifests_dir().join("web.yaml")).unwrap();
+    file.set_modified(std::time::SystemTime::from(pod.seen) + Duration::from_secs(3600)).unwrap();
+    sim.up(Service::PodSync);
+    pod.check_kept(&sim, "touched").await;
+
+    let mut changed = pods::manifest("web");
+    changed["spec"]["containers"][0]["image"] = json!("example.test/app:2");
+    sim.manifest("web", &changed);
+    let is_new =
+        |mirror: &Seen| mirror.is_ready() && mirror.0["metadata"]["annotations"][CONFIG_MIRROR] != UID;
+    let mirror = sim.wait_pod(NAME, "the mirror pod of the new pod, Ready", is_new).await;
+    assert_ne!(mirror.uid(), pod.mirror.uid());
+    sim.wait_runtime("the pod of the kubelet has ended", |runtime| {
+        !runtime.sandboxes().iter().any(|sandbox| sandbox.id() == pod.sandbox && sandbox.ready())
+    })
+    .await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_static_pod_whose_manifest_changed_after_the_kubelet_is_a_new_pod() {
+    let sim = Sim::prepare(Options::default()).await;
+    let pod = KubeletPod::make(&sim).await;
+    let file = std::fs::File::options().write(true).open(sim.manifests_dir().join("web.yaml")).unwrap();
+    file.set_modified(std::time::SystemTime::from(pod.seen)).unwrap();
+    sim.start_all();
+    let is_new =
+        |mirror: &Seen| mirror.is_ready() && mirror.0["metadata"]["annotations"][CONFIG_MIRROR] != UID;
+    sim.wait_pod(NAME, "the mirror pod of the new pod, Ready", is_new).await;
+    sim.finish().await;
+}
