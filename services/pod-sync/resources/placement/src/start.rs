@@ -66,7 +66,9 @@ pub(crate) fn start(
         Err(source) if node.is_active() => {
             return Err(StartError::Write { path: root_dir.to_owned(), source });
         }
-        Err(error) => tracing::warn!(%error, "failed to write the state of CPUs and memory, no policy needs it"),
+        Err(error) => {
+            tracing::warn!(%error, "failed to write the state of CPUs and memory, no policy needs it")
+        }
     }
     Ok(StartedPlacement { node, machine, files })
 }

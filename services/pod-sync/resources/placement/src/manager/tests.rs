@@ -18,7 +18,6 @@ fn open(dir: &std::path::Path) -> Placement {
 fn running(pod: &str, id: &str) -> RunningContainer {
     RunningContainer { pod: pod.to_owned(), container: "main".to_owned(), id: id.to_owned(), applied: None }
 }
-}
 
 // Returns the updates of two running containers, and applies them.
 fn updates(placement: &Placement) -> Vec<String> {

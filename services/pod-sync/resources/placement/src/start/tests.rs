@@ -22,8 +22,7 @@ impl Machines {
     }
 
     fn start(&self, settings: &PlacementSettings) -> Result<StartedPlacement, String> {
-        start(settings, self.0.path(), &self.sys())
-            .map_err(|error| quintlet_kit::error_chain(&error))
+        start(settings, self.0.path(), &self.sys()).map_err(|error| quintlet_kit::error_chain(&error))
     }
 
     fn path(&self, name: &str) -> PathBuf {
