@@ -18,6 +18,7 @@ mod devices;
 mod disk_cuts;
 mod disks;
 mod edges;
+mod equal_names;
 mod eviction;
 mod explain;
 mod failures;
