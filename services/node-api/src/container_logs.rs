@@ -15,7 +15,7 @@ use tonic::Streaming;
 use crate::counters::Counters;
 use node_api_base::answer::{Answer, text, with_type};
 use node_api_base::pod_lookup::{self, Instance};
-use node_api_base::services::Services;
+use node_api_base::services::{Services, record_error};
 
 /// The parameters of a request (`PodLogOptions`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -185,6 +185,7 @@ async fn open(node: &Services, instance: &Instance, query: &Query) -> Result<Str
     };
     let mut client = ContainerLogsClient::new(node.cri());
     client.read(request).await.map(tonic::Response::into_inner).map_err(|status| {
+        record_error(&status);
         let of_file = status.message().starts_with("failed to ");
         if of_file || status.code() == tonic::Code::ResourceExhausted {
             status.message().to_owned()

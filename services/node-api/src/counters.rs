@@ -15,6 +15,7 @@ use quintlet_telemetry::metrics::{
     Buckets, counter, counter_family, gauge, gauge_family, histogram_family_of,
 };
 use tokio::time::Instant;
+use tracing::Span;
 
 use node_api_access::limits::{Client, Pool, Slot};
 
@@ -134,7 +135,13 @@ impl Counters {
         };
         self.requests.get_or_create(&labels).inc();
         self.inflight.get_or_create(&labels).inc();
-        InFlightRequest { labels, began: Instant::now(), of: self.clone(), slot: OnceLock::new() }
+        InFlightRequest {
+            labels,
+            began: Instant::now(),
+            of: self.clone(),
+            slot: OnceLock::new(),
+            span: OnceLock::new(),
+        }
     }
 
     pub fn refused(&self, code: http::StatusCode) {
@@ -179,6 +186,8 @@ pub struct InFlightRequest {
     of: Counters,
     /// The slot of the user; not set before the request is authorized.
     slot: OnceLock<Slot<Client>>,
+    /// The span of the request, as the slot.
+    span: OnceLock<Span>,
 }
 
 impl InFlightRequest {
@@ -186,6 +195,12 @@ impl InFlightRequest {
     pub(crate) fn hold(&self, slot: Slot<Client>) {
         // A request is authorized once.
         let _ = self.slot.set(slot);
+    }
+
+    /// Keeps a span open for as long as the request is in flight.
+    pub(crate) fn trace(&self, span: Span) {
+        // As above.
+        let _ = self.span.set(span);
     }
 }
 

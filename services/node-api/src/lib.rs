@@ -18,6 +18,7 @@ pub mod checkpoint;
 pub mod connection;
 pub mod container_logs;
 pub mod counters;
+mod debug_flags;
 #[doc(hidden)]
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -34,6 +35,7 @@ pub mod server;
 pub mod shared_page;
 pub mod state;
 pub mod system_logs;
+mod trace;
 pub mod zpages;
 
 pub use args::NodeApiArgs;

@@ -3,19 +3,22 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use quintlet_kit::contain::{Work, contained_request};
 use quintlet_kit::failpoint;
+use quintlet_telemetry::propagate;
 use rustls::pki_types::CertificateDer;
+use tracing::{Instrument as _, Span};
 
 use crate::audit::{AccessDecision, PodAction};
 use crate::counters::{CountedBody, InFlightRequest, ShareOf};
+use crate::debug_flags::VERBOSITY_PATH;
 use crate::server::{Handler, Peer};
 use crate::state::ServerState;
-use crate::{checkpoint, container_logs, health, pods, system_logs};
+use crate::{checkpoint, container_logs, debug_flags, health, pods, system_logs, trace};
 use node_api_access::User;
 use node_api_access::authn::{AuthenticationError, Identity};
 use node_api_access::authz::{AuthorizationError, required_permission};
@@ -130,7 +133,8 @@ impl Routes {
                     return self.over_share(ShareOf::Connections, Pool::Others);
                 }
                 match (self.port, request.uri().path()) {
-                    (Port::ReadOnly, _) => self.page(request, false).await,
+                    // The client is unknown, so its trace is not continued.
+                    (Port::ReadOnly, _) => self.traced(span_of(&request), request, false).await,
                     (_, "/healthz") => text(StatusCode::OK, "ok"),
                     _ => not_found(),
                 }
@@ -138,14 +142,15 @@ impl Routes {
         }
     }
 
-    async fn main(&self, request: Request<Incoming>) -> Answer {
+    async fn main(&self, mut request: Request<Incoming>) -> Answer {
         let peer = request.extensions().get::<Peer>().cloned();
         let pod_action = PodAction::from_path(request.uri().path());
         let (user, answer, verdict) = match self.admit(peer.as_ref(), &request).await {
             Ok(user) => {
-                // Contained here as well, so that a panic is recorded in the audit log.
-                let path = request.uri().path().to_owned();
-                let answer = unless_panicked(&path, Box::pin(self.page(request, self.state.debugging))).await;
+                let span = span_of(&request);
+                propagate::set_parent(&span, request.headers());
+                request.extensions_mut().insert(user.clone());
+                let answer = self.traced(span, request, self.state.debugging).await;
                 (user, answer, AccessDecision::Allowed)
             }
             Err((user, answer)) => {
@@ -158,6 +163,19 @@ impl Routes {
         if let Some(action) = pod_action {
             action.log(&user, peer.map(|p| p.address), answer.status(), verdict);
         }
+        answer
+    }
+
+    /// Answers a request that is admitted, within its span.
+    async fn traced(&self, span: Span, request: Request<Incoming>, debugging: bool) -> Answer {
+        if let Some(in_flight) = request.extensions().get::<Arc<InFlightRequest>>() {
+            in_flight.trace(span.clone());
+        }
+        // Contained here as well, so that a panic is recorded in the audit log and in the span.
+        let path = request.uri().path().to_owned();
+        let page = Box::pin(self.page(request, debugging).instrument(span.clone()));
+        let answer = unless_panicked(&path, page).await;
+        trace::record_answer(&span, answer.status());
         answer
     }
 
@@ -228,6 +246,7 @@ impl Routes {
         if *needs_debugging && !debugging {
             return match page {
                 Page::Configz | Page::Statusz | Page::Flagz | Page::Checkpoint => not_found(),
+                Page::Debug if path == VERBOSITY_PATH => not_found(),
                 _ => disabled(DISABLED),
             };
         }
@@ -278,9 +297,9 @@ impl Routes {
                 },
                 None => disabled("logs endpoint is disabled."),
             },
-            // There are no Go profiles and no klog flags.
+            // There are no Go profiles.
             Page::Debug if path.starts_with("/debug/pprof") => disabled("profiling endpoint is disabled."),
-            Page::Debug if path.starts_with("/debug/flags") => disabled("flags endpoint is disabled."),
+            Page::Debug if path == VERBOSITY_PATH => self.verbosity(request).await,
             Page::Checkpoint if state.checkpoints => {
                 only(Method::POST, &request, || {
                     let target = (segments_after_first(&path), query(&request));
@@ -305,17 +324,37 @@ impl Routes {
         node_api_streams::stream(&self.state.streams, action, request, hold).await
     }
 
+    /// Returns the body of a request, or the response to one that is too large or too slow.
+    async fn body(&self, request: Request<Incoming>) -> Result<Bytes, Answer> {
+        let limits = self.state.limits;
+        let body = Limited::new(request.into_body(), limits.body_bytes).collect();
+        match tokio::time::timeout(limits.body, body).await {
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Err(_)) => Err(error(StatusCode::PAYLOAD_TOO_LARGE, "http: request body too large")),
+            Err(_) => Err(error(StatusCode::REQUEST_TIMEOUT, "timeout while reading the request body")),
+        }
+    }
+
+    async fn verbosity(&self, request: Request<Incoming>) -> Answer {
+        if !self.state.debug_flags {
+            return disabled("flags endpoint is disabled.");
+        }
+        if *request.method() != Method::PUT {
+            return debug_flags::unsupported_method();
+        }
+        let user = request.extensions().get::<User>().cloned().unwrap_or_default();
+        match self.body(request).await {
+            Ok(body) => debug_flags::set_verbosity(&body, &user),
+            Err(answer) => answer,
+        }
+    }
+
     async fn summary(&self, request: Request<Incoming>) -> Answer {
         let mut target = query(&request);
         if request.method() == Method::POST {
-            let limits = self.state.limits;
-            let body = Limited::new(request.into_body(), limits.body_bytes).collect();
-            match tokio::time::timeout(limits.body, body).await {
-                Ok(Ok(body)) => target.extend(decode_form(&String::from_utf8_lossy(&body.to_bytes()))),
-                Ok(Err(_)) => return error(StatusCode::PAYLOAD_TOO_LARGE, "http: request body too large"),
-                Err(_) => {
-                    return error(StatusCode::REQUEST_TIMEOUT, "timeout while reading the request body");
-                }
+            match self.body(request).await {
+                Ok(body) => target.extend(decode_form(&String::from_utf8_lossy(&body))),
+                Err(answer) => return answer,
             }
         }
         let light = target.iter().any(|(k, v)| k == "only_cpu_and_memory" && v == "true");
@@ -359,15 +398,18 @@ impl Routes {
     }
 }
 
-/// Pages whose path has the namespace and name of a pod.
-const OF_PODS: [&str; 6] = ["containerLogs", "exec", "attach", "portForward", "run", "checkpoint"];
+/// Creates the span of a request.
+fn span_of(request: &Request<Incoming>) -> Span {
+    let path = request.uri().path();
+    trace::request_span(request.method(), route(path), path)
+}
 
 /// Returns the pod that a path names. Its UID is unknown here.
 fn pod_of(path: &str) -> Option<Work> {
     let first = path.split('/').nth(1)?;
     let parts = segments_after_first(path);
     let (Some(namespace), Some(name)) = (parts.first(), parts.get(1)) else { return None };
-    OF_PODS.contains(&first).then(|| Work::new("", format!("{namespace}/{name}")))
+    trace::OF_PODS.contains(&first).then(|| Work::new("", format!("{namespace}/{name}")))
 }
 
 /// Returns the response, or 500 with the message of a panic.

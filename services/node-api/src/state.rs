@@ -64,6 +64,8 @@ pub struct ServerState {
     pub clock: Clock,
     /// `enableDebuggingHandlers`: serves logs, exec, attach, port-forward, run and runningpods.
     pub debugging: bool,
+    /// `enableDebugFlagsHandler`: serves `/debug/flags/v`.
+    pub debug_flags: bool,
     /// Readers of container logs may select a stream.
     pub split_streams: bool,
     /// `/checkpoint` is served.

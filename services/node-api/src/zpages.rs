@@ -60,6 +60,7 @@ impl DebugPages {
             ("client-ca-file", path(&args.client_ca_file)),
             ("config", path(&args.config.config)),
             ("config-dir", path(&args.config.config_dir)),
+            ("enable-debug-flags-handler", args.enable_debug_flags_handler.to_string()),
             ("enable-debugging-handlers", args.enable_debugging_handlers.to_string()),
             ("enable-server", args.enable_server.to_string()),
             ("enable-system-log-handler", args.enable_system_log_handler.to_string()),

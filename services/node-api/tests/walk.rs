@@ -59,7 +59,7 @@ const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
     ("OPTIONS", "/checkpoint/default/web/main", &["checkpoint"], 405),
     ("POST", "/checkpoint", &["checkpoint"], 404),
     ("GET", "/debug/pprof/", &["proxy"], 405),
-    ("PUT", "/debug/flags/v", &["proxy"], 405),
+    ("PUT", "/debug/flags/v", &["proxy"], 400),
     ("DELETE", "/pods", &["pods", "proxy"], 405),
     ("HEAD", "/pods", &["pods", "proxy"], 405),
     ("OPTIONS", "/exec/default/web/main", &["proxy"], 405),

@@ -17,11 +17,14 @@ use quintlet_proto::podsync::v1::watch_pods_event::Event;
 use quintlet_proto::podsync::v1::{
     CheckpointRequest, GetPodRequest, ListStorageReply, ListStorageRequest, PodView, WatchPodsRequest,
 };
+use quintlet_telemetry::PropagatingInterceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
+use tracing::Span;
 
 /// Time limit of a call on the node. A stopped service accepts connections and does not answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -30,11 +33,14 @@ const QUICK: Duration = Duration::from_secs(2);
 /// Maximum size of an answer of the runtime.
 const MAX_ANSWER: usize = 64 << 20;
 
+/// A connection whose calls are in the trace of the request that they serve.
+pub type TracedChannel = InterceptedService<Channel, PropagatingInterceptor>;
+
 #[derive(Debug, Clone)]
 pub struct Services {
     paths: Paths,
-    podsync: Channel,
-    cri: Channel,
+    podsync: TracedChannel,
+    cri: TracedChannel,
 }
 
 /// A service that has metrics.
@@ -50,20 +56,21 @@ impl Services {
     /// Creates clients for the sockets at `paths`.
     #[must_use]
     pub fn new(paths: Paths) -> Self {
-        let podsync = socket::channel(paths.podsync());
-        let cri = socket::channel(paths.cri(CriSocket::NodeApi));
+        let traced = |path| InterceptedService::new(socket::channel(path), PropagatingInterceptor);
+        let podsync = traced(paths.podsync());
+        let cri = traced(paths.cri(CriSocket::NodeApi));
         Self { paths, podsync, cri }
     }
 
-    /// Returns the path of cri-proxy's socket for this process.
+    /// Returns the connection to cri-proxy's socket for this process.
     #[must_use]
-    pub fn cri(&self) -> Channel {
+    pub fn cri(&self) -> TracedChannel {
         self.cri.clone()
     }
 
     /// Returns a client of the CRI.
     #[must_use]
-    pub fn runtime(&self) -> RuntimeServiceClient<Channel> {
+    pub fn runtime(&self) -> RuntimeServiceClient<TracedChannel> {
         RuntimeServiceClient::new(self.cri.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
@@ -93,7 +100,7 @@ impl Services {
         Err(Status::unavailable("pod-sync ended the stream of pods before the last one"))
     }
 
-    /// Returns a pod by namespace and name.
+    /// Returns a pod by namespace and name. The span of the request names its UID.
     ///
     /// # Errors
     /// Fails if pod-sync does not answer.
@@ -102,9 +109,16 @@ impl Services {
         let request = GetPodRequest { pod: format!("{namespace}/{name}") };
         match within(ANSWER, client.get_pod(request)).await {
             // pod-sync also accepts the name of a static pod without the suffix of the node. kubectl never sends it.
-            Ok(view) => Ok(Some(view).filter(|v| v.name == name && v.namespace == namespace)),
+            Ok(view) if view.name == name && view.namespace == namespace => {
+                Span::current().record("k8s.pod.uid", &view.uid).record("pod.uid", &view.uid);
+                Ok(Some(view))
+            }
+            Ok(_) => Ok(None),
             Err(status) if status.code() == Code::NotFound => Ok(None),
-            Err(status) => Err(status),
+            Err(status) => {
+                record_error(&status);
+                Err(status)
+            }
         }
     }
 
@@ -194,6 +208,11 @@ impl Services {
         let mut client = DebugClient::new(socket::channel(source.socket.clone()));
         Ok(whole_within(QUICK, client.metrics(MetricsRequest {})).await?.text)
     }
+}
+
+/// Records the error of a call in the span of the request.
+pub fn record_error(status: &Status) {
+    Span::current().record("error", format!("{:?}: {}", status.code(), status.message()));
 }
 
 /// Awaits a call with a time limit.

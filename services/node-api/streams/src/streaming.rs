@@ -26,7 +26,7 @@ use node_api_access::authn;
 use node_api_access::limits::Limits;
 use node_api_base::answer::{Answer, error, text};
 use node_api_base::pod_lookup;
-use node_api_base::services::Services;
+use node_api_base::services::{Services, record_error};
 use node_api_base::uri::query;
 
 /// The parts of the server that streams use.
@@ -185,6 +185,7 @@ async fn sandbox(server: &StreamServer, uid: &str) -> Result<Option<String>, Ans
 
 /// Converts an error of the runtime to the kubelet's response.
 fn runtime_error(status: &Status) -> Answer {
+    record_error(status);
     let code = match status.code() {
         Code::NotFound => StatusCode::NOT_FOUND,
         Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,

@@ -43,6 +43,9 @@ pub(crate) struct Api {
     pub(crate) dir: tempfile::TempDir,
     pub(crate) podsync: HealthHandle,
     pub(crate) checkpoints: Checkpointed,
+    /// The `traceparent` of each request for a pod.
+    #[allow(dead_code, reason = "each test binary uses a part of this module")]
+    pub(crate) pod_traces: Arc<Mutex<Vec<String>>>,
     pub(crate) stop: CancellationToken,
     pub(crate) ended: tokio::task::JoinHandle<()>,
     _guard: DropGuard,
@@ -76,7 +79,8 @@ impl Api {
         test_api.kubeconfig(&kubeconfig).unwrap();
         let stop = CancellationToken::new();
         let container = Arc::new(Mutex::new("abc".to_owned()));
-        let pods = OnePod { container: container.clone(), more: 0, pause: Duration::ZERO };
+        let pods = OnePod::new(container.clone(), 0, Duration::ZERO);
+        let pod_traces = pods.traces.clone();
         let checkpoints = Checkpointed::default();
         let paths = Paths::new(&dir.path().join("run"));
         let podsync = serve_podsync(pods, checkpoints.clone(), &paths, stop.clone()).await;
@@ -87,7 +91,19 @@ impl Api {
         let (address, gate) = (api.address().unwrap(), api.gate());
         let ended = quintlet_kit::task::spawn("node-api", api.serve(stop.clone()));
         let guard = stop.clone().drop_guard();
-        Self { container, address, test_api, gate, dir, podsync, checkpoints, stop, ended, _guard: guard }
+        Self {
+            container,
+            address,
+            test_api,
+            gate,
+            dir,
+            podsync,
+            checkpoints,
+            pod_traces,
+            stop,
+            ended,
+            _guard: guard,
+        }
     }
 
     /// Starts node-api with a runtime that has the pod's sandbox and container, and with a streaming server
@@ -303,6 +319,14 @@ struct OnePod {
     more: usize,
     /// Time before each event of a watch.
     pause: Duration,
+    /// The `traceparent` of each request for a pod.
+    traces: Arc<Mutex<Vec<String>>>,
+}
+
+impl OnePod {
+    fn new(container: Arc<Mutex<String>>, more: usize, pause: Duration) -> Self {
+        Self { container, more, pause, traces: Arc::default() }
+    }
 }
 
 fn pod(container: &str) -> wire::PodView {
@@ -342,6 +366,8 @@ impl PodSync for OnePod {
         &self,
         request: tonic::Request<wire::GetPodRequest>,
     ) -> Result<Response<wire::PodView>, Status> {
+        let trace = request.metadata().get("traceparent").and_then(|value| value.to_str().ok());
+        self.traces.lock().extend(trace.map(str::to_owned));
         match request.into_inner().pod.as_str() {
             "default/web" => Ok(Response::new(pod(&self.container.lock()))),
             other => Err(Status::not_found(other.to_owned())),
@@ -463,7 +489,7 @@ impl Storage for TwoVolumes {
 #[allow(dead_code, reason = "each test binary uses a part of this module")]
 pub(crate) async fn serve_slow_podsync(paths: &Paths, pods: usize, pause: Duration) -> DropGuard {
     let stop = CancellationToken::new();
-    let pods = OnePod { container: Arc::default(), more: pods.saturating_sub(1), pause };
+    let pods = OnePod::new(Arc::default(), pods.saturating_sub(1), pause);
     serve_podsync(pods, Checkpointed::default(), paths, stop.clone()).await;
     stop.drop_guard()
 }

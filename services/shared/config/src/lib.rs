@@ -28,5 +28,5 @@ pub mod yaml;
 
 pub use cli::{ConfigArgs, Loaded, pair, parse};
 pub use config::Config;
-pub use load::Sources;
+pub use load::{Sources, verbosity_filter};
 pub use table::Service;

@@ -352,13 +352,8 @@ fn set_derived_defaults(config: &mut Config) {
         && set(&config.quintlet, "logFilter").is_none()
         && let Data::Int(number) = verbosity.data
     {
-        let filter = match number {
-            ..4 => "info",
-            4..6 => "debug",
-            _ => "trace",
-        };
         let value = LocatedValue {
-            data: Data::Text(filter.to_owned()),
+            data: Data::Text(verbosity_filter(number).to_owned()),
             origin: Origin::Follows("logging.verbosity"),
         };
         config.quintlet.put("logFilter", value);
@@ -397,5 +392,15 @@ fn set_defaults_of_files(config: &mut Config) {
             Document::Quintlet => &mut config.quintlet,
         };
         target.put(field, LocatedValue { data: Data::Bool(true), origin: origin.clone() });
+    }
+}
+
+/// Returns the filter of log lines with this verbosity of klog.
+#[must_use]
+pub fn verbosity_filter(verbosity: i64) -> &'static str {
+    match verbosity {
+        ..4 => "info",
+        4..6 => "debug",
+        _ => "trace",
     }
 }

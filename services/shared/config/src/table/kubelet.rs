@@ -497,7 +497,9 @@ pub const KUBELET: &[Row] = &[
         "memory of each NUMA node that no pod gets, with the policy Static of memoryManagerPolicy"
     ),
     Row::new("enableProfilingHandler", Kind::Bool, "true").ignored(NodeApi, "profiles the Go runtime; /debug/pprof answers 405"),
-    Row::new("enableDebugFlagsHandler", Kind::Bool, "true").ignored(NodeApi, "sets the verbosity of klog; /debug/flags answers 405"),
+    Row::new("enableDebugFlagsHandler", Kind::Bool, "true")
+        .own_flag("enable-debug-flags-handler")
+        .honoured(&[NodeApi], "PUT /debug/flags/v sets the verbosity of node-api's log lines; false: it answers 405"),
     Row::new("enableSystemLogHandler", Kind::Bool, "true").own_flag("enable-system-log-handler").honoured(&[NodeApi], "false: /logs/ answers 405"),
     Row::new("enableSystemLogQuery", Kind::Bool, "false").own_flag("enable-system-log-query").honoured(
         &[NodeApi],
