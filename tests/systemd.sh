@@ -53,6 +53,7 @@ for unit in "$units"/*.service; do
                 fail "pod-sync.service has an option that makes a mount namespace"
             fi
             grep -q '^CapabilityBoundingSet=.*CAP_SYS_RESOURCE' "$unit" || fail "pod-sync cannot enlarge a mounted ext4"
+            grep -q '^CapabilityBoundingSet=.*CAP_NET_ADMIN' "$unit" || fail "pod-sync cannot make chains of iptables"
             ;;
         *)
             # node-api reads statistics of the machine and of processes of other users.

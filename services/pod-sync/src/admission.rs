@@ -10,7 +10,8 @@ use pod_sync_decisions::resize::feasibility::NodeResizePolicy;
 use pod_sync_devices::Devices;
 use pod_sync_layout::{NodeSettings, RuntimeState};
 use pod_sync_node_decisions::admission::{
-    AdmitResult, NodeView, PressureCondition, Rejection, SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
+    AdmitResult, NodeView, POD_FEATURE_UNSUPPORTED, PressureCondition, Rejection,
+    SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED, admit,
 };
 use pod_sync_node_object::{declared_features, node_object};
 use pod_sync_placement::Placement;
@@ -124,7 +125,9 @@ impl Admission for NodeAdmission {
     }
 
     fn awaits_runtime(&self, rejection: &Rejection) -> bool {
-        rejection.reason == SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED && !self.runtime.borrow().is_known()
+        let depends_on_runtime = rejection.reason == SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED
+            || rejection.reason == POD_FEATURE_UNSUPPORTED && self.settings.field_gates.bind_mount_options;
+        depends_on_runtime && !self.runtime.borrow().is_known()
     }
 
     async fn runtime_known(&self) {
@@ -148,7 +151,7 @@ impl Admission for NodeAdmission {
                 kernel: self.kernel,
                 strict_supplemental_groups,
                 app_armor: self.settings.app_armor,
-                declared: &declared_features(self.settings.node_api_port != 0),
+                declared: &declared_features(&self.settings, &self.runtime.borrow()),
                 shutting_down: *self.conditions.shutting_down.borrow(),
             },
         )

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{ArgAction, Parser};
+use pod_sync_decisions::unsupported::FieldGates;
 use pod_sync_direct_volumes::quotas::ProjectQuotas;
 use pod_sync_images::pulls::PullSettings;
 use pod_sync_layout::MemoryQos;
@@ -17,8 +18,10 @@ use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFie
 use pod_sync_placement::PlacementArgs;
 use quintlet_config::ConfigArgs;
 use quintlet_config::table::{
-    DEVICE_HEALTH, HUGE_PAGE_AWARE_EVICTION, MEMORY_QOS, POD_CERTIFICATES, PODS_API, QOS_RESERVED,
-    QUOTA_MONITORING, SELINUX_MOUNT, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
+    BIND_MOUNT_OPTIONS, DEFAULT_POD_SYSCTLS, DEVICE_HEALTH, EMPTY_DIR_MODE, FILE_OWNERS, GRPC_PROBE_TLS,
+    H2C_PROBES, HUGE_PAGE_AWARE_EVICTION, IN_USER_NAMESPACE, MEMORY_QOS, POD_CERTIFICATES, PODS_API,
+    QOS_RESERVED, QUOTA_MONITORING, SELINUX_MOUNT, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH,
+    has_gate,
 };
 use quintlet_kit::args::{CommonArgs, NodeArgs};
 use quintlet_kit::own_limits::OwnLimits;
@@ -131,6 +134,9 @@ pub struct Args {
     /// Unsafe sysctls that pods may set; a trailing `*` matches any suffix.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub allowed_unsafe_sysctls: Vec<String>,
+    /// Sysctl of all pods, `name=value`; may be given more than once. Needs the feature gate DefaultPodSysctls.
+    #[arg(long, value_parser = quintlet_config::pair, value_name = "SYSCTL")]
+    pub default_pod_sysctls: Vec<(String, String)>,
     /// How images are pulled.
     #[command(flatten)]
     pub pulls: PullArgs,
@@ -438,7 +444,11 @@ pub struct ResourceArgs {
     /// Interval between measurements of the disk usage of a pod's volumes. Zero or negative: never.
     #[arg(long, default_value = "1m", value_parser = period, allow_hyphen_values = true, value_name = "DURATION")]
     pub volume_stats_agg_period: Duration,
-    /// Feature gate, `Name=true`; may be given more than once. All but CPUManagerPolicyAlphaOptions, CPUManagerPolicyBetaOptions, CSIVolumeHealth, ClusterTrustBundleProjection, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodsAPI, QOSReserved, ResourceHealthStatus and SELinuxMount are fixed.
+    /// Feature gate, `Name=true`; may be given more than once. All but these are fixed: AtomicWriteVolumeUserFields, CPUManagerPolicyAlphaOptions,
+    /// CPUManagerPolicyBetaOptions, CSIVolumeHealth,
+    /// ClusterTrustBundleProjection, ContainerStopSignals, DefaultPodSysctls, EmptyDirVolumeMode, GRPCContainerProbeTLS,
+    /// H2CContainerProbe, HugepageAwareEviction, KubeletCrashLoopBackOffMax, KubeletInUserNamespace,
+    /// LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodsAPI, QOSReserved, ResourceHealthStatus, SELinuxMount and VolumeBindMountOptions.
     #[arg(long, value_delimiter = ',', value_name = "GATE")]
     pub feature_gates: Vec<String>,
 }
@@ -519,6 +529,30 @@ impl ResourceArgs {
     #[must_use]
     pub fn reports_device_health(&self) -> bool {
         self.has_gate(DEVICE_HEALTH)
+    }
+
+    /// Returns the feature gates of fields of a pod.
+    #[must_use]
+    pub fn field_gates(&self) -> FieldGates {
+        FieldGates {
+            h2c_probes: self.has_gate(H2C_PROBES),
+            grpc_probe_tls: self.has_gate(GRPC_PROBE_TLS),
+            bind_mount_options: self.has_gate(BIND_MOUNT_OPTIONS),
+            empty_dir_mode: self.has_gate(EMPTY_DIR_MODE),
+            file_owners: self.has_gate(FILE_OWNERS),
+        }
+    }
+
+    /// Returns whether settings of the machine that a user namespace does not allow are left out.
+    #[must_use]
+    pub fn tolerates_user_namespace(&self) -> bool {
+        self.has_gate(IN_USER_NAMESPACE)
+    }
+
+    /// Returns whether `defaultPodSysctls` has its effect.
+    #[must_use]
+    pub fn sets_sysctls_of_pods(&self) -> bool {
+        self.has_gate(DEFAULT_POD_SYSCTLS)
     }
 
     /// Returns the projects that count the usage of volumes below `root_dir`. There are none while the feature gate is off.

@@ -24,6 +24,9 @@ pub struct MachineArgs {
     /// Set kernel tunables that differ from what pods rely on. Default: true with a KubeletConfiguration, false without.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     pub set_kernel_tunables: Option<bool>,
+    /// Make chains of iptables that other components rely on. Default: true with a KubeletConfiguration, false without.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+    pub make_iptables_util_chains: Option<bool>,
 }
 
 /// Places of the machine's disks and of the tools for them.
@@ -64,13 +67,14 @@ impl MachineArgs {
 
     /// Returns the rules for the machine.
     #[must_use]
-    pub fn rules(&self, limited_swap: bool) -> MachineRules {
+    pub fn rules(&self, limited_swap: bool, tolerates_user_namespace: bool) -> MachineRules {
         MachineRules {
             fail_swap_on: self.fail_swap_on.unwrap_or(false),
             fail_cgroup_v1: self.fail_cgroup_v1.unwrap_or(false),
             limited_swap,
             protect_kernel_defaults: self.protect_kernel_defaults,
             set_kernel_tunables: self.set_kernel_tunables.unwrap_or(false),
+            tolerates_user_namespace,
         }
     }
 }

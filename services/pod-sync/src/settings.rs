@@ -57,6 +57,10 @@ fn resources(args: &Args, settings: &mut NodeSettings) -> anyhow::Result<()> {
     let given = &args.resources;
     settings.seccomp_default = given.seccomp_default;
     settings.allowed_sysctls.clone_from(&args.allowed_unsafe_sysctls);
+    if given.sets_sysctls_of_pods() {
+        settings.default_sysctls = args.default_pod_sysctls.iter().cloned().collect();
+    }
+    settings.field_gates = given.field_gates();
     settings.cgroup.cfs_quota = given.cpu_cfs_quota;
     settings.cgroup.period_us = u64::try_from(given.cpu_cfs_quota_period.as_micros()).unwrap_or(u64::MAX);
     settings.cgroup.pids_limit = given.pod_max_pids;
@@ -562,12 +566,19 @@ mod tests {
                 resources.mounts_selinux_labels(),
                 resources.serves_pods_api(),
                 resources.reports_device_health(),
+                resources.tolerates_user_namespace(),
             ]
         };
-        assert_eq!(gates(""), [true; 4]);
-        let names = ["HugepageAwareEviction", "SELinuxMount", "PodsAPI", "ResourceHealthStatus"];
+        assert_eq!(gates(""), [true; 5]);
+        let names = [
+            "HugepageAwareEviction",
+            "SELinuxMount",
+            "PodsAPI",
+            "ResourceHealthStatus",
+            "KubeletInUserNamespace",
+        ];
         for (at, gate) in names.into_iter().enumerate() {
-            let mut expected = [true; 4];
+            let mut expected = [true; 5];
             expected[at] = false;
             assert_eq!(gates(&format!("featureGates: {{{gate}: false}}\n")), expected, "{gate}");
         }
@@ -613,6 +624,46 @@ mod tests {
     }
 
     #[test]
+    fn feature_gates_of_fields_are_off_unless_they_are_switched_on() {
+        let gates = |file: &str| {
+            let gates = args(file, &[]).resources.field_gates();
+            let probes = [gates.h2c_probes, gates.grpc_probe_tls];
+            let volumes = [gates.bind_mount_options, gates.empty_dir_mode, gates.file_owners];
+            [&probes[..], &volumes[..]].concat()
+        };
+        assert_eq!(gates(""), [false; 5]);
+        let names = [
+            "H2CContainerProbe",
+            "GRPCContainerProbeTLS",
+            "VolumeBindMountOptions",
+            "EmptyDirVolumeMode",
+            "AtomicWriteVolumeUserFields",
+        ];
+        for (at, gate) in names.into_iter().enumerate() {
+            let mut expected = [false; 5];
+            expected[at] = true;
+            assert_eq!(gates(&format!("featureGates: {{{gate}: true}}\n")), expected, "{gate}");
+        }
+    }
+
+    #[test]
+    fn sysctls_of_all_pods_arrive_with_their_feature_gate() {
+        let sysctls = |file: &str, flags: &[&str]| -> Vec<(String, String)> {
+            let mut settings = NodeSettings { memory_bytes: 1 << 30, ..NodeSettings::default() };
+            resources(&args(file, flags), &mut settings).unwrap();
+            settings.default_sysctls.into_iter().collect()
+        };
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        let file = "defaultPodSysctls: {net.core.somaxconn: \"7\", net.ipv4.tcp_rmem: 4096 87380 6291456}\n";
+        assert_eq!(sysctls(file, &[]), []);
+        let with_gate = format!("{file}featureGates: {{DefaultPodSysctls: true}}\n");
+        let want = [pair("net.core.somaxconn", "7"), pair("net.ipv4.tcp_rmem", "4096 87380 6291456")];
+        assert_eq!(sysctls(&with_gate, &[]), want);
+        let flags = ["--default-pod-sysctls=net.ipv4.ip_forward=1", "--feature-gates=DefaultPodSysctls=true"];
+        assert_eq!(sysctls("", &flags), [pair("net.ipv4.ip_forward", "1")]);
+    }
+
+    #[test]
     fn volumes_have_projects_with_the_feature_gate() {
         let quotas = |file: &str| {
             let resources = args(file, &[]).resources;
@@ -625,7 +676,7 @@ mod tests {
 
     #[test]
     fn fields_of_the_machine_arrive() {
-        let rules = |file: &str, flags: &[&str]| args(file, flags).machine.rules(false);
+        let rules = |file: &str, flags: &[&str]| args(file, flags).machine.rules(false, false);
         let strict = rules("", &[]);
         assert!(strict.fail_swap_on && strict.fail_cgroup_v1 && strict.set_kernel_tunables);
         assert!(!strict.protect_kernel_defaults);
@@ -639,14 +690,14 @@ mod tests {
         assert!(loose.protect_kernel_defaults);
         assert!(!rules("", &["--fail-swap-on=false"]).fail_swap_on, "a flag wins");
         let without =
-            read::<Args>(Service::PodSync, vec!["pod-sync".into()]).unwrap().args.machine.rules(false);
+            read::<Args>(Service::PodSync, vec!["pod-sync".into()]).unwrap().args.machine.rules(false, false);
         assert_eq!(
             without,
             pod_sync_node_object::MachineRules::default(),
             "without a file, any machine will do"
         );
         let flag = read::<Args>(Service::PodSync, ["pod-sync", "--fail-swap-on"].map(Into::into).to_vec());
-        assert!(flag.unwrap().args.machine.rules(false).fail_swap_on);
+        assert!(flag.unwrap().args.machine.rules(false, false).fail_swap_on);
     }
 
     #[test]

@@ -72,10 +72,11 @@ fn probe(spec: wire::ProbeSpec) -> Result<Probe, ConvertError> {
             port: http.port,
             path: http.path,
             headers: http.headers.into_iter().map(|h| (h.key, h.value)).collect(),
+            h2c: http.h2c,
         }),
         Some(wire::probe_spec::Handler::Tcp(tcp)) => Handler::Tcp { host: host(tcp.host), port: tcp.port },
         Some(wire::probe_spec::Handler::Grpc(grpc)) => {
-            Handler::Grpc { port: grpc.port, service: grpc.service }
+            Handler::Grpc { port: grpc.port, service: grpc.service, tls: grpc.tls }
         }
         Some(wire::probe_spec::Handler::Exec(exec)) => {
             Handler::Exec { command: exec.command, grant: exec.grant }
@@ -145,6 +146,23 @@ mod tests {
         assert_eq!(probe.handler, Handler::Missing);
         assert_eq!(view.started_at, Some(Duration::from_secs(5)));
         assert_eq!(*seed, None);
+    }
+
+    #[test]
+    fn the_protocols_of_network_probes_arrive() {
+        let handler = |handler: wire::probe_spec::Handler| {
+            let kind = kind(ProbeType::Liveness);
+            let spec = wire::ProbeSpec { r#type: kind, handler: Some(handler), ..Default::default() };
+            pod(target(spec)).unwrap().probes[0].probe.handler.clone()
+        };
+        for on in [false, true] {
+            let http = wire::HttpGet { h2c: on, scheme: "http".into(), ..Default::default() };
+            let http = handler(wire::probe_spec::Handler::Http(http));
+            assert!(matches!(&http, Handler::Http(get) if get.h2c == on), "{http:?}");
+            let grpc = wire::Grpc { tls: on, ..Default::default() };
+            let grpc = handler(wire::probe_spec::Handler::Grpc(grpc));
+            assert!(matches!(&grpc, Handler::Grpc { tls, .. } if *tls == on), "{grpc:?}");
+        }
     }
 
     #[test]

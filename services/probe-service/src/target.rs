@@ -54,6 +54,8 @@ pub enum Handler {
         /// Validated by each attempt.
         port: u32,
         service: String,
+        /// The connection uses TLS. The certificate is not verified.
+        tls: bool,
     },
     /// Runs a command in the container, through cri-proxy.
     Exec {
@@ -79,6 +81,8 @@ pub struct HttpGet {
     pub path: String,
     /// Name and value, in order, with duplicates.
     pub headers: Vec<(String, String)>,
+    /// HTTP/2 without TLS, from the first byte on. Only with the scheme http.
+    pub h2c: bool,
 }
 
 /// The state of a container, as the driver sees it.

@@ -50,7 +50,7 @@ const WORDS: &[(&str, &str)] = &[
     ("EphemeralContainer.restartPolicy", "Always"),
     ("EphemeralContainer.terminationMessagePolicy", "File"),
     ("GRPCAction.mode", "TLS"),
-    ("HTTPGetAction.protocol", "H2C"),
+    ("HTTPGetAction.protocol", "HTTP2"),
     ("HTTPGetAction.scheme", "HTTP"),
     ("HostPathVolumeSource.type", "Directory"),
     ("ImageVolumeSource.pullPolicy", "IfNotPresent"),

@@ -9,7 +9,8 @@ use crate::args::Args;
 
 /// Checks that the machine is what the configuration requires, and sets kernel tunables.
 pub(super) fn check(args: &Args, cgroup_v2: bool) -> anyhow::Result<Vec<MachineWarning>> {
-    let rules = args.machine.rules(args.resources.memory_swap_behavior == "LimitedSwap");
+    let limited_swap = args.resources.memory_swap_behavior == "LimitedSwap";
+    let rules = args.machine.rules(limited_swap, args.resources.tolerates_user_namespace());
     if args.machine.has_defaults_without_file() {
         tracing::info!(
             fail_swap_on = rules.fail_swap_on,

@@ -66,6 +66,10 @@ impl Agent {
         self.tasks.spawn("image-gc", image_gc::run(images, stop.clone()));
         self.start_measurement();
         self.start_log_rotation();
+        if self.args.machine.make_iptables_util_chains == Some(true) {
+            let iptables = Arc::new(pod_sync_node_object::SystemIptables::default());
+            self.tasks.spawn("iptables", pod_sync_node_object::keep_chains(iptables, stop.clone()));
+        }
         if let Some(log) = &self.args.process.kernel_log {
             self.tasks.spawn("kernel-log", self.report_kills(log.clone()));
         }

@@ -122,7 +122,9 @@ pub struct RuntimeAccess {
 impl RuntimeAccess {
     /// Returns the features of a runtime handler; none before the runtime's status was read.
     pub(crate) fn features(&self, handler: &str) -> HandlerFeatures {
-        self.state.borrow().handlers.get(handler).copied().unwrap_or_default()
+        let state = self.state.borrow();
+        let of_handler = state.handlers.get(handler).copied().unwrap_or_default();
+        HandlerFeatures { mount_options: state.mount_options, ..of_handler }
     }
 }
 

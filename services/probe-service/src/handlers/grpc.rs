@@ -1,11 +1,19 @@
-//! `grpc.health.v1` without TLS. Every answer but SERVING, and every error, is a failure.
+//! `grpc.health.v1`, with or without TLS (`pkg/probe/grpc`). Every answer but SERVING, and every error, is a failure.
 
 use std::io;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ::http::Uri;
+use ::http::uri::InvalidUri;
 use hyper_util::rt::TokioIo;
 use quintlet_kit::clock::deadline_after;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Instant, timeout_at};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tonic::Code;
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::HealthCheckRequest;
@@ -13,16 +21,17 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
 use super::attempt::{Attempt, USER_AGENT, go_status};
-use super::dial::{self, Purpose};
+use super::dial::{self, Connection, Purpose};
+use super::http;
 
 use quintlet_model::go_duration;
 
-pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duration) -> Attempt {
+pub(super) async fn probe(host: &str, port: u16, service: &str, tls: bool, timeout: Duration) -> Attempt {
     let deadline = deadline_after(Instant::now(), timeout);
     let address = dial::join_host_port(host, port);
     let within = go_duration::format(timeout);
     let late = || Attempt::Failure(format!("timeout: health rpc did not complete within {within}"));
-    let channel = match timeout_at(deadline, connect(host, port, &address)).await {
+    let channel = match timeout_at(deadline, connect(host, port, &address, tls)).await {
         Ok(Ok(channel)) => channel,
         Ok(Err(error)) => {
             let status = tonic::Status::unavailable(format!("connection error: desc = {error:?}"));
@@ -59,14 +68,50 @@ pub(super) async fn probe(host: &str, port: u16, service: &str, timeout: Duratio
 }
 
 /// Connects once. An address that refuses the connection fails the probe at once, as in kubelet 1.38, with the description of grpc-go.
-async fn connect(host: &str, port: u16, address: &str) -> Result<Channel, String> {
+async fn connect(host: &str, port: u16, address: &str, tls: bool) -> Result<Channel, String> {
+    let scheme = if tls { "https" } else { "http" };
+    let origin: Uri =
+        format!("{scheme}://{address}").parse().map_err(|error: InvalidUri| error.to_string())?;
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .and_then(|e| e.user_agent(USER_AGENT))
+        .and_then(|e| e.origin(origin).user_agent(USER_AGENT))
         .map_err(|e| quintlet_kit::error_chain(&e))?;
     let dialed = dial::dial(host, port, Purpose::Request).await;
     let (connection, _) = dialed.map_err(|error| format!("transport: Error while dialing: {error}"))?;
+    if !tls {
+        return open(&endpoint, connection).await;
+    }
+    let failed = |error: String| format!("transport: authentication handshake failed: {error}");
+    let connection = handshake(host, connection).await.map_err(failed)?;
+    open(&endpoint, connection).await
+}
+
+/// Makes the TLS handshake. The certificate of the server is not verified.
+async fn handshake(host: &str, connection: Connection) -> Result<TlsStream<Connection>, String> {
+    let name = ServerName::try_from(host.to_owned()).map_err(|e| format!("tls: {e}"))?;
+    let connecting = TlsConnector::from(tls_config()).connect(name, connection);
+    let stream = connecting.await.map_err(|error| http::tls_error_text(&error))?;
+    if stream.get_ref().1.alpn_protocol().is_none() {
+        return Err("credentials: cannot check peer: missing selected ALPN property".to_owned());
+    }
+    Ok(stream)
+}
+
+fn tls_config() -> Arc<ClientConfig> {
+    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
+    let config = CONFIG.get_or_init(|| {
+        let mut config = quintlet_kit::tls::unverified();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        Arc::new(config)
+    });
+    Arc::clone(config)
+}
+
+async fn open<I>(endpoint: &Endpoint, connection: I) -> Result<Channel, String>
+where
+    I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let mut connection = Some(connection);
-    let connector = tower::service_fn(move |_: http::Uri| {
+    let connector = tower::service_fn(move |_: Uri| {
         // The channel asks again if the connection breaks. The probe has failed then.
         let connection = connection.take().ok_or(io::ErrorKind::NotConnected);
         async move { Ok::<_, io::Error>(TokioIo::new(connection?)) }

@@ -55,7 +55,7 @@ pub(super) async fn probe(get: &HttpGet, host: &str, port: u16, timeout: Duratio
         Ok(headers) => headers,
         Err(error) => return failure(&url, &error),
     };
-    let mut request = Get { url, headers, host_header };
+    let mut request = Get { url, headers, host_header, h2c: get.h2c };
     let mut sent = 0_usize;
     loop {
         let exchange = match timeout_at(deadline, request.send()).await {
@@ -136,13 +136,18 @@ struct Get {
     url: Url,
     headers: HeaderMap,
     host_header: Option<HeaderValue>,
+    /// Without TLS, HTTP/2 from the first byte on.
+    h2c: bool,
 }
 
 impl Get {
     async fn send(&self) -> Result<Exchange, String> {
         let (tcp, route) = dial::dial(&self.url.host, self.url.port, Purpose::Request).await?;
         // Boxed, so that a probe without TLS has no room for it.
-        if self.url.tls { Box::pin(self.https(tcp, route)).await } else { self.http1(tcp, route).await }
+        if self.url.tls {
+            return Box::pin(self.https(tcp, route)).await;
+        }
+        if self.h2c { Box::pin(self.http2(tcp, route)).await } else { self.http1(tcp, route).await }
     }
 
     async fn https(&self, tcp: Connection, route: Route) -> Result<Exchange, String> {
@@ -189,7 +194,8 @@ impl Get {
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let host = self.host_header.as_ref().and_then(|h| h.to_str().ok()).unwrap_or(&self.url.authority);
-        let mut request = Request::get(format!("https://{host}{}", self.url.target))
+        let scheme = if self.url.tls { "https" } else { "http" };
+        let mut request = Request::get(format!("{scheme}://{host}{}", self.url.target))
             .body(Empty::<Bytes>::new())
             .map_err(|e| format!("invalid URL: {e}"))?;
         *request.headers_mut() = self.headers.clone();
@@ -289,7 +295,7 @@ fn go_error_text(error: &hyper::Error, route: Route) -> String {
     quintlet_kit::error_chain(error)
 }
 
-fn tls_error_text(error: &std::io::Error) -> String {
+pub(super) fn tls_error_text(error: &std::io::Error) -> String {
     match error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
         Some(rustls::Error::InvalidMessage(_)) => {
             "tls: first record does not look like a TLS handshake".to_owned()

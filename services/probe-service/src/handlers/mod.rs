@@ -103,8 +103,8 @@ impl Attempts for RealAttempts {
                     Ok(port) => tcp(host, port, timeout).await,
                     Err(broken) => broken,
                 },
-                Handler::Grpc { port: number, service } => match port(*number) {
-                    Ok(port) => Box::pin(grpc::probe(host, port, service, timeout)).await,
+                Handler::Grpc { port: number, service, tls } => match port(*number) {
+                    Ok(port) => Box::pin(grpc::probe(host, port, service, *tls, timeout)).await,
                     Err(broken) => broken,
                 },
                 Handler::Exec { command, grant } => {

@@ -84,6 +84,7 @@ fn get(address: SocketAddr, path: &str) -> HttpGet {
         port: address.port().into(),
         path: path.into(),
         headers: Vec::new(),
+        h2c: false,
     }
 }
 
@@ -158,6 +159,54 @@ async fn an_answer_over_http2_may_have_more_than_16_kib_of_headers() {
     });
     let https = HttpGet { scheme: UrlScheme::Https, ..get(address, "/") };
     assert_eq!(http_get(https).await, Attempt::Success("fine".into()));
+}
+
+/// Serves HTTP/2 without TLS. The body has the version, the authority and the header `x-muffins` of the request.
+async fn serve_h2c() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let service =
+                hyper::service::service_fn(|request: ::http::Request<hyper::body::Incoming>| async move {
+                    let muffins = request.headers().get("x-muffins").map(|v| v.to_str().unwrap());
+                    let text = format!("{:?} {} {muffins:?}", request.version(), request.uri());
+                    let body = http_body_util::Full::new(bytes::Bytes::from(text));
+                    let mut answer = ::http::Response::new(body);
+                    let status = if request.uri().path() == "/500" { 500 } else { 200 };
+                    *answer.status_mut() = ::http::StatusCode::from_u16(status).unwrap();
+                    Ok::<_, std::convert::Infallible>(answer)
+                });
+            let server = hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
+            tokio::spawn(server.serve_connection(hyper_util::rt::TokioIo::new(stream), service));
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn an_http_probe_speaks_http2_without_tls_only_if_it_is_told_to() {
+    let address = serve_h2c().await;
+    let h2c = |address, path| HttpGet { h2c: true, ..get(address, path) };
+    let headers = vec![("X-Muffins".to_owned(), "two".to_owned())];
+    let probe = HttpGet { headers, ..h2c(address, "/ready?full") };
+    let text = format!("HTTP/2.0 http://{address}/ready?full Some(\"two\")");
+    assert_eq!(http_get(probe).await, Attempt::Success(text));
+    let broken = http_get(h2c(address, "/500")).await;
+    assert_eq!(broken, failure("HTTP probe failed with statuscode: 500"));
+    let Attempt::Failure(_) = http_get(get(address, "/")).await else {
+        panic!("the server does not speak HTTP/1.1")
+    };
+
+    let (old, _requests) = serve(None, |_| page("200 OK", "", "fine")).await;
+    let Attempt::Failure(text) = http_get(h2c(old, "/")).await else {
+        panic!("the server does not speak HTTP/2")
+    };
+    assert!(text.starts_with(&format!("Get \"http://{old}/\": ")), "{text}");
+    let closed = closed_port().await;
+    let refused = format!("Get \"http://{closed}/\": dial tcp {closed}: connect: connection refused");
+    assert_eq!(http_get(h2c(closed, "/")).await, failure(refused));
 }
 
 #[tokio::test]
@@ -513,15 +562,73 @@ async fn a_grpc_probe_succeeds_only_if_the_status_is_serving() {
             )),
         ),
     ] {
-        let handler = Handler::Grpc { port: port.into(), service: service.into() };
+        let handler = Handler::Grpc { port: port.into(), service: service.into(), tls: false };
         let outcome = attempt(&real(), handler, Duration::from_secs(1)).await;
         assert_eq!(outcome, expected, "{service:?}");
     }
 }
 
+/// Serves the health protocol over TLS with these application protocols: a proxy in front of a server without TLS.
+async fn serve_grpc_tls(protocols: &[&[u8]]) -> u16 {
+    let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let behind = server.local_addr().unwrap();
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_service_status("down", tonic_health::ServingStatus::NotServing).await;
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(server);
+    tokio::spawn(tonic::transport::Server::builder().add_service(health).serve_with_incoming(incoming));
+
+    let acceptor = tls_acceptor(protocols);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            // A client without TLS ends here.
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let mut plain = tokio::net::TcpStream::connect(behind).await.unwrap();
+            tokio::spawn(async move { tokio::io::copy_bidirectional(&mut stream, &mut plain).await });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_grpc_probe_uses_tls_only_if_it_is_told_to_and_accepts_any_certificate() {
+    let sealed = serve_grpc_tls(&[b"h2"]).await;
+    let probe = async |port: u16, service: &str, tls| {
+        let handler = Handler::Grpc { port: port.into(), service: service.into(), tls };
+        attempt(&real(), handler, Duration::from_secs(5)).await
+    };
+    assert_eq!(probe(sealed, "", true).await, Attempt::Success("service healthy".into()));
+    let down = failure("service unhealthy (responded with \"NOT_SERVING\")");
+    assert_eq!(probe(sealed, "down", true).await, down);
+    let Attempt::Failure(_) = probe(sealed, "", false).await else { panic!("a plain request to TLS") };
+
+    let broken = |text: &str| {
+        failure(format!(
+            "error: health rpc probe failed: rpc error: code = Unavailable desc = connection error: desc = \
+             \"transport: authentication handshake failed: {text}\""
+        ))
+    };
+    // A server of HTTP/2 without TLS begins with its settings.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let plain = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let record = broken("tls: first record does not look like a TLS handshake");
+    assert_eq!(probe(plain, "", true).await, record);
+    let without = serve_grpc_tls(&[]).await;
+    let missing = broken("credentials: cannot check peer: missing selected ALPN property");
+    assert_eq!(probe(without, "", true).await, missing);
+}
+
 #[tokio::test]
 async fn a_grpc_probe_of_a_closed_port_does_not_wait_for_its_timeout() {
-    let handler = Handler::Grpc { port: closed_port().await.port().into(), service: String::new() };
+    let port = closed_port().await.port().into();
+    let handler = Handler::Grpc { port, service: String::new(), tls: false };
     let transport = real();
     let attempted = attempt(&transport, handler, Duration::from_secs(3600));
     let outcome = tokio::time::timeout(Duration::from_secs(60), attempted).await;
@@ -532,7 +639,7 @@ async fn a_grpc_probe_of_a_closed_port_does_not_wait_for_its_timeout() {
 #[tokio::test]
 async fn a_grpc_probe_without_a_connection_times_out_as_one_without_an_answer() {
     let (full, _held) = full_backlog().await;
-    let handler = Handler::Grpc { port: full.port().into(), service: String::new() };
+    let handler = Handler::Grpc { port: full.port().into(), service: String::new(), tls: false };
     let outcome = attempt(&real(), handler, Duration::from_millis(200)).await;
     assert_eq!(outcome, failure("timeout: health rpc did not complete within 200ms"));
 }

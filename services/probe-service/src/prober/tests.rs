@@ -417,6 +417,7 @@ async fn the_largest_value_of_any_field_causes_no_panic() {
             handler: Some(wire::probe_spec::Handler::Grpc(wire::Grpc {
                 port: largest,
                 service: String::new(),
+                tls: true,
             })),
             initial_delay_seconds,
             period_seconds: largest,

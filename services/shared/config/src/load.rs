@@ -382,6 +382,7 @@ fn set_defaults_of_files(config: &mut Config) {
     for (document, field) in [
         (Document::Kubelet, "failSwapOn"),
         (Document::Kubelet, "failCgroupV1"),
+        (Document::Kubelet, "makeIPTablesUtilChains"),
         (Document::Quintlet, "setKernelTunables"),
     ] {
         if config.value(document, field).is_some_and(|value| value.data != Data::Null) {

@@ -115,26 +115,20 @@ mod tests {
 
     #[test]
     fn an_unsupported_flag_is_checked_and_reported_and_has_no_effect() {
-        let loaded =
-            line(&["--make-iptables-util-chains", "--contention-profiling", "--volume-plugin-dir", "/v"])
-                .unwrap();
-        assert_eq!(
-            loaded.config.not_yet(Service::PodSync).unwrap(),
-            "volumePluginDir: /v, makeIPTablesUtilChains: true"
-        );
+        let loaded = line(&["--contention-profiling", "--volume-plugin-dir", "/v"]).unwrap();
+        assert_eq!(loaded.config.not_yet(Service::PodSync), None);
         // A flag without an effect is reported by each service that is given it.
         let ignored: Vec<String> =
             loaded.config.ignored(Service::PodSync).into_iter().map(|(f, _)| f).collect();
-        assert_eq!(ignored, ["enableContentionProfiling: true"]);
+        assert_eq!(ignored, ["volumePluginDir: /v", "enableContentionProfiling: true"]);
         assert!(line(&["--lock-file="]).is_ok(), "an empty value has no effect");
-        let Err(Exit::Invalid(diagnostics)) =
-            line(&["--make-iptables-util-chains=perhaps", "--lock-file", "/l"])
+        let Err(Exit::Invalid(diagnostics)) = line(&["--contention-profiling=perhaps", "--lock-file", "/l"])
         else {
             panic!("a wrong value and a refused flag")
         };
         let text = crate::diagnostics::render(&diagnostics);
         assert!(text.contains("--lock-file: pod-sync holds a lock on the root directory"), "{text}");
-        let Err(Exit::Invalid(diagnostics)) = line(&["--make-iptables-util-chains=perhaps"]) else {
+        let Err(Exit::Invalid(diagnostics)) = line(&["--contention-profiling=perhaps"]) else {
             panic!("a wrong value")
         };
         assert!(
@@ -143,6 +137,6 @@ mod tests {
         );
         assert!(matches!(line(&["--no-flag-of-anybody"]), Err(Exit::Clap(_))));
         let Err(Exit::Clap(help)) = line(&["--help"]) else { panic!("help") };
-        assert!(!help.to_string().contains("make-iptables-util-chains"), "{help}");
+        assert!(!help.to_string().contains("contention-profiling"), "{help}");
     }
 }

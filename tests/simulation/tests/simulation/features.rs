@@ -1,8 +1,10 @@
 //! Features of the runtime: handlers, user namespaces, image volumes, and fields that are passed through to it.
 
 use quintlet_cri_api::v1;
+use quintlet_simulation::sim::LONG;
 use quintlet_simulation::{Options, Sim, pods};
 use quintlet_testkit::fake_runtime::{self, Method, Rule};
+use quintlet_testkit::wait::until;
 use serde_json::json;
 use tonic::Code;
 
@@ -220,6 +222,65 @@ async fn stop_signals_reach_the_runtime_and_the_status_with_the_feature_gate() {
         let statuses = shown["status"]["containerStatuses"].as_array().unwrap();
         let shown = [0, 1].map(|i| statuses[i]["stopSignal"].as_str());
         assert_eq!((sent, shown), ([number, 0], names), "{args:?}, reported: {reports}");
+        sim.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bind_mount_options_reach_a_runtime_that_applies_them_and_a_pod_is_rejected_without() {
+    let gate = ["--feature-gates=VolumeBindMountOptions=true"];
+    for (args, able) in [(&gate[..], true), (&gate[..], false), (&[][..], true)] {
+        let features = v1::RuntimeFeatures { mount_options: able, ..Default::default() };
+        let runtime = fake_runtime::Options { features: Some(features), ..Default::default() };
+        let mut sim = Sim::prepare(Options { runtime, ..Options::default() }).await;
+        sim.set_pod_sync_args(args);
+        sim.start_all();
+        let mut pod = pods::single("hardened");
+        pod["spec"]["volumes"] = json!([{"name": "v", "emptyDir": {}}]);
+        pod["spec"]["containers"][0]["volumeMounts"] =
+            json!([{"name": "v", "mountPath": "/v", "bindMountOptions": ["noexec", "nosuid"]}]);
+        let uid = sim.create(pod);
+        let container =
+            pods::single("hardened")["spec"]["containers"][0]["name"].as_str().unwrap().to_owned();
+        if able && !args.is_empty() {
+            sim.wait_ready("hardened").await;
+            let mounts = sim.runtime.newest(&uid, &container).unwrap().config.mounts;
+            let mount = mounts.iter().find(|mount| mount.container_path == "/v").unwrap();
+            assert_eq!(mount.mount_options, ["noexec", "nosuid"]);
+        } else {
+            let is_rejected = |p: &quintlet_simulation::Seen| {
+                p.text("/status/reason") == "PodFeatureUnsupported"
+                    && p.text("/status/message").ends_with("that are not available: VolumeBindMountOptions")
+            };
+            sim.wait_pod("hardened", "rejected", is_rejected).await;
+            assert_eq!(sim.runtime.count(Method::RunPodSandbox), 0);
+        }
+        let declares = || {
+            let node = sim.api.list("nodes").remove(0);
+            let declared = node["status"]["declaredFeatures"].as_array().cloned().unwrap_or_default();
+            declared.contains(&json!("VolumeBindMountOptions"))
+        };
+        if able && !args.is_empty() {
+            let declared = async || if declares() { Ok(()) } else { Err("not declared") };
+            until("the Node declares the feature", LONG, declared).await;
+        }
+        assert_eq!(declares(), able && !args.is_empty());
+        sim.finish().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sandboxes_have_the_sysctls_of_the_node_with_the_feature_gate() {
+    let sysctl = "--default-pod-sysctls=net.core.somaxconn=7";
+    let gate = "--feature-gates=DefaultPodSysctls=true";
+    for (args, want) in [(&[sysctl][..], None), (&[sysctl, gate][..], Some("7"))] {
+        let mut sim = Sim::prepare(Options::default()).await;
+        sim.set_pod_sync_args(args);
+        sim.start_all();
+        let uid = sim.create(pods::single("tuned"));
+        sim.wait_ready("tuned").await;
+        let sysctls = sandbox_request(&sim, &uid).config.unwrap().linux.unwrap().sysctls;
+        assert_eq!(sysctls.get("net.core.somaxconn").map(String::as_str), want);
         sim.finish().await;
     }
 }

@@ -161,8 +161,27 @@ fn volume_mount(input: MountsInput<'_>, mount: &VolumeMount) -> Result<Mount, Co
         selinux_relabel: input.node.selinux && volume.relabel,
         propagation: propagation as i32,
         recursive_read_only: recursive,
+        mount_options: bind_mount_options(input, mount)?,
         ..Mount::default()
     })
+}
+
+/// Returns the options of a mount. They restrict the container, so it does not start without them.
+fn bind_mount_options(input: MountsInput<'_>, mount: &VolumeMount) -> Result<Vec<String>, ConfigError> {
+    let options = mount.bind_mount_options.clone().unwrap_or_default();
+    if options.is_empty() || input.node.field_gates.bind_mount_options && input.features.mount_options {
+        return Ok(options);
+    }
+    let path = &mount.mount_path;
+    let missing = if input.node.field_gates.bind_mount_options {
+        "the container runtime does not support mount options"
+    } else {
+        "the feature gate VolumeBindMountOptions is off"
+    };
+    Err(ConfigError::invalid(format!(
+        "failed to apply bindMountOptions [{}] of mount {path:?}: {missing}",
+        options.join(" ")
+    )))
 }
 
 fn image_mount(mount: Mount, image: &ImageSpec, sub: String) -> Mount {
@@ -539,6 +558,29 @@ mod tests {
         assert_eq!(mount(json!({"recursiveReadOnly": "IfPossible"}), false), (0, false));
         assert_eq!(mount(json!({"recursiveReadOnly": "IfPossible"}), true), (0, true));
         assert_eq!(mount(json!({"recursiveReadOnly": "Enabled"}), true), (0, true));
+    }
+
+    #[test]
+    fn a_container_with_bind_mount_options_starts_only_if_the_runtime_applies_them() {
+        let mut root = Root::new();
+        let mount = json!({"name": "v", "mountPath": "/m", "bindMountOptions": ["noexec", "nodev"]});
+        let spec = json!({"containers": [{"name": "c", "volumeMounts": [
+            mount, {"name": "v", "mountPath": "/n", "bindMountOptions": []}]}]});
+        let mut outcome = |gate, mount_options| {
+            root.node.field_gates.bind_mount_options = gate;
+            let features = HandlerFeatures { mount_options, ..HandlerFeatures::default() };
+            let mounts = root.run(spec.clone(), &[], features)?;
+            Ok::<_, String>(mounts.into_iter().map(|mount| mount.mount_options).collect::<Vec<_>>())
+        };
+        let options = vec!["noexec".to_owned(), "nodev".to_owned()];
+        assert_eq!(outcome(true, true).unwrap(), [options, Vec::new()]);
+        let refused = |missing: &str| {
+            format!("failed to apply bindMountOptions [noexec nodev] of mount \"/m\": {missing}")
+        };
+        let runtime = refused("the container runtime does not support mount options");
+        assert_eq!(outcome(true, false).unwrap_err(), runtime);
+        let gate = refused("the feature gate VolumeBindMountOptions is off");
+        assert_eq!(outcome(false, true).unwrap_err(), gate);
     }
 
     #[test]

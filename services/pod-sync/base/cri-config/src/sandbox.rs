@@ -1,6 +1,6 @@
 //! Builds the CRI configuration of a pod's sandbox (`pkg/kubelet/kuberuntime: generatePodSandboxConfig`).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -85,7 +85,7 @@ pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, Confi
         linux: Some(LinuxPodSandboxConfig {
             cgroup_parent: input.cgroup_parent.to_owned(),
             security_context: Some(security::sandbox_context(pod, namespaces, input.volume_groups)?),
-            sysctls: sysctls(pod),
+            sysctls: sysctls(pod, &node.default_sysctls),
             overhead: Some(resources::sandbox_overhead(pod, node)),
             resources: Some(resources::sandbox_resources(pod, node, input.has_exclusive_cpus)),
         }),
@@ -93,15 +93,37 @@ pub fn sandbox_config(input: SandboxInput<'_>) -> Result<PodSandboxConfig, Confi
     })
 }
 
-// `pkg/kubelet/sysctl: ConvertPodSysctlsVariableToDotsSeparator`
-fn sysctls(pod: &Pod) -> HashMap<String, String> {
+/// Returns the sysctls of a pod and those of the node that it does not set (`pkg/kubelet/sysctl:
+/// ConvertPodSysctlsVariableToDotsSeparator`, `pkg/kubelet/kuberuntime: applyPodSysctls`).
+fn sysctls(pod: &Pod, defaults: &BTreeMap<String, String>) -> HashMap<String, String> {
     let context = pod::spec(pod).security_context.as_ref();
-    context
-        .and_then(|c| c.sysctls.as_ref())
-        .into_iter()
-        .flatten()
-        .map(|s| (normal_sysctl(&s.name), s.value.clone()))
-        .collect()
+    let own = context.and_then(|c| c.sysctls.as_ref()).into_iter().flatten();
+    let own = own.map(|s| (normal_sysctl(&s.name), s.value.clone()));
+    let defaults = defaults.iter().map(|(name, value)| (normal_sysctl(name), value.clone()));
+    defaults.filter(|(name, _)| is_namespaced(pod, name)).chain(own).collect()
+}
+
+/// Returns whether a sysctl of the node belongs to a namespace that the pod has for itself. Others are ignored.
+fn is_namespaced(pod: &Pod, name: &str) -> bool {
+    const IPC: [&str; 8] = [
+        "kernel.msgmax",
+        "kernel.msgmnb",
+        "kernel.msgmni",
+        "kernel.sem",
+        "kernel.shmall",
+        "kernel.shmmax",
+        "kernel.shmmni",
+        "kernel.shm_rmid_forced",
+    ];
+    let spec = pod::spec(pod);
+    if IPC.contains(&name) || name.starts_with("fs.mqueue.") {
+        return spec.host_ipc != Some(true);
+    }
+    if name.starts_with("net.") || name == "kernel.domainname" {
+        return !pod::host_network(pod);
+    }
+    // The kubelet also sets them in the user namespace of the node, which the runtime refuses.
+    name.starts_with("user.") && spec.host_users == Some(false)
 }
 
 /// Returns the port mappings of a container, each name or each unnamed mapping once.
@@ -207,6 +229,46 @@ mod tests {
         assert_eq!(linux.sysctls["net.ipv4.conf.eno2/100.mtu"], "2");
         assert_eq!(linux.resources.unwrap().cpu_shares, 2);
         assert_eq!(c.dns_config.unwrap().servers, ["1.1.1.1"]);
+    }
+
+    #[test]
+    fn sysctls_of_the_node_apply_to_the_namespaces_of_a_pod_and_not_to_those_of_the_node() {
+        let defaults = [
+            ("kernel/shmmax", "1"),
+            ("fs.mqueue.msg_max", "2"),
+            ("net.core.somaxconn", "3"),
+            ("kernel.domainname", "d"),
+            ("user.max_user_namespaces", "4"),
+            ("kernel.hostname", "ignored"),
+            ("vm.swappiness", "ignored"),
+        ];
+        let node = NodeSettings {
+            default_sysctls: defaults.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            ..NodeSettings::default()
+        };
+        let names = |more: Value| {
+            let mut spec = json!({"containers": [{"name": "c"}]});
+            spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let set = sysctls(&pod_of(spec), &node.default_sysctls);
+            let mut list: Vec<String> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            list.sort();
+            list.join(" ")
+        };
+        let (ipc, network) = ("fs.mqueue.msg_max=2", "net.core.somaxconn=3");
+        let memory = "kernel.shmmax=1";
+        assert_eq!(names(json!({})), format!("{ipc} kernel.domainname=d {memory} {network}"));
+        assert_eq!(names(json!({"hostNetwork": true})), format!("{ipc} {memory}"));
+        assert_eq!(names(json!({"hostIPC": true})), format!("kernel.domainname=d {network}"));
+        assert_eq!(
+            names(json!({"hostUsers": false})),
+            format!("{ipc} kernel.domainname=d {memory} {network} user.max_user_namespaces=4")
+        );
+        let own = json!({"sysctls": [{"name": "net/core/somaxconn", "value": "9"}]});
+        assert_eq!(
+            names(json!({"securityContext": own})),
+            format!("{ipc} kernel.domainname=d {memory} net.core.somaxconn=9"),
+            "the pod's own value wins"
+        );
     }
 
     #[test]

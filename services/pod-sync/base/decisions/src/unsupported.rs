@@ -1,6 +1,6 @@
 //! Fields of a pod that this node cannot enforce, and their effect. docs/pod-fields.md has a verdict for every field.
 
-use k8s_openapi::api::core::v1::{Container, DownwardAPIVolumeFile, KeyToPath, Pod, Volume};
+use k8s_openapi::api::core::v1::{Container, DownwardAPIVolumeFile, HTTPGetAction, KeyToPath, Pod, Volume};
 use quintlet_model::pod;
 use quintlet_model::text::{self, shortened};
 
@@ -12,10 +12,25 @@ const LONGEST_PART: usize = 200;
 /// Most messages for one pod.
 const MOST_MESSAGES: usize = 16;
 
+/// Feature gates of fields of a pod that are off by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FieldGates {
+    /// H2CContainerProbe: `httpGet.protocol` of probes.
+    pub h2c_probes: bool,
+    /// GRPCContainerProbeTLS: `grpc.mode` of probes.
+    pub grpc_probe_tls: bool,
+    /// VolumeBindMountOptions: `bindMountOptions` of containers. Without it, pods that have some are rejected.
+    pub bind_mount_options: bool,
+    /// EmptyDirVolumeMode: `emptyDir.mode`.
+    pub empty_dir_mode: bool,
+    /// AtomicWriteVolumeUserFields: `defaultUser` and `user` of configMap, secret, downwardAPI and projected volumes.
+    pub file_owners: bool,
+}
+
 /// Returns a message for each field that is accepted and not enforced, with its path and value.
 #[must_use]
-pub fn not_enforced(pod: &Pod) -> Vec<String> {
-    let mut out = unread_fields(pod);
+pub fn not_enforced(pod: &Pod, gates: FieldGates) -> Vec<String> {
+    let mut out = unread_fields(pod, gates);
     if let Some(others) = out.len().checked_sub(MOST_MESSAGES).filter(|others| *others > 0) {
         out.truncate(MOST_MESSAGES);
         out.push(format!("{others} more fields are not enforced"));
@@ -23,15 +38,15 @@ pub fn not_enforced(pod: &Pod) -> Vec<String> {
     out
 }
 
-/// Returns a message for each field that is set and that Kubernetes 1.37 has behind a feature gate that is off by default.
-fn unread_fields(pod: &Pod) -> Vec<String> {
+/// Returns a message for each field that is set and that Kubernetes 1.37 has behind a feature gate that is off.
+fn unread_fields(pod: &Pod, gates: FieldGates) -> Vec<String> {
     let (spec, mut out) = (pod::spec(pod), Vec::new());
     for (list, containers) in
         [("initContainers", pod::init_containers(pod)), ("containers", &spec.containers)]
     {
-        containers.iter().for_each(|container| unread_of_container(list, container, &mut out));
+        containers.iter().for_each(|container| unread_of_container(list, container, gates, &mut out));
     }
-    spec.volumes.iter().flatten().for_each(|volume| unread_of_volume(volume, &mut out));
+    spec.volumes.iter().flatten().for_each(|volume| unread_of_volume(volume, gates, &mut out));
     out
 }
 
@@ -45,38 +60,43 @@ fn unread(out: &mut Vec<String>, path: &str, value: Option<impl std::fmt::Displa
     }
 }
 
-fn unread_of_container(list: &str, container: &Container, out: &mut Vec<String>) {
+/// Returns the protocol of a request if it is not the default.
+fn protocol(http: Option<&HTTPGetAction>) -> Option<&str> {
+    http?.protocol.as_deref().filter(|protocol| *protocol != "HTTP1")
+}
+
+fn unread_of_container(list: &str, container: &Container, gates: FieldGates, out: &mut Vec<String>) {
     let path = format!("spec.{list}{{{}}}", container.name);
-    for mount in container.volume_mounts.iter().flatten() {
-        let options = mount.bind_mount_options.as_ref().map(|options| options.join(","));
-        unread(out, &format!("{path}.volumeMounts{{{}}}.bindMountOptions", mount.mount_path), options);
-    }
     for (name, probe) in [
         ("livenessProbe", &container.liveness_probe),
         ("readinessProbe", &container.readiness_probe),
         ("startupProbe", &container.startup_probe),
     ] {
         let Some(probe) = probe else { continue };
-        let protocol = probe.http_get.as_ref().and_then(|http| http.protocol.as_deref());
+        let protocol = protocol(probe.http_get.as_ref()).filter(|_| !gates.h2c_probes);
         unread(out, &format!("{path}.{name}.httpGet.protocol"), protocol);
-        let mode =
-            probe.grpc.as_ref().and_then(|grpc| grpc.mode.as_deref()).filter(|mode| *mode != "Plaintext");
+        let mode = probe.grpc.as_ref().and_then(|grpc| grpc.mode.as_deref());
+        let mode = mode.filter(|mode| *mode != "Plaintext" && !gates.grpc_probe_tls);
         unread(out, &format!("{path}.{name}.grpc.mode"), mode);
     }
+    // The kubelet has HTTP/2 for probes only.
     let lifecycle = container.lifecycle.as_ref();
     for (name, hook) in [
         ("postStart", lifecycle.and_then(|hooks| hooks.post_start.as_ref())),
         ("preStop", lifecycle.and_then(|hooks| hooks.pre_stop.as_ref())),
     ] {
-        let protocol = hook.and_then(|hook| hook.http_get.as_ref()?.protocol.as_deref());
+        let protocol = protocol(hook.and_then(|hook| hook.http_get.as_ref()));
         unread(out, &format!("{path}.lifecycle.{name}.httpGet.protocol"), protocol);
     }
 }
 
-fn unread_of_volume(volume: &Volume, out: &mut Vec<String>) {
+fn unread_of_volume(volume: &Volume, gates: FieldGates, out: &mut Vec<String>) {
     let path = format!("spec.volumes{{{}}}", volume.name);
-    let mode = volume.empty_dir.as_ref().and_then(|source| source.mode);
+    let mode = volume.empty_dir.as_ref().and_then(|source| source.mode).filter(|_| !gates.empty_dir_mode);
     unread(out, &format!("{path}.emptyDir.mode"), mode.map(|mode| format!("{mode:#o}")));
+    if gates.file_owners {
+        return;
+    }
     if let Some(source) = &volume.config_map {
         unread(out, &format!("{path}.configMap.defaultUser"), source.default_user);
         unread(out, &format!("{path}.configMap.items.user"), user_of_keys(&source.items));
@@ -125,7 +145,7 @@ mod tests {
         for policy in ["MountOption", "Recursive"] {
             let context = json!({"seLinuxChangePolicy": policy});
             let pod = pod_json(json!({"containers": [{"name": "c"}], "securityContext": context}));
-            assert_eq!(not_enforced(&pod), Vec::<String>::new(), "{policy}");
+            assert_eq!(not_enforced(&pod, FieldGates::default()), Vec::<String>::new(), "{policy}");
         }
     }
 
@@ -138,11 +158,10 @@ mod tests {
             "initContainers": [{"name": "i", "startupProbe": {"grpc": {"port": 1, "mode": "TLS"}}}],
             "containers": [{
                 "name": "c",
-                "volumeMounts": [{"name": "e", "mountPath": "/e", "bindMountOptions": ["noexec", "nodev"]}],
                 "startupProbe": {"grpc": {"port": 1, "mode": "Plaintext"}},
-                "livenessProbe": http("H2C"),
-                "readinessProbe": http("H2C"),
-                "lifecycle": {"postStart": http("H2C"), "preStop": http("H2C")},
+                "livenessProbe": http("HTTP2"),
+                "readinessProbe": http("HTTP2"),
+                "lifecycle": {"postStart": http("HTTP2"), "preStop": http("HTTP2")},
             }],
             "volumes": [
                 {"name": "e", "emptyDir": {"mode": 0o750}},
@@ -161,11 +180,10 @@ mod tests {
         }));
         let want = [
             "spec.initContainers{i}.startupProbe.grpc.mode: TLS",
-            "spec.containers{c}.volumeMounts{/e}.bindMountOptions: noexec,nodev",
-            "spec.containers{c}.livenessProbe.httpGet.protocol: H2C",
-            "spec.containers{c}.readinessProbe.httpGet.protocol: H2C",
-            "spec.containers{c}.lifecycle.postStart.httpGet.protocol: H2C",
-            "spec.containers{c}.lifecycle.preStop.httpGet.protocol: H2C",
+            "spec.containers{c}.livenessProbe.httpGet.protocol: HTTP2",
+            "spec.containers{c}.readinessProbe.httpGet.protocol: HTTP2",
+            "spec.containers{c}.lifecycle.postStart.httpGet.protocol: HTTP2",
+            "spec.containers{c}.lifecycle.preStop.httpGet.protocol: HTTP2",
             "spec.volumes{e}.emptyDir.mode: 0o750",
             "spec.volumes{c}.configMap.defaultUser: 1",
             "spec.volumes{c}.configMap.items.user: 7",
@@ -182,14 +200,32 @@ mod tests {
             "spec.volumes{p}.projected.sources.user: 11",
         ];
         let want = want.map(|text| format!("{text} is not enforced: this node does not have the feature"));
-        assert_eq!(unread_fields(&pod), want);
-        let messages = not_enforced(&pod);
+        let none = FieldGates::default();
+        assert_eq!(unread_fields(&pod, none), want);
+        let messages = not_enforced(&pod, none);
         assert_eq!(messages.len(), MOST_MESSAGES + 1);
-        assert_eq!(messages[MOST_MESSAGES], "4 more fields are not enforced");
+        assert_eq!(messages[MOST_MESSAGES], "3 more fields are not enforced");
 
-        let mount = json!([{"name": "e", "mountPath": "/e", "bindMountOptions": ["x".repeat(1 << 20)]}]);
-        let pod = pod_json(json!({"containers": [{"name": "c", "volumeMounts": mount}]}));
-        let messages = not_enforced(&pod);
+        let left = |gates| unread_fields(&pod, gates);
+        let h2c = left(FieldGates { h2c_probes: true, ..none });
+        assert_eq!(h2c.len(), want.len() - 2, "hooks have no HTTP/2: {h2c:?}");
+        assert_eq!(left(FieldGates { grpc_probe_tls: true, ..none }), want[1..]);
+        let modes = left(FieldGates { empty_dir_mode: true, ..none });
+        assert!(modes.len() == want.len() - 1 && modes.iter().all(|text| !text.contains("mode: 0o")));
+        let owners = left(FieldGates { file_owners: true, ..none });
+        assert_eq!(owners, want[..6]);
+
+        let protocol = "x".repeat(1 << 20);
+        let pod = pod_json(json!({"containers": [{"name": "c", "livenessProbe": http(&protocol)}]}));
+        let messages = not_enforced(&pod, none);
         assert!(messages.len() == 1 && messages[0].len() < 500, "{}", messages[0].len());
+    }
+
+    #[test]
+    fn the_default_protocol_of_a_request_is_not_reported() {
+        let http = json!({"httpGet": {"port": 80, "protocol": "HTTP1"}});
+        let container = json!({"name": "c", "livenessProbe": http, "lifecycle": {"preStop": http}});
+        let pod = pod_json(json!({"containers": [container]}));
+        assert_eq!(not_enforced(&pod, FieldGates::default()), Vec::<String>::new());
     }
 }

@@ -16,6 +16,8 @@ pub struct RuntimeState {
     pub handlers: BTreeMap<String, HandlerFeatures>,
     /// Whether the runtime supports `supplementalGroupsPolicy`; `None` if it does not report features.
     pub supplemental_groups_policy: Option<bool>,
+    /// The runtime applies the `bindMountOptions` of containers.
+    pub mount_options: bool,
 }
 
 impl RuntimeState {
@@ -39,4 +41,6 @@ pub struct HandlerFeatures {
     pub user_namespaces: bool,
     /// `supplementalGroupsPolicy: Strict`.
     pub supplemental_groups_policy: bool,
+    /// `bindMountOptions`.
+    pub mount_options: bool,
 }

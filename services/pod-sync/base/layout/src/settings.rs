@@ -1,8 +1,10 @@
 //! Settings of the node that more than one part of pod-sync reads.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pod_sync_decisions::qos::{CgroupSettings, QosTierSettings, ResourceList};
+use pod_sync_decisions::unsupported::FieldGates;
 
 use crate::node_ips::NodeIps;
 
@@ -74,8 +76,12 @@ pub struct NodeSettings {
     pub stop_signals: bool,
     /// The feature gate ResourceHealthStatus is on: statuses have the health of devices.
     pub device_health: bool,
+    /// Feature gates of fields of a pod.
+    pub field_gates: FieldGates,
     /// `allowedUnsafeSysctls`.
     pub allowed_sysctls: Vec<String>,
+    /// `defaultPodSysctls`; empty without the feature gate DefaultPodSysctls.
+    pub default_sysctls: BTreeMap<String, String>,
     /// AppArmor is enabled in the kernel.
     pub app_armor: bool,
     /// The existing directories `/sys/devices/system/cpu/cpu<N>/thermal_throttle`, which are masked in containers.
@@ -135,7 +141,9 @@ impl Default for NodeSettings {
             selinux: false,
             stop_signals: false,
             device_health: false,
+            field_gates: FieldGates::default(),
             allowed_sysctls: Vec::new(),
+            default_sysctls: BTreeMap::new(),
             app_armor: false,
             thermal_throttle: Vec::new(),
         }

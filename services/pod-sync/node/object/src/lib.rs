@@ -8,6 +8,7 @@
 //! - [`follow_addresses`] keeps the node's addresses up to date, in [`NodeIps`](pod_sync_layout::NodeIps) and on a
 //!   `watch` channel.
 //! - [`follow_pod_cidrs`] and [`set_pod_cidrs`] send the pod CIDRs to the runtime.
+//! - [`keep_chains`] makes chains of iptables for other components.
 //! - [`report_node`] reads these channels ([`NodeChannels`]) and reports the Node to status-reporter.
 //!
 //! [`decide_name`] decides whether another machine uses the name of the node.
@@ -19,6 +20,7 @@
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 
 mod addresses;
+mod iptables;
 mod machine;
 mod machine_checks;
 mod node_cgroups;
@@ -33,6 +35,7 @@ mod runtime;
 mod status;
 
 pub use crate::addresses::{AddressesError, check_addresses, follow_addresses, initial_addresses};
+pub use crate::iptables::{CommandEnd, IpFamily, Iptables, SystemIptables, keep_chains};
 pub use crate::machine::huge_pages;
 pub use crate::machine_checks::{Machine, MachineError, MachineRules, MachineWarning, has_tmpfs_noswap};
 pub use crate::node_cgroups::{EnforcementError, NodeCgroups};

@@ -32,6 +32,8 @@ pub struct MachineRules {
     pub protect_kernel_defaults: bool,
     /// Wrong kernel tunables are set.
     pub set_kernel_tunables: bool,
+    /// The feature gate KubeletInUserNamespace is on: in a user namespace, a kernel tunable that cannot be set is no error.
+    pub tolerates_user_namespace: bool,
 }
 
 /// The machine does not fulfil the configuration. The texts are those of the kubelet.
@@ -126,6 +128,13 @@ impl Machine<'_> {
         if wrong.is_empty() { Ok(warnings) } else { Err(MachineError::Tunables { wrong }) }
     }
 
+    /// Returns whether this process runs in a user namespace: its IDs are not those of the machine (`github.com/moby/sys/userns`).
+    fn is_in_user_namespace(&self) -> bool {
+        let map = std::fs::read_to_string(self.root.join("proc/self/uid_map")).unwrap_or_default();
+        let ids: Vec<&str> = map.split_whitespace().collect();
+        !ids.is_empty() && ids != ["0", "0", "4294967295"]
+    }
+
     /// Returns whether the machine swaps: `/proc/swaps` has a line after its header.
     fn has_swap(&self) -> Result<bool, MachineError> {
         let path = self.root.join("proc/swaps");
@@ -156,7 +165,13 @@ impl Machine<'_> {
         }
         if rules.set_kernel_tunables {
             tracing::info!(name, expected, actual, "setting kernel tunable");
-            return std::fs::write(&path, expected.to_string()).map_err(failed);
+            return match std::fs::write(&path, expected.to_string()) {
+                Err(error) if rules.tolerates_user_namespace && self.is_in_user_namespace() => {
+                    tracing::info!(name, %error, "kernel tunable cannot be set in a user namespace");
+                    Ok(())
+                }
+                set => set.map_err(failed),
+            };
         }
         tracing::info!(name, expected, actual, "kernel tunable differs from the value that pods rely on");
         Ok(())
@@ -216,6 +231,7 @@ mod tests {
         limited_swap: false,
         protect_kernel_defaults: false,
         set_kernel_tunables: false,
+        tolerates_user_namespace: false,
     };
 
     #[test]
@@ -277,5 +293,32 @@ mod tests {
         assert_eq!(root.check(NONE, true, true), Ok(vec![]));
         let error = root.check(set, true, true).unwrap_err();
         assert!(error.starts_with("kernel flag kernel/panic cannot be read or set: "), "{error}");
+    }
+
+    #[test]
+    fn a_tunable_that_cannot_be_set_is_no_error_in_a_user_namespace_with_the_feature_gate() {
+        let root = Root::new();
+        let panic = root.0.path().join("proc/sys/kernel/panic");
+        std::fs::remove_file(&panic).unwrap();
+        // Read-only, also for root.
+        std::os::unix::fs::symlink("/proc/sys/kernel/ngroups_max", panic).unwrap();
+        let gate = |tolerates_user_namespace| MachineRules {
+            set_kernel_tunables: true,
+            tolerates_user_namespace,
+            ..NONE
+        };
+        for (map, is_namespace) in
+            [("         0          0 4294967295\n", false), ("0 100000 65536\n", true), ("", false)]
+        {
+            root.write("proc/self/uid_map", map);
+            for tolerates in [false, true] {
+                let checked = root.check(gate(tolerates), true, true);
+                assert_eq!(checked.is_ok(), is_namespace && tolerates, "{map:?}: {checked:?}");
+            }
+        }
+        root.write("proc/sys/vm/panic_on_oom", "1\n");
+        root.write("proc/self/uid_map", "0 1000 1\n");
+        assert_eq!(root.check(gate(true), true, true), Ok(vec![]));
+        assert_eq!(root.read("vm/panic_on_oom"), "0", "the others are set");
     }
 }

@@ -97,9 +97,10 @@ pub async fn report_node(
 ) {
     let NodeChannels { mut runtime, mut shutting_down, mut images, mut ips, mut pressure, mut devices } =
         inputs;
-    let (name, serves_api) = (settings.node_name.clone(), settings.node_api_port != 0);
+    let settings = Arc::new(settings);
+    let read = Arc::clone(&settings);
     // Blocks: `Machine` calls it on a blocking thread.
-    let mut machine = Machine::new(move |state: &RuntimeState| managed_node(&settings, &labels, state));
+    let mut machine = Machine::new(move |state: &RuntimeState| managed_node(&read, &labels, state));
     let mut wait = Duration::ZERO;
     loop {
         // Each branch only wakes the loop, which reads all inputs again.
@@ -129,10 +130,11 @@ pub async fn report_node(
         };
         let node_status = node.status.get_or_insert_default();
         // `None` leaves the addresses that the API server has.
-        node_status.addresses = ips.borrow_and_update().as_ref().map(|ips| addresses(&name, ips));
+        node_status.addresses =
+            ips.borrow_and_update().as_ref().map(|ips| addresses(&settings.node_name, ips));
         node_status.conditions = conditions(&pressure.borrow_and_update());
         set_extended_resources(node_status, &devices.borrow_and_update());
-        status::set_runtime_status(node_status, &state, images.borrow_and_update().clone(), serves_api);
+        status::set_runtime_status(node_status, &state, images.borrow_and_update().clone(), &settings);
         let is_ready = not_ready.is_empty();
         wait = match statuses.report_node(&node, not_ready, clock.boot()).await {
             Ok(()) if is_ready => REPORT_PERIOD,

@@ -131,6 +131,7 @@ async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, CallError> {
         None => Some(format!("{name}=false reason: message:")),
     };
     let policy = status.features.as_ref().map(|f| f.supplemental_groups_policy);
+    let mount_options = status.features.as_ref().is_some_and(|f| f.mount_options);
     let handlers: BTreeMap<String, HandlerFeatures> = status
         .runtime_handlers
         .iter()
@@ -140,6 +141,7 @@ async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, CallError> {
                 recursive_read_only_mounts: f.recursive_read_only_mounts,
                 user_namespaces: f.user_namespaces,
                 supplemental_groups_policy: policy == Some(true),
+                mount_options,
             };
             (h.name.clone(), features)
         })
@@ -152,5 +154,6 @@ async fn read_runtime(runtime: &Runtime) -> Result<RuntimeState, CallError> {
             .map(|c| format!("container runtime network not ready: {c}")),
         handlers,
         supplemental_groups_policy: policy,
+        mount_options,
     })
 }

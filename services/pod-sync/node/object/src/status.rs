@@ -10,7 +10,8 @@ use pod_sync_node_decisions::image_gc::Image;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use pod_sync_layout::RuntimeState;
+use pod_sync_layout::{NodeSettings, RuntimeState};
+use quintlet_config::table::BIND_MOUNT_OPTIONS;
 
 /// Interval between lists of images (pkg/kubelet/images/image_gc_manager.go).
 const PERIOD: Duration = Duration::from_secs(30);
@@ -19,12 +20,15 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Names reported per image (pkg/kubelet/nodestatus: MaxNamesPerImageInNodeStatus).
 const MAX_NAMES: usize = 5;
 /// Declared features of the node, sorted as the API server requires (component-helpers/nodedeclaredfeatures/features).
-const DECLARED: [&str; 4] = [
-    "ExtendWebSocketsToKubelet",
+const DECLARED: [&str; 5] = [
+    EXTEND_WEB_SOCKETS,
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "RestartAllContainersOnContainerExits",
+    BIND_MOUNT_OPTIONS,
 ];
+
+const EXTEND_WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
 
 /// Lists the runtime's images periodically until `stop`. While lists fail, the last images stay published.
 pub async fn poll_images(
@@ -78,7 +82,7 @@ pub(crate) fn set_runtime_status(
     status: &mut NodeStatus,
     runtime: &RuntimeState,
     images: Option<Vec<ContainerImage>>,
-    has_node_api: bool,
+    settings: &NodeSettings,
 ) {
     let handlers = runtime.handlers.iter().map(|(name, can)| NodeRuntimeHandler {
         name: Some(name.clone()),
@@ -92,7 +96,7 @@ pub(crate) fn set_runtime_status(
         .supplemental_groups_policy
         .map(|policy| NodeFeatures { supplemental_groups_policy: Some(policy) });
     status.images = images;
-    let declared = declared_features(has_node_api).into_iter();
+    let declared = declared_features(settings, runtime).into_iter();
     status.declared_features = Some(declared.map(str::to_owned).collect());
 }
 
@@ -111,8 +115,13 @@ pub(crate) fn plain_version(version: &str) -> &str {
 
 /// Returns the declared features of the node, sorted.
 #[must_use]
-pub fn declared_features(has_node_api: bool) -> Vec<&'static str> {
-    DECLARED.into_iter().filter(|name| has_node_api || *name != "ExtendWebSocketsToKubelet").collect()
+pub fn declared_features(settings: &NodeSettings, runtime: &RuntimeState) -> Vec<&'static str> {
+    let is_declared = |name: &&str| match *name {
+        EXTEND_WEB_SOCKETS => settings.node_api_port != 0,
+        BIND_MOUNT_OPTIONS => settings.field_gates.bind_mount_options && runtime.mount_options,
+        _ => true,
+    };
+    DECLARED.into_iter().filter(is_declared).collect()
 }
 
 #[cfg(test)]
@@ -162,9 +171,22 @@ mod tests {
             "InPlacePodVerticalScalingInitContainers",
             "UserNamespacesHostNetworkSupport",
         ];
-        for feature in REGISTRY.iter().chain(&DECLARED) {
+        let fixed = |feature: &&&str| **feature != BIND_MOUNT_OPTIONS;
+        for feature in REGISTRY.iter().chain(&DECLARED).filter(fixed) {
             let gate = quintlet_config::table::GATES.iter().find(|g| g.name == *feature);
             assert_eq!(gate.map(|g| g.fixed), Some(DECLARED.contains(feature)), "{feature}");
+        }
+    }
+
+    #[test]
+    fn bind_mount_options_are_declared_with_their_feature_gate_and_a_runtime_that_applies_them() {
+        for (gate, mount_options) in [(false, false), (false, true), (true, false), (true, true)] {
+            let mut settings = NodeSettings::default();
+            settings.field_gates.bind_mount_options = gate;
+            let runtime = RuntimeState { mount_options, ..RuntimeState::default() };
+            let declared = declared_features(&settings, &runtime);
+            assert_eq!(declared.contains(&"VolumeBindMountOptions"), gate && mount_options);
+            assert!(declared.is_sorted());
         }
     }
 
@@ -187,9 +209,11 @@ mod tests {
     #[test]
     fn runtime_handlers_are_reported_after_the_first_answer_of_the_runtime() {
         let mut status = NodeStatus::default();
-        set_runtime_status(&mut status, &RuntimeState::default(), None, true);
+        let served = NodeSettings { node_api_port: 10250, ..NodeSettings::default() };
+        set_runtime_status(&mut status, &RuntimeState::default(), None, &served);
         assert_eq!((&status.runtime_handlers, &status.features, &status.images), (&None, &None, &None));
-        assert_eq!(status.declared_features.clone().unwrap_or_default(), DECLARED);
+        let declared: Vec<&str> = DECLARED.into_iter().filter(|name| *name != BIND_MOUNT_OPTIONS).collect();
+        assert_eq!(status.declared_features.clone().unwrap_or_default(), declared);
         assert!(DECLARED.is_sorted());
 
         let can = HandlerFeatures { user_namespaces: true, ..HandlerFeatures::default() };
@@ -199,7 +223,7 @@ mod tests {
             supplemental_groups_policy: Some(false),
             ..RuntimeState::default()
         };
-        set_runtime_status(&mut status, &runtime, Some(Vec::new()), false);
+        set_runtime_status(&mut status, &runtime, Some(Vec::new()), &NodeSettings::default());
         let features = NodeRuntimeHandlerFeatures {
             recursive_read_only_mounts: Some(false),
             user_namespaces: Some(true),

@@ -105,6 +105,7 @@ pub(crate) fn files_of_bundle(
     bundle: &CredentialBundle,
     source: &PodCertificateProjection,
     default_mode: i32,
+    owner: Option<u32>,
 ) -> Payload {
     let together = || format!("{}{}", bundle.key, bundle.certificates);
     let files = [
@@ -114,7 +115,7 @@ pub(crate) fn files_of_bundle(
     ];
     let files = files.into_iter().filter_map(|(path, content)| {
         let path = path.clone().filter(|path| !path.is_empty())?;
-        Some((path, payload::private_file(pod, &content, default_mode)))
+        Some((path, payload::private_file(pod, &content, default_mode, owner)))
     });
     files.collect()
 }

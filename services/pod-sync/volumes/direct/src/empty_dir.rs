@@ -90,6 +90,11 @@ fn page_size(pod: &Pod, medium: &str, requested: &str) -> Result<String, String>
 /// Mode of a volume's directory.
 const OPEN_TO_ALL: u32 = 0o777;
 
+/// Returns the mode that the API allows for a directory: permissions and the sticky bit.
+pub(crate) fn mode(mode: i32) -> u32 {
+    u32::try_from(mode).unwrap_or(0) & 0o1777
+}
+
 #[derive(Debug, Clone)]
 pub(crate) struct EmptyDir {
     pub(crate) path: PathBuf,
@@ -97,6 +102,8 @@ pub(crate) struct EmptyDir {
     /// sync, so that nothing depends on it. The kubelet has one for them, and makes it when it takes over.
     pub(crate) marker_dir: Option<PathBuf>,
     pub(crate) medium: Medium,
+    /// Mode of the directory, on a disk and in memory. `None`: 0777, and that of the file system in memory.
+    pub(crate) mode: Option<u32>,
     /// Group that owns the volume.
     pub(crate) fs_group: Option<u32>,
 }
@@ -156,7 +163,8 @@ impl EmptyDir {
         let mounted = mount_table::mount_at(table, &self.path)?;
         if mounted.is_none() {
             // Independent of the umask.
-            fs::set_permissions(&self.path, fs::Permissions::from_mode(OPEN_TO_ALL))?;
+            let mode = self.mode.unwrap_or(OPEN_TO_ALL);
+            fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))?;
         }
         match (&self.medium, &mounted) {
             (Medium::Disk, _) => {}
@@ -181,6 +189,10 @@ impl EmptyDir {
             (Medium::Memory(_) | Medium::HugePages(_), Some(m)) => {
                 return Err(io::Error::other(format!("{} is a mount of {}", self.path.display(), m.fs_type)));
             }
+        }
+        if let (Some(mode), Medium::Memory(_) | Medium::HugePages(_)) = (self.mode, &self.medium) {
+            // The root of the file system, not the directory below it.
+            fs::set_permissions(&self.path, fs::Permissions::from_mode(mode))?;
         }
         if let Some(gid) = self.fs_group
             && let Err(e) = ownership::set_volume_ownership(&self.path, gid, false)
@@ -221,7 +233,7 @@ mod tests {
 
     fn dir(root: &Path, medium: Medium, fs_group: Option<u32>) -> EmptyDir {
         let marker_dir = Some(root.join("plugins/v"));
-        EmptyDir { path: root.join("volumes/v"), marker_dir, medium, fs_group }
+        EmptyDir { path: root.join("volumes/v"), marker_dir, medium, mode: None, fs_group }
     }
 
     fn mode(path: &Path) -> u32 {
@@ -242,6 +254,33 @@ mod tests {
         let grouped = dir(&tmp.path().join("g"), Medium::Disk, Some(77));
         grouped.set_up(&ProcMountTable).unwrap();
         assert_eq!(mode(&grouped.path), 0o2777);
+    }
+
+    #[test]
+    fn an_empty_dir_has_its_mode_on_disk_and_in_memory_whatever_the_umask_is() {
+        let tmp = tempfile::tempdir().unwrap();
+        for (name, medium, gid, wanted, got) in [
+            ("a", Medium::Disk, None, 0o750, 0o750),
+            ("b", Medium::Disk, None, 0o1777, 0o1777),
+            ("c", Medium::Memory(1 << 20), None, 0o750, 0o750),
+            ("d", Medium::Disk, None, 0, 0),
+            // A group gets its permissions in addition.
+            ("e", Medium::Disk, Some(77), 0o700, 0o2770),
+            ("f", Medium::Memory(1 << 20), Some(77), 0o700, 0o2770),
+        ] {
+            let volume =
+                EmptyDir { mode: Some(super::mode(wanted)), ..dir(&tmp.path().join(name), medium, gid) };
+            assert!(volume.set_up(&ProcMountTable).unwrap());
+            assert_eq!(mode(&volume.path), got, "{name}: {wanted:o}");
+            fs::set_permissions(&volume.path, fs::Permissions::from_mode(0o711)).unwrap();
+            assert!(!volume.set_up(&ProcMountTable).unwrap());
+            assert_eq!(mode(&volume.path), 0o711, "what a container changed stays");
+            fs::remove_file(volume.marker().unwrap()).unwrap();
+            assert!(volume.set_up(&ProcMountTable).unwrap(), "a crash before the marker");
+            assert_eq!(mode(&volume.path), got, "{name}: {wanted:o}");
+            unmount_all(&volume.path).unwrap();
+        }
+        assert_eq!([0o7777, -1].map(super::mode), [0o1777, 0], "no set-user-ID bit");
     }
 
     #[test]

@@ -23,6 +23,23 @@ pub(crate) struct KeySelection<'a> {
     pub(crate) default_mode: Option<i32>,
     /// Missing keys are ignored.
     pub(crate) optional: bool,
+    pub(crate) owners: FileOwners,
+}
+
+/// Owners of the files of a volume, inside the pod's user namespace.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct FileOwners {
+    /// The feature gate AtomicWriteVolumeUserFields is on.
+    pub(crate) is_enabled: bool,
+    /// `defaultUser` of the volume.
+    pub(crate) default_user: Option<i64>,
+}
+
+impl FileOwners {
+    /// Returns the owner of a file with this `user`. Without an owner, a file belongs to root, or a token to the user of all containers.
+    pub(crate) fn owner(self, user: Option<i64>) -> Option<u32> {
+        user.or(self.default_user).filter(|_| self.is_enabled).and_then(|user| u32::try_from(user).ok())
+    }
 }
 
 // Only the permission bits of the number are used.
@@ -38,13 +55,13 @@ fn select(
     let default = how
         .default_mode
         .ok_or_else(|| "no defaultMode used, not even the default value for it".to_owned())?;
-    let file = |bytes: &Vec<u8>, own: Option<i32>| FileProjection {
+    let file = |bytes: &Vec<u8>, own: Option<i32>, user: Option<i64>| FileProjection {
         data: bytes.clone(),
         mode: mode(own.unwrap_or(default)),
-        owner: None,
+        owner: how.owners.owner(user),
     };
     let Some(items) = how.items.filter(|i| !i.is_empty()) else {
-        return Ok(data.iter().map(|(k, v)| ((*k).to_owned(), file(v, None))).collect());
+        return Ok(data.iter().map(|(k, v)| ((*k).to_owned(), file(v, None, None))).collect());
     };
     let mut out = Payload::new();
     let mut size = 0_usize;
@@ -56,7 +73,7 @@ fn select(
                 if size > MAX_FILE_BYTES {
                     return Err(too_large(MAX_FILE_BYTES));
                 }
-                out.insert(item.path.clone(), file(bytes, item.mode));
+                out.insert(item.path.clone(), file(bytes, item.mode, item.user));
             }
             None if how.optional => {}
             None => return Err(missing(&item.key)),
@@ -100,6 +117,7 @@ pub(crate) fn downward_api(
     pod: &Pod,
     items: &[DownwardAPIVolumeFile],
     default_mode: Option<i32>,
+    owners: FileOwners,
     node: &NodeSettings,
 ) -> Result<Payload, String> {
     let default =
@@ -117,7 +135,8 @@ pub(crate) fn downward_api(
         match value {
             Ok(text) => {
                 let mode = mode(item.mode.unwrap_or(default));
-                out.insert(item.path.clone(), FileProjection { data: text.into_bytes(), mode, owner: None });
+                let owner = owners.owner(item.user);
+                out.insert(item.path.clone(), FileProjection { data: text.into_bytes(), mode, owner });
             }
             Err(e) => problems.push(e.to_string()),
         }
@@ -161,16 +180,21 @@ pub(crate) fn fs_user(pod: &Pod) -> Option<i64> {
 }
 
 /// Returns a file with a token, or with certificates. It is private if the pod has a common user or an fsGroup, which can then
-/// still read it.
+/// still read it. `owner` precedes the common user.
 #[must_use]
-pub(crate) fn private_file(pod: &Pod, content: &str, default_mode: i32) -> FileProjection {
+pub(crate) fn private_file(
+    pod: &Pod,
+    content: &str,
+    default_mode: i32,
+    owner: Option<u32>,
+) -> FileProjection {
     let fs_user = fs_user(pod);
     let fs_group = pod::spec(pod).security_context.as_ref().and_then(|context| context.fs_group);
     let private = fs_user.is_some() || fs_group.is_some();
     FileProjection {
         data: content.as_bytes().to_vec(),
         mode: if private { 0o600 } else { mode(default_mode) },
-        owner: fs_user.and_then(|u| u32::try_from(u).ok()),
+        owner: owner.or(fs_user.and_then(|u| u32::try_from(u).ok())),
     }
 }
 
@@ -199,6 +223,7 @@ mod tests {
             items,
             default_mode: Some(0o640),
             optional,
+            owners: FileOwners::default(),
         };
         let file = |p: &str, d: &str, m: u32| (p.to_owned(), d.to_owned(), m);
         assert_eq!(
@@ -222,7 +247,8 @@ mod tests {
             listing(secret(Some(&secret_object), how(Some(picked), false))).unwrap_err(),
             "references non-existent secret key: a"
         );
-        let bare = KeySelection { items: None, default_mode: None, optional: false };
+        let bare =
+            KeySelection { items: None, default_mode: None, optional: false, owners: FileOwners::default() };
         assert_eq!(
             listing(secret(None, bare)).unwrap_err(),
             "no defaultMode used, not even the default value for it"
@@ -234,7 +260,8 @@ mod tests {
         let p = pod_of(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "250m"}}}]}));
         let ask = |value: Value| {
             let items: Vec<DownwardAPIVolumeFile> = serde_json::from_value(value).unwrap();
-            listing(downward_api(&p, &items, Some(0o644), &NodeSettings::default()))
+            let owners = FileOwners::default();
+            listing(downward_api(&p, &items, Some(0o644), owners, &NodeSettings::default()))
         };
         let got = ask(json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}, "mode": 0o600},
             {"path": "cpu", "resourceFieldRef": {"containerName": "c", "resource": "requests.cpu", "divisor": "1m"}}]));
@@ -257,11 +284,58 @@ mod tests {
         assert_eq!(user(json!({"containers": [c(json!(5))], "initContainers": [c(json!(1))]})), None);
         let file = |context: Value| {
             let pod = pod_of(json!({"securityContext": context, "containers": [{"name": "c"}]}));
-            private_file(&pod, "t", 0o644)
+            private_file(&pod, "t", 0o644, None)
         };
         assert_eq!(file(json!({})).mode, 0o644);
         assert_eq!(file(json!({"fsGroup": 7})).mode, 0o600);
         let owned = file(json!({"runAsUser": 7}));
         assert_eq!((owned.mode, owned.owner), (0o600, Some(7)));
+    }
+
+    #[test]
+    fn files_belong_to_their_user_or_to_that_of_their_volume_with_the_feature_gate() {
+        let owners = |payload: Result<Payload, String>| -> Vec<(String, Option<u32>)> {
+            payload.unwrap().into_iter().map(|(path, file)| (path, file.owner)).collect()
+        };
+        let listed = |list: &[(&str, Option<u32>)]| -> Vec<(String, Option<u32>)> {
+            list.iter().map(|(path, owner)| ((*path).to_owned(), *owner)).collect()
+        };
+        let map: ConfigMap = serde_json::from_value(json!({"data": {"a": "1", "b": "2"}})).unwrap();
+        let secret_object: Secret =
+            serde_json::from_value(json!({"data": {"a": "eA==", "b": "eA=="}})).unwrap();
+        let keys = items(json!([{"key": "a", "path": "a", "user": 0}, {"key": "b", "path": "b"}]));
+        let files: Vec<DownwardAPIVolumeFile> = serde_json::from_value(json!([
+            {"path": "a", "fieldRef": {"fieldPath": "metadata.name"}, "user": 0},
+            {"path": "b", "fieldRef": {"fieldPath": "metadata.name"}},
+        ]))
+        .unwrap();
+        let pod = pod_of(json!({"securityContext": {"runAsUser": 7}, "containers": [{"name": "c"}]}));
+        for (is_enabled, default_user, want) in [
+            (true, Some(1000), [("a", Some(0)), ("b", Some(1000))]),
+            (true, None, [("a", Some(0)), ("b", None)]),
+            (false, Some(1000), [("a", None), ("b", None)]),
+        ] {
+            let how = FileOwners { is_enabled, default_user };
+            let selection =
+                KeySelection { items: Some(&keys), default_mode: Some(0o644), optional: false, owners: how };
+            assert_eq!(owners(config_map(Some(&map), selection)), listed(&want));
+            assert_eq!(owners(secret(Some(&secret_object), selection)), listed(&want));
+            let node = NodeSettings::default();
+            assert_eq!(owners(downward_api(&pod, &files, Some(0o644), how, &node)), listed(&want));
+            let token = |user| private_file(&pod, "t", 0o644, how.owner(user)).owner;
+            let tokens = [token(Some(0)), token(None)];
+            assert_eq!(
+                tokens,
+                want.map(|(_, owner)| owner.or(Some(7))),
+                "the user of all containers is last"
+            );
+        }
+        let all = KeySelection {
+            items: None,
+            default_mode: Some(0o644),
+            optional: false,
+            owners: FileOwners { is_enabled: true, default_user: Some(5) },
+        };
+        assert_eq!(owners(config_map(Some(&map), all)), listed(&[("a", Some(5)), ("b", Some(5))]));
     }
 }

@@ -17,7 +17,7 @@ use crate::certificates::{self, CredentialBundles};
 use crate::context::VolumeContext;
 use crate::empty_dir::{self, EmptyDir, Medium};
 use crate::error::{VolumeFailure, VolumeStep};
-use crate::payload::{self, KeySelection, MAX_FILE_BYTES};
+use crate::payload::{self, FileOwners, KeySelection, MAX_FILE_BYTES};
 use crate::quotas::ProjectQuotas;
 use crate::spec::fs_group;
 
@@ -106,6 +106,7 @@ impl Planner<'_> {
                 path: paths::direct_volume_dir(self.root, uid, "empty-dir", &volume.name),
                 marker_dir: Some(paths::empty_dir_marker_dir(self.root, uid, &volume.name)),
                 medium,
+                mode: source.mode.filter(|_| ctx.node.field_gates.empty_dir_mode).map(empty_dir::mode),
                 fs_group: fs_group(pod),
             };
             return Ok(PreparedVolume::EmptyDir(dir, quotas));
@@ -117,20 +118,30 @@ impl Planner<'_> {
         let memory = Medium::Memory(empty_dir::memory_size(pod, None, &ctx.node));
         let (plugin, medium, payload) = if let Some(source) = &volume.config_map {
             let optional = source.optional.unwrap_or(false);
-            let how =
-                KeySelection { items: source.items.as_deref(), default_mode: source.default_mode, optional };
+            let how = KeySelection {
+                items: source.items.as_deref(),
+                default_mode: source.default_mode,
+                optional,
+                owners: self.owners(source.default_user),
+            };
             let object = config_map(namespace, &source.name, optional, ctx).await;
             ("configmap", Medium::Disk, object.and_then(|o| payload::config_map(o.as_deref(), how)))
         } else if let Some(source) = &volume.secret {
             let optional = source.optional.unwrap_or(false);
-            let how =
-                KeySelection { items: source.items.as_deref(), default_mode: source.default_mode, optional };
+            let how = KeySelection {
+                items: source.items.as_deref(),
+                default_mode: source.default_mode,
+                optional,
+                owners: self.owners(source.default_user),
+            };
             let name = source.secret_name.as_deref().unwrap_or_default();
             let object = secret(namespace, name, optional, ctx).await;
             ("secret", memory, object.and_then(|o| payload::secret(o.as_deref(), how)))
         } else if let Some(source) = &volume.downward_api {
             let items = source.items.as_deref().unwrap_or_default();
-            ("downward-api", memory, payload::downward_api(pod, items, source.default_mode, &ctx.node))
+            let owners = self.owners(source.default_user);
+            let files = payload::downward_api(pod, items, source.default_mode, owners, &ctx.node);
+            ("downward-api", memory, files)
         } else if let Some(source) = &volume.projected {
             ("projected", memory, self.projected(&volume.name, source).await)
         } else {
@@ -142,20 +153,25 @@ impl Planner<'_> {
         };
         let path = paths::direct_volume_dir(self.root, uid, plugin, &volume.name);
         Ok(PreparedVolume::Files {
-            dir: EmptyDir { path, marker_dir: None, medium, fs_group: None },
+            dir: EmptyDir { path, marker_dir: None, medium, mode: None, fs_group: None },
             payload,
             nested: Vec::new(),
         })
+    }
+
+    fn owners(&self, default_user: Option<i64>) -> FileOwners {
+        FileOwners { is_enabled: self.ctx.node.field_gates.file_owners, default_user }
     }
 
     async fn projected(&self, volume: &str, source: &ProjectedVolumeSource) -> Result<Payload, String> {
         let Some(default_mode) = source.default_mode else {
             return Err("no defaultMode used, not even the default value for it".to_owned());
         };
+        let owners = self.owners(source.default_user);
         let mut out = Payload::new();
         let mut problems = Vec::new();
         for (index, part) in source.sources.iter().flatten().enumerate() {
-            match self.projection(volume, index, part, default_mode).await {
+            match self.projection(volume, index, part, (default_mode, owners)).await {
                 Ok(files) => out.extend(files),
                 Err(problem) => problems.push(problem),
             }
@@ -171,27 +187,27 @@ impl Planner<'_> {
         volume: &str,
         index: usize,
         part: &VolumeProjection,
-        default_mode: i32,
+        (default_mode, owners): (i32, FileOwners),
     ) -> Result<Payload, String> {
         let Self { pod, uid, ctx, .. } = *self;
         let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
         if let Some(source) = &part.config_map {
             let optional = source.optional.unwrap_or(false);
-            let how =
-                KeySelection { items: source.items.as_deref(), default_mode: Some(default_mode), optional };
+            let items = source.items.as_deref();
+            let how = KeySelection { items, default_mode: Some(default_mode), optional, owners };
             let object = config_map(namespace, &source.name, optional, ctx).await?;
             return payload::config_map(object.as_deref(), how);
         }
         if let Some(source) = &part.secret {
             let optional = source.optional.unwrap_or(false);
-            let how =
-                KeySelection { items: source.items.as_deref(), default_mode: Some(default_mode), optional };
+            let items = source.items.as_deref();
+            let how = KeySelection { items, default_mode: Some(default_mode), optional, owners };
             let object = secret(namespace, &source.name, optional, ctx).await?;
             return payload::secret(object.as_deref(), how);
         }
         if let Some(source) = &part.downward_api {
             let items = source.items.as_deref().unwrap_or_default();
-            return payload::downward_api(pod, items, Some(default_mode), &ctx.node);
+            return payload::downward_api(pod, items, Some(default_mode), owners, &ctx.node);
         }
         if let Some(source) = &part.service_account_token {
             let spec = pod::spec(pod);
@@ -206,19 +222,21 @@ impl Planner<'_> {
             let jitter = TOKEN_JITTER.mul_f64(rand::rng().random::<f64>());
             let token = self.tokens.get(&key, ctx.tokens.as_deref(), ctx.now, jitter).await;
             let token = token.map_err(|e| e.to_string())?;
-            let file = payload::private_file(pod, &token.token, default_mode);
+            let file = payload::private_file(pod, &token.token, default_mode, owners.owner(source.user));
             return Ok([(source.path.clone(), file)].into());
         }
         if let Some(source) = &part.cluster_trust_bundle {
             let certificates = certificates::trust_anchors(ctx.trust_anchors.as_deref(), source).await?;
-            let file = payload::private_file(pod, &certificates, default_mode);
+            let owner = owners.owner(source.user);
+            let file = payload::private_file(pod, &certificates, default_mode, owner);
             return Ok([(source.path.clone(), file)].into());
         }
         if let Some(source) = &part.pod_certificate {
             // The kubelet has this text without an API server, and while the feature gate is off.
             let credentials = self.credentials.ok_or("unimplemented")?;
             let bundle = credentials.read(pod, uid, volume, index, source)?;
-            return Ok(certificates::files_of_bundle(pod, &bundle, source, default_mode));
+            let owner = owners.owner(source.user);
+            return Ok(certificates::files_of_bundle(pod, &bundle, source, default_mode, owner));
         }
         Err("projection of an unknown source is not supported".to_owned())
     }

@@ -428,6 +428,65 @@ async fn certificates_of_trust_bundles_are_files_of_the_pods_user_or_group() {
     assert_eq!(failed[0].problem, "ClusterTrustBundle projection is not supported in static kubelet mode");
 }
 
+#[tokio::test]
+async fn files_belong_to_the_users_of_their_volume_with_the_feature_gate() {
+    let mut node = Node::new();
+    let items = json!([{"key": "a", "path": "item", "user": 2000}, {"key": "a", "path": "rest"}]);
+    let name = json!({"path": "name", "fieldRef": {"fieldPath": "metadata.name"}, "user": 2000});
+    let volumes = json!([
+        {"name": "cm", "configMap": {"name": "cm", "defaultMode": 0o644, "defaultUser": 1000, "items": items}},
+        {"name": "sec", "secret": {"secretName": "s", "defaultMode": 0o400, "defaultUser": 1000}},
+        {"name": "down", "downwardAPI": {"defaultMode": 0o644, "defaultUser": 1000, "items": [name]}},
+        {"name": "proj", "projected": {"defaultMode": 0o644, "defaultUser": 1000, "sources": [
+            {"configMap": {"name": "cm", "items": items}},
+            {"secret": {"name": "s"}},
+            {"downwardAPI": {"items": [name]}},
+            {"serviceAccountToken": {"path": "token"}},
+            {"serviceAccountToken": {"path": "own-token", "user": 0}},
+            {"clusterTrustBundle": {"path": "anchors", "name": "a", "user": 3000}},
+        ]}},
+    ]);
+    let pod = pod_with(volumes, json!({"runAsUser": 4242}));
+    for (gate, of_projection) in
+        [(false, [0, 0, 0, 0, 4242, 4242, 4242]), (true, [2000, 1000, 1000, 2000, 1000, 0, 3000])]
+    {
+        let mut settings = NodeSettings::default();
+        settings.field_gates.file_owners = gate;
+        node.ctx.node = Arc::new(settings);
+        let ready = node.set_up(&pod).await.unwrap().volumes;
+        let owner =
+            |volume: &str, file: &str| std::fs::metadata(ready[volume].host_path.join(file)).unwrap().uid();
+        let own = |user| if gate { user } else { 0 };
+        assert_eq!([owner("cm", "item"), owner("cm", "rest")], [own(2000), own(1000)]);
+        assert_eq!([owner("sec", "pw"), owner("down", "name")], [own(1000), own(2000)]);
+        let files = ["item", "rest", "pw", "name", "token", "own-token", "anchors"];
+        assert_eq!(files.map(|file| owner("proj", file)), of_projection, "feature gate: {gate}");
+        node.tear_down();
+    }
+}
+
+#[tokio::test]
+async fn an_empty_dir_has_the_mode_of_its_volume_with_the_feature_gate() {
+    let mut node = Node::new();
+    let pod = pod_with(
+        json!([
+            {"name": "disk", "emptyDir": {"mode": 0o750}},
+            {"name": "memory", "emptyDir": {"medium": "Memory", "mode": 0o1700}},
+            {"name": "plain", "emptyDir": {}},
+        ]),
+        json!({}),
+    );
+    for (gate, want) in [(false, [0o777, 0o1777, 0o777]), (true, [0o750, 0o1700, 0o777])] {
+        let mut settings = NodeSettings::default();
+        settings.field_gates.empty_dir_mode = gate;
+        node.ctx.node = Arc::new(settings);
+        let ready = node.set_up(&pod).await.unwrap().volumes;
+        let mode = |volume: &str| std::fs::metadata(&ready[volume].host_path).unwrap().mode() & 0o7777;
+        assert_eq!(["disk", "memory", "plain"].map(mode), want, "feature gate: {gate}");
+        node.tear_down();
+    }
+}
+
 #[derive(Default)]
 struct Bundles {
     reads: Mutex<Vec<(String, usize)>>,

@@ -64,7 +64,7 @@ impl Worker {
         }
         let mut preparation = self.preparation();
         if actions.create_sandbox {
-            for text in unsupported::not_enforced(pod) {
+            for text in unsupported::not_enforced(pod, preparation.node.settings.field_gates) {
                 let (kind, reason) = (EventType::Warning, unsupported::NOT_ENFORCED);
                 preparation.reporting.events.pod(pod, kind, reason, &text, "");
             }

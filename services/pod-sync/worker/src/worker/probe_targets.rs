@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerStatus, EnvVar, Pod, PodSta
 use pod_sync_cri_config::error::ConfigError;
 use pod_sync_cri_config::expand::{Budget, expand_text};
 use pod_sync_decisions::probes::{ContainerStarts, resolve_port};
+use pod_sync_decisions::unsupported::FieldGates;
 use quintlet_kit::failpoint;
 use quintlet_kit::grant::GrantKey;
 use quintlet_model::ids::ContainerId;
@@ -99,6 +100,8 @@ pub(super) struct TargetInput<'a> {
     pub terminating: bool,
     /// Signs exec probes.
     pub key: &'a GrantKey,
+    /// Decides whether probes use HTTP/2 without TLS, and gRPC with TLS.
+    pub gates: FieldGates,
     /// Start times of the containers.
     pub starts: &'a ContainerStarts,
 }
@@ -156,7 +159,7 @@ fn container(
             let ends = input.terminating && p.exec.is_some();
             !(ends && failpoint::planted!("readiness frozen in termination"))
         })
-        .filter_map(|(t, p)| probe(input.key, commands, c, &id, t, p))
+        .filter_map(|(t, p)| probe(input, commands, c, &id, t, p))
         .collect();
     if probes.is_empty() {
         return None;
@@ -176,7 +179,7 @@ fn container(
 }
 
 fn probe(
-    key: &GrantKey,
+    input: &TargetInput<'_>,
     commands: &mut Commands,
     c: &Container,
     id: &str,
@@ -196,6 +199,7 @@ fn probe(
             port,
             port_error,
             path: http.path.clone().unwrap_or_else(|| "/".to_owned()),
+            h2c: input.gates.h2c_probes && http.protocol.as_deref() == Some("HTTP2"),
             headers: http
                 .http_headers
                 .iter()
@@ -214,6 +218,7 @@ fn probe(
         wire::probe_spec::Handler::Grpc(wire::Grpc {
             port: u32::try_from(grpc.port).unwrap_or(0),
             service: grpc.service.clone().unwrap_or_default(),
+            tls: input.gates.grpc_probe_tls && grpc.mode.as_deref() == Some("TLS"),
         })
     } else if let Some(exec) = &p.exec {
         let command = exec.command.as_deref().unwrap_or_default();
@@ -224,7 +229,7 @@ fn probe(
                 return None;
             }
         };
-        let grant = key.sign(id, &command, timeout_seconds);
+        let grant = input.key.sign(id, &command, timeout_seconds);
         wire::probe_spec::Handler::Exec(wire::ExecCommand { command, grant })
     } else {
         return None;
@@ -311,4 +316,54 @@ pub(super) fn seeds(
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use quintlet_model::runtime::Cursor;
+    use quintlet_testkit::pods::pod_of;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn protocols_of_network_probes_are_sent_with_their_feature_gates() {
+        let pod = pod_of(json!({"containers": [{
+            "name": "c",
+            "startupProbe": {"httpGet": {"port": 1, "protocol": "HTTP1"}},
+            "readinessProbe": {"httpGet": {"port": 1, "protocol": "HTTP2"}},
+            "livenessProbe": {"grpc": {"port": 1, "mode": "TLS"}},
+        }, {
+            "name": "plain",
+            "readinessProbe": {"httpGet": {"port": 1}},
+            "livenessProbe": {"grpc": {"port": 1, "mode": "Plaintext"}},
+        }]}));
+        let runtime =
+            PodRuntime::empty(pod::pod_ref(&pod).unwrap(), Cursor { epoch: 1, rev: 1 }, Duration::ZERO);
+        let sent = |gates: FieldGates| -> Vec<bool> {
+            let input = TargetInput {
+                pod: &pod,
+                status: &PodStatus::default(),
+                runtime: &runtime,
+                terminating: false,
+                key: &GrantKey::from_bytes([0; 32]),
+                gates,
+                starts: &ContainerStarts::default(),
+            };
+            let target = targets(&input).target.unwrap();
+            let probes = target.containers.into_iter().flat_map(|container| container.probes);
+            let protocol = |probe: wire::ProbeSpec| match probe.handler.unwrap() {
+                wire::probe_spec::Handler::Http(http) => http.h2c,
+                wire::probe_spec::Handler::Grpc(grpc) => grpc.tls,
+                wire::probe_spec::Handler::Tcp(_) | wire::probe_spec::Handler::Exec(_) => panic!("not set"),
+            };
+            probes.map(protocol).collect()
+        };
+        let none = FieldGates::default();
+        assert_eq!(sent(none), [false; 5]);
+        let h2c = FieldGates { h2c_probes: true, ..none };
+        assert_eq!(sent(h2c), [false, true, false, false, false]);
+        let tls = FieldGates { grpc_probe_tls: true, ..none };
+        assert_eq!(sent(tls), [false, false, true, false, false]);
+    }
 }

@@ -79,6 +79,7 @@ impl PodProbes {
             runtime: &pass.runtime,
             terminating,
             key: &self.node.grant_key,
+            gates: self.node.settings.field_gates,
             starts: &pass.findings.container_starts,
         };
         let basis = Basis::of(&pass.pod, &input);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::view::View;
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, LocatedValue};
-use crate::table::{Document, MEMORY_QOS, QOS_RESERVED};
+use crate::table::{DEFAULT_POD_SYSCTLS, Document, MEMORY_QOS, QOS_RESERVED};
 use quintlet_model::go_duration;
 use quintlet_model::quantity::Quantity;
 
@@ -49,12 +49,12 @@ fn allocatable(view: &View<'_>, out: &mut Vec<Diagnostic>) {
             format!("false: {FIELD} must be [] or [none] then, but is [{}]", words.join(", ")),
         ));
     }
-    if !view.gate(QOS_RESERVED)
-        && let Some(reserved) =
-            view.node("qosReserved").filter(|n| n.origin.is_set() && !n.entries().is_empty())
-    {
-        let message = format!("has no effect without featureGates.{QOS_RESERVED}: true");
-        out.push(Diagnostic::warning(reserved.origin.clone(), "qosReserved", message));
+    for (field, gate) in [("qosReserved", QOS_RESERVED), ("defaultPodSysctls", DEFAULT_POD_SYSCTLS)] {
+        let set = view.node(field).filter(|n| n.origin.is_set() && !n.entries().is_empty());
+        if let Some(value) = set.filter(|_| !view.gate(gate)) {
+            let message = format!("has no effect without featureGates.{gate}: true");
+            out.push(Diagnostic::warning(value.origin.clone(), field, message));
+        }
     }
     if view.text("memoryReservationPolicy") == "TieredReservation" && !view.gate(MEMORY_QOS) {
         let message = format!("TieredReservation: needs featureGates.{MEMORY_QOS}: true");

@@ -79,8 +79,29 @@ pub const CPU_BETA_OPTIONS: &str = "CPUManagerPolicyBetaOptions";
 /// If true, PersistentVolumes of all access modes are mounted with an SELinux label.
 pub const SELINUX_MOUNT: &str = "SELinuxMount";
 
+/// If true, HTTP probes may use HTTP/2 without TLS.
+pub const H2C_PROBES: &str = "H2CContainerProbe";
+
+/// If true, gRPC probes may use TLS.
+pub const GRPC_PROBE_TLS: &str = "GRPCContainerProbeTLS";
+
+/// If true, containers may mount volumes with `noexec`, `nodev` and `nosuid`.
+pub const BIND_MOUNT_OPTIONS: &str = "VolumeBindMountOptions";
+
+/// If true, emptyDir volumes may have another mode than 0777.
+pub const EMPTY_DIR_MODE: &str = "EmptyDirVolumeMode";
+
+/// If true, files of configMap, secret, downwardAPI and projected volumes may have an owner.
+pub const FILE_OWNERS: &str = "AtomicWriteVolumeUserFields";
+
+/// If true, `defaultPodSysctls` has its effect.
+pub const DEFAULT_POD_SYSCTLS: &str = "DefaultPodSysctls";
+
+/// If true, settings of the machine that a user namespace does not allow are left out.
+pub const IN_USER_NAMESPACE: &str = "KubeletInUserNamespace";
+
 /// The gates that can be set to either value.
-pub const SETTABLE: [&str; 17] = [
+pub const SETTABLE: [&str; 24] = [
     CRASH_LOOP_MAX,
     SPLIT_STREAMS,
     CHECKPOINTS,
@@ -98,10 +119,17 @@ pub const SETTABLE: [&str; 17] = [
     SELINUX_MOUNT,
     CPU_ALPHA_OPTIONS,
     CPU_BETA_OPTIONS,
+    H2C_PROBES,
+    GRPC_PROBE_TLS,
+    BIND_MOUNT_OPTIONS,
+    EMPTY_DIR_MODE,
+    FILE_OWNERS,
+    DEFAULT_POD_SYSCTLS,
+    IN_USER_NAMESPACE,
 ];
 
 /// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 17] = [
+pub const DEFAULTS: [Gate; 24] = [
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
@@ -119,6 +147,13 @@ pub const DEFAULTS: [Gate; 17] = [
     on(SELINUX_MOUNT, GA),
     off(CPU_ALPHA_OPTIONS, ALPHA),
     on(CPU_BETA_OPTIONS, BETA),
+    off(H2C_PROBES, ALPHA),
+    off(GRPC_PROBE_TLS, ALPHA),
+    off(BIND_MOUNT_OPTIONS, ALPHA),
+    off(EMPTY_DIR_MODE, ALPHA),
+    off(FILE_OWNERS, ALPHA),
+    off(DEFAULT_POD_SYSCTLS, ALPHA),
+    on(IN_USER_NAMESPACE, BETA),
 ];
 
 /// Returns the default value of one of [`SETTABLE`].
@@ -144,7 +179,6 @@ pub fn has_gate_or(gates: &[String], name: &str, default: bool) -> bool {
 pub const GATES: &[Gate] = &[
     off("AllAlpha", ALPHA),
     off("AllBeta", BETA),
-    off("AtomicWriteVolumeUserFields", ALPHA),
     on("CRIListStreaming", ALPHA),
     off("CgroupOptions", ALPHA),
     off("ChangeContainerStatusOnKubeletRestart", DEPRECATED),
@@ -155,17 +189,16 @@ pub const GATES: &[Gate] = &[
     on("DRAExtendedResource", GA),
     off("DRAOptionalNodeOperations", ALPHA),
     on("DRAWorkloadResourceClaims", BETA),
-    off("DefaultPodSysctls", ALPHA),
     on("DisableCPUQuotaWithExclusiveCPUs", DEPRECATED),
     on("DisableNodeKubeProxyVersion", DEPRECATED),
     on("DynamicResourceAllocation", GA),
     on("EnvFiles", BETA),
     on("EventedPLEG", ALPHA),
+    on("ExecProbeTimeout", GA),
     on("ExtendWebSocketsToKubelet", BETA),
     off("GitRepoVolumeDriver", DEPRECATED),
     on("GracefulNodeShutdown", BETA),
     on("GracefulNodeShutdownBasedOnPodPriority", BETA),
-    off("H2CContainerProbe", ALPHA),
     on("HostnameOverride", GA),
     on("ImageMaximumGCAge", GA),
     on("ImageVolume", GA),
@@ -177,10 +210,10 @@ pub const GATES: &[Gate] = &[
     on("InPlacePodVerticalScalingInitContainers", BETA),
     off("InPlacePodVerticalScalingMemoryBackedVolumes", ALPHA),
     off("InPlacePodVerticalScalingSchedulerPreemption", ALPHA),
+    off("KubeletAllocatedPodsEndpoint", ALPHA),
     on("KubeletCgroupDriverFromCRI", GA),
     on("KubeletEnsureSecretPulledImages", BETA),
     on("KubeletFineGrainedAuthz", GA),
-    off("KubeletInUserNamespace", BETA),
     on("KubeletPSI", GA),
     on("KubeletPodResourcesDynamicResources", GA),
     on("KubeletPodResourcesGet", GA),
@@ -201,8 +234,9 @@ pub const GATES: &[Gate] = &[
     on("PodLifecycleSleepAction", GA),
     on("PodLifecycleSleepActionAllowZero", GA),
     on("PodObservedGenerationTracking", GA),
-    on("PodReadyToStartContainersCondition", BETA),
+    on("PodReadyToStartContainersCondition", GA),
     on("ProcMountType", GA),
+    on("RecoverVolumeExpansionFailure", GA),
     on("RecursiveReadOnlyMounts", GA),
     off("ReduceDefaultCrashLoopBackOffDecay", ALPHA),
     on("ReloadKubeletClientCAFile", BETA),

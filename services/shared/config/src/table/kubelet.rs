@@ -70,7 +70,7 @@ pub const KUBELET: &[Row] = &[
     Row::new("readOnlyPort", PORT_OR_NONE, "0").kubelet_flag("read-only-port").honoured(&[NodeApi], "port without TLS and credentials, for reads only; 0: none"),
     Row::new("volumePluginDir", Kind::Path, "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/")
         .kubelet_flag("volume-plugin-dir")
-        .not_yet(PodSync, None),
+        .ignored(PodSync, "no driver of FlexVolume is called: a pod with such a volume waits with the event FailedMount"),
     Row::new("providerID", Kind::Text, "").kubelet_flag("provider-id").honoured(
         &[StatusReporter],
         "spec.providerID of the Node at its registration"
@@ -365,9 +365,10 @@ pub const KUBELET: &[Row] = &[
     Row::new("protectKernelDefaults", Kind::Bool, "false")
         .kubelet_flag("protect-kernel-defaults")
         .honoured(&[PodSync], "true: no start if a kernel tunable is not as pods need it; false: it is set, as setKernelTunables says"),
-    Row::new("makeIPTablesUtilChains", Kind::Bool, "true")
-        .kubelet_flag("make-iptables-util-chains")
-        .not_yet(PodSync, Some("false")),
+    Row::new("makeIPTablesUtilChains", Kind::Bool, "").kubelet_flag("make-iptables-util-chains").honoured(
+        &[PodSync],
+        "the chains KUBE-IPTABLES-HINT and KUBE-FIREWALL of iptables exist, if iptables is installed; not set: true with a KubeletConfiguration, false without"
+    ),
     Row::new("iptablesMasqueradeBit", Kind::Int(0, 31), "14")
         .kubelet_flag("iptables-masquerade-bit")
         .zero_counts()
@@ -378,7 +379,7 @@ pub const KUBELET: &[Row] = &[
         .ignored(PodSync, "the kubelet no longer marks packets"),
     Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
         &[PodSync, NodeApi],
-        "CPUManagerPolicyAlphaOptions, CPUManagerPolicyBetaOptions, CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, ContainerStopSignals, HugepageAwareEviction, KubeletCrashLoopBackOffMax, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLogsQuerySplitStreams, PodsAPI, QOSReserved, ResourceHealthStatus and SELinuxMount; all other gates are fixed, and a different value causes a warning"
+        "AtomicWriteVolumeUserFields, CPUManagerPolicyAlphaOptions, CPUManagerPolicyBetaOptions, CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, ContainerStopSignals, DefaultPodSysctls, EmptyDirVolumeMode, GRPCContainerProbeTLS, H2CContainerProbe, HugepageAwareEviction, KubeletCrashLoopBackOffMax, KubeletInUserNamespace, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLogsQuerySplitStreams, PodsAPI, QOSReserved, ResourceHealthStatus, SELinuxMount and VolumeBindMountOptions; all other gates are fixed, and a different value causes a warning"
     ),
     Row::new("failSwapOn", Kind::Bool, "").kubelet_flag("fail-swap-on").honoured(
         &[PodSync],
@@ -459,7 +460,10 @@ pub const KUBELET: &[Row] = &[
         &[PodSync],
         "sysctls or patterns that pods may set in addition to the safe sysctls"
     ),
-    Row::new("defaultPodSysctls", Kind::Map(Keys::Any, &Kind::Text), "").not_yet(PodSync, None),
+    Row::new("defaultPodSysctls", Kind::Map(Keys::Any, &Kind::Text), "").own_flag("default-pod-sysctls").honoured(
+        &[PodSync],
+        "sysctls of all pods, which those of a pod override; a pod in the node's IPC, network or user namespace has none of that namespace; needs the feature gate DefaultPodSysctls"
+    ),
     Row::new("shutdownGracePeriod", DURATION, "0s").own_flag("shutdown-grace-period").honoured(
         &[PodSync],
         "time for pods to terminate at a node shutdown; 0s: none"

@@ -646,8 +646,21 @@ fn the_rules_for_the_machine_apply_with_a_file() {
         "{:?}",
         config.warnings
     );
+    assert_eq!(text(&config, "makeIPTablesUtilChains"), "true");
+    let sysctls = "defaultPodSysctls: {net.core.somaxconn: \"7\"}\n";
+    let without_gate = read(&format!("{HEAD}{sysctls}")).expect("a good file");
+    assert!(
+        render(&without_gate.warnings).ends_with(
+            "line 3  defaultPodSysctls: has no effect without featureGates.DefaultPodSysctls: true\n"
+        ),
+        "{:?}",
+        without_gate.warnings
+    );
+    let with_gate = read(&format!("{HEAD}featureGates: {{DefaultPodSysctls: true}}\n{sysctls}"));
+    assert_eq!(with_gate.expect("a good file").warnings, []);
     let without = Config::load(&Sources::default()).expect("no file");
     assert!(without.value(Document::Kubelet, "failCgroupV1").is_none());
+    assert!(without.value(Document::Kubelet, "makeIPTablesUtilChains").is_none());
     assert!(without.value(Document::Quintlet, "setKernelTunables").is_none());
     let gate = read(&format!("{HEAD}featureGates: {{QOSReserved: true}}\nqosReserved: {{memory: 50%}}\n"));
     assert_eq!(gate.expect("a good file").warnings, []);

@@ -14,7 +14,16 @@ pub(super) fn missing(pod: &Pod, declared: &[&str]) -> Vec<&'static str> {
     let needed = [
         ("RestartAllContainersOnContainerExits", has_restart_all_rule(pod)),
         ("UserNamespacesHostNetworkSupport", maps_ids && pod::host_network(pod)),
+        ("VolumeBindMountOptions", has_bind_mount_options(pod)),
     ];
     let missing = needed.into_iter().filter(|(name, needed)| *needed && !declared.contains(name));
     missing.map(|(name, _)| name).collect()
+}
+
+fn has_bind_mount_options(pod: &Pod) -> bool {
+    let spec = pod::spec(pod);
+    let own = spec.containers.iter().chain(pod::init_containers(pod)).map(|c| &c.volume_mounts);
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|c| &c.volume_mounts);
+    let mut options = own.chain(ephemeral).flatten().flatten().filter_map(|m| m.bind_mount_options.as_ref());
+    options.any(|options| !options.is_empty())
 }

@@ -27,6 +27,9 @@ pub use resources::{InsufficientResource, insufficient_resources};
 /// Reason for a pod with supplementalGroupsPolicy Strict on a runtime that does not support it.
 pub const SUPPLEMENTAL_GROUPS_POLICY_NOT_SUPPORTED: &str = "SupplementalGroupsPolicyNotSupported";
 
+/// Reason of a rejection: the pod requires a feature that the node does not declare.
+pub const POD_FEATURE_UNSUPPORTED: &str = "PodFeatureUnsupported";
+
 /// Decides whether to admit a pod. `others` are the other active pods with their allocated resources.
 #[must_use]
 pub fn admit(pod: &Pod, others: &[&Pod], view: &NodeView<'_>) -> AdmitResult {
@@ -74,7 +77,7 @@ fn refused_by_node(pod: &Pod, view: &NodeView<'_>) -> Option<AdmitResult> {
     if !missing.is_empty() {
         let missing = missing.join(", ");
         let text = format!("Pod requires node features that are not available: {missing}");
-        return Some(reject("PodFeatureUnsupported", text));
+        return Some(reject(POD_FEATURE_UNSUPPORTED, text));
     }
     view.shutting_down.then(|| reject("NodeShutdown", "Pod was rejected as the node is shutting down."))
 }

@@ -467,12 +467,41 @@ fn a_pod_that_needs_undeclared_features_is_rejected_with_their_names() {
     let needs = "Pod requires node features that are not available: ";
     let all = "RestartAllContainersOnContainerExits";
     let ids = "UserNamespacesHostNetworkSupport";
+    let options = "VolumeBindMountOptions";
+    let mounts = |options: &[&str]| json!([{"name": "v", "mountPath": "/v", "bindMountOptions": options}]);
     for (pod, declared, want) in [
         (plain(), &[][..], String::new()),
         (with(restarts_all), &[all][..], String::new()),
         (with(restarts_all), &[][..], format!("{needs}{all}")),
         (with(maps_host), &[all][..], format!("{needs}{ids}")),
         (with(|spec| spec["hostUsers"] = json!(false)), &[][..], String::new()),
+        (
+            with(|spec| spec["containers"][0]["volumeMounts"] = mounts(&["noexec"])),
+            &[all][..],
+            format!("{needs}{options}"),
+        ),
+        (
+            with(|spec| spec["containers"][0]["volumeMounts"] = mounts(&["noexec"])),
+            &[options][..],
+            String::new(),
+        ),
+        (with(|spec| spec["containers"][0]["volumeMounts"] = mounts(&[])), &[][..], String::new()),
+        (
+            with(|spec| {
+                spec["initContainers"] =
+                    json!([{"name": "i", "image": "i", "volumeMounts": mounts(&["nodev"])}]);
+            }),
+            &[][..],
+            format!("{needs}{options}"),
+        ),
+        (
+            with(|spec| {
+                spec["ephemeralContainers"] =
+                    json!([{"name": "e", "image": "i", "volumeMounts": mounts(&["nosuid"])}]);
+            }),
+            &[][..],
+            format!("{needs}{options}"),
+        ),
         (with(|spec| spec["hostNetwork"] = json!(true)), &[][..], String::new()),
         (
             with(|spec| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, ContainerResizePolicy, EnvFromSource, EnvVar, FileKeySelector, PodSpec,
+    Container, ContainerPort, ContainerResizePolicy, EnvFromSource, EnvVar, FileKeySelector, PodSpec, Volume,
     VolumeMount,
 };
 
@@ -331,6 +331,7 @@ fn mounts(c: &Container, volumes: &Volumes<'_>, path: &str, errors: &mut Errors)
             let detail = "must not already exist as a path in volumeDevices";
             errors.invalid(format_args!("{path}.mountPath"), mount.mount_path.as_str(), detail);
         }
+        bind_mount_options(mount, volume, &format!("{path}.bindMountOptions"), errors);
         let sub_paths = [("subPath", &mount.sub_path), ("subPathExpr", &mount.sub_path_expr)];
         for (field, value) in sub_paths {
             let Some(value) = value.as_deref().filter(|v| !v.is_empty()) else { continue };
@@ -344,6 +345,21 @@ fn mounts(c: &Container, volumes: &Volumes<'_>, path: &str, errors: &mut Errors)
             );
         }
         modes_of_mount(mount, c, &path, errors);
+    }
+}
+
+fn bind_mount_options(mount: &VolumeMount, volume: Option<&&Volume>, path: &str, errors: &mut Errors) {
+    let options = mount.bind_mount_options.as_deref().unwrap_or_default();
+    if !options.is_empty() && volume.is_some_and(|volume| volume.image.is_some()) {
+        errors.forbidden(path, "may not be specified for image volumes");
+    }
+    let mut seen = BTreeSet::new();
+    for (i, option) in options.iter().enumerate() {
+        let path = format_args!("{path}[{i}]");
+        errors.word_if_set(path, Some(option), &["noexec", "nodev", "nosuid"]);
+        if !seen.insert(option) {
+            errors.duplicate(path, option.as_str());
+        }
     }
 }
 

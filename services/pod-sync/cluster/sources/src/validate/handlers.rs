@@ -130,7 +130,11 @@ fn handler(handler: Handler<'_>, grace: Option<i64>, path: &str, errors: &mut Er
         }
         (_, Some(http), ..) => http_get(http, &format!("{path}.httpGet"), errors),
         (_, _, Some(tcp), ..) => port(&tcp.port, &format!("{path}.tcpSocket.port"), errors),
-        (_, _, _, Some(grpc), _) => port_number(grpc.port, format_args!("{path}.grpc.port"), errors),
+        (_, _, _, Some(grpc), _) => {
+            port_number(grpc.port, format_args!("{path}.grpc.port"), errors);
+            let modes = ["Plaintext", "TLS"];
+            errors.word_if_set(format_args!("{path}.grpc.mode"), grpc.mode.as_deref(), &modes);
+        }
         (.., Some(sleep)) => {
             if let Some(grace) = grace
                 && !(0..=grace).contains(&sleep.seconds)
@@ -153,6 +157,16 @@ fn http_get(http: &HTTPGetAction, path: &str, errors: &mut Errors) {
     port(&http.port, &format!("{path}.port"), errors);
     let scheme = http.scheme.as_deref().unwrap_or_default();
     errors.word_if_set(format_args!("{path}.scheme"), Some(scheme), &["HTTP", "HTTPS"]);
+    let protocols = ["HTTP1", "HTTP2"];
+    errors.word_if_set(format_args!("{path}.protocol"), http.protocol.as_deref(), &protocols);
+    if http.protocol.as_deref() == Some("HTTP2") {
+        if scheme == "HTTPS" {
+            errors.invalid(format_args!("{path}.protocol"), "HTTP2", "must be used with scheme HTTP");
+        }
+        if http.host.as_ref().is_some_and(|host| !host.is_empty()) {
+            errors.forbidden(format_args!("{path}.host"), "may not be set when protocol is HTTP2");
+        }
+    }
     for header in http.http_headers.iter().flatten() {
         errors.format(format_args!("{path}.httpHeaders"), &header.name, names::http_header(&header.name));
     }

@@ -15,7 +15,7 @@ const MAX_GMSA_SPEC: usize = 64 << 10;
 const MAX_USER_DOMAIN: usize = 256;
 const MAX_USER: usize = 104;
 
-fn id(id: Option<i64>, path: impl std::fmt::Display, errors: &mut Errors) {
+pub(super) fn id(id: Option<i64>, path: impl std::fmt::Display, errors: &mut Errors) {
     if let Some(id) = id.filter(|id| !(0..=i64::from(i32::MAX)).contains(id)) {
         errors.invalid(path, id, names::ID);
     }

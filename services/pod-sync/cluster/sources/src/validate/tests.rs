@@ -270,6 +270,31 @@ fn a_hook_and_a_probe_have_one_handler_that_is_complete() {
         ),
         (
             "/livenessProbe",
+            json!({"httpGet": {"port": 1, "protocol": "HTTP2", "scheme": "HTTPS", "host": "h"}}),
+            &[
+                &format!(
+                    "{at}.livenessProbe.httpGet.protocol: Invalid value: \"HTTP2\": must be used with scheme HTTP"
+                ),
+                &format!("{at}.livenessProbe.httpGet.host: Forbidden: may not be set when protocol is HTTP2"),
+            ],
+        ),
+        (
+            "/livenessProbe",
+            json!({"httpGet": {"port": 1, "protocol": "HTTP3"}}),
+            &[&format!(
+                "{at}.livenessProbe.httpGet.protocol: Unsupported value: \"HTTP3\": supported values: \"HTTP1\", \"HTTP2\""
+            )],
+        ),
+        (
+            "/livenessProbe",
+            json!({"grpc": {"port": 1, "mode": "Verify"}}),
+            &[&format!(
+                "{at}.livenessProbe.grpc.mode: Unsupported value: \"Verify\": supported values: \"Plaintext\", \"TLS\""
+            )],
+        ),
+        ("/livenessProbe", json!({"httpGet": {"port": 1, "protocol": "HTTP2", "host": ""}}), &[]),
+        (
+            "/livenessProbe",
             json!({"httpGet": {"port": 1, "scheme": "FTP", "httpHeaders": [{"name": "a b", "value": ""}]}}),
             &[
                 &format!(
@@ -791,6 +816,33 @@ fn volumes_and_mounts_are_complete_and_stay_inside() {
             ],
         ),
         (json!({"secret": {}}), &[".secret.secretName: Required value"]),
+        (json!({"emptyDir": {"mode": 0o1777}}), &[]),
+        (
+            json!({"emptyDir": {"mode": 0o2000}}),
+            &[
+                ".emptyDir.mode: Invalid value: 1024: must be a number between 0 and 01777 (octal), both inclusive",
+            ],
+        ),
+        (
+            json!({"secret": {"secretName": "s", "defaultUser": -1, "items": [{"key": "k", "path": "p", "user": 1_i64 << 31}]}}),
+            &[
+                ".secret.defaultUser: Invalid value: -1: must be between 0 and 2147483647",
+                ".secret.items[0].user: Invalid value: 2147483648: must be between 0 and 2147483647",
+            ],
+        ),
+        (
+            json!({"downwardAPI": {"defaultUser": -2, "items": [
+                {"path": "x", "fieldRef": {"fieldPath": "metadata.name"}, "user": -3}]}}),
+            &[".downwardAPI.defaultUser: Invalid value: -2", ".downwardAPI.user: Invalid value: -3"],
+        ),
+        (
+            json!({"projected": {"defaultUser": -4, "sources": [{"serviceAccountToken": {"path": "t", "user": -5}}]}}),
+            &[
+                ".projected: static pods may not reference serviceaccounts",
+                ".projected.defaultUser: Invalid value: -4",
+                ".projected.sources[0].serviceAccountToken.user: Invalid value: -5",
+            ],
+        ),
         (
             json!({"downwardAPI": {"items": [{"path": "/x"}]}}),
             &[
@@ -852,6 +904,21 @@ fn volumes_and_mounts_are_complete_and_stay_inside() {
     }
     let at = "spec.containers[0].volumeMounts";
     of_container(&[
+        (
+            "/volumeMounts",
+            json!([{"name": "v", "mountPath": "/v", "bindMountOptions": ["noexec", "nodev", "nosuid"]}]),
+            &[],
+        ),
+        (
+            "/volumeMounts",
+            json!([{"name": "v", "mountPath": "/v", "bindMountOptions": ["exec", "nodev", "nodev"]}]),
+            &[
+                &format!(
+                    "{at}[0].bindMountOptions[0]: Unsupported value: \"exec\": supported values: \"noexec\", \"nodev\", \"nosuid\""
+                ),
+                &format!("{at}[0].bindMountOptions[2]: Duplicate value: \"nodev\""),
+            ],
+        ),
         (
             "/volumeMounts",
             json!([{"name": "w", "mountPath": ""}]),

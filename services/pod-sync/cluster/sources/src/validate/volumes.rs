@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 
 use super::errors::Errors;
 use super::field_ref::field_ref;
+use super::security::id;
 use super::{names, resources};
 
 const FIELDS_OF_FILES: [&str; 5] =
@@ -156,6 +157,10 @@ fn mode(mode: Option<i32>, field: &str, path: &str, errors: &mut Errors) {
 }
 
 fn local(v: &Volume, path: &str, errors: &mut Errors) {
+    if let Some(mode) = v.empty_dir.as_ref().and_then(|s| s.mode).filter(|m| !(0..=0o1777).contains(m)) {
+        let detail = "must be a number between 0 and 01777 (octal), both inclusive";
+        errors.invalid(format_args!("{path}.mode"), mode, detail);
+    }
     if let Some(limit) = v.empty_dir.as_ref().and_then(|s| s.size_limit.as_ref()) {
         let path = format!("{path}.sizeLimit");
         if resources::parse(limit, &path, errors).is_some_and(resources::is_negative) {
@@ -175,15 +180,18 @@ fn local(v: &Volume, path: &str, errors: &mut Errors) {
     } else if let Some(source) = v.secret.as_ref() {
         required(&[("secretName", source.secret_name.as_deref())], path, errors);
         mode(source.default_mode, "defaultMode", path, errors);
+        id(source.default_user, format_args!("{path}.defaultUser"), errors);
         items(source.items.as_deref(), path, errors);
     } else if let Some(source) = v.downward_api.as_ref() {
         mode(source.default_mode, "defaultMode", path, errors);
+        id(source.default_user, format_args!("{path}.defaultUser"), errors);
         for file in source.items.iter().flatten() {
             downward_file(file, path, errors);
         }
     } else if let Some(source) = v.config_map.as_ref() {
         required(&[("name", Some(&source.name))], path, errors);
         mode(source.default_mode, "defaultMode", path, errors);
+        id(source.default_user, format_args!("{path}.defaultUser"), errors);
         items(source.items.as_deref(), path, errors);
     } else if let Some(source) = v.projected.as_ref() {
         projected(source, path, errors);
@@ -196,6 +204,7 @@ fn items(items: Option<&[KeyToPath]>, path: &str, errors: &mut Errors) {
         required(&[("key", Some(&item.key)), ("path", Some(&item.path))], &path, errors);
         errors.format(format_args!("{path}.path"), &item.path, names::unreserved_path(&item.path));
         mode(item.mode, "mode", &path, errors);
+        id(item.user, format_args!("{path}.user"), errors);
     }
 }
 
@@ -215,11 +224,13 @@ fn downward_file(file: &DownwardAPIVolumeFile, path: &str, errors: &mut Errors) 
         errors.required(path, "one of fieldRef and resourceFieldRef is required");
     }
     mode(file.mode, "mode", path, errors);
+    id(file.user, format_args!("{path}.user"), errors);
 }
 
 // validateProjectedVolumeSource
 fn projected(source: &ProjectedVolumeSource, path: &str, errors: &mut Errors) {
     mode(source.default_mode, "defaultMode", path, errors);
+    id(source.default_user, format_args!("{path}.defaultUser"), errors);
     let mut paths = BTreeSet::new();
     for (i, source) in source.sources.iter().flatten().enumerate() {
         let at = format!("{path}.sources[{i}]");
@@ -240,6 +251,13 @@ fn projected(source: &ProjectedVolumeSource, path: &str, errors: &mut Errors) {
             if !file.path.is_empty() && !paths.insert(file.path.as_str()) {
                 errors.invalid(path, file.path.as_str(), "conflicting duplicate paths");
             }
+        }
+        for (field, user) in [
+            ("serviceAccountToken", source.service_account_token.as_ref().and_then(|s| s.user)),
+            ("clusterTrustBundle", source.cluster_trust_bundle.as_ref().and_then(|s| s.user)),
+            ("podCertificate", source.pod_certificate.as_ref().and_then(|s| s.user)),
+        ] {
+            id(user, format_args!("{at}.{field}.user"), errors);
         }
         let kinds = [
             source.secret.is_some(),
