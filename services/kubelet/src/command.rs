@@ -250,9 +250,7 @@ impl Routes {
             }
             let (name, receivers): (_, &[Service]) = match &row.support {
                 FieldSupport::Honoured { services, .. } => (row.flag(), services),
-                FieldSupport::NotYet { owner, .. } | FieldSupport::Ignored { owner, .. } => {
-                    (row.kubelet_flag, std::slice::from_ref(owner))
-                }
+                FieldSupport::Ignored { owner, .. } => (row.kubelet_flag, std::slice::from_ref(owner)),
                 // A value other than the default was an error.
                 FieldSupport::Refused { .. } => continue,
             };

@@ -73,8 +73,8 @@ impl<T> Loaded<T> {
         for warning in &self.config.warnings {
             tracing::warn!(origin = %warning.origin, field = warning.path, problem = warning.message, "configuration has a problem");
         }
-        if let Some(fields) = self.config.not_yet(self.service) {
-            tracing::warn!(fields, "configured fields have no effect yet");
+        if let Some(gates) = self.config.fixed_gates(self.service) {
+            tracing::warn!(gates, "feature gates with a fixed value are set");
         }
         for (field, why) in self.config.ignored(self.service) {
             tracing::warn!(field, reason = why, "configured field is ignored");

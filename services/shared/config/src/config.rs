@@ -2,7 +2,7 @@
 
 use crate::diagnostics::Diagnostic;
 use crate::node::{Data, LocatedValue, Origin};
-use crate::table::{Document, FieldSupport, GATES, Row, Service, is_now};
+use crate::table::{Document, FieldSupport, GATES, Row, Service};
 
 /// A valid configuration, with a value for every field that is set or has a default.
 #[derive(Debug, Clone)]
@@ -29,18 +29,10 @@ impl Config {
         }
     }
 
-    /// Returns the fields of `service` that are set but have no effect yet, as one line, or `None` if there are none.
+    /// Returns the feature gates with a value that has no effect, as one line, or `None` if there are none.
     #[must_use]
-    pub fn not_yet(&self, service: Service) -> Option<String> {
+    pub fn fixed_gates(&self, service: Service) -> Option<String> {
         let mut named: Vec<String> = Vec::new();
-        for row in Document::Kubelet.rows() {
-            let FieldSupport::NotYet { owner, now } = row.support else { continue };
-            let Some(value) = self.value(Document::Kubelet, row.field) else { continue };
-            let ours = owner == service || matches!(value.origin, Origin::Flag(_));
-            if ours && value.origin.is_set() && !is_now(now, &row.kind, value) {
-                named.push(named_value(row, value));
-            }
-        }
         if service == Service::PodSync {
             for entry in self.kubelet.get("featureGates").map(LocatedValue::entries).unwrap_or_default() {
                 let fixed = GATES.iter().find(|g| g.name == entry.key).map(|g| g.fixed);

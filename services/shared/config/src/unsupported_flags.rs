@@ -26,7 +26,7 @@ pub(crate) fn add(mut command: Command) -> (Command, UnsupportedFlags) {
     for row in Document::Kubelet.rows() {
         let Some(flag) = row.kubelet_flag.filter(|flag| !has(&command, flag)) else { continue };
         match row.support {
-            FieldSupport::NotYet { .. } | FieldSupport::Ignored { .. } => {
+            FieldSupport::Ignored { .. } => {
                 command = command.arg(hidden(flag, matches!(row.kind, Kind::Bool)));
                 unsupported.rows.push(Bound { document: Document::Kubelet, row, id: flag.to_owned() });
             }
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_flag_without_an_effect_does_not_prevent_a_start() {
         for row in Document::Kubelet.rows() {
-            let FieldSupport::NotYet { .. } = row.support else { continue };
+            let FieldSupport::Ignored { .. } = row.support else { continue };
             let Some(flag) = row.kubelet_flag else { continue };
             let flag = format!("--{flag}");
             let words = match row.kind {
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn an_unsupported_flag_is_checked_and_reported_and_has_no_effect() {
         let loaded = line(&["--contention-profiling", "--volume-plugin-dir", "/v"]).unwrap();
-        assert_eq!(loaded.config.not_yet(Service::PodSync), None);
+        assert_eq!(loaded.config.fixed_gates(Service::PodSync), None);
         // A flag without an effect is reported by each service that is given it.
         let ignored: Vec<String> =
             loaded.config.ignored(Service::PodSync).into_iter().map(|(f, _)| f).collect();

@@ -68,13 +68,6 @@ pub enum FieldSupport {
         /// The services that honour the field.
         services: &'static [Service],
     },
-    /// The field has no effect yet. A value other than `now` causes a warning at start.
-    NotYet {
-        /// The service that will honour the field, and that logs the warning.
-        owner: Service,
-        /// The value that describes the current behaviour, as YAML, if there is one.
-        now: Option<&'static str>,
-    },
     /// Any value other than the default is an error.
     Refused {
         /// The reason.
@@ -122,7 +115,7 @@ impl Row {
     pub fn services(&self) -> &'static [Service] {
         match self.support {
             FieldSupport::Honoured { services, .. } => services,
-            FieldSupport::NotYet { .. } | FieldSupport::Refused { .. } | FieldSupport::Ignored { .. } => &[],
+            FieldSupport::Refused { .. } | FieldSupport::Ignored { .. } => &[],
         }
     }
 
@@ -171,11 +164,6 @@ impl Row {
 
     const fn honoured(mut self, services: &'static [Service], effect: &'static str) -> Self {
         self.support = FieldSupport::Honoured { effect, services };
-        self
-    }
-
-    const fn not_yet(mut self, owner: Service, now: Option<&'static str>) -> Self {
-        self.support = FieldSupport::NotYet { owner, now };
         self
     }
 
@@ -235,13 +223,4 @@ impl Document {
     pub fn row(self, field: &str) -> Option<&'static Row> {
         self.rows().iter().find(|r| r.field == field)
     }
-}
-
-/// Returns whether a value of a field without an effect asks for the current behaviour only.
-#[must_use]
-pub fn is_now(now: Option<&str>, kind: &Kind, value: &LocatedValue) -> bool {
-    let same = now.is_some_and(|now| kind.canonical(crate::yaml::value(now)).equals(value));
-    // An empty map or list does not ask for any behaviour.
-    same || matches!(&value.data, Data::Map(m) if m.is_empty())
-        || matches!(&value.data, Data::List(l) if l.is_empty())
 }

@@ -48,7 +48,6 @@ fn every_row_has_a_complete_verdict() {
                 !effect.is_empty() && !services.is_empty() && row.flag().is_some()
                     || row.field == "logging.verbosity"
             }
-            FieldSupport::NotYet { now, .. } => now.is_none_or(|n| !n.is_empty()),
             FieldSupport::Refused { why } | FieldSupport::Ignored { why, .. } => !why.is_empty(),
         };
         assert!(whole, "{}", row.field);

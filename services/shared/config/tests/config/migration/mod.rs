@@ -11,7 +11,6 @@ pub(crate) fn page() -> String {
          This page is generated from the table in `services/shared/config/src/table`. All services read the same file\n\
          (`--config FILE`, drop-ins with `--config-dir DIR`). `SERVICE --print-config` prints each value with its origin.\n\n\
          - **honoured**: the field has its effect; [a test shows it](#tests-of-honoured-fields).\n\
-         - **not yet**: the value is checked; a value that requires missing behaviour causes a warning at start.\n\
          - **ignored**: a value other than the default causes a warning.\n\
          - **refused**: a value other than the default is an error; no service starts.\n\n\
          Durations have Go's format (`1m30s`, `1.5h`). Zero and empty values stand for the default, as in the kubelet, except in\n\
@@ -97,8 +96,6 @@ fn support(row: &Row) -> String {
             let flag = flag.map(|f| format!(", `--{f}`")).unwrap_or_default();
             format!("honoured: {effect} ({who}{flag})")
         }
-        FieldSupport::NotYet { now: Some(now), .. } => format!("not yet: as with `{now}`"),
-        FieldSupport::NotYet { now: None, .. } => "not yet".to_owned(),
         FieldSupport::Refused { why } => format!("refused: {why}"),
         FieldSupport::Ignored { why, .. } => format!("ignored: {why}"),
     }
