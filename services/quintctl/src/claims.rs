@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::client::Peer;
 use crate::error::Error;
 use crate::out::{Format, print};
-use crate::text::{NOTHING, clean, or_nothing, table};
+use quintctl_text::{NOTHING, clean, or_nothing, table};
 
 /// Number of pods and of CDI devices of a claim in the table.
 const SHOWN: usize = 4;

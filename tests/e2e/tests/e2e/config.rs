@@ -241,7 +241,7 @@ async fn a_file_alone_configures_all_five_services() {
     }
     let log = std::fs::read_to_string(dir.path().join("pod-sync.log")).unwrap();
     let is_warning =
-        |l: &&str| l.contains("configured fields have no effect yet") && l.contains("volumePluginDir: /v");
+        |l: &&str| l.contains("configured field is ignored") && l.contains("volumePluginDir: /v");
     let named = log.lines().filter(is_warning).count();
     assert_eq!(named, 1, "{log}");
 }

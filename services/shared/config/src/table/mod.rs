@@ -20,7 +20,7 @@ pub use kubelet::KUBELET;
 pub use quintlet::QUINTLET;
 
 use crate::kind::Kind;
-use crate::node::{Data, LocatedValue};
+use crate::node::LocatedValue;
 
 /// A process that reads the configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
