@@ -199,7 +199,7 @@ fn arguments(
     line.flag("--run-dir", &layout.run_dir);
     line.flag("--log-level", &args.log_level);
     line.flag("--log-format", &args.log_format);
-    line.option("--otlp-endpoint", args.otlp_endpoint.as_ref().filter(|_| name != NODE_API));
+    line.option("--otlp-endpoint", args.otlp_endpoint.as_ref());
     for uid in users.iter().flat_map(|users| users.observers(name, node_api)) {
         line.flag("--observer-uid", uid.to_string());
     }
@@ -425,6 +425,8 @@ mod tests {
             "/t.crt",
             "--tls-private-key-file",
             "/t.key",
+            "--otlp-endpoint",
+            "http://c:4317",
             "--node-api-uid",
             "7",
         ]);
@@ -444,7 +446,7 @@ mod tests {
         assert_eq!((api.binary, api.user.clone()), (NODE_API, users.user(NODE_API)));
         assert_eq!(
             line(NODE_API),
-            "--run-dir /run/quintlet --log-level info --log-format text --node-name n1 --node-api-port 10250 \
+            "--run-dir /run/quintlet --log-level info --log-format text --otlp-endpoint http://c:4317 --node-name n1 --node-api-port 10250 \
              --healthz-port 10248 --kubeconfig /run/quintlet/handed/node-api/kubeconfig \
              --tls-cert-file /run/quintlet/handed/node-api/tls.crt \
              --tls-private-key-file /run/quintlet/handed/node-api/tls.key \
