@@ -288,6 +288,9 @@ impl Node {
         for (flag, value) in more {
             args.extend([OsString::from(flag), value]);
         }
+        if let Some(endpoint) = &options.otlp_endpoint {
+            args.extend(["--otlp-endpoint".into(), OsString::from(endpoint)]);
+        }
         args.extend(
             extra.iter().filter(|(service, _)| *service == "node-api").map(|(_, arg)| OsString::from(arg)),
         );

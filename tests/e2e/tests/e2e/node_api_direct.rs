@@ -7,6 +7,7 @@ use futures::{SinkExt as _, StreamExt as _};
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::rt::TokioIo;
+use quintlet_e2e::otlp::Receiver;
 use quintlet_e2e::sockets::{of_node_api, of_runtime};
 use quintlet_e2e::wait::LONG;
 use quintlet_e2e::{Node, Options, Seen, pods, until};
@@ -26,8 +27,12 @@ use tokio_util::sync::CancellationToken;
 const TOKEN: &str = "operator-token";
 
 async fn start(name: &'static str, extra: &[&str]) -> Node {
+    start_with(name, extra, None).await
+}
+
+async fn start_with(name: &'static str, extra: &[&str], otlp_endpoint: Option<String>) -> Node {
     let extra = extra.iter().map(|flag| ("node-api", (*flag).to_owned())).collect();
-    let node = Node::start(Options { node_api: true, extra, ..Options::with_api(name) }).await;
+    let node = Node::start(Options { node_api: true, extra, otlp_endpoint, ..Options::with_api(name) }).await;
     node.api().set_token(TOKEN, "operator", &[]);
     node.api().allow("operator", "*", "nodes/proxy");
     for right in ["metrics", "checkpoint"] {
@@ -473,5 +478,42 @@ async fn a_runtime_that_cannot_checkpoint_is_quoted() {
     assert_eq!(get(&node, path).await.0, StatusCode::METHOD_NOT_ALLOWED);
     let (code, body_text) = ask(&node, Method::POST, "/checkpoint/default/talker/other").await;
     assert_eq!((code.as_u16(), body_text.as_str()), (404, "container other does not exist"));
+    node.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_exec_is_one_trace_of_the_client_node_api_and_cri_proxy() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    const PARENT: &str = "00f067aa0ba902b7";
+    let receiver = Receiver::start().await;
+    let node = start_with("node-api-trace", &[], Some(receiver.endpoint().to_owned())).await;
+    let pod = ready(&node, pods::sleeper("traced")).await;
+    let mut stream = tls(&node).await;
+    let request = format!(
+        "POST /exec/default/traced/main?output=1&command=true HTTP/1.1\r\nhost: n\r\nauthorization: Bearer {TOKEN}\r\n\
+         traceparent: 00-{TRACE}-{PARENT}-01\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\
+         x-stream-protocol-version: v4.channel.k8s.io\r\ncontent-length: 0\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut head = [0; 12];
+    tokio::time::timeout(LONG, stream.read_exact(&mut head)).await.expect("an answer").unwrap();
+    assert_eq!(&head, b"HTTP/1.1 101");
+    drop(stream);
+    let uid = pod.text("/metadata/uid").to_owned();
+    until("the spans of both services", LONG, async || {
+        let spans: Vec<_> = receiver.spans().into_iter().filter(|span| span.trace == TRACE).collect();
+        let of_service = |service: &str| spans.iter().find(|span| span.service == service);
+        let (Some(request), Some(call)) = (of_service("node-api"), of_service("cri-proxy")) else {
+            return Err(spans);
+        };
+        let is_right = request.name == "POST /exec"
+            && request.parent == PARENT
+            && request.attributes.get("k8s.pod.uid") == Some(&uid)
+            && call.name == "Exec"
+            && call.parent == request.id
+            && spans.len() == 2;
+        if is_right { Ok(()) } else { Err(spans) }
+    })
+    .await;
     node.down().await;
 }
