@@ -6,7 +6,7 @@ use pod_sync_memory::MemoryManager;
 use pod_sync_placement::{NodePlacement, Placement};
 use pod_sync_pod_resources::{ExclusiveResources, MemoryBlock};
 
-/// What the CPU manager and the memory manager have assigned. With the policies `none` and `None` it is nothing.
+/// The assignments of the CPU manager and the memory manager; none with the policies `none` and `None`.
 #[derive(Debug, Clone)]
 pub(crate) struct PlacedResources(pub(crate) Placement);
 

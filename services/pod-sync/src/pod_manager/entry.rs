@@ -29,14 +29,14 @@ impl WorkerHandle {
     }
 }
 
-/// Who has named the pod of a worker.
+/// The origin of the pod of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum WorkerOrigin {
     /// A record of an earlier run.
     Record,
     /// A record, and the first snapshot of its source, which is being applied.
     ConfirmedRecord,
-    /// A source.
+    /// A source that delivers pods in this run.
     Source,
 }
 

@@ -186,7 +186,7 @@ async fn serve_h2c() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn an_http_probe_speaks_http2_without_tls_only_if_it_is_told_to() {
+async fn an_http_probe_speaks_http2_without_tls_only_with_that_protocol() {
     let address = serve_h2c().await;
     let h2c = |address, path| HttpGet { h2c: true, ..get(address, path) };
     let headers = vec![("X-Muffins".to_owned(), "two".to_owned())];
@@ -593,7 +593,7 @@ async fn serve_grpc_tls(protocols: &[&[u8]]) -> u16 {
 }
 
 #[tokio::test]
-async fn a_grpc_probe_uses_tls_only_if_it_is_told_to_and_accepts_any_certificate() {
+async fn a_grpc_probe_uses_tls_only_in_that_mode_and_accepts_any_certificate() {
     let sealed = serve_grpc_tls(&[b"h2"]).await;
     let probe = async |port: u16, service: &str, tls| {
         let handler = Handler::Grpc { port: port.into(), service: service.into(), tls };

@@ -94,7 +94,7 @@ pub fn adopted_uid(
     if of_pod().any(|sandbox| sandbox.uid == computed) {
         return None;
     }
-    // A UID that stands in the manifest is no hash of it.
+    // A UID of the manifest is no hash.
     let newest = of_pod()
         .filter(|sandbox| sandbox.config_hash == sandbox.uid)
         .max_by_key(|sandbox| sandbox.created_unix_ns)?;

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_uid_of_a_pod_that_a_kubelet_made_anew_replaces_the_kept_one() {
+    fn a_newer_uid_of_a_kubelet_replaces_the_kept_one() {
         let root = tempfile::tempdir().unwrap();
         assert_eq!(started(root.path(), &[sandbox("k1", 1)], &["own"], BEFORE).1, [text("k1")]);
         let both = [sandbox("k1", 1), sandbox("k2", 2)];
