@@ -133,9 +133,8 @@ impl Cleanup {
 
     // Ends the assignments of CPUs and memory of pods that are gone. Usually their workers have done so.
     fn release_cpus(&self, known: &HashSet<PodUid>) {
-        let known: BTreeSet<String> = known.iter().map(ToString::to_string).collect();
         let placement = self.ctx.environment.placement.clone();
-        if placement.retain(&known) {
+        if placement.retain(|pod| known.contains(pod)) {
             let write = async move { placement.write_state().await };
             drop(quintlet_kit::task::spawn("write-placement", write));
         }
@@ -143,9 +142,12 @@ impl Cleanup {
 
     // Unprepares the claims of pods that are gone, such as those that a force deletion removed during a restart.
     fn unprepare_claims(&self, held: BTreeSet<String>, known: &HashSet<PodUid>) {
+        if held.iter().all(|pod| known.contains(pod.as_str())) {
+            return;
+        }
         let known: BTreeSet<String> = known.iter().map(ToString::to_string).collect();
         let claims = self.ctx.environment.claims.clone();
-        if !held.is_subset(&known) && claims.begin_reconciliation() {
+        if claims.begin_reconciliation() {
             let reconcile = async move { claims.reconcile(&held, &known).await };
             drop(quintlet_kit::task::spawn("reconcile-claims", reconcile));
         }

@@ -244,11 +244,11 @@ impl Placement {
         }
     }
 
-    /// Ends the assignments of pods that are not in `known`. Returns whether there were any: the state is then to be written.
+    /// Ends the assignments of pods that are not known. Returns whether there were any: the state is then to be written.
     #[must_use]
-    pub fn retain(&self, known: &BTreeSet<String>) -> bool {
+    pub fn retain(&self, is_known: impl Fn(&str) -> bool) -> bool {
         let mut node = self.shared.node.lock();
-        let is_changed = node.retain(|pod| known.contains(pod));
+        let is_changed = node.retain(is_known);
         self.shared.notify_if(is_changed);
         is_changed
     }
