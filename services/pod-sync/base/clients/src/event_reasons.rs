@@ -59,7 +59,7 @@ const REASONS: [(&str, &str); 99] = [
     ("NodeAffinity", "pod-sync/base/node-decisions/src/admission/node.rs"),
     ("NodeName", "pod-sync/base/node-decisions/src/admission/node.rs"),
     ("NodePorts", "pod-sync/base/node-decisions/src/admission/node.rs"),
-    ("TopologyAffinityError", ""),
+    ("TopologyAffinityError", "pod-sync/resources/topology/src/policy.rs"),
     ("EmptyPodSharedPoolError", ""),
     ("PodLevelResourcesNotSupported", ""),
     ("UnknownReason", ""),

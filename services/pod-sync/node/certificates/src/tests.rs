@@ -297,7 +297,8 @@ async fn a_request_that_is_never_signed_is_found_again_and_a_silent_api_server_i
     assert_eq!(fixture.requests(1).await.len(), 1);
     let (silent, unanswered): (Vec<_>, Vec<_>) =
         fixture.warnings().into_iter().partition(|line| line.contains("failed to create the certificate"));
-    assert!(!silent.is_empty() && unanswered.len() == 1, "{silent:?} {unanswered:?}");
+    // On a busy machine more than one limit passes before the signer answers.
+    assert!(!silent.is_empty() && !unanswered.is_empty(), "{silent:?} {unanswered:?}");
     running.end().await;
 }
 
