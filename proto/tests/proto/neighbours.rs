@@ -9,7 +9,7 @@ use crate::samples::{FieldValue, Meaning, read, samples};
 
 /// Each call, field and value that the last release does not have, and what happens beside a service of that release. A name without an
 /// entry fails the test below: decide first what an older peer does.
-const FALLBACKS: [(&str, &str); 15] = [
+const FALLBACKS: [(&str, &str); 19] = [
     (
         "quintlet.debug.v1.Control.SetLogFilter",
         "quintctl log-level reports that the service does not serve the call; nothing else calls it",
@@ -18,6 +18,8 @@ const FALLBACKS: [(&str, &str); 15] = [
         "quintlet.pleg.v1.Container.stop_signal",
         "an older pleg-service sends none: the status has no stopSignal",
     ),
+    ("quintlet.podsync.v1.Claims.List", "quintctl claims reports that pod-sync does not serve the call"),
+    ("quintlet.podsync.v1.Cpus.List", "quintctl cpus reports that pod-sync does not serve the call"),
     ("quintlet.podsync.v1.Devices.List", "quintctl devices reports that pod-sync does not serve the call"),
     (
         "quintlet.podsync.v1.ExplainReply.volumes",
@@ -34,6 +36,11 @@ const FALLBACKS: [(&str, &str); 15] = [
         "an older pod-sync sends none: the summary has no volumeHealth",
     ),
     ("quintlet.podsync.v1.Volumes.List", "quintctl volumes reports that pod-sync does not serve the call"),
+    (
+        "quintlet.probe.v1.Grpc.tls",
+        "an older probe-service probes without TLS: the probe fails until it is upgraded",
+    ),
+    ("quintlet.probe.v1.HttpGet.h2c", "an older probe-service probes with HTTP/1.1"),
     (
         "quintlet.runtime.v1.HintKind.HINT_KIND_EXITING",
         "an older pleg-service ignores the hint: HINT_KIND_EXITED follows, or pod-sync observes the pod",

@@ -114,8 +114,10 @@ async fn a_pod_gets_cpus_of_its_own_until_its_end() {
     assert_eq!(sandbox.cpu_quota, -1);
     assert_eq!(state(&sim), ("0".to_owned(), vec![uid.clone()]));
     wait_cpus(&sim, &other, "other", "0").await;
-    let calls = sim.calls_about(UPDATE, &sim.instances(&other)[0]);
-    assert_eq!((calls, sim.calls_about(UPDATE, &sim.instances(&uid)[0])), (1, 0));
+    let updates = |uid: &str, container: &str| {
+        sim.calls_about(UPDATE, sim.runtime.newest(uid, container).unwrap().id())
+    };
+    assert_eq!((updates(&other, "c-other"), updates(&uid, "c-web")), (1, 0));
     let listed = list(&sim).await;
     let holder = CpuHolder {
         pod_uid: uid.clone(),
@@ -209,7 +211,7 @@ async fn a_container_that_the_runtime_did_not_move_is_moved_after_the_period() {
     let refusal = sim.runtime.script(Rule::on(UPDATE).fail(Code::Unknown, "no such cgroup"));
     let uid = sim.create(guaranteed("web", "1"));
     sim.wait_ready("web").await;
-    let id = sim.instances(&other)[0].clone();
+    let id = sim.runtime.newest(&other, "c-other").unwrap().id().to_owned();
     sim.wait_calls(UPDATE, &id, 2).await;
     assert_eq!(cpus(&sim, &other, "other"), "0-1");
     let times: Vec<_> = sim.runtime.calls_of(UPDATE).iter().map(|call| call.at).collect();
