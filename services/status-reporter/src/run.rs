@@ -24,7 +24,7 @@ use crate::node::cloud::CloudProvider;
 use crate::node::csi_node::{self, CsiNodeKeeper};
 use crate::node::health::{HealthBoard, Watched};
 use crate::node::keeper::NodeKeeper;
-use crate::node::own::{self, LocalMachine, NodeOwner};
+use crate::node::own::{self, LocalMachine};
 use crate::node::setters;
 use crate::node::skew;
 use crate::node::startup::Startup;
@@ -166,8 +166,8 @@ async fn once_loaded(mut clients: Current, work: impl Future<Output = ()>) {
 }
 
 /// Runs `work` once the Node is not that of another machine.
-async fn once_own(owner: watch::Receiver<NodeOwner>, work: impl Future<Output = ()>) {
-    own::wait(owner).await;
+async fn once_free(is_free: watch::Receiver<bool>, work: impl Future<Output = ()>) {
+    own::wait(is_free).await;
     work.await;
 }
 
@@ -191,12 +191,12 @@ fn keep_node(
         volumes: volumes.clone(),
         check_every: csi_node::CHECK_EVERY,
     };
-    let owner = watch::Sender::new(NodeOwner::Unknown);
-    let owner_for_lease = owner.subscribe();
-    let csi_node = once_own(owner.subscribe(), csi_node.run(stop.clone()));
+    let is_free = watch::Sender::new(false);
+    let free_for_lease = is_free.subscribe();
+    let csi_node = once_free(is_free.subscribe(), csi_node.run(stop.clone()));
     quintlet_kit::task::spawn("csi-node", once_loaded(clients.clone(), csi_node));
     let keeper = NodeKeeper {
-        owner,
+        is_free,
         machine: LocalMachine::read(),
         api: ApiClient::following(clients.clone(), Purpose::Node),
         name: config.node_name.clone(),
@@ -227,5 +227,5 @@ fn keep_node(
         Term::of(config.settings.lease_seconds),
         stop.clone(),
     );
-    quintlet_kit::task::spawn("lease", once_loaded(clients.clone(), once_own(owner_for_lease, lease)));
+    quintlet_kit::task::spawn("lease", once_loaded(clients.clone(), once_free(free_for_lease, lease)));
 }

@@ -19,7 +19,7 @@ const LEASES: &str = "kube-node-lease";
 const READ_EVERY: Duration = Duration::from_secs(1);
 /// Longest wait for Node and Lease.
 const READ: Duration = Duration::from_secs(5);
-/// Number of reads that the API server may fail before the node starts unchecked: a start never depends on one kind of object.
+/// Number of reads in a row that the API server may fail before the node starts unchecked: a start never depends on one kind of object.
 const FAILURES: u32 = 3;
 
 /// The check of the node name.
@@ -41,7 +41,10 @@ impl NameCheck {
         let mut failures = 0_u32;
         loop {
             let found = match self.read().await {
-                Ok(found) => found,
+                Ok(found) => {
+                    failures = 0;
+                    found
+                }
                 Err(NameReadError::Unreachable(error)) => {
                     tracing::debug!(error, "node name not checked yet");
                     tokio::time::sleep(READ_EVERY).await;

@@ -14,7 +14,7 @@ use super::FactBoard;
 use super::cloud::CloudProvider;
 use super::health::HealthBoard;
 use super::own;
-use super::own::{LocalMachine, NodeOwner};
+use super::own::LocalMachine;
 use super::setters::{self, Ages, Due, View, Weight};
 use super::startup::Startup;
 use super::volumes::{self, Report, VolumeBoard};
@@ -30,6 +30,8 @@ const FACTS_WITHIN: Duration = Duration::from_secs(1);
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Number of failures of a server that answers after which the Node no longer delays the heartbeat.
+const READ_FAILURES: u32 = 3;
 
 /// The only writer of the Node object.
 pub struct NodeKeeper {
@@ -54,8 +56,8 @@ pub struct NodeKeeper {
     pub clock: Clock,
     /// Facts that the services reported.
     pub facts: FactBoard,
-    /// The machine that the Node belongs to. The Lease and the CSINode wait for it.
-    pub owner: watch::Sender<NodeOwner>,
+    /// No agent on another machine is known to have the Node. The Lease and the CSINode wait for it.
+    pub is_free: watch::Sender<bool>,
     /// Whether an ID in a Node is one of this machine.
     pub machine: LocalMachine,
     /// The volumes of the node.
@@ -90,8 +92,8 @@ impl NodeKeeper {
         let mut report_every = self.spread();
         let mut failures = 0_u32;
         loop {
-            if *self.owner.borrow() != NodeOwner::This && self.is_own(&live) {
-                self.owner.send_replace(NodeOwner::This);
+            if !*self.is_free.borrow() && self.is_own(&live) {
+                self.is_free.send_replace(true);
             }
             // Other clients write the Node, too: the node controller sets conditions to Unknown, and users cordon and label.
             let is_old = last_read.elapsed() >= self.update_every;
@@ -258,17 +260,20 @@ impl NodeKeeper {
                             info!(node = %self.name, "the node is that of another machine, waiting for pod-sync");
                         }
                         waited = true;
-                        self.owner.send_replace(NodeOwner::Other);
                         self.facts.changed().await;
                         continue;
                     }
                     return found;
                 }
                 Err(failure) => {
-                    if matches!(failure, ApiFailure::NotFound(_)) {
-                        self.owner.send_replace(NodeOwner::This);
-                    }
                     failures = failures.saturating_add(1);
+                    // A renewal before pod-sync has read the Lease would look like that of an agent on another machine. The Lease cannot be
+                    // renewed either while the server does not answer.
+                    let is_unreadable =
+                        !matches!(failure, ApiFailure::Unreachable(_)) && failures >= READ_FAILURES;
+                    if is_unreadable || matches!(failure, ApiFailure::NotFound(_)) {
+                        self.is_free.send_replace(true);
+                    }
                     if failures == 1 {
                         warn!(%failure, node = %self.name, "register node failed, retrying");
                         self.reached.set_not_serving(NODE).await;

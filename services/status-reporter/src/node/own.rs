@@ -3,36 +3,15 @@
 //! Until it is, this service leaves the Node, its Lease and its CSINode alone: an agent on another machine may use the name, and
 //! pod-sync decides about that.
 
-use std::time::Duration;
-
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio::time::timeout;
 
 use crate::status::text;
 
-/// The machine that the Node belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeOwner {
-    /// The Node was not read yet.
-    Unknown,
-    /// There is no Node, or it is that of this machine.
-    This,
-    /// The Node is that of another machine, and pod-sync has not reported yet.
-    Other,
-}
-
-/// Time after which a Node that cannot be read no longer delays the heartbeat.
-const READ_WITHIN: Duration = Duration::from_secs(10);
-
-/// Waits until the Node is not that of another machine.
-pub async fn wait(mut owner: watch::Receiver<NodeOwner>) {
-    let known = owner.wait_for(|owner| *owner != NodeOwner::Unknown);
-    let is_other = matches!(timeout(READ_WITHIN, known).await, Ok(Ok(owner)) if *owner == NodeOwner::Other);
-    if is_other {
-        // An error means that the keeper of the Node has ended, as this task is about to.
-        let _ = owner.wait_for(|owner| *owner == NodeOwner::This).await;
-    }
+/// Waits until the Node is that of this machine, there is none, or it cannot be read from a server that answers.
+pub async fn wait(mut is_free: watch::Receiver<bool>) {
+    // An error means that the keeper of the Node has ended, as this task is about to.
+    let _ = is_free.wait_for(|is_free| *is_free).await;
 }
 
 /// IDs of this machine that a service without root can read. The ID of the boot is that of the host in a container, too.
@@ -77,19 +56,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_heartbeat_waits_for_the_node_of_another_machine_and_not_for_one_that_cannot_be_read() {
-        let (owner, seen) = watch::channel(NodeOwner::Unknown);
-        let began = tokio::time::Instant::now();
-        wait(seen.clone()).await;
-        assert_eq!(began.elapsed(), READ_WITHIN);
-        owner.send_replace(NodeOwner::Other);
-        let waited = timeout(READ_WITHIN * 100, wait(seen.clone())).await;
-        assert!(waited.is_err());
-        owner.send_replace(NodeOwner::This);
-        wait(seen).await;
-    }
 
     #[test]
     fn a_node_with_one_id_of_this_machine_or_none_at_all_is_that_of_this_machine() {

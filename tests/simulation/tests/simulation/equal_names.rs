@@ -130,3 +130,19 @@ async fn an_api_server_that_fails_to_read_the_lease_does_not_keep_the_node_from_
     sim.disturb();
     sim.finish().await;
 }
+
+// The heartbeat of this node must not look like that of another agent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_api_server_that_is_away_at_the_start_does_not_make_a_node_refuse_its_own_lease() {
+    let sim = prepare(&elsewhere()).await;
+    let expired = json!("2020-01-01T00:00:00.000000Z");
+    sim.api.edit("leases", LEASES, NODE, |lease| lease["spec"]["renewTime"] = expired).unwrap();
+    sim.api.faults().set_down(true);
+    sim.start_all();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    sim.api.faults().set_down(false);
+    sim.wait_ready("web").await;
+    assert_eq!(waits(&sim), 0, "the renewal of this node is not read");
+    sim.disturb();
+    sim.finish().await;
+}
