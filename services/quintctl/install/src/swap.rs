@@ -4,7 +4,7 @@
 //! one that the service runs, so that a service that exits in between starts again with the same one.
 
 use std::io;
-use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -133,7 +133,13 @@ pub(crate) fn promote(machine: &Machine, dir: &Path, links: &[String]) -> Result
 
 /// Gives the old binary its name back, if it has lost it.
 pub(crate) fn demote(machine: &Machine, dir: &Path) -> Result<(), InstallError> {
-    if machine.path(&dir.join(PREVIOUS)).exists() {
+    let file = |name: &str| {
+        let metadata = std::fs::metadata(machine.path(&dir.join(name))).ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    // Before the new binary has the name, `PREVIOUS` may be that of an earlier upgrade.
+    let is_promoted = file(NEXT).is_none_or(|next| file(BINARY) == Some(next));
+    if is_promoted && file(PREVIOUS).is_some() {
         rename_copy(machine, dir, PREVIOUS, BINARY)?;
     }
     Ok(())

@@ -35,8 +35,8 @@ const KUBELET_SOCKET: &str = "pod-resources/kubelet.sock";
 /// Root directory of a kubelet without `--root-dir`.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 
-/// Names of binaries of Quintlet. The one of all services also runs under the name `kubelet`.
-const QUINTLET: [&str; 2] = ["quintlet", "pod-sync"];
+/// Names of binaries of Quintlet. The one of all services also runs under the name `kubelet`, and after an upgrade as `quintlet-next`.
+const QUINTLET: [&str; 3] = ["quintlet", "quintlet-next", "pod-sync"];
 
 /// Number of checks for the end of a pod-sync that is exiting: a process that it has just started may hold the lock until it executes its
 /// program.

@@ -77,6 +77,7 @@ fn other_processes_and_kubelets_of_other_mount_namespaces_are_not_found() {
     machine.process(2, &["/usr/bin/kubelet"], "/usr/bin/kubelet", elsewhere.path());
     machine.process(3, &["kubelet", "--config=x"], "/usr/bin/quintlet", root);
     machine.process(4, &["/usr/bin/kubelet"], "/usr/bin/quintlet (deleted)", root);
+    machine.process(7, &["kubelet"], "/usr/bin/quintlet-next (deleted)", root);
     machine.process(5, &["vi", "/usr/bin/kubelet"], "/usr/bin/vi", root);
     machine.process(6, &[], "/usr/bin/kubelet", root);
     fs::create_dir_all(machine.path("proc/net")).unwrap();

@@ -269,6 +269,26 @@ fn an_upgrade_that_is_killed_after_any_step_is_undone_on_request() {
     }
 }
 
+// The binary before the old one is still there from an earlier upgrade.
+#[test]
+fn an_upgrade_that_is_killed_before_it_renames_keeps_the_old_binary() {
+    let node = Node::new();
+    node.binary("usr/bin/quintlet-previous", "0.9.0");
+    let before = node.programs();
+    let machine = node.machine();
+    let facts = upgrade_facts::survey(Path::new("/root/new"), Path::new(RUN_DIR), &machine);
+    let plan = plan(&facts, "/root/new".into(), Path::new(RUN_DIR), &machine, 0);
+    let mut execution = Execution::begin(plan, &machine).unwrap();
+    for _ in 0..13 {
+        assert!(execution.advance(&mut Vec::new()).unwrap());
+    }
+    drop(execution);
+    let mut journal = Journal::read(&machine).unwrap().unwrap();
+    journal.set_begun(14, &machine).unwrap();
+    node.upgrade(&going_back()).0.unwrap();
+    assert_eq!(node.programs(), before);
+}
+
 #[test]
 fn an_upgrade_whose_way_back_fails_keeps_its_journal() {
     let node = Node::new();
