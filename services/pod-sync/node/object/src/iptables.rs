@@ -9,17 +9,21 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use quintlet_kit::clock::deadline_after;
 use quintlet_kit::command::Commands;
 use quintlet_kit::task::blocking;
 use quintlet_kit::timers::pause;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// Interval between checks of the canary.
 const PERIOD: Duration = Duration::from_secs(60);
 /// Interval between checks whether a flush has reached the other tables.
 const FLUSH_POLL: Duration = Duration::from_millis(100);
-/// Number of these checks: five seconds.
-const FLUSH_POLLS: u32 = 50;
+/// Time for these checks.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+/// Exit code of iptables if another process holds its lock (`RESOURCE_PROBLEM` of its sources).
+const IS_LOCKED: i32 = 4;
 /// Time limit of a command. It waits up to five seconds for the lock of iptables.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -97,10 +101,11 @@ impl Iptables for SystemIptables {
         let mut command = Command::new(family.command());
         command.args(["-w", "5"]).args(arguments);
         let ended = self.commands.run(command, LIMIT)?;
-        if ended.status.code() == Some(1) {
-            return Ok(CommandEnd::Refused);
+        match ended.status.code() {
+            Some(1) => Ok(CommandEnd::Refused),
+            Some(IS_LOCKED) => Err(io::ErrorKind::ResourceBusy.into()),
+            _ => ended.success().map(|_| CommandEnd::Succeeded),
         }
-        ended.success().map(|_| CommandEnd::Succeeded)
     }
 }
 
@@ -109,7 +114,11 @@ pub async fn keep_chains(iptables: Arc<dyn Iptables>, stop: CancellationToken) {
     let mut families = Vec::new();
     for family in [IpFamily::V4, IpFamily::V6] {
         let tables = Arc::clone(&iptables);
-        if blocking(move || has_chain(&*tables, family, "nat", "POSTROUTING")).await.unwrap_or(false) {
+        // A small chain: one of CNI plugins may have more rules than a command may print. A lock is no reason to give up.
+        let has_family = blocking(move || has_chain(&*tables, family, MANGLE, "PREROUTING")).await;
+        let is_busy =
+            |error: io::Error| matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::TimedOut);
+        if has_family.unwrap_or_else(is_busy) {
             families.push((family, false));
         }
     }
@@ -119,8 +128,12 @@ pub async fn keep_chains(iptables: Arc<dyn Iptables>, stop: CancellationToken) {
     }
     loop {
         for (family, is_made) in &mut families {
-            if *is_made && !was_flushed(&iptables, *family).await {
-                continue;
+            if *is_made {
+                match stop.run_until_cancelled(was_flushed(&iptables, *family)).await {
+                    Some(true) => {}
+                    Some(false) => continue,
+                    None => return,
+                }
             }
             let (tables, family) = (Arc::clone(&iptables), *family);
             *is_made = match blocking(move || make(&*tables, family)).await {
@@ -150,7 +163,8 @@ async fn was_flushed(iptables: &Arc<dyn Iptables>, family: IpFamily) -> bool {
     if blocking(check).await {
         return false;
     }
-    for _ in 0..FLUSH_POLLS {
+    let until = deadline_after(Instant::now(), FLUSH_LIMIT);
+    while Instant::now() < until {
         let tables = Arc::clone(iptables);
         let others = move || {
             CANARY_TABLES[1..].iter().any(|table| has_chain(&*tables, family, table, CANARY).unwrap_or(true))
@@ -207,7 +221,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use parking_lot::Mutex;
-    use tokio::time::{Instant, sleep};
+    use tokio::time::sleep;
 
     use super::*;
 
@@ -225,7 +239,7 @@ mod tests {
             let present: BTreeSet<String> = families
                 .iter()
                 .flat_map(|family| {
-                    ["nat POSTROUTING", "filter OUTPUT", "filter INPUT"].map(|s| format!("{family:?} {s}"))
+                    ["mangle PREROUTING", "filter OUTPUT", "filter INPUT"].map(|s| format!("{family:?} {s}"))
                 })
                 .collect();
             Arc::new(Self { families: families.to_vec(), present: Mutex::new(present), ..Self::default() })
@@ -248,7 +262,7 @@ mod tests {
                 return Err(io::ErrorKind::NotFound.into());
             }
             if *self.is_locked.lock() {
-                return Err(io::Error::other("another app is currently holding the xtables lock"));
+                return Err(io::ErrorKind::ResourceBusy.into());
             }
             let [operation, chain, "-t", table, rule @ ..] = arguments else { panic!("{arguments:?}") };
             let chain = format!("{family:?} {table} {chain}");
@@ -327,11 +341,31 @@ mod tests {
         wait_for(&iptables, &["V4 filter KUBE-FIREWALL", "V4 mangle KUBE-IPTABLES-HINT"]).await;
         iptables.present.lock().insert("V4 filter OUTPUT".to_owned());
         wait_for(&iptables, &V4).await;
+        iptables.present.lock().remove("V4 mangle KUBE-IPTABLES-HINT");
+        let without_hint = iptables.own();
         *iptables.is_locked.lock() = true;
         sleep(2 * PERIOD).await;
         *iptables.is_locked.lock() = false;
         sleep(2 * PERIOD).await;
-        assert_eq!(iptables.own(), V4, "a lock is no flush");
+        assert_eq!(
+            iptables.own(),
+            without_hint,
+            "a lock is no flush, after which the chains would be made again"
+        );
+        stop.cancel();
+        kept.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lock_at_the_start_delays_the_chains() {
+        let iptables = FakeIptables::new(&[IpFamily::V4]);
+        *iptables.is_locked.lock() = true;
+        let stop = CancellationToken::new();
+        let kept = quintlet_kit::task::spawn("iptables", keep_chains(iptables.clone(), stop.clone()));
+        sleep(PERIOD + Duration::from_secs(1)).await;
+        assert_eq!(iptables.own(), [""; 0]);
+        *iptables.is_locked.lock() = false;
+        wait_for(&iptables, &V4).await;
         stop.cancel();
         kept.await.unwrap();
     }
@@ -347,7 +381,7 @@ mod tests {
                 command.args(["-S", "-t", table]);
                 Commands::new().run(command, LIMIT).unwrap().success().unwrap()
             };
-            assert!(has_chain(&iptables, IpFamily::V4, "nat", "POSTROUTING").unwrap());
+            assert!(has_chain(&iptables, IpFamily::V4, MANGLE, "PREROUTING").unwrap());
             assert!(!has_chain(&iptables, IpFamily::V4, MANGLE, HINT).unwrap());
             for _ in 0..2 {
                 make(&iptables, IpFamily::V4).unwrap();
