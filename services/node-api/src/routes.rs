@@ -133,8 +133,8 @@ impl Routes {
                     return self.over_share(ShareOf::Connections, Pool::Others);
                 }
                 match (self.port, request.uri().path()) {
-                    // The client is unknown, so its trace is not continued.
-                    (Port::ReadOnly, _) => self.traced(span_of(&request), request, false).await,
+                    // Without a span: the client is unknown.
+                    (Port::ReadOnly, _) => Box::pin(self.page(request, false)).await,
                     (_, "/healthz") => text(StatusCode::OK, "ok"),
                     _ => not_found(),
                 }
@@ -149,8 +149,10 @@ impl Routes {
             Ok(user) => {
                 let span = span_of(&request);
                 propagate::set_parent(&span, request.headers());
-                request.extensions_mut().insert(user.clone());
-                let answer = self.traced(span, request, self.state.debugging).await;
+                if request.uri().path() == VERBOSITY_PATH {
+                    request.extensions_mut().insert(user.clone());
+                }
+                let answer = self.traced(span, request).await;
                 (user, answer, AccessDecision::Allowed)
             }
             Err((user, answer)) => {
@@ -167,13 +169,13 @@ impl Routes {
     }
 
     /// Answers a request that is admitted, within its span.
-    async fn traced(&self, span: Span, request: Request<Incoming>, debugging: bool) -> Answer {
+    async fn traced(&self, span: Span, request: Request<Incoming>) -> Answer {
         if let Some(in_flight) = request.extensions().get::<Arc<InFlightRequest>>() {
             in_flight.trace(span.clone());
         }
         // Contained here as well, so that a panic is recorded in the audit log and in the span.
         let path = request.uri().path().to_owned();
-        let page = Box::pin(self.page(request, debugging).instrument(span.clone()));
+        let page = Box::pin(self.page(request, self.state.debugging).instrument(span.clone()));
         let answer = unless_panicked(&path, page).await;
         trace::record_answer(&span, answer.status());
         answer
@@ -335,14 +337,14 @@ impl Routes {
         }
     }
 
-    async fn verbosity(&self, request: Request<Incoming>) -> Answer {
+    async fn verbosity(&self, mut request: Request<Incoming>) -> Answer {
         if !self.state.debug_flags {
             return disabled("flags endpoint is disabled.");
         }
         if *request.method() != Method::PUT {
             return debug_flags::unsupported_method();
         }
-        let user = request.extensions().get::<User>().cloned().unwrap_or_default();
+        let Some(user) = request.extensions_mut().remove::<User>() else { return not_found() };
         match self.body(request).await {
             Ok(body) => debug_flags::set_verbosity(&body, &user),
             Err(answer) => answer,

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use quintlet_config::table::{DEFAULTS, GATES};
+use quintlet_config::table::{GATES, SETTABLE};
 
 /// Returns the metric family. `is_on` returns whether a configurable gate is on, by its name and default.
 #[must_use]
@@ -14,7 +14,7 @@ pub fn text(is_on: impl Fn(&str, bool) -> bool) -> String {
     );
     let fixed = GATES.iter().map(|gate| (gate, gate.fixed));
     let mut gates: Vec<_> =
-        DEFAULTS.iter().map(|gate| (gate, is_on(gate.name, gate.fixed))).chain(fixed).collect();
+        SETTABLE.iter().map(|gate| (gate, is_on(gate.name, gate.fixed))).chain(fixed).collect();
     gates.sort_by_key(|(gate, _)| gate.name);
     for (gate, on) in gates {
         // Writing to a String does not fail.
@@ -46,6 +46,6 @@ mod tests {
         let set = text(|name, default| if name == "PodLogsQuerySplitStreams" { true } else { default });
         assert!(set.contains("{name=\"PodLogsQuerySplitStreams\",stage=\"ALPHA\"} 1\n"), "{set}");
         let samples = by_default.lines().filter(|l| !l.starts_with('#')).count();
-        assert_eq!(samples, GATES.len() + DEFAULTS.len());
+        assert_eq!(samples, GATES.len() + SETTABLE.len());
     }
 }

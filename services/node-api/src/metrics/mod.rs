@@ -9,6 +9,7 @@ mod kubelet_families;
 pub mod merge;
 pub mod volumes;
 
+use quintlet_model::kubernetes::MINOR_VERSION;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -75,8 +76,9 @@ impl MetricsCache {
              kubelet_node_name{{node=\"{node_name}\"}} 1\n\
              # HELP kubernetes_build_info A metric with a constant '1' value labeled by version.\n\
              # TYPE kubernetes_build_info gauge\n\
-             kubernetes_build_info{{git_version=\"v{}\",major=\"1\",minor=\"36\",platform=\"linux\"}} 1",
-            env!("CARGO_PKG_VERSION")
+             kubernetes_build_info{{git_version=\"v{}\",major=\"1\",minor=\"{}\",platform=\"linux\"}} 1",
+            env!("CARGO_PKG_VERSION"),
+            MINOR_VERSION.trim_start_matches("1.")
         );
         with_type(StatusCode::OK, METRICS_TEXT, out)
     }

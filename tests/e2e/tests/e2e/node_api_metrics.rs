@@ -12,7 +12,7 @@ type Wanted = (&'static str, &'static [&'static str], f64);
 
 const WANTED: &[Wanted] = &[
     ("kubelet_node_name", &["node=\"e2e-node\""], 1.0),
-    ("kubernetes_build_info", &["minor=\"36\""], 1.0),
+    ("kubernetes_build_info", &["minor=\"37\""], 1.0),
     ("kubelet_running_pods", &[], 2.0),
     ("kubelet_running_containers", &["container_state=\"running\""], 1.0),
     ("kubelet_running_containers", &["container_state=\"exited\""], 1.0),
