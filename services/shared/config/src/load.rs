@@ -292,7 +292,7 @@ fn unknown_fields(which: Document, node: &LocatedValue, path: &str, out: &mut Ve
 
 fn unknown_gates(kubelet: &LocatedValue, out: &mut Vec<Diagnostic>) {
     for entry in kubelet.get("featureGates").map(LocatedValue::entries).unwrap_or_default() {
-        let known = || GATES.iter().map(|g| g.name).chain(SETTABLE);
+        let known = || GATES.iter().chain(SETTABLE).map(|gate| gate.name);
         if !known().any(|name| name == entry.key) {
             let hint = suggest::hint(&entry.key, known());
             let path = format!("featureGates.{}", entry.key);

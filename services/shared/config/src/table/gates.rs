@@ -100,36 +100,8 @@ pub const DEFAULT_POD_SYSCTLS: &str = "DefaultPodSysctls";
 /// If true, settings of the machine that a user namespace does not allow are left out.
 pub const IN_USER_NAMESPACE: &str = "KubeletInUserNamespace";
 
-/// The gates that can be set to either value.
-pub const SETTABLE: [&str; 24] = [
-    CRASH_LOOP_MAX,
-    SPLIT_STREAMS,
-    CHECKPOINTS,
-    MEMORY_QOS,
-    QOS_RESERVED,
-    TRUST_BUNDLES,
-    TRUST_BUNDLE_PROJECTION,
-    POD_CERTIFICATES,
-    VOLUME_HEALTH,
-    QUOTA_MONITORING,
-    STOP_SIGNALS,
-    PODS_API,
-    HUGE_PAGE_AWARE_EVICTION,
-    DEVICE_HEALTH,
-    SELINUX_MOUNT,
-    CPU_ALPHA_OPTIONS,
-    CPU_BETA_OPTIONS,
-    H2C_PROBES,
-    GRPC_PROBE_TLS,
-    BIND_MOUNT_OPTIONS,
-    EMPTY_DIR_MODE,
-    FILE_OWNERS,
-    DEFAULT_POD_SYSCTLS,
-    IN_USER_NAMESPACE,
-];
-
-/// Default values of [`SETTABLE`].
-pub const DEFAULTS: [Gate; 24] = [
+/// The gates that can be set to either value, with their defaults.
+pub const SETTABLE: &[Gate] = &[
     on(CRASH_LOOP_MAX, BETA),
     off(SPLIT_STREAMS, ALPHA),
     on(CHECKPOINTS, BETA),
@@ -159,7 +131,7 @@ pub const DEFAULTS: [Gate; 24] = [
 /// Returns the default value of one of [`SETTABLE`].
 #[must_use]
 pub fn default_gate(name: &str) -> bool {
-    DEFAULTS.iter().any(|gate| gate.name == name && gate.fixed)
+    SETTABLE.iter().any(|gate| gate.name == name && gate.fixed)
 }
 
 /// Returns whether one of [`SETTABLE`] is on with a list of `Name=true` and `Name=false`. The last occurrence applies.
