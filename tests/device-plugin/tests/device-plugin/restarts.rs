@@ -96,8 +96,9 @@ async fn the_devices_of_pods_that_are_gone_are_freed() {
     for pod in &pods {
         assert_eq!(agent.admit(pod).await, Ok(DeviceAdmission::Admitted));
     }
-    let known = [uid(&pods[0]).to_string()].into();
-    assert!(agent.devices.retain(&known) && !agent.devices.retain(&known));
+    let kept = uid(&pods[0]);
+    let is_known = |pod: &str| pod == kept.as_str();
+    assert!(agent.devices.retain(is_known) && !agent.devices.retain(is_known));
     agent.devices.write_checkpoint().await;
     assert_eq!((agent.recorded(&pods[0]).len(), agent.recorded(&pods[1]).len()), (1, 0));
     assert_eq!(agent.admit(&pod("new", GPU, 1)).await, Ok(DeviceAdmission::Admitted));

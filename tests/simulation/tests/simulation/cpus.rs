@@ -204,6 +204,26 @@ async fn the_device_and_the_cpu_of_a_pod_are_on_one_numa_node_or_the_pod_is_reje
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_devices_of_all_containers_of_a_pod_are_on_one_numa_node_with_the_scope_pod() {
+    let args = ["--topology-manager-policy=single-numa-node", "--topology-manager-scope=pod"];
+    let sim = start(Options::default(), &[(0, 0), (1, 1)], &args).await;
+    let plugin = start_plugin_with(&sim, &["a@0", "b@1", "c@1"], |_| {}).await;
+    wait_node(&sim, "3", "3").await;
+    let mut pod = pods::pod("web", &[pods::container("c-one"), pods::container("c-two")]);
+    for container in 0..2 {
+        pod["spec"]["containers"][container]["resources"] =
+            json!({"limits": {DEVICE: "1"}, "requests": {DEVICE: "1"}});
+    }
+    let uid = sim.create(pod);
+    sim.wait_ready("web").await;
+    let mut devices = [devices_of(&sim, &uid, "one"), devices_of(&sim, &uid, "two")];
+    devices.sort();
+    assert_eq!(devices, ["b", "c"]);
+    drop(plugin);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_that_the_runtime_did_not_move_is_moved_after_the_period() {
     let sim = start(Options::default(), PAIR, &["--cpu-manager-reconcile-period=7s"]).await;
     let other = sim.create(pods::single("other"));

@@ -62,7 +62,9 @@ impl DeviceInventory {
             }
             RequestScope::Pod => {
                 let all = self.held().of_pod(pod).filter(|(_, name, _)| *name == resource);
-                (all.flat_map(|(.., held)| held.ids()).collect(), DeviceIds::new())
+                let held: DeviceIds = all.flat_map(|(.., held)| held.ids()).collect();
+                // Later containers add to what earlier ones have.
+                if held.len() < count { (DeviceIds::new(), held) } else { (held, DeviceIds::new()) }
             }
         };
         if !held.is_empty() {
@@ -222,7 +224,7 @@ mod tests {
         assert_eq!(hints(&inventory, RequestScope::Container("main")), "1* 0-1", "c1 is used again");
         give(&mut inventory, "p", "main", "c1");
         assert_eq!(hints(&inventory, RequestScope::Container("other")), "0* 1* 0-1");
-        assert_eq!(hints(&inventory, RequestScope::Pod), "", "one of two devices is held");
+        assert_eq!(hints(&inventory, RequestScope::Pod), "1* 0-1", "the pod adds a device to c1");
         give(&mut inventory, "p", "other", "a0");
         assert_eq!(hints(&inventory, RequestScope::Pod), "0-1");
     }

@@ -395,12 +395,12 @@ impl Devices {
         }
     }
 
-    /// Frees the devices of pods that are not in `known`. Returns whether there were any: the checkpoint is then to be written.
+    /// Frees the devices of pods that are not known. Returns whether there were any: the checkpoint is then to be written.
     #[must_use]
-    pub fn retain(&self, known: &BTreeSet<String>) -> bool {
+    pub fn retain(&self, is_known: impl Fn(&str) -> bool) -> bool {
         let mut state = self.shared.state.lock();
         let held = state.inventory.held().pods();
-        let gone: Vec<String> = held.filter(|pod| !known.contains(*pod)).map(str::to_owned).collect();
+        let gone: Vec<String> = held.filter(|pod| !is_known(pod)).map(str::to_owned).collect();
         for pod in &gone {
             state.inventory.release(pod);
         }

@@ -177,11 +177,18 @@ impl NodePlacement {
         Ok(())
     }
 
+    /// Returns the containers with exclusive CPUs, then those with memory of certain NUMA nodes: UID of the pod, name of the container.
+    pub fn holders(&self) -> impl Iterator<Item = (&str, &str)> {
+        let exclusive = self.cpus.iter().flat_map(|cpus| cpus.assignments().all_exclusive());
+        let memory = self.memory.iter().flat_map(|memory| memory.assignments().all());
+        let exclusive = exclusive.map(|(pod, container, _)| (pod, container));
+        exclusive.chain(memory.map(|(pod, container, _)| (pod, container)))
+    }
+
     /// Returns whether a container of the pod has exclusive CPUs, or memory of certain NUMA nodes.
     #[must_use]
     pub fn holds(&self, pod: &str) -> bool {
-        let mut memory = self.memory.iter().flat_map(|memory| memory.assignments().all());
-        self.has_exclusive_cpus(pod) || memory.any(|(owner, ..)| owner == pod)
+        self.holders().any(|(owner, _)| owner == pod)
     }
 
     /// Ends the memory of a pod whose init containers have left theirs to later containers: all of them start again, and would not find
@@ -203,23 +210,18 @@ impl NodePlacement {
     /// # Errors
     /// The reason for the rejection of the pod.
     pub fn nodes_for(
-        &self,
+        mut self,
         requests: &PodRequests,
         container: &str,
         devices: DeviceHints<'_>,
     ) -> Result<Option<NumaNodes>, PlacementError> {
-        let mut trial = self.clone();
-        let hint = trial.allocate(requests, devices, Some(container), &mut AttemptCounts::default())?;
+        let hint = self.allocate(requests, devices, Some(container), &mut AttemptCounts::default())?;
         Ok(hint.nodes)
     }
 
     /// Ends the assignments of a pod. Returns whether it had any.
     pub fn release(&mut self, pod: &str) -> bool {
-        let exclusive = self.cpus.iter().flat_map(|cpus| cpus.assignments().all_exclusive());
-        let memory = self.memory.iter().flat_map(|memory| memory.assignments().all());
-        let containers = exclusive.map(|(owner, container, _)| (owner, container));
-        let containers = containers.chain(memory.map(|(owner, container, _)| (owner, container)));
-        let held = containers.filter(|(owner, _)| *owner == pod);
+        let held = self.holders().filter(|(owner, _)| *owner == pod);
         let held: Vec<String> = held.map(|(_, container)| container.to_owned()).collect();
         for container in &held {
             if let Some(cpus) = &mut self.cpus {
@@ -234,9 +236,7 @@ impl NodePlacement {
 
     /// Ends the assignments of the pods that are not known. Returns whether there were any.
     pub fn retain(&mut self, is_known: impl Fn(&str) -> bool) -> bool {
-        let exclusive = self.cpus.iter().flat_map(|cpus| cpus.assignments().all_exclusive());
-        let memory = self.memory.iter().flat_map(|memory| memory.assignments().all());
-        let pods = exclusive.map(|(pod, ..)| pod).chain(memory.map(|(pod, ..)| pod));
+        let pods = self.holders().map(|(pod, _)| pod);
         let gone: Vec<String> = pods.filter(|pod| !is_known(pod)).map(str::to_owned).collect();
         let mut any = false;
         for pod in &gone {

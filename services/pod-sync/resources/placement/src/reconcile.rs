@@ -52,10 +52,13 @@ impl Placement {
         loop {
             let wait = match context.running() {
                 Some(mut running) => {
-                    let updates = self.updates(&mut running);
-                    futures::stream::iter(updates)
-                        .for_each_concurrent(MOST_UPDATES, |update| self.update(&context.calls, update))
-                        .await;
+                    let updates = futures::stream::iter(self.updates(&mut running))
+                        .for_each_concurrent(MOST_UPDATES, |update| self.update(&context.calls, update));
+                    // A call that is dropped is repeated by the next process.
+                    tokio::select! {
+                        () = context.stop.cancelled() => return,
+                        () = updates => {}
+                    }
                     period
                 }
                 None => NO_SNAPSHOT.min(period),

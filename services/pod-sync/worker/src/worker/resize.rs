@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use pod_sync_clients::{CallError, EventType};
-use pod_sync_cri_config::resources;
+use pod_sync_cri_config::resources::{self, ContainerPlacement};
 use pod_sync_decisions::qos::{CgroupState, PodCgroup};
 use pod_sync_decisions::resize::message::resize_message;
 use pod_sync_decisions::resize::plan::{
@@ -211,7 +211,9 @@ impl Resizes<'_> {
             plan::actuated_resources(spec, update, resource, allocations.actuated(uid).as_ref());
         let mut container = spec.clone();
         container.resources = Some(requested);
-        let placement = self.environment.placement.container(uid, &container.name);
+        // The runtime keeps its sets of CPUs and nodes, which only the reconciliation changes: it knows what it has sent.
+        let placed = self.environment.placement.container(uid, &container.name);
+        let placement = ContainerPlacement { cpus: String::new(), memory_nodes: String::new(), ..placed };
         let resources = resources::container_resources(pod, &container, &self.node.settings, &placement);
         self.runtime.calls.update_container(&update.id, resources).await?;
         allocations.actuate(uid, &update.name, actuated);

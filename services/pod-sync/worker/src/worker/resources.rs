@@ -98,6 +98,8 @@ impl ResourceProgress {
                 ctx.reporting.metrics.pod_rejected(&rejection.reason);
                 self.rejected = Some(rejection.clone());
                 if pass.runtime.sandboxes.is_empty() && pass.runtime.containers.is_empty() {
+                    // An attempt before a restart, or one that was not recorded, may have assigned some. No termination follows.
+                    environment.placement.release(&uid).await;
                     return Ok(ResourceDecision::Reject(rejection));
                 }
                 let (reporting, control) = (&ctx.reporting, &ctx.control);
@@ -157,9 +159,8 @@ fn device_hints(
     uid: &PodUid,
     pod: &Pod,
 ) -> impl Fn(RequestScope<'_>) -> Vec<pod_sync_topology::Hints> + Send + Sync {
-    let (devices, machine) = (environment.devices.clone(), environment.placement.numa_nodes());
-    let (uid, pod) = (uid.clone(), pod.clone());
-    move |scope| devices.hints(&uid, &pod, scope, machine)
+    let (devices, machine) = (&environment.devices, environment.placement.numa_nodes());
+    move |scope| devices.hints(uid, pod, scope, machine)
 }
 
 /// Returns whether containers of the pod run, or can run in its sandbox. A machine that has restarted has neither.

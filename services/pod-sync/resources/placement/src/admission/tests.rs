@@ -123,12 +123,12 @@ fn devices_take_part_in_the_alignment() {
     let pod = single("p", "2", "1Gi");
     let requests = PodRequests::of(&pod);
     let mut aligned = node("single-numa-node", "container", 2);
-    assert_eq!(aligned.nodes_for(&requests, "main", &second), Ok(Some(on(&[1]))));
+    assert_eq!(aligned.clone().nodes_for(&requests, "main", &second), Ok(Some(on(&[1]))));
     aligned.admit(&requests, &second, &mut AttemptCounts::default()).unwrap();
     assert_eq!(held(&aligned, "p", "main"), "4-5 on 1");
     let none = |_: RequestScope<'_>| vec![Hints::OneOf(Vec::new())];
     let other = PodRequests::of(&single("q", "1", "1Gi"));
-    assert_eq!(aligned.nodes_for(&other, "main", &none), Err(TopologyAffinityError.into()));
+    assert_eq!(aligned.clone().nodes_for(&other, "main", &none), Err(TopologyAffinityError.into()));
     let mut counts = AttemptCounts::default();
     assert_eq!(aligned.admit(&other, &none, &mut counts), Err(TopologyAffinityError.into()));
     assert_eq!(counts, AttemptCounts::default(), "nothing was attempted");
