@@ -7,6 +7,7 @@ use std::sync::Arc;
 use pod_sync_claims::{ClaimInventory, ClaimKey, ClaimRecord, ClaimStateView, Claims, DriverView};
 use pod_sync_worker::context::Reporting;
 use quintlet_kit::messages::{self, Bounded};
+use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::claims_server;
 use tonic::{Request, Response, Status};
@@ -27,11 +28,7 @@ impl claims_server::Claims for ClaimLists {
 
     async fn list(&self, _: Request<wire::ListClaimsRequest>) -> Result<Response<Self::ListStream>, Status> {
         self.reporting.views.restored().await;
-        let pods = self.reporting.views.all();
-        let names = pods.iter().map(|view| {
-            (view.pod_ref.uid.as_str(), format!("{}/{}", view.pod_ref.namespace, view.pod_ref.name))
-        });
-        let names: HashMap<&str, String> = names.collect();
+        let names = self.reporting.views.names();
         let mut known = self.claims.drivers();
         let claims = self.claims.read(|inventory| {
             for (_, record, _) in inventory.claims() {
@@ -62,7 +59,7 @@ fn drivers(known: BTreeMap<String, DriverView>) -> Vec<wire::ClaimDriver> {
     known.into_iter().map(driver).collect()
 }
 
-fn claims(inventory: &ClaimInventory, pods: &HashMap<&str, String>) -> Vec<wire::ClaimView> {
+fn claims(inventory: &ClaimInventory, pods: &HashMap<PodUid, String>) -> Vec<wire::ClaimView> {
     let view = |(key, record, state): (&ClaimKey, &ClaimRecord, ClaimStateView)| {
         let state = match state {
             ClaimStateView::Uncertain => wire::ClaimState::Uncertain,

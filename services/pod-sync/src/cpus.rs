@@ -10,6 +10,7 @@ use pod_sync_placement::start::{policy_name, scope_name};
 use pod_sync_placement::{NodePlacement, Placement};
 use pod_sync_worker::context::Reporting;
 use quintlet_kit::messages::{self, Bounded};
+use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::cpus_server;
 use tonic::{Request, Response, Status};
@@ -27,19 +28,17 @@ impl cpus_server::Cpus for CpuLists {
 
     async fn list(&self, _: Request<wire::ListCpusRequest>) -> Result<Response<Self::ListStream>, Status> {
         self.reporting.views.restored().await;
-        let pods = self.reporting.views.all();
-        let names = pods.iter().map(|view| {
-            (view.pod_ref.uid.as_str(), format!("{}/{}", view.pod_ref.namespace, view.pod_ref.name))
-        });
-        let names: HashMap<&str, String> = names.collect();
+        let names = self.reporting.views.names();
         let machine = self.placement.machine();
-        let first = self.placement.read(|node| wire::ListCpusReply {
-            policies: Some(policies(node)),
-            cpus: cpus(node, machine),
-            memory: memory(node),
-            holders: Vec::new(),
+        let (first, holders) = self.placement.read(|node| {
+            let first = wire::ListCpusReply {
+                policies: Some(policies(node)),
+                cpus: cpus(node, machine),
+                memory: memory(node),
+                holders: Vec::new(),
+            };
+            (first, holders(node, &names))
         });
-        let holders = self.placement.read(|node| holders(node, &names));
         let holders = messages::chunks(holders);
         let holders =
             holders.map(|holders| wire::ListCpusReply { holders, ..wire::ListCpusReply::default() });
@@ -96,12 +95,8 @@ fn memory(node: &NodePlacement) -> Vec<wire::NodeMemory> {
     rows
 }
 
-fn holders(node: &NodePlacement, pods: &HashMap<&str, String>) -> Vec<wire::CpuHolder> {
-    let exclusive = node.cpus().into_iter().flat_map(|cpus| cpus.assignments().all_exclusive());
-    let memory = node.memory().into_iter().flat_map(|memory| memory.assignments().all());
-    let names = exclusive.map(|(pod, container, _)| (pod, container));
-    let names: BTreeSet<(&str, &str)> =
-        names.chain(memory.map(|(pod, container, _)| (pod, container))).collect();
+fn holders(node: &NodePlacement, pods: &HashMap<PodUid, String>) -> Vec<wire::CpuHolder> {
+    let names: BTreeSet<(&str, &str)> = node.holders().collect();
     let holder = |(pod, container): (&str, &str)| {
         let cpus = match node.container_cpus(pod, container) {
             Some(ContainerCpus::Exclusive(cpus)) => cpus.to_string(),

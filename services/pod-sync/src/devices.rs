@@ -7,6 +7,7 @@ use pod_sync_devices::{DeviceInventory, Devices, PluginPhaseView, PluginView};
 use pod_sync_layout::ResourceCount;
 use pod_sync_worker::context::Reporting;
 use quintlet_kit::messages::{self, Bounded};
+use quintlet_model::ids::PodUid;
 use quintlet_proto::podsync::v1 as wire;
 use quintlet_proto::podsync::v1::devices_server;
 use tonic::{Request, Response, Status};
@@ -27,11 +28,7 @@ impl devices_server::Devices for DeviceLists {
 
     async fn list(&self, _: Request<wire::ListDevicesRequest>) -> Result<Response<Self::ListStream>, Status> {
         self.reporting.views.restored().await;
-        let pods = self.reporting.views.all();
-        let names = pods.iter().map(|view| {
-            (view.pod_ref.uid.as_str(), format!("{}/{}", view.pod_ref.namespace, view.pod_ref.name))
-        });
-        let names: HashMap<&str, String> = names.collect();
+        let names = self.reporting.views.names();
         let (resources, holders) =
             self.devices.read(|inventory, plugin| (resources(inventory, plugin), holders(inventory, &names)));
         let resources = messages::chunks(resources);
@@ -69,7 +66,7 @@ fn resources(inventory: &DeviceInventory, plugin: &dyn Fn(&str) -> PluginView) -
     names.into_iter().map(resource).collect()
 }
 
-fn holders(inventory: &DeviceInventory, pods: &HashMap<&str, String>) -> Vec<wire::DeviceHolder> {
+fn holders(inventory: &DeviceInventory, pods: &HashMap<PodUid, String>) -> Vec<wire::DeviceHolder> {
     let holder = |(pod, container, resource, held): (&str, &str, &str, &pod_sync_devices::Allocation)| {
         let ids = held.ids();
         wire::DeviceHolder {

@@ -37,6 +37,7 @@ pub mod pod_manager;
 mod pods_api;
 mod pressure;
 mod process;
+mod resource_args;
 pub mod serve;
 mod settings;
 mod shutdown;

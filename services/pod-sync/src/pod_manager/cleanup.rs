@@ -123,9 +123,8 @@ impl Cleanup {
 
     // Frees the devices of pods that are gone. Usually their workers have done so.
     fn release_devices(&self, known: &HashSet<PodUid>) {
-        let known: BTreeSet<String> = known.iter().map(ToString::to_string).collect();
         let devices = self.ctx.environment.devices.clone();
-        if devices.retain(&known) {
+        if devices.retain(|pod| known.contains(pod)) {
             let write = async move { devices.write_checkpoint().await };
             drop(quintlet_kit::task::spawn("write-devices", write));
         }

@@ -145,6 +145,16 @@ impl PodViews {
         all
     }
 
+    /// Returns the namespace and name of each pod as namespace/name, by its UID.
+    #[must_use]
+    pub fn names(&self) -> HashMap<PodUid, String> {
+        let pods = self.pods.read();
+        let named = |(uid, view): (&PodUid, &Arc<PodView>)| {
+            (uid.clone(), format!("{}/{}", view.pod_ref.namespace, view.pod_ref.name))
+        };
+        pods.iter().map(named).collect()
+    }
+
     /// Replaces the problems of one source; each keeps the time it was first seen.
     pub fn set_problems(&self, source: SourceKind, problems: Vec<ManifestProblem>, now_unix_ns: i64) {
         let mut all = self.problems.write();

@@ -25,7 +25,8 @@ use crate::adoption::{FileTimes, HashedContainer, StaticSandbox, adopted_uid};
 const FILE: &str = "quintlet-static-pod-uids";
 /// Version of the content. A file of another version is kept aside.
 const VERSION: u32 = 1;
-/// Longest wait for the runtime if a pod may be that of a kubelet. Without a runtime no pod starts either.
+/// Longest wait for the runtime if a pod may be that of a kubelet. Without a runtime no pod starts either. Pods of the API server
+/// are admitted meanwhile, after the limit of the manifests.
 const UNDECIDED_WAIT: Duration = Duration::from_secs(30);
 /// Longest wait for the runtime if the file has a UID for each pod. The pods of the API server wait for the manifests, see the
 /// manifest gate of pod-sync, whose limit is longer.
