@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use quintlet_kit::backoff::Backoff;
 use quintlet_kit::clock::Clock;
 use serde_json::{Value, json};
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -60,6 +61,13 @@ pub enum EventOutcome {
     Stopped,
 }
 
+/// Why an event is not in the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NotQueued {
+    Full,
+    Stopped,
+}
+
 impl Recorder {
     /// Creates a recorder that only logs.
     #[must_use]
@@ -106,22 +114,23 @@ impl Recorder {
         }
     }
 
-    /// Queues an event and does not wait. Returns false if the queue is full and the event is lost.
+    /// Queues an event and does not wait. Returns false if the event is lost: the queue is full, or the recorder has stopped.
     pub fn record(&self, occurrence: Occurrence) -> bool {
-        self.enqueue(0, occurrence).is_some()
+        self.enqueue(0, occurrence).is_ok()
     }
 
     /// Queues an event and waits until it is written or dropped. An event with the ID of a recent one is a repetition and is not
     /// written again; `id` 0: no ID.
     pub async fn write(&self, id: u64, occurrence: Occurrence) -> EventOutcome {
         match self.enqueue(id, occurrence) {
-            Some(done) => done.await.map_or(EventOutcome::Stopped, |()| EventOutcome::Done),
-            None => EventOutcome::QueueFull,
+            Ok(done) => done.await.map_or(EventOutcome::Stopped, |()| EventOutcome::Done),
+            Err(NotQueued::Full) => EventOutcome::QueueFull,
+            Err(NotQueued::Stopped) => EventOutcome::Stopped,
         }
     }
 
-    // Returns `None` if the queue is full.
-    fn enqueue(&self, id: u64, occurrence: Occurrence) -> Option<oneshot::Receiver<()>> {
+    // The server still takes calls for a moment after the recorder has stopped.
+    fn enqueue(&self, id: u64, occurrence: Occurrence) -> Result<oneshot::Receiver<()>, NotQueued> {
         debug!(
             pod.uid = %occurrence.uid, kind = %occurrence.kind, name = %occurrence.name, reason = %occurrence.reason,
             "event: {}", occurrence.message
@@ -129,17 +138,20 @@ impl Recorder {
         let (done, waiting) = oneshot::channel();
         let Some((queue, clock)) = &self.queue else {
             let _ = done.send(());
-            return Some(waiting);
+            return Ok(waiting);
         };
         let occurrence = Occurrence { at: occurrence.at.or_else(|| Some(clock.wall())), ..occurrence };
-        let queued = queue.try_send(Queued { id, occurrence, done }).is_ok();
-        if !queued && self.metrics.events_dropped.inc().is_multiple_of(100) {
+        let queued = queue.try_send(Queued { id, occurrence, done }).map_err(|e| match e {
+            TrySendError::Full(_) => NotQueued::Full,
+            TrySendError::Closed(_) => NotQueued::Stopped,
+        });
+        if queued == Err(NotQueued::Full) && self.metrics.events_dropped.inc().is_multiple_of(100) {
             warn!("event queue is full, events are lost");
         }
         self.metrics
             .events_queued
             .set(i64::try_from(QUEUE.saturating_sub(queue.capacity())).unwrap_or(i64::MAX));
-        queued.then_some(waiting)
+        queued.map(|()| waiting)
     }
 }
 

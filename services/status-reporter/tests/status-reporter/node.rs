@@ -12,11 +12,13 @@ use quintlet_proto::status::v1::report_request::Request as Inbound;
 use quintlet_testapi::{Failure, TestApi};
 use serde_json::{Value, json};
 use status_reporter::events::Occurrence;
-use status_reporter::events::recorder::Recorder;
+use status_reporter::clients::Purpose;
+use status_reporter::events::recorder::{EventOutcome, Recorder};
 use status_reporter::lease;
 use status_reporter::metrics::Metrics;
 use status_reporter::node::cloud::CloudProvider;
 use status_reporter::run::{Config, NodeReportSettings, run};
+use tokio::sync::watch;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic_health::pb::HealthCheckRequest;
@@ -724,6 +726,19 @@ async fn event_writes_observe_the_configured_rate() {
     let least = Duration::from_millis(10 * 50);
     assert!(start.elapsed() >= least, "five at once, ten more 50 ms apart: {:?}", start.elapsed());
     stop.cancel();
+}
+
+/// A call that the server takes while the process stops. Its client sends the event to the next process, if it learns that this one stops.
+#[tokio::test(start_paused = true)]
+async fn an_event_after_the_stop_is_not_taken_for_one_beyond_a_full_queue() {
+    let client = status_reporter::api::ApiClient::following(watch::channel(None).1, Purpose::Events);
+    let stop = CancellationToken::new();
+    let recorder = Recorder::start(client, "n1", Clock::system(), Metrics::register(), stop.clone());
+    let waits = recorder.write(1, Occurrence::default());
+    stop.cancel();
+    assert_eq!(waits.await, EventOutcome::Stopped);
+    assert_eq!(recorder.write(1, Occurrence::default()).await, EventOutcome::Stopped);
+    assert!(!recorder.record(Occurrence::default()));
 }
 
 /// Tests run on one thread, and so do their tasks.
