@@ -134,9 +134,12 @@ impl Admitter {
     }
 
     fn with_actuated(&self, uid: &PodUid, pod: &Arc<Pod>) -> Arc<Pod> {
-        let Some(mut actuated) = self.ctx.checkpoints.allocations.actuated(uid) else {
+        let allocations = &self.ctx.checkpoints.allocations;
+        // Each admission asks this of all pods, and almost none has shrunk.
+        if !allocations.is_more_actuated(uid, pod) {
             return Arc::clone(pod);
-        };
+        }
+        let Some(mut actuated) = allocations.actuated(uid) else { return Arc::clone(pod) };
         let runtime = self.ctx.runtime.pleg.get(uid);
         let newest = |name: &str| runtime.as_ref().and_then(|r| r.newest(name));
         actuated

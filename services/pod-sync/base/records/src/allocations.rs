@@ -279,6 +279,13 @@ impl Allocations {
         self.state.lock().actuated.entries.get(uid.as_str()).cloned()
     }
 
+    /// Returns whether the runtime was asked to set more than a pod requests: the pod has shrunk since.
+    #[must_use]
+    pub fn is_more_actuated(&self, uid: &PodUid, pod: &Pod) -> bool {
+        let state = self.state.lock();
+        state.actuated.entries.get(uid.as_str()).is_some_and(|had| allocation::is_any_larger(pod, had))
+    }
+
     /// Records the resources that the runtime is asked to set for a container.
     pub fn actuate(&self, uid: &PodUid, container: &str, resources: ResourceRequirements) {
         self.state.lock().actuated.change(uid, |entry| {

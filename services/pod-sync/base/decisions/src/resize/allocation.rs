@@ -117,14 +117,34 @@ pub fn larger<'a>(pod: &'a Pod, actuated: &PodResources) -> Cow<'a, Pod> {
     if is_larger { apply(pod, &all) } else { Cow::Borrowed(pod) }
 }
 
+/// Returns whether any request of `actuated`, for CPU or memory, is larger than that of the pod. Allocates nothing.
+#[must_use]
+pub fn is_any_larger(pod: &Pod, actuated: &PodResources) -> bool {
+    let is_larger = |own: Option<&ResourceRequirements>, had: Option<&ResourceRequirements>| {
+        let own = own.and_then(|own| own.requests.as_ref());
+        had.is_some_and(|had| exceeding(own, had.requests.as_ref()).next().is_some())
+    };
+    containers(pod).any(|c| is_larger(c.resources.as_ref(), actuated.containers.get(&c.name)))
+        || is_larger(pod::spec(pod).resources.as_ref(), actuated.pod_level.as_ref())
+}
+
+/// Returns the amounts of CPU and memory in `had` that are larger than those in `own`.
+fn exceeding<'a>(
+    own: Option<&'a Amounts>,
+    had: Option<&'a Amounts>,
+) -> impl Iterator<Item = (&'a String, &'a ApiQuantity)> {
+    had.into_iter().flatten().filter(move |(name, had)| {
+        let has = || own.and_then(|own| own.get(*name)).map(Quantity::of).unwrap_or_default();
+        RESIZABLE.contains(&name.as_str()) && Quantity::of(had) > has()
+    })
+}
+
 fn raise(own: &mut Option<Amounts>, had: Option<&Amounts>) -> bool {
-    let mut is_larger = false;
-    for (name, had) in had.into_iter().flatten().filter(|(name, _)| RESIZABLE.contains(&name.as_str())) {
-        let has = own.as_ref().and_then(|own| own.get(name)).map(Quantity::of).unwrap_or_default();
-        if Quantity::of(had) > has {
-            own.get_or_insert_default().insert(name.clone(), had.clone());
-            is_larger = true;
-        }
+    let larger: Vec<_> =
+        exceeding(own.as_ref(), had).map(|(name, had)| (name.clone(), had.clone())).collect();
+    let is_larger = !larger.is_empty();
+    if is_larger {
+        own.get_or_insert_default().extend(larger);
     }
     is_larger
 }
@@ -220,6 +240,27 @@ mod tests {
         // A container without an allocation, such as an ephemeral one, uses its spec.
         let unknown = PodResources::default();
         assert!(matches!(apply(&before, &unknown), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_pod_that_has_shrunk_requests_what_it_had() {
+        for (name, own, had, requests) in [
+            ("equal", cpu("500m"), cpu("0.5"), None),
+            ("grown", cpu("1"), cpu("500m"), None),
+            ("shrunk", cpu("500m"), cpu("1"), Some(json!({"cpu": "1", "memory": "64Mi"}))),
+            ("without requests", json!({}), cpu("1"), Some(json!({"cpu": "1", "memory": "64Mi"}))),
+            ("of another resource", json!({}), json!({"requests": {"example.com/device": "1"}}), None),
+        ] {
+            let (own, had) = (pod(own), of_pod(&pod(had)));
+            let got = larger(&own, &had);
+            assert_eq!(is_any_larger(&own, &had), requests.is_some(), "{name}");
+            assert_eq!(matches!(got, Cow::Owned(_)), requests.is_some(), "{name}");
+            if let Some(requests) = requests {
+                let container = &quintlet_model::pod::spec(&got).containers[0];
+                let got = container.resources.as_ref().unwrap().requests.as_ref().unwrap();
+                assert_eq!(serde_json::to_value(got).unwrap(), requests, "{name}");
+            }
+        }
     }
 
     #[test]
