@@ -61,7 +61,7 @@ pub enum EventOutcome {
     Stopped,
 }
 
-/// Why an event is not in the queue.
+/// The queue took no event: it is full, or its reader has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NotQueued {
     Full,
