@@ -9,13 +9,13 @@ mod kubelet_families;
 pub mod merge;
 pub mod volumes;
 
-use quintlet_model::kubernetes::MINOR_VERSION;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use http::StatusCode;
 use parking_lot::Mutex;
+use quintlet_model::kubernetes::MINOR_VERSION;
 use tokio::time::Instant;
 
 use merge::{Part, merge};
