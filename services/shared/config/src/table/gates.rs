@@ -34,6 +34,9 @@ pub const CRASH_LOOP_MAX: &str = "KubeletCrashLoopBackOffMax";
 /// If true, a client may read one stream of a container's log.
 pub const SPLIT_STREAMS: &str = "PodLogsQuerySplitStreams";
 
+/// If true, `/allocatedPods` is served.
+pub const ALLOCATED_PODS: &str = "KubeletAllocatedPodsEndpoint";
+
 /// If false, containers cannot be checkpointed.
 pub const CHECKPOINTS: &str = "ContainerCheckpoint";
 
@@ -126,6 +129,7 @@ pub const SETTABLE: &[Gate] = &[
     off(FILE_OWNERS, ALPHA),
     off(DEFAULT_POD_SYSCTLS, ALPHA),
     on(IN_USER_NAMESPACE, BETA),
+    off(ALLOCATED_PODS, ALPHA),
 ];
 
 /// Returns the default value of one of [`SETTABLE`].
@@ -182,7 +186,6 @@ pub const GATES: &[Gate] = &[
     on("InPlacePodVerticalScalingInitContainers", BETA),
     off("InPlacePodVerticalScalingMemoryBackedVolumes", ALPHA),
     off("InPlacePodVerticalScalingSchedulerPreemption", ALPHA),
-    off("KubeletAllocatedPodsEndpoint", ALPHA),
     on("KubeletCgroupDriverFromCRI", GA),
     on("KubeletEnsureSecretPulledImages", BETA),
     on("KubeletFineGrainedAuthz", GA),
@@ -199,7 +202,7 @@ pub const GATES: &[Gate] = &[
     off("NodeLifecycleConditions", ALPHA),
     on("NodeLogQuery", GA),
     on("NodeSwap", GA),
-    on("PodAndContainerStatsFromCRI", ALPHA),
+    on("PodAndContainerStatsFromCRI", BETA),
     off("PodLevelCheckpointRestore", ALPHA),
     off("PodLevelResourceManagers", BETA),
     on("PodLevelResources", BETA),
