@@ -504,18 +504,19 @@ fn feature_gates_of_fields_are_off_unless_they_are_switched_on() {
         let gates = args(file, &[]).resources.field_gates();
         let probes = [gates.h2c_probes, gates.grpc_probe_tls];
         let volumes = [gates.bind_mount_options, gates.empty_dir_mode, gates.file_owners];
-        [&probes[..], &volumes[..]].concat()
+        [&probes[..], &volumes[..], &[gates.memory_volume_resize]].concat()
     };
-    assert_eq!(gates(""), [false; 5]);
+    assert_eq!(gates(""), [false; 6]);
     let names = [
         "H2CContainerProbe",
         "GRPCContainerProbeTLS",
         "VolumeBindMountOptions",
         "EmptyDirVolumeMode",
         "AtomicWriteVolumeUserFields",
+        "InPlacePodVerticalScalingMemoryBackedVolumes",
     ];
     for (at, gate) in names.into_iter().enumerate() {
-        let mut expected = [false; 5];
+        let mut expected = [false; 6];
         expected[at] = true;
         assert_eq!(gates(&format!("featureGates: {{{gate}: true}}\n")), expected, "{gate}");
     }

@@ -100,6 +100,9 @@ pub const FILE_OWNERS: &str = "AtomicWriteVolumeUserFields";
 /// If true, `defaultPodSysctls` has its effect.
 pub const DEFAULT_POD_SYSCTLS: &str = "DefaultPodSysctls";
 
+/// If true, memory-backed emptyDir volumes follow a resize of their `sizeLimit`.
+pub const MEMORY_VOLUME_RESIZE: &str = "InPlacePodVerticalScalingMemoryBackedVolumes";
+
 /// If true, settings of the machine that a user namespace does not allow are left out.
 pub const IN_USER_NAMESPACE: &str = "KubeletInUserNamespace";
 
@@ -130,6 +133,7 @@ pub const SETTABLE: &[Gate] = &[
     off(DEFAULT_POD_SYSCTLS, ALPHA),
     on(IN_USER_NAMESPACE, BETA),
     off(ALLOCATED_PODS, ALPHA),
+    off(MEMORY_VOLUME_RESIZE, ALPHA),
 ];
 
 /// Returns the default value of one of [`SETTABLE`].
@@ -184,7 +188,6 @@ pub const GATES: &[Gate] = &[
     off("InPlacePodVerticalScalingExclusiveCPUs", ALPHA),
     off("InPlacePodVerticalScalingExclusiveMemory", ALPHA),
     on("InPlacePodVerticalScalingInitContainers", BETA),
-    off("InPlacePodVerticalScalingMemoryBackedVolumes", ALPHA),
     off("InPlacePodVerticalScalingSchedulerPreemption", ALPHA),
     on("KubeletCgroupDriverFromCRI", GA),
     on("KubeletEnsureSecretPulledImages", BETA),
