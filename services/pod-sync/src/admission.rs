@@ -125,7 +125,8 @@ impl Admission for NodeAdmission {
         // Tests of such a resize plant this bug on a machine with cgroup v1.
         let cgroup_v1 =
             !self.settings.cgroup_v2 && !failpoint::planted!("memory volumes resized with cgroup v1");
-        NodeResizePolicy { limited_swap, static_cpu, static_memory, cgroup_v1 }
+        let scheduler_preempts = self.settings.field_gates.scheduler_preempts_for_resizes;
+        NodeResizePolicy { limited_swap, static_cpu, static_memory, cgroup_v1, scheduler_preempts }
     }
 
     fn awaits_runtime(&self, rejection: &Rejection) -> bool {

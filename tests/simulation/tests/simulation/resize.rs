@@ -363,6 +363,35 @@ async fn a_critical_pods_resize_preempts_other_pods() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_critical_pods_resize_preempts_no_pod_if_the_scheduler_does() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--feature-gates=InPlacePodVerticalScalingSchedulerPreemption=true"]);
+    sim.start_all();
+    let other = cpu_milli() - 500;
+    let _uid = sim.create(sized("other", milli(other)));
+    let mut pod = sized("critical", milli(100));
+    pod["spec"]["priority"] = json!(2_000_000_000);
+    let _uid = sim.create(pod);
+    for name in ["other", "critical"] {
+        sim.wait_ready(name).await;
+    }
+    resize(&sim, "critical", milli(1000));
+    let pending = sim.wait_pod("critical", "deferred", |p| !condition(p, "PodResizePending").is_null()).await;
+    let pending = condition(&pending, "PodResizePending");
+    let text = format!(
+        "Node didn't have enough resource: cpu, requested: 1000, used: {other}, capacity: {}",
+        cpu_milli()
+    );
+    assert_eq!((&pending["reason"], &pending["message"]), (&json!("Deferred"), &json!(text)));
+    assert!(sim.pod("other").is_ready());
+    assert_eq!(sim.warnings("other"), []);
+    // The scheduler preempts the other pod.
+    sim.delete("other", Some(0));
+    sim.wait_pod("critical", "resized", |p| has(p, &milli(1000))).await;
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_critical_pods_resize_waits_for_a_preempted_pod_that_hangs_and_affects_no_other_pod() {
     let sim = Sim::start(Options::default()).await;
     let victim = cpu_milli() - 500;

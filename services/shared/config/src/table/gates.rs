@@ -103,6 +103,9 @@ pub const DEFAULT_POD_SYSCTLS: &str = "DefaultPodSysctls";
 /// If true, memory-backed emptyDir volumes follow a resize of their `sizeLimit`.
 pub const MEMORY_VOLUME_RESIZE: &str = "InPlacePodVerticalScalingMemoryBackedVolumes";
 
+/// If true, the scheduler alone preempts pods for a resize.
+pub const RESIZE_PREEMPTION: &str = "InPlacePodVerticalScalingSchedulerPreemption";
+
 /// If true, settings of the machine that a user namespace does not allow are left out.
 pub const IN_USER_NAMESPACE: &str = "KubeletInUserNamespace";
 
@@ -134,6 +137,7 @@ pub const SETTABLE: &[Gate] = &[
     on(IN_USER_NAMESPACE, BETA),
     off(ALLOCATED_PODS, ALPHA),
     off(MEMORY_VOLUME_RESIZE, ALPHA),
+    off(RESIZE_PREEMPTION, ALPHA),
 ];
 
 /// Returns the default value of one of [`SETTABLE`].
@@ -188,7 +192,6 @@ pub const GATES: &[Gate] = &[
     off("InPlacePodVerticalScalingExclusiveCPUs", ALPHA),
     off("InPlacePodVerticalScalingExclusiveMemory", ALPHA),
     on("InPlacePodVerticalScalingInitContainers", BETA),
-    off("InPlacePodVerticalScalingSchedulerPreemption", ALPHA),
     on("KubeletCgroupDriverFromCRI", GA),
     on("KubeletEnsureSecretPulledImages", BETA),
     on("KubeletFineGrainedAuthz", GA),

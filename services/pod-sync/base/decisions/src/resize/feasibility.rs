@@ -62,6 +62,8 @@ pub struct NodeResizePolicy {
     pub static_memory: bool,
     /// The node has cgroup v1, where the content of memory-backed volumes is not charged as they are resized.
     pub cgroup_v1: bool,
+    /// The scheduler alone preempts pods for a resize, also for that of a critical pod.
+    pub scheduler_preempts: bool,
 }
 
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
