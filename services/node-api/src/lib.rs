@@ -12,6 +12,7 @@
 #![allow(missing_docs, reason = "comments are written where the signature does not suffice")]
 #![cfg_attr(not(test), warn(clippy::arithmetic_side_effects))]
 
+pub mod allocated_pods;
 pub mod args;
 mod audit;
 pub mod checkpoint;

@@ -30,7 +30,8 @@ struct PodList<T> {
     items: Option<Vec<T>>,
 }
 
-fn list<T: serde::Serialize>(items: Vec<T>) -> Answer {
+/// Returns a PodList.
+pub fn list<T: serde::Serialize>(items: Vec<T>) -> Answer {
     let items = Some(items).filter(|i| !i.is_empty());
     let list = PodList { kind: "PodList", api_version: "v1", metadata: json!({}), items };
     match serde_json::to_vec(&list) {

@@ -18,7 +18,7 @@ use crate::counters::{CountedBody, InFlightRequest, ShareOf};
 use crate::debug_flags::VERBOSITY_PATH;
 use crate::server::{Handler, Peer};
 use crate::state::ServerState;
-use crate::{checkpoint, container_logs, debug_flags, health, pods, system_logs, trace};
+use crate::{allocated_pods, checkpoint, container_logs, debug_flags, health, pods, system_logs, trace};
 use node_api_access::User;
 use node_api_access::authn::{AuthenticationError, Identity};
 use node_api_access::authz::{AuthorizationError, required_permission};
@@ -50,6 +50,7 @@ enum Page {
     Healthz,
     Pods,
     Running,
+    Allocated,
     Logs,
     Stream(Action),
     Run,
@@ -68,6 +69,7 @@ const PAGES: &[(&str, Page, bool)] = &[
     ("healthz", Page::Healthz, false),
     ("pods", Page::Pods, false),
     ("runningpods", Page::Running, true),
+    ("allocatedPods", Page::Allocated, true),
     ("containerLogs", Page::Logs, true),
     ("exec", Page::Stream(Action::Exec), true),
     ("attach", Page::Stream(Action::Attach), true),
@@ -247,7 +249,9 @@ impl Routes {
         failpoint::work!("page answered");
         if *needs_debugging && !debugging {
             return match page {
-                Page::Configz | Page::Statusz | Page::Flagz | Page::Checkpoint => not_found(),
+                Page::Configz | Page::Statusz | Page::Flagz | Page::Checkpoint | Page::Allocated => {
+                    not_found()
+                }
                 Page::Debug if path == VERBOSITY_PATH => not_found(),
                 _ => disabled(DISABLED),
             };
@@ -261,6 +265,10 @@ impl Routes {
             Page::Healthz => health::healthz(node, &path, &query(&request)).await,
             Page::Pods => only(Method::GET, &request, || pods::pods(node)).await,
             Page::Running => only(Method::GET, &request, || pods::running(node)).await,
+            Page::Allocated if state.allocated_pods => {
+                let segments = segments_after_first(&path);
+                only(Method::GET, &request, || allocated_pods::allocated(node, &segments)).await
+            }
             Page::Logs => {
                 only(Method::GET, &request, || {
                     let target = (segments_after_first(&path), query(&request));
@@ -309,9 +317,13 @@ impl Routes {
                 })
                 .await
             }
-            Page::Stats | Page::Configz | Page::Statusz | Page::Flagz | Page::Debug | Page::Checkpoint => {
-                not_found()
-            }
+            Page::Stats
+            | Page::Configz
+            | Page::Statusz
+            | Page::Flagz
+            | Page::Debug
+            | Page::Checkpoint
+            | Page::Allocated => not_found(),
             Page::Run => {
                 only(Method::POST, &request, || node_api_streams::run(&state.streams, &request)).await
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_config::Loaded;
-use quintlet_config::table::{CHECKPOINTS, HUGE_PAGE_AWARE_EVICTION, SPLIT_STREAMS};
+use quintlet_config::table::{ALLOCATED_PODS, CHECKPOINTS, HUGE_PAGE_AWARE_EVICTION, SPLIT_STREAMS};
 use quintlet_kit::clock::Clock;
 use quintlet_kit::notify::Heartbeat;
 use quintlet_kit::server::HTTPS_LOOP;
@@ -171,6 +171,7 @@ impl NodeApi {
             split_streams: args.has_gate(SPLIT_STREAMS, false),
             features: crate::metrics::features::text(|name, default| args.has_gate(name, default)),
             checkpoints: args.has_gate(CHECKPOINTS, true),
+            allocated_pods: args.has_gate(ALLOCATED_PODS, false),
         };
         Ok(Self {
             state: Arc::new(state),

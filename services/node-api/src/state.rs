@@ -70,6 +70,8 @@ pub struct ServerState {
     pub split_streams: bool,
     /// `/checkpoint` is served.
     pub checkpoints: bool,
+    /// `/allocatedPods` is served.
+    pub allocated_pods: bool,
     /// Directory that `/logs/` serves; none if it is disabled.
     pub system_logs: Option<PathBuf>,
     /// Runs log queries; none if they are disabled.

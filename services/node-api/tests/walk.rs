@@ -26,6 +26,7 @@ const ENDPOINTS: &[(&str, &str, &[&str], u16)] = &[
     ("GET", "/pods", &["pods", "proxy"], 200),
     ("POST", "/pods", &["pods", "proxy"], 405),
     ("GET", "/runningpods/", &["pods", "proxy"], 500),
+    ("GET", "/allocatedPods", &["pods", "proxy"], 404),
     ("GET", "/containerLogs/default/web/main", &["proxy"], 400),
     ("GET", "/containerLogs/default/none/main", &["proxy"], 404),
     ("GET", "/exec/default/web/main?output=1&command=true", &["proxy"], 500),

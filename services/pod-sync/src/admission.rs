@@ -16,6 +16,7 @@ use pod_sync_node_decisions::admission::{
 use pod_sync_node_object::{declared_features, node_object};
 use pod_sync_placement::Placement;
 use pod_sync_sources::api::ClusterView;
+use quintlet_kit::failpoint;
 use quintlet_model::qos::ResourceList;
 use quintlet_model::quantity::{Format, Quantity};
 use tokio::sync::watch;
@@ -121,7 +122,11 @@ impl Admission for NodeAdmission {
             .as_ref()
             .map(|placement| placement.read(|node| (node.cpus().is_some(), node.memory().is_some())));
         let (static_cpu, static_memory) = policies.unwrap_or_default();
-        NodeResizePolicy { limited_swap, static_cpu, static_memory }
+        // Tests of such a resize plant this bug on a machine with cgroup v1.
+        let cgroup_v1 =
+            !self.settings.cgroup_v2 && !failpoint::planted!("memory volumes resized with cgroup v1");
+        let scheduler_preempts = self.settings.field_gates.scheduler_preempts_for_resizes;
+        NodeResizePolicy { limited_swap, static_cpu, static_memory, cgroup_v1, scheduler_preempts }
     }
 
     fn awaits_runtime(&self, rejection: &Rejection) -> bool {

@@ -101,6 +101,7 @@ impl EvictionArgs {
             transition: self.eviction_pressure_transition_period,
             max_grace: i64::from(self.eviction_max_pod_grace_period),
             enforces_limits: self.local_storage_capacity_isolation,
+            skips_memory_volumes: false,
         }))
     }
 }

@@ -174,6 +174,7 @@ mod tests {
             transition: Duration::from_secs(300),
             max_grace: 0,
             enforces_limits: true,
+            skips_memory_volumes: false,
         });
         let at = Duration::from_secs(490);
         let observed = Observation::new(Signal::MemoryAvailable, 400, 1000, at).unwrap();

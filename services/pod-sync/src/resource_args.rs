@@ -9,9 +9,9 @@ use pod_sync_layout::MemoryQos;
 use pod_sync_node_object::{EnforcedReservation, ReservationError, ReservationFields, Reservations};
 use quintlet_config::table::{
     BIND_MOUNT_OPTIONS, DEFAULT_POD_SYSCTLS, DEVICE_HEALTH, EMPTY_DIR_MODE, FILE_OWNERS, GRPC_PROBE_TLS,
-    H2C_PROBES, HUGE_PAGE_AWARE_EVICTION, IN_USER_NAMESPACE, MEMORY_QOS, POD_CERTIFICATES, PODS_API,
-    QOS_RESERVED, QUOTA_MONITORING, SELINUX_MOUNT, STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH,
-    has_gate,
+    H2C_PROBES, HUGE_PAGE_AWARE_EVICTION, IN_USER_NAMESPACE, MEMORY_QOS, MEMORY_VOLUME_RESIZE,
+    POD_CERTIFICATES, PODS_API, QOS_RESERVED, QUOTA_MONITORING, RESIZE_PREEMPTION, SELINUX_MOUNT,
+    STOP_SIGNALS, TRUST_BUNDLE_PROJECTION, VOLUME_HEALTH, has_gate,
 };
 
 /// Limits of pods and their resources.
@@ -200,6 +200,8 @@ impl ResourceArgs {
             bind_mount_options: self.has_gate(BIND_MOUNT_OPTIONS),
             empty_dir_mode: self.has_gate(EMPTY_DIR_MODE),
             file_owners: self.has_gate(FILE_OWNERS),
+            memory_volume_resize: self.has_gate(MEMORY_VOLUME_RESIZE),
+            scheduler_preempts_for_resizes: self.has_gate(RESIZE_PREEMPTION),
         }
     }
 

@@ -123,9 +123,10 @@ impl Agent {
         let warnings = machine::check(&args, settings.cgroup_v2)?;
         create_directories(&args)?;
         let node = Arc::new(node_config(&args, &paths, settings, epoch)?);
+        let resizes_volumes = args.resources.field_gates().memory_volume_resize;
         let checkpoints = Arc::new(Checkpoints {
             records: StateDir::open(&paths.state_dir(), quintlet_kit::boot::boot_id())?,
-            allocations: Allocations::open(&args.root_dir, &paths.state_dir()),
+            allocations: Allocations::open(&args.root_dir, &paths.state_dir(), resizes_volumes),
         });
         let containment = Containment::open(&paths, quintlet_kit::boot::boot_id(), clock.clone())
             .context("failed to open the containment records")?;

@@ -23,6 +23,7 @@ pub struct RequiredPermission {
 const RULES: &[(&str, &[&str])] = &[
     ("/pods", &["pods", "proxy"]),
     ("/runningpods", &["pods", "proxy"]),
+    ("/allocatedPods", &["pods", "proxy"]),
     ("/healthz", &["healthz", "proxy"]),
     ("/configz", &["configz", "proxy"]),
     ("/stats", &["stats"]),
@@ -146,6 +147,9 @@ mod tests {
             ("/pods/", &["pods", "proxy"]),
             ("/podsx", &["proxy"]),
             ("/runningpods/", &["pods", "proxy"]),
+            ("/allocatedPods", &["pods", "proxy"]),
+            ("/allocatedPods/default/web", &["pods", "proxy"]),
+            ("/allocatedpods", &["proxy"]),
             ("/healthz/ping", &["healthz", "proxy"]),
             ("/configz", &["configz", "proxy"]),
             ("/stats/summary", &["stats"]),

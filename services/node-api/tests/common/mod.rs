@@ -343,6 +343,7 @@ fn pod(container: &str) -> wire::PodView {
         name: "web".into(),
         namespace: "default".into(),
         pod: pod.to_string().into_bytes(),
+        worker: "sync".into(),
         ..wire::PodView::default()
     }
 }

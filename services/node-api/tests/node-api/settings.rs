@@ -10,6 +10,7 @@ use node_api::{NodeApi, StartError};
 use node_api_access::limits::Limits;
 use quintlet_kit::clock::Clock;
 use rustls::pki_types::ServerName;
+use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
@@ -99,6 +100,36 @@ async fn without_the_server_only_health_is_served() {
     assert!(TcpStream::connect(("127.0.0.1", read_only)).await.is_err());
     stop.cancel();
     ended.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn allocated_pods_have_no_status_and_are_served_behind_their_gate() {
+    let port = free_port().await;
+    let read_only = format!("--read-only-port={port}");
+    let flags = ["--feature-gates=KubeletAllocatedPodsEndpoint=true", &read_only];
+    let api = Api::start(Limits::default(), &[&OPEN[..], &flags].concat()).await;
+    let web = json!({
+        "kind": "Pod", "apiVersion": "v1", "status": {},
+        "metadata": {"name": "web", "namespace": "default", "uid": "u1"},
+        "spec": {"containers": [{"name": "main"}]},
+    });
+    let (code, body) = api.get("/allocatedPods", None).await;
+    let list: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((code, &list["kind"], &list["items"]), (StatusCode::OK, &json!("PodList"), &json!([web])));
+    for path in ["default/web", "default/web/u1", "default/web/m1"] {
+        let (code, body) = api.get(&format!("/allocatedPods/{path}"), None).await;
+        assert_eq!(
+            (code, serde_json::from_str::<Value>(&body).unwrap()),
+            (StatusCode::OK, web.clone()),
+            "{path}"
+        );
+    }
+    for path in ["default/none", "default/web/u2", "default", "default/web/u1/main"] {
+        assert_eq!(api.get(&format!("/allocatedPods/{path}"), None).await.0, StatusCode::NOT_FOUND, "{path}");
+    }
+    let (code, _) = api.request(Method::POST, "/allocatedPods", None, None).await;
+    assert_eq!(code, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(ask(port, "/allocatedPods").await.0, StatusCode::NOT_FOUND, "not without authentication");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -52,6 +52,12 @@ pub(super) fn is_ending(pod: &Pod) -> bool {
         || pods::is_terminal_phase(pod.status.as_ref().and_then(|s| s.phase.as_deref()))
 }
 
+// Names the first resource that does not suffice.
+fn first_short(short: &[InsufficientResource]) -> Rejection {
+    let unknown = || Rejection { reason: UNEXPECTED_ADMISSION.to_owned(), message: String::new() };
+    short.first().map_or_else(unknown, InsufficientResource::rejection)
+}
+
 /// Admits pods beside those that the node has, and preempts pods for critical ones.
 pub(super) struct Admitter {
     ctx: Arc<WorkerContext>,
@@ -192,7 +198,8 @@ impl Admitter {
         Some(Victim { uid, until })
     }
 
-    /// Returns why the resize does not fit beside the other pods now. A critical pod preempts others, and waits for them.
+    /// Returns why the resize does not fit beside the other pods now. A critical pod preempts others, and waits for them, unless that is
+    /// left to the scheduler.
     pub(super) fn deferred(
         &self,
         managed: &PodEntries,
@@ -204,15 +211,14 @@ impl Admitter {
         let rejection = match self.node.admit(desired, &others) {
             AdmitResult::Admit => return None,
             AdmitResult::Reject(rejection) => rejection,
+            AdmitResult::Preempt(short) if self.resize_rules().scheduler_preempts => first_short(&short),
             AdmitResult::Preempt(short) => match preempt::pods_to_preempt(desired, &others, &short) {
                 Err(e) => Rejection { reason: UNEXPECTED_ADMISSION.to_owned(), message: e.to_string() },
                 Ok(victims) => {
                     for victim in victims.into_iter().filter(|v| !self.is_terminating(v)) {
                         self.preempt(victim, desired, &short);
                     }
-                    let unknown =
-                        || Rejection { reason: UNEXPECTED_ADMISSION.to_owned(), message: String::new() };
-                    short.first().map_or_else(unknown, InsufficientResource::rejection)
+                    first_short(&short)
                 }
             },
         };

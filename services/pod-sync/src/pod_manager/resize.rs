@@ -49,7 +49,7 @@ impl Resizes {
 
     /// Queues a resize if the desired resources of a pod have changed and differ from the allocated ones.
     pub(super) fn compare(&mut self, pods: &mut PodEntries, uid: &PodUid, desired: &Arc<Pod>) {
-        let resources = allocation::of_pod(desired);
+        let resources = self.ctx.checkpoints.allocations.resources_of(desired);
         let Some(worker) = pods.worker_mut(uid).filter(|w| w.desired_resources != resources) else {
             return;
         };

@@ -503,19 +503,22 @@ fn feature_gates_of_fields_are_off_unless_they_are_switched_on() {
     let gates = |file: &str| {
         let gates = args(file, &[]).resources.field_gates();
         let probes = [gates.h2c_probes, gates.grpc_probe_tls];
+        let resizes = [gates.memory_volume_resize, gates.scheduler_preempts_for_resizes];
         let volumes = [gates.bind_mount_options, gates.empty_dir_mode, gates.file_owners];
-        [&probes[..], &volumes[..]].concat()
+        [&probes[..], &volumes[..], &resizes].concat()
     };
-    assert_eq!(gates(""), [false; 5]);
+    assert_eq!(gates(""), [false; 7]);
     let names = [
         "H2CContainerProbe",
         "GRPCContainerProbeTLS",
         "VolumeBindMountOptions",
         "EmptyDirVolumeMode",
         "AtomicWriteVolumeUserFields",
+        "InPlacePodVerticalScalingMemoryBackedVolumes",
+        "InPlacePodVerticalScalingSchedulerPreemption",
     ];
     for (at, gate) in names.into_iter().enumerate() {
-        let mut expected = [false; 5];
+        let mut expected = [false; 7];
         expected[at] = true;
         assert_eq!(gates(&format!("featureGates: {{{gate}: true}}\n")), expected, "{gate}");
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pod_sync_clients::EventType;
 use pod_sync_decisions::status::KillCause;
+use pod_sync_eviction::manager::EvictionSettings;
 use pod_sync_eviction_loop::Published;
 use pod_sync_eviction_loop::kernel_log::{self, SYSTEM_OOM, Victim};
 use pod_sync_logs::LogDirs;
@@ -162,6 +163,8 @@ impl Agent {
         let Some(settings) = self.args.eviction.settings(self.args.resources.enforces_pods())? else {
             return Ok(None);
         };
+        let skips_memory_volumes = ctx.node.settings.field_gates.memory_volume_resize;
+        let settings = EvictionSettings { skips_memory_volumes, ..settings };
         let is_evicted = |record: &PodRecord| {
             let killed_as =
                 record.termination.as_ref().and_then(|termination| termination.killed_as.as_ref());

@@ -171,6 +171,97 @@ async fn files_of_a_downward_volume_follow_a_resize() {
     sim.finish().await;
 }
 
+const MEMORY_VOLUMES: &str = "--feature-gates=InPlacePodVerticalScalingMemoryBackedVolumes=true";
+
+fn with_memory_volumes(name: &str, first: &str, second: &str) -> Value {
+    let mut pod = sized(name, both("100m", "64Mi"));
+    let volume =
+        |name: &str, limit: &str| json!({"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": limit}});
+    pod["spec"]["volumes"] = json!([volume("first", first), volume("second", second)]);
+    pod["spec"]["containers"][0]["volumeMounts"] =
+        json!([{"name": "first", "mountPath": "/first"}, {"name": "second", "mountPath": "/second"}]);
+    pod
+}
+
+/// Resizes a pod and its two volumes.
+fn resize_with_volumes(sim: &Sim, name: &str, resources: &Value, limits: [&str; 2]) {
+    let edit = |pod: &mut Value| {
+        pod["spec"]["containers"][0]["resources"] = resources.clone();
+        for (at, limit) in limits.into_iter().enumerate() {
+            pod["spec"]["volumes"][at]["emptyDir"]["sizeLimit"] = json!(limit);
+        }
+    };
+    sim.api.edit("pods/resize", "default", name, edit).unwrap();
+}
+
+fn volume_mib(sim: &Sim, uid: &str, name: &str) -> u64 {
+    let volumes = sim.root_dir().join("pods").join(uid).join("volumes/kubernetes.io~empty-dir");
+    let size = nix::sys::statvfs::statvfs(&volumes.join(name)).unwrap();
+    (size.blocks() * size.fragment_size()) >> 20
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_backed_volumes_follow_a_resize_in_order_and_after_a_restart() {
+    let planted = Some("memory volumes resized with cgroup v1");
+    let mut sim = Sim::prepare(Options { planted, ..Options::default() }).await;
+    sim.set_pod_sync_args(&[MEMORY_VOLUMES]);
+    sim.start_all();
+    let uid = sim.create(with_memory_volumes("web", "8Mi", "8Mi"));
+    sim.wait_ready("web").await;
+    assert_eq!(["first", "second"].map(|v| volume_mib(&sim, &uid, v)), [8, 8]);
+    // The first volume shrinks before the runtime is asked, the second one grows after it has answered.
+    let refusal = sim.runtime.script(Rule::on(UPDATE).fail(Code::Unknown, "no"));
+    let wanted = both("100m", "80Mi");
+    resize_with_volumes(&sim, "web", &wanted, ["4Mi", "16Mi"]);
+    let failed = |p: &Seen| condition(p, "PodResizeInProgress")["reason"] == "Error";
+    sim.wait_pod("web", "refused by the runtime", failed).await;
+    assert_eq!(["first", "second"].map(|v| volume_mib(&sim, &uid, v)), [4, 8]);
+    // The next process knows what was applied.
+    sim.restart(Service::PodSync).await;
+    sim.runtime.unscript(refusal);
+    sim.wait_pod("web", "resized", |p| has(p, &wanted)).await;
+    assert_eq!(["first", "second"].map(|v| volume_mib(&sim, &uid, v)), [4, 16]);
+    // A volume alone, and one that holds more than its new limit.
+    resize_with_volumes(&sim, "web", &wanted, ["6Mi", "16Mi"]);
+    until("the volume has grown", LONG, async || match volume_mib(&sim, &uid, "first") {
+        6 => Ok(()),
+        other => Err(other.to_string()),
+    })
+    .await;
+    sim.wait_pod("web", "resized", |p| has(p, &wanted)).await;
+    let volumes = sim.root_dir().join("pods").join(&uid).join("volumes/kubernetes.io~empty-dir");
+    std::fs::write(volumes.join("second/file"), vec![1; 8 << 20]).unwrap();
+    resize_with_volumes(&sim, "web", &wanted, ["6Mi", "4Mi"]);
+    let text = "failed to resize volume \"second\": mount point not mounted or bad option";
+    sim.wait_pod("web", "the volume is too full", |p| condition(p, "PodResizeInProgress")["message"] == text)
+        .await;
+    assert_eq!(volume_mib(&sim, &uid, "second"), 16);
+    std::fs::remove_file(volumes.join("second/file")).unwrap();
+    sim.wait_pod("web", "resized", |p| has(p, &wanted)).await;
+    assert_eq!(volume_mib(&sim, &uid, "second"), 4);
+    assert_eq!(sim.wait_ready("web").await.container("c-web").restarts, 0);
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_backed_volumes_are_resized_with_cgroup_v2_only() {
+    if std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        return;
+    }
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&[MEMORY_VOLUMES]);
+    sim.start_all();
+    let uid = sim.create(with_memory_volumes("web", "8Mi", "8Mi"));
+    sim.wait_ready("web").await;
+    resize_with_volumes(&sim, "web", &both("100m", "64Mi"), ["8Mi", "16Mi"]);
+    let pending = sim.wait_pod("web", "infeasible", |p| !condition(p, "PodResizePending").is_null()).await;
+    let pending = condition(&pending, "PodResizePending");
+    assert_eq!(pending["reason"], "Infeasible");
+    assert_eq!(pending["message"], "In-place resize of memory-backed volumes requires cgroup v2");
+    assert_eq!(volume_mib(&sim, &uid, "second"), 8);
+    sim.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_resize_that_does_not_fit_waits_until_another_pod_terminates() {
     let sim = Sim::start(Options::default()).await;
@@ -268,6 +359,35 @@ async fn a_critical_pods_resize_preempts_other_pods() {
     assert_eq!(seen.text("/status/reason"), "Preempting");
     let preempted = sim.events("victim").into_iter().filter(|e| e.reason == "Preempting");
     assert_eq!(preempted.map(|e| e.count).sum::<i64>(), 1, "no pod is terminated twice");
+    sim.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_critical_pods_resize_preempts_no_pod_if_the_scheduler_does() {
+    let mut sim = Sim::prepare(Options::default()).await;
+    sim.set_pod_sync_args(&["--feature-gates=InPlacePodVerticalScalingSchedulerPreemption=true"]);
+    sim.start_all();
+    let other = cpu_milli() - 500;
+    let _uid = sim.create(sized("other", milli(other)));
+    let mut pod = sized("critical", milli(100));
+    pod["spec"]["priority"] = json!(2_000_000_000);
+    let _uid = sim.create(pod);
+    for name in ["other", "critical"] {
+        sim.wait_ready(name).await;
+    }
+    resize(&sim, "critical", milli(1000));
+    let pending = sim.wait_pod("critical", "deferred", |p| !condition(p, "PodResizePending").is_null()).await;
+    let pending = condition(&pending, "PodResizePending");
+    let text = format!(
+        "Node didn't have enough resource: cpu, requested: 1000, used: {other}, capacity: {}",
+        cpu_milli()
+    );
+    assert_eq!((&pending["reason"], &pending["message"]), (&json!("Deferred"), &json!(text)));
+    assert!(sim.pod("other").is_ready());
+    assert_eq!(sim.warnings("other"), []);
+    // The scheduler preempts the other pod.
+    sim.delete("other", Some(0));
+    sim.wait_pod("critical", "resized", |p| has(p, &milli(1000))).await;
     sim.finish().await;
 }
 

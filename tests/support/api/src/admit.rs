@@ -370,6 +370,15 @@ pub(crate) fn validate_pod_update(
             }
             if subresource == "resize" {
                 fields.remove("resources");
+                // With the gate InPlacePodVerticalScalingMemoryBackedVolumes.
+                for volume in fields.get_mut("volumes").and_then(Value::as_array_mut).into_iter().flatten() {
+                    if let Some(source) = volume["emptyDir"]
+                        .as_object_mut()
+                        .filter(|s| s.get("medium") == Some(&json!("Memory")))
+                    {
+                        source.remove("sizeLimit");
+                    }
+                }
             }
         }
         for container in each(&mut spec, &["initContainers", "containers"]) {

@@ -14,6 +14,7 @@ use quintlet_model::runtime::{Container, ContainerState, PodRuntime};
 use super::probes::ProbeResults;
 use super::resize::allocation::PodResources;
 use super::resize::plan::{self, ContainerChange, ResizeActions};
+use super::resize::volumes;
 use super::restart::{
     container_should_restart, init_exit_code, is_restart_all_source, restarts_after_kill,
     should_container_be_restarted,
@@ -216,6 +217,7 @@ fn in_kept_sandbox(input: &ActionInput<'_>, id: SandboxId, attempt: u32) -> PodA
     let mut actions = PodActions { sandbox_id: Some(id.clone()), attempt, ..PodActions::default() };
     actions.prune = prunable(pod, runtime);
     actions.resize.pod = plan::pod_level_changed(pod, actuated);
+    actions.resize.volumes = volumes::updates(pod, actuated);
     actions.ephemeral_containers_to_start = pod::spec(pod)
         .ephemeral_containers
         .iter()

@@ -212,7 +212,8 @@ fn pod_resources(
 ) -> ResourceRequirements {
     let has = input.actuated.filter(|_| phase == PodPhase::Running).map(|given| {
         let pod_level = given.pod_level.clone().or_else(|| pod::spec(input.pod).resources.clone());
-        allocation::apply(input.pod, &PodResources { pod_level, containers: given.containers.clone() })
+        let containers = given.containers.clone();
+        allocation::apply(input.pod, &PodResources { pod_level, containers, ..PodResources::default() })
     });
     let pod = has.as_deref().unwrap_or(input.pod);
     let mut requests = allocated.clone();

@@ -72,7 +72,11 @@ fn the_status_of_a_running_pod_has_the_resources_of_its_cgroup_and_its_allocatio
         assert_eq!(s.allocated_resources, Some(qos::to_api(&qos::pod_requests(&w.pod))));
         serde_json::to_value(s.resources).unwrap()
     };
-    let given = |pod_level, c| PodResources { pod_level, containers: [("c".to_owned(), c)].into() };
+    let given = |pod_level, c| PodResources {
+        pod_level,
+        containers: [("c".to_owned(), c)].into(),
+        ..PodResources::default()
+    };
     let running = || RuntimeBuilder::ready().running("c");
     let has = |requests: [&str; 2], limits: [&str; 2]| {
         let list = |l: [&str; 2]| json!({"cpu": l[0], "memory": l[1]});

@@ -25,6 +25,10 @@ pub struct FieldGates {
     pub empty_dir_mode: bool,
     /// AtomicWriteVolumeUserFields: `defaultUser` and `user` of configMap, secret, downwardAPI and projected volumes.
     pub file_owners: bool,
+    /// InPlacePodVerticalScalingMemoryBackedVolumes: `emptyDir.sizeLimit` of memory-backed volumes follows a resize.
+    pub memory_volume_resize: bool,
+    /// InPlacePodVerticalScalingSchedulerPreemption: no pod is preempted on the node for a resize.
+    pub scheduler_preempts_for_resizes: bool,
 }
 
 /// Returns a message for each field that is accepted and not enforced, with its path and value.

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use parking_lot::Mutex;
 use pod_sync_decisions::resize::allocation::{self, PodResources};
 use pod_sync_decisions::resize::checkpoint::{self, PodResourceEntries};
@@ -47,7 +48,7 @@ struct Checkpoint {
 
 impl Checkpoint {
     // An unusable checkpoint is renamed for inspection, and an empty one replaces it.
-    fn open(path: PathBuf, journal_path: PathBuf) -> Self {
+    fn open(path: PathBuf, journal_path: PathBuf, keeps_size_limits: bool) -> Self {
         let (file, mut entries) = match state_file::read(&path, checkpoint::decode) {
             Some((file, entries)) => (Some(file), entries),
             None => (None, PodResourceEntries::new()),
@@ -62,6 +63,9 @@ impl Checkpoint {
         let journal =
             created(Journal::create(journal_path.clone(), file.as_deref(), &changes), &journal_path);
         let is_behind = !changes.is_empty();
+        if !keeps_size_limits {
+            entries.values_mut().for_each(|entry| entry.size_limits.clear());
+        }
         Self { path, journal_path, journal, entries, unrecorded: BTreeSet::new(), is_behind }
     }
 
@@ -157,8 +161,10 @@ struct State {
 }
 
 impl State {
+    // In the order of their records: what was actuated before a resize precedes its allocation. Else a process that ends in between
+    // would take the allocation for actuated.
     fn checkpoints(&mut self) -> [&mut Checkpoint; 2] {
-        [&mut self.allocated, &mut self.actuated]
+        [&mut self.actuated, &mut self.allocated]
     }
 }
 
@@ -170,13 +176,18 @@ pub struct Allocations {
     writing: Arc<tokio::sync::Mutex<()>>,
     metrics: ResizeMetrics,
     room: Notify,
+    resizes_volumes: bool,
 }
 
 impl Allocations {
     /// Reads the checkpoints below `root`, and their journals in `state_dir`. An unusable checkpoint is logged and renamed.
+    /// `resizes_volumes`: size limits of memory-backed volumes are allocated, too.
     #[must_use]
-    pub fn open(root: &Path, state_dir: &Path) -> Self {
-        let open = |name: &str| Checkpoint::open(root.join(name), state_dir.join(format!(".{name}.journal")));
+    pub fn open(root: &Path, state_dir: &Path, resizes_volumes: bool) -> Self {
+        let open = |name: &str| {
+            let journal = state_dir.join(format!(".{name}.journal"));
+            Checkpoint::open(root.join(name), journal, resizes_volumes)
+        };
         let state = State {
             allocated: open(ALLOCATED),
             actuated: open(ACTUATED),
@@ -184,7 +195,8 @@ impl Allocations {
             written: None,
         };
         let (state, writing) = (Arc::new(Mutex::new(state)), Arc::default());
-        Self { state, writing, metrics: ResizeMetrics::registered(), room: Notify::new() }
+        let (metrics, room) = (ResizeMetrics::registered(), Notify::new());
+        Self { state, writing, metrics, room, resizes_volumes }
     }
 
     /// Begins the next interval of ten seconds, and returns true, if the files lack changes, the last interval is over, and no
@@ -224,8 +236,8 @@ impl Allocations {
         blocking(move || {
             // Held until the end of the write, even if the caller is gone.
             let _writing = writing;
-            write_file(&state, |state| &mut state.allocated);
             write_file(&state, |state| &mut state.actuated);
+            write_file(&state, |state| &mut state.allocated);
         })
         .await;
     }
@@ -246,20 +258,46 @@ impl Allocations {
         }
     }
 
-    /// Allocates the resources in the spec of `pod`.
+    /// Returns the resources in the spec of `pod` that a resize can change on this node.
+    #[must_use]
+    pub fn resources_of(&self, pod: &Pod) -> PodResources {
+        let mut resources = allocation::of_pod(pod);
+        if !self.resizes_volumes {
+            resources.size_limits.clear();
+        }
+        resources
+    }
+
+    /// Allocates the resources in the spec of `pod`. Its volumes were mounted with the previous allocation, unless they have a record.
     pub fn allocate(&self, uid: &PodUid, pod: &Pod) {
-        let resources = allocation::of_pod(pod);
-        self.state.lock().allocated.change(uid, |entry| *entry = resources);
+        let resources = self.resources_of(pod);
+        let mut state = self.state.lock();
+        let previous = state.allocated.entries.get(uid.as_str()).map(|had| had.size_limits.clone());
+        let previous = previous.filter(|limits| !limits.is_empty() && *limits != resources.size_limits);
+        state.allocated.change(uid, |entry| *entry = resources);
+        if let Some(limits) = previous {
+            state.actuated.change(uid, |entry| {
+                for (volume, limit) in limits {
+                    entry.size_limits.entry(volume).or_insert(limit);
+                }
+            });
+        }
     }
 
     /// Restores the allocation of a pod that ran before, from its status, if there is none on disk.
     pub fn recover(&self, uid: &PodUid, pod: &Pod, status: Option<&PodStatus>) {
         let mut state = self.state.lock();
-        if !state.allocated.entries.contains_key(uid.as_str())
-            && let Some(had) = status.and_then(|s| allocation::of_status(pod, s))
-        {
+        let size_limits = self.resources_of(pod).size_limits;
+        if state.allocated.entries.contains_key(uid.as_str()) {
+            // Volumes that were mounted before their limits were recorded.
+            state.allocated.change(uid, |entry| {
+                for (volume, limit) in size_limits {
+                    entry.size_limits.entry(volume).or_insert(limit);
+                }
+            });
+        } else if let Some(had) = status.and_then(|s| allocation::of_status(pod, s)) {
             tracing::info!(pod.uid = %uid, "restored allocation of pod from its status");
-            state.allocated.change(uid, |entry| *entry = had);
+            state.allocated.change(uid, |entry| *entry = PodResources { size_limits, ..had });
         }
         if let Some(status) = status
             && !state.conditions.contains_key(uid)
@@ -290,6 +328,13 @@ impl Allocations {
     pub fn actuate(&self, uid: &PodUid, container: &str, resources: ResourceRequirements) {
         self.state.lock().actuated.change(uid, |entry| {
             entry.containers.insert(container.to_owned(), resources);
+        });
+    }
+
+    /// Records the size limit that was applied to a memory-backed volume.
+    pub fn actuate_volume(&self, uid: &PodUid, volume: &str, limit: Quantity) {
+        self.state.lock().actuated.change(uid, |entry| {
+            entry.size_limits.insert(volume.to_owned(), limit);
         });
     }
 
@@ -394,264 +439,4 @@ fn write_file(state: &Mutex<State>, which: impl Fn(&mut State) -> &mut Checkpoin
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
-    use pod_sync_decisions::resize::feasibility::PendingReason;
-    use prometheus_client::metrics::family::Family;
-    use prometheus_client::metrics::gauge::Gauge;
-    use quintlet_telemetry::metrics;
-
-    use super::*;
-    use crate::resize_metrics::PRIORITY_BUCKETS;
-    use quintlet_testkit::pods::pod_json;
-    use serde_json::json;
-
-    fn pod(cpu: &str) -> Arc<Pod> {
-        Arc::new(pod_json(json!({"containers": [{"name": "a", "image": "i",
-            "resources": {"requests": {"cpu": cpu}}}]})))
-    }
-
-    fn uid() -> PodUid {
-        PodUid::parse("u1").unwrap()
-    }
-
-    fn open(dir: &tempfile::TempDir) -> Allocations {
-        let state_dir = dir.path().join("state");
-        std::fs::create_dir_all(&state_dir).unwrap();
-        Allocations::open(dir.path(), &state_dir)
-    }
-
-    fn inode(dir: &tempfile::TempDir, file: &str) -> Option<u64> {
-        std::fs::metadata(dir.path().join(file)).map(|meta| meta.ino()).ok()
-    }
-
-    #[test]
-    fn an_outdated_pod_does_not_complete_a_newer_resize() {
-        let dir = tempfile::tempdir().unwrap();
-        let all = open(&dir);
-        let (before, after) = (pod("1"), pod("2"));
-        all.allocate(&uid(), &before);
-        all.allocate(&uid(), &after);
-        all.conditions(&uid(), |c| c.set_in_progress(Some(2), jiff::Timestamp::UNIX_EPOCH));
-        assert_eq!(all.complete(&uid(), &before), None, "observed before the allocation");
-        assert_eq!(all.condition_list(&uid()).len(), 1);
-        assert_eq!(all.complete(&uid(), &after).unwrap().observed_generation, Some(2));
-        assert!(all.condition_list(&uid()).is_empty());
-        assert_eq!(all.complete(&uid(), &after), None, "it completes once");
-    }
-
-    #[tokio::test]
-    async fn allocated_and_actuated_resources_survive_a_restart_until_the_pod_is_removed() {
-        let dir = tempfile::tempdir().unwrap();
-        let all = open(&dir);
-        assert!(!all.is_allocated(&uid()));
-        all.allocate(&uid(), &pod("1"));
-        all.actuate(&uid(), "a", allocation::of_pod(&pod("500m")).containers["a"].clone());
-        all.flush().await;
-
-        let again = open(&dir);
-        assert_eq!(again.apply(&uid(), &pod("2")), pod("1"));
-        assert_eq!(again.actuated(&uid()), Some(allocation::of_pod(&pod("500m"))));
-        again.retain(&["u1"].into());
-        again.remove(&uid());
-        again.flush().await;
-        let last = open(&dir);
-        assert!(!last.is_allocated(&uid()) && last.actuated(&uid()).is_none());
-        last.allocate(&uid(), &pod("1"));
-        last.flush().await;
-        last.retain(&HashSet::new());
-        last.flush().await;
-        assert!(!open(&dir).is_allocated(&uid()), "the pod is not known");
-    }
-
-    #[tokio::test]
-    async fn changes_are_recorded_in_a_journal_until_the_files_are_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let all = open(&dir);
-        let uids: Vec<PodUid> = (0..100).map(|n| PodUid::parse(&format!("u{n}")).unwrap()).collect();
-        for uid in &uids {
-            all.allocate(uid, &pod("1"));
-            all.flush().await;
-        }
-        assert_eq!(inode(&dir, ALLOCATED), None, "the file is not written for each change");
-        let again = open(&dir);
-        assert!(uids.iter().all(|uid| again.is_allocated(uid)), "the journal has all changes");
-        assert!(again.begin_interval(Duration::ZERO), "the file still lacks them");
-        again.write_files().await;
-        let first = inode(&dir, ALLOCATED).unwrap();
-        assert_eq!(inode(&dir, ACTUATED), None, "that file has not changed");
-        again.write_files().await;
-        assert_eq!(inode(&dir, ALLOCATED), Some(first), "a write without changes writes nothing");
-
-        again.allocate(&uids[0], &pod("2"));
-        again.remove(&uids[1]);
-        again.flush().await;
-        let last = open(&dir);
-        assert_eq!(last.apply(&uids[0], &pod("1")), pod("2"));
-        assert!(!last.is_allocated(&uids[1]) && last.is_allocated(&uids[2]));
-        assert_eq!(inode(&dir, ALLOCATED), Some(first));
-    }
-
-    #[tokio::test]
-    async fn a_file_that_another_program_wrote_is_used_without_the_journal() {
-        let dir = tempfile::tempdir().unwrap();
-        let all = open(&dir);
-        all.allocate(&uid(), &pod("1"));
-        all.write_files().await;
-        all.allocate(&uid(), &pod("2"));
-        all.flush().await;
-        let others: PodResourceEntries = [("u1".to_owned(), allocation::of_pod(&pod("3")))].into();
-        std::fs::write(dir.path().join(ALLOCATED), checkpoint::encode(&others).unwrap()).unwrap();
-        assert_eq!(open(&dir).apply(&uid(), &pod("1")), pod("3"));
-    }
-
-    #[tokio::test]
-    async fn each_change_is_written_to_the_file_if_there_is_no_journal() {
-        let dir = tempfile::tempdir().unwrap();
-        let all = Allocations::open(dir.path(), &dir.path().join("missing"));
-        for cpu in ["1", "2"] {
-            all.allocate(&uid(), &pod(cpu));
-            all.flush().await;
-            let file = std::fs::read(dir.path().join(ALLOCATED)).unwrap();
-            assert_eq!(checkpoint::decode(&file).unwrap()["u1"], allocation::of_pod(&pod(cpu)));
-        }
-        std::fs::create_dir(dir.path().join("missing")).unwrap();
-        all.allocate(&uid(), &pod("3"));
-        all.flush().await;
-        let first = inode(&dir, ALLOCATED);
-        all.allocate(&uid(), &pod("4"));
-        all.flush().await;
-        assert_eq!(inode(&dir, ALLOCATED), first, "there is a journal again");
-        let again = Allocations::open(dir.path(), &dir.path().join("missing"));
-        assert_eq!(again.apply(&uid(), &pod("1")), pod("4"));
-    }
-
-    #[test]
-    fn files_are_due_at_most_once_per_interval() {
-        let dir = tempfile::tempdir().unwrap();
-        let all = open(&dir);
-        let began = Duration::from_secs(100);
-        assert!(!all.begin_interval(began), "nothing has changed");
-        all.allocate(&uid(), &pod("1"));
-        assert!(all.begin_interval(began));
-        assert!(!all.begin_interval(began + WRITE_INTERVAL - Duration::from_millis(1)));
-        let under_way = all.writing.try_lock().unwrap();
-        assert!(!all.begin_interval(began + WRITE_INTERVAL), "a write is under way");
-        drop(under_way);
-        assert!(all.begin_interval(began + WRITE_INTERVAL));
-    }
-
-    #[test]
-    fn resizes_are_counted_by_state() {
-        use pod_sync_decisions::resize::feasibility::PendingResize;
-        let dir = tempfile::tempdir().unwrap();
-        let mut all = open(&dir);
-        // Not those of the process, which other tests change too.
-        all.metrics.pending = Family::default();
-        all.metrics.in_progress = Gauge::default();
-        let counted = || {
-            let of = |label| {
-                let labels = |bucket| [("reason", label), ("priority_bucket", bucket)];
-                PRIORITY_BUCKETS
-                    .map(|bucket| all.metrics.pending.get_or_create(&labels(bucket)).get())
-                    .iter()
-                    .sum::<i64>()
-            };
-            (of("deferred"), of("infeasible"), all.metrics.in_progress.get())
-        };
-        let now = jiff::Timestamp::UNIX_EPOCH;
-        let wait = |name: &str, reason| {
-            let pending = PendingResize { reason, cause: String::new(), message: String::new(), detail: "" };
-            all.conditions(&PodUid::parse(name).unwrap(), |c| c.set_pending(&pending, None, now));
-        };
-        wait("u1", PendingReason::Deferred);
-        wait("u2", PendingReason::Deferred);
-        wait("u3", PendingReason::Infeasible);
-        assert_eq!(counted(), (2, 1, 0));
-        all.conditions(&uid(), |c| c.set_priority(7));
-        let high = [("reason", "deferred"), ("priority_bucket", "high")];
-        assert_eq!((counted(), all.metrics.pending.get_or_create(&high).get()), ((2, 1, 0), 1));
-        all.conditions(&uid(), |c| c.set_in_progress(None, now));
-        assert_eq!(counted(), (1, 1, 1), "one was allocated");
-        all.conditions(&uid(), ResizeConditions::clear_in_progress);
-        all.retain(&["u1", "u2"].into());
-        assert_eq!(counted(), (1, 0, 0));
-        all.remove(&PodUid::parse("u2").unwrap());
-        assert_eq!(counted(), (0, 0, 0));
-    }
-
-    #[test]
-    fn the_time_of_a_deferred_resize_is_recorded_with_its_end() {
-        use pod_sync_decisions::resize::feasibility::PendingResize;
-        let all = open(&tempfile::tempdir().unwrap());
-        let at = |seconds| jiff::Timestamp::from_second(seconds).unwrap();
-        for (name, priority, reason, end, bucket) in [
-            ("u1", 2_000_001_000, PendingReason::Deferred, DeferralEnd::Accepted, "system"),
-            ("u2", 1, PendingReason::Deferred, DeferralEnd::Reverted, "high"),
-            ("u3", -1, PendingReason::Deferred, DeferralEnd::Terminated, "low"),
-            ("u4", 0, PendingReason::Infeasible, DeferralEnd::Reverted, "default"),
-        ] {
-            let uid = PodUid::parse(name).unwrap();
-            let pending = PendingResize { reason, cause: String::new(), message: String::new(), detail: "" };
-            all.conditions(&uid, |c| {
-                c.set_priority(priority);
-                c.set_pending(&pending, None, at(100))
-            });
-            let series = format!(
-                "kubelet_pod_deferred_resize_duration_seconds_sum{{priority_bucket=\"{bucket}\",resolution=\"{}\"}} ",
-                end.as_str()
-            );
-            let sum = || {
-                let text = metrics::text();
-                text.lines().find_map(|l| l.strip_prefix(&series)?.parse::<f64>().ok()).unwrap_or(0.0)
-            };
-            let before = sum();
-            all.deferral_ended(&uid, end, at(142));
-            let want = if reason == PendingReason::Deferred { 42.0 } else { 0.0 };
-            assert!((sum() - before - want).abs() < 0.001, "{series}{} {}", before, sum());
-        }
-    }
-
-    #[tokio::test]
-    async fn a_checkpoint_is_written_only_if_it_changed() {
-        let dir = tempfile::tempdir().unwrap();
-        let all = open(&dir);
-        all.allocate(&uid(), &pod("1"));
-        all.write_files().await;
-        let file = dir.path().join(ALLOCATED);
-        std::fs::remove_file(&file).unwrap();
-        all.allocate(&uid(), &pod("1"));
-        all.write_files().await;
-        assert!(!file.exists());
-        all.allocate(&uid(), &pod("2"));
-        all.write_files().await;
-        assert!(file.exists());
-    }
-
-    #[tokio::test]
-    async fn an_unusable_checkpoint_is_moved_aside_and_the_status_is_used() {
-        let dir = tempfile::tempdir().unwrap();
-        let before = open(&dir);
-        before.allocate(&uid(), &pod("1"));
-        before.write_files().await;
-        let file = dir.path().join(ALLOCATED);
-        let good = std::fs::read_to_string(&file).unwrap();
-        std::fs::write(&file, good.replace("u1", "u2")).unwrap();
-        let all = open(&dir);
-        assert!(!all.is_allocated(&uid()) && !file.exists());
-        assert!(dir.path().join("allocated_pods_state.corrupt").exists());
-
-        let status = serde_json::from_value(json!({"containerStatuses": [{
-            "name": "a", "image": "", "imageID": "", "ready": true, "restartCount": 0,
-            "allocatedResources": {"cpu": "1"}}],
-            "conditions": [{"type": "PodResizePending", "status": "True", "reason": "Deferred"}]}))
-        .unwrap();
-        all.recover(&uid(), &pod("2"), Some(&status));
-        assert_eq!(all.apply(&uid(), &pod("2")), pod("1"));
-        assert_eq!(all.condition_list(&uid()).len(), 1);
-        all.allocate(&uid(), &pod("2"));
-        all.recover(&uid(), &pod("2"), Some(&status));
-        assert_eq!(all.apply(&uid(), &pod("2")), pod("2"), "what is known counts more");
-    }
-}
+mod tests;

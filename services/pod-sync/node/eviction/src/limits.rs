@@ -68,17 +68,28 @@ pub fn limits_containers(pod: &Pod) -> bool {
 
 /// Returns the first limit of local storage that a pod exceeds.
 #[must_use]
-pub fn exceeded(pod: &Pod, usage: &PodUsage, layout: Layout) -> Option<ExceededLimit> {
-    empty_dir(pod, usage).or_else(|| whole_pod(pod, usage)).or_else(|| container(pod, usage, layout))
+pub fn exceeded(
+    pod: &Pod,
+    usage: &PodUsage,
+    layout: Layout,
+    skips_memory_volumes: bool,
+) -> Option<ExceededLimit> {
+    empty_dir(pod, usage, skips_memory_volumes)
+        .or_else(|| whole_pod(pod, usage))
+        .or_else(|| container(pod, usage, layout))
 }
 
 fn bytes(count: i64) -> Quantity {
     Quantity::from_units(count.max(0), Format::Binary)
 }
 
-fn empty_dir(pod: &Pod, usage: &PodUsage) -> Option<ExceededLimit> {
+fn empty_dir(pod: &Pod, usage: &PodUsage, skips_memory: bool) -> Option<ExceededLimit> {
     pod::spec(pod).volumes.iter().flatten().find_map(|volume| {
-        let limit = Quantity::of(volume.empty_dir.as_ref()?.size_limit.as_ref()?);
+        let source = volume.empty_dir.as_ref()?;
+        if skips_memory && source.medium.as_deref() == Some("Memory") {
+            return None;
+        }
+        let limit = Quantity::of(source.size_limit.as_ref()?);
         let used = bytes(usage.volumes.get(&volume.name)?.bytes?);
         (limit.is_positive() && used > limit)
             .then(|| ExceededLimit::EmptyDir { volume: volume.name.clone(), limit })
@@ -195,7 +206,7 @@ mod tests {
                 ..PodUsage::default()
             };
             for (layout, want) in [(Layout::Single, single), (Layout::SeparateImages, separate)] {
-                let found = exceeded(&pod, &usage, layout).map(|limit| limit.message());
+                let found = exceeded(&pod, &usage, layout, false).map(|limit| limit.message());
                 assert_eq!(found.as_deref(), want, "{layout:?} {usage:?}");
             }
         }
@@ -226,8 +237,20 @@ mod tests {
                 containers: vec![container],
                 ..PodUsage::default()
             };
-            let found = exceeded(&pod, &usage, Layout::Single).map(|limit| limit.message());
+            let found = exceeded(&pod, &usage, Layout::Single, false).map(|limit| limit.message());
             assert_eq!(found.as_deref(), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn limits_of_memory_backed_volumes_are_left_to_the_kernel_if_they_can_be_resized() {
+        let volume = |medium: &str| json!({"name": "v", "emptyDir": {"medium": medium, "sizeLimit": "1Mi"}});
+        let usage = PodUsage { volumes: [("v".to_owned(), mib(2))].into(), ..PodUsage::default() };
+        for (medium, skips, want) in
+            [("Memory", false, true), ("Memory", true, false), ("", true, true), ("", false, true)]
+        {
+            let pod = pod("p", json!({"containers": [{"name": "c"}], "volumes": [volume(medium)]}));
+            assert_eq!(exceeded(&pod, &usage, Layout::Single, skips).is_some(), want, "{medium} {skips}");
         }
     }
 
@@ -237,7 +260,7 @@ mod tests {
             "containers": [{ "name": "c", "resources": { "limits": { "ephemeral-storage": "1" } } }],
             "volumes": [{ "name": "v", "emptyDir": { "sizeLimit": "1" } }],
         });
-        assert_eq!(exceeded(&pod("p", spec), &PodUsage::default(), Layout::Single), None);
+        assert_eq!(exceeded(&pod("p", spec), &PodUsage::default(), Layout::Single, false), None);
     }
 
     #[test]
@@ -247,6 +270,6 @@ mod tests {
         let usage = PodUsage { ephemeral_storage: Some(101 * MIB), ..PodUsage::default() };
         // As in the kubelet: the sum of the limits that exist.
         let limit = Quantity::parse("100Mi").unwrap();
-        assert_eq!(exceeded(&pod, &usage, Layout::Single), Some(ExceededLimit::Pod { limit }));
+        assert_eq!(exceeded(&pod, &usage, Layout::Single, false), Some(ExceededLimit::Pod { limit }));
     }
 }

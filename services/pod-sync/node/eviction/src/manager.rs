@@ -32,6 +32,8 @@ pub struct EvictionSettings {
     pub max_grace: i64,
     /// `localStorageCapacityIsolation`: pods above their limits of local storage are evicted.
     pub enforces_limits: bool,
+    /// InPlacePodVerticalScalingMemoryBackedVolumes: the kernel alone enforces the limits of memory-backed volumes, which may be changing.
+    pub skips_memory_volumes: bool,
 }
 
 /// Input of a round: the state of the node and its pods.
@@ -220,7 +222,8 @@ impl EvictionManager {
         let evictable = snapshot.candidates.iter().filter(|c| !pod::is_critical(&c.pod));
         let exceeding = evictable.filter_map(|candidate| {
             let usage = snapshot.usages.get(&candidate.uid)?;
-            let limit = limits::exceeded(&candidate.pod, usage, self.settings.layout)?;
+            let EvictionSettings { layout, skips_memory_volumes, .. } = self.settings;
+            let limit = limits::exceeded(&candidate.pod, usage, layout, skips_memory_volumes)?;
             Some(Eviction {
                 candidate: candidate.clone(),
                 grace: IMMEDIATE_GRACE,
@@ -249,6 +252,7 @@ mod tests {
             transition: Duration::from_secs(300),
             max_grace: 20,
             enforces_limits: true,
+            skips_memory_volumes: false,
         }
     }
 

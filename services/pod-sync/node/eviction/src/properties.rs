@@ -88,6 +88,7 @@ proptest! {
             transition: Duration::from_secs(60),
             max_grace: 0,
             enforces_limits: false,
+            skips_memory_volumes: false,
         });
         let mut now = Duration::from_secs(1000);
         let (mut measured_at, mut available) = (now, Vec::new());

@@ -133,6 +133,7 @@ mod tests {
             transition: at(300),
             max_grace: 0,
             enforces_limits: true,
+            skips_memory_volumes: false,
         })
     }
 

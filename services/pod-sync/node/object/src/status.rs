@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use pod_sync_layout::{NodeSettings, RuntimeState};
-use quintlet_config::table::BIND_MOUNT_OPTIONS;
+use quintlet_config::table::{BIND_MOUNT_OPTIONS, MEMORY_VOLUME_RESIZE};
 
 /// Interval between lists of images (pkg/kubelet/images/image_gc_manager.go).
 const PERIOD: Duration = Duration::from_secs(30);
@@ -20,10 +20,11 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Names reported per image (pkg/kubelet/nodestatus: MaxNamesPerImageInNodeStatus).
 const MAX_NAMES: usize = 5;
 /// Declared features of the node, sorted as the API server requires (component-helpers/nodedeclaredfeatures/features).
-const DECLARED: [&str; 5] = [
+const DECLARED: [&str; 6] = [
     EXTEND_WEB_SOCKETS,
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
+    MEMORY_VOLUME_RESIZE,
     "RestartAllContainersOnContainerExits",
     BIND_MOUNT_OPTIONS,
 ];
@@ -118,6 +119,7 @@ pub(crate) fn plain_version(version: &str) -> &str {
 pub fn declared_features(settings: &NodeSettings, runtime: &RuntimeState) -> Vec<&'static str> {
     let is_declared = |name: &&str| match *name {
         EXTEND_WEB_SOCKETS => settings.node_api_port != 0,
+        MEMORY_VOLUME_RESIZE => settings.field_gates.memory_volume_resize,
         BIND_MOUNT_OPTIONS => settings.field_gates.bind_mount_options && runtime.mount_options,
         _ => true,
     };
@@ -171,7 +173,7 @@ mod tests {
             "InPlacePodVerticalScalingInitContainers",
             "UserNamespacesHostNetworkSupport",
         ];
-        let fixed = |feature: &&&str| **feature != BIND_MOUNT_OPTIONS;
+        let fixed = |feature: &&&str| ![BIND_MOUNT_OPTIONS, MEMORY_VOLUME_RESIZE].contains(*feature);
         for feature in REGISTRY.iter().chain(&DECLARED).filter(fixed) {
             let gate = quintlet_config::table::GATES.iter().find(|g| g.name == *feature);
             assert_eq!(gate.map(|g| g.fixed), Some(DECLARED.contains(feature)), "{feature}");
@@ -186,6 +188,17 @@ mod tests {
             let runtime = RuntimeState { mount_options, ..RuntimeState::default() };
             let declared = declared_features(&settings, &runtime);
             assert_eq!(declared.contains(&"VolumeBindMountOptions"), gate && mount_options);
+            assert!(declared.is_sorted());
+        }
+    }
+
+    #[test]
+    fn the_resize_of_memory_backed_volumes_is_declared_with_its_feature_gate() {
+        for gate in [false, true] {
+            let mut settings = NodeSettings::default();
+            settings.field_gates.memory_volume_resize = gate;
+            let declared = declared_features(&settings, &RuntimeState::default());
+            assert_eq!(declared.contains(&"InPlacePodVerticalScalingMemoryBackedVolumes"), gate);
             assert!(declared.is_sorted());
         }
     }
@@ -212,7 +225,8 @@ mod tests {
         let served = NodeSettings { node_api_port: 10250, ..NodeSettings::default() };
         set_runtime_status(&mut status, &RuntimeState::default(), None, &served);
         assert_eq!((&status.runtime_handlers, &status.features, &status.images), (&None, &None, &None));
-        let declared: Vec<&str> = DECLARED.into_iter().filter(|name| *name != BIND_MOUNT_OPTIONS).collect();
+        let behind_gates = [BIND_MOUNT_OPTIONS, MEMORY_VOLUME_RESIZE];
+        let declared: Vec<&str> = DECLARED.into_iter().filter(|name| !behind_gates.contains(name)).collect();
         assert_eq!(status.declared_features.clone().unwrap_or_default(), declared);
         assert!(DECLARED.is_sorted());
 

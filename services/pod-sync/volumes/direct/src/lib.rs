@@ -39,6 +39,7 @@ pub mod ownership;
 mod payload;
 mod plan;
 pub mod quotas;
+mod resize;
 mod set_up;
 mod spec;
 mod teardown;

@@ -93,7 +93,7 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let dir = temp.path().join("records");
         let records = StateDir::open(&dir, "boot".to_owned()).unwrap();
-        let allocations = Allocations::open(temp.path(), temp.path());
+        let allocations = Allocations::open(temp.path(), temp.path(), false);
         let checkpoints = Arc::new(Checkpoints { records: records.clone(), allocations });
         let uid = PodUid::parse("u").unwrap();
         let pod_ref = PodRef { uid: uid.clone(), namespace: "ns".into(), name: "p".into() };

@@ -12,6 +12,7 @@ use pod_sync_decisions::resize::plan::{
     self, ContainerUpdate, ResizeActions, ResizeStep, Resource, memory_decrease_error,
     memory_limit_decreases, resize_steps,
 };
+use pod_sync_decisions::resize::volumes::VolumeUpdate;
 use pod_sync_metrics::CgroupOperation;
 use quintlet_cri_api::v1 as cri;
 use quintlet_kit::clock::Clock;
@@ -97,6 +98,38 @@ impl Resizes<'_> {
         let pod = &pass.pod;
         // The allocation that is actuated here.
         self.checkpoints.allocations.flush().await;
+        self.resize_volumes(pod, actions.volumes.iter().filter(|volume| !volume.grows())).await?;
+        self.resize_containers(pod, actions, sandbox).await?;
+        self.resize_volumes(pod, actions.volumes.iter().filter(|volume| volume.grows())).await
+    }
+
+    async fn resize_volumes(
+        &self,
+        pod: &Arc<Pod>,
+        updates: impl Iterator<Item = &VolumeUpdate>,
+    ) -> Result<(), Stopped> {
+        for update in updates {
+            let volumes = self.environment.volumes.clone();
+            let (owner, uid) = (Arc::clone(pod), self.pod_ref.uid.clone());
+            let node = Arc::clone(&self.node.settings);
+            let name = update.name.clone();
+            blocking(move || volumes.resize(&owner, &uid, &name, &node)).await.map_err(Stopped::Refused)?;
+            self.checkpoints.allocations.actuate_volume(
+                &self.pod_ref.uid,
+                &update.name,
+                update.allocated.to_api(),
+            );
+            self.checkpoints.allocations.flush().await;
+        }
+        Ok(())
+    }
+
+    async fn resize_containers(
+        &self,
+        pod: &Arc<Pod>,
+        actions: &ResizeActions,
+        sandbox: &SandboxId,
+    ) -> Result<(), Stopped> {
         let wanted = self.environment.pod_cgroups(&self.pod_ref.uid).pod_values(pod);
         for resource in [Resource::Memory, Resource::Cpu] {
             let updates = actions.of(resource);

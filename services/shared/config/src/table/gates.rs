@@ -34,6 +34,9 @@ pub const CRASH_LOOP_MAX: &str = "KubeletCrashLoopBackOffMax";
 /// If true, a client may read one stream of a container's log.
 pub const SPLIT_STREAMS: &str = "PodLogsQuerySplitStreams";
 
+/// If true, `/allocatedPods` is served.
+pub const ALLOCATED_PODS: &str = "KubeletAllocatedPodsEndpoint";
+
 /// If false, containers cannot be checkpointed.
 pub const CHECKPOINTS: &str = "ContainerCheckpoint";
 
@@ -97,6 +100,12 @@ pub const FILE_OWNERS: &str = "AtomicWriteVolumeUserFields";
 /// If true, `defaultPodSysctls` has its effect.
 pub const DEFAULT_POD_SYSCTLS: &str = "DefaultPodSysctls";
 
+/// If true, memory-backed emptyDir volumes follow a resize of their `sizeLimit`.
+pub const MEMORY_VOLUME_RESIZE: &str = "InPlacePodVerticalScalingMemoryBackedVolumes";
+
+/// If true, the scheduler alone preempts pods for a resize.
+pub const RESIZE_PREEMPTION: &str = "InPlacePodVerticalScalingSchedulerPreemption";
+
 /// If true, settings of the machine that a user namespace does not allow are left out.
 pub const IN_USER_NAMESPACE: &str = "KubeletInUserNamespace";
 
@@ -126,6 +135,9 @@ pub const SETTABLE: &[Gate] = &[
     off(FILE_OWNERS, ALPHA),
     off(DEFAULT_POD_SYSCTLS, ALPHA),
     on(IN_USER_NAMESPACE, BETA),
+    off(ALLOCATED_PODS, ALPHA),
+    off(MEMORY_VOLUME_RESIZE, ALPHA),
+    off(RESIZE_PREEMPTION, ALPHA),
 ];
 
 /// Returns the default value of one of [`SETTABLE`].
@@ -180,9 +192,6 @@ pub const GATES: &[Gate] = &[
     off("InPlacePodVerticalScalingExclusiveCPUs", ALPHA),
     off("InPlacePodVerticalScalingExclusiveMemory", ALPHA),
     on("InPlacePodVerticalScalingInitContainers", BETA),
-    off("InPlacePodVerticalScalingMemoryBackedVolumes", ALPHA),
-    off("InPlacePodVerticalScalingSchedulerPreemption", ALPHA),
-    off("KubeletAllocatedPodsEndpoint", ALPHA),
     on("KubeletCgroupDriverFromCRI", GA),
     on("KubeletEnsureSecretPulledImages", BETA),
     on("KubeletFineGrainedAuthz", GA),
@@ -199,7 +208,7 @@ pub const GATES: &[Gate] = &[
     off("NodeLifecycleConditions", ALPHA),
     on("NodeLogQuery", GA),
     on("NodeSwap", GA),
-    on("PodAndContainerStatsFromCRI", ALPHA),
+    on("PodAndContainerStatsFromCRI", BETA),
     off("PodLevelCheckpointRestore", ALPHA),
     off("PodLevelResourceManagers", BETA),
     on("PodLevelResources", BETA),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, ResourceRequirements};
+use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod, PodStatus, ResourceRequirements, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use quintlet_model::pod;
 use serde::{Deserialize, Serialize};
@@ -24,6 +24,10 @@ pub struct PodResources {
     /// `spec.resources`.
     #[serde(rename = "PodLevelResources", default)]
     pub pod_level: Option<ResourceRequirements>,
+    /// `sizeLimit` of memory-backed emptyDir volumes, by name. Empty while the feature gate is off. The kubelet's format has no such
+    /// field, and a kubelet leaves it out.
+    #[serde(rename = "EmptyDirSizeLimits", default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub size_limits: Amounts,
 }
 
 // Go writes a nil map as `null`.
@@ -47,7 +51,31 @@ pub fn of_pod(pod: &Pod) -> PodResources {
             .map(|c| (c.name.clone(), c.resources.clone().unwrap_or_default()))
             .collect(),
         pod_level: pod::spec(pod).resources.clone(),
+        size_limits: volumes(pod)
+            .filter_map(|v| Some((v.name.clone(), memory_size_limit(v)?.clone())))
+            .collect(),
     }
+}
+
+fn volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
+    pod::spec(pod).volumes.iter().flatten()
+}
+
+/// Returns the `sizeLimit` of a memory-backed emptyDir volume (`pkg/kubelet/allocation: VolHasMemoryBackedEmptyDirSizeLimit`). `None` for
+/// other volumes, and without a limit.
+#[must_use]
+pub fn memory_size_limit(volume: &Volume) -> Option<&ApiQuantity> {
+    let source = volume.empty_dir.as_ref().filter(|source| source.medium.as_deref() == Some("Memory"))?;
+    source.size_limit.as_ref().filter(|limit| !Quantity::of(limit).is_zero())
+}
+
+/// Returns whether a resize changes the size limit of a volume.
+#[must_use]
+pub fn resizes_volumes(desired: &Pod, allocated: &Pod) -> bool {
+    let size_limits = |pod: &Pod| -> BTreeMap<String, Quantity> {
+        volumes(pod).filter_map(|v| Some((v.name.clone(), Quantity::of(memory_size_limit(v)?)))).collect()
+    };
+    size_limits(desired) != size_limits(allocated)
 }
 
 fn same_amounts(a: Option<&Amounts>, b: Option<&Amounts>) -> bool {
@@ -82,7 +110,12 @@ pub fn apply<'a>(pod: &'a Pod, allocated: &PodResources) -> Cow<'a, Pod> {
         (None, None) => false,
         (Some(_), None) | (None, Some(_)) => true,
     };
-    if !pod_level_differs && !containers(pod).any(differs) {
+    let size_limit = |volume: &Volume| {
+        let granted = allocated.size_limits.get(&volume.name)?;
+        (Quantity::of(granted) != Quantity::of(memory_size_limit(volume)?)).then(|| granted.clone())
+    };
+    let volumes_differ = volumes(pod).any(|v| size_limit(v).is_some());
+    if !pod_level_differs && !volumes_differ && !containers(pod).any(differs) {
         return Cow::Borrowed(pod);
     }
     let mut pod = pod.clone();
@@ -93,6 +126,13 @@ pub fn apply<'a>(pod: &'a Pod, allocated: &PodResources) -> Cow<'a, Pod> {
         for c in spec.init_containers.iter_mut().flatten().chain(&mut spec.containers) {
             if differs(c) {
                 c.resources = allocated.containers.get(&c.name).cloned();
+            }
+        }
+        for volume in spec.volumes.iter_mut().flatten() {
+            if let Some(granted) = size_limit(volume)
+                && let Some(source) = volume.empty_dir.as_mut()
+            {
+                source.size_limit = Some(granted);
             }
         }
     }
@@ -260,6 +300,35 @@ mod tests {
                 let got = container.resources.as_ref().unwrap().requests.as_ref().unwrap();
                 assert_eq!(serde_json::to_value(got).unwrap(), requests, "{name}");
             }
+        }
+    }
+
+    #[test]
+    fn a_memory_backed_volume_keeps_its_allocated_size_limit() {
+        let pod = |memory: &str, zero: &str, disk: &str| {
+            pod_json(json!({"containers": [{"name": "a", "image": "i"}], "volumes": [
+                {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": memory}},
+                {"name": "zero", "emptyDir": {"medium": "Memory", "sizeLimit": zero}},
+                {"name": "none", "emptyDir": {"medium": "Memory"}},
+                {"name": "disk", "emptyDir": {"sizeLimit": disk}},
+            ]}))
+        };
+        let before = pod("64Mi", "0", "1Gi");
+        let had = of_pod(&before);
+        assert_eq!(had.size_limits.keys().collect::<Vec<_>>(), ["memory"], "others have no limit to resize");
+        assert_eq!(apply(&pod("128Mi", "0", "1Gi"), &had).into_owned().spec, before.spec);
+        assert!(
+            matches!(apply(&pod("65536Ki", "0", "2Gi"), &had), Cow::Borrowed(_)),
+            "equal or not resizable"
+        );
+        let without = PodResources { size_limits: Amounts::new(), ..had };
+        assert!(matches!(apply(&pod("128Mi", "0", "1Gi"), &without), Cow::Borrowed(_)), "without a record");
+        for (desired, want) in [
+            (pod("65536Ki", "0", "2Gi"), false),
+            (pod("128Mi", "0", "1Gi"), true),
+            (pod("64Mi", "1Mi", "1Gi"), true),
+        ] {
+            assert_eq!(resizes_volumes(&desired, &before), want);
         }
     }
 

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod;
 
+use super::allocation::resizes_volumes;
 use super::plan::{ResizePolicy, Resource, resize_policy};
 use crate::qos::{self, QosClass, ResourceList};
 
@@ -59,6 +60,10 @@ pub struct NodeResizePolicy {
     pub static_cpu: bool,
     /// The memory manager policy is `Static`.
     pub static_memory: bool,
+    /// The node has cgroup v1, where the content of memory-backed volumes is not charged as they are resized.
+    pub cgroup_v1: bool,
+    /// The scheduler alone preempts pods for a resize, also for that of a critical pod.
+    pub scheduler_preempts: bool,
 }
 
 fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
@@ -102,6 +107,8 @@ pub fn infeasible(desired: &Pod, allocated: &Pod, rules: NodeResizePolicy) -> Op
             "guaranteed_pod_memory_manager_static_policy",
             "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\"",
         )
+    } else if rules.cgroup_v1 && resizes_volumes(desired, allocated) {
+        ("memory_backed_volume_cgroup_v1", "In-place resize of memory-backed volumes requires cgroup v2")
     } else {
         return None;
     };
@@ -211,6 +218,22 @@ mod tests {
             assert!(got.as_ref().is_none_or(|p| p.reason == PendingReason::Infeasible));
             assert_eq!(got.map(|p| p.message).as_deref(), want, "{name}");
         }
+    }
+
+    #[test]
+    fn memory_backed_volumes_are_not_resized_with_cgroup_v1() {
+        let pod = |limit: &str| {
+            pod_json(json!({"containers": [{"name": "a", "image": "i"}], "volumes": [
+                {"name": "m", "emptyDir": {"medium": "Memory", "sizeLimit": limit}}]}))
+        };
+        let why = |after: &str, cgroup_v1| {
+            let rules = NodeResizePolicy { cgroup_v1, ..NodeResizePolicy::default() };
+            infeasible(&pod(after), &pod("64Mi"), rules).map(|pending| pending.message)
+        };
+        let text = "In-place resize of memory-backed volumes requires cgroup v2";
+        assert_eq!(why("128Mi", true).as_deref(), Some(text));
+        assert_eq!(why("64Mi", true), None);
+        assert_eq!(why("128Mi", false), None);
     }
 
     #[test]

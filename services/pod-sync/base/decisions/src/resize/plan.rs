@@ -7,6 +7,7 @@ use quintlet_model::pod;
 use quintlet_model::runtime::{Container, ContainerState, PodRuntime};
 
 use super::allocation::PodResources;
+use super::volumes::{self, VolumeUpdate};
 use crate::qos::{self, CgroupState, PodCgroup};
 use crate::quantity::{Format, Quantity};
 
@@ -141,12 +142,14 @@ pub struct ResizeActions {
     /// The pod's cgroup changes even if no container changes in place: a container restarts with new resources, or pod-level
     /// resources were resized.
     pub pod: bool,
+    /// Memory-backed volumes whose size limit changes.
+    pub volumes: Vec<VolumeUpdate>,
 }
 
 impl ResizeActions {
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.memory.is_empty() && self.cpu.is_empty() && !self.pod
+        self.memory.is_empty() && self.cpu.is_empty() && !self.pod && self.volumes.is_empty()
     }
 
     /// Returns the containers whose `resource` changes.
@@ -294,6 +297,7 @@ pub fn in_progress(pod: &Pod, runtime: &PodRuntime, actuated: Option<&PodResourc
     let spec = pod::spec(pod);
     let containers = pod::init_containers(pod).iter().chain(&spec.containers);
     pod_level_changed(pod, actuated)
+        || !volumes::updates(pod, actuated).is_empty()
         || containers
             .filter_map(|c| Some((c, runtime.newest(&c.name)?)))
             .filter(|(_, running)| running.state == ContainerState::Running)

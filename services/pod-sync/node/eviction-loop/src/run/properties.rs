@@ -260,6 +260,7 @@ async fn history(steps: Vec<Step>, layout: Layout) -> Vec<Entry> {
         transition: Duration::from_secs(60),
         max_grace: 0,
         enforces_limits: true,
+        skips_memory_volumes: false,
     };
     let (conditions, _conditions) = watch::channel(BTreeSet::new());
     let (round, _round) = watch::channel(None);

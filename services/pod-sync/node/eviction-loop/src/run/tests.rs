@@ -212,6 +212,7 @@ fn settings() -> EvictionSettings {
         transition: Duration::from_secs(60),
         max_grace: 0,
         enforces_limits: true,
+        skips_memory_volumes: false,
     }
 }
 
@@ -485,6 +486,7 @@ fn soft_thresholds_of_the_runtimes_file_systems_are_compared_once_these_are_meas
             transition: Duration::ZERO,
             max_grace: 0,
             enforces_limits: false,
+            skips_memory_volumes: false,
         };
         let mut manager = EvictionManager::new(settings);
         let measured =
