@@ -24,7 +24,7 @@ ifeq ($(TEST),test)
 export RUST_TEST_THREADS ?= 1
 endif
 
-.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-runtimes histories vm bench bench-scale profile profile-heap run
+.PHONY: all install build quick pgo dist test-dist check check-files test soak flaky fuzz test-skew test-runtimes histories vm bench bench-scale profile profile-heap run
 
 all: build
 
@@ -111,6 +111,14 @@ soak: install
 # Runs the tests that are new or were changed since main or BASE 20 times beside two busy loops (scripts/flaky.sh). Needs root.
 flaky: quick
 	env $(LINTED) QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) scripts/flaky.sh
+
+# Runs services of this version beside those of BASE, by default the commit at which the branch left main: each is replaced by the other one, in
+# both directions, under pods that start and are probed. Needs root. Builds the crates of this repository a second time.
+test-skew: install
+	scripts/install.sh test
+	$(STEP) "binary of the other version" scripts/other-binary.sh target/skew/bin $(BASE)
+	$(MAKE) --no-print-directory quick
+	$(STEP) "versions side by side" env $(LINTED) QUINTLET_BIN_DIR=$(QUICK_BIN_DIR) QUINTLET_OTHER_BIN_DIR=$(CURDIR)/target/skew/bin $(CARGO) nextest run --workspace --locked --run-ignored only -E 'package(quintlet-e2e) & test(/^skew::/)'
 
 # Runs each fuzz target for 30 s, two at a time. Commit additions to tests/fuzz/corpus together with the fix.
 fuzz:

@@ -98,7 +98,18 @@ pub const FILE_DESCRIPTOR_SET: &[u8] = tonic::include_file_descriptor_set!("quin
 /// Version of the contracts this build speaks.
 pub const SCHEMA: u32 = 1;
 
+/// Names of features in a `Hello`. A service without a feature ignores the fields of the feature, which changes their meaning.
+pub mod features {
+    /// `Grpc.tls` of a probe.
+    pub const GRPC_PROBE_TLS: &str = "grpc-probe-tls";
+    /// `HttpGet.h2c` of a probe.
+    pub const HTTP_PROBE_H2C: &str = "http-probe-h2c";
+    /// The features of this build.
+    pub const ALL: [&str; 2] = [GRPC_PROBE_TLS, HTTP_PROBE_H2C];
+}
+
 /// The greeting of this build.
 pub fn hello() -> common::v1::Hello {
-    common::v1::Hello { build: env!("CARGO_PKG_VERSION").to_owned(), features: Vec::new(), schema: SCHEMA }
+    let features = features::ALL.map(str::to_owned).to_vec();
+    common::v1::Hello { build: env!("CARGO_PKG_VERSION").to_owned(), features, schema: SCHEMA }
 }

@@ -9,7 +9,8 @@ use crate::samples::{FieldValue, Meaning, read, samples};
 
 /// Each call, field and value that the last release does not have, and what happens beside a service of that release. A name without an
 /// entry fails the test below: decide first what an older peer does.
-const FALLBACKS: [(&str, &str); 19] = [
+const FALLBACKS: [(&str, &str); 20] = [
+    ("quintlet.debug.v1.BuildReply.refused_peers", "an older service refuses no peer and sends none"),
     (
         "quintlet.debug.v1.Control.SetLogFilter",
         "quintctl log-level reports that the service does not serve the call; nothing else calls it",
@@ -38,9 +39,12 @@ const FALLBACKS: [(&str, &str); 19] = [
     ("quintlet.podsync.v1.Volumes.List", "quintctl volumes reports that pod-sync does not serve the call"),
     (
         "quintlet.probe.v1.Grpc.tls",
-        "an older probe-service probes without TLS: the probe fails until it is upgraded",
+        "pod-sync leaves the probe out until probe-service is upgraded: an older one would probe without TLS, and fail",
     ),
-    ("quintlet.probe.v1.HttpGet.h2c", "an older probe-service probes with HTTP/1.1"),
+    (
+        "quintlet.probe.v1.HttpGet.h2c",
+        "pod-sync leaves the probe out until probe-service is upgraded: an older one would probe with HTTP/1.1",
+    ),
     (
         "quintlet.runtime.v1.HintKind.HINT_KIND_EXITING",
         "an older pleg-service ignores the hint: HINT_KIND_EXITED follows, or pod-sync observes the pod",

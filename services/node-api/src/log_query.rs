@@ -11,7 +11,6 @@ use axum::body::Body;
 use bytes::Bytes;
 use futures::stream::{self, BoxStream, StreamExt as _};
 use http::StatusCode;
-use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use tokio::sync::Semaphore;
 use tokio_util::io::ReaderStream;
@@ -294,7 +293,8 @@ impl LogQuery {
             let _held = &child;
             block
         };
-        ReaderStream::new(out.chain(err)).map(held).boxed()
+        // Both at once: a process that fills a pipe without a reader would never end.
+        stream::select(ReaderStream::new(out), ReaderStream::new(err)).map(held).boxed()
     }
 }
 
@@ -324,7 +324,7 @@ mod tests {
     /// Writes a fake journalctl that knows `known.service` and prints its arguments.
     fn query(dir: &Path) -> LogQuery {
         let path = dir.join("journalctl");
-        let script = "#!/bin/sh\ncase \"$*\" in\n*--quiet*--unit=known*) echo line;;\n*--quiet*) ;;\n*) echo \"asked: $*\";;\nesac\n";
+        let script = "#!/bin/sh\ncase \"$*\" in\n*--quiet*--unit=known*|*--quiet*--unit=noisy*) echo line;;\n*--quiet*) ;;\n*--unit=noisy*) head -c 200000 /dev/zero | tr '\\0' e >&2; echo end;;\n*) echo \"asked: $*\";;\nesac\n";
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         LogQuery { journalctl: path, ..LogQuery::default() }
@@ -360,6 +360,9 @@ mod tests {
         );
         let (code, both) = ask(&journal, &root, "query=known&query=plain").await;
         assert_eq!((code, both.starts_with("plain\nasked: ")), (StatusCode::OK, true), "{both}");
+        let noisy = tokio::time::timeout(QUERY_TIMEOUT / 2, ask(&journal, &root, "query=noisy")).await;
+        let (_, both) = noisy.expect("more errors than a pipe holds do not stop the journal");
+        assert_eq!((both.len(), both.contains("end\n")), (200_004, true));
         let (code, text) = ask(&journal, &root, "query=plain&tailLines=5").await;
         assert!(code == StatusCode::OK && text.contains("options are for the journal"), "{text}");
         assert!(

@@ -3,6 +3,7 @@
 //! Lists are read as streams ([`lists`]), since a list may be larger than a message.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,11 +13,13 @@ use quintlet_cri_api::v1;
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::contain::NamingInterceptor;
 use quintlet_kit::lists::{self, List, MAX_MESSAGE};
+use quintlet_kit::neighbour::Neighbour;
 use quintlet_model::ids::PodRef;
 use quintlet_model::labels;
 use quintlet_model::runtime::{Container, Sandbox};
-use quintlet_proto::runtime::v1::WatchHintsRequest;
+use quintlet_proto::runtime::v1::runtime_event::Event;
 use quintlet_proto::runtime::v1::runtime_events_client::RuntimeEventsClient;
+use quintlet_proto::runtime::v1::{RuntimeEvent, WatchHintsRequest};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
@@ -156,13 +159,15 @@ impl ContainerRuntime for CriRuntime {
 pub struct ProxyHints {
     socket: PathBuf,
     client: RuntimeEventsClient<Channel>,
+    peer: Arc<Neighbour>,
 }
 
 impl ProxyHints {
     #[must_use]
     pub fn new(socket: PathBuf) -> Self {
         let channel = quintlet_kit::socket::channel(socket.clone());
-        Self { socket, client: RuntimeEventsClient::new(channel) }
+        let peer = Arc::new(Neighbour::new("cri-proxy", &[]));
+        Self { socket, client: RuntimeEventsClient::new(channel), peer }
     }
 }
 
@@ -172,6 +177,14 @@ impl HintStream for ProxyHints {
         let request = WatchHintsRequest { hello: Some(quintlet_proto::hello()) };
         let opened = self.client.clone().watch(request).await;
         let stream = opened.map_err(|e| placed(e, &self.socket))?.into_inner();
-        Ok(stream.filter_map(|event| async { event.map(convert::hint).transpose() }).boxed())
+        let peer = Arc::clone(&self.peer);
+        let hint = move |event: Result<RuntimeEvent, Status>| -> Result<Option<HintEvent>, Status> {
+            let event = event?;
+            if let Some(Event::Hello(hello)) = &event.event {
+                peer.greeted(hello)?;
+            }
+            Ok(convert::hint(event))
+        };
+        Ok(stream.filter_map(move |event| std::future::ready(hint(event).transpose())).boxed())
     }
 }

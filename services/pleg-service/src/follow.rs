@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use parking_lot::Mutex;
 use quintlet_kit::messages::Bounded;
+use quintlet_kit::neighbour::Neighbour;
 use quintlet_kit::server::HealthHandle;
 use quintlet_model::convert::pod_runtime;
 use quintlet_model::ids::PodUid;
@@ -64,6 +65,9 @@ enum End {
     Stream(Status),
     #[error("no message from the leader within {SILENCE:?}")]
     Silent,
+    /// The leader is refused, which `peer` has logged.
+    #[error("{}", .0.message())]
+    Refused(Status),
     /// A message is invalid.
     #[error("{0}")]
     Data(String),
@@ -74,6 +78,7 @@ enum End {
 pub struct Follower {
     socket: Arc<Path>,
     leader: Leader,
+    peer: Arc<Neighbour>,
     readers: Readers,
     metrics: FollowerMetrics,
     link: watch::Sender<Link>,
@@ -91,6 +96,7 @@ impl Follower {
         Self {
             socket: socket.into(),
             leader: PlegClient::with_interceptor(channel, PropagatingInterceptor),
+            peer: Arc::new(Neighbour::new("pleg-service (the leader)", &[])),
             readers,
             metrics: FollowerMetrics::new(),
             link: watch::Sender::new(Link::Away("not connected yet".to_owned())),
@@ -108,12 +114,13 @@ impl Follower {
             if is_reported {
                 tracing::debug!(leader = %self.socket.display(), error = %end, "leader unavailable");
             }
-            if self.set(Link::Away(end.to_string())) || !is_reported {
+            let was_current = self.set(Link::Away(end.to_string()));
+            if (was_current || !is_reported) && !matches!(end, End::Refused(_)) {
                 tracing::warn!(leader = %self.socket.display(), error = %end, "leader unavailable");
                 is_reported = true;
             }
             let pause = if matches!(end, End::Data(_)) { RETRY } else { RECONNECT };
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(self.peer.next_wait(pause)).await;
         }
     }
 
@@ -145,7 +152,8 @@ impl Follower {
                 next.map_err(away)?.ok_or_else(|| End::Stream(Status::unavailable("it ended the stream")))?;
             let cursor = event.cursor.map(Cursor::from);
             match event.event {
-                Some(Event::Hello(_)) => {
+                Some(Event::Hello(hello)) => {
+                    self.peer.greeted(&hello).map_err(End::Refused)?;
                     // A leader with the same epoch resumes at the cursor; another one sends a snapshot.
                     if let Some(resume) = resume
                         && self.ask_health().await.is_ok_and(|h| h.epoch == resume.epoch)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use quintlet_kit::clock::deadline_after;
+use quintlet_kit::neighbour::{MAX_REFUSED_RETRY, is_refusal};
 use quintlet_kit::peer_startup::{PeerFailure, PeerStartup};
 use quintlet_kit::timers::slotted;
 use quintlet_model::ids::PodUid;
@@ -48,6 +49,7 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
     quintlet_kit::task::spawn("hint-resolver", resolve(Arc::clone(&core), unresolved));
     let mut peer = PeerStartup::default();
     loop {
+        let mut pause = core.periods.reconnect;
         match hints.open().await {
             Ok(mut stream) => {
                 peer.reached();
@@ -55,6 +57,11 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
                 while let Some(event) = stream.next().await {
                     match event {
                         Ok(event) => handle(&core, &unknown, event),
+                        // The client has logged it.
+                        Err(error) if is_refusal(&error) => {
+                            pause = pause.max(MAX_REFUSED_RETRY);
+                            break;
+                        }
                         Err(error) => {
                             tracing::warn!(error = error.message(), "hint stream failed, opening it again");
                             break;
@@ -76,7 +83,7 @@ pub(crate) async fn run(core: Arc<Core>, hints: Arc<dyn HintStream>) {
         }
         core.metrics.stream_errors.inc();
         set_source(&core, HintState { source: "none", live: false });
-        tokio::time::sleep(core.periods.reconnect).await;
+        tokio::time::sleep(pause).await;
     }
 }
 

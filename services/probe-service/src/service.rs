@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use futures::StreamExt as _;
 use quintlet_kit::messages::Bounded;
+use quintlet_kit::neighbour::Neighbour;
 use quintlet_kit::{error_chain, task};
 use quintlet_proto::probe::v1 as wire;
 use quintlet_proto::probe::v1::drive_report::Report;
@@ -24,13 +25,14 @@ use crate::prober::{Prober, Replaced};
 #[derive(Debug, Clone)]
 pub struct ProbeService {
     prober: Prober,
+    driver: Arc<Neighbour>,
     stop: CancellationToken,
 }
 
 impl ProbeService {
     #[must_use]
     pub fn new(prober: Prober, stop: CancellationToken) -> Self {
-        Self { prober, stop }
+        Self { prober, driver: Arc::new(Neighbour::new("pod-sync", &[])), stop }
     }
 }
 
@@ -46,7 +48,9 @@ impl Probe for ProbeService {
         let driver = self.prober.attach();
         // Ends the reports with the driver's requests.
         let closed = CancellationToken::new();
-        let receiving = receive_requests(self.prober.clone(), Arc::clone(&driver), request.into_inner());
+        let peer = Arc::clone(&self.driver);
+        let receiving =
+            receive_requests(self.prober.clone(), Arc::clone(&driver), peer, request.into_inner());
         // The error that ended the requests.
         let failed = Arc::new(OnceLock::new());
         task::spawn("drive", {
@@ -168,10 +172,11 @@ impl Observer {
 /// Applies the driver's requests until they end or another driver replaces it.
 ///
 /// # Errors
-/// Fails if a request cannot be read. The driver receives the error.
+/// Fails if a request cannot be read, or the driver is incompatible. The driver receives the error.
 async fn receive_requests(
     prober: Prober,
     driver: Arc<Mailbox>,
+    peer: Arc<Neighbour>,
     mut requests: Streaming<wire::DriveRequest>,
 ) -> Result<(), Status> {
     let mut wanted = HashSet::new();
@@ -183,6 +188,11 @@ async fn receive_requests(
         };
         match request {
             Ok(Some(request)) => {
+                if let Some(DriveCommand::Hello(hello)) = &request.request
+                    && let Err(refusal) = peer.greeted(hello)
+                {
+                    break Err(refusal);
+                }
                 if apply_request(&prober, &driver, &mut wanted, request).is_err() {
                     break Ok(());
                 }

@@ -8,6 +8,8 @@ use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::notify::Liveness;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::server::{HTTPS_LOOP, NODE, RELIST_LOOP, SYNC_LOOP};
+use quintlet_proto::debug::v1::BuildRequest;
+use quintlet_proto::debug::v1::debug_client::DebugClient;
 use quintlet_proto::pleg::v1::pleg_client::PlegClient;
 use quintlet_proto::pleg::v1::{HealthReply, HealthRequest};
 use quintlet_proto::runtime::v1::proxy_info_client::ProxyInfoClient;
@@ -194,7 +196,10 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
             };
         }
     };
-    let own = if *peer == Peer::pleg(paths) {
+    let refused = refused_peers(peer).await;
+    let own = if let Some(refused) = refused {
+        Ok((false, refused))
+    } else if *peer == Peer::pleg(paths) {
         pleg(peer).await.map(|r| pleg_health(&r))
     } else if *peer == Peer::cri_proxy(paths) {
         proxy(peer).await.map(|r| proxy_health(&r))
@@ -212,6 +217,14 @@ async fn row(peer: &Peer, paths: &Paths) -> Row {
         (ServingStatus::Unknown, _) => "unknown",
     };
     Row { service: peer.service.clone(), serving: serving && well, health: health.to_owned(), detail }
+}
+
+/// Returns the peers that the service refuses, with what to do, or none.
+async fn refused_peers(peer: &Peer) -> Option<String> {
+    let mut client = DebugClient::new(peer.channel().await.ok()?);
+    let reply = peer.call(client.build(BuildRequest {})).await.ok()?;
+    let reasons: Vec<String> = reply.refused_peers.iter().map(|refused| clean(&refused.reason)).collect();
+    (!reasons.is_empty()).then(|| reasons.join("; "))
 }
 
 /// Returns the status of `name` in the service's health, where the empty name is the service as a whole. An unknown name has the

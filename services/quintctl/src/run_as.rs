@@ -1,7 +1,7 @@
 //! `quintctl run-as`: changes the user and executes a program. `quintctl up` starts services with it.
 //!
-//! `run-as UID GID GROUPS PROGRAM [ARGUMENT]...`, where GROUPS is a comma-separated list of group IDs, or `-` for none. The program
-//! has no capabilities and cannot gain any (`no_new_privs`).
+//! `run-as UID GID GROUPS NAME PROGRAM [ARGUMENT]...`, where GROUPS is a comma-separated list of group IDs, or `-` for none, and NAME is
+//! the name that the program is run by. The program has no capabilities and cannot gain any (`no_new_privs`).
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -26,8 +26,8 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Returns the arguments of `quintctl` that execute `program` as this user. The program's own arguments follow them.
-    pub(crate) fn line(&self, program: &OsStr) -> Vec<OsString> {
+    /// Returns the arguments of `quintctl` that execute `program` by the name `name` as this user. The program's own arguments follow them.
+    pub(crate) fn line(&self, name: &OsStr, program: &OsStr) -> Vec<OsString> {
         let groups: Vec<String> = self.groups.iter().map(u32::to_string).collect();
         let groups = if groups.is_empty() { NONE.to_owned() } else { groups.join(",") };
         vec![
@@ -35,6 +35,7 @@ impl User {
             self.uid.to_string().into(),
             self.gid.to_string().into(),
             groups.into(),
+            name.to_owned(),
             program.to_owned(),
         ]
     }
@@ -49,27 +50,28 @@ pub(crate) fn run(words: &[OsString]) -> io::Error {
         setuid(Uid::from_raw(user.uid))?;
         Ok(nix::sys::prctl::set_no_new_privs()?)
     };
-    match parse(words).and_then(|(user, program, rest)| become_user(&user).map(|()| (program, rest))) {
-        Ok((program, arguments)) => {
-            let error = Command::new(program).args(arguments).exec();
+    let parsed = parse(words);
+    match parsed.and_then(|(user, name, program, rest)| become_user(&user).map(|()| (name, program, rest))) {
+        Ok((name, program, arguments)) => {
+            let error = Command::new(program).arg0(name).args(arguments).exec();
             io::Error::new(error.kind(), format!("{}: {error}", program.display()))
         }
         Err(error) => error,
     }
 }
 
-fn parse(words: &[OsString]) -> io::Result<(User, &OsStr, &[OsString])> {
-    let [uid, gid, groups, program, arguments @ ..] = words else {
+fn parse(words: &[OsString]) -> io::Result<(User, &OsStr, &OsStr, &[OsString])> {
+    let [uid, gid, groups, name, program, arguments @ ..] = words else {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
-            "expected UID GID GROUPS PROGRAM [ARGUMENT]...",
+            "expected UID GID GROUPS NAME PROGRAM [ARGUMENT]...",
         ));
     };
     let groups = match groups.to_str() {
         Some(NONE) => Vec::new(),
         _ => groups.to_string_lossy().split(',').map(|g| id(OsStr::new(g))).collect::<io::Result<_>>()?,
     };
-    Ok((User { uid: id(uid)?, gid: id(gid)?, groups }, program.as_os_str(), arguments))
+    Ok((User { uid: id(uid)?, gid: id(gid)?, groups }, name.as_os_str(), program.as_os_str(), arguments))
 }
 
 fn id(word: &OsStr) -> io::Result<u32> {
@@ -89,22 +91,29 @@ mod tests {
     #[test]
     fn the_command_line_names_user_groups_and_program_in_order() {
         let user = User { uid: 1, gid: 2, groups: vec![3, 4] };
-        assert_eq!(user.line(OsStr::new("/bin/x")), ["run-as", "1", "2", "3,4", "/bin/x"]);
+        assert_eq!(
+            user.line(OsStr::new("x"), OsStr::new("/bin/x")),
+            ["run-as", "1", "2", "3,4", "x", "/bin/x"]
+        );
         let alone = User { groups: Vec::new(), ..user };
-        assert_eq!(alone.line(OsStr::new("/bin/x")), ["run-as", "1", "2", "-", "/bin/x"]);
+        assert_eq!(
+            alone.line(OsStr::new("x"), OsStr::new("/bin/x")),
+            ["run-as", "1", "2", "-", "x", "/bin/x"]
+        );
     }
 
     #[test]
     fn a_user_round_trips_through_the_command_line_and_an_invalid_one_runs_nothing() {
         let user = User { uid: 1, gid: 2, groups: vec![3, 4] };
-        let line = [user.line(OsStr::new("/bin/x")), vec!["-v".into()]].concat();
-        let (read, program, rest) = parse(&line[1..]).unwrap();
-        assert_eq!((read, program, rest), (user, OsStr::new("/bin/x"), &["-v".into()][..]));
+        let line = [user.line(OsStr::new("x"), OsStr::new("/bin/x")), vec!["-v".into()]].concat();
+        let (read, name, program, rest) = parse(&line[1..]).unwrap();
+        assert_eq!((read, name, program), (user, OsStr::new("x"), OsStr::new("/bin/x")));
+        assert_eq!(rest, ["-v"]);
         for words in [
-            &["1", "2", "-"][..],
-            &["x", "2", "-", "/bin/x"],
-            &["1", "2", "", "/bin/x"],
-            &["1", "-1", "-", "/bin/x"],
+            &["1", "2", "-", "x"][..],
+            &["x", "2", "-", "x", "/bin/x"],
+            &["1", "2", "", "x", "/bin/x"],
+            &["1", "-1", "-", "x", "/bin/x"],
         ] {
             let words: Vec<OsString> = words.iter().map(Into::into).collect();
             assert_eq!(parse(&words).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{words:?}");

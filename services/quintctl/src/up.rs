@@ -4,6 +4,7 @@
 //! with `--once`, and waits for a signal. The shutdown is ordered: with `--down` pod-sync first terminates all pods; then pod-sync
 //! stops, then the services that it calls, cri-proxy, and the private containerd. A second signal skips all waits.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quintlet_agents::{OtherAgent, ProcessTable};
+use quintlet_kit::build::has_program;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::task::{self, TaskGroup};
 use quintlet_localnode::{Containerd, Options};
@@ -29,7 +31,7 @@ use lines::{Lines, print, print_part};
 use names::{NODE_API, POD_SYNC, SERVICES, STOP_ORDER};
 use plan::{Layout, Runtime};
 use processes::Processes;
-use service::{Order, Service, ServiceState};
+use service::{Order, Service, ServiceBinary, ServiceState};
 use users::Users;
 
 mod args;
@@ -72,7 +74,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
         .map_err(|source| UpError::Os { action: "get the current directory", source })?;
     let layout = Layout::resolve(&args, &cwd);
     let bin_dir = bin_dir(&args)?;
-    check(&args, &layout, &bin_dir)?;
+    let binaries = check(&args, &layout, &bin_dir)?;
     let node = args.node_name.clone().unwrap_or_else(quintlet_kit::args::host_name);
     let mut checker = expectations(&args, &layout, &node)?;
 
@@ -104,7 +106,7 @@ pub async fn run(args: UpArgs) -> Result<ExitCode, UpError> {
     let plans = plan::services(&args, &layout, &runtime, &node, users);
     let written = plans.iter().map(|plan| plan.name).chain(containerd.as_ref().map(|_| CONTAINERD)).collect();
     let limits = logs::Limits { size: args.log_max_size << 20, files: args.log_max_files };
-    let services = start_services(plans, &args, &layout, &bin_dir, processes, &tasks)?;
+    let services = start_services(plans, &args, &layout, &binaries, processes, &tasks)?;
     let rotation =
         task::spawn("rotate logs", logs::rotate_periodically(layout.log_dir.clone(), written, limits));
     let (views, mut view) = watch::channel(View::default());
@@ -159,7 +161,7 @@ fn start_services(
     plans: Vec<plan::ServiceCommand>,
     args: &UpArgs,
     layout: &Layout,
-    bin_dir: &Path,
+    binaries: &BTreeMap<&'static str, ServiceBinary>,
     processes: Processes,
     tasks: &TaskGroup,
 ) -> Result<Vec<Service>, UpError> {
@@ -170,8 +172,12 @@ fn start_services(
     }
     let processes = Arc::new(Mutex::new(processes));
     let paths = Paths::new(&layout.run_dir);
-    let start = |plan| Service::start(plan, bin_dir, &layout.log_dir, &paths, Arc::clone(&processes), tasks);
-    Ok(plans.into_iter().map(start).collect())
+    let start = |plan: plan::ServiceCommand| {
+        // `check` has found one for each service.
+        let binary = binaries.get(plan.binary)?.clone();
+        Some(Service::start(plan, binary, &layout.log_dir, &paths, Arc::clone(&processes), tasks))
+    };
+    Ok(plans.into_iter().filter_map(start).collect())
 }
 
 /// Shows the live table until the user closes it or a signal arrives.
@@ -422,18 +428,28 @@ fn prepare(args: &UpArgs, layout: &Layout, users: Option<Users>) -> Result<Copie
     Ok(copies)
 }
 
+fn own_path() -> Result<PathBuf, UpError> {
+    std::env::current_exe().map_err(|source| UpError::Os { action: "get the path of this program", source })
+}
+
 fn bin_dir(args: &UpArgs) -> Result<PathBuf, UpError> {
     if let Some(dir) = &args.bin_dir {
         return Ok(dir.clone());
     }
-    let own = std::env::current_exe()
-        .map_err(|source| UpError::Os { action: "get the path of this program", source })?;
-    Ok(own.parent().unwrap_or(Path::new("/")).to_path_buf())
+    Ok(own_path()?.parent().unwrap_or(Path::new("/")).to_path_buf())
 }
 
-fn check(args: &UpArgs, layout: &Layout, bin_dir: &Path) -> Result<(), UpError> {
+/// Checks the paths. Returns the binary of each service: a file of its name, or this binary if it has all programs and is alone.
+fn check(
+    args: &UpArgs,
+    layout: &Layout,
+    bin_dir: &Path,
+) -> Result<BTreeMap<&'static str, ServiceBinary>, UpError> {
     let wanted = SERVICES.into_iter().chain(Some(NODE_API).filter(|_| plan::has_node_api(args)));
-    let names: Vec<&str> = wanted.filter(|name| !bin_dir.join(name).is_file()).collect();
+    let own = own_path()?;
+    let all = |name| Some(own.as_path()).filter(|_| args.bin_dir.is_none() && has_program(name));
+    let found: Vec<_> = wanted.map(|name| (name, ServiceBinary::find(name, bin_dir, all(name)))).collect();
+    let names: Vec<_> = found.iter().filter(|(_, found)| found.is_none()).map(|(name, _)| *name).collect();
     if !names.is_empty() {
         return Err(UpError::NoBinaries { names, dir: bin_dir.to_path_buf() });
     }
@@ -441,7 +457,7 @@ fn check(args: &UpArgs, layout: &Layout, bin_dir: &Path) -> Result<(), UpError> 
     if socket.as_os_str().len() > SOCKET_PATH_MAX {
         return Err(UpError::SocketPath(socket));
     }
-    Ok(())
+    Ok(found.into_iter().filter_map(|(name, found)| Some((name, found?))).collect())
 }
 
 /// The signals that stop the supervisor.

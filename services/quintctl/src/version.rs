@@ -124,6 +124,7 @@ mod tests {
                 commit: "0123456789abcdef".into(),
                 pid: 12,
                 uptime_seconds: 185.5,
+                ..BuildReply::default()
             })
         };
         let rows = [

@@ -28,9 +28,20 @@ const PROGRAMS: [(&str, Run); 8] = [
     ("status-reporter", status_reporter::main),
 ];
 
+const NAMES: [&str; PROGRAMS.len()] = {
+    let mut names = [""; PROGRAMS.len()];
+    let mut at = 0;
+    while at < names.len() {
+        names[at] = PROGRAMS[at].0;
+        at += 1;
+    }
+    names
+};
+
 fn main() -> ExitCode {
     quintlet_kit::service::register_process_metrics();
     quintlet_kit::build::set_commit(env!("QUINTLET_BUILT_FROM"));
+    quintlet_kit::build::set_programs(&NAMES);
     let mut line = std::env::args_os();
     let called = line.next().unwrap_or_default();
     match program(Path::new(&called).file_name().unwrap_or_default()) {
@@ -46,8 +57,7 @@ fn program(name: &OsStr) -> Option<Run> {
 // Executes this binary again under the name of its first argument, so that each program parses the command line as its own.
 fn by_argument(mut line: impl Iterator<Item = OsString>) -> ExitCode {
     let Some(name) = line.next().filter(|name| program(name).is_some()) else {
-        let names = PROGRAMS.map(|(name, _)| name).join("|");
-        return fail(USAGE, &format!("usage: quintlet {names} [ARGUMENT]..."));
+        return fail(USAGE, &format!("usage: quintlet {} [ARGUMENT]...", NAMES.join("|")));
     };
     let error = match std::env::current_exe() {
         Ok(own) => Command::new(own).arg0(&name).args(line).exec(),

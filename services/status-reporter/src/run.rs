@@ -2,9 +2,11 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use quintlet_kit::clock::Clock;
+use quintlet_kit::neighbour::Neighbour;
 use quintlet_kit::paths::Paths;
 use quintlet_kit::server::{HealthHandle, Server};
 use quintlet_kit::socket::{self, PeerPolicy};
@@ -134,6 +136,7 @@ pub async fn run(config: Config, clock: Clock, stop: CancellationToken) -> io::R
         volumes: volumes.clone(),
         api: pods,
         node: config.node_name.clone(),
+        caller: Arc::new(Neighbour::new("pod-sync", &[])),
         stop: stop.clone(),
     };
     let server = Server::new("status-reporter").add_service(StatusReporterServer::new(service));

@@ -1,11 +1,13 @@
 //! Serves `quintlet.status.v1` over gRPC.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, stream};
 use quintlet_kit::error_chain;
 use quintlet_kit::messages::Bounded;
+use quintlet_kit::neighbour::Neighbour;
 use quintlet_model::ids::PodUid;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::report_reply::Reply;
@@ -35,6 +37,8 @@ pub struct Service {
     /// Client for mirror pods; none in standalone mode.
     pub api: Option<ApiClient>,
     pub node: String,
+    /// The caller of the streams.
+    pub caller: Arc<Neighbour>,
     /// Ends the streams at the stop.
     pub stop: CancellationToken,
 }
@@ -47,6 +51,17 @@ impl Service {
     fn api(&self) -> Result<&ApiClient, Status> {
         self.api.as_ref().ok_or_else(|| Status::failed_precondition("there is no API server: standalone"))
     }
+}
+
+/// Returns the message unless it is the `Hello` of an incompatible caller.
+fn admitted(
+    caller: &Neighbour,
+    message: Option<wire::ReportRequest>,
+) -> Result<Option<wire::ReportRequest>, Status> {
+    if let Some(Inbound::Hello(hello)) = message.as_ref().and_then(|message| message.request.as_ref()) {
+        caller.greeted(hello)?;
+    }
+    Ok(message)
 }
 
 /// Applies one message. Returns an ack if the message needs no write.
@@ -111,7 +126,7 @@ impl StatusReporter for Service {
     ) -> Result<Response<Self::ReportStream>, Status> {
         let mut inbound = request.into_inner();
         let (held, acks) = self.reporter.listen();
-        let reporter = self.reporter.clone();
+        let (reporter, caller) = (self.reporter.clone(), Arc::clone(&self.caller));
         let ended = self.stop.child_token();
         // The queue has acks of invalid updates and the error of the stream: few, so that the reader may wait for room.
         let (unreadable, refusals) = tokio::sync::mpsc::channel(16);
@@ -119,7 +134,7 @@ impl StatusReporter for Service {
         quintlet_kit::task::spawn("report-stream", async move {
             let _closing = closing.drop_guard();
             loop {
-                match inbound.message().await {
+                match inbound.message().await.and_then(|message| admitted(&caller, message)) {
                     Ok(Some(message)) => {
                         if let Some(ack) = take(&reporter, message)
                             && unreadable.send(Ok(ack)).await.is_err()
@@ -225,7 +240,8 @@ impl StatusReporter for Service {
         // A full channel delays only the next reply, which has the newest state.
         let (replies, receiver) = tokio::sync::mpsc::channel(1);
         let (board, has_api) = (self.volumes.clone(), self.api.is_some());
-        let stream = volumes_stream(board, has_api, request.into_inner(), replies);
+        let caller = Arc::clone(&self.caller);
+        let stream = volumes_stream(board, has_api, caller, request.into_inner(), replies);
         let stop = self.stop.clone();
         quintlet_kit::task::spawn("node-volumes-stream", async move {
             // A dropped stream loses nothing: the caller sends its newest state on the next one.
@@ -279,6 +295,7 @@ impl StatusReporter for Service {
 async fn volumes_stream(
     board: VolumeBoard,
     has_api: bool,
+    caller: Arc<Neighbour>,
     mut inbound: Streaming<wire::NodeVolumesRequest>,
     replies: tokio::sync::mpsc::Sender<Result<wire::NodeVolumesReply, Status>>,
 ) {
@@ -305,7 +322,8 @@ async fn volumes_stream(
             message = inbound.message() => match message {
                 Ok(Some(request)) => {
                     let generation = request.generation;
-                    match convert::volumes(request) {
+                    let admitted = request.hello.as_ref().map_or(Ok(()), |hello| caller.greeted(hello));
+                    match admitted.and_then(|()| convert::volumes(request)) {
                         Ok(volumes) => newest = Some((board.put(volumes), generation)),
                         Err(error) => {
                             warn!(why = error.message(), "invalid volumes of the node refused");

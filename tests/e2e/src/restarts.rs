@@ -36,6 +36,18 @@ impl Node {
         self.wait_serving(name, LONG).await;
     }
 
+    /// Replaces a service by the binary of the same name in `dir`, with SIGTERM as an upgrade does, and waits until it serves.
+    ///
+    /// # Panics
+    /// It does not stop, or does not serve.
+    pub async fn run_from(&mut self, name: &'static str, dir: &Path) {
+        self.end_service(name).await;
+        let mut plan = self.services[name].plan.clone();
+        plan.binary = dir.join(name);
+        self.services.insert(name, Service::start(plan));
+        self.wait_serving(name, LONG).await;
+    }
+
     /// Removes what a reboot removes: services, runtime, pods, mounts, interfaces, cgroups, and the files in /run. Files on disk
     /// stay.
     ///

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use quintlet_cri_api::v1::runtime_service_client::RuntimeServiceClient;
 use quintlet_kit::messages::{timely, whole_within};
+use quintlet_kit::neighbour::admit;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::{socket, task};
 use quintlet_proto::debug::v1::debug_client::DebugClient;
@@ -93,8 +94,9 @@ impl Services {
                 Some(Event::Pod(view)) => drop(pods.insert(view.uid.clone(), view)),
                 Some(Event::Removed(gone)) => drop(pods.remove(&gone.uid)),
                 Some(Event::SnapshotEnd(_)) => return Ok(pods.into_values().collect()),
+                Some(Event::Hello(hello)) => admit("pod-sync", &hello)?,
                 // An event of a later version, too.
-                Some(Event::Hello(_) | Event::Problems(_)) | None => {}
+                Some(Event::Problems(_)) | None => {}
             }
         }
         Err(Status::unavailable("pod-sync ended the stream of pods before the last one"))

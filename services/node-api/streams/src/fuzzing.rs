@@ -1,6 +1,7 @@
 //! Entry points of `tests/fuzz` to private functions.
 
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
 
 use crate::remote_command::Streams;
 use crate::websocket;
@@ -12,5 +13,5 @@ where
     R: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let all = Streams { stdin: true, stdout: true, stderr: true, tty: true };
-    websocket::channels(client, runtime, all).await;
+    websocket::channels(client, runtime, all, &CancellationToken::new()).await;
 }

@@ -254,17 +254,19 @@ async fn proxy<H: Send + 'static>(
             let (client, runtime) = (TokioIo::new(client), TokioIo::new(runtime));
             let carried = async {
                 match stream_protocol {
-                    StreamProtocol::PassThrough => relay::copy(client, runtime, first, half_open).await,
+                    StreamProtocol::PassThrough => {
+                        relay::copy(client, runtime, first, half_open, &abort).await;
+                    }
                     StreamProtocol::Translated { protocol: TUNNEL, .. } => {
-                        websocket::tunnel(client, runtime, wait).await
+                        websocket::tunnel(client, runtime, wait, &abort).await;
                     }
                     StreamProtocol::Translated { .. } => {
-                        websocket::channels(client, runtime, endpoint.streams).await
+                        websocket::channels(client, runtime, endpoint.streams, &abort).await;
                     }
                 }
             };
-            // `abort` is cancelled only when the process ends.
-            let _ = abort.run_until_cancelled(carried).await;
+            // `abort` is cancelled only when the process ends, which waits a second for the sessions.
+            carried.await;
         }
         open.dec();
         drop((permit, held));

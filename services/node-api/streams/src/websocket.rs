@@ -10,6 +10,7 @@ use futures::{SinkExt as _, StreamExt as _};
 use http::{HeaderMap, HeaderValue, header};
 use quintlet_kit::clock::deadline_after;
 use quintlet_spdy::{Connection, Stream, Writer};
+use serde_json::json;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, BufReader};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout};
@@ -18,6 +19,7 @@ use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
+use tokio_util::sync::CancellationToken;
 
 use crate::remote_command::{Action, Streams};
 
@@ -112,8 +114,9 @@ async fn websocket_server<C: AsyncRead + AsyncWrite + Unpin>(client: C) -> WebSo
     WebSocketStream::from_raw_socket(client, Role::Server, Some(config)).await
 }
 
-/// Translates until the process has exited and its output has been sent, or until one of both sides has closed the connection.
-pub(crate) async fn channels<C, R>(client: C, runtime: R, streams: Streams)
+/// Translates until the process has exited and its output has been sent, or until one of both sides has closed the connection. At `stop` the
+/// client receives the reason as the status of its session.
+pub(crate) async fn channels<C, R>(client: C, runtime: R, streams: Streams, stop: &CancellationToken)
 where
     C: AsyncRead + AsyncWrite + Unpin + Send,
     R: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -123,7 +126,7 @@ where
     let (to_client, from_client) = websocket_server(client).await.split();
     let opened = open(&connection, streams).await;
     if let Some((input, output)) = opened {
-        run_both(client_to_runtime(from_client, input), runtime_to_client(output, to_client)).await;
+        run_both(client_to_runtime(from_client, input), runtime_to_client(output, to_client, stop)).await;
     }
     connection.close();
 }
@@ -224,8 +227,11 @@ async fn send_data(writer: Option<&Writer>, data: &Bytes) -> bool {
 }
 
 /// Forwards output of the runtime until all streams have ended.
-async fn runtime_to_client<C>(mut output: Output, mut client: SplitSink<WebSocketStream<C>, Message>)
-where
+async fn runtime_to_client<C>(
+    mut output: Output,
+    mut client: SplitSink<WebSocketStream<C>, Message>,
+    stop: &CancellationToken,
+) where
     C: AsyncRead + AsyncWrite + Unpin,
 {
     let mut ping = interval_at(deadline_after(Instant::now(), PING_INTERVAL), PING_INTERVAL);
@@ -245,6 +251,11 @@ where
                 continue;
             }
             () = until(last) => break,
+            () = stop.cancelled() => {
+                // A client that does not read it is disconnected.
+                let _ = timeout(CLOSE_TIMEOUT, client.send(Message::Binary(stop_status().into()))).await;
+                break;
+            }
         };
         match block {
             Some(block) => {
@@ -263,6 +274,20 @@ where
     send_close(client).await;
 }
 
+/// Returns the message of the error channel for sessions that this process ends. kubectl prints its text.
+fn stop_status() -> Vec<u8> {
+    let status = json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Failure",
+        "reason": "ServiceUnavailable",
+        "message": "the node API of the node is stopping or being upgraded, which ends its sessions: run the command again",
+        "code": 503,
+    });
+    [&[ERROR][..], status.to_string().as_bytes()].concat()
+}
+
 /// Returns the next block of an open stream. Never completes for others.
 async fn next(receiver: &mut Option<Receiver<Vec<u8>>>) -> Option<Vec<u8>> {
     match receiver {
@@ -278,8 +303,9 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// Copies SPDY between the messages of the client and the runtime, until one side ends or the client opens no stream within `first`.
-pub(crate) async fn tunnel<C, R>(client: C, runtime: R, first: Duration)
+/// Copies SPDY between the messages of the client and the runtime, until one side ends, the client opens no stream within `first`, or
+/// `stop`. The client receives a close frame.
+pub(crate) async fn tunnel<C, R>(client: C, runtime: R, first: Duration, stop: &CancellationToken)
 where
     C: AsyncRead + AsyncWrite + Unpin,
     R: AsyncRead + AsyncWrite + Unpin,
@@ -318,6 +344,7 @@ where
                     _ => break,
                 },
                 _ = ping.tick() => Message::Ping(Bytes::new()),
+                () = stop.cancelled() => break,
             };
             if to_client.send(message).await.is_err() {
                 break;
@@ -373,12 +400,59 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_stop_ends_a_session_with_the_reason_and_a_normal_close_frame() {
+        let (client, far_client) = tokio::io::duplex(64 << 10);
+        let stop = CancellationToken::new();
+        let (blocks, stdout) = tokio::sync::mpsc::channel(1);
+        let (_error, error) = tokio::sync::mpsc::channel(1);
+        let output = Output { stdout: Some(stdout), stderr: None, error, _open: Vec::new() };
+        let (to_client, _from_client) = websocket_server(client).await.split();
+        let stopping = stop.clone();
+        let sent = quintlet_kit::task::spawn("output", async move {
+            runtime_to_client(output, to_client, &stopping).await;
+        });
+        let mut far = WebSocketStream::from_raw_socket(far_client, Role::Client, None).await;
+        blocks.send(b"line".to_vec()).await.unwrap();
+        assert_eq!(far.next().await.unwrap().unwrap(), Message::Binary(Bytes::from_static(b"\x01line")));
+        stop.cancel();
+        let Message::Binary(status) = far.next().await.unwrap().unwrap() else { panic!("no status") };
+        let (channel, status) = status.split_first().unwrap();
+        let status: serde_json::Value = serde_json::from_slice(status).unwrap();
+        assert_eq!((*channel, &status["status"], &status["code"]), (ERROR, &json!("Failure"), &json!(503)));
+        let Message::Close(Some(close)) = far.next().await.unwrap().unwrap() else {
+            panic!("no close frame")
+        };
+        assert_eq!(close.code, CloseCode::Normal);
+        sent.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_ends_a_tunnel_with_a_normal_close_frame() {
+        let (client, far_client) = tokio::io::duplex(64 << 10);
+        let (runtime, _far_runtime) = tokio::io::duplex(64 << 10);
+        let stop = CancellationToken::new();
+        let stopping = stop.clone();
+        let carried = quintlet_kit::task::spawn("tunnel", async move {
+            tunnel(client, runtime, Duration::from_secs(30), &stopping).await;
+        });
+        let mut far = WebSocketStream::from_raw_socket(far_client, Role::Client, None).await;
+        stop.cancel();
+        let Message::Close(Some(close)) = far.next().await.unwrap().unwrap() else {
+            panic!("no close frame")
+        };
+        assert_eq!(close.code, CloseCode::Normal);
+        drop(far);
+        carried.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_tunnel_ends_if_the_client_opens_no_stream_and_continues_if_it_does() {
         for (speaks, kept) in [(false, false), (true, true)] {
             let (client, far_client) = tokio::io::duplex(64 << 10);
             let (runtime, mut far_runtime) = tokio::io::duplex(64 << 10);
-            let carried =
-                quintlet_kit::task::spawn("tunnel", tunnel(client, runtime, Duration::from_secs(30)));
+            let carried = quintlet_kit::task::spawn("tunnel", async move {
+                tunnel(client, runtime, Duration::from_secs(30), &CancellationToken::new()).await;
+            });
             let mut far = WebSocketStream::from_raw_socket(far_client, Role::Client, None).await;
             if speaks {
                 far.send(Message::Binary(Bytes::from_static(b"ping"))).await.unwrap();

@@ -97,6 +97,37 @@ fn ready(report: &Report) -> Option<wire::Memory> {
 }
 
 #[tokio::test]
+async fn a_driver_of_an_incompatible_schema_is_refused_before_its_first_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let stop = CancellationToken::new();
+    let service = tokio::spawn({
+        let (run, stop) = (dir.path().to_owned(), stop.clone());
+        async move { probe_service::run(&run, "0", &[], stop).await }
+    });
+    let mut client = client(dir.path()).await;
+    let (requests, stream) = mpsc::unbounded_channel();
+    let own = quintlet_proto::hello();
+    let hello = quintlet_proto::common::v1::Hello { schema: own.schema + 2, ..own };
+    for request in [DriverRequest::Hello(hello), DriverRequest::Target(target(1))] {
+        requests.send(wire::DriveRequest { request: Some(request), trace: None }).unwrap();
+    }
+    let mut reports = client.drive(UnboundedReceiverStream::new(stream)).await.unwrap().into_inner();
+    let refusal = loop {
+        match timeout(SOON, reports.message()).await.unwrap() {
+            Ok(report) => assert!(report.is_some(), "the stream ends with an error"),
+            Err(refusal) => break refusal,
+        }
+    };
+    assert_eq!(refusal.code(), tonic::Code::FailedPrecondition);
+    assert!(refusal.message().starts_with("pod-sync "), "{refusal}");
+    // The next driver gets the memory of all targets, and there is none.
+    let mut next = Driver::new(&mut client).await;
+    assert!(matches!(next.next().await, Report::ReplayEnd(_)));
+    stop.cancel();
+    service.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_pod_is_probed_observed_moved_and_released() {
     let dir = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

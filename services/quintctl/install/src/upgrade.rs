@@ -66,6 +66,9 @@ pub fn upgrade(
 
 /// Undoes an upgrade that was interrupted.
 fn undo(args: &UpgradeArgs, machine: &Machine, out: &mut dyn Write) -> Result<(), InstallError> {
+    if let Some(refusal) = not_root(machine) {
+        return Err(InstallError::Refused(vec![refusal]));
+    }
     let journal = Journal::read(machine)?.ok_or_else(|| InstallError::NotInterrupted(machine.journal()))?;
     print(out, &InstallPlan::undo_text(journal.begun(), args.dry_run))?;
     if args.dry_run {
@@ -82,11 +85,16 @@ fn way_back(error: InstallError) -> InstallError {
     }
 }
 
+fn not_root(machine: &Machine) -> Option<Refusal> {
+    let text = "only root can restart the services: run it with sudo".to_owned();
+    (!machine.is_root).then_some(Refusal { text, code: FAILURE })
+}
+
 fn refusals(facts: &UpgradeFacts, machine: &Machine) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut refuse = |code, text: String| refusals.push(Refusal { text, code });
-    if !machine.is_root {
-        refuse(FAILURE, "only root can restart the services: run it with sudo".to_owned());
+    if let Some(refusal) = not_root(machine) {
+        refuse(refusal.code, refusal.text);
     }
     if let Some(journal) = &facts.journal {
         let text = format!(

@@ -1,10 +1,15 @@
 //! Surveys the running services and both binaries. Only reads.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
+use quintlet_kit::command::Commands;
 use quintlet_kit::paths::{CriSocket, Paths};
 
 use crate::journal::Journal;
@@ -22,6 +27,11 @@ const PROGRAMS: [&str; 8] = [
     "quintctl",
     "kubelet",
 ];
+
+/// Time limit of a binary that prints its version.
+const VERSION_LIMIT: Duration = Duration::from_secs(10);
+/// Bytes of two binaries that are compared at once.
+const BLOCK: usize = 64 << 10;
 
 /// A service that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,13 +79,13 @@ pub(crate) fn survey(binary: &Path, run_dir: &Path, machine: &Machine) -> Upgrad
         Ok(output) => (!output.status.success()).then(|| reason(&output)),
         Err(error) => Some(error.to_string()),
     };
-    let content = |path: &Path| std::fs::read(machine.path(path)).ok();
     UpgradeFacts {
         // A damaged journal is one of an upgrade, too.
         journal: (!matches!(Journal::read(machine), Ok(None))).then(|| machine.journal()),
         old_version: version(&machine.path(&installed)),
         new_version: version(&machine.path(binary)),
-        is_same: content(binary).is_some_and(|new| content(&installed) == Some(new)),
+        // A file that cannot be read has no version, which is refused by name.
+        is_same: have_same_content(&machine.path(binary), &machine.path(&installed)).unwrap_or(false),
         unhealthy,
         services,
         links,
@@ -83,18 +93,48 @@ pub(crate) fn survey(binary: &Path, run_dir: &Path, machine: &Machine) -> Upgrad
     }
 }
 
+/// Compares two files block by block: a binary with symbols has hundreds of megabytes.
+fn have_same_content(one: &Path, other: &Path) -> io::Result<bool> {
+    let (mut one, mut other) = (File::open(one)?, File::open(other)?);
+    let (first, second) = (one.metadata()?, other.metadata()?);
+    if (first.dev(), first.ino()) == (second.dev(), second.ino()) {
+        return Ok(true);
+    }
+    if first.len() != second.len() {
+        return Ok(false);
+    }
+    let mut blocks = [vec![0; BLOCK], vec![0; BLOCK]];
+    let [left, right] = &mut blocks;
+    let mut rest = first.len();
+    while rest > 0 {
+        let length = usize::try_from(rest).unwrap_or(BLOCK).min(BLOCK);
+        let (left, right) = (left.split_at_mut(length).0, right.split_at_mut(length).0);
+        one.read_exact(left)?;
+        other.read_exact(right)?;
+        if left != right {
+            return Ok(false);
+        }
+        rest = rest.saturating_sub(u64::try_from(length).unwrap_or(rest));
+    }
+    Ok(true)
+}
+
 /// Returns the version of a binary of all services.
 fn version(binary: &Path) -> Result<String, String> {
     let failed =
         |why: String| format!("{} is not a binary of Quintlet for this machine: {why}", binary.display());
-    let output = Command::new(binary).arg0("quintctl").arg("--version").output();
-    let output = output.map_err(|error| failed(error.to_string()))?;
-    if !output.status.success() {
-        return Err(failed(reason(&output)));
+    let mut command = Command::new(binary);
+    command.arg0("quintctl").arg("--version");
+    let ended = Commands::new().run(command, VERSION_LIMIT).map_err(|error| failed(error.to_string()))?;
+    if !ended.status.success() {
+        let last = ended.errors.lines().map(str::trim).rfind(|line| !line.is_empty()).map(str::to_owned);
+        return Err(failed(last.unwrap_or_else(|| ended.status.to_string())));
     }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let version =
-        text.trim().strip_prefix("quintctl ").ok_or_else(|| failed("it has no version".to_owned()))?;
+    let version = ended
+        .output
+        .trim()
+        .strip_prefix("quintctl ")
+        .ok_or_else(|| failed("it has no version".to_owned()))?;
     Ok(version.lines().next().unwrap_or_default().to_owned())
 }
 
@@ -136,10 +176,33 @@ fn services(run_dir: &Path, machine: &Machine) -> Vec<RunningService> {
     all.into_iter().filter_map(service).collect()
 }
 
+/// Checks that a process runs a program of the directory of programs: the upgrade would not change another one.
+fn check_program(machine: &Machine, pid: u32, process: &Path) -> Result<(), String> {
+    let program = std::fs::read_link(process.join("exe"))
+        .map_err(|error| format!("the program of pid {pid} cannot be read: {error}"))?;
+    // The kernel shows the path without links.
+    let real = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let installed = real(&machine.path(&machine.bin_dir.join(BINARY)));
+    let root = real(&machine.root);
+    let dirs = [installed.parent(), Some(real(&machine.path(&machine.bin_dir)).as_path())]
+        .map(|dir| dir.and_then(|dir| dir.strip_prefix(&root).ok()).map(|dir| Path::new("/").join(dir)));
+    let dir = program.parent().unwrap_or(Path::new("/"));
+    if dirs.iter().flatten().any(|known| known == dir) {
+        return Ok(());
+    }
+    Err(format!(
+        "pid {pid} runs {}, which is not in {}: use the quintctl of that directory, or --bin-dir {}",
+        program.display(),
+        machine.bin_dir.display(),
+        dir.display()
+    ))
+}
+
 /// Returns how the process that serves a socket is restarted.
 fn restart(machine: &Machine, socket: PathBuf, owner: Option<u32>) -> Result<ServiceRestart, String> {
     let pid = owner.ok_or_else(|| format!("no process of this machine serves {}", socket.display()))?;
     let process = machine.path(Path::new("/proc")).join(pid.to_string());
+    check_program(machine, pid, &process)?;
     let text = |name: &str| std::fs::read_to_string(process.join(name)).unwrap_or_default();
     let cgroup = text("cgroup");
     let unit = cgroup

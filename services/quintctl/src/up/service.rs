@@ -1,5 +1,6 @@
 //! A supervised service: a child process in its own process group, which is restarted when it exits.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
@@ -46,6 +47,25 @@ pub(super) enum ServiceState {
     Ended,
 }
 
+/// The binary of a service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ServiceBinary {
+    pub(super) path: PathBuf,
+    /// The name that it is run by, which selects the program of a binary of all programs.
+    pub(super) name: OsString,
+}
+
+impl ServiceBinary {
+    /// Returns the file of a service in the directory of programs, or `all`, the binary of all programs, if the service has none there.
+    pub(super) fn find(service: &'static str, dir: &Path, all: Option<&Path>) -> Option<Self> {
+        let path = dir.join(service);
+        if path.is_file() {
+            return Some(Self { name: path.clone().into(), path });
+        }
+        all.map(|all| Self { path: all.to_owned(), name: service.into() })
+    }
+}
+
 /// Handle of one supervised service.
 #[derive(Debug)]
 pub(super) struct Service {
@@ -58,7 +78,7 @@ impl Service {
     /// Spawns the supervision of a service on `tasks`.
     pub(super) fn start(
         plan: ServiceCommand,
-        bin_dir: &Path,
+        binary: ServiceBinary,
         log_dir: &Path,
         paths: &Paths,
         processes: Arc<Mutex<Processes>>,
@@ -69,8 +89,7 @@ impl Service {
         let name = plan.name;
         let log = super::logs::path(log_dir, name);
         let exit_note = paths.exit(name);
-        let supervised =
-            Supervised { binary: bin_dir.join(plan.binary), plan, log, exit_note, processes, orders, states };
+        let supervised = Supervised { binary, plan, log, exit_note, processes, orders, states };
         tasks.spawn("supervise", supervised.run());
         Self { name, order, state }
     }
@@ -100,7 +119,7 @@ impl Service {
 }
 
 struct Supervised {
-    binary: PathBuf,
+    binary: ServiceBinary,
     plan: ServiceCommand,
     log: PathBuf,
     exit_note: PathBuf,
@@ -125,7 +144,7 @@ impl Supervised {
                     self.remember(None);
                     exit
                 }
-                Err(e) => format!("failed to start {}: {e}", self.binary.display()),
+                Err(e) => format!("failed to start {}: {e}", self.binary.path.display()),
             };
             if *self.orders.borrow() > Order::Run {
                 break;
@@ -191,14 +210,19 @@ impl Supervised {
 
     fn spawn(&self) -> std::io::Result<Child> {
         let log = super::logs::open(&self.log)?;
+        let ServiceBinary { path, name } = &self.binary;
         let mut command = match &self.plan.user {
             // quintctl run-as changes the user and executes the service in the same process.
             Some(user) => {
                 let mut command = Command::new("/proc/self/exe");
-                command.arg0("quintctl").args(user.line(self.binary.as_os_str()));
+                command.arg0("quintctl").args(user.line(name, path.as_os_str()));
                 command
             }
-            None => Command::new(&self.binary),
+            None => {
+                let mut command = Command::new(path);
+                command.arg0(name);
+                command
+            }
         };
         command
             .args(&self.plan.args)

@@ -5,10 +5,12 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use quintlet_kit::neighbour::Neighbour;
 use quintlet_kit::paths::{CriSocket, Paths};
 use quintlet_kit::server::{HealthHandle, NODE, SYNC_LOOP, Server};
 use quintlet_kit::socket::{PeerPolicy, bind_unix};
 use quintlet_kit::task;
+use quintlet_proto::common::v1::Hello;
 use quintlet_proto::debug::v1::debug_server::{Debug, DebugServer};
 use quintlet_proto::debug::v1::{self as debug};
 use quintlet_proto::pleg::v1::pleg_server::{Pleg, PlegServer};
@@ -577,6 +579,24 @@ async fn health_exits_with_1_unless_all_services_are_healthy() {
     let (code, out, _) = node.run(&["version"]).await;
     assert_eq!(code, 0);
     assert!(out.contains("pod-sync               0.1.0"), "{out}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_names_the_peer_that_a_service_refuses() {
+    let node = Node::start(true);
+    // The fake services share this process, and thus refuse the same peers.
+    let peer = Neighbour::new("pleg-service", &[]);
+    let hello = Hello { schema: quintlet_proto::SCHEMA + 2, build: "3.0.0".into(), features: Vec::new() };
+    peer.greeted(&hello).unwrap_err();
+    let (code, out, _) = node.run(&["health"]).await;
+    assert_eq!(code, 1);
+    let row = out.lines().find(|line| line.starts_with("pod-sync")).unwrap();
+    assert!(
+        row.contains("unhealthy  pleg-service 3.0.0 is too new: its schema is 3, and this service"),
+        "{row}"
+    );
+    drop(peer);
+    assert_eq!(node.run(&["health"]).await.0, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

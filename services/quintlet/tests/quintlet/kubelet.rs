@@ -159,17 +159,18 @@ impl Node {
 
 /// Waits for a process, which is killed if it does not end.
 fn output_in_time(mut command: Command) -> Output {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > deadline {
-            child.kill().unwrap();
-            let output = child.wait_with_output().unwrap();
-            panic!("it has started: {output:?}");
-        }
-        std::thread::sleep(Duration::from_millis(10));
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+    let (ended, end) = std::sync::mpsc::channel();
+    // The output is read while the process runs.
+    let reader = std::thread::spawn(move || ended.send(child.wait_with_output().unwrap()));
+    let output = end.recv_timeout(Duration::from_secs(20));
+    if output.is_err() {
+        kill(pid, Signal::SIGKILL).unwrap();
+        panic!("it has started: {:?}", end.recv());
     }
-    child.wait_with_output().unwrap()
+    reader.join().unwrap().unwrap();
+    output.unwrap()
 }
 
 #[test]
@@ -233,6 +234,58 @@ fn the_command_line_of_kubeadm_starts_the_services() {
     assert!(line("node-api").contains("--client-ca-file"));
     kill(Pid::from_raw(running.0.id().cast_signed()), Signal::SIGTERM).unwrap();
     assert_eq!(running.0.wait().unwrap().code(), Some(0));
+}
+
+/// Starts the services with a copy of the binary that is alone in its directory.
+fn start_alone(name: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    // Services with users of their own enter the directory.
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::create_dir(path("bin")).unwrap();
+    let program = path("bin").join(name);
+    if std::fs::hard_link(PROGRAM, &program).is_err() {
+        std::fs::copy(PROGRAM, &program).unwrap();
+    }
+    // pod-sync fails before it changes anything on the machine.
+    std::fs::write(path("root"), "").unwrap();
+    let flag = |name: &str, file: &str| format!("--{name}={}", path(file).display());
+    let endpoint = format!("unix://{}", path("none.sock").display());
+    let mut command = Command::new(&program);
+    match name {
+        "kubelet" => command.arg(format!("--container-runtime-endpoint={endpoint}")),
+        _ => command.args(["quintctl", "up"]).arg(format!("--runtime-endpoint={endpoint}")),
+    };
+    command.args([flag("root-dir", "root"), flag("run-dir", "run"), flag("log-dir", "log")]);
+    command.env_remove("KUBELET_CONFIG_ARGS").stdin(Stdio::null()).stdout(Stdio::null());
+    let mut running = Running(command.spawn().unwrap());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let logs = || {
+        let log = |name: &&str| {
+            std::fs::read_to_string(path("log").join(format!("{name}.log"))).unwrap_or_default()
+        };
+        SERVICES.iter().filter(|name| **name != "node-api").map(log).collect::<Vec<_>>()
+    };
+    // Each log begins with a line of the supervisor.
+    while !logs().iter().all(|log| log.lines().count() > 1) {
+        assert!(running.0.try_wait().unwrap().is_none(), "{name} exited");
+        assert!(Instant::now() < deadline, "{name}: {:#?}", logs());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for log in logs() {
+        assert!(!log.contains("usage"), "{log}");
+    }
+    let pod_sync = &logs()[4];
+    assert!(pod_sync.contains("service failed"), "{pod_sync}");
+    assert!(path("run/cri/read/cri.sock").exists() && path("run/status/status.sock").exists());
+    kill(Pid::from_raw(running.0.id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(running.0.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_binary_without_links_beside_it_runs_the_services_itself() {
+    start_alone("quintlet");
+    start_alone("kubelet");
 }
 
 /// A file of kubeadm, and whether a node without it does not start.

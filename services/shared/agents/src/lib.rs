@@ -300,7 +300,20 @@ impl ProcessTable {
     }
 
     /// Returns whether a process runs the binary of all services. The binary of an unreadable process is unknown.
+    /// Returns whether a process runs the binary of this one. A copy of the binary of all programs may have the name `kubelet` itself.
+    fn has_own_binary(&self, pid: u32) -> bool {
+        let file = |process: &str| {
+            let metadata = std::fs::metadata(self.proc.join(process).join("exe")).ok()?;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        let own = file("self");
+        own.is_some() && file(&pid.to_string()) == own
+    }
+
     fn is_quintlet(&self, pid: u32) -> bool {
+        if self.has_own_binary(pid) {
+            return true;
+        }
         let binary = std::fs::read_link(self.proc.join(pid.to_string()).join("exe"));
         // An upgrade replaces the binary of a running process.
         binary.is_ok_and(|path| {

@@ -1,16 +1,20 @@
 //! Runs short commands of the system from blocking code, each within a time limit.
 
-use std::io::{self, Read as _};
+use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::time::Instant;
 
 /// Interval between checks whether a command has ended.
 const POLL: Duration = Duration::from_millis(2);
-/// Longest output that is read of each stream. A pipe holds as much, so a command whose output is shorter never waits for its reader.
-const MAX_OUTPUT: u64 = 64 << 10;
+/// Longest output that is kept of each stream. The rest is read and dropped, so that no command waits for its reader.
+const MAX_OUTPUT: usize = 64 << 10;
+/// Bytes that are read at once.
+const BLOCK: usize = 16 << 10;
 
 /// Runs commands one at a time. A command that the kernel does not end, because it hangs in a system call, prevents later ones: each
 /// of them would most likely hang, too.
@@ -69,8 +73,14 @@ impl Commands {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
         let began = Instant::now();
+        let mut output = Pipe::new(child.stdout.take())?;
+        let mut errors = Pipe::new(child.stderr.take())?;
         let status = loop {
-            if let Some(status) = child.try_wait()? {
+            let ended = child.try_wait()?;
+            // After the end, too: what the command wrote last.
+            output.read()?;
+            errors.read()?;
+            if let Some(status) = ended {
                 break status;
             }
             if began.elapsed() >= limit {
@@ -80,18 +90,48 @@ impl Commands {
             }
             std::thread::sleep(POLL);
         };
-        let output = text(child.stdout.take())?;
-        let errors = text(child.stderr.take())?;
-        Ok(Ended { status, output, errors })
+        Ok(Ended { status, output: output.text(), errors: errors.text() })
     }
 }
 
-fn text(stream: Option<impl io::Read>) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    if let Some(stream) = stream {
-        stream.take(MAX_OUTPUT).read_to_end(&mut bytes)?;
+/// The output of a command, which is read while it runs. A process that the command left behind may keep the pipe open, so the end of the
+/// output is not waited for.
+struct Pipe<S> {
+    stream: Option<S>,
+    bytes: Vec<u8>,
+}
+
+impl<S: Read + AsFd> Pipe<S> {
+    fn new(stream: Option<S>) -> io::Result<Self> {
+        if let Some(stream) = &stream {
+            fcntl_setfl(stream, fcntl_getfl(stream)? | OFlags::NONBLOCK)?;
+        }
+        Ok(Self { stream, bytes: Vec::new() })
     }
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
+
+    /// Reads what the pipe holds, a few blocks at most.
+    fn read(&mut self) -> io::Result<()> {
+        let mut block = [0; BLOCK];
+        // A pipe holds 64 KiB. A command that writes faster than this is read again in the next pass.
+        for _ in 0..(MAX_OUTPUT / BLOCK).saturating_mul(2) {
+            let Some(stream) = &mut self.stream else { break };
+            match stream.read(&mut block) {
+                Ok(0) => self.stream = None,
+                Ok(length) => {
+                    let kept = length.min(MAX_OUTPUT.saturating_sub(self.bytes.len()));
+                    self.bytes.extend_from_slice(block.get(..kept).unwrap_or_default());
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn text(self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
 }
 
 #[cfg(test)]
@@ -113,6 +153,24 @@ mod tests {
         assert_eq!(failed("echo out; echo err >&2; exit 3"), "the command failed: exit status: 3: err");
         assert_eq!(failed("exit 3"), "the command failed: exit status: 3");
         assert!(commands.run(Command::new("/absent"), Duration::from_secs(60)).is_err());
+    }
+
+    #[test]
+    fn a_command_that_writes_more_than_a_pipe_holds_ends_and_its_output_is_cut() {
+        let commands = Commands::new();
+        let script =
+            "head -c 1000000 /dev/zero | tr '\\0' o; head -c 1000000 /dev/zero | tr '\\0' e >&2; exit 3";
+        let ended = commands.run(shell(script), Duration::from_secs(60)).unwrap();
+        assert_eq!(ended.status.code(), Some(3));
+        assert_eq!((ended.output, ended.errors), ("o".repeat(MAX_OUTPUT), "e".repeat(MAX_OUTPUT)));
+    }
+
+    #[test]
+    fn a_process_that_a_command_leaves_behind_is_not_waited_for() {
+        let commands = Commands::new();
+        // The process ends by itself when its pipe is closed.
+        let ended = commands.run(shell("yes >&2 & echo out"), Duration::from_secs(60)).unwrap();
+        assert_eq!(ended.success().unwrap(), "out\n");
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub mod loop_device;
 pub mod messages;
 pub mod mount_point;
 pub mod mount_table;
+pub mod neighbour;
 pub mod notify;
 pub mod own_limits;
 pub mod peer_startup;

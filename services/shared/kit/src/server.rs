@@ -341,6 +341,7 @@ impl Debug for DebugService {
             commit: crate::build::commit().to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.clock.boot().saturating_sub(self.started).as_secs_f64(),
+            refused_peers: crate::neighbour::refused_peers(),
         }))
     }
 }

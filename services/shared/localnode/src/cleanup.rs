@@ -360,10 +360,12 @@ fn restore_nat_rules(script: &str) {
         .stderr(Stdio::piped())
         .spawn();
     let output = child.and_then(|mut child| {
-        if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(script.as_bytes())?;
-        }
-        child.wait_with_output()
+        let stdin = child.stdin.take();
+        // At the same time: a full pipe of errors would stop the reader of the rules.
+        std::thread::scope(|scope| {
+            scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(script.as_bytes())));
+            child.wait_with_output()
+        })
     });
     match output {
         Ok(o) if o.status.success() => {}

@@ -488,6 +488,42 @@ async fn the_status_stream_acknowledges_and_replays() {
 }
 
 #[tokio::test]
+async fn a_caller_of_an_incompatible_schema_is_refused_before_its_first_status() {
+    let api = TestApi::start().await;
+    let mut service = Running::start(Some(&api)).await;
+    let (send, receive) = tokio::sync::mpsc::channel(8);
+    let hello = quintlet_proto::hello();
+    let hello = quintlet_proto::common::v1::Hello { schema: hello.schema + 2, ..hello };
+    send.send(message(Inbound::Hello(hello.clone()))).await.unwrap();
+    let invalid = wire::PodStatusUpdate { uid: "u".into(), ..Default::default() };
+    send.send(message(Inbound::Update(invalid))).await.unwrap();
+    let mut replies = service.client.report(ReceiverStream::new(receive)).await.unwrap().into_inner();
+    let end = loop {
+        match tokio::time::timeout(TEST_TIMEOUT, replies.message()).await.unwrap() {
+            Ok(Some(reply)) => assert!(!matches!(reply.reply, Some(Reply::Ack(_))), "{reply:?}"),
+            end => break end,
+        }
+    };
+    let refusal = end.unwrap_err();
+    assert_eq!(refusal.code(), tonic::Code::FailedPrecondition);
+    let want = format!("pod-sync {} is too new: its schema is {}", hello.build, hello.schema);
+    assert!(refusal.message().starts_with(&want), "{refusal}");
+
+    let (send, receive) = tokio::sync::mpsc::channel(8);
+    let request = wire::NodeVolumesRequest { hello: Some(hello), generation: 1, ..Default::default() };
+    send.send(request).await.unwrap();
+    let mut replies = service.client.node_volumes(ReceiverStream::new(receive)).await.unwrap().into_inner();
+    let refusal = loop {
+        match tokio::time::timeout(TEST_TIMEOUT, replies.message()).await.unwrap() {
+            Ok(reply) => assert!(reply.is_some(), "the stream ends with an error"),
+            Err(refusal) => break refusal,
+        }
+    };
+    assert!(refusal.message().starts_with(&want), "{refusal}");
+    service.stop().await;
+}
+
+#[tokio::test]
 async fn standalone_mode_serves_its_api_and_writes_nothing() {
     let mut service = Running::start(None).await;
     service.facts(&[]).await;

@@ -45,6 +45,7 @@ mod reboot;
 mod refusals;
 mod resize;
 mod shutdown;
+mod skew;
 mod sockets;
 mod start_stop;
 mod url;

@@ -8,6 +8,7 @@ use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Node;
 use parking_lot::Mutex;
 use quintlet_kit::messages::bounded_requests;
+use quintlet_kit::neighbour::Neighbour;
 use quintlet_proto::status::v1 as wire;
 use quintlet_proto::status::v1::status_reporter_client::StatusReporterClient;
 use tokio::sync::{Notify, mpsc, watch};
@@ -100,6 +101,7 @@ struct Inner {
 #[derive(Debug)]
 pub struct NodeVolumes {
     client: StatusReporterClient<Channel>,
+    peer: Neighbour,
     inner: Mutex<Inner>,
     changed: Notify,
     state: watch::Sender<NodeVolumesState>,
@@ -111,7 +113,8 @@ impl NodeVolumes {
     pub fn new(path: PathBuf) -> Self {
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(path));
         let state = watch::Sender::new(NodeVolumesState::Unknown);
-        Self { client, inner: Mutex::default(), changed: Notify::new(), state }
+        let peer = Neighbour::new("status-reporter", &[]);
+        Self { client, peer, inner: Mutex::default(), changed: Notify::new(), state }
     }
 
     /// Sets the CSI drivers.
@@ -182,7 +185,7 @@ impl NodeVolumes {
                     tracing::debug!(error = status.message(), "node volumes stream ended");
                 },
             }
-            tokio::time::sleep(SERVICE_RETRY).await;
+            tokio::time::sleep(self.peer.next_wait(SERVICE_RETRY)).await;
         }
     }
 
@@ -202,7 +205,11 @@ impl NodeVolumes {
         };
         let read = async {
             while let Some(reply) = replies.next().await {
-                self.replied(reply?);
+                let reply = reply?;
+                if let Some(hello) = &reply.hello {
+                    self.peer.greeted(hello)?;
+                }
+                self.replied(reply);
             }
             Ok(())
         };

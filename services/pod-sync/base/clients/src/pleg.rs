@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt as _;
 use parking_lot::RwLock;
+use quintlet_kit::neighbour::Neighbour;
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
 use quintlet_model::runtime::{Cursor, Known, SharedPodRuntime};
@@ -75,6 +76,7 @@ struct Cache {
 #[derive(Debug)]
 pub struct Pleg {
     client: PlegClient<Channel>,
+    peer: Neighbour,
     cache: RwLock<Cache>,
     wakes: Arc<WorkerWakeups>,
 }
@@ -84,7 +86,8 @@ impl Pleg {
     #[must_use]
     pub fn new(path: PathBuf, wakes: Arc<WorkerWakeups>) -> Self {
         let channel = quintlet_kit::socket::channel(path);
-        Self { client: PlegClient::new(channel), cache: RwLock::default(), wakes }
+        let peer = Neighbour::new("pleg-service", &[]);
+        Self { client: PlegClient::new(channel), peer, cache: RwLock::default(), wakes }
     }
 
     /// Returns the newest runtime state of a pod.
@@ -102,6 +105,7 @@ impl Pleg {
 
     /// Has pleg-service inspect a pod now: the sandboxes and containers in `known` and, if `full`, those in a new list, too.
     pub async fn observe(&self, uid: &PodUid, known: Known, full: bool) -> Result<Observed, ObserveError> {
+        self.peer.check().map_err(|s| ObserveError::Unavailable(s.message().to_owned()))?;
         let mut request = tonic::Request::new(request(uid, &known, full));
         quintlet_telemetry::propagate::inject(request.metadata_mut());
         quintlet_kit::contain::name_pod(request.metadata_mut());
@@ -168,6 +172,7 @@ impl Pleg {
     /// # Errors
     /// The text of the condition.
     pub async fn check_health(&self) -> Result<(), PlegHealthError> {
+        self.peer.check().map_err(|s| PlegHealthError::Unavailable(s.message().to_owned()))?;
         let mut client = self.client.clone();
         let reply = client.health(wire::HealthRequest {});
         match tokio::time::timeout(HEALTH, reply).await {
@@ -192,7 +197,7 @@ impl Pleg {
                     }
                 }
             }
-            tokio::time::sleep(SERVICE_RETRY).await;
+            tokio::time::sleep(self.peer.next_wait(SERVICE_RETRY)).await;
         }
     }
 
@@ -255,7 +260,14 @@ impl Pleg {
                 Some(wire::watch_event::Event::Resync(resync)) => {
                     tracing::info!(reason = resync.reason, "pleg-service sends a new snapshot");
                 }
-                Some(wire::watch_event::Event::Hello(_) | wire::watch_event::Event::Beat(_)) | None => {}
+                Some(wire::watch_event::Event::Hello(hello)) => {
+                    let was_refused = self.peer.check().is_err();
+                    self.peer.greeted(&hello)?;
+                    if was_refused {
+                        self.wakes.wake_all();
+                    }
+                }
+                Some(wire::watch_event::Event::Beat(_)) | None => {}
             }
             if let Some(at) = at
                 && !snapshot
@@ -273,11 +285,16 @@ mod tests {
     use futures::stream::BoxStream;
     use quintlet_kit::server::Server;
     use quintlet_kit::socket::{PeerPolicy, bind_unix};
+    use quintlet_proto::common::v1::Hello;
     use quintlet_proto::pleg::v1::pleg_server::{Pleg as Service, PlegServer};
+    use std::sync::atomic::{AtomicU32, Ordering};
     use tonic::{Request, Response, Status};
 
-    /// Answers Observe with rev 1, then sends a snapshot in which the pod is at rev 2 and stays connected.
-    struct Scripted;
+    /// Answers Observe with rev 1, then sends a snapshot in which the pod is at rev 2 and stays connected. Its Hello has `schema`.
+    #[derive(Clone)]
+    struct Scripted {
+        schema: Arc<AtomicU32>,
+    }
 
     fn record(rev: u64) -> wire::PodRecord {
         wire::PodRecord {
@@ -291,6 +308,28 @@ mod tests {
 
     const EPOCH: u64 = 5;
 
+    /// Serves a scripted pleg-service. Returns the directory of its socket, its schema, a client and the token that stops it.
+    fn scripted(schema: u32) -> (tempfile::TempDir, Arc<AtomicU32>, Arc<Pleg>, CancellationToken) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pleg.sock");
+        let stop = CancellationToken::new();
+        let service = Scripted { schema: Arc::new(AtomicU32::new(schema)) };
+        let schema = Arc::clone(&service.schema);
+        let server = Server::new("pleg-service").add_service(PlegServer::new(service));
+        let listener = bind_unix(&path, 0o600).unwrap();
+        quintlet_kit::task::spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
+        (dir, schema, Arc::new(Pleg::new(path, Arc::default())), stop)
+    }
+
+    async fn until(holds: impl Fn() -> bool) {
+        let waited = async {
+            while !holds() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), waited).await.expect("the condition holds in time");
+    }
+
     #[tonic::async_trait]
     impl Service for Scripted {
         type WatchStream = BoxStream<'static, Result<wire::WatchEvent, Status>>;
@@ -298,9 +337,12 @@ mod tests {
 
         async fn watch(&self, _: Request<wire::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
             use wire::watch_event::Event;
+            let schema = self.schema.load(Ordering::SeqCst);
+            let hello = Hello { schema, ..quintlet_proto::hello() };
             let event = |event, cursor| Ok(wire::WatchEvent { event: Some(event), cursor, trace: None });
             let end = Some(wire::Cursor { epoch: EPOCH, rev: 2 });
             let events = [
+                event(Event::Hello(hello), None),
                 event(Event::SnapshotBegin(wire::SnapshotBegin {}), None),
                 event(Event::Pod(record(2)), None),
                 event(Event::SnapshotEnd(wire::SnapshotEnd {}), end),
@@ -327,7 +369,7 @@ mod tests {
             &self,
             _: Request<wire::HealthRequest>,
         ) -> Result<Response<wire::HealthReply>, Status> {
-            Err(Status::unimplemented(""))
+            Ok(Response::new(wire::HealthReply { healthy: true, ..wire::HealthReply::default() }))
         }
     }
 
@@ -355,25 +397,34 @@ mod tests {
 
     #[tokio::test]
     async fn a_snapshot_replaces_what_was_observed_before_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("pleg.sock");
-        let stop = CancellationToken::new();
-        let server = Server::new("pleg-service").add_service(PlegServer::new(Scripted));
-        let listener = bind_unix(&path, 0o600).unwrap();
-        quintlet_kit::task::spawn("server", server.serve(listener, PeerPolicy::Any, stop.clone()));
-        let pleg = Arc::new(Pleg::new(path, Arc::default()));
+        let (_dir, _schema, pleg, stop) = scripted(quintlet_proto::SCHEMA);
         let uid = PodUid::parse("u").unwrap();
         let observed = pleg.observe(&uid, Known::default(), true).await.unwrap().pod.unwrap();
         assert_eq!(observed.cursor, Cursor { epoch: EPOCH, rev: 1 });
         quintlet_kit::task::spawn("follow", Arc::clone(&pleg).follow(stop.clone()));
-        let newer = async {
-            while pleg.get(&uid).is_none_or(|p| p.cursor.rev < 2) {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let waited = tokio::time::timeout(Duration::from_secs(10), newer).await;
-        assert!(waited.is_ok(), "the cache still has {:?}", pleg.get(&uid).map(|p| p.cursor));
+        until(|| pleg.get(&uid).is_some_and(|p| p.cursor.rev == 2)).await;
         assert_eq!(pleg.all().map(|all| all.len()), Some(1));
+        stop.cancel();
+    }
+
+    #[tokio::test]
+    async fn a_pleg_service_of_an_incompatible_schema_is_refused_until_it_is_replaced() {
+        let (_dir, schema, pleg, stop) = scripted(quintlet_proto::SCHEMA + 2);
+        let uid = PodUid::parse("u").unwrap();
+        let reason = || pleg.peer.check().err().map(|status| status.message().to_owned());
+        quintlet_kit::task::spawn("follow", Arc::clone(&pleg).follow(stop.clone()));
+        until(|| reason().is_some()).await;
+        let why = reason().unwrap();
+        assert!(why.starts_with("pleg-service ") && why.contains(" is too new: its schema is "), "{why}");
+        let observed = pleg.observe(&uid, Known::default(), true).await.unwrap_err();
+        assert_eq!(observed, ObserveError::Unavailable(why.clone()));
+        let health = pleg.check_health().await.unwrap_err();
+        assert_eq!(health, PlegHealthError::Unavailable(why), "the Node is not Ready");
+        assert!(pleg.all().is_none(), "no record of it is used");
+        schema.store(quintlet_proto::SCHEMA + 1, Ordering::SeqCst);
+        until(|| pleg.all().is_some()).await;
+        pleg.check_health().await.unwrap();
+        pleg.observe(&uid, Known::default(), true).await.unwrap();
         stop.cancel();
     }
 }

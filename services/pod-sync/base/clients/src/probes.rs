@@ -18,6 +18,7 @@ use std::time::Duration;
 use futures::StreamExt as _;
 use parking_lot::{Mutex, RwLock};
 use quintlet_kit::messages::{TooLarge, bounded_requests, count_left_out, fits};
+use quintlet_kit::neighbour::{Neighbour, PeerFeature};
 use quintlet_model::convert;
 use quintlet_model::ids::PodUid;
 use quintlet_model::probe::{ProbeMemory, ProbeType};
@@ -48,6 +49,9 @@ const HEALTH_TIMEOUT: Duration = Duration::from_millis(500);
 const STREAM: usize = 256;
 /// Failed probes that wait to become events.
 const FAILURES: usize = 1000;
+
+/// Features without which an instance would run a probe in another way.
+const FEATURES: &[PeerFeature] = &[PeerFeature::GrpcProbeTls, PeerFeature::HttpProbeH2c];
 
 /// The stream of targets, in metrics.
 const DRIVE: &str = "Probe.Drive";
@@ -312,25 +316,29 @@ impl Probes {
     async fn drive(self: Arc<Self>, id: String, changed: Arc<Notify>, stop: CancellationToken) {
         let path = self.dir.join(format!("{id}.sock"));
         let channel = quintlet_kit::socket::channel(path);
+        let peer = Neighbour::new(format!("probe-service {id}"), FEATURES);
         let streams = async {
             loop {
                 // A broken stream loses nothing: the next one sends all targets and replays the memory.
-                if let Err(status) = self.stream(&id, &changed, ProbeClient::new(channel.clone())).await {
+                if let Err(status) =
+                    self.stream(&id, &changed, &peer, ProbeClient::new(channel.clone())).await
+                {
                     tracing::debug!(instance = id, error = status.message(), "probe stream ended");
                 }
-                tokio::time::sleep(SERVICE_RETRY).await;
+                tokio::time::sleep(peer.next_wait(SERVICE_RETRY)).await;
             }
         };
         // `streams` and the health checks end only by being dropped, which loses nothing.
         tokio::select! {
             () = stop.cancelled() => {}
             () = streams => {}
-            () = self.check_health(&id, HealthClient::new(channel.clone())) => {}
+            () = self.check_health(&id, &peer, HealthClient::new(channel.clone())) => {}
         }
     }
 
-    /// Checks the health of an instance in a loop. The socket and the streams do not show that its process is suspended.
-    async fn check_health(&self, id: &str, mut health: HealthClient<Channel>) {
+    /// Checks the health of an instance in a loop. The socket and the streams do not show that its process is suspended. An instance that
+    /// is refused counts as unresponsive, so that its pods move to another one.
+    async fn check_health(&self, id: &str, peer: &Neighbour, mut health: HealthClient<Channel>) {
         loop {
             let asked = Instant::now();
             let mut check = std::pin::pin!(health.check(HealthCheckRequest::default()));
@@ -342,7 +350,7 @@ impl Probes {
                     check.await
                 }
             };
-            if answer.is_ok() {
+            if answer.is_ok() && peer.check().is_ok() {
                 if self.desired.write().instances.answered(id) {
                     self.health_changed.notify_one();
                 }
@@ -371,6 +379,7 @@ impl Probes {
         &self,
         id: &str,
         changed: &Notify,
+        peer: &Neighbour,
         mut client: ProbeClient<Channel>,
     ) -> Result<(), tonic::Status> {
         let (tx, rx) = mpsc::channel(STREAM);
@@ -379,16 +388,18 @@ impl Probes {
         // The instance replays its memory first, so that no target carries older memory.
         while let Some(report) = reports.next().await {
             let report = report?;
-            if matches!(report.report, Some(wire::drive_report::Report::ReplayEnd(_))) {
-                break;
+            match report.report {
+                Some(wire::drive_report::Report::ReplayEnd(_)) => break,
+                Some(wire::drive_report::Report::Hello(hello)) => peer.greeted(&hello)?,
+                report => self.report(wire::DriveReport { report, trace: None }),
             }
-            self.report(report);
         }
         let write = async {
             let mut sent = Sent::default();
             let mut first = true;
             loop {
-                for (message, trace) in self.difference(id, &mut sent) {
+                for (mut message, trace) in self.difference(id, &mut sent) {
+                    leave_out_unknown(&mut message, peer);
                     if tx.send(request(message, trace)).await.is_err() {
                         return;
                     }
@@ -498,6 +509,20 @@ impl Probes {
         if changed {
             self.wakes.wake(&uid);
         }
+    }
+}
+
+/// Leaves out the probes that the instance would run in another way. The last result of such a probe stays.
+fn leave_out_unknown(message: &mut wire::drive_request::Request, peer: &Neighbour) {
+    use wire::probe_spec::Handler;
+    let wire::drive_request::Request::Target(target) = message else { return };
+    let (tls, h2c) = (peer.has(PeerFeature::GrpcProbeTls), peer.has(PeerFeature::HttpProbeH2c));
+    for container in &mut target.containers {
+        container.probes.retain(|probe| match &probe.handler {
+            Some(Handler::Grpc(grpc)) => tls || !grpc.tls,
+            Some(Handler::Http(http)) => h2c || !http.h2c,
+            Some(Handler::Tcp(_) | Handler::Exec(_)) | None => true,
+        });
     }
 }
 

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use parking_lot::Mutex;
 use quintlet_kit::failpoint;
 use quintlet_kit::messages::{bounded_requests, fits_inside};
+use quintlet_kit::neighbour::Neighbour;
 use quintlet_model::ids::PodUid;
 use quintlet_model::pod_status::shorten::{self, Part};
 use quintlet_proto::common::v1::Trace;
@@ -100,6 +101,7 @@ fn shorten_to_item(update: &mut wire::PodStatusUpdate) -> Option<Part> {
 #[derive(Debug)]
 pub struct Statuses {
     client: StatusReporterClient<Channel>,
+    peer: Neighbour,
     inner: Mutex<Inner>,
     changed: Notify,
     wakes: Arc<WorkerWakeups>,
@@ -110,7 +112,8 @@ impl Statuses {
     #[must_use]
     pub fn new(path: PathBuf, wakes: Arc<WorkerWakeups>) -> Self {
         let client = StatusReporterClient::new(quintlet_kit::socket::channel(path));
-        Self { client, inner: Mutex::default(), changed: Notify::new(), wakes }
+        let peer = Neighbour::new("status-reporter", &[]);
+        Self { client, peer, inner: Mutex::default(), changed: Notify::new(), wakes }
     }
 
     /// Reports the Node object. The node is Ready if `not_ready`, the reasons against it, is empty. `observed` is the time of the
@@ -130,6 +133,7 @@ impl Statuses {
             not_ready,
             observed_boottime_ns: u64::try_from(observed.as_nanos()).unwrap_or(u64::MAX),
         };
+        self.peer.check().map_err(NodeReportError::Refused)?;
         self.client.clone().update_node(request).await.map_err(NodeReportError::Refused)?;
         Ok(())
     }
@@ -139,6 +143,7 @@ impl Statuses {
     /// # Errors
     /// status-reporter did not create it.
     pub async fn ensure_mirror(&self, pod: &Pod) -> Result<(), MirrorError> {
+        self.peer.check().map_err(MirrorError::Refused)?;
         let pod = serde_json::to_vec(pod).map_err(MirrorError::Encode)?;
         let created = self.client.clone().ensure_mirror(wire::EnsureMirrorRequest { pod }).await;
         created.map(drop).map_err(MirrorError::Refused)
@@ -149,6 +154,7 @@ impl Statuses {
     /// # Errors
     /// status-reporter did not delete it.
     pub async fn delete_mirror(&self, mirror: &ObjectMeta) -> Result<(), MirrorError> {
+        self.peer.check().map_err(MirrorError::Refused)?;
         let request = wire::DeleteMirrorRequest {
             namespace: mirror.namespace.clone().unwrap_or_default(),
             name: mirror.name.clone().unwrap_or_default(),
@@ -211,7 +217,7 @@ impl Statuses {
                     tracing::debug!(error = status.message(), "status stream ended");
                 },
             }
-            tokio::time::sleep(SERVICE_RETRY).await;
+            tokio::time::sleep(self.peer.next_wait(SERVICE_RETRY)).await;
         }
     }
 
@@ -224,6 +230,11 @@ impl Statuses {
         let _ = tx.try_send(hello);
         let mut client = self.client.clone();
         let mut replies = client.report(bounded_requests(REPORT, rx)).await?.into_inner();
+        // Before the first status: an incompatible peer gets none.
+        let first = replies.message().await?;
+        if let Some(wire::report_reply::Reply::Hello(hello)) = first.and_then(|first| first.reply) {
+            self.peer.greeted(&hello)?;
+        }
         {
             let mut inner = self.inner.lock();
             let all: Vec<_> = inner.latest.keys().cloned().collect();

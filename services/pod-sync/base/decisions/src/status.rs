@@ -383,6 +383,21 @@ pub fn finish(pod: &Pod, old: &PodStatus, mut new: PodStatus, now: jiff::Timesta
     new
 }
 
+/// Returns a status that no API object has had, with the times of the mirror pod's status: its start time, and the transition times of
+/// conditions with the same value. A kubelet does the same if its watch has delivered the mirror before the first status
+/// (`pkg/kubelet/status: updateStatusInternal`).
+#[must_use]
+pub fn with_times_of(mut status: PodStatus, shown: &PodStatus) -> PodStatus {
+    status.start_time = shown.start_time.clone().or(status.start_time);
+    for c in status.conditions.iter_mut().flatten() {
+        let before = shown.conditions.iter().flatten().find(|o| o.type_ == c.type_ && o.status == c.status);
+        if let Some(time) = before.and_then(|o| o.last_transition_time.clone()) {
+            c.last_transition_time = Some(time);
+        }
+    }
+    status
+}
+
 fn truncated(time: &mut Option<Time>) {
     if let Some(t) = time
         && let Ok(seconds) = jiff::Timestamp::from_second(t.0.as_second())

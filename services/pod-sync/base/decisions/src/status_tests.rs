@@ -52,6 +52,28 @@ impl World {
     }
 }
 
+#[test]
+fn a_status_that_was_never_shown_takes_the_times_of_equal_conditions_of_the_mirror_pod() {
+    let condition = |type_: &str, status: &str, at: i64| PodCondition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        last_transition_time: Some(time(at)),
+        ..PodCondition::default()
+    };
+    let with = |start: Option<i64>, conditions: &[(&str, &str, i64)]| PodStatus {
+        start_time: start.map(time),
+        conditions: Some(conditions.iter().map(|(t, s, at)| condition(t, s, *at)).collect()),
+        ..PodStatus::default()
+    };
+    let own =
+        with(Some(50), &[("Initialized", "True", 50), ("Ready", "False", 50), ("PodScheduled", "True", 50)]);
+    let shown = with(Some(1), &[("Initialized", "True", 2), ("Ready", "True", 3), ("Another", "True", 4)]);
+    let want =
+        with(Some(1), &[("Initialized", "True", 2), ("Ready", "False", 50), ("PodScheduled", "True", 50)]);
+    assert_eq!(with_times_of(own.clone(), &shown), want);
+    assert_eq!(with_times_of(own.clone(), &PodStatus::default()), own, "a mirror pod that was just created");
+}
+
 fn one(policy: &str) -> Value {
     json!({"restartPolicy": policy, "containers": [{"name": "c", "image": "i"}]})
 }

@@ -71,6 +71,11 @@ impl PodProbes {
         }
     }
 
+    /// Lets the next [`Self::seed`] hand over results again, from the status of a mirror pod that was not known before.
+    pub(super) fn seed_again(&mut self) {
+        self.is_memory_seeded = false;
+    }
+
     /// Registers the probes of a pass with probe-service, unless nothing has changed for them.
     pub(super) fn set_targets(&mut self, pass: &Pass, terminating: bool) {
         let input = TargetInput {

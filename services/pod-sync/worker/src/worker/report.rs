@@ -63,6 +63,8 @@ pub(super) struct Reporter {
     is_shortened: bool,
     // The last part of the status that was left out, in the event about it.
     without: Option<String>,
+    // A status of the API object was reported.
+    has_reported: bool,
 }
 
 /// A comparison with the status in the API server.
@@ -94,7 +96,13 @@ impl Reporter {
             recheck_at: None,
             is_shortened: false,
             without: None,
+            has_reported: false,
         }
+    }
+
+    /// Returns whether a status was reported for an object of the API server.
+    pub(super) fn has_reported(&self) -> bool {
+        self.has_reported
     }
 
     /// Returns the answer to the last report.
@@ -170,6 +178,7 @@ impl Reporter {
         self.count(&pod, before.as_deref(), &status, record.accepted);
         self.version = self.version.saturating_add(1);
         if has_object {
+            self.has_reported = true;
             let base_status = object.status.as_ref().and_then(|s| serde_json::to_vec(s).ok());
             let update = status_wire::PodStatusUpdate {
                 uid: self.pod_ref.uid.to_string(),

@@ -23,6 +23,7 @@ use quintlet_kit::failpoint;
 use quintlet_model::ids::PodRef;
 use quintlet_model::probe::{ProbeResult, ProbeType};
 use quintlet_model::runtime::{PodRuntime, SharedPodRuntime};
+use quintlet_model::{labels, pod as pods};
 use tokio::sync::watch;
 
 use super::halt::Halt;
@@ -52,6 +53,10 @@ pub(super) struct Tracker {
     pub(super) probes: PodProbes,
     pub(super) reporter: Reporter,
     pub(super) view: ViewPublisher,
+    // The record of an earlier process has a status.
+    was_recorded: bool,
+    // Probe results of the mirror pod's status were handed to probe-service.
+    is_mirror_seeded: bool,
 }
 
 impl Tracker {
@@ -75,6 +80,7 @@ impl Tracker {
         );
         let reporter = Reporter::new(clock.clone(), Arc::clone(node), Arc::clone(reporting), pod_ref.clone());
         let pod = Arc::clone(&desired.borrow().pod);
+        let was_recorded = record.status.is_some();
         Self {
             record: RecordFile::new(Arc::clone(&ctx.checkpoints), pod_ref.clone(), record),
             observer,
@@ -94,7 +100,20 @@ impl Tracker {
             pod_ref,
             desired,
             pod,
+            was_recorded,
+            is_mirror_seeded: false,
         }
+    }
+
+    /// Returns the mirror of a static pod that another agent reported: this one, and an earlier process, have reported no status of it.
+    fn adopted_mirror(&self) -> Option<Arc<Pod>> {
+        if self.was_recorded || self.reporter.has_reported() || !pods::is_static(&self.pod) {
+            return None;
+        }
+        let mirror = self.desired.borrow().mirror.clone()?;
+        let hash = pods::annotation(&self.pod, labels::CONFIG_HASH);
+        let is_of_pod = pods::annotation(&mirror, labels::CONFIG_MIRROR) == hash && hash.is_some();
+        (is_of_pod && mirror.metadata.deletion_timestamp.is_none()).then_some(mirror)
     }
 
     /// Returns a copy: with one read guard held, a second one would block behind a pod manager that waits to write.
@@ -154,7 +173,12 @@ impl Tracker {
                 "the runtime's name, a part of container ids, is not known yet".to_owned(),
             ));
         }
-        let shown = self.pod.status.as_ref();
+        let mirror = self.adopted_mirror();
+        if mirror.is_some() && !std::mem::replace(&mut self.is_mirror_seeded, true) {
+            self.probes.seed_again();
+        }
+        let shown = mirror.as_deref().unwrap_or(&self.pod).status.as_ref();
+        let status = status.filter(|_| mirror.is_none());
         let known = if failpoint::planted!("ready before its own probe") { shown } else { status.or(shown) };
         self.probes.seed(&self.pod, known, &runtime);
         Ok(self.pass(runtime, is_terminal))
@@ -231,7 +255,10 @@ impl Tracker {
             let claims = claims.pod_health(&self.pod_ref.uid, &self.pod);
             add_device_health(&mut status, self.record.status.as_deref(), &devices, &claims);
         }
-        status
+        match self.adopted_mirror().as_deref().and_then(|mirror| mirror.status.as_ref()) {
+            Some(shown) => status::with_times_of(status, shown),
+            None => status,
+        }
     }
 
     // Returns the facts of the node that a pod status shows.

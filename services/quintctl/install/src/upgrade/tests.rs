@@ -54,6 +54,7 @@ impl Node {
         let sockets = sockets.iter().map(bind).collect();
         let node = Self { root, state, _sockets: sockets };
         node.process("cgroup", "0::/system.slice/quintlet-node.service\n");
+        node.program("/usr/bin/quintlet");
         node.binary("usr/bin/quintlet", "1.0.0");
         node.binary("root/new", "1.1.0");
         for name in SERVICES.iter().chain(&["quintctl"]) {
@@ -72,6 +73,14 @@ impl Node {
         let dir = self.root.path().join("proc").join(std::process::id().to_string());
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join(name), text).unwrap();
+    }
+
+    /// Sets the program of the process of all services, as the kernel shows it.
+    fn program(&self, path: &str) {
+        let link = self.root.path().join("proc").join(std::process::id().to_string()).join("exe");
+        // There may be none yet.
+        let _ = fs::remove_file(&link);
+        symlink(path, link).unwrap();
     }
 
     fn binary(&self, name: &str, version: &str) {
@@ -327,6 +336,41 @@ fn services_that_no_unit_and_no_quintctl_up_restarts_are_refused() {
         );
     }
     assert_eq!(node.calls(), [""; 0]);
+}
+
+#[test]
+fn services_that_run_programs_of_another_directory_are_refused_by_name() {
+    let node = Node::new();
+    let dry = || node.upgrade(&UpgradeArgs { dry_run: true, ..args() }).0;
+    for program in ["/usr/bin/quintlet-next", "/usr/bin/quintlet (deleted)"] {
+        node.program(program);
+        dry().unwrap();
+    }
+    node.program("/opt/quintlet/quintlet");
+    let error = dry().unwrap_err().to_string();
+    for name in SERVICES {
+        let pid = std::process::id();
+        let line = format!(
+            "{name}: pid {pid} runs /opt/quintlet/quintlet, which is not in /usr/bin: use the quintctl of that directory, or \
+             --bin-dir /opt/quintlet"
+        );
+        assert!(error.contains(&line), "{error}");
+    }
+    // The directory of programs may be a link.
+    fs::create_dir_all(node.root.path().join("opt")).unwrap();
+    fs::rename(node.root.path().join("usr/bin"), node.root.path().join("opt/quintlet")).unwrap();
+    symlink("../opt/quintlet", node.root.path().join("usr/bin")).unwrap();
+    dry().unwrap();
+}
+
+#[test]
+fn only_root_begins_an_upgrade_or_undoes_one() {
+    let node = Node::new();
+    let machine = Machine { is_root: false, ..node.machine() };
+    for args in [args(), going_back(), UpgradeArgs { dry_run: true, ..going_back() }] {
+        let error = upgrade(&args, Path::new(RUN_DIR), &machine, &mut Vec::new()).unwrap_err();
+        assert_eq!((error.exit_code(), error.to_string().contains("only root can restart")), (1, true));
+    }
 }
 
 #[test]

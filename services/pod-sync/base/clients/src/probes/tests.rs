@@ -89,6 +89,33 @@ fn messages(probes: &Probes, id: &str, sent: &mut Sent) -> Vec<String> {
     all.into_iter().map(word).collect()
 }
 
+#[test]
+fn an_older_instance_gets_no_probe_that_it_would_run_in_another_way() {
+    use wire::probe_spec::Handler;
+    let peer = Neighbour::new("probe-service a", FEATURES);
+    let grpc = |tls| Handler::Grpc(wire::Grpc { tls, ..wire::Grpc::default() });
+    let http = |h2c| Handler::Http(wire::HttpGet { h2c, ..wire::HttpGet::default() });
+    let handlers =
+        [grpc(false), grpc(true), http(false), http(true), Handler::Tcp(wire::TcpSocket::default())];
+    let sent = |features: &[&str]| {
+        let features = features.iter().map(|name| (*name).to_owned()).collect();
+        let hello = quintlet_proto::common::v1::Hello { features, ..quintlet_proto::hello() };
+        peer.greeted(&hello).unwrap();
+        let mut target = target();
+        let probe =
+            |handler: &Handler| wire::ProbeSpec { handler: Some(handler.clone()), ..Default::default() };
+        target.containers[0].probes = handlers.iter().map(probe).collect();
+        let mut message = wire::drive_request::Request::Target(target);
+        leave_out_unknown(&mut message, &peer);
+        let wire::drive_request::Request::Target(target) = message else { panic!("another message") };
+        let probes = &target.containers[0].probes;
+        handlers.iter().map(|all| probes.iter().any(|p| p.handler.as_ref() == Some(all))).collect::<Vec<_>>()
+    };
+    assert_eq!(sent(&quintlet_proto::features::ALL), [true; 5]);
+    assert_eq!(sent(&[]), [true, false, true, false, true]);
+    assert_eq!(sent(&[quintlet_proto::features::HTTP_PROBE_H2C]), [true, false, true, true, true]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_moved_pod_is_released_and_keeps_its_final_memory() {
     let (probes, _rx) = Probes::new("/nowhere".into(), Arc::default());
