@@ -379,7 +379,7 @@ pub const KUBELET: &[Row] = &[
         .ignored(PodSync, "the kubelet no longer marks packets"),
     Row::new("featureGates", Kind::Map(Keys::Any, &Kind::Bool), "").kubelet_flag("feature-gates").honoured(
         &[PodSync, NodeApi],
-        "AtomicWriteVolumeUserFields, CPUManagerPolicyAlphaOptions, CPUManagerPolicyBetaOptions, CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, ContainerStopSignals, DefaultPodSysctls, EmptyDirVolumeMode, GRPCContainerProbeTLS, H2CContainerProbe, HugepageAwareEviction, KubeletCrashLoopBackOffMax, KubeletInUserNamespace, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLogsQuerySplitStreams, PodsAPI, QOSReserved, ResourceHealthStatus, SELinuxMount and VolumeBindMountOptions; all other gates are fixed, and a different value causes a warning"
+        "AtomicWriteVolumeUserFields, CPUManagerPolicyAlphaOptions, CPUManagerPolicyBetaOptions, CSIVolumeHealth, ClusterTrustBundle, ClusterTrustBundleProjection, ContainerCheckpoint, ContainerStopSignals, DefaultPodSysctls, EmptyDirVolumeMode, GRPCContainerProbeTLS, H2CContainerProbe, HugepageAwareEviction, KubeletCrashLoopBackOffMax, KubeletInUserNamespace, LocalStorageCapacityIsolationFSQuotaMonitoring, MemoryQoS, PodCertificateRequest, PodLevelResourceManagers, PodLogsQuerySplitStreams, PodsAPI, QOSReserved, ResourceHealthStatus, SELinuxMount and VolumeBindMountOptions; all other gates are fixed, and a different value causes a warning"
     ),
     Row::new("failSwapOn", Kind::Bool, "").kubelet_flag("fail-swap-on").honoured(
         &[PodSync],
